@@ -1,0 +1,36 @@
+//! Why a link or a registration failed, with what may be done about it.
+
+/// An error of the fabric. Link errors end their link; the drivers above open another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FabricError {
+    /// The peer closed the link, or it was cut.
+    #[error("peer closed the link")]
+    Closed,
+    /// This side ended the link; what was in flight is flushed.
+    #[error("link was aborted")]
+    Aborted,
+    /// The peer named memory that is not registered, or a range outside it.
+    #[error("remote access error: {0}")]
+    Access(String),
+    /// The peer sent what no peer may send.
+    #[error("peer broke the link protocol: {0}")]
+    Protocol(String),
+    /// A system call failed.
+    #[error("{what}: {cause}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system answered.
+        cause: String,
+    },
+    /// A bound was reached.
+    #[error("{0}")]
+    Limit(String),
+}
+
+impl FabricError {
+    /// Wraps an error of the operating system.
+    pub fn system(what: &'static str, cause: impl std::fmt::Display) -> Self {
+        Self::System { what, cause: cause.to_string() }
+    }
+}

@@ -1,0 +1,16 @@
+//! Links: how bytes get from registered memory on one node to memory on
+//! another. One trait, completion style; `tcp` and `sim` behind it, `verbs` to
+//! come. This crate knows no protocol message and no export: the drivers in
+//! `client` and `server` translate. All unsafe code of the project is here.
+
+pub mod error;
+pub mod link;
+pub mod memory;
+pub mod sim;
+pub mod slots;
+pub mod tcp;
+pub mod worker;
+
+pub use error::FabricError;
+pub use link::{Completion, Full, Limits, Link, Op, RemoteRange, Ticket, Wake};
+pub use memory::{Buffer, Domain, MappedFile, Memory, RegionHandle, SharedSlot, SoftDomain};

@@ -1,0 +1,214 @@
+//! Ranges of a file, and sets of them. Pure arithmetic, used by the machines
+//! to know what is still missing and to refuse what was never asked for.
+
+use serde::{Deserialize, Serialize};
+
+/// A range of bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Extent {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub len: u64,
+}
+
+impl Extent {
+    /// The range of `len` bytes from `offset`.
+    pub const fn new(offset: u64, len: u64) -> Self {
+        Self { offset, len }
+    }
+
+    /// The first byte behind the range, or `None` when that does not fit in a `u64`.
+    pub fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.len)
+    }
+
+    /// Whether the range lies within a file of `size` bytes.
+    pub fn fits(&self, size: u64) -> bool {
+        self.end().is_some_and(|end| end <= size)
+    }
+}
+
+/// A set of bytes of a file, kept as sorted, disjoint, non-touching ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExtentSet {
+    ranges: std::collections::BTreeMap<u64, u64>,
+}
+
+impl ExtentSet {
+    /// The empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The set of all bytes of a file of `size` bytes.
+    pub fn whole(size: u64) -> Self {
+        let mut set = Self::new();
+        set.insert(Extent::new(0, size));
+        set
+    }
+
+    /// Whether no byte is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// How many bytes are in the set.
+    pub fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// How many separate ranges the set has.
+    pub fn range_count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// The ranges in order.
+    pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.ranges.iter().map(|(&start, &end)| Extent::new(start, end - start))
+    }
+
+    /// Whether every byte of `extent` is in the set.
+    pub fn contains(&self, extent: Extent) -> bool {
+        let Some(end) = extent.end() else { return false };
+        if extent.len == 0 {
+            return true;
+        }
+        let before = self.ranges.range(..=extent.offset).next_back();
+        before.is_some_and(|(_, &range_end)| range_end >= end)
+    }
+
+    /// Whether any byte of `extent` is in the set.
+    pub fn intersects(&self, extent: Extent) -> bool {
+        let end = extent.offset.saturating_add(extent.len);
+        let before = self.ranges.range(..end).next_back();
+        extent.len > 0 && before.is_some_and(|(_, &range_end)| range_end > extent.offset)
+    }
+
+    /// Adds the bytes of `extent`; one that overflows is ignored.
+    pub fn insert(&mut self, extent: Extent) {
+        let Some(mut end) = extent.end() else { return };
+        let mut start = extent.offset;
+        if extent.len == 0 {
+            return;
+        }
+        if let Some((&before, &before_end)) = self.ranges.range(..=start).next_back()
+            && before_end >= start
+        {
+            start = before;
+            end = end.max(before_end);
+            self.ranges.remove(&before);
+        }
+        while let Some((&next, &next_end)) = self.ranges.range(start..=end).next() {
+            end = end.max(next_end);
+            self.ranges.remove(&next);
+        }
+        self.ranges.insert(start, end);
+    }
+
+    /// Takes the bytes of `extent` out. Returns whether all of them were in the set;
+    /// when they were not, nothing changes.
+    pub fn take(&mut self, extent: Extent) -> bool {
+        if !self.contains(extent) {
+            return false;
+        }
+        if extent.len == 0 {
+            return true;
+        }
+        let end = extent.offset + extent.len;
+        let Some((&start, &range_end)) = self.ranges.range(..=extent.offset).next_back() else {
+            return false;
+        };
+        self.ranges.remove(&start);
+        if start < extent.offset {
+            self.ranges.insert(start, extent.offset);
+        }
+        if range_end > end {
+            self.ranges.insert(end, range_end);
+        }
+        true
+    }
+
+    /// Takes the first range out, cut at the next multiple of `grid` and at most that long.
+    pub fn take_first(&mut self, grid: u64) -> Option<Extent> {
+        let (&start, &end) = self.ranges.iter().next()?;
+        let cut = (start / grid + 1).saturating_mul(grid).min(end);
+        self.ranges.remove(&start);
+        if cut < end {
+            self.ranges.insert(cut, end);
+        }
+        Some(Extent::new(start, cut - start))
+    }
+}
+
+impl FromIterator<Extent> for ExtentSet {
+    fn from_iter<I: IntoIterator<Item = Extent>>(extents: I) -> Self {
+        let mut set = Self::new();
+        for extent in extents {
+            set.insert(extent);
+        }
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const SPAN: u64 = 64;
+
+    fn bytes_of(set: &ExtentSet) -> BTreeSet<u64> {
+        set.iter().flat_map(|extent| extent.offset..extent.offset + extent.len).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_behaves_as_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0..SPAN, 0..SPAN), 0..40)) {
+            let (mut set, mut model) = (ExtentSet::new(), BTreeSet::new());
+            for (add, offset, len) in steps {
+                let extent = Extent::new(offset, len);
+                let range: BTreeSet<u64> = (offset..offset + len).collect();
+                prop_assert_eq!(set.contains(extent), range.is_subset(&model));
+                prop_assert_eq!(set.intersects(extent), !range.is_disjoint(&model));
+                if add {
+                    set.insert(extent);
+                    model.extend(&range);
+                } else if set.take(extent) {
+                    prop_assert!(range.is_subset(&model));
+                    model = model.difference(&range).copied().collect();
+                } else {
+                    prop_assert!(!range.is_subset(&model));
+                }
+                prop_assert_eq!(bytes_of(&set), model.clone());
+                prop_assert_eq!(set.bytes(), model.len() as u64);
+            }
+            let ranges: Vec<Extent> = set.iter().collect();
+            for pair in ranges.windows(2) {
+                prop_assert!(pair[0].offset + pair[0].len < pair[1].offset, "ranges touch");
+            }
+        }
+
+        #[test]
+        fn take_first_cuts_on_the_grid_and_yields_every_byte_once(
+            extents in prop::collection::vec((0..SPAN, 1..SPAN), 1..8), grid in 1..SPAN,
+        ) {
+            let mut set: ExtentSet = extents.iter().map(|&(o, l)| Extent::new(o, l)).collect();
+            let expected = bytes_of(&set);
+            let mut seen = Vec::new();
+            while let Some(extent) = set.take_first(grid) {
+                prop_assert_eq!(extent.offset / grid, (extent.offset + extent.len - 1) / grid);
+                seen.extend(extent.offset..extent.offset + extent.len);
+            }
+            prop_assert_eq!(seen, expected.into_iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn ranges_that_overflow_are_never_inside() {
+        let huge = Extent::new(u64::MAX, 2);
+        assert!(!huge.fits(u64::MAX));
+        assert!(!ExtentSet::whole(u64::MAX).contains(huge));
+    }
+}

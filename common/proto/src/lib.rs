@@ -1,0 +1,22 @@
+//! The protocol of Verbatim, pure: messages, digests, extents and the state
+//! machines of reading and writing. Nothing here does I/O, reads a clock or
+//! starts a thread: a machine takes an event and `now`, and queues effects.
+//! `client` and `server` drive the machines; `fabric` does not know this crate.
+
+#![forbid(unsafe_code)]
+
+pub mod digest;
+pub mod extent;
+pub mod fault;
+pub mod message;
+pub mod path;
+pub mod read;
+pub mod units;
+pub mod wire;
+pub mod write;
+
+pub use digest::{Digest, GrainHasher, RootBuilder};
+pub use extent::{Extent, ExtentSet};
+pub use fault::{Class, Code, Fault};
+pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, WindowId};
+pub use path::WirePath;

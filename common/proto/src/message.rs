@@ -1,0 +1,430 @@
+//! The messages of the control connection. One TLS session carries them in
+//! order; data never does. Every list has a bound in `units`, checked by the
+//! machine that takes it. Append variants and fields behind a new version;
+//! the golden bytes in `tests/golden.rs` make an accidental change fail.
+
+use crate::{Digest, Extent, Fault, WirePath};
+use serde::{Deserialize, Serialize};
+
+/// The protocol versions this build speaks, newest first, as offered in ALPN.
+pub const VERSIONS: &[&[u8]] = &[b"verbatim/1"];
+
+/// A file of this session, numbered by the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FileId(pub u32);
+
+/// A leased window, numbered by the server and never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct WindowId(pub u64);
+
+/// One granted use of an upload slot. Never used again: a late write names a dead tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Tag(pub u32);
+
+/// A link of this session. A stream that fails over keeps its index in a new epoch; what
+/// names an older epoch is void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LinkId {
+    /// Which stream.
+    pub index: u16,
+    /// Which try at it.
+    pub epoch: u16,
+}
+
+/// Registered memory of the server, as a client addresses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Region {
+    /// The key that opens it, on links of this session alone.
+    pub key: u64,
+    /// The address of its first byte.
+    pub base: u64,
+}
+
+/// What a client says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClientMessage {
+    /// The first message: who I am, and what I would like.
+    Hello(Hello),
+    /// Make a link.
+    Attach {
+        /// Its name.
+        link: LinkId,
+        /// Over what, with this side's half of the address.
+        offer: LinkOffer,
+    },
+    /// This link failed: kill it, tell me when a late write can find nothing.
+    Fence {
+        /// The link.
+        link: LinkId,
+    },
+    /// What is at this path? The first name is the export.
+    Stat {
+        /// Comes back in the answer.
+        request: u32,
+        /// The path.
+        path: WirePath,
+    },
+    /// List a folder; the empty path lists the exports.
+    Scan {
+        /// Comes back with every page.
+        request: u32,
+        /// The folder, or a single file.
+        path: WirePath,
+        /// Whether to go into the folders below.
+        recursive: bool,
+    },
+    /// One more page of a scan.
+    ScanMore {
+        /// Which scan.
+        request: u32,
+    },
+    /// Make folders and symbolic links, in this order.
+    Make {
+        /// Comes back in the answer.
+        request: u32,
+        /// What to make.
+        entries: Vec<NewEntry>,
+    },
+    /// To the read machine.
+    Read(ReadRequest),
+    /// To the write machine.
+    Write(WriteRequest),
+    /// I am done; end the session.
+    Bye,
+}
+
+/// What a server says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ServerMessage {
+    /// The answer to `Hello`.
+    Welcome(Welcome),
+    /// The session is refused or ended, and why.
+    Refused(Fault),
+    /// The answer to `Attach`.
+    Attached {
+        /// Which link.
+        link: LinkId,
+        /// The server's half of the address.
+        answer: Result<LinkAnswer, Fault>,
+    },
+    /// The link is dead, and nothing it carried can land any more.
+    Fenced {
+        /// The link.
+        link: LinkId,
+    },
+    /// The answer to `Stat`.
+    Stated {
+        /// Which request.
+        request: u32,
+        /// What is there.
+        answer: Result<Entry, Fault>,
+    },
+    /// A page of a scan.
+    Page {
+        /// Which scan.
+        request: u32,
+        /// The entries, paths relative to the folder asked for.
+        entries: Vec<Entry>,
+        /// Folders that could not be read.
+        faults: Vec<(WirePath, Fault)>,
+        /// Whether this was the last page.
+        done: bool,
+    },
+    /// The answer to `Make`, in the same order.
+    Made {
+        /// Which request.
+        request: u32,
+        /// One answer per entry.
+        answers: Vec<Result<(), Fault>>,
+    },
+    /// From the read machine.
+    Read(ReadReply),
+    /// From the write machine.
+    Write(WriteReply),
+}
+
+/// Who a client is, and what it would like.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Program and version, for the log.
+    pub agent: String,
+    /// The public key and its signature over the TLS exporter; none asks to come in without.
+    pub proof: Option<Proof>,
+    /// The chunk size of this session.
+    pub chunk_bytes: u32,
+}
+
+/// Proof of a key: only its holder, on this very TLS session, can make it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proof {
+    /// The Ed25519 public key.
+    pub key: [u8; 32],
+    /// Ed25519 over the exporter of the TLS session.
+    #[serde(with = "serde_bytes")]
+    pub signature: Vec<u8>,
+}
+
+/// What a server grants a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Program and version, for the log.
+    pub agent: String,
+    /// Names this session in the server's log.
+    pub session: u64,
+    /// How many links the client may make.
+    pub links_max: u16,
+}
+
+/// A client's half of a new link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkOffer {
+    /// A TCP connection to the port of the control connection.
+    Tcp,
+    /// A simulated link, inside one process.
+    Sim,
+}
+
+/// The server's half of a new link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkAnswer {
+    /// Connect, and begin with this secret; it works once.
+    Tcp {
+        /// The secret.
+        secret: [u8; 32],
+    },
+    /// The simulated far end to take.
+    Sim {
+        /// Its number.
+        endpoint: u64,
+    },
+}
+
+/// What kind of thing an entry is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A folder, or an export.
+    Folder,
+    /// A symbolic link, with what it points to.
+    Symlink {
+        /// The bytes of the target.
+        #[serde(with = "serde_bytes")]
+        target: Vec<u8>,
+    },
+    /// A fifo, socket or device.
+    Special,
+}
+
+/// One thing in a folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Where it is, relative to what was asked for.
+    pub path: WirePath,
+    /// What it is.
+    pub kind: EntryKind,
+    /// How many bytes a file has.
+    pub size: u64,
+    /// The permission bits.
+    pub mode: u32,
+    /// When its content changed, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+}
+
+/// A folder or symbolic link to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewEntry {
+    /// Where, export first.
+    pub path: WirePath,
+    /// A folder (an existing one is fine) or a symbolic link (replaces one).
+    pub kind: EntryKind,
+    /// The permission bits of a new folder.
+    pub mode: u32,
+}
+
+/// What a server knows of an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// How many bytes it has.
+    pub size: u64,
+    /// The permission bits.
+    pub mode: u32,
+    /// When its content changed, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+}
+
+/// A client asks the read machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadRequest {
+    /// Open these, answer once, and lease windows over what is needed as credit allows.
+    Open {
+        /// The files.
+        files: Vec<OpenFile>,
+    },
+    /// These windows are read; take them back.
+    Release {
+        /// The windows.
+        windows: Vec<WindowId>,
+    },
+    /// A digest did not match, twice: take the window back, open the file anew, hash and lease
+    /// these pieces of it again. No read of the window is in flight.
+    Refresh {
+        /// The window.
+        window: WindowId,
+        /// What of it is still missing.
+        pieces: Vec<(FileId, Extent)>,
+    },
+    /// Done with these; say whether they changed meanwhile.
+    Close {
+        /// The files.
+        files: Vec<FileId>,
+    },
+}
+
+/// A file to open for reading.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenFile {
+    /// Its number in this session.
+    pub file: FileId,
+    /// Where it is, export first.
+    pub path: WirePath,
+    /// What is already there and verified; the rest is leased.
+    pub have: Vec<Extent>,
+}
+
+/// The read machine answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadReply {
+    /// The answer to `Open`.
+    Opened {
+        /// One answer per file.
+        files: Vec<(FileId, Result<FileInfo, Fault>)>,
+    },
+    /// A window to read.
+    Lease(Lease),
+    /// No more of this file can be leased, and why; close it.
+    Failed {
+        /// The file.
+        file: FileId,
+        /// Why.
+        fault: Fault,
+    },
+    /// The answer to `Close`.
+    Closed {
+        /// One answer per file: whether it is still what was opened.
+        files: Vec<(FileId, Result<(), Fault>)>,
+    },
+}
+
+/// A registered window: its pieces lie in it one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Its number.
+    pub window: WindowId,
+    /// Where it is.
+    pub region: Region,
+    /// What is in it: one piece of one large file, or many small files whole.
+    pub pieces: Vec<Piece>,
+}
+
+/// A range of a file in a window or a chunk, with the digest of each of its grains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The file.
+    pub file: FileId,
+    /// The range.
+    pub extent: Extent,
+    /// One digest per grain.
+    pub digests: Vec<Digest>,
+}
+
+/// A client asks the write machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WriteRequest {
+    /// Make temporary files beside these targets.
+    Create {
+        /// The files.
+        files: Vec<CreateFile>,
+    },
+    /// These chunks were written and notified; this is what must be in them.
+    Sent {
+        /// The chunks.
+        chunks: Vec<SentChunk>,
+    },
+    /// All of these files is there: compare, make durable, rename.
+    Commit {
+        /// The files with their roots.
+        files: Vec<(FileId, Digest)>,
+    },
+    /// Forget these files.
+    Discard {
+        /// The files.
+        files: Vec<FileId>,
+    },
+}
+
+/// A file to create.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateFile {
+    /// Its number in this session.
+    pub file: FileId,
+    /// Where it goes, export first.
+    pub path: WirePath,
+    /// What it will be.
+    pub info: FileInfo,
+}
+
+/// What a written chunk must hold, said over TLS so that the data path cannot vouch for itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentChunk {
+    /// The grant it used.
+    pub tag: Tag,
+    /// Its pieces, one behind the other.
+    pub pieces: Vec<Piece>,
+}
+
+/// The write machine answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WriteReply {
+    /// The answer to `Create`: what of each file is already there and verified.
+    Created {
+        /// One answer per file.
+        files: Vec<(FileId, Result<Vec<Extent>, Fault>)>,
+    },
+    /// Verdicts on sent chunks, and slots to write to.
+    Granted {
+        /// What became of earlier chunks.
+        verdicts: Vec<(Tag, Vec<Verdict>)>,
+        /// New grants.
+        grants: Vec<Grant>,
+    },
+    /// The answer to `Commit`.
+    Committed {
+        /// One answer per file.
+        files: Vec<(FileId, Result<(), Fault>)>,
+    },
+}
+
+/// What became of one piece of a sent chunk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// Its digests matched and it is in the temporary file.
+    Stored,
+    /// A digest did not match: send it again.
+    Mismatch,
+    /// It could not be stored.
+    Failed(Fault),
+}
+
+/// The right to write one chunk: the credit and the address in one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// What the notification must carry.
+    pub tag: Tag,
+    /// The link it must come on.
+    pub link: LinkId,
+    /// Where to write.
+    pub region: Region,
+    /// How much fits.
+    pub bytes: u32,
+}

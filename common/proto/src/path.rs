@@ -1,0 +1,187 @@
+//! Paths as they cross the wire: bytes, relative to an export, already plain.
+//! A path that could leave its export cannot be made into a `WirePath`; the
+//! server still resolves it beneath the export's folder, because links move.
+
+use crate::fault::{Code, Fault};
+use crate::units::{NAME_BYTES_MAX, PATH_BYTES_MAX};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A plain relative path: names joined by `/`, none of them empty, `.` or `..`. The empty
+/// path is the folder itself.
+#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WirePath(Vec<u8>);
+
+impl WirePath {
+    /// The folder itself.
+    pub fn root() -> Self {
+        Self::default()
+    }
+
+    /// Takes a path as a user or a peer wrote it: leading, trailing and repeated slashes and
+    /// `.` are dropped, `..` and NUL are refused.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        if bytes.len() > PATH_BYTES_MAX {
+            let text = format!("path of {} bytes is longer than {PATH_BYTES_MAX}", bytes.len());
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        let mut plain = Vec::with_capacity(bytes.len());
+        for name in bytes.split(|&byte| byte == b'/') {
+            if name.is_empty() || name == b"." {
+                continue;
+            }
+            check_name(name, bytes)?;
+            if !plain.is_empty() {
+                plain.push(b'/');
+            }
+            plain.extend_from_slice(name);
+        }
+        Ok(Self(plain))
+    }
+
+    /// The bytes of the path.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether this is the folder itself.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names of the path, in order.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
+    }
+
+    /// The last name, or `None` for the folder itself.
+    pub fn name(&self) -> Option<&[u8]> {
+        self.names().last()
+    }
+
+    /// The folder the last name is in; the root's is the root.
+    pub fn parent(&self) -> Self {
+        let cut = self.0.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+        Self(self.0[..cut].to_vec())
+    }
+
+    /// This path with `below` under it.
+    pub fn join(&self, below: &Self) -> Self {
+        if self.is_root() || below.is_root() {
+            return Self([self.0.as_slice(), &below.0].concat());
+        }
+        Self([self.0.as_slice(), b"/", &below.0].concat())
+    }
+
+    /// The first name and the rest.
+    pub fn split_first(&self) -> Option<(&[u8], Self)> {
+        let first = self.names().next()?;
+        let rest = self.0.get(first.len() + 1..).unwrap_or_default();
+        Some((first, Self(rest.to_vec())))
+    }
+}
+
+fn check_name(name: &[u8], path: &[u8]) -> Result<(), Fault> {
+    let refuse = |why: String| {
+        let text = format!("path {:?} {why}", String::from_utf8_lossy(path));
+        Err(Fault::new(Code::BadPath, text))
+    };
+    if name == b".." {
+        return refuse("has a .. in it".into());
+    }
+    if name.contains(&0) {
+        return refuse("has a NUL byte in it".into());
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return refuse(format!("has a name longer than {NAME_BYTES_MAX} bytes"));
+    }
+    Ok(())
+}
+
+impl std::fmt::Display for WirePath {
+    /// As text: control bytes escaped, bytes that are not UTF-8 replaced.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for letter in String::from_utf8_lossy(&self.0).chars() {
+            match letter.is_control() {
+                true => write!(f, "{}", letter.escape_default())?,
+                false => write!(f, "{letter}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for WirePath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", String::from_utf8_lossy(&self.0))
+    }
+}
+
+impl Serialize for WirePath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_bytes::serialize(&self.0, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for WirePath {
+    /// What arrives must already be plain: a peer that sends another spelling is refused.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes: Vec<u8> = serde_bytes::deserialize(deserializer)?;
+        let path = Self::parse(&bytes).map_err(serde::de::Error::custom)?;
+        if path.0 != bytes {
+            return Err(serde::de::Error::custom("path is not plain"));
+        }
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn slashes_and_dots_fold() {
+        let path = WirePath::parse(b"//data/./a.bin/").expect("plain");
+        assert_eq!(path.as_bytes(), b"data/a.bin");
+        assert_eq!(path.name(), Some(&b"a.bin"[..]));
+        assert_eq!(path.parent().as_bytes(), b"data");
+        assert_eq!(path.parent().parent(), WirePath::root());
+        let (first, rest) = path.split_first().expect("two names");
+        assert_eq!((first, rest.as_bytes()), (&b"data"[..], &b"a.bin"[..]));
+    }
+
+    #[test]
+    fn paths_that_leave_are_refused() {
+        for bad in [&b".."[..], b"a/../..", b"a/\0", &[b'x'; 256]] {
+            assert_eq!(WirePath::parse(bad).expect_err("refused").code, Code::BadPath);
+        }
+    }
+
+    #[test]
+    fn a_spelling_that_is_not_plain_is_refused_on_the_wire() {
+        for bad in [&b"/etc"[..], b"a//b", b"a/.", b"a/../b"] {
+            let frame = postcard::to_stdvec(serde_bytes::Bytes::new(bad)).expect("encodes");
+            assert!(postcard::from_bytes::<WirePath>(&frame).is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_parses_is_plain_and_stays_beneath(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            if let Ok(path) = WirePath::parse(&bytes) {
+                prop_assert!(path.names().all(|n| n != b".." && n != b"." && !n.contains(&0)));
+                prop_assert!(!path.as_bytes().starts_with(b"/"));
+                prop_assert_eq!(WirePath::parse(path.as_bytes()).expect("again"), path);
+            }
+        }
+
+        #[test]
+        fn joining_and_splitting_are_inverse(a in "[a-z]{1,4}", b in "[a-z]{1,4}(/[a-z]{1,4}){0,3}") {
+            let (a, b) = (WirePath::parse(a.as_bytes()).unwrap(), WirePath::parse(b.as_bytes()).unwrap());
+            let joined = a.join(&b);
+            let (first, rest) = joined.split_first().unwrap();
+            prop_assert_eq!(first, a.as_bytes());
+            prop_assert_eq!(rest, b);
+        }
+    }
+}

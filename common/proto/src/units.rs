@@ -1,0 +1,75 @@
+//! The units and bounds of the protocol, each with its name. Changing one that
+//! crosses the wire changes the protocol version.
+
+/// What digests are computed and cached for: 256 KiB.
+pub const GRAIN_BYTES: u64 = 256 << 10;
+
+/// The default unit of transfer, retry and verification: 1 MiB.
+pub const CHUNK_BYTES_DEFAULT: u32 = 1 << 20;
+
+/// The smallest chunk: one grain.
+pub const CHUNK_BYTES_MIN: u32 = GRAIN_BYTES as u32;
+
+/// The largest chunk a client may ask for: 16 MiB.
+pub const CHUNK_BYTES_MAX: u32 = 16 << 20;
+
+/// The range of a file registered for one client at a time: 16 MiB.
+pub const WINDOW_BYTES: u64 = 16 << 20;
+
+/// Windows one client may have leased or in preparation.
+pub const WINDOWS_MAX: usize = 16;
+
+/// Files up to this size travel packed, many in one window.
+pub const PACKED_FILE_BYTES_MAX: u64 = GRAIN_BYTES;
+
+/// How many bytes of packed files one window holds.
+pub const PACK_BYTES_MAX: u32 = 1 << 20;
+
+/// How many packed files one window, or one written chunk, holds.
+pub const PACK_FILES_MAX: usize = 512;
+
+/// Files one client may have open at a time, for reading or for writing.
+pub const OPEN_FILES_MAX: usize = 2048;
+
+/// Files named in one message.
+pub const BATCH_FILES_MAX: usize = 256;
+
+/// Entries in one page of a scan.
+pub const PAGE_ENTRIES_MAX: usize = 1024;
+
+/// Links one client may have.
+pub const LINKS_MAX: usize = 64;
+
+/// Upload slots granted on each link.
+pub const SLOTS_PER_LINK: u16 = 4;
+
+/// The largest control frame, length prefix not counted: 1 MiB.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// The longest path, in bytes.
+pub const PATH_BYTES_MAX: usize = 32 << 10;
+
+/// The longest name of one folder entry, in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// How often one chunk is fetched or sent before its file fails as a mismatch.
+pub const CHUNK_ATTEMPTS_MAX: u8 = 4;
+
+/// After how many bad fetches of a chunk the server is asked to open the file anew.
+pub const CHUNK_ATTEMPTS_BEFORE_REFRESH: u8 = 2;
+
+/// How often a file whose source changed under the copy is begun again.
+pub const FILE_ATTEMPTS_MAX: u8 = 3;
+
+/// An identity younger than this may hide a later write: it is neither cached nor trusted.
+pub const RACY_NS: i128 = 2_000_000_000;
+
+/// Returns whether `bytes` may be used as a chunk size.
+pub fn is_chunk_size(bytes: u32) -> bool {
+    bytes.is_power_of_two() && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes)
+}
+
+/// How many grains a file of `size` bytes has; an empty file has one.
+pub fn grain_count(size: u64) -> u64 {
+    size.div_ceil(GRAIN_BYTES).max(1)
+}
