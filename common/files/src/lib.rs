@@ -1,1 +1,19 @@
-//! Placeholder.
+//! Files as Verbatim needs them, on either side: folders that paths cannot
+//! leave, identities that tell whether a file changed, grain hashing with
+//! pread, temporary targets, and commits that survive a power cut. No network
+//! and no protocol state; called by the drivers in `client` and `server`.
+
+#![forbid(unsafe_code)]
+
+pub mod folder;
+pub mod hash;
+pub mod identity;
+pub mod source;
+pub mod target;
+pub mod walk;
+
+pub use folder::Folder;
+pub use identity::Identity;
+pub use source::Source;
+pub use target::Target;
+pub use walk::Walk;

@@ -87,7 +87,11 @@ pub struct Fault {
 impl Fault {
     /// A fault with this code and text.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        let mut text: String = text.into();
+        if let Some((cut, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
+            text.truncate(cut);
+        }
+        Self { code, text }
     }
 
     /// What may be done about it.
@@ -114,6 +118,9 @@ impl Fault {
         Self::new(code, format!("{what}: {}", plain(error)))
     }
 }
+
+/// The longest text; a path of any length may be in it, and a frame has a bound.
+const TEXT_CHARS_MAX: usize = 1024;
 
 /// The operating system's own words, without Rust's "(os error n)".
 fn plain(error: &std::io::Error) -> String {

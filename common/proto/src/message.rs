@@ -141,6 +141,8 @@ pub enum ServerMessage {
     Read(ReadReply),
     /// From the write machine.
     Write(WriteReply),
+    /// Still at work on what was asked: hashing, flushing. Sent every few seconds meanwhile.
+    Working,
 }
 
 /// Who a client is, and what it would like.

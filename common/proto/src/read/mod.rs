@@ -1,1 +1,26 @@
-//! The read machines.
+//! Reading: the server leases windows, the client reads them one-sided, and
+//! compares every grain with a digest that came over the control connection.
+//! Both machines are fed events and a clock reading, and queue effects. They
+//! hold numbers of slots and windows, never bytes.
+//!
+//! ```text
+//! client                                   server
+//!   Open{files}            ------------->    Open, fstat
+//!                          <-------------    Opened{info}
+//!                          <-------------    Lease{window, region, pieces, digests}
+//!   READ chunks of the window (no message per chunk), verify, pwrite
+//!   Release{window}        ------------->    deregister, lease the next
+//!   Close{files}           ------------->    identity the same?
+//!                          <-------------    Closed{ok | changed}
+//! ```
+
+mod chunk;
+mod client;
+mod server;
+
+pub use chunk::Chunk;
+pub use client::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome, ReadClient};
+pub use server::{Prepare, Prepared, ReadServer, ServerEffect};
+
+pub(crate) use chunk::check_piece;
+pub(crate) use client::{batches, batches_by, unexpected};

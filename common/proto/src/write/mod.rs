@@ -1,1 +1,20 @@
-//! The write machines.
+//! Writing: the server grants slots, the client writes chunks into them
+//! one-sided, and the server trusts none of it before its digests, which came
+//! over the control connection, match what it copied out of the slot.
+//!
+//! ```text
+//! client                                   server
+//!   Create{files}          ------------->    temporary file beside the target
+//!                          <-------------    Created, Granted{slots}
+//!   pread, hash, WRITE + notification on the grant's link
+//!   Sent{tag, pieces, digests} --------->    copy out, hash, compare, pwrite
+//!                          <-------------    Granted{verdicts, slots again}
+//!   Commit{root}           ------------->    compare, fsync, rename, fsync folder
+//!                          <-------------    Committed
+//! ```
+
+mod client;
+mod server;
+
+pub use client::{ClientEffect, ClientOptions, Post, Posted, WriteClient};
+pub use server::{Absorb, ServerEffect, SlotId, WriteServer};

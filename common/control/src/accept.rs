@@ -1,0 +1,204 @@
+//! The server's door: TLS, the client's greeting, and whether its proof lets it
+//! in, all under one deadline. Owns that verdict. Never welcomes: the caller does,
+//! once it has a place for the session. Never limits how many knock at once; that
+//! is the caller's too. `rdma-serve` calls it for every control connection.
+
+use crate::{AuthorizedKeys, ControlError, PublicKey, Receiver, Sender, ServerIdentity, tls};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use verbatim_proto::{
+    ClientMessage, Code, Fault, ServerMessage,
+    message::{Hello, Proof},
+};
+
+/// Whom a server lets in.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// The keys that may come in, each with its name.
+    pub authorized: AuthorizedKeys,
+    /// The key of the local door, if there is one.
+    pub local: Option<PublicKey>,
+    /// Whether those may come in who prove no key of these.
+    pub allow_anonymous: bool,
+    /// How long a client may take from the first byte to its greeting.
+    pub deadline: Duration,
+}
+
+impl Policy {
+    /// Decides who a client is; the text of a refusal goes to both ends.
+    ///
+    /// The signature comes first, so that only its holder learns whether a key is known.
+    fn identify(&self, proof: Option<&Proof>, exporter: &[u8]) -> Result<Who, String> {
+        let key = proof.map(|proof| PublicKey(proof.key));
+        if let (Some(proof), Some(key)) = (proof, key)
+            && !key.verify(exporter, &proof.signature)
+        {
+            return Err(format!("the signature by {key} is not of this connection"));
+        }
+        if key.is_some() && key == self.local {
+            return Ok(Who::Local);
+        }
+        if let Some(name) = key.and_then(|key| self.authorized.find(&key)) {
+            return Ok(Who::Key(name.to_owned()));
+        }
+        match key {
+            _ if self.allow_anonymous => Ok(Who::Anonymous),
+            Some(key) => Err(format!("the key {key} is not authorized here")),
+            None => Err("no key was offered, and this server asks for one".into()),
+        }
+    }
+}
+
+impl Default for Policy {
+    /// Lets nobody in, and waits 10 s for them.
+    fn default() -> Self {
+        Self {
+            authorized: AuthorizedKeys::default(),
+            local: None,
+            allow_anonymous: false,
+            deadline: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Who a client proved to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// The user of the server, on the same machine.
+    Local,
+    /// The holder of the authorized key of this name.
+    Key(String),
+    /// Nobody in particular.
+    Anonymous,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("local"),
+            Self::Key(name) => f.write_str(name),
+            Self::Anonymous => f.write_str("anonymous"),
+        }
+    }
+}
+
+/// A client that is let in and waits for its welcome.
+#[derive(Debug)]
+pub struct Accepted {
+    /// To the client; the first message must be `Welcome` or `Refused`.
+    pub sender: Sender<ServerMessage>,
+    /// From the client.
+    pub receiver: Receiver<ClientMessage>,
+    /// What it said; the proof in it is checked, the chunk size is not.
+    pub hello: Hello,
+    /// Who it is.
+    pub who: Who,
+}
+
+/// Lets clients in, as one identity under one policy.
+pub struct Acceptor {
+    tls: TlsAcceptor,
+    policy: Policy,
+}
+
+impl Acceptor {
+    /// Makes an acceptor; it is cheap to make another when the policy changes.
+    pub fn new(identity: &ServerIdentity, policy: Policy) -> Result<Self, ControlError> {
+        let config = tls::server_config(identity)?;
+        Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), policy })
+    }
+
+    /// Shakes hands with a client and hears its greeting, within the policy's deadline.
+    ///
+    /// A client that is refused is told so, and then hung up on; the error says the same.
+    pub async fn accept<S>(&self, stream: S) -> Result<Accepted, ControlError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let deadline = self.policy.deadline;
+        timeout(deadline, self.greeted(stream)).await.unwrap_or_else(|_| {
+            let what = "the client's greeting".into();
+            Err(ControlError::TimedOut { what, seconds: deadline.as_secs_f64() })
+        })
+    }
+
+    async fn greeted<S>(&self, stream: S) -> Result<Accepted, ControlError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let stream = self.tls.accept(stream).await.map_err(|e| tls::failed(PEER, &e))?;
+        let (_, session) = stream.get_ref();
+        tls::check_version(PEER, session.alpn_protocol())?;
+        let exporter = tls::exporter(PEER, session)?;
+        let (read, write) = tokio::io::split(stream);
+        let sender = Sender::new(write);
+        let mut receiver = Receiver::new(read);
+        let hello = match receiver.recv().await? {
+            Some(ClientMessage::Hello(hello)) => hello,
+            Some(_) => {
+                let text = "the client did not greet first";
+                return refuse(sender, Fault::new(Code::Protocol, text)).await;
+            }
+            None => {
+                let cause = "the client hung up before its greeting".into();
+                return Err(ControlError::Closed { cause });
+            }
+        };
+        // It goes to the log of the server, so it has to fit there.
+        if hello.agent.len() > AGENT_BYTES_MAX || hello.agent.contains(char::is_control) {
+            let text = "the client's program has no proper name";
+            return refuse(sender, Fault::new(Code::Protocol, text)).await;
+        }
+        match self.policy.identify(hello.proof.as_ref(), &exporter) {
+            Ok(who) => Ok(Accepted { sender, receiver, hello, who }),
+            Err(text) => refuse(sender, Fault::new(Code::NotAuthenticated, text)).await,
+        }
+    }
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acceptor").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+/// Checks that a server does not listen for other machines with nothing to tell friend from foe.
+pub fn check_listen(
+    address: &SocketAddr,
+    has_keys: bool,
+    insecure_no_auth: bool,
+) -> Result<(), ControlError> {
+    if address.ip().to_canonical().is_loopback() || has_keys || insecure_no_auth {
+        return Ok(());
+    }
+    Err(ControlError::Local {
+        what: format!("cannot listen on {address}"),
+        cause: "other machines can reach it, and no client key is authorized".into(),
+        hint: Some(
+            "authorize a key, listen on 127.0.0.1, or let everybody in with --insecure-no-auth"
+                .into(),
+        ),
+    })
+}
+
+/// Tells a client why it may not come in, and hangs up.
+async fn refuse<T>(mut sender: Sender<ServerMessage>, fault: Fault) -> Result<T, ControlError> {
+    let told = async {
+        sender.send(&ServerMessage::Refused(fault.clone())).await?;
+        sender.close().await
+    };
+    if let Err(error) = told.await {
+        tracing::debug!(%error, "refusal not delivered");
+    }
+    Err(ControlError::Refused(fault))
+}
+
+/// The longest name a client may give its program, in bytes.
+const AGENT_BYTES_MAX: usize = 256;
+
+/// How the other end is called here; the caller's log knows its address.
+const PEER: &str = "the client";

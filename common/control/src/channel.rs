@@ -1,0 +1,260 @@
+//! Frames over a byte stream: one half sends messages, the other receives them.
+//! Owns the bytes of frames that are under way. Never looks into a message, never
+//! waits on a clock. Both halves may be dropped out of `select!` at any await:
+//! what was read or written stays counted here. `connect` and `accept` make them.
+
+use crate::ControlError;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{io, marker::PhantomData};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use verbatim_proto::wire::{self, PREFIX_BYTES};
+
+/// The half that sends messages of one kind.
+pub struct Sender<M> {
+    io: Box<dyn AsyncWrite + Send + Unpin>,
+    /// Whole frames; the first `written` bytes of them are out.
+    unsent: Vec<u8>,
+    written: usize,
+    kind: PhantomData<fn(&M)>,
+}
+
+impl<M: Serialize> Sender<M> {
+    /// Sends over this stream.
+    pub fn new(io: impl AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self { io: Box::new(io), unsent: Vec::new(), written: 0, kind: PhantomData }
+    }
+
+    /// Queues a message; it is out for certain only after `flush`.
+    ///
+    /// Once this was polled the message is queued, even if the call is then dropped.
+    pub async fn send(&mut self, message: &M) -> Result<(), ControlError> {
+        self.unsent.extend_from_slice(&wire::encode(message)?);
+        if self.unsent.len() - self.written < UNSENT_BYTES_MAX {
+            return Ok(());
+        }
+        self.write().await
+    }
+
+    /// Writes out every queued message.
+    pub async fn flush(&mut self) -> Result<(), ControlError> {
+        self.write().await?;
+        self.io.flush().await.map_err(|e| ControlError::broken(&e))
+    }
+
+    /// Flushes, and says goodbye: the peer's next `recv` returns none.
+    pub async fn close(&mut self) -> Result<(), ControlError> {
+        self.flush().await?;
+        match self.io.shutdown().await {
+            // The peer was faster; there is nobody left to say goodbye to.
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result.map_err(|e| ControlError::broken(&e)),
+        }
+    }
+
+    async fn write(&mut self) -> Result<(), ControlError> {
+        while self.written < self.unsent.len() {
+            let result = self.io.write(&self.unsent[self.written..]).await;
+            match result.map_err(|e| ControlError::broken(&e))? {
+                0 => return Err(ControlError::broken(&io::ErrorKind::WriteZero.into())),
+                bytes => self.written += bytes,
+            }
+        }
+        self.unsent.clear();
+        self.written = 0;
+        Ok(())
+    }
+}
+
+impl<M> std::fmt::Debug for Sender<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sender").field("unsent_bytes", &(self.unsent.len() - self.written)).finish()
+    }
+}
+
+/// The half that receives messages of one kind.
+pub struct Receiver<M> {
+    io: Box<dyn AsyncRead + Send + Unpin>,
+    /// What arrived; the first `taken` bytes of it are decoded. It grows only with what really
+    /// arrives, so a frame that is announced and never sent costs nothing.
+    arrived: Vec<u8>,
+    taken: usize,
+    kind: PhantomData<fn() -> M>,
+}
+
+impl<M: DeserializeOwned> Receiver<M> {
+    /// Receives over this stream.
+    pub fn new(io: impl AsyncRead + Send + Unpin + 'static) -> Self {
+        Self { io: Box::new(io), arrived: Vec::new(), taken: 0, kind: PhantomData }
+    }
+
+    /// Waits for the next message; none when the peer said goodbye between two frames.
+    ///
+    /// A call that is dropped loses nothing: the next one goes on where it was. After an error
+    /// the stream is of no more use.
+    pub async fn recv(&mut self) -> Result<Option<M>, ControlError> {
+        loop {
+            if let Some(message) = self.take_frame()? {
+                return Ok(Some(message));
+            }
+            self.arrived.drain(..self.taken);
+            self.taken = 0;
+            self.arrived.reserve(STEP_BYTES);
+            let read = (&mut self.io).take(STEP_BYTES as u64).read_buf(&mut self.arrived).await;
+            if read.map_err(|e| ControlError::broken(&e))? > 0 {
+                continue;
+            }
+            if self.arrived.is_empty() {
+                return Ok(None);
+            }
+            return Err(ControlError::Closed { cause: "the peer stopped inside a frame".into() });
+        }
+    }
+
+    /// Decodes the next frame, if all of it has arrived.
+    fn take_frame(&mut self) -> Result<Option<M>, ControlError> {
+        let rest = &self.arrived[self.taken..];
+        let Some((prefix, rest)) = rest.split_first_chunk::<PREFIX_BYTES>() else {
+            return Ok(None);
+        };
+        let Some(body) = rest.get(..wire::body_bytes(*prefix)?) else { return Ok(None) };
+        let message = wire::decode(body)?;
+        self.taken += PREFIX_BYTES + body.len();
+        Ok(Some(message))
+    }
+}
+
+impl<M> std::fmt::Debug for Receiver<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = self.arrived.len() - self.taken;
+        f.debug_struct("Receiver").field("arrived_bytes", &bytes).finish()
+    }
+}
+
+/// How much is read at a time: 64 KiB.
+const STEP_BYTES: usize = 64 << 10;
+
+/// How much is sent late at most, before `send` writes without being told to: 256 KiB.
+const UNSENT_BYTES_MAX: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::{io::duplex, time::timeout};
+    use verbatim_proto::{units::FRAME_BYTES_MAX, wire::WireError};
+
+    /// Polls a future and drops it before it is done.
+    async fn poke<T: std::fmt::Debug>(future: impl Future<Output = T>) {
+        timeout(Duration::from_millis(1), future).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn messages_arrive_in_order_and_a_goodbye_is_none() {
+        let (near, far) = duplex(7);
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::<String>::new(far));
+        let send = async {
+            for word in ["one", "", "three"] {
+                sender.send(&word.to_owned()).await.unwrap();
+            }
+            sender.close().await.unwrap();
+        };
+        let receive = async {
+            for word in ["one", "", "three"] {
+                assert_eq!(receiver.recv().await.unwrap().unwrap(), word);
+            }
+            assert_eq!(receiver.recv().await, Ok(None));
+        };
+        tokio::join!(send, receive);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_before_flush() {
+        let (near, far) = duplex(1 << 10);
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::<u32>::new(far));
+        sender.send(&5_u32).await.unwrap();
+        poke(receiver.recv()).await;
+        sender.flush().await.unwrap();
+        assert_eq!(receiver.recv().await, Ok(Some(5)));
+    }
+
+    #[tokio::test]
+    async fn a_frame_over_the_cap_is_refused_before_its_body_is_kept() {
+        let (mut near, far) = duplex(1 << 10);
+        let mut receiver = Receiver::<String>::new(far);
+        near.write_all(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes()).await.unwrap();
+        let bytes = FRAME_BYTES_MAX + 1;
+        let expected = Err(ControlError::Wire(WireError::TooLarge { bytes }));
+        assert_eq!(receiver.recv().await, expected);
+        assert!(receiver.arrived.capacity() <= 2 * STEP_BYTES);
+    }
+
+    #[tokio::test]
+    async fn an_announced_body_is_not_allocated_before_it_arrives() {
+        let (mut near, far) = duplex(1 << 10);
+        let mut receiver = Receiver::<String>::new(far);
+        near.write_all(&(FRAME_BYTES_MAX as u32).to_le_bytes()).await.unwrap();
+        poke(receiver.recv()).await;
+        assert!(receiver.arrived.capacity() <= 2 * STEP_BYTES);
+    }
+
+    #[tokio::test]
+    async fn the_largest_frame_passes() {
+        let (near, far) = duplex(1 << 12);
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::<String>::new(far));
+        let word = "x".repeat(FRAME_BYTES_MAX - 3);
+        let send = async {
+            sender.send(&word).await.unwrap();
+            sender.flush().await.unwrap();
+            sender.send(&format!("{word}x")).await.unwrap_err()
+        };
+        let (error, received) = tokio::join!(send, receiver.recv());
+        assert!(received.unwrap().unwrap() == word);
+        assert!(matches!(error, ControlError::Wire(WireError::TooLarge { .. })));
+    }
+
+    #[tokio::test]
+    async fn an_end_inside_a_frame_is_an_error() {
+        for cut in 1..wire::encode(&"hello".to_owned()).unwrap().len() {
+            let (mut near, far) = duplex(1 << 10);
+            near.write_all(&wire::encode(&"hello".to_owned()).unwrap()[..cut]).await.unwrap();
+            drop(near);
+            let error = Receiver::<String>::new(far).recv().await.unwrap_err();
+            assert_eq!(error.to_string(), "connection lost: the peer stopped inside a frame");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dropped_recv_loses_nothing() {
+        let frame = wire::encode(&"hello".to_owned()).unwrap();
+        let (mut near, far) = duplex(1 << 10);
+        let mut receiver = Receiver::<String>::new(far);
+        for byte in &frame[..frame.len() - 1] {
+            near.write_all(&[*byte]).await.unwrap();
+            poke(receiver.recv()).await;
+        }
+        near.write_all(&frame[frame.len() - 1..]).await.unwrap();
+        assert_eq!(receiver.recv().await.unwrap().unwrap(), "hello");
+    }
+
+    #[tokio::test]
+    async fn a_dropped_flush_neither_loses_nor_repeats() {
+        let (near, far) = duplex(10);
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::<String>::new(far));
+        sender.send(&"a message longer than the pipe".to_owned()).await.unwrap();
+        poke(sender.flush()).await;
+        sender.send(&"second".to_owned()).await.unwrap();
+        let receive = async { (receiver.recv().await, receiver.recv().await) };
+        let (flushed, (first, second)) = tokio::join!(sender.flush(), receive);
+        flushed.unwrap();
+        assert_eq!(first.unwrap().unwrap(), "a message longer than the pipe");
+        assert_eq!(second.unwrap().unwrap(), "second");
+    }
+
+    #[tokio::test]
+    async fn bytes_that_are_no_message_are_refused() {
+        let (mut near, far) = duplex(1 << 10);
+        near.write_all(&[1, 0, 0, 0, 9]).await.unwrap();
+        let error = Receiver::<bool>::new(far).recv().await.unwrap_err();
+        assert!(matches!(error, ControlError::Wire(WireError::Malformed(_))), "{error}");
+    }
+}

@@ -1,0 +1,194 @@
+//! Who a server is: an Ed25519 key and a self-signed certificate in its state
+//! folder, and the fingerprint people compare. Never renews by itself, because
+//! clients remember the fingerprint. `rdma-serve` loads it once at its start.
+
+use crate::{ControlError, ParseError, private};
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// The certificate and private key of a server.
+pub struct ServerIdentity {
+    key: PrivatePkcs8KeyDer<'static>,
+    certificate: CertificateDer<'static>,
+    path: PathBuf,
+}
+
+impl ServerIdentity {
+    /// Loads the identity kept in `state_dir`, or makes one and keeps it there.
+    ///
+    /// Of several processes that make one at the same time, one wins and all load the winner's:
+    /// first they agree on the key, then on the certificate of that key.
+    pub fn load_or_create(state_dir: &Path) -> Result<Self, ControlError> {
+        private::make_dir(state_dir)?;
+        let path = state_dir.join("identity.key");
+        let key = settle(&path, private::read_secret, || {
+            Ok(KeyPair::generate_for(&PKCS_ED25519)?.serialize_der())
+        })?;
+        let key = PrivatePkcs8KeyDer::from(key);
+        let certificate = settle(&state_dir.join("identity.crt"), private::read_public, || {
+            let pair = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519)?;
+            let params = CertificateParams::new([SUBJECT.to_owned()])?;
+            Ok(params.self_signed(&pair)?.der().to_vec())
+        })?;
+        Ok(Self { key, certificate: certificate.into(), path })
+    }
+
+    /// Returns what clients know this server by.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&self.certificate)
+    }
+
+    /// Returns what TLS needs to speak for this server.
+    pub(crate) fn parts(&self) -> (CertificateDer<'static>, PrivatePkcs8KeyDer<'static>) {
+        (self.certificate.clone(), self.key.clone_key())
+    }
+
+    /// Makes the error of an identity that TLS does not take.
+    pub(crate) fn unusable(&self, cause: impl ToString) -> ControlError {
+        ControlError::Local {
+            what: format!("cannot use {}", self.path.display()),
+            cause: cause.to_string(),
+            hint: Some(
+                "if identity.key and identity.crt cannot be restored, remove both: a new identity \
+                 is made, and clients must be told its fingerprint"
+                    .into(),
+            ),
+        }
+    }
+}
+
+impl fmt::Debug for ServerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ServerIdentity").field(&self.fingerprint()).finish()
+    }
+}
+
+/// The SHA-256 of a server's certificate, written as ssh writes it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Computes the fingerprint of a certificate.
+    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+        Self(digest.as_ref().try_into().expect("a SHA-256 has 32 bytes"))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{FINGERPRINT_PREFIX}{}", BASE64.encode(self.0))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let bad = |cause| ParseError { what: "fingerprint", cause };
+        let digits = text.strip_prefix(FINGERPRINT_PREFIX).ok_or(bad("it begins with SHA256:"))?;
+        let bytes = BASE64.decode(digits).map_err(|_| bad("SHA256: is followed by base64"))?;
+        bytes.try_into().map(Self).map_err(|_| bad("SHA256: is followed by 43 letters of base64"))
+    }
+}
+
+/// Returns what `read` finds at `path`, or what `make` makes if it was first to keep it there.
+fn settle(
+    path: &Path,
+    read: impl Fn(&Path) -> Result<Option<Vec<u8>>, ControlError>,
+    make: impl FnOnce() -> Result<Vec<u8>, rcgen::Error>,
+) -> Result<Vec<u8>, ControlError> {
+    if let Some(bytes) = read(path)? {
+        return Ok(bytes);
+    }
+    let bytes = make().map_err(|e| private::bad(path, e))?;
+    if private::write_new(path, &bytes)? {
+        return Ok(bytes);
+    }
+    read(path)?.ok_or_else(|| private::bad(path, "it was removed while it was read"))
+}
+
+/// Base64 as ssh prints it, without padding; padding is taken when read.
+pub(crate) const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new()
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The name in the certificate. Nobody checks it: the fingerprint is the identity.
+const SUBJECT: &str = "verbatim";
+
+const FINGERPRINT_PREFIX: &str = "SHA256:";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::fs::PermissionsExt, sync::Barrier};
+
+    #[test]
+    fn an_identity_survives_a_reload() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("deep/state");
+        let made = ServerIdentity::load_or_create(&state).unwrap();
+        let loaded = ServerIdentity::load_or_create(&state).unwrap();
+        assert_eq!(made.fingerprint(), loaded.fingerprint());
+        assert_eq!(made.key.secret_pkcs8_der(), loaded.key.secret_pkcs8_der());
+        let mode = state.join("identity.key").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn racing_creators_agree() {
+        let dir = tempfile::tempdir().unwrap();
+        let barrier = Barrier::new(8);
+        let prints: Vec<Fingerprint> = std::thread::scope(|scope| {
+            let create = || {
+                barrier.wait();
+                ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint()
+            };
+            let racers: Vec<_> = (0..8).map(|_| scope.spawn(create)).collect();
+            racers.into_iter().map(|racer| racer.join().unwrap()).collect()
+        });
+        assert!(prints.iter().all(|print| *print == prints[0]), "{prints:?}");
+    }
+
+    #[test]
+    fn a_private_key_open_to_others_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        ServerIdentity::load_or_create(dir.path()).unwrap();
+        let key = dir.path().join("identity.key");
+        std::fs::set_permissions(&key, PermissionsExt::from_mode(0o640)).unwrap();
+        let error = ServerIdentity::load_or_create(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("0640"), "{error}");
+    }
+
+    #[test]
+    fn a_fingerprint_reads_back_what_it_prints() {
+        let print = Fingerprint([7; 32]);
+        let text = print.to_string();
+        assert!(text.starts_with("SHA256:") && !text.ends_with('='), "{text}");
+        assert_eq!(text.parse(), Ok(print));
+        assert_eq!(format!("{text}=").parse(), Ok(print));
+        for bad in ["", "MD5:ab", "SHA256:%%", "SHA256:abcd"] {
+            let error = bad.parse::<Fingerprint>().unwrap_err().to_string();
+            assert!(error.contains("SHA256:"), "{error}");
+        }
+    }
+}

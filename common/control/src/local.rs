@@ -1,0 +1,129 @@
+//! The local door: a server leaves a fresh key, and its own fingerprint, in a
+//! file that only its user can read, so that user's clients on this machine
+//! come in without set-up. Owns `<state>/local/<port>.toml` while the server
+//! runs. Never opens for another user. `rdma-serve` publishes, `connect` finds.
+
+use crate::{ClientKey, ControlError, Fingerprint, PublicKey, private};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// A published local key; dropping it takes the file away.
+#[derive(Debug)]
+pub struct LocalDoor {
+    path: PathBuf,
+    /// Tells this door from one that a later server left in its place.
+    key: PublicKey,
+}
+
+impl LocalDoor {
+    /// Leaves a fresh key for the server on `port`, in the place of any older one.
+    ///
+    /// The public half is for the server's policy.
+    pub fn publish(
+        state_dir: &Path,
+        port: u16,
+        fingerprint: Fingerprint,
+    ) -> Result<(Self, PublicKey), ControlError> {
+        let path = Self::path(state_dir, port);
+        private::make_dir(path.parent().expect("the path ends in a file name"))?;
+        let secret = ClientKey::generate()?;
+        let file = DoorFile { fingerprint: fingerprint.to_string(), token: secret.to_token() };
+        let text = toml::to_string(&file).map_err(|e| private::bad(&path, e))?;
+        private::replace(&path, text.as_bytes())?;
+        let key = secret.public();
+        Ok((Self { path, key }, key))
+    }
+
+    /// Finds the door that a server of this user left for `port`; none if there is no such file.
+    ///
+    /// A file that belongs to another user, or that others can read, is an error.
+    pub fn find(
+        state_dir: &Path,
+        port: u16,
+    ) -> Result<Option<(Fingerprint, ClientKey)>, ControlError> {
+        read(&Self::path(state_dir, port))
+    }
+
+    /// Returns where the door of `port` is.
+    pub(crate) fn path(state_dir: &Path, port: u16) -> PathBuf {
+        state_dir.join("local").join(format!("{port}.toml"))
+    }
+}
+
+impl Drop for LocalDoor {
+    fn drop(&mut self) {
+        let ours = matches!(read(&self.path), Ok(Some((_, key))) if key.public() == self.key);
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "local key not removed");
+        }
+    }
+}
+
+/// What is in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DoorFile {
+    fingerprint: String,
+    token: String,
+}
+
+fn read(path: &Path) -> Result<Option<(Fingerprint, ClientKey)>, ControlError> {
+    let Some(bytes) = private::read_own_secret(path)? else { return Ok(None) };
+    // The parser's own message would quote the line, and the line may be the token.
+    let file: DoorFile = toml::from_str(&private::text(path, bytes)?)
+        .map_err(|_| private::bad(path, "it is not what rdma-serve wrote"))?;
+    let fingerprint = file.fingerprint.parse().map_err(|e| private::bad(path, e))?;
+    let key = ClientKey::from_token(&file.token).map_err(|e| private::bad(path, e))?;
+    Ok(Some((fingerprint, key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ServerIdentity;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_door_is_found_while_it_stands_and_gone_after() {
+        let dir = tempfile::tempdir().unwrap();
+        let print = ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint();
+        assert!(LocalDoor::find(dir.path(), 1).unwrap().is_none());
+        let (door, public) = LocalDoor::publish(dir.path(), 1, print).unwrap();
+        let (found, key) = LocalDoor::find(dir.path(), 1).unwrap().unwrap();
+        assert_eq!((found, key.public()), (print, public));
+        assert!(LocalDoor::find(dir.path(), 2).unwrap().is_none());
+        drop(door);
+        assert!(LocalDoor::find(dir.path(), 1).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_old_server_leaves_the_door_of_a_new_one_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let print = ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint();
+        let (old, _) = LocalDoor::publish(dir.path(), 1, print).unwrap();
+        let (_new, public) = LocalDoor::publish(dir.path(), 1, print).unwrap();
+        drop(old);
+        assert_eq!(LocalDoor::find(dir.path(), 1).unwrap().unwrap().1.public(), public);
+    }
+
+    #[test]
+    fn a_door_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let print = ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint();
+        let (door, _) = LocalDoor::publish(dir.path(), 1, print).unwrap();
+        std::fs::set_permissions(&door.path, PermissionsExt::from_mode(0o604)).unwrap();
+        let error = LocalDoor::find(dir.path(), 1).unwrap_err();
+        assert!(error.to_string().contains("0604"), "{error}");
+        assert!(error.hint().unwrap().starts_with("chmod 600"));
+    }
+
+    #[test]
+    fn a_broken_door_does_not_spill_its_token() {
+        let dir = tempfile::tempdir().unwrap();
+        let print = ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint();
+        let (door, _) = LocalDoor::publish(dir.path(), 1, print).unwrap();
+        private::replace(&door.path, b"token = vbt1-secret\n").unwrap();
+        let error = LocalDoor::find(dir.path(), 1).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Files that only this user may read: made in one step, replaced in one step,
+//! refused when others can read them. Owns the modes and the bound on sizes;
+//! never looks at the content. The modules that keep keys call it.
+
+use crate::ControlError;
+use std::{
+    fs::{DirBuilder, File, Metadata},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::Path,
+};
+use tempfile::NamedTempFile;
+
+/// Makes a folder, and those above it, for this user alone; one that is there stays as it is.
+pub(crate) fn make_dir(dir: &Path) -> Result<(), ControlError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|e| ControlError::local(format!("cannot make {}", dir.display()), &e))
+}
+
+/// Writes a file that must not be there yet; returns false, and changes nothing, if it is.
+pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<bool, ControlError> {
+    let written = stage(path, bytes)?.persist_noclobber(path);
+    match written {
+        Ok(_) => Ok(true),
+        Err(e) if e.error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(e) => Err(cannot("write", path, &e.error)),
+    }
+}
+
+/// Writes a file in the place of whatever is there.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
+    stage(path, bytes)?.persist(path).map(|_| ()).map_err(|e| cannot("write", path, &e.error))
+}
+
+/// Reads a file that anyone may read; none if it is not there.
+pub(crate) fn read_public(path: &Path) -> Result<Option<Vec<u8>>, ControlError> {
+    open(path)?.map(|(file, _)| read_bounded(path, file)).transpose()
+}
+
+/// Reads a file that holds a secret, and refuses one that group or others can get at.
+pub(crate) fn read_secret(path: &Path) -> Result<Option<Vec<u8>>, ControlError> {
+    let Some((file, metadata)) = open(path)? else { return Ok(None) };
+    check_mode(path, &metadata)?;
+    read_bounded(path, file).map(Some)
+}
+
+/// Reads a secret that must also be a file of this very user.
+pub(crate) fn read_own_secret(path: &Path) -> Result<Option<Vec<u8>>, ControlError> {
+    let Some((file, metadata)) = open(path)? else { return Ok(None) };
+    check_owner(path, &metadata, rustix::process::geteuid().as_raw())?;
+    check_mode(path, &metadata)?;
+    read_bounded(path, file).map(Some)
+}
+
+/// Takes a file's bytes as text.
+pub(crate) fn text(path: &Path, bytes: Vec<u8>) -> Result<String, ControlError> {
+    String::from_utf8(bytes).map_err(|_| bad(path, "it is not text"))
+}
+
+/// Makes the error of a file that was read but cannot be used.
+pub(crate) fn bad(path: &Path, cause: impl ToString) -> ControlError {
+    let what = format!("cannot use {}", path.display());
+    ControlError::Local { what, cause: cause.to_string(), hint: None }
+}
+
+/// Writes a temporary file beside `path`; tempfile makes it with mode 0600.
+fn stage(path: &Path, bytes: &[u8]) -> Result<NamedTempFile, ControlError> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let stage = || {
+        let mut file = NamedTempFile::new_in(dir)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        Ok(file)
+    };
+    stage().map_err(|e| cannot("write", path, &e))
+}
+
+/// Opens a file and looks at what was opened, so that nobody can swap it in between.
+fn open(path: &Path) -> Result<Option<(File, Metadata)>, ControlError> {
+    match File::open(path).and_then(|file| file.metadata().map(|metadata| (file, metadata))) {
+        Ok(opened) => Ok(Some(opened)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(cannot("read", path, &e)),
+    }
+}
+
+fn read_bounded(path: &Path, file: File) -> Result<Vec<u8>, ControlError> {
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| cannot("read", path, &e))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(bad(path, format!("it is larger than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn check_mode(path: &Path, metadata: &Metadata) -> Result<(), ControlError> {
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(ControlError::Local {
+        what: format!("cannot use {}", path.display()),
+        cause: format!("it holds a secret and its mode {mode:04o} is open to others"),
+        hint: Some(format!("chmod 600 {}", path.display())),
+    })
+}
+
+fn check_owner(path: &Path, metadata: &Metadata, user: u32) -> Result<(), ControlError> {
+    let owner = metadata.uid();
+    if owner == user {
+        return Ok(());
+    }
+    Err(bad(path, format!("it belongs to user {owner}, and this is user {user}")))
+}
+
+fn cannot(verb: &str, path: &Path, error: &io::Error) -> ControlError {
+    ControlError::local(format!("cannot {verb} {}", path.display()), error)
+}
+
+/// The largest file of keys that is read: 1 MiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_files_are_private_and_never_overwrite() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/secret");
+        make_dir(path.parent().unwrap()).unwrap();
+        assert!(write_new(&path, b"first").unwrap());
+        assert!(!write_new(&path, b"second").unwrap());
+        assert_eq!(read_own_secret(&path).unwrap().unwrap(), b"first");
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(path.parent().unwrap().metadata().unwrap().mode() & 0o777, 0o700);
+        replace(&path, b"third").unwrap();
+        assert_eq!(read_secret(&path).unwrap().unwrap(), b"third");
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let file = NamedTempFile::new().unwrap();
+        let metadata = file.as_file().metadata().unwrap();
+        let error = check_owner(file.path(), &metadata, metadata.uid() + 1).unwrap_err();
+        assert!(error.to_string().contains("belongs to user"), "{error}");
+    }
+
+    #[test]
+    fn a_file_without_end_is_not_read_to_its_end() {
+        let error = read_public(Path::new("/dev/zero")).unwrap_err();
+        assert!(error.to_string().contains("larger than"), "{error}");
+    }
+}

@@ -1,0 +1,93 @@
+//! The one way this project speaks TLS: 1.3 with ring, the protocol version in
+//! ALPN, no resumption, no early data. Owns both configurations and the exporter
+//! that proofs sign; never decides about trust. `connect` and `accept` call it.
+
+use crate::{ControlError, ServerIdentity};
+use rustls::{
+    AlertDescription, ClientConfig, ServerConfig, SupportedProtocolVersion,
+    client::{Resumption, danger::ServerCertVerifier},
+    crypto::CryptoProvider,
+    server::NoServerSessionStorage,
+};
+use std::{io, sync::Arc};
+use verbatim_proto::{Code, Fault, message::VERSIONS};
+
+/// Returns the cryptography of both ends.
+pub(crate) fn provider() -> CryptoProvider {
+    rustls::crypto::ring::default_provider()
+}
+
+/// Makes the configuration of a server.
+pub(crate) fn server_config(identity: &ServerIdentity) -> Result<ServerConfig, ControlError> {
+    let (certificate, key) = identity.parts();
+    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(TLS_VERSIONS)
+        .expect("ring has suites of TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.into())
+        .map_err(|e| identity.unusable(e))?;
+    config.alpn_protocols = versions();
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
+}
+
+/// Makes the configuration of a client that asks `verifier` about the server.
+pub(crate) fn client_config(verifier: Arc<dyn ServerCertVerifier>) -> ClientConfig {
+    let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(TLS_VERSIONS)
+        .expect("ring has suites of TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    config.alpn_protocols = versions();
+    config.resumption = Resumption::disabled();
+    // A server has one identity, whatever it is called; its name need not cross in the clear.
+    config.enable_sni = false;
+    config
+}
+
+/// Checks that both ends agreed on a protocol version; an end without ALPN agrees on nothing.
+pub(crate) fn check_version(peer: &str, agreed: Option<&[u8]>) -> Result<(), ControlError> {
+    match agreed {
+        Some(version) if VERSIONS.contains(&version) => Ok(()),
+        _ => Err(no_version(peer)),
+    }
+}
+
+/// Exports what a proof signs: both ends of this TLS session know it, and nobody else.
+pub(crate) fn exporter<D>(
+    peer: &str,
+    session: &rustls::ConnectionCommon<D>,
+) -> Result<[u8; 32], ControlError> {
+    session
+        .export_keying_material([0; 32], EXPORTER_LABEL, None)
+        .map_err(|e| ControlError::Tls { peer: peer.into(), cause: e.to_string() })
+}
+
+/// Says in this project's words why a handshake failed.
+pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match inner {
+        Some(
+            rustls::Error::NoApplicationProtocol
+            | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol),
+        ) => no_version(peer),
+        Some(other) => ControlError::Tls { peer: peer.into(), cause: other.to_string() },
+        None => ControlError::broken(error),
+    }
+}
+
+fn no_version(peer: &str) -> ControlError {
+    let ours: Vec<_> = VERSIONS.iter().map(|v| String::from_utf8_lossy(v)).collect();
+    let text = format!("no common protocol version: {peer} does not speak {}", ours.join(" or "));
+    ControlError::Refused(Fault::new(Code::Version, text))
+}
+
+fn versions() -> Vec<Vec<u8>> {
+    VERSIONS.iter().map(|version| version.to_vec()).collect()
+}
+
+static TLS_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+const EXPORTER_LABEL: &[u8] = b"EXPORTER-verbatim-auth-v1";

@@ -1,0 +1,131 @@
+//! Whether a client believes a server. A pin must match; else a server met
+//! before must be the same; else the user may have chosen to trust at first
+//! sight. The handshake's signature is always checked for real. Nothing secret
+//! is sent to anybody, trusted or not. `connect` calls it.
+
+use crate::{ControlError, Distrust, Fingerprint, KnownServers, Voucher, tls};
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use std::sync::{Arc, OnceLock};
+
+/// On what grounds a client trusts a server.
+#[derive(Clone, Debug)]
+pub struct Trust {
+    /// The one fingerprint to accept, and who vouched for it.
+    pub pin: Option<(Fingerprint, Voucher)>,
+    /// Whether to believe, and remember, a server that nobody vouches for.
+    pub trust_on_first_use: bool,
+    /// The servers met before; not asked where there is a pin.
+    pub known: KnownServers,
+}
+
+impl Trust {
+    /// Returns what the server must present, and who says so; none if nobody vouches for it.
+    pub fn expected(&self, peer: &str) -> Result<Option<(Fingerprint, Voucher)>, ControlError> {
+        if let Some(pin) = &self.pin {
+            return Ok(Some(pin.clone()));
+        }
+        let path = self.known.path().to_owned();
+        let voucher = |line| Voucher::Known { path, line };
+        Ok(self.known.lookup(peer)?.map(|known| (known.fingerprint, voucher(known.line))))
+    }
+
+    /// Decides about a server whose handshake is done, and remembers one that is new.
+    pub(crate) fn settle(
+        &self,
+        peer: &str,
+        expected: Option<&(Fingerprint, Voucher)>,
+        presented: Fingerprint,
+    ) -> Result<(), ControlError> {
+        if expected.is_some() {
+            return check(peer, expected, presented);
+        }
+        if self.trust_on_first_use {
+            return self.known.remember(peer, presented);
+        }
+        Err(not_trusted(peer, Distrust::Unknown { presented }))
+    }
+}
+
+/// Checks a presented fingerprint against what was expected, if anything was.
+pub(crate) fn check(
+    peer: &str,
+    expected: Option<&(Fingerprint, Voucher)>,
+    presented: Fingerprint,
+) -> Result<(), ControlError> {
+    match expected {
+        Some((expected, voucher)) if *expected != presented => {
+            let (expected, voucher) = (*expected, voucher.clone());
+            Err(not_trusted(peer, Distrust::Differs { presented, expected, voucher }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Accepts exactly the expected certificate, or takes down which one was presented.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    expected: Option<Fingerprint>,
+    presented: OnceLock<Fingerprint>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Witness {
+    /// Makes a verifier for one handshake.
+    pub(crate) fn new(expected: Option<Fingerprint>) -> Arc<Self> {
+        let algorithms = tls::provider().signature_verification_algorithms;
+        Arc::new(Self { expected, presented: OnceLock::new(), algorithms })
+    }
+
+    /// Returns what the server presented, if it got so far; proven once the handshake is done.
+    pub(crate) fn presented(&self) -> Option<Fingerprint> {
+        self.presented.get().copied()
+    }
+}
+
+impl ServerCertVerifier for Witness {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let presented = *self.presented.get_or_init(|| Fingerprint::of(end_entity));
+        if self.expected.is_some_and(|expected| expected != presented) {
+            return Err(CertificateError::ApplicationVerificationFailure.into());
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is never offered".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+fn not_trusted(peer: &str, because: Distrust) -> ControlError {
+    ControlError::NotTrusted { peer: peer.into(), because }
+}

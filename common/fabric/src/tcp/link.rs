@@ -1,0 +1,353 @@
+//! One TCP connection as a link. Both ends run the same code: each may submit
+//! operations and each answers the other's.
+//!
+//! Buffers: an own operation's buffer lives in `reads` or `writes` from submit
+//! until its answer; `out` refers to it by ticket. What the peer reads is sent
+//! straight from registered memory; what it writes is received straight into
+//! its slot. `abort` empties all of it.
+
+use super::frame::{HEADER_BYTES, Header, Kind};
+use crate::error::FabricError;
+use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
+use crate::memory::{Access, Buffer, Memory, SharedSlot, SoftDomain};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::collections::{HashMap, VecDeque};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Operations in flight on one link, and answers waiting on it.
+const DEPTH_MAX: usize = 64;
+
+/// The largest operation: the largest chunk.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Received in one system call, so that it is still in cache when it is used.
+const STEP_BYTES: usize = 256 << 10;
+
+/// A TCP connection as a link.
+pub struct TcpLink {
+    stream: TcpStream,
+    domain: Arc<SoftDomain>,
+    out: VecDeque<Outgoing>,
+    incoming: Incoming,
+    reads: HashMap<u64, Buffer>,
+    writes: HashMap<u64, Buffer>,
+    dead: bool,
+}
+
+/// A frame on its way out: its header, then its body.
+struct Outgoing {
+    header: [u8; HEADER_BYTES],
+    body: Body,
+    sent: usize,
+    len: usize,
+}
+
+enum Body {
+    None,
+    /// The buffer of an own write.
+    Own(u64),
+    /// What the peer asked for, from this address of the memory.
+    Registered(Memory, u64),
+}
+
+/// What the next bytes from the socket are.
+enum Incoming {
+    Header { bytes: [u8; HEADER_BYTES], got: usize },
+    /// The answer to an own read.
+    Data { ticket: u64, got: usize },
+    /// A write of the peer.
+    Upload { header: Header, slot: SharedSlot, got: usize },
+}
+
+const BETWEEN_FRAMES: Incoming = Incoming::Header { bytes: [0; HEADER_BYTES], got: 0 };
+
+impl TcpLink {
+    /// Makes a link of a connected socket; the peer may name the memory of `domain`.
+    pub fn new(stream: TcpStream, domain: Arc<SoftDomain>) -> Result<Self, FabricError> {
+        stream
+            .set_nonblocking(true)
+            .and_then(|()| stream.set_nodelay(true))
+            .map_err(|e| FabricError::system("cannot set up a data connection", e))?;
+        Ok(Self {
+            stream,
+            domain,
+            out: VecDeque::new(),
+            incoming: BETWEEN_FRAMES,
+            reads: HashMap::new(),
+            writes: HashMap::new(),
+            dead: false,
+        })
+    }
+
+    fn queue(&mut self, header: Header, body: Body) {
+        let len = if matches!(body, Body::None) { 0 } else { header.len as usize };
+        self.out.push_back(Outgoing { header: header.encode(), body, sent: 0, len });
+    }
+
+    /// Sends until the socket is full or nothing is left.
+    fn push_out(&mut self) -> Result<(), FabricError> {
+        while let Some(next) = self.out.front_mut() {
+            let total = HEADER_BYTES + next.len;
+            let sent = if next.sent < HEADER_BYTES {
+                let more = if next.len > 0 { SendFlags::MORE } else { SendFlags::empty() };
+                send(&self.stream, &next.header[next.sent..], more | SendFlags::NOSIGNAL)
+            } else {
+                let at = next.sent - HEADER_BYTES;
+                send_body(&self.stream, &next.body, &self.writes, at, next.len)
+            };
+            match sent {
+                Ok(sent) => next.sent += sent,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(broken(error)),
+            }
+            if next.sent == total {
+                self.out.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives until an operation completes or the socket is empty. True when one completed.
+    fn pull_in(&mut self, completions: &mut Vec<Completion>) -> Result<bool, FabricError> {
+        loop {
+            let received = match &mut self.incoming {
+                Incoming::Header { bytes, got } => receive(&self.stream, &mut bytes[*got..]),
+                Incoming::Data { ticket, got } => {
+                    let buffer = self.reads.get_mut(ticket).expect("reads wait for their data");
+                    let end = buffer.len().min(*got + STEP_BYTES);
+                    receive(&self.stream, &mut buffer[*got..end])
+                }
+                Incoming::Upload { header, slot, got } => {
+                    let at = header.address as usize + *got;
+                    let step = (header.len as usize - *got).min(STEP_BYTES);
+                    slot.with(at, step, |bytes| receive(&self.stream, bytes))
+                }
+            };
+            let Some(received) = received? else { return Ok(false) };
+            if self.advance(received, completions)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Counts received bytes; acts on what they complete. True when a completion was added.
+    fn advance(&mut self, n: usize, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
+        match &mut self.incoming {
+            Incoming::Header { bytes, got } => {
+                *got += n;
+                if *got == HEADER_BYTES {
+                    let header = Header::decode(bytes)?;
+                    self.incoming = BETWEEN_FRAMES;
+                    return self.begin(header, done);
+                }
+            }
+            Incoming::Data { ticket, got } => {
+                *got += n;
+                if *got == self.reads[ticket].len() {
+                    let ticket = *ticket;
+                    let buffer = self.reads.remove(&ticket).expect("it was just there");
+                    self.incoming = BETWEEN_FRAMES;
+                    done.push(Completion::Done { ticket: Ticket(ticket), buffer, result: Ok(()) });
+                    return Ok(true);
+                }
+            }
+            Incoming::Upload { header, got, .. } => {
+                *got += n;
+                if *got == header.len as usize {
+                    let header = *header;
+                    self.incoming = BETWEEN_FRAMES;
+                    self.queue(Header::answer(Kind::Done, header.ticket, 0), Body::None);
+                    if header.kind == Kind::WriteNotify {
+                        done.push(Completion::Notified { tag: header.tag });
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Acts on a header.
+    fn begin(&mut self, header: Header, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
+        let Header { kind, ticket, .. } = header;
+        match kind {
+            Kind::Read | Kind::Write | Kind::WriteNotify => {
+                self.answer(header).map(|()| false)
+            }
+            Kind::Data => match self.reads.get(&ticket) {
+                Some(buffer) if buffer.len() == header.len as usize => {
+                    self.incoming = Incoming::Data { ticket, got: 0 };
+                    Ok(false)
+                }
+                _ => Err(FabricError::Protocol("data that nobody asked for".into())),
+            },
+            Kind::Done => {
+                let buffer = self.writes.remove(&ticket);
+                let buffer = buffer.ok_or_else(|| {
+                    FabricError::Protocol("acknowledgement of nothing".into())
+                })?;
+                done.push(Completion::Done { ticket: Ticket(ticket), buffer, result: Ok(()) });
+                Ok(true)
+            }
+            Kind::Refused => {
+                let error = FabricError::Access("the peer refused it".into());
+                let buffer = self.reads.remove(&ticket).or_else(|| self.writes.remove(&ticket));
+                done.extend(buffer.map(|buffer| Completion::Done {
+                    ticket: Ticket(ticket),
+                    buffer,
+                    result: Err(error.clone()),
+                }));
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins to serve an operation of the peer, or refuses it and ends the link.
+    fn answer(&mut self, header: Header) -> Result<(), FabricError> {
+        let Header { kind, len, ticket, key, address, .. } = header;
+        let access = if kind == Kind::Read { Access::Read } else { Access::Write };
+        if self.out.len() >= 2 * DEPTH_MAX {
+            return Err(FabricError::Protocol(format!("more than {DEPTH_MAX} operations")));
+        }
+        if len == 0 || len as usize > MESSAGE_BYTES_MAX {
+            return Err(FabricError::Protocol(format!("operation of {len} bytes")));
+        }
+        match self.domain.find(key, address, len as usize, access) {
+            Ok(Memory::Upload(slot)) => {
+                self.incoming = Incoming::Upload { header, slot, got: 0 };
+                Ok(())
+            }
+            Ok(memory) => {
+                let data = Header::answer(Kind::Data, ticket, len);
+                self.queue(data, Body::Registered(memory, address));
+                Ok(())
+            }
+            Err(error) => {
+                self.queue(Header::answer(Kind::Refused, ticket, 0), Body::None);
+                // The link ends here either way; the peer is told if the socket takes it.
+                let _ = self.push_out();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Link for TcpLink {
+    fn submit(&mut self, ticket: Ticket, op: Op) -> Result<(), Full> {
+        if self.reads.len() + self.writes.len() >= DEPTH_MAX || self.dead {
+            return Err(Full(op));
+        }
+        let (kind, range, tag, buffer) = match op {
+            Op::Read { from, into } => (Kind::Read, from, 0, into),
+            Op::Write { from, to } => (Kind::Write, to, 0, from),
+            Op::WriteNotify { from, to, tag } => (Kind::WriteNotify, to, tag, from),
+        };
+        let len = buffer.len();
+        assert!(len > 0 && len <= MESSAGE_BYTES_MAX, "operation of {len} bytes");
+        let header = Header {
+            kind,
+            len: len as u32,
+            tag,
+            ticket: ticket.0,
+            key: range.key,
+            address: range.address,
+        };
+        let (body, table) = match kind {
+            Kind::Read => (Body::None, &mut self.reads),
+            _ => (Body::Own(ticket.0), &mut self.writes),
+        };
+        assert!(table.insert(ticket.0, buffer).is_none(), "ticket {ticket:?} is in use");
+        self.queue(header, body);
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), FabricError> {
+        if self.dead {
+            return Err(FabricError::Aborted);
+        }
+        self.push_out()?;
+        self.pull_in(completions)?;
+        // Receiving may have queued answers.
+        self.push_out()
+    }
+
+    fn wake(&self) -> Wake<'_> {
+        let writable = !self.out.is_empty();
+        Wake { fd: Some(self.stream.as_fd()), readable: true, writable, at_most: None }
+    }
+
+    fn abort(&mut self, completions: &mut Vec<Completion>) {
+        self.dead = true;
+        self.out.clear();
+        self.incoming = BETWEEN_FRAMES;
+        // A socket that is gone already is as shut as it can be.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        for (ticket, buffer) in self.reads.drain().chain(self.writes.drain()) {
+            let result = Err(FabricError::Aborted);
+            completions.push(Completion::Done { ticket: Ticket(ticket), buffer, result });
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { depth_max: DEPTH_MAX, message_bytes_max: MESSAGE_BYTES_MAX }
+    }
+
+    fn transport(&self) -> &str {
+        "tcp"
+    }
+}
+
+/// Sends the next bytes of a body. A file that shrank is filled up with zeros: the length was
+/// promised, and the digests say the rest.
+fn send_body(
+    stream: &TcpStream,
+    body: &Body,
+    writes: &HashMap<u64, Buffer>,
+    at: usize,
+    len: usize,
+) -> Result<usize, Errno> {
+    match body {
+        Body::None => Ok(0),
+        Body::Own(ticket) => {
+            send(stream, &writes[ticket][at..len], SendFlags::NOSIGNAL)
+        }
+        Body::Registered(Memory::File(window), address) => {
+            let mut offset = window.offset() + address + at as u64;
+            match rustix::fs::sendfile(stream, window.file(), Some(&mut offset), len - at)? {
+                0 => send(stream, &ZEROS[..ZEROS.len().min(len - at)], SendFlags::NOSIGNAL),
+                sent => Ok(sent),
+            }
+        }
+        Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), address) => {
+            slot.with(*address as usize + at, len - at, |bytes| {
+                send(stream, bytes, SendFlags::NOSIGNAL)
+            })
+        }
+    }
+}
+
+static ZEROS: [u8; 4096] = [0; 4096];
+
+/// Receives some bytes; `None` when there are none yet.
+fn receive(stream: &TcpStream, into: &mut [u8]) -> Result<Option<usize>, FabricError> {
+    loop {
+        match recv(stream, &mut *into, RecvFlags::empty()) {
+            Ok((0, _)) => return Err(FabricError::Closed),
+            Ok((received, _)) => return Ok(Some(received)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(broken(error)),
+        }
+    }
+}
+
+fn broken(error: Errno) -> FabricError {
+    match error {
+        Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN => FabricError::Closed,
+        other => FabricError::system("data connection failed", other),
+    }
+}

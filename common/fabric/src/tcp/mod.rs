@@ -1,0 +1,38 @@
+//! The TCP link: one-sided operations as small frames that the peer's worker
+//! answers. A read is answered with sendfile from the file itself; a write
+//! lands in the registered slot and is acknowledged, so that its completion
+//! means what it means on a queue pair. Sockets never block.
+
+mod frame;
+mod link;
+
+pub use link::TcpLink;
+
+use crate::error::FabricError;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// What a data connection begins with; no TLS record begins like this.
+pub const JOIN_MAGIC: [u8; 8] = *b"VBTMJOIN";
+
+/// Bytes of the secret behind the magic.
+pub const SECRET_BYTES: usize = 32;
+
+/// Connects a data connection to a server and says which session it belongs to.
+pub fn join(
+    peer: SocketAddr,
+    secret: &[u8; SECRET_BYTES],
+    timeout: Duration,
+) -> Result<TcpStream, FabricError> {
+    let mut stream = TcpStream::connect_timeout(&peer, timeout)
+        .map_err(|e| FabricError::system("cannot connect a data connection", e))?;
+    let mut hello = Vec::with_capacity(JOIN_MAGIC.len() + SECRET_BYTES);
+    hello.extend_from_slice(&JOIN_MAGIC);
+    hello.extend_from_slice(secret);
+    stream
+        .set_write_timeout(Some(timeout))
+        .and_then(|()| stream.write_all(&hello))
+        .map_err(|e| FabricError::system("cannot join the session", e))?;
+    Ok(stream)
+}

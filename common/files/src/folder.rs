@@ -1,0 +1,260 @@
+//! A folder that paths cannot leave. Every path below it is resolved by the
+//! kernel with `openat2` and `RESOLVE_BENEATH`: a `..`, an absolute link or one
+//! that escapes is refused, whatever is renamed meanwhile. Links that stay
+//! below are followed. Used for exports on the server, targets on the client.
+
+use crate::identity::{nanoseconds, stat_open};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::fs::{mkdirat, openat, openat2, readlinkat, renameat, statx, symlinkat, unlinkat};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// Parent folders kept open for the next file in them.
+const PARENTS_MAX: usize = 32;
+
+/// A folder, held open.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    fd: Arc<OwnedFd>,
+    parents: Mutex<Vec<(WirePath, Arc<OwnedFd>)>>,
+}
+
+impl Folder {
+    /// Opens the folder at `path`, following links to it.
+    pub fn open(path: &Path) -> Result<Self, Fault> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|e| Fault::from_io(format!("cannot open folder {}", path.display()), &e.into()))?;
+        Ok(Self { path: path.to_owned(), fd: Arc::new(fd), parents: Mutex::default() })
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder's own descriptor.
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    /// Opens a regular file for reading. Anything else is refused without blocking on it.
+    pub fn open_file(&self, path: &WirePath) -> Result<File, Fault> {
+        let what = format!("cannot open {path}");
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd = self.resolve(path, flags).map_err(|e| refused(&what, path, e))?;
+        let stat = stat_open(&fd).map_err(|e| Fault::from_io(&what, &e))?;
+        match rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()) {
+            rustix::fs::FileType::RegularFile => Ok(File::from(fd)),
+            rustix::fs::FileType::Directory => {
+                Err(Fault::new(Code::IsFolder, format!("{what}: it is a folder")))
+            }
+            _ => Err(Fault::new(Code::Special, format!("{what}: it is not a regular file"))),
+        }
+    }
+
+    /// Opens a folder below.
+    pub fn open_folder(&self, path: &WirePath) -> Result<OwnedFd, Fault> {
+        let what = format!("cannot open folder {path}");
+        self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| refused(&what, path, e))
+    }
+
+    /// Opens the folder that `path` is in, from a few kept open.
+    pub fn open_parent(&self, path: &WirePath) -> Result<Arc<OwnedFd>, Fault> {
+        let parent = path.parent();
+        if parent.is_root() {
+            return Ok(self.fd.clone());
+        }
+        let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, fd)) = parents.iter().find(|(known, _)| *known == parent) {
+            return Ok(fd.clone());
+        }
+        let fd = Arc::new(self.open_folder(&parent)?);
+        if parents.len() == PARENTS_MAX {
+            parents.remove(0);
+        }
+        parents.push((parent, fd.clone()));
+        Ok(fd)
+    }
+
+    /// Says what is at `path`; links on the way are followed, and `follow` says whether the
+    /// last one is.
+    pub fn stat(&self, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
+        let what = format!("cannot look at {path}");
+        let mut flags = OFlags::PATH;
+        flags.set(OFlags::NOFOLLOW, !follow);
+        let fd = self.resolve(path, flags).map_err(|e| refused(&what, path, e))?;
+        let stat = stat_open(&fd).map_err(|e| Fault::from_io(&what, &e))?;
+        entry_of(&fd, c"", path.clone(), &stat).map_err(|e| Fault::from_io(&what, &e))
+    }
+
+    /// Makes a folder; an existing one is fine.
+    pub fn make_folder(&self, path: &WirePath, mode: u32) -> Result<(), Fault> {
+        let Some(name) = path.name() else { return Ok(()) };
+        let what = format!("cannot make folder {path}");
+        let parent = self.open_parent(path)?;
+        let mode = Mode::from_raw_mode(mode & 0o777 | 0o700);
+        match mkdirat(&*parent, OsStr::from_bytes(name), mode) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::EXIST) => match self.stat(path, true)?.kind {
+                EntryKind::Folder => Ok(()),
+                _ => Err(Fault::new(Code::NotFolder, format!("{what}: a file is in its place"))),
+            },
+            Err(error) => Err(Fault::from_io(&what, &error.into())),
+        }
+    }
+
+    /// Makes a symbolic link in place of what is there, which must not be a folder.
+    pub fn make_symlink(&self, path: &WirePath, target: &[u8]) -> Result<(), Fault> {
+        let what = format!("cannot make link {path}");
+        let name = path.name();
+        let name = name.ok_or_else(|| Fault::new(Code::BadPath, format!("{what}: no name")))?;
+        let parent = self.open_parent(path)?;
+        let temporary = crate::target::temporary_name(name);
+        let io = |error: rustix::io::Errno| Fault::from_io(&what, &error.into());
+        symlinkat(OsStr::from_bytes(target), &*parent, OsStr::from_bytes(&temporary)).map_err(io)?;
+        let renamed =
+            renameat(&*parent, OsStr::from_bytes(&temporary), &*parent, OsStr::from_bytes(name));
+        renamed.map_err(|error| {
+            // The rename's error is what matters; the link may stay if this fails too.
+            let _ = unlinkat(&*parent, OsStr::from_bytes(&temporary), AtFlags::empty());
+            io(error)
+        })
+    }
+
+    fn resolve(&self, path: &WirePath, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
+        let flags = flags | OFlags::CLOEXEC;
+        if path.is_root() {
+            return openat(&*self.fd, c".", flags, Mode::empty());
+        }
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let name = OsStr::from_bytes(path.as_bytes());
+        // The kernel asks to try again when a rename raced with the look-up.
+        for _ in 0..RESOLVE_TRIES_MAX {
+            match openat2(&*self.fd, name, flags, Mode::empty(), resolve) {
+                Err(rustix::io::Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+        Err(rustix::io::Errno::AGAIN)
+    }
+}
+
+/// How often a look-up that raced with a rename is tried.
+const RESOLVE_TRIES_MAX: usize = 64;
+
+fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
+    match error {
+        rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => {
+            Fault::new(Code::BadPath, format!("{what}: {path} leads out of its export"))
+        }
+        other => Fault::from_io(what, &other.into()),
+    }
+}
+
+/// Describes what a status was taken of.
+pub(crate) fn entry_of(
+    at: impl AsFd,
+    name: impl rustix::path::Arg,
+    path: WirePath,
+    stat: &Statx,
+) -> io::Result<Entry> {
+    use rustix::fs::FileType;
+    let kind = match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Folder,
+        FileType::Symlink => {
+            let target = readlinkat(at, name, Vec::new())?.into_bytes();
+            EntryKind::Symlink { target }
+        }
+        _ => EntryKind::Special,
+    };
+    let size = if kind == EntryKind::File { stat.stx_size } else { 0 };
+    let mode = u32::from(stat.stx_mode) & 0o7777;
+    Ok(Entry { path, kind, size, mode, mtime_ns: nanoseconds(&stat.stx_mtime) })
+}
+
+/// The status of a name in an open folder, of the link itself where it is one.
+pub(crate) fn stat_name(folder: impl AsFd, name: &OsStr) -> io::Result<Statx> {
+    Ok(statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn path(text: &str) -> WirePath {
+        WirePath::parse(text.as_bytes()).expect("plain")
+    }
+
+    fn sample() -> (tempfile::TempDir, Folder) {
+        let outside = tempfile::tempdir().expect("folder");
+        fs::create_dir_all(outside.path().join("export/sub")).expect("folder");
+        fs::write(outside.path().join("secret"), b"secret").expect("writes");
+        fs::write(outside.path().join("export/a"), b"inside").expect("writes");
+        symlink("../secret", outside.path().join("export/escape")).expect("links");
+        symlink("/etc/passwd", outside.path().join("export/absolute")).expect("links");
+        symlink("../a", outside.path().join("export/sub/inner")).expect("links");
+        symlink("loop", outside.path().join("export/loop")).expect("links");
+        let folder = Folder::open(&outside.path().join("export")).expect("opens");
+        (outside, folder)
+    }
+
+    #[test]
+    fn links_that_leave_are_refused_and_links_that_stay_are_followed() {
+        let (_keep, folder) = sample();
+        assert!(folder.open_file(&path("a")).is_ok());
+        assert!(folder.open_file(&path("sub/inner")).is_ok());
+        for bad in ["escape", "absolute", "loop"] {
+            let fault = folder.open_file(&path(bad)).expect_err("refused");
+            assert_eq!(fault.code, Code::BadPath, "{bad}: {fault}");
+            assert!(fault.text.contains("leads out of its export"), "{fault}");
+        }
+    }
+
+    #[test]
+    fn folders_and_special_files_are_not_opened_as_files() {
+        let (keep, folder) = sample();
+        assert_eq!(folder.open_file(&path("sub")).expect_err("folder").code, Code::IsFolder);
+        let fifo = keep.path().join("export/fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .expect("makes a fifo");
+        assert_eq!(folder.open_file(&path("fifo")).expect_err("fifo").code, Code::Special);
+        assert_eq!(folder.open_file(&path("nothing")).expect_err("none").code, Code::NotFound);
+    }
+
+    #[test]
+    fn making_a_folder_twice_is_fine_and_over_a_file_is_not() {
+        let (_keep, folder) = sample();
+        folder.make_folder(&path("sub/new"), 0o755).expect("makes");
+        folder.make_folder(&path("sub/new"), 0o755).expect("is there");
+        assert_eq!(folder.make_folder(&path("a"), 0o755).expect_err("file").code, Code::NotFolder);
+    }
+
+    #[test]
+    fn a_symlink_replaces_a_file_but_not_a_folder() {
+        let (_keep, folder) = sample();
+        folder.make_symlink(&path("a"), b"sub").expect("links");
+        let entry = folder.stat(&path("a"), false).expect("there");
+        assert_eq!(entry.kind, EntryKind::Symlink { target: b"sub".to_vec() });
+        assert!(folder.make_symlink(&path("sub"), b"a").is_err());
+        let left = fs::read_dir(folder.path()).expect("lists").count();
+        assert_eq!(left, 5, "no temporary link is left");
+    }
+}

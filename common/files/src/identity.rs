@@ -1,0 +1,81 @@
+//! What makes a file the same file with the same content, as far as the file
+//! system tells. What it cannot tell: a store through somebody's mapping, and a
+//! write in the same tick of the clock as the last one, which is why an
+//! identity younger than two seconds is called racy.
+
+use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp, fstatvfs, statx};
+use std::fs::File;
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+use verbatim_proto::units::RACY_NS;
+
+/// The identity of a file's content. The birth time stands for the inode's generation: an
+/// inode that is used again is born again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The file system, by its own id: the device number is not stable across reboots.
+    pub file_system: u64,
+    /// The inode number.
+    pub inode: u64,
+    /// When the inode was made, zero where the file system does not say.
+    pub born_ns: i64,
+    /// How many bytes it has.
+    pub size: u64,
+    /// When its content changed.
+    pub mtime_ns: i64,
+    /// When its inode changed.
+    pub ctime_ns: i64,
+}
+
+impl Identity {
+    /// Takes the identity of an open file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let stat = stat_open(file)?;
+        Ok(Self {
+            file_system: fstatvfs(file)?.f_fsid,
+            inode: stat.stx_ino,
+            born_ns: nanoseconds(&stat.stx_btime),
+            size: stat.stx_size,
+            mtime_ns: nanoseconds(&stat.stx_mtime),
+            ctime_ns: nanoseconds(&stat.stx_ctime),
+        })
+    }
+
+    /// Whether a later write could hide behind the same time stamps. A stamp from the future
+    /// is racy too: nothing is known about that clock.
+    pub fn is_racy(&self, now: SystemTime) -> bool {
+        let now_ns = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
+        let youngest = i128::from(self.mtime_ns.max(self.ctime_ns));
+        now_ns - youngest < RACY_NS
+    }
+}
+
+/// The status of an open file.
+pub(crate) fn stat_open(file: impl std::os::fd::AsFd) -> io::Result<Statx> {
+    let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    Ok(statx(file, c"", AtFlags::EMPTY_PATH, flags)?)
+}
+
+/// A time stamp as nanoseconds since 1970, saturating.
+pub(crate) fn nanoseconds(stamp: &StatxTimestamp) -> i64 {
+    stamp.tv_sec.saturating_mul(1_000_000_000).saturating_add(i64::from(stamp.tv_nsec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::time::Duration;
+
+    #[test]
+    fn a_write_changes_the_identity_once_it_is_not_racy() {
+        let mut file = tempfile::tempfile().expect("file");
+        file.write_all(b"one").expect("writes");
+        let before = Identity::of(&file).expect("identity");
+        assert!(before.is_racy(SystemTime::now()));
+        assert!(!before.is_racy(SystemTime::now() + Duration::from_secs(3)));
+        assert!(before.is_racy(SystemTime::now() - Duration::from_secs(100)), "from the future");
+        file.write_all(b"two").expect("writes");
+        assert_ne!(Identity::of(&file).expect("identity"), before);
+    }
+}

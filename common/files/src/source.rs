@@ -1,0 +1,178 @@
+//! A file that is read for a copy: opened once, its identity taken, and asked at
+//! the end whether it is still the same. Where time stamps cannot tell, because
+//! it was written moments before, what was handed out is hashed again.
+
+use crate::hash::hash_extent;
+use crate::identity::Identity;
+use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+use verbatim_proto::message::FileInfo;
+use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault};
+
+/// A source of a copy.
+#[derive(Debug)]
+pub struct Source {
+    file: Arc<File>,
+    name: String,
+    identity: Identity,
+    mode: u32,
+    racy: bool,
+    handed: Mutex<Handed>,
+}
+
+/// What was handed out, as a sum over its grains that any order gives alike.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Handed {
+    extents: ExtentSet,
+    sum: [u64; 4],
+    /// A range was handed out twice: the sum says nothing any more.
+    twice: bool,
+}
+
+impl Source {
+    /// Takes the identity of an open file; `name` is for messages.
+    pub fn new(file: File, name: impl std::fmt::Display) -> Result<Self, Fault> {
+        let what = format!("cannot look at {name}");
+        let identity = Identity::of(&file).map_err(|e| Fault::from_io(&what, &e))?;
+        let stat = crate::identity::stat_open(&file).map_err(|e| Fault::from_io(&what, &e))?;
+        Ok(Self {
+            file: Arc::new(file),
+            name: name.to_string(),
+            identity,
+            mode: u32::from(stat.stx_mode) & 0o7777,
+            racy: identity.is_racy(SystemTime::now()),
+            handed: Mutex::default(),
+        })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// What it was when it was opened.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Whether its identity may not be trusted, or cached.
+    pub fn is_racy(&self) -> bool {
+        self.racy
+    }
+
+    /// What the other side is told of it.
+    pub fn info(&self) -> FileInfo {
+        FileInfo { size: self.identity.size, mode: self.mode, mtime_ns: self.identity.mtime_ns }
+    }
+
+    /// Hashes a range of it.
+    pub fn hash(&self, extent: Extent) -> Result<Vec<Digest>, Fault> {
+        hash_extent(&self.file, self.identity.size, extent).map_err(|e| self.read_fault(&e))
+    }
+
+    /// Says what a failed read of it means: one that ends early is a change.
+    pub fn read_fault(&self, error: &std::io::Error) -> Fault {
+        if error.kind() == std::io::ErrorKind::UnexpectedEof {
+            return self.changed("shrank while it was read");
+        }
+        Fault::from_io(format!("cannot read {}", self.name), error)
+    }
+
+    /// Remembers digests that went to the other side, for `check`.
+    pub fn hand_out(&self, extent: Extent, digests: &[Digest]) {
+        if !self.racy {
+            return;
+        }
+        let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        handed.add(extent, digests);
+    }
+
+    /// Says whether the file is still what it was when it was opened, so that what was handed
+    /// out is one version of it.
+    pub fn check(&self) -> Result<(), Fault> {
+        let what = || format!("cannot look at {}", self.name);
+        let now = Identity::of(&self.file).map_err(|e| Fault::from_io(what(), &e))?;
+        if now != self.identity {
+            return Err(self.changed("changed while it was read"));
+        }
+        if self.racy { self.check_content() } else { Ok(()) }
+    }
+
+    fn check_content(&self) -> Result<(), Fault> {
+        let handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        if handed.twice {
+            return Err(self.changed("may have changed while it was read"));
+        }
+        let mut again = Handed::default();
+        for whole in handed.extents.iter() {
+            let mut rest: ExtentSet = [whole].into_iter().collect();
+            while let Some(extent) = rest.take_first(WINDOW_BYTES) {
+                again.add(extent, &self.hash(extent)?);
+            }
+        }
+        if again == *handed { Ok(()) } else { Err(self.changed("changed while it was read")) }
+    }
+
+    fn changed(&self, how: &str) -> Fault {
+        Fault::new(Code::Changed, format!("{} {how}", self.name))
+    }
+}
+
+impl Handed {
+    fn add(&mut self, extent: Extent, digests: &[Digest]) {
+        self.twice |= self.extents.intersects(extent);
+        self.extents.insert(extent);
+        for (index, digest) in (extent.offset / GRAIN_BYTES..).zip(digests) {
+            let mut keyed = [0_u8; 40];
+            keyed[..8].copy_from_slice(&index.to_le_bytes());
+            keyed[8..].copy_from_slice(&digest.0);
+            let Digest(mixed) = Digest::of(&keyed);
+            for (sum, part) in self.sum.iter_mut().zip(mixed.chunks_exact(8)) {
+                *sum ^= u64::from_le_bytes(part.try_into().expect("8 bytes"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn sample() -> (File, Source) {
+        let file = tempfile::tempfile().expect("file");
+        file.write_all_at(&[7; 300_000], 0).expect("writes");
+        let source = Source::new(file.try_clone().expect("clones"), "a.bin").expect("source");
+        let whole = Extent::new(0, 300_000);
+        source.hand_out(whole, &source.hash(whole).expect("hashes"));
+        (file, source)
+    }
+
+    #[test]
+    fn a_file_that_stays_is_unchanged() {
+        let (_file, source) = sample();
+        assert!(source.is_racy(), "it was just written");
+        assert_eq!(source.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_write_hidden_by_the_time_stamps_is_found_in_the_content() {
+        let (file, source) = sample();
+        file.write_all_at(&[8], 299_999).expect("writes");
+        // As on kernels with coarse stamps: the identity looks the same.
+        let identity = Identity::of(&file).expect("identity");
+        let source = Source { identity, ..source };
+        assert_eq!(source.check().expect_err("changed").code, Code::Changed);
+    }
+
+    #[test]
+    fn a_file_that_shrank_says_so() {
+        let (file, source) = sample();
+        file.set_len(10).expect("shrinks");
+        assert_eq!(source.check().expect_err("changed").code, Code::Changed);
+        let fault = source.hash(Extent::new(0, 300_000)).expect_err("short");
+        assert_eq!(fault.to_string(), "a.bin shrank while it was read");
+    }
+}

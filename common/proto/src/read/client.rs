@@ -1,0 +1,585 @@
+//! The reading client: opens files, spreads chunks of leased windows over the
+//! links, counts what is verified, asks again for what is not, and says when a
+//! file is whole. Driven by the client's session; never sees a byte.
+//!
+//! Life of a file: opening -> fetching -> closing -> finished, failed, or begun
+//! again when its source changed. A file that fails is drained first: nothing
+//! of it is in flight when the driver is told.
+
+use super::chunk::{Chunk, check_piece};
+use crate::digest::{Digest, RootBuilder};
+use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
+use crate::message::WindowId;
+use crate::units::{
+    BATCH_FILES_MAX, CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX,
+    FRAME_BYTES_MAX, OPEN_FILES_MAX,
+};
+use crate::{Code, Extent, ExtentSet, Fault, WirePath};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+/// How a session reads.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientOptions {
+    /// The unit of transfer and retry.
+    pub chunk_bytes: u32,
+    /// Reads in flight on each link.
+    pub slots_per_link: u16,
+    /// After how long without an answer a link, or the peer, is given up.
+    pub timeout: Duration,
+}
+
+/// What is already there of a file that is resumed.
+#[derive(Clone, Debug)]
+pub struct Have {
+    /// The size the file had.
+    pub size: u64,
+    /// What of it is verified.
+    pub extents: ExtentSet,
+    /// The digests of those extents.
+    pub root: RootBuilder,
+}
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientEffect {
+    /// Send this.
+    Send(ReadRequest),
+    /// A file was opened: make a place for it.
+    Opened {
+        /// The file.
+        file: FileId,
+        /// What it is.
+        info: FileInfo,
+    },
+    /// Read a chunk, verify it, write it; answer with `fetched`.
+    Fetch(Fetch),
+    /// This link gave no answer in time: end it; answer with `link_down`.
+    DropLink {
+        /// The link.
+        link: LinkId,
+    },
+    /// The source changed: forget what has landed of this file.
+    Restart {
+        /// The file.
+        file: FileId,
+    },
+    /// All of the file is there and verified, and the source did not change.
+    Finished {
+        /// The file.
+        file: FileId,
+        /// Its digest.
+        root: Digest,
+    },
+    /// The file failed; nothing of it is in flight.
+    Failed {
+        /// The file.
+        file: FileId,
+        /// Why.
+        fault: Fault,
+    },
+    /// The session cannot go on.
+    Broken(Fault),
+}
+
+/// One read to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// On which link.
+    pub link: LinkId,
+    /// Into which slot of that link.
+    pub slot: u16,
+    /// What to read, and what must be in it.
+    pub chunk: Chunk,
+}
+
+/// How a read ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The bytes came; one outcome per piece.
+    Landed(Vec<PieceOutcome>),
+    /// The link died first.
+    LinkLost,
+}
+
+/// What became of one piece of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PieceOutcome {
+    /// Its digests matched and it is in the target.
+    Verified,
+    /// A digest did not match.
+    Mismatch,
+    /// It could not be written.
+    Failed(Fault),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Opening,
+    Fetching,
+    Closing,
+}
+
+struct File {
+    path: WirePath,
+    have: Option<Have>,
+    size: u64,
+    stage: Stage,
+    /// Needed, and not leased yet.
+    unleased: ExtentSet,
+    unverified_bytes: u64,
+    root: RootBuilder,
+    /// Pieces of this file in chunks that are ready or in flight.
+    pending: usize,
+    /// Where digests did not match, and how often.
+    bad: BTreeMap<u64, u8>,
+    attempts: u8,
+    doom: Option<Fault>,
+}
+
+struct Window {
+    chunks: usize,
+    refresh: Vec<(FileId, Extent)>,
+}
+
+struct LinkState {
+    id: LinkId,
+    free: Vec<u16>,
+    dropping: bool,
+}
+
+struct Flight {
+    chunk: Chunk,
+    deadline: Duration,
+}
+
+/// The machine.
+pub struct ReadClient {
+    options: ClientOptions,
+    files: HashMap<FileId, File>,
+    windows: HashMap<WindowId, Window>,
+    ready: VecDeque<Chunk>,
+    links: Vec<LinkState>,
+    flights: HashMap<(LinkId, u16), Flight>,
+    to_open: Vec<OpenFile>,
+    to_release: Vec<WindowId>,
+    to_close: Vec<FileId>,
+    effects: VecDeque<ClientEffect>,
+    heard: Duration,
+    mismatches: u64,
+}
+
+impl ReadClient {
+    /// A machine without files or links.
+    pub fn new(options: ClientOptions) -> Self {
+        Self {
+            options,
+            files: HashMap::new(),
+            windows: HashMap::new(),
+            ready: VecDeque::new(),
+            links: Vec::new(),
+            flights: HashMap::new(),
+            to_open: Vec::new(),
+            to_release: Vec::new(),
+            to_close: Vec::new(),
+            effects: VecDeque::new(),
+            heard: Duration::ZERO,
+            mismatches: 0,
+        }
+    }
+
+    /// How many more files may be opened now.
+    pub fn room(&self) -> usize {
+        OPEN_FILES_MAX - self.files.len()
+    }
+
+    /// Whether no file is left.
+    pub fn is_idle(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// How many digests did not match so far.
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
+
+    /// The next thing the driver must do.
+    pub fn next_effect(&mut self) -> Option<ClientEffect> {
+        self.effects.pop_front()
+    }
+
+    /// Adds a file. Numbers are used once.
+    ///
+    /// # Panics
+    /// When there is no room or the number is in use: a bug of the driver.
+    pub fn open(&mut self, file: FileId, path: WirePath, have: Option<Have>, now: Duration) {
+        assert!(self.room() > 0, "no room for another file");
+        self.touch(now);
+        let state = File {
+            path,
+            have,
+            size: 0,
+            stage: Stage::Opening,
+            unleased: ExtentSet::new(),
+            unverified_bytes: 0,
+            root: RootBuilder::new(0),
+            pending: 0,
+            bad: BTreeMap::new(),
+            attempts: 1,
+            doom: None,
+        };
+        self.to_open.push(state.request(file));
+        assert!(self.files.insert(file, state).is_none(), "file {file:?} is in use");
+    }
+
+    /// Gives a file up for a reason of the driver's.
+    pub fn fail(&mut self, file: FileId, fault: Fault) {
+        self.doom(file, fault);
+    }
+
+    /// A link is ready.
+    pub fn link_up(&mut self, id: LinkId) {
+        let free = (0..self.options.slots_per_link).rev().collect();
+        self.links.push(LinkState { id, free, dropping: false });
+    }
+
+    /// A link is dead and nothing on it will complete any more.
+    pub fn link_down(&mut self, id: LinkId, now: Duration) {
+        self.touch(now);
+        self.links.retain(|link| link.id != id);
+        let lost: Vec<_> = self.flights.keys().filter(|(link, _)| *link == id).copied().collect();
+        for key in lost {
+            let flight = self.flights.remove(&key).expect("the key was just listed");
+            self.ready.push_front(flight.chunk);
+        }
+    }
+
+    /// A read ended. One that is not in flight is ignored: it was counted as lost before.
+    pub fn fetched(&mut self, link: LinkId, slot: u16, outcome: Outcome, now: Duration) {
+        let Some(flight) = self.flights.remove(&(link, slot)) else { return };
+        self.touch(now);
+        let outcomes = match outcome {
+            Outcome::LinkLost => return self.ready.push_front(flight.chunk),
+            Outcome::Landed(outcomes) => outcomes,
+        };
+        if let Some(link) = self.links.iter_mut().find(|state| state.id == link) {
+            link.free.push(slot);
+        }
+        assert_eq!(outcomes.len(), flight.chunk.pieces.len(), "one outcome per piece");
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            self.landed(&flight.chunk, index, outcome);
+        }
+        self.chunk_done(flight.chunk.window);
+    }
+
+    /// The server is alive, whatever it said.
+    pub fn touch(&mut self, now: Duration) {
+        self.heard = self.heard.max(now);
+    }
+
+    /// Takes an answer of the server.
+    pub fn reply(&mut self, reply: ReadReply, now: Duration) {
+        self.touch(now);
+        let taken = match reply {
+            ReadReply::Opened { files } => {
+                files.into_iter().try_for_each(|(file, answer)| self.opened(file, answer))
+            }
+            ReadReply::Lease(lease) => self.leased(&lease),
+            ReadReply::Failed { file, fault } => {
+                self.doom(file, fault);
+                Ok(())
+            }
+            ReadReply::Closed { files } => {
+                files.into_iter().try_for_each(|(file, answer)| self.closed(file, answer))
+            }
+        };
+        if let Err(fault) = taken {
+            self.effects.push_back(ClientEffect::Broken(fault));
+        }
+    }
+
+    /// Puts ready chunks into free slots and sends what is due. Call after every event.
+    pub fn advance(&mut self, now: Duration) {
+        self.drop_doomed_chunks();
+        while let Some(chunk) = self.ready.pop_front() {
+            let Some((link, slot)) = self.free_slot() else {
+                self.ready.push_front(chunk);
+                break;
+            };
+            let deadline = now + self.options.timeout;
+            self.flights.insert((link, slot), Flight { chunk: chunk.clone(), deadline });
+            self.effects.push_back(ClientEffect::Fetch(Fetch { link, slot, chunk }));
+        }
+        self.end_files();
+        self.flush();
+        self.expire(now);
+    }
+
+    /// When `advance` must be called at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        if self.flights.is_empty() {
+            return (!self.is_idle()).then(|| self.heard + self.options.timeout);
+        }
+        let dropping = |id: &LinkId| self.links.iter().any(|link| link.id == *id && link.dropping);
+        let waiting = self.flights.iter().filter(|((id, _), _)| !dropping(id));
+        waiting.map(|(_, flight)| flight.deadline).min()
+    }
+
+    fn opened(&mut self, id: FileId, answer: Result<FileInfo, Fault>) -> Result<(), Fault> {
+        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Opening);
+        let file = file.ok_or_else(|| unexpected("answer to an open", id))?;
+        let info = match answer {
+            Ok(info) => info,
+            Err(fault) => {
+                self.files.remove(&id);
+                self.effects.push_back(ClientEffect::Failed { file: id, fault });
+                return Ok(());
+            }
+        };
+        file.stage = Stage::Fetching;
+        file.size = info.size;
+        file.unleased = ExtentSet::whole(info.size);
+        file.root = RootBuilder::new(info.size);
+        if info.size == 0 {
+            file.root.insert(0, Digest::of(b""));
+        }
+        match file.have.take() {
+            Some(have) if have.size == info.size => {
+                have.extents.iter().for_each(|extent| assert!(file.unleased.take(extent)));
+                file.root = have.root;
+            }
+            Some(_) => file.doom = Some(changed(&file.path, "has another size than before")),
+            None => {}
+        }
+        file.unverified_bytes = file.unleased.bytes();
+        self.effects.push_back(ClientEffect::Opened { file: id, info });
+        Ok(())
+    }
+
+    fn leased(&mut self, lease: &Lease) -> Result<(), Fault> {
+        if self.windows.contains_key(&lease.window) || lease.pieces.is_empty() {
+            return Err(Fault::new(Code::Protocol, "server leased an empty window, or one twice"));
+        }
+        for piece in &lease.pieces {
+            let file = self.files.get_mut(&piece.file);
+            let file = file.filter(|file| file.stage != Stage::Opening);
+            let file = file.ok_or_else(|| unexpected("lease", piece.file))?;
+            check_piece(piece, file.size)?;
+            if !file.unleased.take(piece.extent) {
+                return Err(unexpected("lease of what was leased before", piece.file));
+            }
+        }
+        let chunks = Chunk::cut(lease, self.options.chunk_bytes);
+        for piece in chunks.iter().flat_map(|chunk| &chunk.pieces) {
+            if let Some(file) = self.files.get_mut(&piece.file) {
+                file.pending += 1;
+            }
+        }
+        let window = Window { chunks: chunks.len(), refresh: Vec::new() };
+        self.windows.insert(lease.window, window);
+        self.ready.extend(chunks);
+        Ok(())
+    }
+
+    fn landed(&mut self, chunk: &Chunk, index: usize, outcome: PieceOutcome) {
+        let piece = &chunk.pieces[index];
+        let Some(file) = self.files.get_mut(&piece.file) else { return };
+        file.pending -= 1;
+        if file.doom.is_some() || file.stage != Stage::Fetching {
+            return;
+        }
+        match outcome {
+            PieceOutcome::Verified => {
+                file.bad.remove(&piece.extent.offset);
+                file.unverified_bytes -= piece.extent.len;
+                file.root.insert_run(piece.extent.offset, &piece.digests);
+            }
+            PieceOutcome::Failed(fault) => file.doom = Some(fault),
+            PieceOutcome::Mismatch => self.mismatched(chunk, index),
+        }
+    }
+
+    fn mismatched(&mut self, chunk: &Chunk, index: usize) {
+        let Piece { file: id, extent, .. } = chunk.pieces[index];
+        self.mismatches += 1;
+        let file = self.files.get_mut(&id).expect("the caller found it");
+        let tries = file.bad.entry(extent.offset).or_default();
+        *tries += 1;
+        let tries = *tries;
+        let window = self.windows.get_mut(&chunk.window).expect("a chunk keeps its window");
+        if tries >= CHUNK_ATTEMPTS_MAX {
+            let text = format!("digest does not match at byte {} after {tries} tries", extent.offset);
+            file.doom = Some(Fault::new(Code::Mismatch, text));
+        } else if tries >= CHUNK_ATTEMPTS_BEFORE_REFRESH {
+            file.unleased.insert(extent);
+            window.refresh.push((id, extent));
+        } else {
+            file.pending += 1;
+            window.chunks += 1;
+            self.ready.push_back(chunk.only(index));
+        }
+    }
+
+    /// One chunk of a window is done with; the last one gives the window back.
+    fn chunk_done(&mut self, id: WindowId) {
+        let window = self.windows.get_mut(&id).expect("a chunk keeps its window");
+        window.chunks -= 1;
+        if window.chunks > 0 {
+            return;
+        }
+        let window = self.windows.remove(&id).expect("it was just there");
+        let files = &self.files;
+        let fetching = |id: &FileId| {
+            files.get(id).is_some_and(|file| file.doom.is_none() && file.stage == Stage::Fetching)
+        };
+        let pieces: Vec<_> =
+            window.refresh.into_iter().filter(|(file, _)| fetching(file)).collect();
+        if pieces.is_empty() {
+            self.to_release.push(id);
+        } else {
+            let refresh = ReadRequest::Refresh { window: id, pieces };
+            self.effects.push_back(ClientEffect::Send(refresh));
+        }
+    }
+
+    fn doom(&mut self, id: FileId, fault: Fault) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.doom.get_or_insert(fault);
+        }
+    }
+
+    /// Chunks that hold nothing wanted any more are not worth a read.
+    fn drop_doomed_chunks(&mut self) {
+        let files = &self.files;
+        let doomed = |piece: &Piece| {
+            files
+                .get(&piece.file)
+                .is_none_or(|file| file.doom.is_some() || file.stage != Stage::Fetching)
+        };
+        let (dead, ready) =
+            self.ready.drain(..).partition(|chunk| chunk.pieces.iter().all(doomed));
+        self.ready = ready;
+        let dead: VecDeque<Chunk> = dead;
+        for chunk in dead {
+            for piece in &chunk.pieces {
+                if let Some(file) = self.files.get_mut(&piece.file) {
+                    file.pending -= 1;
+                }
+            }
+            self.chunk_done(chunk.window);
+        }
+    }
+
+    /// Closes files that are whole, and doomed ones of which nothing is in flight.
+    fn end_files(&mut self) {
+        for (&id, file) in &mut self.files {
+            let whole = file.unverified_bytes == 0 || file.doom.is_some();
+            if file.stage == Stage::Fetching && whole && file.pending == 0 {
+                file.stage = Stage::Closing;
+                self.to_close.push(id);
+            }
+        }
+    }
+
+    fn closed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
+        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Closing);
+        let file = file.ok_or_else(|| unexpected("answer to a close", id))?;
+        let fault = match (file.doom.take(), answer) {
+            (Some(doom), _) => doom,
+            (None, Err(fault)) => fault,
+            (None, Ok(())) => {
+                let root = file.root.finish().expect("every grain was verified");
+                self.files.remove(&id);
+                self.effects.push_back(ClientEffect::Finished { file: id, root });
+                return Ok(());
+            }
+        };
+        if fault.code == Code::Changed && file.attempts < FILE_ATTEMPTS_MAX {
+            file.attempts += 1;
+            file.stage = Stage::Opening;
+            file.bad.clear();
+            self.to_open.push(file.request(id));
+            self.effects.push_back(ClientEffect::Restart { file: id });
+        } else {
+            self.files.remove(&id);
+            self.effects.push_back(ClientEffect::Failed { file: id, fault });
+        }
+        Ok(())
+    }
+
+    fn free_slot(&mut self) -> Option<(LinkId, u16)> {
+        let usable = self.links.iter_mut().filter(|link| !link.dropping);
+        let link = usable.max_by_key(|link| link.free.len())?;
+        Some((link.id, link.free.pop()?))
+    }
+
+    fn flush(&mut self) {
+        let effects = &mut self.effects;
+        let mut send = |request| effects.push_back(ClientEffect::Send(request));
+        for files in batches_by(&mut self.to_open, |file| file.path.as_bytes().len()) {
+            send(ReadRequest::Open { files });
+        }
+        for windows in batches(&mut self.to_release) {
+            send(ReadRequest::Release { windows });
+        }
+        for files in batches(&mut self.to_close) {
+            send(ReadRequest::Close { files });
+        }
+    }
+
+    fn expire(&mut self, now: Duration) {
+        for ((id, _), flight) in &self.flights {
+            let link = self.links.iter_mut().find(|link| link.id == *id);
+            if let Some(link) = link.filter(|link| flight.deadline <= now && !link.dropping) {
+                link.dropping = true;
+                self.effects.push_back(ClientEffect::DropLink { link: *id });
+            }
+        }
+        if !self.is_idle() && self.flights.is_empty() && self.heard + self.options.timeout <= now {
+            let seconds = self.options.timeout.as_secs();
+            let text = format!("server said nothing for {seconds} s");
+            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
+            self.heard = now;
+        }
+    }
+}
+
+impl File {
+    fn request(&self, file: FileId) -> OpenFile {
+        let have = self.have.iter().flat_map(|have| have.extents.iter()).collect();
+        OpenFile { file, path: self.path.clone(), have }
+    }
+}
+
+/// Empties a list into messages of bounded length.
+pub(crate) fn batches<T>(list: &mut Vec<T>) -> Vec<Vec<T>> {
+    batches_by(list, |_| 0)
+}
+
+/// Empties a list into messages of bounded length and of bounded bytes.
+pub(crate) fn batches_by<T>(list: &mut Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut batches: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for item in list.drain(..) {
+        bytes += bytes_of(&item);
+        match batches.last_mut() {
+            Some(batch) if batch.len() < BATCH_FILES_MAX && bytes <= FRAME_BYTES_MAX / 2 => {
+                batch.push(item);
+            }
+            _ => {
+                bytes = bytes_of(&item);
+                batches.push(vec![item]);
+            }
+        }
+    }
+    batches
+}
+
+pub(crate) fn unexpected(what: &str, file: FileId) -> Fault {
+    Fault::new(Code::Protocol, format!("peer sent a {what}, unasked, for file {}", file.0))
+}
+
+pub(crate) fn changed(path: &WirePath, how: &str) -> Fault {
+    Fault::new(Code::Changed, format!("{path} {how}"))
+}
+

@@ -1,0 +1,319 @@
+//! The reading server: opens what it is asked for, has windows prepared within
+//! the client's credit, leases them, takes them back. Driven by the server's
+//! session, one machine per client. Files of at most a grain are packed, many
+//! in one window; larger ones get windows of their own, in order.
+//!
+//! A window is preparing, then leased, then retired: by `Release`, by
+//! `Refresh`, or by the end of the session. Never earlier, because a client's
+//! read of a retired window kills its queue pair.
+
+use super::client::{batches, unexpected};
+use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
+use crate::message::WindowId;
+use crate::units::{
+    BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_BYTES_MAX, PACK_FILES_MAX, PACKED_FILE_BYTES_MAX,
+    WINDOW_BYTES, WINDOWS_MAX,
+};
+use crate::{Code, Digest, Extent, ExtentSet, Fault};
+use std::collections::{HashMap, VecDeque};
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerEffect {
+    /// Send this.
+    Send(ReadReply),
+    /// Open these; answer with `opened`.
+    Open(Vec<OpenFile>),
+    /// Make a window; answer with `prepared`.
+    Prepare(Prepare),
+    /// The client is done with this window: take it back.
+    Retire(WindowId),
+    /// Compare the identity of these with that at open, and close them; answer with `closed`.
+    Close(Vec<FileId>),
+    /// The client broke the protocol or a bound: end the session.
+    Broken(Fault),
+}
+
+/// A window to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepare {
+    /// Its number.
+    pub window: WindowId,
+    /// What goes into it, one behind the other.
+    pub pieces: Vec<(FileId, Extent)>,
+    /// Whether the pieces are whole small files, to be staged together.
+    pub packed: bool,
+    /// Whether a digest did not match before: open the file anew and trust no cache.
+    pub fresh: bool,
+}
+
+/// A window that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// Where it is; `None` when no piece could be had.
+    pub region: Option<Region>,
+    /// One answer per piece asked for. Those that failed take no room in the window.
+    pub pieces: Vec<Result<Vec<Digest>, Fault>>,
+}
+
+struct File {
+    size: u64,
+    unleased: ExtentSet,
+    have: Vec<Extent>,
+    open: bool,
+    closing: bool,
+    preparing: usize,
+}
+
+struct Window {
+    pieces: Vec<(FileId, Extent)>,
+    leased: bool,
+}
+
+/// The machine.
+#[derive(Default)]
+pub struct ReadServer {
+    files: HashMap<FileId, File>,
+    large: VecDeque<FileId>,
+    small: VecDeque<FileId>,
+    /// Pieces to prepare anew after a mismatch, each a window.
+    fresh: VecDeque<Vec<(FileId, Extent)>>,
+    windows: HashMap<WindowId, Window>,
+    next_window: u64,
+    to_close: Vec<FileId>,
+    effects: VecDeque<ServerEffect>,
+}
+
+impl ReadServer {
+    /// A machine without files.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next thing the driver must do.
+    pub fn next_effect(&mut self) -> Option<ServerEffect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether nothing is open and no window is out.
+    pub fn is_idle(&self) -> bool {
+        self.files.is_empty() && self.windows.is_empty()
+    }
+
+    /// How many windows are leased or in preparation.
+    pub fn window_count(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Takes a request of the client.
+    pub fn request(&mut self, request: ReadRequest) {
+        let taken = match request {
+            ReadRequest::Open { files } => self.open(files),
+            ReadRequest::Release { windows } => {
+                windows.into_iter().try_for_each(|window| self.release(window))
+            }
+            ReadRequest::Refresh { window, pieces } => self.refresh(window, pieces),
+            ReadRequest::Close { files } => files.into_iter().try_for_each(|file| self.close(file)),
+        };
+        if let Err(fault) = taken {
+            self.effects.push_back(ServerEffect::Broken(fault));
+        }
+        self.advance();
+    }
+
+    /// The driver opened a batch, or could not.
+    pub fn opened(&mut self, answers: Vec<(FileId, Result<FileInfo, Fault>)>) {
+        for (id, answer) in &answers {
+            let Ok(info) = answer else {
+                self.files.remove(id);
+                continue;
+            };
+            let file = self.files.get_mut(id).expect("the driver answers what it was asked");
+            file.open = true;
+            file.size = info.size;
+            file.unleased = ExtentSet::whole(info.size);
+            for extent in std::mem::take(&mut file.have) {
+                // What the client has of a file that shrank since is no use to it.
+                file.unleased.take(extent);
+            }
+            match file.unleased.bytes() {
+                0 => {}
+                bytes if bytes == info.size && bytes <= PACKED_FILE_BYTES_MAX => {
+                    self.small.push_back(*id);
+                }
+                _ => self.large.push_back(*id),
+            }
+        }
+        self.effects.push_back(ServerEffect::Send(ReadReply::Opened { files: answers }));
+        self.advance();
+    }
+
+    /// The driver made a window, or could not.
+    pub fn prepared(&mut self, id: WindowId, answer: Prepared) {
+        let window = self.windows.get_mut(&id).expect("the driver answers what it was asked");
+        assert_eq!(answer.pieces.len(), window.pieces.len(), "one answer per piece");
+        let mut pieces = Vec::new();
+        for (&(file, extent), answer) in window.pieces.iter().zip(answer.pieces) {
+            if let Some(state) = self.files.get_mut(&file) {
+                state.preparing -= 1;
+            }
+            match answer {
+                Ok(digests) => pieces.push(Piece { file, extent, digests }),
+                Err(fault) => {
+                    let failed = ReadReply::Failed { file, fault };
+                    self.effects.push_back(ServerEffect::Send(failed));
+                }
+            }
+        }
+        match answer.region {
+            Some(region) if !pieces.is_empty() => {
+                window.leased = true;
+                window.pieces = pieces.iter().map(|piece| (piece.file, piece.extent)).collect();
+                let lease = Lease { window: id, region, pieces };
+                self.effects.push_back(ServerEffect::Send(ReadReply::Lease(lease)));
+            }
+            _ => self.retire(id),
+        }
+        self.advance();
+    }
+
+    /// The driver compared and closed a batch.
+    pub fn closed(&mut self, answers: Vec<(FileId, Result<(), Fault>)>) {
+        for (id, _) in &answers {
+            self.files.remove(id);
+        }
+        self.effects.push_back(ServerEffect::Send(ReadReply::Closed { files: answers }));
+    }
+
+    fn open(&mut self, files: Vec<OpenFile>) -> Result<(), Fault> {
+        if files.len() > BATCH_FILES_MAX || self.files.len() + files.len() > OPEN_FILES_MAX {
+            let text = format!("client opened more than {OPEN_FILES_MAX} files at a time");
+            return Err(Fault::new(Code::Limit, text));
+        }
+        for request in &files {
+            let file = File {
+                size: 0,
+                unleased: ExtentSet::new(),
+                have: request.have.clone(),
+                open: false,
+                closing: false,
+                preparing: 0,
+            };
+            if self.files.insert(request.file, file).is_some() {
+                return Err(unexpected("number that is in use", request.file));
+            }
+        }
+        self.effects.push_back(ServerEffect::Open(files));
+        Ok(())
+    }
+
+    fn release(&mut self, id: WindowId) -> Result<(), Fault> {
+        match self.windows.get(&id) {
+            Some(window) if window.leased => {
+                self.retire(id);
+                Ok(())
+            }
+            _ => Err(Fault::new(Code::Protocol, "client released a window it does not have")),
+        }
+    }
+
+    fn refresh(&mut self, id: WindowId, pieces: Vec<(FileId, Extent)>) -> Result<(), Fault> {
+        let leased = self.windows.get(&id).filter(|window| window.leased);
+        let part_of = |piece: &(FileId, Extent), whole: &(FileId, Extent)| {
+            let mut set = ExtentSet::new();
+            set.insert(whole.1);
+            piece.0 == whole.0 && set.contains(piece.1)
+        };
+        let known = leased.is_some_and(|window| {
+            pieces.iter().all(|piece| window.pieces.iter().any(|whole| part_of(piece, whole)))
+        });
+        if !known || pieces.is_empty() {
+            return Err(Fault::new(Code::Protocol, "client refreshed a window it does not have"));
+        }
+        self.retire(id);
+        for piece in pieces {
+            if self.files.get(&piece.0).is_some_and(|file| file.open && !file.closing) {
+                self.fresh.push_back(vec![piece]);
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, id: FileId) -> Result<(), Fault> {
+        let file = self.files.get_mut(&id).filter(|file| file.open && !file.closing);
+        file.ok_or_else(|| unexpected("close", id))?.closing = true;
+        self.large.retain(|&queued| queued != id);
+        self.small.retain(|&queued| queued != id);
+        self.fresh.retain(|pieces| pieces.iter().all(|&(file, _)| file != id));
+        self.to_close.push(id);
+        Ok(())
+    }
+
+    fn retire(&mut self, id: WindowId) {
+        self.windows.remove(&id);
+        self.effects.push_back(ServerEffect::Retire(id));
+    }
+
+    /// Prepares windows as long as there is credit, and closes what is no longer in preparation.
+    fn advance(&mut self) {
+        while self.windows.len() < WINDOWS_MAX {
+            if let Some(pieces) = self.fresh.pop_front() {
+                let packed = self.is_packed(&pieces);
+                self.prepare(pieces, packed, true);
+            } else if !self.small.is_empty() {
+                let pieces = self.next_pack();
+                self.prepare(pieces, true, false);
+            } else if let Some(&id) = self.large.front() {
+                let file = self.files.get_mut(&id).expect("closed files leave the queue");
+                match file.unleased.take_first(WINDOW_BYTES) {
+                    Some(extent) => self.prepare(vec![(id, extent)], false, false),
+                    None => drop(self.large.pop_front()),
+                }
+            } else {
+                break;
+            }
+        }
+        let files = &self.files;
+        let ready = |id: &mut FileId| files.get(id).is_none_or(|file| file.preparing == 0);
+        let mut closing: Vec<FileId> = self.to_close.extract_if(.., ready).collect();
+        for files in batches(&mut closing) {
+            self.effects.push_back(ServerEffect::Close(files));
+        }
+    }
+
+    /// Whether these pieces are whole small files, which are staged, not mapped.
+    fn is_packed(&self, pieces: &[(FileId, Extent)]) -> bool {
+        pieces.iter().all(|(id, extent)| {
+            extent.offset == 0
+                && extent.len <= PACKED_FILE_BYTES_MAX
+                && self.files.get(id).is_some_and(|file| file.size == extent.len)
+        })
+    }
+
+    fn next_pack(&mut self) -> Vec<(FileId, Extent)> {
+        let mut pieces = Vec::new();
+        let mut bytes = 0;
+        while let Some(&id) = self.small.front() {
+            let file = self.files.get_mut(&id).expect("closed files leave the queue");
+            bytes += file.size;
+            if pieces.len() == PACK_FILES_MAX || bytes > u64::from(PACK_BYTES_MAX) {
+                break;
+            }
+            file.unleased = ExtentSet::new();
+            pieces.push((id, Extent::new(0, file.size)));
+            self.small.pop_front();
+        }
+        pieces
+    }
+
+    fn prepare(&mut self, pieces: Vec<(FileId, Extent)>, packed: bool, fresh: bool) {
+        let window = WindowId(self.next_window);
+        self.next_window += 1;
+        for (id, _) in &pieces {
+            self.files.get_mut(id).expect("closed files leave the queue").preparing += 1;
+        }
+        self.windows.insert(window, Window { pieces: pieces.clone(), leased: false });
+        let prepare = Prepare { window, pieces, packed, fresh };
+        self.effects.push_back(ServerEffect::Prepare(prepare));
+    }
+}

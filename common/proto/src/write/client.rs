@@ -1,0 +1,563 @@
+//! The writing client: creates files, fills granted slots with their chunks,
+//! sends what was not stored again, and commits what is whole. Driven by the
+//! client's session; never sees a byte.
+//!
+//! Life of a file: creating -> sending -> checking the source -> committing ->
+//! finished, failed, or begun again when its source changed. A tag has one
+//! flight: posting (the driver reads, hashes, writes), then awaiting a verdict.
+//! A dead link's flights stay until the server has fenced it, because a late
+//! write must find nothing.
+
+use crate::digest::{Digest, RootBuilder};
+use crate::message::{CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk, Tag, Verdict};
+use crate::message::{WriteReply, WriteRequest};
+use crate::read::{batches, batches_by};
+use crate::units::{
+    CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX,
+    WINDOW_BYTES,
+};
+use crate::{Code, Extent, ExtentSet, Fault, WirePath};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+/// How a session writes.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientOptions {
+    /// The unit of transfer and retry.
+    pub chunk_bytes: u32,
+    /// After how long without an answer a link, or the peer, is given up.
+    pub timeout: Duration,
+}
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientEffect {
+    /// Send this.
+    Send(WriteRequest),
+    /// Read, hash and write a chunk; answer with `posted`.
+    Post(Post),
+    /// Hash what the server already has of this file; answer with `hashed`.
+    Hash {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
+    /// Say whether the source is still what it was; answer with `source_checked`.
+    CheckSource {
+        /// The file.
+        file: FileId,
+        /// The digest of what was sent.
+        root: Digest,
+    },
+    /// This link gave no answer in time: end it; answer with `link_down`.
+    DropLink {
+        /// The link.
+        link: LinkId,
+    },
+    /// The source changed: look at it anew; answer with `create` for the same number.
+    Restart {
+        /// The file.
+        file: FileId,
+    },
+    /// The file is under its final name, whole, durable and verified.
+    Finished {
+        /// The file.
+        file: FileId,
+        /// Its digest.
+        root: Digest,
+    },
+    /// The file failed.
+    Failed {
+        /// The file.
+        file: FileId,
+        /// Why.
+        fault: Fault,
+    },
+    /// The session cannot go on.
+    Broken(Fault),
+}
+
+/// One chunk to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Post {
+    /// Where to, and what to say.
+    pub grant: Grant,
+    /// What goes into it, one behind the other, with the size of each file.
+    pub pieces: Vec<(FileId, Extent)>,
+}
+
+/// How a chunk's writing ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It was written and notified; the digests of each piece.
+    Sent(Vec<Vec<Digest>>),
+    /// These pieces could not be read, so nothing was written.
+    Unread(Vec<(usize, Fault)>),
+    /// The link died first.
+    LinkLost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Creating,
+    Sending,
+    Checking,
+    Committing,
+    Restarting,
+}
+
+struct File {
+    path: WirePath,
+    stage: Stage,
+    unsent: ExtentSet,
+    unhashed: ExtentSet,
+    hashing: bool,
+    /// Pieces of this file in flight.
+    pending: usize,
+    root: RootBuilder,
+    bad: BTreeMap<u64, u8>,
+    attempts: u8,
+    doom: Option<Fault>,
+}
+
+struct Flight {
+    grant: Grant,
+    pieces: Vec<(FileId, Extent)>,
+    /// What was sent, once it was.
+    digests: Option<Vec<Vec<Digest>>>,
+    deadline: Duration,
+}
+
+/// The machine.
+pub struct WriteClient {
+    options: ClientOptions,
+    files: HashMap<FileId, File>,
+    /// Files with something unsent, in order.
+    queue: VecDeque<FileId>,
+    grants: VecDeque<Grant>,
+    flights: HashMap<Tag, Flight>,
+    dead: HashSet<LinkId>,
+    dropping: HashSet<LinkId>,
+    to_create: Vec<CreateFile>,
+    to_say: Vec<SentChunk>,
+    to_commit: Vec<(FileId, Digest)>,
+    to_discard: Vec<FileId>,
+    effects: VecDeque<ClientEffect>,
+    heard: Duration,
+    mismatches: u64,
+}
+
+impl WriteClient {
+    /// A machine without files or grants.
+    pub fn new(options: ClientOptions) -> Self {
+        Self {
+            options,
+            files: HashMap::new(),
+            queue: VecDeque::new(),
+            grants: VecDeque::new(),
+            flights: HashMap::new(),
+            dead: HashSet::new(),
+            dropping: HashSet::new(),
+            to_create: Vec::new(),
+            to_say: Vec::new(),
+            to_commit: Vec::new(),
+            to_discard: Vec::new(),
+            effects: VecDeque::new(),
+            heard: Duration::ZERO,
+            mismatches: 0,
+        }
+    }
+
+    /// How many more files may be created now.
+    pub fn room(&self) -> usize {
+        OPEN_FILES_MAX - self.files.len()
+    }
+
+    /// Whether no file is left.
+    pub fn is_idle(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// How many chunks the server found different so far.
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
+
+    /// The next thing the driver must do.
+    pub fn next_effect(&mut self) -> Option<ClientEffect> {
+        self.effects.pop_front()
+    }
+
+    /// Adds a file, or begins one again after `Restart`.
+    ///
+    /// # Panics
+    /// When there is no room or the number is in use: a bug of the driver.
+    pub fn create(&mut self, file: FileId, path: WirePath, info: FileInfo, now: Duration) {
+        self.touch(now);
+        let earlier = self.files.remove(&file);
+        let fresh = earlier.as_ref().is_none_or(|earlier| earlier.stage == Stage::Restarting);
+        assert!(fresh, "file {file:?} is in use");
+        assert!(self.room() > 0, "no room for another file");
+        let mut root = RootBuilder::new(info.size);
+        if info.size == 0 {
+            root.insert(0, Digest::of(b""));
+        }
+        let state = File {
+            path: path.clone(),
+            stage: Stage::Creating,
+            unsent: ExtentSet::whole(info.size),
+            unhashed: ExtentSet::new(),
+            hashing: false,
+            pending: 0,
+            root,
+            bad: BTreeMap::new(),
+            attempts: earlier.map_or(1, |earlier| earlier.attempts),
+            doom: None,
+        };
+        self.files.insert(file, state);
+        self.to_create.push(CreateFile { file, path, info });
+    }
+
+    /// Gives a file up for a reason of the driver's.
+    pub fn fail(&mut self, file: FileId, fault: Fault) {
+        if let Some(state) = self.files.get_mut(&file) {
+            state.doom.get_or_insert(fault);
+            if state.stage == Stage::Restarting {
+                state.stage = Stage::Sending;
+            }
+        }
+    }
+
+    /// A link is dead. Its flights wait for `fenced`, and the server has a while to say it.
+    pub fn link_down(&mut self, id: LinkId, now: Duration) {
+        self.touch(now);
+        self.dead.insert(id);
+        self.grants.retain(|grant| grant.link != id);
+    }
+
+    /// The server killed the link: what it has not confirmed is void.
+    pub fn fenced(&mut self, id: LinkId) {
+        let void: Vec<Tag> = self.tags_on(id).collect();
+        for tag in void {
+            let flight = self.flights.remove(&tag).expect("the tag was just listed");
+            self.requeue(flight.pieces);
+        }
+    }
+
+    /// The server is alive, whatever it said.
+    pub fn touch(&mut self, now: Duration) {
+        self.heard = self.heard.max(now);
+    }
+
+    /// A chunk was written, or could not be. One whose tag is void is ignored.
+    pub fn posted(&mut self, tag: Tag, posted: Posted, now: Duration) {
+        self.touch(now);
+        let Some(flight) = self.flights.get_mut(&tag) else { return };
+        match posted {
+            Posted::LinkLost => {}
+            Posted::Sent(digests) => {
+                let pieces = flight.pieces.iter().zip(&digests);
+                let pieces = pieces.map(|(&(file, extent), digests)| {
+                    Piece { file, extent, digests: digests.clone() }
+                });
+                self.to_say.push(SentChunk { tag, pieces: pieces.collect() });
+                flight.digests = Some(digests);
+                flight.deadline = now + self.options.timeout;
+            }
+            Posted::Unread(faults) => {
+                let flight = self.flights.remove(&tag).expect("it was just there");
+                for (index, fault) in faults {
+                    self.fail(flight.pieces[index].0, fault);
+                }
+                self.requeue(flight.pieces);
+                if !self.dead.contains(&flight.grant.link) {
+                    self.grants.push_back(flight.grant);
+                }
+            }
+        }
+    }
+
+    /// What the server already had was hashed.
+    pub fn hashed(&mut self, id: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault>) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        file.hashing = false;
+        match answer {
+            Ok(digests) => file.root.insert_run(extent.offset, &digests),
+            Err(fault) => file.doom = Some(fault),
+        }
+    }
+
+    /// The driver compared the source with what it was at first.
+    pub fn source_checked(&mut self, id: FileId, root: Digest, answer: Result<(), Fault>) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        match answer {
+            Ok(()) => {
+                file.stage = Stage::Committing;
+                self.to_commit.push((id, root));
+            }
+            Err(fault) => {
+                file.doom = Some(fault);
+                file.stage = Stage::Sending;
+            }
+        }
+    }
+
+    /// Takes an answer of the server.
+    pub fn reply(&mut self, reply: WriteReply, now: Duration) {
+        self.touch(now);
+        let taken = match reply {
+            WriteReply::Created { files } => {
+                files.into_iter().try_for_each(|(file, answer)| self.created(file, answer))
+            }
+            WriteReply::Granted { verdicts, grants } => self.granted(grants).and_then(|()| {
+                verdicts.into_iter().try_for_each(|(tag, verdicts)| self.judged(tag, verdicts))
+            }),
+            WriteReply::Committed { files } => {
+                files.into_iter().try_for_each(|(file, answer)| self.committed(file, answer))
+            }
+        };
+        if let Err(fault) = taken {
+            self.effects.push_back(ClientEffect::Broken(fault));
+        }
+    }
+
+    /// Fills granted slots and sends what is due. Call after every event.
+    pub fn advance(&mut self, now: Duration) {
+        while let Some(grant) = self.grants.pop_front() {
+            let pieces = self.next_pieces(grant.bytes.min(self.options.chunk_bytes));
+            if pieces.is_empty() {
+                self.grants.push_front(grant);
+                break;
+            }
+            let deadline = now + self.options.timeout;
+            let flight = Flight { grant, pieces: pieces.clone(), digests: None, deadline };
+            self.flights.insert(grant.tag, flight);
+            self.effects.push_back(ClientEffect::Post(Post { grant, pieces }));
+        }
+        self.end_files();
+        self.flush();
+        self.expire(now);
+    }
+
+    /// When `advance` must be called at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        if self.flights.is_empty() {
+            return (!self.is_idle()).then(|| self.heard + self.options.timeout);
+        }
+        let waiting = self.flights.values().filter(|flight| !self.is_ending(flight.grant.link));
+        waiting.map(|flight| flight.deadline).min().or(Some(self.heard + self.options.timeout))
+    }
+
+    fn is_ending(&self, link: LinkId) -> bool {
+        self.dead.contains(&link) || self.dropping.contains(&link)
+    }
+
+    fn tags_on(&self, link: LinkId) -> impl Iterator<Item = Tag> + '_ {
+        let on_link = self.flights.iter().filter(move |(_, flight)| flight.grant.link == link);
+        on_link.map(|(&tag, _)| tag)
+    }
+
+    fn created(&mut self, id: FileId, answer: Result<Vec<Extent>, Fault>) -> Result<(), Fault> {
+        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Creating);
+        let file = file.ok_or_else(|| unexpected("answer to a create", id))?;
+        match answer {
+            Err(fault) => {
+                self.files.remove(&id);
+                self.effects.push_back(ClientEffect::Failed { file: id, fault });
+            }
+            Ok(have) => {
+                file.stage = Stage::Sending;
+                for extent in have {
+                    if !file.unsent.take(extent) {
+                        return Err(unexpected("extent outside the file", id));
+                    }
+                    file.unhashed.insert(extent);
+                }
+                self.queue.push_back(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn granted(&mut self, grants: Vec<Grant>) -> Result<(), Fault> {
+        if grants.iter().any(|grant| u64::from(grant.bytes) < GRAIN_BYTES) {
+            return Err(Fault::new(Code::Protocol, "server granted less than a grain"));
+        }
+        let dead = &self.dead;
+        self.grants.extend(grants.iter().filter(|grant| !dead.contains(&grant.link)));
+        Ok(())
+    }
+
+    fn judged(&mut self, tag: Tag, verdicts: Vec<Verdict>) -> Result<(), Fault> {
+        let protocol = |text: &str| Fault::new(Code::Protocol, text);
+        let flight = self.flights.remove(&tag);
+        let flight = flight.ok_or_else(|| protocol("server judged a chunk that was not sent"))?;
+        let digests = flight.digests.ok_or_else(|| protocol("server judged an unsent chunk"))?;
+        if verdicts.len() != flight.pieces.len() {
+            return Err(protocol("server judged another number of pieces than was sent"));
+        }
+        let pieces = flight.pieces.iter().zip(digests).zip(verdicts);
+        for ((&(id, extent), digests), verdict) in pieces {
+            match verdict {
+                Verdict::Stored => {
+                    let Some(file) = self.files.get_mut(&id) else { continue };
+                    file.pending -= 1;
+                    file.bad.remove(&extent.offset);
+                    file.root.insert_run(extent.offset, &digests);
+                }
+                Verdict::Mismatch => self.mismatched(id, extent),
+                Verdict::Failed(fault) => {
+                    self.requeue(vec![(id, extent)]);
+                    self.fail(id, fault);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn mismatched(&mut self, id: FileId, extent: Extent) {
+        self.mismatches += 1;
+        self.requeue(vec![(id, extent)]);
+        let Some(file) = self.files.get_mut(&id) else { return };
+        let tries = file.bad.entry(extent.offset).or_default();
+        *tries += 1;
+        if *tries >= CHUNK_ATTEMPTS_MAX {
+            let text = format!(
+                "{}: digest does not match at byte {} after {tries} tries",
+                file.path, extent.offset
+            );
+            file.doom.get_or_insert(Fault::new(Code::Mismatch, text));
+        }
+    }
+
+    fn committed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
+        let file = self.files.get(&id).filter(|file| file.stage == Stage::Committing);
+        let file = file.ok_or_else(|| unexpected("answer to a commit", id))?;
+        let root = file.root.finish().expect("every grain was stored");
+        self.files.remove(&id);
+        self.effects.push_back(match answer {
+            Ok(()) => ClientEffect::Finished { file: id, root },
+            Err(fault) => ClientEffect::Failed { file: id, fault },
+        });
+        Ok(())
+    }
+
+    /// Pieces that were in flight must be sent again.
+    fn requeue(&mut self, pieces: Vec<(FileId, Extent)>) {
+        for (id, extent) in pieces {
+            let Some(file) = self.files.get_mut(&id) else { continue };
+            file.pending -= 1;
+            file.unsent.insert(extent);
+            if !self.queue.contains(&id) {
+                self.queue.push_front(id);
+            }
+        }
+    }
+
+    /// The pieces of the next chunk: one of a large file, or many small files whole.
+    fn next_pieces(&mut self, room: u32) -> Vec<(FileId, Extent)> {
+        let grid = u64::from(room) / GRAIN_BYTES * GRAIN_BYTES;
+        let mut pieces = Vec::new();
+        let mut left = grid;
+        while let Some(&id) = self.queue.front() {
+            let Some(file) = self.files.get_mut(&id) else {
+                self.queue.pop_front();
+                continue;
+            };
+            let next = file.unsent.iter().next();
+            let Some(next) = next.filter(|_| file.doom.is_none()) else {
+                self.queue.pop_front();
+                continue;
+            };
+            let len = next.len.min(grid - next.offset % grid);
+            if len > left || pieces.len() == PACK_FILES_MAX {
+                break;
+            }
+            let extent = Extent::new(next.offset, len);
+            assert!(file.unsent.take(extent), "the extent was just listed");
+            file.pending += 1;
+            left -= len;
+            pieces.push((id, extent));
+        }
+        pieces
+    }
+
+    fn end_files(&mut self) {
+        let mut over = Vec::new();
+        for (&id, file) in &mut self.files {
+            if file.stage != Stage::Sending || file.pending > 0 || file.hashing {
+                continue;
+            }
+            if file.doom.is_some() {
+                over.push(id);
+            } else if let Some(extent) = file.unhashed.take_first(WINDOW_BYTES) {
+                file.hashing = true;
+                self.effects.push_back(ClientEffect::Hash { file: id, extent });
+            } else if file.unsent.is_empty() {
+                file.stage = Stage::Checking;
+                let root = file.root.finish().expect("every grain was stored or hashed");
+                self.effects.push_back(ClientEffect::CheckSource { file: id, root });
+            }
+        }
+        for id in over {
+            self.give_up(id);
+        }
+    }
+
+    fn give_up(&mut self, id: FileId) {
+        let file = self.files.get_mut(&id).expect("the caller found it");
+        let fault = file.doom.take().expect("only doomed files are given up");
+        self.to_discard.push(id);
+        if fault.code == Code::Changed && file.attempts < FILE_ATTEMPTS_MAX {
+            file.attempts += 1;
+            file.stage = Stage::Restarting;
+            self.effects.push_back(ClientEffect::Restart { file: id });
+        } else {
+            self.files.remove(&id);
+            self.effects.push_back(ClientEffect::Failed { file: id, fault });
+        }
+    }
+
+    fn flush(&mut self) {
+        let effects = &mut self.effects;
+        let mut send = |request| effects.push_back(ClientEffect::Send(request));
+        for files in batches(&mut self.to_discard) {
+            send(WriteRequest::Discard { files });
+        }
+        for files in batches_by(&mut self.to_create, |file| file.path.as_bytes().len()) {
+            send(WriteRequest::Create { files });
+        }
+        for chunks in batches_by(&mut self.to_say, |chunk| chunk.pieces.len() * PIECE_BYTES) {
+            send(WriteRequest::Sent { chunks });
+        }
+        for files in batches(&mut self.to_commit) {
+            send(WriteRequest::Commit { files });
+        }
+    }
+
+    fn expire(&mut self, now: Duration) {
+        let none_waits = self.flights.values().all(|flight| self.is_ending(flight.grant.link));
+        if !self.is_idle() && none_waits && self.heard + self.options.timeout <= now {
+            let seconds = self.options.timeout.as_secs();
+            let text = format!("server said nothing for {seconds} s");
+            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
+            self.heard = now;
+        }
+        let late = self.flights.values().filter(|flight| flight.deadline <= now);
+        let late: HashSet<LinkId> = late.map(|flight| flight.grant.link).collect();
+        for link in late {
+            if !self.is_ending(link) {
+                self.dropping.insert(link);
+                self.effects.push_back(ClientEffect::DropLink { link });
+            }
+        }
+    }
+}
+
+/// About what a piece takes in a message when it has one digest.
+const PIECE_BYTES: usize = 64;
+
+fn unexpected(what: &str, file: FileId) -> Fault {
+    crate::read::unexpected(what, file)
+}

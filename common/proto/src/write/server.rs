@@ -1,0 +1,434 @@
+//! The writing server: grants slots, matches each notification with what the
+//! client said over the control connection, has the chunk checked and stored,
+//! grants again, and commits files that are whole. Driven by the server's
+//! session, one machine per client.
+//!
+//! A tag is granted, then both sent and notified in either order, then
+//! absorbing, then judged. A fence voids every tag of its link that is not
+//! absorbing, and answers when the last absorbing one is judged. Ranges are
+//! claimed when they are sent, so that no byte is stored twice.
+
+use crate::digest::{Digest, RootBuilder};
+use crate::message::{CreateFile, FileId, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict};
+use crate::message::{WriteReply, WriteRequest};
+use crate::read::{Have, check_piece, unexpected};
+use crate::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK};
+use crate::{Code, Extent, ExtentSet, Fault};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// The most separate missing ranges of one file: an honest client sends in order.
+const RANGES_MAX: usize = 4096;
+
+/// A slot of a link, numbered by the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerEffect {
+    /// Send this.
+    Send(WriteReply),
+    /// Register this many slots for a link; answer with `provisioned`.
+    Provision {
+        /// The link.
+        link: LinkId,
+        /// How many.
+        slots: u16,
+    },
+    /// Make temporary files; answer with `created`.
+    Create(Vec<CreateFile>),
+    /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
+    Absorb(Absorb),
+    /// Make these durable and rename them; answer with `committed`.
+    Commit(Vec<FileId>),
+    /// Remove the temporary files of these.
+    Discard(Vec<FileId>),
+    /// Kill a link; answer with `killed`.
+    Kill(LinkId),
+    /// Tell the client that this link is dead, and free its slots.
+    Fenced(LinkId),
+    /// The client broke the protocol or a bound: end the session.
+    Broken(Fault),
+}
+
+/// A chunk to store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absorb {
+    /// Its tag.
+    pub tag: Tag,
+    /// The link whose worker holds the slot.
+    pub link: LinkId,
+    /// The slot it is in.
+    pub slot: SlotId,
+    /// What must be in it, one behind the other.
+    pub pieces: Vec<Piece>,
+}
+
+struct File {
+    size: u64,
+    open: bool,
+    /// Not sent yet, or sent in vain.
+    unclaimed: ExtentSet,
+    unstored_bytes: u64,
+    root: RootBuilder,
+    absorbing: usize,
+    discarded: bool,
+}
+
+struct Slot {
+    link: LinkId,
+    region: Region,
+    bytes: u32,
+}
+
+struct Use {
+    slot: SlotId,
+    link: LinkId,
+    sent: Option<Vec<Piece>>,
+    notified: bool,
+    absorbing: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LinkState {
+    Up,
+    Provisioned,
+    /// Dead, and its absorbing tags are being waited for.
+    Dead,
+}
+
+/// The machine.
+#[derive(Default)]
+pub struct WriteServer {
+    files: HashMap<FileId, File>,
+    links: HashMap<LinkId, LinkState>,
+    slots: HashMap<SlotId, Slot>,
+    uses: HashMap<Tag, Use>,
+    next_tag: u32,
+    writing: bool,
+    fences: BTreeSet<LinkId>,
+    verdicts: Vec<(Tag, Vec<Verdict>)>,
+    grants: Vec<Grant>,
+    violations: u64,
+    effects: VecDeque<ServerEffect>,
+}
+
+impl WriteServer {
+    /// A machine without files or links.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next thing the driver must do.
+    pub fn next_effect(&mut self) -> Option<ServerEffect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether no file is open.
+    pub fn is_idle(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// How many notifications named a tag that was not theirs, or named it twice.
+    pub fn violations(&self) -> u64 {
+        self.violations
+    }
+
+    /// A link is ready.
+    pub fn link_up(&mut self, link: LinkId) {
+        self.links.insert(link, LinkState::Up);
+        self.provision();
+    }
+
+    /// The driver registered slots for a link.
+    pub fn provisioned(&mut self, link: LinkId, slots: Vec<(SlotId, Region, u32)>) {
+        if self.links.get(&link) != Some(&LinkState::Provisioned) {
+            return;
+        }
+        for (id, region, bytes) in slots {
+            self.slots.insert(id, Slot { link, region, bytes });
+            self.grant(id);
+        }
+        self.flush();
+    }
+
+    /// The driver found a link dead, or killed it.
+    pub fn killed(&mut self, link: LinkId) {
+        if let Some(state) = self.links.get_mut(&link) {
+            *state = LinkState::Dead;
+            self.settle(link);
+        }
+    }
+
+    /// The client asks that a link be dead.
+    pub fn fence(&mut self, link: LinkId) {
+        match self.links.get(&link) {
+            Some(_) => {
+                self.fences.insert(link);
+                self.effects.push_back(ServerEffect::Kill(link));
+            }
+            None => self.effects.push_back(ServerEffect::Fenced(link)),
+        }
+    }
+
+    /// A notification came in on a link.
+    pub fn notified(&mut self, link: LinkId, tag: Tag) {
+        match self.uses.get_mut(&tag) {
+            Some(used) if used.link == link && !used.notified => {
+                used.notified = true;
+                self.absorb_if_ready(tag);
+            }
+            _ => self.violations += 1,
+        }
+    }
+
+    /// The driver checked a chunk: one verdict per piece.
+    pub fn absorbed(&mut self, tag: Tag, verdicts: Vec<Verdict>) {
+        let used = self.uses.remove(&tag).expect("the driver answers what it was asked");
+        let pieces = used.sent.expect("only sent chunks are absorbed");
+        assert_eq!(verdicts.len(), pieces.len(), "one verdict per piece");
+        for (piece, verdict) in pieces.iter().zip(&verdicts) {
+            let Some(file) = self.files.get_mut(&piece.file) else { continue };
+            file.absorbing -= 1;
+            if *verdict == Verdict::Stored {
+                file.unstored_bytes -= piece.extent.len;
+                file.root.insert_run(piece.extent.offset, &piece.digests);
+            } else {
+                file.unclaimed.insert(piece.extent);
+            }
+        }
+        self.verdicts.push((tag, verdicts));
+        if self.links.get(&used.link) == Some(&LinkState::Provisioned) {
+            self.grant(used.slot);
+        }
+        self.flush();
+        self.settle(used.link);
+        self.discard_idle();
+    }
+
+    /// The driver made temporary files, or could not.
+    pub fn created(&mut self, answers: Vec<(FileId, Result<Option<Have>, Fault>)>) {
+        let files = answers.into_iter().map(|(id, answer)| {
+            if answer.is_err() {
+                self.files.remove(&id);
+            }
+            (id, answer.map(|have| self.resumed(id, have)))
+        });
+        let files = files.collect();
+        self.effects.push_back(ServerEffect::Send(WriteReply::Created { files }));
+        self.discard_idle();
+    }
+
+    /// Counts in what an earlier session left of a file; returns its extents.
+    fn resumed(&mut self, id: FileId, have: Option<Have>) -> Vec<Extent> {
+        let file = self.files.get_mut(&id).expect("the driver answers what it was asked");
+        file.open = true;
+        let Some(have) = have.filter(|have| have.size == file.size) else { return Vec::new() };
+        for extent in have.extents.iter() {
+            assert!(file.unclaimed.take(extent), "the store has what cannot be");
+            file.unstored_bytes -= extent.len;
+        }
+        file.root = have.root;
+        have.extents.iter().collect()
+    }
+
+    /// The driver renamed files, or could not.
+    pub fn committed(&mut self, answers: Vec<(FileId, Result<(), Fault>)>) {
+        for (id, _) in &answers {
+            self.files.remove(id);
+        }
+        self.effects.push_back(ServerEffect::Send(WriteReply::Committed { files: answers }));
+    }
+
+    /// Takes a request of the client.
+    pub fn request(&mut self, request: WriteRequest) {
+        let taken = match request {
+            WriteRequest::Create { files } => self.create(files),
+            WriteRequest::Sent { chunks } => {
+                chunks.into_iter().try_for_each(|chunk| self.sent(chunk))
+            }
+            WriteRequest::Commit { files } => self.commit(files),
+            WriteRequest::Discard { files } => {
+                for id in files {
+                    if let Some(file) = self.files.get_mut(&id) {
+                        file.discarded = true;
+                    }
+                }
+                self.discard_idle();
+                Ok(())
+            }
+        };
+        if let Err(fault) = taken {
+            self.effects.push_back(ServerEffect::Broken(fault));
+        }
+    }
+
+    fn create(&mut self, files: Vec<CreateFile>) -> Result<(), Fault> {
+        if files.len() > BATCH_FILES_MAX || self.files.len() + files.len() > OPEN_FILES_MAX {
+            let text = format!("client created more than {OPEN_FILES_MAX} files at a time");
+            return Err(Fault::new(Code::Limit, text));
+        }
+        for CreateFile { file, info, .. } in &files {
+            let mut root = RootBuilder::new(info.size);
+            if info.size == 0 {
+                root.insert(0, Digest::of(b""));
+            }
+            let state = File {
+                size: info.size,
+                open: false,
+                unclaimed: ExtentSet::whole(info.size),
+                unstored_bytes: info.size,
+                root,
+                absorbing: 0,
+                discarded: false,
+            };
+            if self.files.insert(*file, state).is_some() {
+                return Err(unexpected("number that is in use", *file));
+            }
+        }
+        self.effects.push_back(ServerEffect::Create(files));
+        self.writing = true;
+        self.provision();
+        Ok(())
+    }
+
+    fn sent(&mut self, chunk: SentChunk) -> Result<(), Fault> {
+        let SentChunk { tag, pieces } = chunk;
+        let Some(used) = self.uses.get(&tag) else {
+            // A tag of the past: its link was fenced while this was on the way.
+            let past = tag.0 < self.next_tag;
+            return if past { Ok(()) } else { Err(protocol("client sent a tag it was not granted")) };
+        };
+        let room = self.slots.get(&used.slot).map_or(0, |slot| u64::from(slot.bytes));
+        let total = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.extent.len));
+        if used.sent.is_some() || pieces.is_empty() || pieces.len() > PACK_FILES_MAX {
+            return Err(protocol("client sent a tag twice, or no or too many pieces"));
+        }
+        if total.is_none_or(|total| total > room) {
+            return Err(protocol("client sent more than its slot holds"));
+        }
+        for piece in &pieces {
+            let file = self.files.get_mut(&piece.file).filter(|file| file.open);
+            let file = file.ok_or_else(|| unexpected("chunk", piece.file))?;
+            check_piece(piece, file.size)?;
+            if file.discarded || !file.unclaimed.take(piece.extent) {
+                return Err(unexpected("range it sent before", piece.file));
+            }
+            if file.unclaimed.range_count() > RANGES_MAX {
+                return Err(Fault::new(Code::Limit, "client sends a file in too many fragments"));
+            }
+            file.absorbing += 1;
+        }
+        self.uses.get_mut(&tag).expect("it was just there").sent = Some(pieces);
+        self.absorb_if_ready(tag);
+        Ok(())
+    }
+
+    fn commit(&mut self, files: Vec<(FileId, Digest)>) -> Result<(), Fault> {
+        let mut whole = Vec::new();
+        let mut refused = Vec::new();
+        for (id, root) in files {
+            let file = self.files.get(&id).filter(|file| file.open && !file.discarded);
+            let file = file.ok_or_else(|| unexpected("commit", id))?;
+            if file.unstored_bytes > 0 || file.absorbing > 0 {
+                return Err(unexpected("commit of a file that is not whole", id));
+            }
+            if file.root.finish() == Some(root) {
+                whole.push(id);
+            } else {
+                let text = "digest of the whole file does not match";
+                refused.push((id, Err(Fault::new(Code::Mismatch, text))));
+            }
+        }
+        if !refused.is_empty() {
+            let ids = refused.iter().map(|(id, _)| *id).collect();
+            self.effects.push_back(ServerEffect::Discard(ids));
+            self.committed(refused);
+        }
+        if !whole.is_empty() {
+            self.effects.push_back(ServerEffect::Commit(whole));
+        }
+        Ok(())
+    }
+
+    fn absorb_if_ready(&mut self, tag: Tag) {
+        let Some(used) = self.uses.get_mut(&tag) else { return };
+        let Some(pieces) = used.sent.clone().filter(|_| used.notified) else { return };
+        used.absorbing = true;
+        let absorb = Absorb { tag, link: used.link, slot: used.slot, pieces };
+        self.effects.push_back(ServerEffect::Absorb(absorb));
+    }
+
+    /// Asks for slots on every link, once the client has begun to write.
+    fn provision(&mut self) {
+        if !self.writing {
+            return;
+        }
+        for (&link, state) in &mut self.links {
+            if *state == LinkState::Up {
+                *state = LinkState::Provisioned;
+                self.effects.push_back(ServerEffect::Provision { link, slots: SLOTS_PER_LINK });
+            }
+        }
+    }
+
+    fn grant(&mut self, id: SlotId) {
+        let slot = &self.slots[&id];
+        let tag = Tag(self.next_tag);
+        // After 4,294,967,296 chunks of one session no tag is free: nothing more is granted.
+        let Some(next) = self.next_tag.checked_add(1) else { return };
+        self.next_tag = next;
+        let Slot { link, region, bytes } = *slot;
+        let used = Use { slot: id, link, sent: None, notified: false, absorbing: false };
+        self.uses.insert(tag, used);
+        self.grants.push(Grant { tag, link, region, bytes });
+    }
+
+    /// Voids what a dead link has not finished; says so once nothing of it is absorbing.
+    fn settle(&mut self, link: LinkId) {
+        if self.links.get(&link) != Some(&LinkState::Dead) {
+            return;
+        }
+        let on_link = |used: &Use| used.link == link;
+        if self.uses.values().any(|used| on_link(used) && used.absorbing) {
+            return;
+        }
+        let void: Vec<Use> =
+            self.uses.extract_if(|_, used| on_link(used)).map(|(_, used)| used).collect();
+        for piece in void.into_iter().flat_map(|used| used.sent.unwrap_or_default()) {
+            if let Some(file) = self.files.get_mut(&piece.file) {
+                file.absorbing -= 1;
+                file.unclaimed.insert(piece.extent);
+            }
+        }
+        self.slots.retain(|_, slot| slot.link != link);
+        self.flush();
+        // The client asks for a fence when it finds the link dead; answer only then.
+        if self.fences.remove(&link) {
+            self.links.remove(&link);
+            self.effects.push_back(ServerEffect::Fenced(link));
+        }
+        self.discard_idle();
+    }
+
+    fn discard_idle(&mut self) {
+        let idle = |_: &FileId, file: &mut File| file.discarded && file.open && file.absorbing == 0;
+        let gone: Vec<FileId> = self.files.extract_if(idle).map(|(id, _)| id).collect();
+        if !gone.is_empty() {
+            self.effects.push_back(ServerEffect::Discard(gone));
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.verdicts.is_empty() && self.grants.is_empty() {
+            return;
+        }
+        let verdicts = std::mem::take(&mut self.verdicts);
+        let grants = std::mem::take(&mut self.grants);
+        self.effects.push_back(ServerEffect::Send(WriteReply::Granted { verdicts, grants }));
+    }
+}
+
+fn protocol(text: &str) -> Fault {
+    Fault::new(Code::Protocol, text)
+}

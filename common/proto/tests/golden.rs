@@ -1,0 +1,448 @@
+//! Golden bytes: one frame per variant of every message, as it was first written.
+//! A change that makes an old peer misread a new one fails here, not in a field.
+//!
+//! To append a variant: add it at the end of its enum, then its name at the end of
+//! its `variants!` line (the compiler asks for it), then a sample in `samples`
+//! (`every_variant_has_a_sample` asks for it), then paste the two lines that
+//! `every_sample_has_its_golden_bytes` prints into `GOLDEN`. Bytes already in the
+//! table never change without a new protocol version.
+
+#![forbid(unsafe_code)]
+
+use serde::{Serialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use verbatim_proto::message::{
+    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Lease, LinkAnswer, LinkOffer, NewEntry,
+    OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome, WriteReply,
+    WriteRequest,
+};
+use verbatim_proto::wire::{body_bytes, decode, encode};
+use verbatim_proto::{
+    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Region, ServerMessage, Tag,
+    WindowId, WirePath,
+};
+
+/// An enum that crosses the wire, with a sample of each of its variants.
+trait Golden: Serialize + DeserializeOwned + Debug + PartialEq {
+    const ENUM: &'static str;
+    const NAMES: &'static [&'static str];
+    fn name_of(&self) -> &'static str;
+    fn samples() -> Vec<Self>;
+}
+
+/// Names every variant of an enum. The match has no wildcard: a new variant does not
+/// compile until it is named here.
+macro_rules! variants {
+    ($enum:ident: $($name:ident)* => $samples:expr) => {
+        impl Golden for $enum {
+            const ENUM: &'static str = stringify!($enum);
+            const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
+            fn name_of(&self) -> &'static str {
+                match self { $(Self::$name { .. } => stringify!($name)),* }
+            }
+            fn samples() -> Vec<Self> {
+                $samples
+            }
+        }
+    };
+}
+
+variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye => client());
+variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write => server());
+variants!(ReadRequest: Open Release Refresh Close => read_requests());
+variants!(ReadReply: Opened Lease Failed Closed => read_replies());
+variants!(WriteRequest: Create Sent Commit Discard => write_requests());
+variants!(WriteReply: Created Granted Committed => write_replies());
+variants!(LinkOffer: Tcp Sim => vec![LinkOffer::Tcp, LinkOffer::Sim]);
+variants!(LinkAnswer: Tcp Sim => vec![
+    LinkAnswer::Tcp { secret: [0x5e; 32] },
+    LinkAnswer::Sim { endpoint: 300 },
+]);
+variants!(EntryKind: File Folder Symlink Special => vec![
+    EntryKind::File,
+    EntryKind::Folder,
+    EntryKind::Symlink { target: b"../b".to_vec() },
+    EntryKind::Special,
+]);
+variants!(Verdict: Stored Mismatch Failed => vec![
+    Verdict::Stored,
+    Verdict::Mismatch,
+    Verdict::Failed(fault()),
+]);
+variants!(Code: NotFound Denied BadPath IsFolder NotFolder Special ReadOnly NoSpace Changed
+    Mismatch Io Limit Protocol Version NotAuthenticated LinkLost TimedOut Stopping
+    Interrupted => codes());
+
+fn codes() -> Vec<Code> {
+    use Code::*;
+    let first = [NotFound, Denied, BadPath, IsFolder, NotFolder, Special, ReadOnly, NoSpace];
+    let second = [Changed, Mismatch, Io, Limit, Protocol, Version, NotAuthenticated, LinkLost];
+    [&first[..], &second, &[TimedOut, Stopping, Interrupted]].concat()
+}
+
+fn client() -> Vec<ClientMessage> {
+    let (request, agent) = (7, "rdma-cp 0.1".to_owned());
+    let proof = Some(Proof { key: [0xab; 32], signature: vec![0xcd; 64] });
+    let folder = NewEntry { path: path("x/new"), kind: EntryKind::Folder, mode: 0o755 };
+    let kind = EntryKind::Symlink { target: b"new".to_vec() };
+    let symlink = NewEntry { path: path("x/link"), kind, mode: 0o777 };
+    vec![
+        ClientMessage::Hello(Hello { agent: agent.clone(), proof, chunk_bytes: 1 << 20 }),
+        ClientMessage::Hello(Hello { agent, proof: None, chunk_bytes: 1 << 18 }),
+        ClientMessage::Attach { link: link(), offer: LinkOffer::Tcp },
+        ClientMessage::Fence { link: link() },
+        ClientMessage::Stat { request, path: path("x/a.bin") },
+        ClientMessage::Scan { request, path: path("x"), recursive: true },
+        ClientMessage::ScanMore { request: u32::MAX },
+        ClientMessage::Make { request, entries: vec![folder, symlink] },
+        ClientMessage::Read(ReadRequest::Close { files: vec![FileId(1)] }),
+        ClientMessage::Write(WriteRequest::Discard { files: vec![FileId(2)] }),
+        ClientMessage::Bye,
+    ]
+}
+
+fn server() -> Vec<ServerMessage> {
+    let (request, agent) = (7, "rdma-serve 0.1".to_owned());
+    let answer = LinkAnswer::Sim { endpoint: 9 };
+    let (entries, faults) = (vec![entry()], vec![(path("locked"), fault())]);
+    vec![
+        ServerMessage::Welcome(Welcome { agent, session: u64::MAX, links_max: 64 }),
+        ServerMessage::Refused(fault()),
+        ServerMessage::Attached { link: link(), answer: Ok(answer) },
+        ServerMessage::Attached { link: link(), answer: Err(fault()) },
+        ServerMessage::Fenced { link: link() },
+        ServerMessage::Stated { request, answer: Ok(entry()) },
+        ServerMessage::Stated { request, answer: Err(fault()) },
+        ServerMessage::Page { request, entries, faults, done: true },
+        ServerMessage::Made { request, answers: vec![Ok(()), Err(fault())] },
+        ServerMessage::Read(ReadReply::Closed { files: vec![(FileId(1), Ok(()))] }),
+        ServerMessage::Write(WriteReply::Committed { files: vec![(FileId(2), Ok(()))] }),
+    ]
+}
+
+fn read_requests() -> Vec<ReadRequest> {
+    let have = vec![Extent::new(0, 1 << 20)];
+    let pieces = vec![(FileId(3), Extent::new(1 << 24, 1 << 18))];
+    vec![
+        ReadRequest::Open {
+            files: vec![OpenFile { file: FileId(3), path: path("x/a.bin"), have }],
+        },
+        ReadRequest::Release { windows: vec![WindowId(1), WindowId(u64::MAX)] },
+        ReadRequest::Refresh { window: WindowId(5), pieces },
+        ReadRequest::Close { files: vec![FileId(0), FileId(u32::MAX)] },
+    ]
+}
+
+fn read_replies() -> Vec<ReadReply> {
+    let region = Region { key: 0x1122_3344_5566, base: u64::MAX };
+    vec![
+        ReadReply::Opened { files: vec![(FileId(3), Ok(info())), (FileId(4), Err(fault()))] },
+        ReadReply::Lease(Lease { window: WindowId(5), region, pieces: vec![piece()] }),
+        ReadReply::Failed { file: FileId(3), fault: fault() },
+        ReadReply::Closed { files: vec![(FileId(3), Ok(())), (FileId(4), Err(fault()))] },
+    ]
+}
+
+fn write_requests() -> Vec<WriteRequest> {
+    let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info() };
+    vec![
+        WriteRequest::Create { files: vec![file] },
+        WriteRequest::Sent { chunks: vec![SentChunk { tag: Tag(900), pieces: vec![piece()] }] },
+        WriteRequest::Commit { files: vec![(FileId(6), Digest([0xd1; 32]))] },
+        WriteRequest::Discard { files: vec![FileId(6), FileId(200)] },
+    ]
+}
+
+fn write_replies() -> Vec<WriteReply> {
+    let have = vec![Extent::new(0, 1 << 18), Extent::new(1 << 20, 5)];
+    let verdicts = vec![(Tag(900), vec![Verdict::Stored, Verdict::Mismatch])];
+    let region = Region { key: 1, base: 0x7f00_0000_1000 };
+    let grant = Grant { tag: Tag(u32::MAX), link: link(), region, bytes: 1 << 20 };
+    vec![
+        WriteReply::Created { files: vec![(FileId(6), Ok(have)), (FileId(7), Err(fault()))] },
+        WriteReply::Granted { verdicts, grants: vec![grant] },
+        WriteReply::Committed { files: vec![(FileId(6), Ok(())), (FileId(7), Err(fault()))] },
+    ]
+}
+
+fn path(text: &str) -> WirePath {
+    WirePath::parse(text.as_bytes()).expect("samples are plain")
+}
+
+fn fault() -> Fault {
+    Fault::new(Code::NoSpace, "cannot write x: disk full")
+}
+
+fn link() -> LinkId {
+    LinkId { index: 2, epoch: 513 }
+}
+
+fn info() -> FileInfo {
+    FileInfo { size: 5_000_000_000, mode: 0o644, mtime_ns: 1_700_000_000_123_456_789 }
+}
+
+fn entry() -> Entry {
+    Entry { path: path("a.bin"), kind: EntryKind::File, size: 300, mode: 0o600, mtime_ns: -1 }
+}
+
+fn piece() -> Piece {
+    let digests = vec![Digest([0x11; 32]), Digest([0x22; 32])];
+    Piece { file: FileId(3), extent: Extent::new(1 << 18, 300_000), digests }
+}
+
+/// Checks one enum: every sample comes back from its bytes, and its bytes are those of the
+/// table. Returns the entries the table lacks or has otherwise, ready to paste.
+fn compare<E: Golden>(table: &mut BTreeMap<String, String>) -> String {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut paste = String::new();
+    for sample in E::samples() {
+        let frame = encode(&sample).expect("a sample is below the cap");
+        let (prefix, body) = frame.split_first_chunk().expect("every frame has a prefix");
+        assert_eq!(body_bytes(*prefix), Ok(body.len()));
+        assert_eq!(decode::<E>(body).as_ref(), Ok(&sample));
+
+        let count = seen.entry(sample.name_of()).or_default();
+        *count += 1;
+        let label = match count {
+            1 => format!("{}::{}", E::ENUM, sample.name_of()),
+            n => format!("{}::{}#{n}", E::ENUM, sample.name_of()),
+        };
+        let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
+        if table.remove(&label).as_ref() != Some(&hex) {
+            paste += &entry_of(&label, &hex);
+        }
+    }
+    paste
+}
+
+/// An entry of the table as it is written: the label, then indented lines of hex.
+fn entry_of(label: &str, hex: &str) -> String {
+    let lines =
+        hex.as_bytes().chunks(88).map(|line| std::str::from_utf8(line).expect("hex is text"));
+    lines.fold(format!("{label}\n"), |text, line| format!("{text}    {line}\n"))
+}
+
+/// Reads a table: label -> hex. A label twice is an error of whoever pasted it.
+fn parse(table: &str) -> BTreeMap<String, String> {
+    let mut entries = BTreeMap::new();
+    let mut label = "";
+    for line in table.lines().filter(|line| !line.is_empty()) {
+        match line.strip_prefix("    ") {
+            Some(hex) => *entries.get_mut(label).expect("a label comes first") += hex,
+            None => {
+                label = line;
+                let earlier = entries.insert(label.to_owned(), String::new());
+                assert_eq!(earlier, None, "{label} is in the table twice");
+            }
+        }
+    }
+    entries
+}
+
+fn compare_all(table: &mut BTreeMap<String, String>) -> String {
+    [
+        compare::<ClientMessage>,
+        compare::<ServerMessage>,
+        compare::<ReadRequest>,
+        compare::<ReadReply>,
+        compare::<WriteRequest>,
+        compare::<WriteReply>,
+        compare::<LinkOffer>,
+        compare::<LinkAnswer>,
+        compare::<EntryKind>,
+        compare::<Verdict>,
+        compare::<Code>,
+    ]
+    .iter()
+    .map(|compare| compare(table))
+    .collect()
+}
+
+#[test]
+fn every_sample_has_its_golden_bytes() {
+    let mut table = parse(GOLDEN);
+    let paste = compare_all(&mut table);
+    assert!(
+        paste.is_empty(),
+        "the wire changed. An old variant must keep its bytes; for a new one, paste this into \
+         GOLDEN in common/proto/tests/golden.rs:\n\n{paste}"
+    );
+    assert!(table.is_empty(), "GOLDEN has entries without a sample: {:?}", table.keys());
+}
+
+#[test]
+fn a_changed_byte_is_noticed() {
+    let mut table = parse(GOLDEN);
+    table.insert("ClientMessage::Bye".into(), "010000000a".into());
+    assert_eq!(compare_all(&mut table), "ClientMessage::Bye\n    0100000009\n");
+}
+
+#[test]
+fn every_variant_has_a_sample() {
+    fn missing<E: Golden>() -> Vec<String> {
+        let have: Vec<&str> = E::samples().iter().map(E::name_of).collect();
+        let lacks = E::NAMES.iter().filter(|name| !have.contains(name));
+        lacks.map(|name| format!("{}::{name}", E::ENUM)).collect()
+    }
+    let missing = [
+        missing::<ClientMessage>(),
+        missing::<ServerMessage>(),
+        missing::<ReadRequest>(),
+        missing::<ReadReply>(),
+        missing::<WriteRequest>(),
+        missing::<WriteReply>(),
+        missing::<LinkOffer>(),
+        missing::<LinkAnswer>(),
+        missing::<EntryKind>(),
+        missing::<Verdict>(),
+        missing::<Code>(),
+    ];
+    assert_eq!(missing.concat(), [""; 0], "add a sample of each to golden.rs");
+}
+
+/// The frames, length prefix first, in hex.
+const GOLDEN: &str = "
+ClientMessage::Hello
+    72000000000b72646d612d637020302e3101abababababababababababababababababababababababababab
+    abababababab40cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd
+    cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd808040
+ClientMessage::Hello#2
+    11000000000b72646d612d637020302e3100808010
+ClientMessage::Attach
+    050000000102810400
+ClientMessage::Fence
+    0400000002028104
+ClientMessage::Stat
+    0a000000030707782f612e62696e
+ClientMessage::Scan
+    050000000407017801
+ClientMessage::ScanMore
+    0600000005ffffffff0f
+ClientMessage::Make
+    1a00000006070205782f6e657701ed0306782f6c696e6b02036e6577ff03
+ClientMessage::Read
+    0400000007030101
+ClientMessage::Write
+    0400000008030102
+ClientMessage::Bye
+    0100000009
+ServerMessage::Welcome
+    1b000000000e72646d612d736572766520302e31ffffffffffffffffff0140
+ServerMessage::Refused
+    1c00000001071963616e6e6f7420777269746520783a206469736b2066756c6c
+ServerMessage::Attached
+    0700000002028104000109
+ServerMessage::Attached#2
+    200000000202810401071963616e6e6f7420777269746520783a206469736b2066756c6c
+ServerMessage::Fenced
+    0400000003028104
+ServerMessage::Stated
+    0f00000004070005612e62696e00ac02800301
+ServerMessage::Stated#2
+    1e000000040701071963616e6e6f7420777269746520783a206469736b2066756c6c
+ServerMessage::Page
+    3300000005070105612e62696e00ac0280030101066c6f636b6564071963616e6e6f7420777269746520783a
+    206469736b2066756c6c01
+ServerMessage::Made
+    200000000607020001071963616e6e6f7420777269746520783a206469736b2066756c6c
+ServerMessage::Read
+    050000000703010100
+ServerMessage::Write
+    050000000802010200
+ReadRequest::Open
+    1000000000010307782f612e62696e0100808040
+ReadRequest::Release
+    0d000000010201ffffffffffffffffff01
+ReadRequest::Refresh
+    0b0000000205010380808008808010
+ReadRequest::Close
+    08000000030200ffffffff0f
+ReadReply::Opened
+    310000000002030080e497d012a403aab4aed8c7bfce972f0401071963616e6e6f7420777269746520783a20
+    6469736b2066756c6c
+ReadReply::Lease
+    5c0000000105e6aa919aa3a404ffffffffffffffffff010103808010e0a71202111111111111111111111111
+    1111111111111111111111111111111111111111222222222222222222222222222222222222222222222222
+    2222222222222222
+ReadReply::Failed
+    1d0000000203071963616e6e6f7420777269746520783a206469736b2066756c6c
+ReadReply::Closed
+    21000000030203000401071963616e6e6f7420777269746520783a206469736b2066756c6c
+WriteRequest::Create
+    1b00000000010607782f622e62696e80e497d012a403aab4aed8c7bfce972f
+WriteRequest::Sent
+    4d000000010184070103808010e0a71202111111111111111111111111111111111111111111111111111111
+    11111111112222222222222222222222222222222222222222222222222222222222222222
+WriteRequest::Commit
+    23000000020106d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1
+WriteRequest::Discard
+    05000000030206c801
+WriteReply::Created
+    2a000000000206000200808010808040050701071963616e6e6f7420777269746520783a206469736b206675
+    6c6c
+WriteReply::Granted
+    1b0000000101840702000101ffffffff0f0281040180a0808080e01f808040
+WriteReply::Committed
+    21000000020206000701071963616e6e6f7420777269746520783a206469736b2066756c6c
+LinkOffer::Tcp
+    0100000000
+LinkOffer::Sim
+    0100000001
+LinkAnswer::Tcp
+    21000000005e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e
+LinkAnswer::Sim
+    0300000001ac02
+EntryKind::File
+    0100000000
+EntryKind::Folder
+    0100000001
+EntryKind::Symlink
+    0600000002042e2e2f62
+EntryKind::Special
+    0100000003
+Verdict::Stored
+    0100000000
+Verdict::Mismatch
+    0100000001
+Verdict::Failed
+    1c00000002071963616e6e6f7420777269746520783a206469736b2066756c6c
+Code::NotFound
+    0100000000
+Code::Denied
+    0100000001
+Code::BadPath
+    0100000002
+Code::IsFolder
+    0100000003
+Code::NotFolder
+    0100000004
+Code::Special
+    0100000005
+Code::ReadOnly
+    0100000006
+Code::NoSpace
+    0100000007
+Code::Changed
+    0100000008
+Code::Mismatch
+    0100000009
+Code::Io
+    010000000a
+Code::Limit
+    010000000b
+Code::Protocol
+    010000000c
+Code::Version
+    010000000d
+Code::NotAuthenticated
+    010000000e
+Code::LinkLost
+    010000000f
+Code::TimedOut
+    0100000010
+Code::Stopping
+    0100000011
+Code::Interrupted
+    0100000012
+";

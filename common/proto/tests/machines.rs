@@ -1,0 +1,99 @@
+//! Client and server machines in pairs, on a virtual clock, with seeded faults:
+//! corruption, lost and duplicated completions, dying links, sources that
+//! change, files that cannot be opened or written. No bytes move: a grain's
+//! content is a version number, so a thousand schedules take seconds.
+//!
+//! A failing seed prints itself; `SEED=n cargo test -p verbatim-proto --test
+//! machines` replays it exactly.
+
+mod world;
+
+use world::{Faults, World};
+
+const SEEDS: u64 = 400;
+
+fn seeds() -> Vec<u64> {
+    match std::env::var("SEED") {
+        Ok(seed) => vec![seed.parse().expect("SEED is a number")],
+        Err(_) => (0..SEEDS).collect(),
+    }
+}
+
+fn run_all(faults: Faults, check: impl Fn(&World)) {
+    for seed in seeds() {
+        println!("SEED={seed}");
+        let mut world = World::new(seed, faults);
+        world.run();
+        check(&world);
+    }
+}
+
+#[test]
+fn without_faults_every_file_arrives_whole_both_ways() {
+    run_all(Faults::default(), |world| {
+        assert_eq!(world.finished(), world.file_count());
+        assert_eq!(world.mismatches(), 0);
+    });
+}
+
+#[test]
+fn corruption_is_fetched_or_sent_again() {
+    let faults = Faults { corrupt_ppm: 30_000, ..Faults::default() };
+    let found = std::cell::Cell::new(0);
+    run_all(faults, |world| found.set(found.get() + world.mismatches()));
+    assert!(found.get() > SEEDS || std::env::var("SEED").is_ok(), "no corruption happened");
+}
+
+#[test]
+fn corruption_that_never_ends_fails_the_file_and_never_finishes_it() {
+    let faults = Faults { corrupt_ppm: 1_000_000, ..Faults::default() };
+    run_all(faults, |world| {
+        assert_eq!(world.finished(), world.empty_files(), "a corrupt file was finished");
+        assert_eq!(world.finished() + world.failed(), world.file_count());
+    });
+}
+
+#[test]
+fn lost_completions_end_their_link_and_the_work_goes_on() {
+    let faults = Faults { lose_ppm: 20_000, ..Faults::default() };
+    let deaths = std::cell::Cell::new(0);
+    run_all(faults, |world| {
+        deaths.set(deaths.get() + world.deaths());
+        assert_eq!(world.finished(), world.file_count());
+    });
+    assert!(deaths.get() > 0 || std::env::var("SEED").is_ok(), "no completion was lost");
+}
+
+#[test]
+fn dying_links_lose_nothing_and_store_nothing_late() {
+    let faults = Faults { death_ppm: 20_000, duplicate_ppm: 50_000, ..Faults::default() };
+    let deaths = std::cell::Cell::new(0);
+    run_all(faults, |world| {
+        deaths.set(deaths.get() + world.deaths());
+        assert_eq!(world.finished(), world.file_count());
+    });
+    assert!(deaths.get() > SEEDS / 4 || std::env::var("SEED").is_ok(), "no link died");
+}
+
+#[test]
+fn a_source_that_changes_ends_as_one_version_or_as_a_failure() {
+    let faults = Faults { change_ppm: 300_000, ..Faults::default() };
+    run_all(faults, |world| {
+        assert_eq!(world.finished() + world.failed(), world.file_count());
+    });
+}
+
+#[test]
+fn everything_at_once_ends_with_whole_files_or_clear_failures() {
+    let faults = Faults {
+        corrupt_ppm: 10_000,
+        lose_ppm: 5_000,
+        duplicate_ppm: 20_000,
+        death_ppm: 10_000,
+        change_ppm: 50_000,
+        refuse_ppm: 20_000,
+    };
+    run_all(faults, |world| {
+        assert_eq!(world.finished() + world.failed(), world.file_count());
+    });
+}

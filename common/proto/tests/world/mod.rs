@@ -1,0 +1,629 @@
+//! The world of the machine tests: two machines a side, an ordered control
+//! channel each way, links that die, and files whose content is a version.
+//! Checks on the way what must hold at every moment; `machines.rs` checks ends.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::time::Duration;
+use verbatim_proto::message::{
+    ClientMessage, FileId, FileInfo, LinkId, Region, ServerMessage, Tag, Verdict, WindowId,
+};
+use verbatim_proto::read::{self, Outcome, PieceOutcome, Prepared, ReadClient, ReadServer};
+use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, grain_count};
+use verbatim_proto::write::{self, Posted, SlotId, WriteClient, WriteServer};
+use verbatim_proto::{Code, Digest, Extent, Fault, RootBuilder, WirePath};
+
+const LINKS: u16 = 3;
+const STEPS_MAX: usize = 200_000;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often what goes wrong, in parts per million of the operations it can happen to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub corrupt_ppm: u64,
+    pub lose_ppm: u64,
+    pub duplicate_ppm: u64,
+    pub death_ppm: u64,
+    pub change_ppm: u64,
+    pub refuse_ppm: u64,
+}
+
+/// Something that happens at a time.
+enum Event {
+    ToServer(ClientMessage),
+    ToClient(ServerMessage),
+    Opened(Vec<(FileId, Result<FileInfo, Fault>)>),
+    Prepared(WindowId, Prepared),
+    Closed(Vec<(FileId, u32)>),
+    Fetched(LinkId, u16, read::Chunk),
+    Posted(Tag, LinkId, Posted),
+    Created(Vec<(FileId, Result<Option<read::Have>, Fault>)>),
+    Provisioned(LinkId),
+    Notified(LinkId, Tag),
+    Absorbed(write::Absorb, Vec<Verdict>),
+    Committed(Vec<FileId>),
+    SourceChecked(FileId, Digest),
+    Killed(LinkId),
+    LinkDies(LinkId),
+    LinkReturns(LinkId),
+    Change(FileId),
+}
+
+struct Queued(Duration, u64, Event);
+
+impl PartialEq for Queued {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0, self.1) == (other.0, other.1)
+    }
+}
+impl Eq for Queued {}
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Queued {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.0, self.1).cmp(&(other.0, other.1))
+    }
+}
+
+/// A file: its source, and what has landed of it at the other side.
+#[derive(Default)]
+struct Model {
+    size: u64,
+    version: u32,
+    opened: u32,
+    /// Grain -> version that landed.
+    landed: BTreeMap<u64, u32>,
+    ended: bool,
+}
+
+pub struct World {
+    rng: u64,
+    faults: Faults,
+    now: Duration,
+    sequence: u64,
+    queue: BinaryHeap<Reverse<Queued>>,
+    channel_to_server: Duration,
+    channel_to_client: Duration,
+    read_client: ReadClient,
+    read_server: ReadServer,
+    write_client: WriteClient,
+    write_server: WriteServer,
+    files: HashMap<FileId, Model>,
+    /// Version of the content each window was hashed at.
+    windows: HashMap<WindowId, bool>,
+    up: HashSet<LinkId>,
+    dead_on_server: HashSet<LinkId>,
+    in_slot: HashSet<(LinkId, u16)>,
+    slot_content: HashMap<Tag, Vec<(FileId, Extent, u32, bool)>>,
+    slot_of_link: u32,
+    finished: usize,
+    failed: usize,
+    deaths: u64,
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        let read_options = read::ClientOptions {
+            chunk_bytes: CHUNK_BYTES_DEFAULT,
+            slots_per_link: 3,
+            timeout: TIMEOUT,
+        };
+        let write_options =
+            write::ClientOptions { chunk_bytes: CHUNK_BYTES_DEFAULT, timeout: TIMEOUT };
+        Self {
+            rng: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D,
+            faults,
+            now: Duration::ZERO,
+            sequence: 0,
+            queue: BinaryHeap::new(),
+            channel_to_server: Duration::ZERO,
+            channel_to_client: Duration::ZERO,
+            read_client: ReadClient::new(read_options),
+            read_server: ReadServer::new(),
+            write_client: WriteClient::new(write_options),
+            write_server: WriteServer::new(),
+            files: HashMap::new(),
+            windows: HashMap::new(),
+            up: HashSet::new(),
+            dead_on_server: HashSet::new(),
+            in_slot: HashSet::new(),
+            slot_content: HashMap::new(),
+            slot_of_link: 0,
+            finished: 0,
+            failed: 0,
+            deaths: 0,
+        }
+    }
+
+    pub fn finished(&self) -> usize {
+        self.finished
+    }
+
+    pub fn failed(&self) -> usize {
+        self.failed
+    }
+
+    pub fn deaths(&self) -> u64 {
+        self.deaths
+    }
+
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    pub fn empty_files(&self) -> usize {
+        self.files.values().filter(|file| file.size == 0).count()
+    }
+
+    pub fn mismatches(&self) -> u64 {
+        self.read_client.mismatches() + self.write_client.mismatches()
+    }
+
+    /// Runs until nothing is left to do, or panics.
+    pub fn run(&mut self) {
+        self.populate();
+        for step in 0.. {
+            assert!(step < STEPS_MAX, "no end after {STEPS_MAX} steps");
+            self.advance();
+            if self.read_client.is_idle() && self.write_client.is_idle() {
+                break;
+            }
+            let deadline = self.read_client.deadline().into_iter().chain(self.write_client.deadline());
+            let deadline = deadline.min();
+            match (self.queue.peek(), deadline) {
+                (Some(Reverse(next)), deadline) if deadline.is_none_or(|at| next.0 <= at) => {
+                    let Some(Reverse(Queued(at, _, event))) = self.queue.pop() else { return };
+                    self.now = self.now.max(at);
+                    self.happen(event);
+                }
+                (_, Some(at)) => self.now = self.now.max(at),
+                (_, None) => panic!("stuck: files are left, and nothing will happen"),
+            }
+        }
+        assert_eq!(self.finished + self.failed, self.files.len(), "a file ended twice or never");
+    }
+
+    fn populate(&mut self) {
+        let chunk = u64::from(CHUNK_BYTES_DEFAULT);
+        let sizes = [0, 1, GRAIN_BYTES - 1, GRAIN_BYTES, GRAIN_BYTES + 1, chunk - 1, chunk, chunk + 1];
+        for index in 0..LINKS {
+            self.attach(LinkId { index, epoch: 0 });
+        }
+        let count = 4 + self.roll(20) as u32;
+        for number in 0..count {
+            let kind = self.roll(10) as usize;
+            let size = sizes.get(kind).copied().unwrap_or_else(|| self.roll(24 << 20));
+            let upload = self.roll(2) == 0;
+            let id = FileId(number);
+            self.files.insert(id, Model { size, ..Model::default() });
+            if upload {
+                self.begin_upload(id);
+            } else {
+                self.read_client.open(id, path_of(id), None, self.now);
+            }
+            if self.chance(self.faults.change_ppm) {
+                self.later(500, Event::Change(id));
+            }
+        }
+    }
+
+    fn attach(&mut self, link: LinkId) {
+        self.up.insert(link);
+        self.write_server.link_up(link);
+        self.read_client.link_up(link);
+    }
+
+    fn begin_upload(&mut self, id: FileId) {
+        let file = self.files.get_mut(&id).unwrap();
+        file.opened = file.version;
+        let info = FileInfo { size: file.size, mode: 0o644, mtime_ns: i64::from(file.version) };
+        self.write_client.create(id, path_of(id), info, self.now);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::ToServer(message) => self.at_server(message),
+            Event::ToClient(message) => self.at_client(message),
+            Event::Opened(answers) => self.read_server.opened(answers),
+            Event::Prepared(window, answer) => self.read_server.prepared(window, answer),
+            Event::Closed(files) => {
+                let answers = files.into_iter().map(|(id, opened)| {
+                    let same = self.files[&id].version == opened;
+                    (id, if same { Ok(()) } else { Err(fault(Code::Changed)) })
+                });
+                let answers = answers.collect();
+                self.read_server.closed(answers);
+            }
+            Event::Fetched(link, slot, chunk) => self.fetched(link, slot, chunk),
+            Event::Posted(tag, link, posted) => self.posted(tag, link, posted),
+            Event::Created(answers) => self.write_server.created(answers),
+            Event::Provisioned(link) => self.provisioned(link),
+            Event::Notified(link, tag) => self.write_server.notified(link, tag),
+            Event::Absorbed(absorb, verdicts) => self.write_server.absorbed(absorb.tag, verdicts),
+            Event::Committed(files) => self.committed(files),
+            Event::SourceChecked(id, root) => {
+                let file = &self.files[&id];
+                let same = file.version == file.opened;
+                let answer = if same { Ok(()) } else { Err(fault(Code::Changed)) };
+                self.write_client.source_checked(id, root, answer);
+            }
+            Event::Killed(link) => {
+                self.dead_on_server.insert(link);
+                self.write_server.killed(link);
+            }
+            Event::LinkDies(link) => self.link_dies(link),
+            Event::LinkReturns(link) => self.attach(link),
+            Event::Change(id) => {
+                let file = self.files.get_mut(&id).unwrap();
+                file.version += 1;
+                if self.roll(3) == 0 {
+                    self.later(2000, Event::Change(id));
+                }
+            }
+        }
+    }
+
+    fn at_server(&mut self, message: ClientMessage) {
+        match message {
+            ClientMessage::Read(request) => self.read_server.request(request),
+            ClientMessage::Write(request) => self.write_server.request(request),
+            ClientMessage::Fence { link } => self.write_server.fence(link),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    fn at_client(&mut self, message: ServerMessage) {
+        match message {
+            ServerMessage::Read(reply) => self.read_client.reply(reply, self.now),
+            ServerMessage::Write(reply) => self.write_client.reply(reply, self.now),
+            ServerMessage::Fenced { link } => {
+                self.write_client.fenced(link);
+                let next = LinkId { epoch: link.epoch + 1, ..link };
+                self.later(100, Event::LinkReturns(next));
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    /// A read ends: what it finds is the version the source has now.
+    fn fetched(&mut self, link: LinkId, slot: u16, chunk: read::Chunk) {
+        if !self.up.contains(&link) {
+            return;
+        }
+        assert!(self.windows[&chunk.window], "a read found its window retired");
+        self.in_slot.remove(&(link, slot));
+        let mut outcomes = Vec::new();
+        for piece in &chunk.pieces {
+            let corrupt = self.chance(self.faults.corrupt_ppm);
+            let refuse = self.chance(self.faults.refuse_ppm / 20);
+            let file = self.files.get_mut(&piece.file).unwrap();
+            let same = piece.digests == digests_of(piece.file, piece.extent, file.version);
+            outcomes.push(if refuse {
+                PieceOutcome::Failed(fault(Code::NoSpace))
+            } else if corrupt || !same {
+                PieceOutcome::Mismatch
+            } else {
+                let version = file.version;
+                file.landed.extend(grains(piece.extent).map(|grain| (grain, version)));
+                PieceOutcome::Verified
+            });
+        }
+        let twice = self.chance(self.faults.duplicate_ppm);
+        self.read_client.fetched(link, slot, Outcome::Landed(outcomes.clone()), self.now);
+        if twice {
+            self.read_client.fetched(link, slot, Outcome::Landed(outcomes), self.now);
+        }
+    }
+
+    fn posted(&mut self, tag: Tag, link: LinkId, posted: Posted) {
+        if !self.up.contains(&link) {
+            return self.write_client.posted(tag, Posted::LinkLost, self.now);
+        }
+        if !self.dead_on_server.contains(&link) {
+            self.later(5, Event::Notified(link, tag));
+            if self.chance(self.faults.duplicate_ppm) {
+                self.later(50, Event::Notified(link, tag));
+            }
+        }
+        self.write_client.posted(tag, posted, self.now);
+    }
+
+    fn provisioned(&mut self, link: LinkId) {
+        let slots = (0..3).map(|_| {
+            self.slot_of_link += 1;
+            let region = Region { key: u64::from(self.slot_of_link), base: 0 };
+            (SlotId(self.slot_of_link), region, CHUNK_BYTES_DEFAULT)
+        });
+        let slots = slots.collect();
+        self.write_server.provisioned(link, slots);
+    }
+
+    fn committed(&mut self, files: Vec<FileId>) {
+        let answers = files.into_iter().map(|id| {
+            let file = self.files.get_mut(&id).unwrap();
+            let versions: HashSet<u32> = file.landed.values().copied().collect();
+            assert!(versions.len() <= 1, "a mixture was committed: {versions:?}");
+            let whole = file.size == 0 || file.landed.len() as u64 == grain_count(file.size);
+            assert!(whole, "committed with grains missing");
+            (id, Ok(()))
+        });
+        let answers = answers.collect();
+        self.write_server.committed(answers);
+    }
+
+    fn link_dies(&mut self, link: LinkId) {
+        if !self.up.remove(&link) {
+            return;
+        }
+        self.deaths += 1;
+        let flying: Vec<_> = self.in_slot.extract_if(|(id, _)| *id == link).collect();
+        for (link, slot) in flying {
+            self.read_client.fetched(link, slot, Outcome::LinkLost, self.now);
+        }
+        self.read_client.link_down(link, self.now);
+        self.write_client.link_down(link, self.now);
+        self.to_server(ClientMessage::Fence { link });
+        if self.roll(2) == 0 {
+            self.later(50, Event::Killed(link));
+        }
+    }
+
+    fn advance(&mut self) {
+        self.read_client.advance(self.now);
+        self.write_client.advance(self.now);
+        assert!(self.read_server.window_count() <= WINDOWS_MAX, "more windows than credit");
+        while let Some(effect) = self.read_client.next_effect() {
+            self.read_client_effect(effect);
+        }
+        while let Some(effect) = self.write_client.next_effect() {
+            self.write_client_effect(effect);
+        }
+        while let Some(effect) = self.read_server.next_effect() {
+            self.read_server_effect(effect);
+        }
+        while let Some(effect) = self.write_server.next_effect() {
+            self.write_server_effect(effect);
+        }
+    }
+
+    fn read_client_effect(&mut self, effect: read::ClientEffect) {
+        use read::ClientEffect as Effect;
+        match effect {
+            Effect::Send(request) => self.to_server(ClientMessage::Read(request)),
+            Effect::Opened { file, info } => assert_eq!(info.size, self.files[&file].size),
+            Effect::Fetch(fetch) => {
+                assert!(self.in_slot.insert((fetch.link, fetch.slot)), "a slot is used twice");
+                assert!(self.windows[&fetch.chunk.window], "a retired window is read");
+                self.disturb(fetch.link);
+                if !self.chance(self.faults.lose_ppm) {
+                    self.later(20, Event::Fetched(fetch.link, fetch.slot, fetch.chunk));
+                }
+            }
+            Effect::DropLink { link } => self.link_dies(link),
+            Effect::Restart { file } => self.files.get_mut(&file).unwrap().landed.clear(),
+            Effect::Finished { file, root } => self.finish(file, root),
+            Effect::Failed { file, fault } => self.fail(file, &fault),
+            Effect::Broken(fault) => panic!("read client broke: {fault}"),
+        }
+    }
+
+    fn write_client_effect(&mut self, effect: write::ClientEffect) {
+        use write::ClientEffect as Effect;
+        match effect {
+            Effect::Send(request) => self.to_server(ClientMessage::Write(request)),
+            Effect::Post(post) => {
+                let mut content = Vec::new();
+                let mut digests = Vec::new();
+                for &(id, extent) in &post.pieces {
+                    let version = self.files[&id].version;
+                    let corrupt = self.chance(self.faults.corrupt_ppm);
+                    content.push((id, extent, version, corrupt));
+                    digests.push(digests_of(id, extent, version));
+                }
+                self.slot_content.insert(post.grant.tag, content);
+                self.disturb(post.grant.link);
+                if !self.chance(self.faults.lose_ppm) {
+                    let posted = Posted::Sent(digests);
+                    self.later(20, Event::Posted(post.grant.tag, post.grant.link, posted));
+                }
+            }
+            Effect::Hash { .. } => unreachable!("nothing is resumed here"),
+            Effect::CheckSource { file, root } => self.later(5, Event::SourceChecked(file, root)),
+            Effect::DropLink { link } => self.link_dies(link),
+            Effect::Restart { file } => self.begin_upload(file),
+            Effect::Finished { file, root } => self.finish(file, root),
+            Effect::Failed { file, fault } => self.fail(file, &fault),
+            Effect::Broken(fault) => panic!("write client broke: {fault}"),
+        }
+    }
+
+    fn read_server_effect(&mut self, effect: read::ServerEffect) {
+        use read::ServerEffect as Effect;
+        match effect {
+            Effect::Send(reply) => self.to_client(ServerMessage::Read(reply)),
+            Effect::Open(files) => {
+                let answers = files.into_iter().map(|request| {
+                    let refused = self.chance(self.faults.refuse_ppm);
+                    let file = self.files.get_mut(&request.file).unwrap();
+                    file.opened = file.version;
+                    let info = FileInfo { size: file.size, mode: 0o644, mtime_ns: 0 };
+                    (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(info) })
+                });
+                let answers = answers.collect();
+                self.later(10, Event::Opened(answers));
+            }
+            Effect::Prepare(prepare) => {
+                self.windows.insert(prepare.window, true);
+                let pieces: Vec<_> = prepare.pieces.iter().map(|&(id, extent)| {
+                    if self.chance(self.faults.refuse_ppm / 10) {
+                        return Err(fault(Code::Io));
+                    }
+                    Ok(digests_of(id, extent, self.files[&id].version))
+                }).collect();
+                let some = pieces.iter().any(Result::is_ok);
+                let region = some.then_some(Region { key: prepare.window.0, base: 0 });
+                self.later(10, Event::Prepared(prepare.window, Prepared { region, pieces }));
+            }
+            Effect::Retire(window) => {
+                assert_eq!(self.windows.insert(window, false), Some(true), "retired twice");
+            }
+            Effect::Close(files) => {
+                let files = files.into_iter().map(|id| (id, self.files[&id].opened)).collect();
+                self.later(5, Event::Closed(files));
+            }
+            Effect::Broken(fault) => panic!("read server broke: {fault}"),
+        }
+    }
+
+    fn write_server_effect(&mut self, effect: write::ServerEffect) {
+        use write::ServerEffect as Effect;
+        match effect {
+            Effect::Send(reply) => self.to_client(ServerMessage::Write(reply)),
+            Effect::Provision { link, .. } => self.later(5, Event::Provisioned(link)),
+            Effect::Create(files) => {
+                let answers = files.into_iter().map(|request| {
+                    let refused = self.chance(self.faults.refuse_ppm);
+                    self.files.get_mut(&request.file).unwrap().landed.clear();
+                    (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(None) })
+                });
+                let answers = answers.collect();
+                self.later(10, Event::Created(answers));
+            }
+            Effect::Absorb(absorb) => self.absorb(absorb),
+            Effect::Commit(files) => self.later(20, Event::Committed(files)),
+            Effect::Discard(files) => {
+                for id in files {
+                    self.files.get_mut(&id).unwrap().landed.clear();
+                }
+            }
+            Effect::Kill(link) => self.later(20, Event::Killed(link)),
+            Effect::Fenced(link) => {
+                assert!(self.dead_on_server.contains(&link), "fenced while alive");
+                self.to_client(ServerMessage::Fenced { link });
+            }
+            Effect::Broken(fault) => panic!("write server broke: {fault}"),
+        }
+    }
+
+    /// The server looks at what the slot holds and at what the client said it holds.
+    fn absorb(&mut self, absorb: write::Absorb) {
+        let content = self.slot_content.remove(&absorb.tag).expect("notified without a write");
+        let mut verdicts = Vec::new();
+        for (piece, (id, extent, version, corrupt)) in absorb.pieces.iter().zip(content) {
+            assert_eq!((piece.file, piece.extent), (id, extent), "the wrong chunk is judged");
+            verdicts.push(if corrupt || piece.digests != digests_of(id, extent, version) {
+                Verdict::Mismatch
+            } else if self.chance(self.faults.refuse_ppm / 20) {
+                Verdict::Failed(fault(Code::NoSpace))
+            } else {
+                let file = self.files.get_mut(&id).unwrap();
+                for grain in grains(extent) {
+                    assert!(file.landed.insert(grain, version).is_none(), "stored twice");
+                }
+                Verdict::Stored
+            });
+        }
+        self.later(10, Event::Absorbed(absorb, verdicts));
+    }
+
+    fn finish(&mut self, id: FileId, root: Digest) {
+        self.finished += 1;
+        let file = self.files.get_mut(&id).unwrap();
+        assert!(!std::mem::replace(&mut file.ended, true), "ended twice");
+        let versions: HashSet<u32> = file.landed.values().copied().collect();
+        assert!(versions.len() <= 1, "a mixture of versions was finished: {versions:?}");
+        let version = versions.into_iter().next().unwrap_or(0);
+        assert_eq!(root, root_of(id, file.size, version), "the root is of something else");
+        let whole = file.size == 0 || file.landed.len() as u64 == grain_count(file.size);
+        assert!(whole, "finished with grains missing");
+    }
+
+    fn fail(&mut self, id: FileId, _fault: &Fault) {
+        self.failed += 1;
+        let file = self.files.get_mut(&id).unwrap();
+        assert!(!std::mem::replace(&mut file.ended, true), "ended twice");
+    }
+
+    fn disturb(&mut self, link: LinkId) {
+        if self.chance(self.faults.death_ppm) {
+            self.later(20, Event::LinkDies(link));
+        }
+    }
+
+    fn to_server(&mut self, message: ClientMessage) {
+        let at = self.now + self.delay(10);
+        self.channel_to_server = self.channel_to_server.max(at);
+        self.push(self.channel_to_server, Event::ToServer(message));
+    }
+
+    fn to_client(&mut self, message: ServerMessage) {
+        let at = self.now + self.delay(10);
+        self.channel_to_client = self.channel_to_client.max(at);
+        self.push(self.channel_to_client, Event::ToClient(message));
+    }
+
+    fn later(&mut self, ms_max: u64, event: Event) {
+        let at = self.now + self.delay(ms_max);
+        self.push(at, event);
+    }
+
+    fn push(&mut self, at: Duration, event: Event) {
+        self.sequence += 1;
+        self.queue.push(Reverse(Queued(at, self.sequence, event)));
+    }
+
+    fn delay(&mut self, ms_max: u64) -> Duration {
+        Duration::from_micros(1 + self.roll(ms_max * 1000))
+    }
+
+    fn chance(&mut self, ppm: u64) -> bool {
+        ppm > 0 && self.roll(1_000_000) < ppm
+    }
+
+    /// A seeded number below `below` (splitmix64).
+    fn roll(&mut self, below: u64) -> u64 {
+        self.rng = self.rng.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.rng;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % below
+    }
+}
+
+fn path_of(id: FileId) -> WirePath {
+    WirePath::parse(format!("data/{}", id.0).as_bytes()).unwrap()
+}
+
+fn fault(code: Code) -> Fault {
+    Fault::new(code, "seeded")
+}
+
+fn grains(extent: Extent) -> std::ops::Range<u64> {
+    extent.offset / GRAIN_BYTES..(extent.offset + extent.len).div_ceil(GRAIN_BYTES)
+}
+
+/// The value of a grain is a function of file, place and version.
+fn value_of(id: FileId, grain: u64, version: u32) -> Digest {
+    let mut value = [0; 32];
+    value[..4].copy_from_slice(&id.0.to_le_bytes());
+    value[4..12].copy_from_slice(&grain.to_le_bytes());
+    value[12..16].copy_from_slice(&version.to_le_bytes());
+    Digest(value)
+}
+
+fn digests_of(id: FileId, extent: Extent, version: u32) -> Vec<Digest> {
+    grains(extent).map(|grain| value_of(id, grain, version)).collect()
+}
+
+fn root_of(id: FileId, size: u64, version: u32) -> Digest {
+    let mut builder = RootBuilder::new(size);
+    if size == 0 {
+        builder.insert(0, Digest::of(b""));
+    } else {
+        builder.insert_run(0, &digests_of(id, Extent::new(0, size), version));
+    }
+    builder.finish().unwrap()
+}

@@ -1,0 +1,698 @@
+//! Tidy: the shape of the repository, kept by failing tests. Each rule is one test
+//! whose name is the rule; each scanner has a test that shows it catch a violation,
+//! so that no rule passes by looking at nothing.
+//!
+//! The scanners read text, not syntax: comments and literals are blanked first, then
+//! words and braces are counted. That is enough for code that rustfmt has formatted.
+//! A file or function already too long stands in a ratchet list and may only shrink.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Our packages and which of ours each may depend on. Dependencies point one way; those of
+/// tests count too. `None` may depend on all.
+const EDGES: &[(&str, Option<&[&str]>)] = &[
+    ("verbatim-proto", Some(&[])),
+    ("verbatim-fabric", Some(&[])),
+    ("verbatim-telemetry", Some(&[])),
+    ("verbatim-files", Some(&["verbatim-proto"])),
+    ("verbatim-control", Some(&["verbatim-proto"])),
+    ("verbatim-server", Some(ENDS)),
+    ("verbatim-client", Some(ENDS)),
+    ("verbatim-tests", None),
+    ("verbatim-benches", None),
+];
+
+/// What both ends are made of. They never see each other.
+const ENDS: &[&str] = &[
+    "verbatim-proto",
+    "verbatim-fabric",
+    "verbatim-files",
+    "verbatim-control",
+    "verbatim-telemetry",
+];
+
+/// The longest file, tests and all.
+const FILE_LINES_MAX: usize = 800;
+
+/// The most lines of a file before its tests.
+const CODE_LINES_MAX: usize = 400;
+
+/// The longest function, from `fn` to its closing brace: a screen.
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// A ratchet entry this much longer than its file is lowered.
+const SLACK_LINES: usize = 20;
+
+/// Files over `FILE_LINES_MAX`, with their lines.
+const FILE_RATCHET: &[(&str, usize)] = &[];
+
+/// Files over `CODE_LINES_MAX`, with their lines before the tests.
+const CODE_RATCHET: &[(&str, usize)] = &[("common/proto/src/message.rs", 430)];
+
+/// Functions over `FUNCTION_LINES_MAX`, as `file::name`, with their lines.
+const FUNCTION_RATCHET: &[(&str, usize)] = &[];
+
+/// Where unsafe code may be.
+const UNSAFE_PATHS: &[&str] = &["common/fabric/src/memory.rs", "common/fabric/src/verbs/"];
+
+/// A rule that saw fewer files than this saw the wrong folder.
+const FILES_MIN: usize = 10;
+
+/// Folders of a developer's machine. Written in halves, so that this file keeps its own rule.
+const MACHINE_PATHS: &[&str] =
+    &[concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/fa", "rm")];
+
+/// A text file of the repository.
+struct Source {
+    /// Where it is, from the root of the repository.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// Whether the whole file is there for testing or measuring.
+    fn is_test(&self) -> bool {
+        let folders = ["tests", "benches", "examples", "tests.rs"];
+        self.path.split('/').any(|name| folders.contains(&name))
+    }
+
+    /// The code that ships: comments, literals and tests blanked.
+    fn shipped(&self) -> String {
+        if self.is_test() { String::new() } else { without_tests(&without_text(&self.text)) }
+    }
+}
+
+fn root() -> PathBuf {
+    let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it for tests");
+    Path::new(&crate_folder).parent().expect("the crate is in the workspace").to_owned()
+}
+
+/// The text files of the repository, committed or about to be; those that git ignores are not
+/// of it. Without git, every file below the root but the outputs of builds.
+fn sources() -> Vec<Source> {
+    let root = root();
+    let git = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .current_dir(&root)
+        .output();
+    let paths = match git {
+        Ok(output) if output.status.success() => {
+            let names = String::from_utf8(output.stdout).expect("our file names are text");
+            names.split_terminator('\0').map(str::to_owned).collect()
+        }
+        _ => walk(&root, &root),
+    };
+    let read = |path: String| {
+        let text = fs::read_to_string(root.join(&path)).ok()?;
+        Some(Source { path, text })
+    };
+    let sources: Vec<Source> = paths.into_iter().filter_map(read).collect();
+    assert!(sources.len() > FILES_MIN, "only {} files in {}", sources.len(), root.display());
+    sources
+}
+
+fn walk(folder: &Path, root: &Path) -> Vec<String> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder of the repository").flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder && ![".git", "target", "cache"].iter().any(|skip| name == **skip) {
+            paths.extend(walk(&path, root));
+        } else if !is_folder {
+            let below = path.strip_prefix(root).expect("it is below the root");
+            paths.push(below.to_str().expect("our file names are text").to_owned());
+        }
+    }
+    paths
+}
+
+fn rust_sources() -> Vec<Source> {
+    let rust: Vec<_> = sources().into_iter().filter(|s| s.path.ends_with(".rs")).collect();
+    assert!(rust.len() > FILES_MIN, "only {} Rust files", rust.len());
+    rust
+}
+
+/// Fails with all violations at once, one a line.
+fn assert_none(rule: &str, violations: &[String]) {
+    assert!(violations.is_empty(), "{rule}:\n  {}\n", violations.join("\n  "));
+}
+
+fn metadata() -> cargo_metadata::Metadata {
+    let manifest = root().join("Cargo.toml");
+    let metadata = cargo_metadata::MetadataCommand::new().manifest_path(manifest).no_deps().exec();
+    metadata.expect("cargo knows the workspace")
+}
+
+// ---- The rules.
+
+#[test]
+fn dependencies_point_one_way() {
+    let metadata = metadata();
+    let packages: Vec<(String, Vec<String>)> = metadata
+        .packages
+        .iter()
+        .map(|package| {
+            let needs = package.dependencies.iter().map(|needed| needed.name.to_string());
+            (package.name.to_string(), needs.collect())
+        })
+        .collect();
+    assert!(packages.len() >= EDGES.len(), "only {} packages", packages.len());
+    assert_none("a dependency points the wrong way", &wrong_edges(&packages));
+}
+
+#[test]
+fn every_rust_file_says_what_it_owns() {
+    let bad: Vec<_> = rust_sources()
+        .iter()
+        .filter(|source| header_lines(&source.text) < 2)
+        .map(|source| source.path.clone())
+        .collect();
+    assert_none("these do not begin with a `//!` header of two lines or more", &bad);
+}
+
+#[test]
+fn a_file_is_at_most_800_lines() {
+    let lengths = rust_sources().into_iter().map(|s| (s.path, s.text.lines().count())).collect();
+    let verdict = ratchet(&lengths, FILE_LINES_MAX, FILE_RATCHET);
+    assert_none("files too long; split them by idea", &verdict);
+}
+
+#[test]
+fn a_file_has_at_most_400_lines_before_its_tests() {
+    let code = rust_sources().into_iter().filter(|source| !source.is_test());
+    let lengths: BTreeMap<_, _> = code.map(|s| (s.path, code_lines(&s.text))).collect();
+    assert!(lengths.len() > FILES_MIN, "only {} files of code", lengths.len());
+    let verdict = ratchet(&lengths, CODE_LINES_MAX, CODE_RATCHET);
+    assert_none("files too long; split them by idea", &verdict);
+}
+
+#[test]
+fn a_function_fits_a_screen() {
+    let mut lengths = BTreeMap::new();
+    let mut places = BTreeMap::new();
+    for source in rust_sources() {
+        for function in functions(&without_text(&source.text)) {
+            let key = format!("{}::{}", source.path, function.name);
+            let longest = lengths.entry(key.clone()).or_insert(0);
+            if function.lines > *longest {
+                *longest = function.lines;
+                places.insert(key, function.first_line);
+            }
+        }
+    }
+    assert!(lengths.len() > 10 * FILES_MIN, "only {} functions", lengths.len());
+    let verdict = ratchet(&lengths, FUNCTION_LINES_MAX, FUNCTION_RATCHET);
+    let place = |line: &String| places.iter().find(|(key, _)| line.starts_with(&format!("{key}:")));
+    let with_line = |line: String| match place(&line) {
+        Some((_, first)) => format!("{line} (begins at line {first})"),
+        None => line,
+    };
+    let verdict: Vec<_> = verdict.into_iter().map(with_line).collect();
+    assert_none("functions too long; name their parts", &verdict);
+}
+
+#[test]
+fn nothing_unwraps_outside_tests() {
+    let found = find_in(&rust_sources(), |source| find_lines(&source.shipped(), ".unwrap()"));
+    assert_none("use `?`, or expect(\"why it holds\")", &found);
+}
+
+#[test]
+fn unsafe_code_stays_in_memory_and_verbs() {
+    let found = find_in(&rust_sources(), |source| {
+        let allowed = UNSAFE_PATHS.iter().any(|path| source.path.starts_with(path));
+        if allowed { Vec::new() } else { unsafe_lines(&source.text) }
+    });
+    assert_none("unsafe code outside its two homes", &found);
+}
+
+#[test]
+fn every_crate_root_but_fabric_forbids_unsafe_code() {
+    let mut roots = 0;
+    let mut bad = Vec::new();
+    for package in metadata().packages.iter().filter(|p| p.name.as_str() != "verbatim-fabric") {
+        for target in package.targets.iter().filter(|t| t.is_lib() || t.is_bin()) {
+            roots += 1;
+            let text = fs::read_to_string(&target.src_path).expect("cargo found it");
+            if find_lines(&without_text(&text), "#![forbid(unsafe_code)]").is_empty() {
+                bad.push(target.src_path.to_string());
+            }
+        }
+    }
+    assert!(roots >= FILES_MIN, "only {roots} crate roots");
+    assert_none("these lack #![forbid(unsafe_code)]", &bad);
+}
+
+#[test]
+fn only_programs_print() {
+    let found = find_in(&rust_sources(), |source| {
+        let name = source.path.rsplit('/').next().unwrap_or_default();
+        let may = source.path.contains("src/bin/") || ["main.rs", "build.rs"].contains(&name);
+        if may { Vec::new() } else { print_lines(&source.shipped()) }
+    });
+    assert_none("libraries log with tracing or return text; they do not print", &found);
+}
+
+#[test]
+fn no_file_names_a_developers_machine() {
+    let found = find_in(&sources(), |source| machine_path_lines(&source.text));
+    assert_none("paths of somebody's machine", &found);
+}
+
+#[test]
+fn shell_scripts_stop_at_errors_and_can_be_run() {
+    let scripts: Vec<_> = sources().into_iter().filter(is_shell).collect();
+    let names: Vec<_> = scripts.iter().map(|script| script.path.as_str()).collect();
+    for known in ["tests/run", ".ci/run"] {
+        assert!(names.contains(&known), "{known} was not found among {names:?}");
+    }
+    let mut bad = Vec::new();
+    for script in &scripts {
+        bad.extend(shell_faults(&script.text).into_iter().map(|f| format!("{}: {f}", script.path)));
+        if !is_executable(&root().join(&script.path)) {
+            bad.push(format!("{}: not executable, run chmod +x", script.path));
+        }
+    }
+    assert_none("shell scripts", &bad);
+}
+
+// ---- The scanners.
+
+/// The edges among our packages that `EDGES` does not allow, and packages it does not know.
+fn wrong_edges(packages: &[(String, Vec<String>)]) -> Vec<String> {
+    let known = |name: &str| EDGES.iter().find(|(package, _)| *package == name);
+    let is_ours =
+        |name: &str| known(name).is_some() || packages.iter().any(|(package, _)| package == name);
+    let mut wrong = Vec::new();
+    for (package, needs) in packages {
+        let Some((_, allowed)) = known(package) else {
+            wrong.push(format!("{package} is new: add it to EDGES in tests/tests/tidy.rs"));
+            continue;
+        };
+        let Some(allowed) = allowed else { continue };
+        let refused = needs.iter().filter(|n| is_ours(n) && !allowed.contains(&n.as_str()));
+        wrong.extend(refused.map(|needed| format!("{package} -> {needed}")));
+    }
+    wrong
+}
+
+/// How many lines of `//!` a file begins with.
+fn header_lines(text: &str) -> usize {
+    text.lines().take_while(|line| line.starts_with("//!")).count()
+}
+
+/// The lines before the first `#[cfg(test)]` at the left margin.
+fn code_lines(text: &str) -> usize {
+    text.lines().take_while(|line| !line.starts_with("#[cfg(test)]")).count()
+}
+
+/// Compares lengths with their maximum and with the list of those that are over it already.
+/// The list may only shrink, and has nothing in it that is not over.
+fn ratchet(lengths: &BTreeMap<String, usize>, max: usize, list: &[(&str, usize)]) -> Vec<String> {
+    let mut verdict = Vec::new();
+    for (name, &lines) in lengths {
+        let entry = list.iter().find(|(listed, _)| listed == name).map(|&(_, lines)| lines);
+        match entry {
+            None if lines > max => verdict.push(format!("{name}: {lines} lines, at most {max}")),
+            Some(allowed) if lines > allowed => {
+                verdict.push(format!("{name}: grew from {allowed} to {lines} lines"));
+            }
+            Some(_) if lines <= max => {
+                verdict.push(format!("{name}: {lines} lines fit now, remove its ratchet entry"));
+            }
+            Some(allowed) if lines + SLACK_LINES < allowed => {
+                verdict.push(format!("{name}: {lines} lines, lower its ratchet from {allowed}"));
+            }
+            _ => {}
+        }
+    }
+    let gone = list.iter().filter(|(listed, _)| !lengths.contains_key(*listed));
+    verdict.extend(gone.map(|(listed, _)| format!("{listed}: gone, remove its ratchet entry")));
+    verdict
+}
+
+/// One function of a file.
+#[derive(Debug, PartialEq)]
+struct Function {
+    name: String,
+    first_line: usize,
+    lines: usize,
+}
+
+/// The functions with a body, nested ones too, in code whose text is already blanked.
+fn functions(code: &str) -> Vec<Function> {
+    let chars: Vec<char> = code.chars().collect();
+    let line_of = |at: usize| chars[..at].iter().filter(|&&c| c == '\n').count() + 1;
+    let mut found = Vec::new();
+    for at in words(&chars, "fn") {
+        let name_at = at + 2 + chars[at + 2..].iter().take_while(|c| c.is_whitespace()).count();
+        let name: String = chars[name_at..].iter().take_while(|c| is_word(**c)).collect();
+        // `fn(u8)` is a type, `fn $name` a macro's.
+        if name.is_empty() {
+            continue;
+        }
+        if let Some(end) = item_end(&chars, name_at).filter(|&end| chars[end] == '}') {
+            let first_line = line_of(at);
+            found.push(Function { name, first_line, lines: line_of(end) - first_line + 1 });
+        }
+    }
+    found
+}
+
+/// Where the item that goes on at `from` ends: its `;`, or the brace that closes its body.
+fn item_end(chars: &[char], from: usize) -> Option<usize> {
+    let (mut depth, mut braces) = (0_usize, 0_usize);
+    for (at, &c) in chars.iter().enumerate().skip(from) {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth = depth.saturating_sub(1),
+            ';' if depth == 0 && braces == 0 => return Some(at),
+            '{' => braces += 1,
+            '}' if braces <= 1 => return Some(at),
+            '}' => braces -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Blanks every item under `#[cfg(test)]` in code whose text is already blanked.
+fn without_tests(code: &str) -> String {
+    const MARK: &str = "#[cfg(test)]";
+    let mut code = code.to_owned();
+    while let Some(start) = code.find(MARK) {
+        let rest: Vec<char> = code[start..].chars().collect();
+        let end = item_end(&rest, MARK.len()).map_or(rest.len(), |end| end + 1);
+        let blank: String = rest[..end].iter().map(|&c| blanked(c)).collect();
+        let tail: String = rest[end..].iter().collect();
+        code = format!("{}{blank}{tail}", &code[..start]);
+    }
+    code
+}
+
+/// Blanks comments and the literals of strings and characters, and keeps every line where it
+/// is.
+fn without_text(source: &str) -> String {
+    let chars: Vec<char> = source.chars().collect();
+    let mut code = String::with_capacity(source.len());
+    let mut at = 0;
+    while at < chars.len() {
+        let end = text_end(&chars, at);
+        if end > at {
+            code.extend(chars[at..end].iter().map(|&c| blanked(c)));
+            at = end;
+        } else if is_word(chars[at]) {
+            // A whole word, so that the r of `for"` or of `r#type` opens nothing.
+            let end = at + chars[at..].iter().take_while(|c| is_word(**c)).count();
+            code.extend(&chars[at..end]);
+            at = end;
+        } else {
+            code.push(chars[at]);
+            at += 1;
+        }
+    }
+    code
+}
+
+/// Where the comment or literal that begins at `at` ends; `at` when none does.
+fn text_end(chars: &[char], at: usize) -> usize {
+    let get = |at: usize| chars.get(at).copied().unwrap_or('\0');
+    match (get(at), get(at + 1)) {
+        ('/', '/') => at + chars[at..].iter().take_while(|&&c| c != '\n').count(),
+        ('/', '*') => block_comment_end(chars, at),
+        ('"', _) => quoted_end(chars, at + 1, '"'),
+        ('b' | 'c', '"') => quoted_end(chars, at + 2, '"'),
+        ('b', '\'') => quoted_end(chars, at + 2, '\''),
+        ('r', '"' | '#') => raw_end(chars, at, at + 1),
+        ('b' | 'c', 'r') => raw_end(chars, at, at + 2),
+        // `'x'` and `'\n'` are characters, `'a` is a lifetime.
+        ('\'', '\\') => quoted_end(chars, at + 1, '\''),
+        ('\'', _) if get(at + 2) == '\'' => at + 3,
+        _ => at,
+    }
+}
+
+fn block_comment_end(chars: &[char], start: usize) -> usize {
+    let (mut at, mut depth) = (start, 0);
+    while at + 1 < chars.len() {
+        match (chars[at], chars[at + 1]) {
+            ('/', '*') => (at, depth) = (at + 2, depth + 1),
+            ('*', '/') if depth == 1 => return at + 2,
+            ('*', '/') => (at, depth) = (at + 2, depth - 1),
+            _ => at += 1,
+        }
+    }
+    chars.len()
+}
+
+fn quoted_end(chars: &[char], mut at: usize, quote: char) -> usize {
+    while at < chars.len() && chars[at] != quote {
+        at += if chars[at] == '\\' { 2 } else { 1 };
+    }
+    (at + 1).min(chars.len())
+}
+
+/// The end of a raw string that begins at `start` and has its hashes at `at`; `start` when it
+/// is none, but a word or a raw name.
+fn raw_end(chars: &[char], start: usize, at: usize) -> usize {
+    let hashes = chars[at..].iter().take_while(|&&c| c == '#').count();
+    if chars.get(at + hashes) != Some(&'"') {
+        return start;
+    }
+    let close: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
+    let body = at + hashes + 1;
+    let found = chars[body..].windows(close.len()).position(|window| window == close);
+    found.map_or(chars.len(), |offset| body + offset + close.len())
+}
+
+fn blanked(c: char) -> char {
+    if c == '\n' { '\n' } else { ' ' }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Where `word` stands alone.
+fn words(chars: &[char], word: &str) -> Vec<usize> {
+    let word: Vec<char> = word.chars().collect();
+    let alone = |at: usize| {
+        let before = at.checked_sub(1).is_some_and(|before| is_word(chars[before]));
+        let after = chars.get(at + word.len()).is_some_and(|&c| is_word(c));
+        !before && !after
+    };
+    let places = chars.windows(word.len()).enumerate().filter(|(_, window)| *window == word);
+    places.map(|(at, _)| at).filter(|&at| alone(at)).collect()
+}
+
+/// The numbers of the lines with `needle` in them.
+fn find_lines(text: &str, needle: &str) -> Vec<usize> {
+    lines_where(text, |line| line.contains(needle))
+}
+
+fn lines_where(text: &str, mut hit: impl FnMut(&str) -> bool) -> Vec<usize> {
+    let numbered = (1..).zip(text.lines());
+    numbered.filter(|(_, line)| hit(line)).map(|(number, _)| number).collect()
+}
+
+/// Runs a line scanner over files; `file:line` of each hit.
+fn find_in(sources: &[Source], scan: impl Fn(&Source) -> Vec<usize>) -> Vec<String> {
+    let hits = |source| scan(source).into_iter().map(|line| format!("{}:{line}", source.path));
+    sources.iter().flat_map(hits).collect()
+}
+
+/// Lines with the word, or with leave to use it.
+fn unsafe_lines(text: &str) -> Vec<usize> {
+    lines_where(&without_text(text), |line| {
+        let chars: Vec<char> = line.chars().collect();
+        let leave = line.contains("(unsafe_code") && !line.contains("forbid(");
+        leave || !words(&chars, "unsafe").is_empty()
+    })
+}
+
+fn print_lines(code: &str) -> Vec<usize> {
+    lines_where(code, |line| {
+        let chars: Vec<char> = line.chars().collect();
+        let calls =
+            |name| words(&chars, name).iter().any(|at| chars.get(at + name.len()) == Some(&'!'));
+        ["print", "println", "eprint", "eprintln", "dbg"].into_iter().any(calls)
+    })
+}
+
+/// Lines that name a folder of a developer's machine. `docs/work/x` and `$HOME/work/x` do
+/// not: the name before the slash makes it another folder.
+fn machine_path_lines(text: &str) -> Vec<usize> {
+    lines_where(text, |line| {
+        let starts_there = |at: usize| {
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|c| is_word(c) || "-.}*~)".contains(c))
+        };
+        let stops_there = |pattern: &str, at: usize| {
+            let after = line[at + pattern.len()..].chars().next();
+            pattern.ends_with('/') || !after.is_some_and(char::is_alphabetic)
+        };
+        let hit = |pattern: &&str| {
+            line.match_indices(*pattern).any(|(at, _)| starts_there(at) && stops_there(pattern, at))
+        };
+        MACHINE_PATHS.iter().any(hit)
+    })
+}
+
+fn is_shell(source: &Source) -> bool {
+    let first = source.text.lines().next().unwrap_or_default();
+    source.path.ends_with(".sh") || (first.starts_with("#!") && first.ends_with("sh"))
+}
+
+/// What a shell script lacks.
+fn shell_faults(text: &str) -> Vec<&'static str> {
+    let mut lines = text.lines();
+    let mut faults = Vec::new();
+    if !lines.next().is_some_and(|line| line.starts_with("#!")) {
+        faults.push("does not begin with #!");
+    }
+    if !lines.next().is_some_and(|line| line.starts_with("# ")) {
+        faults.push("has no header comment under its first line");
+    }
+    let stops = |line: &str| {
+        let flags = line.strip_prefix("set -").and_then(|rest| rest.split_whitespace().next());
+        flags.is_some_and(|flags| flags.contains('e') && flags.contains('u'))
+    };
+    if !text.lines().any(stops) {
+        faults.push("has no `set -eu`");
+    }
+    faults
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111)
+}
+
+// ---- The scanners see what they look for.
+
+fn owned(edges: &[(&str, &[&str])]) -> Vec<(String, Vec<String>)> {
+    let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    edges.iter().map(|(package, needs)| ((*package).to_owned(), own(needs))).collect()
+}
+
+#[test]
+fn a_wrong_edge_and_a_new_package_are_seen() {
+    let good = owned(&[("verbatim-files", &["verbatim-proto", "serde"]), ("verbatim-tests", &[])]);
+    assert_eq!(wrong_edges(&good), [""; 0]);
+    let bad = owned(&[
+        ("verbatim-proto", &["serde", "verbatim-fabric"]),
+        ("verbatim-client", &["verbatim-server"]),
+        ("verbatim-tests", &["verbatim-server"]),
+        ("verbatim-mount", &[]),
+    ]);
+    let wrong = wrong_edges(&bad);
+    assert_eq!(
+        wrong[..2],
+        ["verbatim-proto -> verbatim-fabric", "verbatim-client -> verbatim-server"]
+    );
+    assert!(wrong[2].starts_with("verbatim-mount is new"), "{wrong:?}");
+    assert_eq!(wrong.len(), 3);
+}
+
+#[test]
+fn a_short_header_is_seen() {
+    assert_eq!(header_lines("//! One line.\n\n//! Another.\n"), 1);
+    assert_eq!(header_lines("//! One.\n//! Two.\nuse x;\n"), 2);
+    assert_eq!(header_lines("use x;\n//! One.\n"), 0);
+}
+
+#[test]
+fn code_ends_where_its_tests_begin() {
+    assert_eq!(code_lines("a\nb\n#[cfg(test)]\nmod tests {}\n"), 2);
+    assert_eq!(code_lines("a\n    #[cfg(test)]\nb\n"), 3);
+}
+
+#[test]
+fn the_ratchet_only_turns_one_way() {
+    let one = |lines| ratchet(&BTreeMap::from([("a.rs".to_owned(), lines)]), 400, &[("a.rs", 500)]);
+    assert_eq!(one(500), [""; 0]);
+    assert_eq!(one(480), [""; 0]);
+    assert_eq!(one(501), ["a.rs: grew from 500 to 501 lines"]);
+    assert_eq!(one(479), ["a.rs: 479 lines, lower its ratchet from 500"]);
+    assert_eq!(one(400), ["a.rs: 400 lines fit now, remove its ratchet entry"]);
+    let unlisted = BTreeMap::from([("b.rs".to_owned(), 401)]);
+    assert_eq!(ratchet(&unlisted, 400, &[]), ["b.rs: 401 lines, at most 400"]);
+    assert_eq!(ratchet(&unlisted, 500, &[("a.rs", 501)]), ["a.rs: gone, remove its ratchet entry"]);
+}
+
+#[test]
+fn text_is_blanked_and_code_is_not() {
+    let cases = [
+        (r#"a("x { \" y"); b"#, "a(          ); b"),
+        (r##"a(r#"}"{"#) b"##, "a(        ) b"),
+        ("a /* { /* } */ { */ b // {\nc", "a                   b     \nc"),
+        (r"match c { '{' | '\'' | b'}' => 'a: x }", "match c {     |      |      => 'a: x }"),
+        (r#"fn r#type<'a>(x: &'a str) { for"" }"#, "fn r#type<'a>(x: &'a str) { for   }"),
+        (r#"'\u{7b}' br"\" x"#, "               x"),
+        ("\"two\nlines\" 'é'", "    \n          "),
+    ];
+    for (source, code) in cases {
+        assert_eq!(without_text(source), code, "{source}");
+    }
+}
+
+#[test]
+fn functions_are_measured_from_fn_to_brace() {
+    let source = "impl X {\n    fn a(x: [u8; 4]) -> fn(u8)\n    {\n        \"}\";\n        fn b() {}\n    }\n}\ntrait T { fn c(); }\n";
+    let function =
+        |name: &str, first_line, lines| Function { name: name.into(), first_line, lines };
+    assert_eq!(functions(&without_text(source)), [function("a", 2, 5), function("b", 5, 1)]);
+}
+
+#[test]
+fn tests_are_not_shipped() {
+    let text = "fn a() { x.unwrap() }\n#[cfg(test)]\nuse y;\n// .unwrap()\n#[cfg(test)]\n#[allow(x)]\nmod tests {\n    fn b() { x.unwrap() }\n}\nfn c() { x.unwrap() }\n";
+    let lines = |path: &str| {
+        let source = Source { path: path.into(), text: text.into() };
+        find_in(&[source], |source| find_lines(&source.shipped(), ".unwrap()"))
+    };
+    assert_eq!(lines("client/src/copy.rs"), ["client/src/copy.rs:1", "client/src/copy.rs:10"]);
+    for path in ["client/tests/copy.rs", "benches/src/lib.rs", "client/src/copy/tests.rs"] {
+        assert_eq!(lines(path), [""; 0]);
+    }
+}
+
+#[test]
+fn unsafe_code_and_leave_for_it_are_seen() {
+    let text = "#![forbid(unsafe_code)]\n#[allow(unsafe_code)]\nlet x = unsafe { y };\n// unsafe\n";
+    assert_eq!(unsafe_lines(text), [2, 3]);
+}
+
+#[test]
+fn prints_are_seen() {
+    let code =
+        "println!(x);\nx.print();\nstd::eprintln!(x);\nwriteln!(out);\nmy_print!(x);\ndbg!(x)\n";
+    assert_eq!(print_lines(code), [1, 3, 6]);
+}
+
+#[test]
+fn machine_paths_are_seen() {
+    for pattern in MACHINE_PATHS {
+        let bad = format!("x\nsee {pattern}/x\n\"{pattern}\"\nfile://{pattern}");
+        assert_eq!(machine_path_lines(&bad), [2, 3, 4], "{pattern}");
+
+        let good = format!("docs{pattern}x\n${{HOME}}{pattern}x\n");
+        assert_eq!(machine_path_lines(&good), [0; 0], "{pattern}");
+    }
+    assert_eq!(machine_path_lines("/farmer /workspace /rooted"), [0; 0]);
+}
+
+#[test]
+fn a_careless_shell_script_is_seen() {
+    assert_eq!(shell_faults("#!/bin/sh\n# Runs x.\nset -eu\nx\n"), [""; 0]);
+    assert_eq!(shell_faults("#!/usr/bin/env bash\n# Runs x.\nset -euo pipefail\nx\n"), [""; 0]);
+    assert_eq!(shell_faults("x\ny\nset -e\n").len(), 3);
+    let shell = |path: &str, text: &str| is_shell(&Source { path: path.into(), text: text.into() });
+    assert!(shell("run", "#!/usr/bin/env bash\n") && shell("a.sh", "x"));
+    assert!(!shell("plot", "#!/usr/bin/env python3\n"));
+}
