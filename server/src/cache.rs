@@ -329,7 +329,7 @@ impl Writer {
 const QUEUE_MAX: usize = 4096;
 
 /// Changes in one transaction.
-const BATCH_MAX: usize = 512;
+const BATCH_MAX: usize = 64;
 
 /// How long a change waits for company.
 const BATCH_WAIT: Duration = Duration::from_millis(200);

@@ -1,1 +1,15 @@
-//! Placeholder.
+//! `rdma-serve` as a library: exports, sessions, and the workers that move
+//! their data. `listener` lets clients in, `session` drives one client's
+//! machines, `worker` owns the links. Knows nothing of the client crate.
+
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod config;
+pub mod export;
+mod joins;
+mod listener;
+mod session;
+mod worker;
+
+pub use listener::{Server, ServerError, ServerOptions};

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use verbatim_proto::units::NAME_BYTES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
@@ -29,7 +29,7 @@ pub struct Target {
     temporary: Vec<u8>,
     name: Vec<u8>,
     path: WirePath,
-    committed: bool,
+    committed: AtomicBool,
 }
 
 impl Target {
@@ -51,7 +51,7 @@ impl Target {
             temporary,
             name: name.to_vec(),
             path: path.clone(),
-            committed: false,
+            committed: AtomicBool::new(false),
         };
         target.file.set_len(size).map_err(|e| Fault::from_io(&what, &e))?;
         Ok(target)
@@ -64,15 +64,15 @@ impl Target {
     }
 
     /// Makes a batch durable under its final names: one answer per target, in order.
-    pub fn commit(batch: Vec<Self>) -> Vec<Result<(), Fault>> {
-        let mut answers = flush_all(&batch);
+    pub fn commit(batch: &[Arc<Self>]) -> Vec<Result<(), Fault>> {
+        let mut answers = flush_all(batch);
         let mut folders: Vec<Arc<OwnedFd>> = Vec::new();
-        for (target, answer) in batch.into_iter().zip(&mut answers) {
+        for (target, answer) in batch.iter().zip(&mut answers) {
             if answer.is_ok() {
-                let folder = target.folder.clone();
                 *answer = target.rename();
-                if answer.is_ok() && !folders.iter().any(|known| Arc::ptr_eq(known, &folder)) {
-                    folders.push(folder);
+                let known = folders.iter().any(|known| Arc::ptr_eq(known, &target.folder));
+                if answer.is_ok() && !known {
+                    folders.push(target.folder.clone());
                 }
             }
         }
@@ -85,10 +85,10 @@ impl Target {
         answers
     }
 
-    fn rename(mut self) -> Result<(), Fault> {
+    fn rename(&self) -> Result<(), Fault> {
         let from = OsStr::from_bytes(&self.temporary);
         let result = renameat(&*self.folder, from, &*self.folder, OsStr::from_bytes(&self.name));
-        self.committed = result.is_ok();
+        self.committed.store(result.is_ok(), Ordering::Relaxed);
         let what = format!("cannot rename into {}", self.path);
         result.map_err(|e| Fault::from_io(what, &e.into()))
     }
@@ -96,7 +96,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if !self.committed {
+        if !self.committed.load(Ordering::Relaxed) {
             // Somebody may have removed it already; there is nobody to tell.
             let _ = unlinkat(&*self.folder, OsStr::from_bytes(&self.temporary), AtFlags::empty());
         }
@@ -104,8 +104,8 @@ impl Drop for Target {
 }
 
 /// Flushes files side by side; one answer per target, in order.
-fn flush_all(batch: &[Target]) -> Vec<Result<(), Fault>> {
-    let flush = |target: &Target| {
+fn flush_all(batch: &[Arc<Target>]) -> Vec<Result<(), Fault>> {
+    let flush = |target: &Arc<Target>| {
         let what = || format!("cannot flush {}", target.path);
         target.file.sync_all().map_err(|e| Fault::from_io(what(), &e))
     };
@@ -169,7 +169,7 @@ mod tests {
         let target = Target::create(&folder, &path("a"), 3, 0o644).expect("creates");
         target.write_at(b"new", 0).expect("writes");
         assert_eq!(fs::read(dir.path().join("a")).expect("reads"), b"old");
-        assert_eq!(Target::commit(vec![target]), vec![Ok(())]);
+        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
         assert_eq!(fs::read(dir.path().join("a")).expect("reads"), b"new");
         let target = Target::create(&folder, &path("b"), 3, 0o644).expect("creates");
         drop(target);
@@ -185,7 +185,7 @@ mod tests {
         let names = ["a", "sub/b", "sub/full", "sub/c"];
         let batch =
             names.map(|name| Target::create(&folder, &path(name), 1, 0o644).expect("creates"));
-        let answers = Target::commit(batch.into());
+        let answers = Target::commit(&batch.map(Arc::new));
         let codes: Vec<bool> = answers.iter().map(Result::is_ok).collect();
         assert_eq!(codes, [true, true, false, true]);
         let fault = answers[2].as_ref().expect_err("a folder is in the way");
@@ -199,7 +199,7 @@ mod tests {
         let folder = Folder::open(dir.path()).expect("opens");
         let name = "n".repeat(NAME_BYTES_MAX);
         let target = Target::create(&folder, &path(&name), 0, 0o644).expect("creates");
-        assert_eq!(Target::commit(vec![target]), vec![Ok(())]);
+        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
         assert!(dir.path().join(name).exists());
     }
 }

@@ -42,13 +42,15 @@ impl Store {
         };
         let path_text = path.display();
         if matches!(cause, redb::Error::DatabaseAlreadyOpen) {
-            warn!(path = %path_text, %cause, "digest cache is held by another process; using one in memory");
+            let path = path_text;
+            warn!(%path, %cause, "digest cache is held by another process; using one in memory");
             return Self::in_memory(size_bytes);
         }
         if move_aside(&path, &cause)
             && let Ok(store) = Self::in_file(&path, size_bytes)
         {
-            warn!(path = %path_text, %cause, moved_to = CORRUPT_NAME, "digest cache is corrupt; starting afresh");
+            let (path, moved_to) = (path_text, CORRUPT_NAME);
+            warn!(%path, %cause, moved_to, "digest cache is corrupt; starting afresh");
             return Some(store);
         }
         warn!(path = %path_text, %cause, "cannot open the digest cache; using one in memory");

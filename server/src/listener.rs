@@ -1,0 +1,283 @@
+//! The server's door: listens, tells TLS from data connections by their first
+//! byte, lets clients in, and runs a session for each. Owns the number of
+//! sessions and the order of stopping: first no new ones, then the running
+//! ones finish, then what is left is ended.
+
+use crate::cache::DigestCache;
+use crate::config::{Config, ConfigError};
+use crate::export::check_exports;
+use crate::joins::Joins;
+use crate::session::{Event, ExportFolder, Session, Shared};
+use crate::worker::ServerWorker;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use verbatim_control::{
+    Acceptor, AuthorizedKeys, ControlError, Fingerprint, LocalDoor, Outbox, Policy, ServerIdentity,
+    check_listen,
+};
+use verbatim_fabric::sim::SimNet;
+use verbatim_fabric::tcp::{JOIN_MAGIC, SECRET_BYTES};
+use verbatim_fabric::worker::WorkerHandle;
+use verbatim_files::Folder;
+use verbatim_proto::message::{ServerMessage, Welcome};
+use verbatim_proto::units::is_chunk_size;
+use verbatim_proto::{Code, Fault};
+
+/// What a server is started with, beside its configuration.
+#[derive(Default)]
+pub struct ServerOptions {
+    /// A simulated network to offer links on, for tests.
+    pub sim: Option<SimNet>,
+}
+
+/// Why a server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The configuration is not usable.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    /// Keys, identity or the address are not usable.
+    #[error("{0}")]
+    Control(#[from] ControlError),
+    /// An export could not be opened.
+    #[error("{0}")]
+    Export(Fault),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        cause: String,
+    },
+    /// No worker could be started.
+    #[error("{0}")]
+    Worker(#[from] verbatim_fabric::FabricError),
+}
+
+impl ServerError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => error.hint(),
+            Self::Control(error) => error.hint(),
+            Self::Listen { .. } => {
+                Some("another server may run there; give another one with --listen".into())
+            }
+            Self::Export(_) | Self::Worker(_) => None,
+        }
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    listener: TcpListener,
+    acceptor: Acceptor,
+    fingerprint: Fingerprint,
+    shared: Arc<Shared>,
+    config: Config,
+    _door: LocalDoor,
+}
+
+impl Server {
+    /// Opens the exports and the door. Needs a tokio runtime.
+    pub async fn bind(config: Config, options: ServerOptions) -> Result<Self, ServerError> {
+        check_exports(&config.exports)?;
+        let state = config.state_dir();
+        let identity = ServerIdentity::load_or_create(&state)?;
+        let authorized = AuthorizedKeys::load(&config.authorized_keys_path())?;
+        check_listen(&config.listen, !authorized.is_empty(), config.insecure_no_auth)?;
+        let listen = |error: std::io::Error| ServerError::Listen {
+            address: config.listen,
+            cause: Fault::from_io("", &error).text.trim_start_matches(": ").to_owned(),
+        };
+        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
+        let port = listener.local_addr().map_err(listen)?.port();
+        let fingerprint = identity.fingerprint();
+        let (door, local) = LocalDoor::publish(&state, port, fingerprint)?;
+        let policy = Policy {
+            authorized,
+            local: Some(local),
+            allow_anonymous: config.insecure_no_auth,
+            deadline: Duration::from_secs(config.limits.handshake_seconds.into()),
+        };
+        let acceptor = Acceptor::new(&identity, policy)?;
+        let shared = Arc::new(share(&config, options)?);
+        Ok(Self { listener, acceptor, fingerprint, shared, config, _door: door })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap_or(self.config.listen)
+    }
+
+    /// Who it is.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// Serves until `stop` completes, then lets running transfers finish for a while.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let (stopping, _) = watch::channel(false);
+        let places = Arc::new(Semaphore::new(self.config.limits.sessions_max as usize));
+        let guests = Arc::new(Guests {
+            acceptor: self.acceptor,
+            shared: self.shared,
+            next_session: AtomicU64::new(1),
+            handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
+        });
+        let mut sessions = JoinSet::new();
+        tokio::pin!(stop);
+        loop {
+            let stream = tokio::select! {
+                () = &mut stop => break,
+                Some(_) = sessions.join_next() => continue,
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, peer)) => Some((stream, peer)),
+                    Err(error) => {
+                        tracing::warn!(%error, "connection not accepted");
+                        // Out of descriptors, most likely: let some go first.
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        None
+                    }
+                },
+            };
+            let Some((stream, peer)) = stream else { continue };
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                tracing::warn!(%peer, sessions = self.config.limits.sessions_max, "server is full");
+                continue;
+            };
+            let (guests, stopping) = (guests.clone(), stopping.subscribe());
+            sessions.spawn(async move {
+                guests.receive(stream, peer, stopping, place).await;
+            });
+        }
+        drop(self.listener);
+        stopping.send_replace(true);
+        let drain = Duration::from_secs(self.config.drain_seconds.into());
+        tracing::info!(sessions = sessions.len(), seconds = drain.as_secs(), "draining");
+        let finished = async { while sessions.join_next().await.is_some() {} };
+        if tokio::time::timeout(drain, finished).await.is_err() {
+            tracing::warn!(sessions = sessions.len(), "sessions ended before they were done");
+        }
+        sessions.shutdown().await;
+        tracing::info!("stopped");
+    }
+}
+
+/// What it takes to receive a connection.
+struct Guests {
+    acceptor: Acceptor,
+    shared: Arc<Shared>,
+    next_session: AtomicU64,
+    handshake: Duration,
+}
+
+impl Guests {
+    async fn receive(
+        &self,
+        mut stream: TcpStream,
+        peer: SocketAddr,
+        stopping: watch::Receiver<bool>,
+        place: tokio::sync::OwnedSemaphorePermit,
+    ) {
+        let mut first = [0];
+        let peeked = tokio::time::timeout(self.handshake, stream.peek(&mut first)).await;
+        if !matches!(peeked, Ok(Ok(1))) {
+            tracing::debug!(%peer, "connection said nothing");
+            return;
+        }
+        if first[0] == JOIN_MAGIC[0] {
+            let joined = tokio::time::timeout(self.handshake, self.join(&mut stream)).await;
+            match joined {
+                Ok(Some((link, session))) => match stream.into_std() {
+                    Ok(stream) => drop(session.send(Event::Joined { link, stream }).await),
+                    Err(error) => tracing::warn!(%peer, %error, "data connection lost"),
+                },
+                _ => tracing::warn!(%peer, "data connection without a valid secret"),
+            }
+            return;
+        }
+        let _ = stream.set_nodelay(true);
+        match self.acceptor.accept(stream).await {
+            Ok(accepted) => self.serve(accepted, peer, stopping).await,
+            Err(error) => tracing::warn!(%peer, %error, "client not let in"),
+        }
+        drop(place);
+    }
+
+    /// Reads what a data connection begins with, and finds its session.
+    async fn join(
+        &self,
+        stream: &mut TcpStream,
+    ) -> Option<(verbatim_proto::LinkId, tokio::sync::mpsc::Sender<Event>)> {
+        let mut magic = [0; JOIN_MAGIC.len()];
+        let mut secret = [0; SECRET_BYTES];
+        stream.read_exact(&mut magic).await.ok()?;
+        stream.read_exact(&mut secret).await.ok()?;
+        if magic == JOIN_MAGIC { self.shared.joins.take(&secret) } else { None }
+    }
+
+    async fn serve(
+        &self,
+        accepted: verbatim_control::Accepted,
+        peer: SocketAddr,
+        stopping: watch::Receiver<bool>,
+    ) {
+        let verbatim_control::Accepted { sender, receiver, hello, who } = accepted;
+        let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        tracing::info!(session = id, %peer, %who, agent = hello.agent, "session began");
+        let outbox = Outbox::new(sender, self.shared.idle);
+        let welcome = if is_chunk_size(hello.chunk_bytes) {
+            let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
+            let links_max = self.shared.links_max;
+            ServerMessage::Welcome(Welcome { agent, session: id, links_max })
+        } else {
+            let text = format!("{} is no chunk size", hello.chunk_bytes);
+            ServerMessage::Refused(Fault::new(Code::Protocol, text))
+        };
+        let refused = matches!(welcome, ServerMessage::Refused(_));
+        if outbox.push(welcome).is_err() || refused {
+            // Whoever asked is gone, or learns why as the connection closes.
+            let _ = outbox.close().await;
+            return;
+        }
+        let (session, events) =
+            Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes);
+        session.run(receiver, events, stopping).await;
+    }
+}
+
+fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
+    let mut exports = BTreeMap::new();
+    for export in &config.exports {
+        let folder = Folder::open(&export.path).map_err(ServerError::Export)?;
+        let open = Arc::new(ExportFolder { folder, mode: export.mode });
+        exports.insert(export.name.clone().into_bytes(), open);
+    }
+    let cache = if config.cache.enabled {
+        DigestCache::open(&config.state_dir(), u64::from(config.cache.size_mb) << 20)
+    } else {
+        DigestCache::disabled()
+    };
+    let workers = (0..config.worker_count())
+        .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::new()))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Shared {
+        exports,
+        cache,
+        workers,
+        joins: Joins::default(),
+        next_link: AtomicU64::new(0),
+        sim: options.sim,
+        links_max: config.limits.links_per_session_max as u16,
+        idle: Duration::from_secs(config.limits.idle_seconds.into()),
+    })
+}

@@ -1,0 +1,163 @@
+//! Looking around and making room: stat, scans in pages, folders and links.
+//! A scan is a walk that rests between two pages, so that a tree of any size
+//! costs the server one page of memory.
+
+use super::{End, Event, Session, Shared};
+use crate::export::Mode;
+use std::collections::HashMap;
+use verbatim_files::Walk;
+use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
+use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// Scans one client may have at a time.
+const SCANS_MAX: usize = 8;
+
+/// The scans of a session; `None` while a page is being made.
+#[derive(Default)]
+pub(super) struct Catalog {
+    scans: HashMap<u32, Option<Scan>>,
+}
+
+enum Scan {
+    Walk(Box<Walk>),
+    Exports(Vec<Entry>),
+}
+
+/// A page, and the scan to go on with.
+pub(crate) struct Page {
+    scan: Option<Scan>,
+    entries: Vec<Entry>,
+    faults: Vec<(WirePath, Fault)>,
+}
+
+impl Session {
+    pub(super) fn stat(&mut self, request: u32, path: WirePath) {
+        let shared = self.shared.clone();
+        self.job(move || {
+            let answer = stat(&shared, &path);
+            Event::Reply(ServerMessage::Stated { request, answer })
+        });
+    }
+
+    pub(super) fn scan(
+        &mut self,
+        request: u32,
+        path: WirePath,
+        recursive: bool,
+    ) -> Result<(), End> {
+        if self.catalog.scans.len() >= SCANS_MAX || self.catalog.scans.contains_key(&request) {
+            let text = format!("a session may have {SCANS_MAX} scans");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        self.catalog.scans.insert(request, None);
+        let shared = self.shared.clone();
+        self.job(move || {
+            let page = match begin(&shared, &path, recursive) {
+                Ok(scan) => next_page(scan),
+                Err(fault) => {
+                    let faults = vec![(WirePath::root(), fault)];
+                    Page { scan: None, entries: Vec::new(), faults }
+                }
+            };
+            Event::Page(request, page)
+        });
+        Ok(())
+    }
+
+    pub(super) fn scan_more(&mut self, request: u32) -> Result<(), End> {
+        let scan = self.catalog.scans.get_mut(&request).and_then(Option::take);
+        let Some(scan) = scan else {
+            let text = "the client asked for more of a scan that is not open";
+            return Err(End::Refused(Fault::new(Code::Protocol, text)));
+        };
+        self.job(move || Event::Page(request, next_page(scan)));
+        Ok(())
+    }
+
+    pub(super) fn page(&mut self, request: u32, page: Page) -> Result<(), End> {
+        let Page { scan, entries, faults } = page;
+        let done = scan.is_none();
+        if done {
+            self.catalog.scans.remove(&request);
+        } else {
+            self.catalog.scans.insert(request, scan);
+        }
+        self.send(ServerMessage::Page { request, entries, faults, done })
+    }
+
+    pub(super) fn make(&mut self, request: u32, entries: Vec<NewEntry>) -> Result<(), End> {
+        if entries.len() > BATCH_FILES_MAX {
+            let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        let shared = self.shared.clone();
+        self.job(move || {
+            let answers = entries.iter().map(|entry| make(&shared, entry)).collect();
+            Event::Reply(ServerMessage::Made { request, answers })
+        });
+        Ok(())
+    }
+}
+
+fn stat(shared: &Shared, path: &WirePath) -> Result<Entry, Fault> {
+    if path.is_root() {
+        return Ok(folder_entry(WirePath::root()));
+    }
+    let (export, below) = shared.resolve(path)?;
+    Ok(Entry { path: path.clone(), ..export.folder.stat(&below, true)? })
+}
+
+fn begin(shared: &Shared, path: &WirePath, recursive: bool) -> Result<Scan, Fault> {
+    if path.is_root() {
+        let names = shared.exports.keys().map(|name| WirePath::parse(name));
+        let entries: Result<Vec<_>, Fault> = names.map(|name| name.map(folder_entry)).collect();
+        return entries.map(Scan::Exports);
+    }
+    let (export, below) = shared.resolve(path)?;
+    let folder = export.folder.open_folder(&below)?;
+    Ok(Scan::Walk(Box::new(Walk::new(folder, recursive)?)))
+}
+
+fn folder_entry(path: WirePath) -> Entry {
+    Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0 }
+}
+
+fn next_page(scan: Scan) -> Page {
+    let mut page = Page { scan: None, entries: Vec::new(), faults: Vec::new() };
+    let mut walk = match scan {
+        Scan::Exports(entries) => return Page { entries, ..page },
+        Scan::Walk(walk) => walk,
+    };
+    let mut bytes = 0;
+    while page.entries.len() + page.faults.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX / 4 {
+        match walk.next() {
+            Some(Ok(entry)) => {
+                bytes += entry.path.as_bytes().len() + 64;
+                page.entries.push(entry);
+            }
+            Some(Err((path, fault))) => {
+                bytes += path.as_bytes().len() + fault.text.len();
+                page.faults.push((path, fault));
+            }
+            None => return page,
+        }
+    }
+    page.scan = Some(Scan::Walk(walk));
+    page
+}
+
+fn make(shared: &Shared, entry: &NewEntry) -> Result<(), Fault> {
+    let (export, path) = shared.resolve(&entry.path)?;
+    if export.mode == Mode::ReadOnly && !path.is_root() {
+        let text = format!("cannot make {}: the export is read-only", entry.path);
+        return Err(Fault::new(Code::ReadOnly, text));
+    }
+    match &entry.kind {
+        EntryKind::Folder => export.folder.make_folder(&path, entry.mode),
+        EntryKind::Symlink { target } => export.folder.make_symlink(&path, target),
+        EntryKind::File | EntryKind::Special => {
+            Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
+        }
+    }
+}

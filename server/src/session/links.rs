@@ -1,0 +1,139 @@
+//! The links of a session: made on request, handed to a worker each, killed on
+//! request or when they die. A link's name is used once.
+
+use super::{End, Session};
+use crate::worker::Command;
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use verbatim_fabric::tcp::TcpLink;
+use verbatim_fabric::worker::LinkKey;
+use verbatim_fabric::{FabricError, Link};
+use verbatim_proto::message::{LinkAnswer, LinkId, LinkOffer, ServerMessage};
+use verbatim_proto::{Code, Fault};
+
+/// Where the links of a session are.
+#[derive(Default)]
+pub(super) struct Links {
+    live: HashMap<LinkId, Place>,
+    /// The newest epoch of each stream.
+    epochs: HashMap<u16, u16>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub key: LinkKey,
+    pub worker: usize,
+}
+
+impl Session {
+    /// Answers a request for a link.
+    pub(super) fn attach(&mut self, link: LinkId, offer: LinkOffer) -> Result<(), End> {
+        let answer = self.make_link(link, offer);
+        self.send(ServerMessage::Attached { link, answer })
+    }
+
+    fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<LinkAnswer, Fault> {
+        if link.index >= self.shared.links_max {
+            let text = format!("a session may have {} links", self.shared.links_max);
+            return Err(Fault::new(Code::Limit, text));
+        }
+        let newest = self.links.epochs.get(&link.index);
+        if newest.is_some_and(|&newest| newest >= link.epoch) {
+            return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
+        }
+        self.links.epochs.insert(link.index, link.epoch);
+        match offer {
+            LinkOffer::Tcp => {
+                let secret = random_secret()?;
+                self.shared.joins.expect(secret, link, self.events.clone());
+                Ok(LinkAnswer::Tcp { secret })
+            }
+            LinkOffer::Sim => {
+                let sim = self.shared.sim.clone();
+                let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
+                let (endpoint, end) = sim.listen_end(self.domain.clone());
+                self.adopt(link, Box::new(end));
+                Ok(LinkAnswer::Sim { endpoint })
+            }
+        }
+    }
+
+    /// A data connection came in.
+    pub(super) fn joined(&mut self, link: LinkId, stream: TcpStream) {
+        match TcpLink::new(stream, self.domain.clone()) {
+            Ok(made) => self.adopt(link, Box::new(made)),
+            Err(error) => tracing::warn!(session = self.id, ?link, %error, "link not made"),
+        }
+    }
+
+    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>) {
+        let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
+        let key = LinkKey(number);
+        let worker = number as usize % self.shared.workers.len();
+        tracing::debug!(session = self.id, ?id, transport = link.transport(), "link made");
+        let session = self.events.clone();
+        let told = self.shared.workers[worker].send(Command::Adopt { key, id, link, session });
+        if let Err(error) = told {
+            tracing::error!(session = self.id, %error, "worker takes no link");
+            return;
+        }
+        self.links.live.insert(id, Place { key, worker });
+        self.writing.machine.link_up(id);
+    }
+
+    /// A link died, or was killed.
+    pub(super) fn link_dead(&mut self, link: LinkId, why: Option<FabricError>) {
+        if let Some(error) = why {
+            tracing::debug!(session = self.id, ?link, %error, "link lost");
+        }
+        self.links.live.remove(&link);
+        self.writing.machine.killed(link);
+    }
+
+    /// Ends a link; `LinkDead` comes back when nothing of it can land any more.
+    pub(super) fn kill(&mut self, id: LinkId) -> Result<(), End> {
+        match self.links.live.get(&id) {
+            Some(&Place { key, worker }) => {
+                let session = self.events.clone();
+                self.tell(worker, Command::Kill { key, id, session })
+            }
+            None => {
+                self.link_dead(id, None);
+                Ok(())
+            }
+        }
+    }
+
+    /// The worker that has a link; any, when the link is gone.
+    pub(super) fn worker_of(&self, link: LinkId) -> usize {
+        self.links.live.get(&link).map_or(0, |place| place.worker)
+    }
+
+    pub(super) fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
+        self.shared.workers[worker]
+            .send(command)
+            .map_err(|error| End::Refused(Fault::new(Code::Limit, error.to_string())))
+    }
+
+    /// Ends every link; nobody waits for the answers.
+    pub(super) fn drop_links(&mut self) {
+        for (id, Place { key, worker }) in std::mem::take(&mut self.links.live) {
+            let session = self.events.clone();
+            if let Err(error) = self.shared.workers[worker].send(Command::Kill { key, id, session })
+            {
+                tracing::error!(session = self.id, ?id, %error, "link not ended");
+            }
+        }
+    }
+}
+
+fn random_secret() -> Result<[u8; 32], Fault> {
+    let mut secret = [0; 32];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    match rustix::rand::getrandom(&mut secret, flags) {
+        Ok(got) if got == secret.len() => Ok(secret),
+        _ => Err(Fault::new(Code::Io, "the system has no random bytes")),
+    }
+}
+

@@ -1,0 +1,295 @@
+//! One client's session: its machines, its domain, its links. A single task
+//! takes messages of the client and events of jobs and workers, feeds the
+//! machines, and does what they ask. It never blocks: file work is done by
+//! jobs on the blocking pool, data work by the workers.
+//!
+//! `reading`, `writing` and `catalog` each do one kind of work; this file only
+//! routes. Dropping a session ends its links and frees its regions.
+
+mod catalog;
+mod links;
+mod reading;
+mod writing;
+
+use crate::cache::DigestCache;
+use crate::export::Mode;
+use crate::joins::Joins;
+use crate::worker::Command;
+use catalog::Catalog;
+use links::Links;
+use reading::Reading;
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use verbatim_control::{ControlError, Outbox, Receiver};
+use verbatim_fabric::sim::SimNet;
+use verbatim_fabric::worker::WorkerHandle;
+use verbatim_fabric::{FabricError, SoftDomain};
+use verbatim_files::{Folder, Source, Target};
+use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
+use verbatim_proto::read::Prepared;
+use verbatim_proto::units::WORKING_SECONDS;
+use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
+use writing::Writing;
+
+/// Events that may wait for one session. Jobs in flight are bounded by the machines, far
+/// below this.
+pub(crate) const EVENTS_MAX: usize = 16 << 10;
+
+/// What all sessions share.
+pub(crate) struct Shared {
+    pub exports: BTreeMap<Vec<u8>, Arc<ExportFolder>>,
+    pub cache: DigestCache,
+    pub workers: Vec<WorkerHandle<Command>>,
+    pub joins: Joins,
+    pub next_link: AtomicU64,
+    pub sim: Option<SimNet>,
+    pub links_max: u16,
+    pub idle: Duration,
+}
+
+/// An export, open.
+pub(crate) struct ExportFolder {
+    pub folder: Folder,
+    pub mode: Mode,
+}
+
+impl Shared {
+    /// The export a path is in, and the path within it.
+    pub fn resolve(&self, path: &WirePath) -> Result<(Arc<ExportFolder>, WirePath), Fault> {
+        let (name, rest) = path.split_first().ok_or_else(|| {
+            Fault::new(Code::BadPath, "the path names no export; use HOST:/EXPORT/PATH")
+        })?;
+        let export = self.exports.get(name).ok_or_else(|| {
+            let text = format!("no export is called {}", String::from_utf8_lossy(name));
+            Fault::new(Code::NotFound, text)
+        })?;
+        Ok((export.clone(), rest))
+    }
+}
+
+/// What jobs and workers tell a session.
+pub(crate) enum Event {
+    /// Send this to the client.
+    Reply(ServerMessage),
+    Opened(Vec<(FileId, Result<Arc<reading::Open>, Fault>)>),
+    Prepared(WindowId, Prepared, Option<reading::Window>),
+    Closed(Vec<(FileId, Result<(), Fault>)>),
+    Created(Vec<(FileId, Result<Arc<Target>, Fault>)>),
+    Committed(Vec<(FileId, Result<(), Fault>)>),
+    Page(u32, catalog::Page),
+    /// A data connection was made.
+    Joined {
+        link: LinkId,
+        stream: TcpStream,
+    },
+    Notified {
+        link: LinkId,
+        tag: Tag,
+    },
+    Absorbed {
+        tag: Tag,
+        verdicts: Vec<Verdict>,
+    },
+    LinkDead {
+        link: LinkId,
+        why: Option<FabricError>,
+    },
+}
+
+/// A session and everything it owns.
+pub(crate) struct Session {
+    pub id: u64,
+    pub shared: Arc<Shared>,
+    pub outbox: Outbox<ServerMessage>,
+    pub domain: Arc<SoftDomain>,
+    pub chunk_bytes: u32,
+    events: mpsc::Sender<Event>,
+    jobs: usize,
+    links: Links,
+    reading: Reading,
+    writing: Writing,
+    catalog: Catalog,
+}
+
+/// Why a session is over.
+pub(crate) enum End {
+    /// The client said goodbye, or hung up.
+    Bye,
+    /// It is refused any further.
+    Refused(Fault),
+    /// The connection broke.
+    Lost(ControlError),
+}
+
+impl Session {
+    /// A session for a client that was welcomed.
+    pub fn new(
+        id: u64,
+        shared: Arc<Shared>,
+        outbox: Outbox<ServerMessage>,
+        chunk_bytes: u32,
+    ) -> (Self, mpsc::Receiver<Event>) {
+        let (events, receiver) = mpsc::channel(EVENTS_MAX);
+        let session = Self {
+            id,
+            shared,
+            outbox,
+            domain: SoftDomain::new(),
+            chunk_bytes,
+            events,
+            jobs: 0,
+            links: Links::default(),
+            reading: Reading::default(),
+            writing: Writing::default(),
+            catalog: Catalog::default(),
+        };
+        (session, receiver)
+    }
+
+    /// Serves the client until it is over. `stopping` turns true when the server drains.
+    pub async fn run(
+        mut self,
+        mut receiver: Receiver<ClientMessage>,
+        mut events: mpsc::Receiver<Event>,
+        mut stopping: watch::Receiver<bool>,
+    ) {
+        let mut working = tokio::time::interval(Duration::from_secs(WORKING_SECONDS));
+        let mut heard = Instant::now();
+        let end = loop {
+            let draining = *stopping.borrow() && self.is_idle();
+            if draining {
+                break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
+            }
+            let result = tokio::select! {
+                message = receiver.recv() => {
+                    heard = Instant::now();
+                    match message {
+                        Ok(Some(message)) => self.message(message),
+                        Ok(None) => Err(End::Bye),
+                        Err(error) => Err(End::Lost(error)),
+                    }
+                }
+                Some(event) = events.recv() => self.event(event),
+                _ = working.tick() => self.tick(heard),
+                _ = stopping.changed() => Ok(()),
+            };
+            if let Err(end) = result.and_then(|()| self.run_effects()) {
+                break end;
+            }
+        };
+        self.finish(end).await;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs == 0 && self.reading.machine.is_idle() && self.writing.machine.is_idle()
+    }
+
+    fn tick(&mut self, heard: Instant) -> Result<(), End> {
+        if self.jobs > 0 {
+            self.send(ServerMessage::Working)?;
+        }
+        if self.jobs == 0 && heard.elapsed() > self.shared.idle {
+            let text = format!("nothing was heard for {} s", self.shared.idle.as_secs());
+            return Err(End::Refused(Fault::new(Code::TimedOut, text)));
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, message: ClientMessage) -> Result<(), End> {
+        tracing::trace!(session = self.id, ?message, "message received");
+        match message {
+            ClientMessage::Hello(_) => {
+                let text = "the client greeted twice";
+                return Err(End::Refused(Fault::new(Code::Protocol, text)));
+            }
+            ClientMessage::Bye => return Err(End::Bye),
+            ClientMessage::Attach { link, offer } => self.attach(link, offer)?,
+            ClientMessage::Fence { link } => self.writing.machine.fence(link),
+            ClientMessage::Stat { request, path } => self.stat(request, path),
+            ClientMessage::Scan { request, path, recursive } => {
+                self.scan(request, path, recursive)?;
+            }
+            ClientMessage::ScanMore { request } => self.scan_more(request)?,
+            ClientMessage::Make { request, entries } => self.make(request, entries)?,
+            ClientMessage::Read(request) => self.reading.machine.request(request),
+            ClientMessage::Write(request) => self.writing.machine.request(request),
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), End> {
+        let from_job = !matches!(
+            event,
+            Event::Joined { .. } | Event::Notified { .. } | Event::Absorbed { .. } | Event::LinkDead { .. }
+        );
+        self.jobs -= usize::from(from_job);
+        match event {
+            Event::Reply(message) => self.send(message)?,
+            Event::Opened(answers) => self.opened(answers),
+            Event::Prepared(id, answer, window) => self.prepared(id, answer, window),
+            Event::Closed(answers) => self.reading.machine.closed(answers),
+            Event::Created(answers) => self.created(answers),
+            Event::Committed(answers) => self.writing.machine.committed(answers),
+            Event::Page(request, page) => self.page(request, page)?,
+            Event::Joined { link, stream } => self.joined(link, stream),
+            Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
+            Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
+            Event::LinkDead { link, why } => self.link_dead(link, why),
+        }
+        Ok(())
+    }
+
+    /// Does what the machines ask, until they ask for nothing more.
+    fn run_effects(&mut self) -> Result<(), End> {
+        loop {
+            if let Some(effect) = self.reading.machine.next_effect() {
+                self.read_effect(effect)?;
+            } else if let Some(effect) = self.writing.machine.next_effect() {
+                self.write_effect(effect)?;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(crate) fn send(&self, message: ServerMessage) -> Result<(), End> {
+        self.outbox.push(message).map_err(End::Lost)
+    }
+
+    /// Starts file work on the blocking pool; its event comes back to this session.
+    fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
+        self.jobs += 1;
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            // A session that is gone needs no answer.
+            let _ = events.try_send(work());
+        });
+    }
+
+    async fn finish(mut self, end: End) {
+        self.drop_links();
+        let session = self.id;
+        match end {
+            End::Bye => tracing::info!(session, "session ended"),
+            End::Lost(error) => tracing::info!(session, %error, "session lost"),
+            End::Refused(fault) => {
+                tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
+                // It is over either way.
+                let _ = self.outbox.push(ServerMessage::Refused(fault));
+            }
+        }
+        if let Err(error) = self.outbox.close().await {
+            tracing::debug!(session, %error, "goodbye not delivered");
+        }
+    }
+}
+
+/// Opens a source in its export.
+fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Source, Fault> {
+    Source::new(export.folder.open_file(path)?, path)
+}

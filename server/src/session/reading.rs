@@ -1,0 +1,253 @@
+//! What reading costs the server: opening, hashing, registering, checking again.
+//! Each is a job; the machine says which and when. A mapped window is a range of
+//! the file itself; a packed one is a slot that small files were read into.
+
+use super::{End, Event, ExportFolder, Session, Shared, open_source};
+use crate::cache::CacheKey;
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use verbatim_fabric::{Domain, MappedFile, Memory, SharedSlot, SoftDomain};
+use verbatim_files::{Identity, Source};
+use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
+use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
+use verbatim_proto::units::{PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
+use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
+
+/// The reading half of a session.
+#[derive(Default)]
+pub(super) struct Reading {
+    pub machine: ReadServer,
+    files: HashMap<FileId, Arc<Open>>,
+    windows: HashMap<WindowId, Window>,
+    /// Staging slots to use again.
+    spare: Vec<SharedSlot>,
+}
+
+/// A file that is open for a client.
+pub(crate) struct Open {
+    export: Arc<ExportFolder>,
+    path: WirePath,
+    source: Source,
+}
+
+/// A registered window.
+pub(crate) struct Window {
+    key: u64,
+    staged: Option<SharedSlot>,
+}
+
+impl Session {
+    pub(super) fn read_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
+        match effect {
+            ServerEffect::Send(reply) => self.send(ServerMessage::Read(reply))?,
+            ServerEffect::Open(files) => {
+                let shared = self.shared.clone();
+                self.job(move || Event::Opened(open_all(&shared, files)));
+            }
+            ServerEffect::Prepare(prepare) => self.prepare(prepare),
+            ServerEffect::Retire(id) => self.retire(id),
+            ServerEffect::Close(ids) => {
+                let files = ids.into_iter().map(|id| (id, self.reading.files.remove(&id)));
+                let files: Vec<_> = files.collect();
+                self.job(move || {
+                    let check = |open: Option<Arc<Open>>| {
+                        open.map_or(Ok(()), |open| open.source.check())
+                    };
+                    Event::Closed(files.into_iter().map(|(id, open)| (id, check(open))).collect())
+                });
+            }
+            ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn opened(&mut self, answers: Vec<(FileId, Result<Arc<Open>, Fault>)>) {
+        let mut told = Vec::with_capacity(answers.len());
+        for (id, answer) in answers {
+            told.push((id, answer.as_ref().map(|open| open.source.info()).map_err(Clone::clone)));
+            if let Ok(open) = answer {
+                tracing::debug!(session = self.id, path = %open.path, "file opened");
+                self.reading.files.insert(id, open);
+            }
+        }
+        self.reading.machine.opened(told);
+    }
+
+    fn prepare(&mut self, prepare: Prepare) {
+        let open = |(id, extent): &(FileId, Extent)| (self.reading.files.get(id).cloned(), *extent);
+        let pieces: Vec<_> = prepare.pieces.iter().map(open).collect();
+        let shared = self.shared.clone();
+        let domain = self.domain.clone();
+        let spare = if prepare.packed { self.reading.spare.pop() } else { None };
+        self.job(move || {
+            let (answer, window) = if prepare.packed {
+                pack(&domain, spare, &pieces)
+            } else {
+                map(&shared, &domain, &pieces[0], prepare.fresh)
+            };
+            Event::Prepared(prepare.window, answer, window)
+        });
+    }
+
+    pub(super) fn prepared(&mut self, id: WindowId, answer: Prepared, window: Option<Window>) {
+        self.reading.windows.extend(window.map(|window| (id, window)));
+        self.reading.machine.prepared(id, answer);
+    }
+
+    fn retire(&mut self, id: WindowId) {
+        let Some(window) = self.reading.windows.remove(&id) else { return };
+        self.domain.deregister(window.key);
+        if self.reading.spare.len() < WINDOWS_MAX {
+            self.reading.spare.extend(window.staged);
+        }
+    }
+}
+
+fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Arc<Open>, Fault>)> {
+    let open = |path: &WirePath| {
+        let (export, path) = shared.resolve(path)?;
+        let source = open_source(&export, &path)?;
+        Ok(Arc::new(Open { export, path, source }))
+    };
+    files.into_iter().map(|request| (request.file, open(&request.path))).collect()
+}
+
+/// Makes a window of a range of one file.
+fn map(
+    shared: &Shared,
+    domain: &SoftDomain,
+    (open, extent): &(Option<Arc<Open>>, Extent),
+    fresh: bool,
+) -> (Prepared, Option<Window>) {
+    let made = try_map(shared, domain, open.as_deref(), *extent, fresh);
+    match made {
+        Ok((region, digests)) => {
+            let window = Window { key: region.key, staged: None };
+            (Prepared { region: Some(region), pieces: vec![Ok(digests)] }, Some(window))
+        }
+        Err(fault) => (Prepared { region: None, pieces: vec![Err(fault)] }, None),
+    }
+}
+
+fn try_map(
+    shared: &Shared,
+    domain: &SoftDomain,
+    open: Option<&Open>,
+    extent: Extent,
+    fresh: bool,
+) -> Result<(Region, Vec<Digest>), Fault> {
+    let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
+    let anew = if fresh { Some(open.again(shared)?) } else { None };
+    let source = anew.as_ref().unwrap_or(&open.source);
+    let digests = digests_of(shared, source, extent, fresh)?;
+    open.source.hand_out(extent, &digests);
+    let fault = |error: verbatim_fabric::FabricError| {
+        Fault::new(Code::Limit, format!("cannot register {}: {error}", open.path))
+    };
+    let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize);
+    let handle = domain.register(Memory::File(mapped.map_err(fault)?)).map_err(fault)?;
+    Ok((Region { key: handle.key, base: handle.base }, digests))
+}
+
+/// The digests of a range: from the cache where it may be trusted, else by hashing.
+fn digests_of(
+    shared: &Shared,
+    source: &Source,
+    extent: Extent,
+    fresh: bool,
+) -> Result<Vec<Digest>, Fault> {
+    let identity = source.identity();
+    let on_grid = extent.offset.is_multiple_of(WINDOW_BYTES)
+        && extent.len == WINDOW_BYTES.min(identity.size - extent.offset);
+    if !on_grid || source.is_racy() {
+        return source.hash(extent);
+    }
+    let (key, window) = (cache_key(identity), extent.offset / WINDOW_BYTES);
+    let cached = if fresh { None } else { shared.cache.get(&key, window) };
+    if let Some(digests) = cached {
+        return Ok(digests);
+    }
+    let digests = source.hash(extent)?;
+    // Only what did not change while it was hashed is worth keeping.
+    if Identity::of(source.file()).is_ok_and(|now| now == *identity) {
+        shared.cache.put(&key, window, &digests);
+    }
+    Ok(digests)
+}
+
+impl Open {
+    /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
+    fn again(&self, shared: &Shared) -> Result<Source, Fault> {
+        shared.cache.forget(&cache_key(self.source.identity()));
+        let anew = open_source(&self.export, &self.path)?;
+        if anew.identity() != self.source.identity() {
+            let text = format!("{} changed while it was read", self.path);
+            return Err(Fault::new(Code::Changed, text));
+        }
+        Ok(anew)
+    }
+}
+
+/// Makes a window of many small files, read into one slot.
+fn pack(
+    domain: &SoftDomain,
+    spare: Option<SharedSlot>,
+    pieces: &[(Option<Arc<Open>>, Extent)],
+) -> (Prepared, Option<Window>) {
+    let slot = match spare.map_or_else(|| SharedSlot::new(PACK_BYTES_MAX as usize), Ok) {
+        Ok(slot) => slot,
+        Err(error) => {
+            let fault = Fault::new(Code::Limit, error.to_string());
+            return (Prepared { region: None, pieces: vec![Err(fault); pieces.len()] }, None);
+        }
+    };
+    let mut at = 0;
+    let mut answers = Vec::with_capacity(pieces.len());
+    for (open, extent) in pieces {
+        let answer = match open {
+            Some(open) => stage(&slot, at, &open.source, *extent),
+            None => Err(Fault::new(Code::Protocol, "no such file is open")),
+        };
+        at += if answer.is_ok() { extent.len as usize } else { 0 };
+        answers.push(answer);
+    }
+    match domain.register(Memory::Staged(slot.clone())) {
+        Ok(handle) => {
+            let region = Region { key: handle.key, base: handle.base };
+            let window = Window { key: handle.key, staged: Some(slot) };
+            (Prepared { region: Some(region), pieces: answers }, Some(window))
+        }
+        Err(error) => {
+            let fault = Fault::new(Code::Limit, error.to_string());
+            (Prepared { region: None, pieces: vec![Err(fault); pieces.len()] }, None)
+        }
+    }
+}
+
+/// Reads a whole small file into a slot and hashes what was read.
+fn stage(
+    slot: &SharedSlot,
+    at: usize,
+    source: &Source,
+    extent: Extent,
+) -> Result<Vec<Digest>, Fault> {
+    let digests = slot.with(at, extent.len as usize, |bytes| {
+        source.file().read_exact_at(bytes, 0)?;
+        Ok(vec![Digest::of(bytes)])
+    });
+    let digests = digests.map_err(|error: std::io::Error| source.read_fault(&error))?;
+    source.hand_out(extent, &digests);
+    Ok(digests)
+}
+
+fn cache_key(identity: &Identity) -> CacheKey {
+    CacheKey {
+        file_system: identity.file_system,
+        inode: identity.inode,
+        born_ns: identity.born_ns,
+        size: identity.size,
+        mtime_ns: identity.mtime_ns,
+        ctime_ns: identity.ctime_ns,
+    }
+}

@@ -1,0 +1,133 @@
+//! What writing costs the server: slots, temporary files, storing, committing.
+//! Slots belong to a link and go with it. A temporary file that is not
+//! committed is removed when the last reference to it goes.
+
+use super::{End, Event, Session};
+use crate::export::Mode;
+use crate::worker::{Command, Landing};
+use std::collections::HashMap;
+use std::sync::Arc;
+use verbatim_fabric::{Domain, Memory, SharedSlot};
+use verbatim_files::Target;
+use verbatim_proto::message::{CreateFile, FileId, LinkId, Region, ServerMessage};
+use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
+use verbatim_proto::{Code, Fault};
+
+/// The writing half of a session.
+#[derive(Default)]
+pub(super) struct Writing {
+    pub machine: WriteServer,
+    targets: HashMap<FileId, Arc<Target>>,
+    sizes: HashMap<FileId, u64>,
+    slots: HashMap<SlotId, Slot>,
+    next_slot: u32,
+}
+
+struct Slot {
+    link: LinkId,
+    key: u64,
+    memory: SharedSlot,
+}
+
+impl Session {
+    pub(super) fn write_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
+        match effect {
+            ServerEffect::Send(reply) => self.send(ServerMessage::Write(reply))?,
+            ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
+            ServerEffect::Create(files) => self.create(files),
+            ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
+            ServerEffect::Commit(ids) => self.commit(ids),
+            ServerEffect::Discard(ids) => {
+                for id in ids {
+                    self.writing.sizes.remove(&id);
+                    self.writing.targets.remove(&id);
+                }
+            }
+            ServerEffect::Kill(link) => self.kill(link)?,
+            ServerEffect::Fenced(link) => {
+                self.free_slots(link);
+                self.send(ServerMessage::Fenced { link })?;
+            }
+            ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
+        }
+        Ok(())
+    }
+
+    fn provision(&mut self, link: LinkId, count: u16) -> Result<(), End> {
+        let refused = |error: verbatim_fabric::FabricError| {
+            End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
+        };
+        let mut slots = Vec::new();
+        for _ in 0..count {
+            let memory = SharedSlot::new(self.chunk_bytes as usize).map_err(refused)?;
+            let handle = self.domain.register(Memory::Upload(memory.clone())).map_err(refused)?;
+            let id = SlotId(self.writing.next_slot);
+            self.writing.next_slot += 1;
+            self.writing.slots.insert(id, Slot { link, key: handle.key, memory });
+            let region = Region { key: handle.key, base: handle.base };
+            slots.push((id, region, self.chunk_bytes));
+        }
+        self.writing.machine.provisioned(link, slots);
+        Ok(())
+    }
+
+    fn free_slots(&mut self, link: LinkId) {
+        for (_, slot) in self.writing.slots.extract_if(|_, slot| slot.link == link) {
+            self.domain.deregister(slot.key);
+        }
+    }
+
+    fn create(&mut self, files: Vec<CreateFile>) {
+        for request in &files {
+            self.writing.sizes.insert(request.file, request.info.size);
+        }
+        let shared = self.shared.clone();
+        self.job(move || {
+            let create = |request: &CreateFile| {
+                let (export, path) = shared.resolve(&request.path)?;
+                if export.mode == Mode::ReadOnly {
+                    let text = format!("cannot create {}: the export is read-only", request.path);
+                    return Err(Fault::new(Code::ReadOnly, text));
+                }
+                let info = request.info;
+                Target::create(&export.folder, &path, info.size, info.mode).map(Arc::new)
+            };
+            Event::Created(files.iter().map(|request| (request.file, create(request))).collect())
+        });
+    }
+
+    pub(super) fn created(&mut self, answers: Vec<(FileId, Result<Arc<Target>, Fault>)>) {
+        let mut told = Vec::with_capacity(answers.len());
+        for (id, answer) in answers {
+            told.push((id, answer.as_ref().map(|_| None).map_err(Clone::clone)));
+            self.writing.targets.extend(answer.ok().map(|target| (id, target)));
+        }
+        self.writing.machine.created(told);
+    }
+
+    fn absorb(&mut self, absorb: Absorb) -> Result<(), End> {
+        let Absorb { tag, link, slot, pieces } = absorb;
+        let writing = &self.writing;
+        let slot = writing.slots[&slot].memory.clone();
+        let landing = |piece: verbatim_proto::message::Piece| Landing {
+            target: writing.targets.get(&piece.file).cloned(),
+            size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
+            piece,
+        };
+        let pieces = pieces.into_iter().map(landing).collect();
+        let session = self.events.clone();
+        self.tell(self.worker_of(link), Command::Absorb { tag, slot, pieces, session })
+    }
+
+    fn commit(&mut self, ids: Vec<FileId>) {
+        let targets: Vec<Arc<Target>> =
+            ids.iter().map(|id| self.writing.targets.remove(id).expect("whole files are open")).collect();
+        for id in &ids {
+            self.writing.sizes.remove(id);
+        }
+        self.job(move || {
+            let answers = Target::commit(&targets);
+            Event::Committed(ids.into_iter().zip(answers).collect())
+        });
+    }
+}
