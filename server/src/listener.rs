@@ -249,8 +249,7 @@ impl Guests {
             let _ = outbox.close().await;
             return;
         }
-        let (session, events) =
-            Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes);
+        let (session, events) = Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes);
         session.run(receiver, events, stopping).await;
     }
 }

@@ -31,8 +31,9 @@ impl Folder {
     /// Opens the folder at `path`, following links to it.
     pub fn open(path: &Path) -> Result<Self, Fault> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|e| Fault::from_io(format!("cannot open folder {}", path.display()), &e.into()))?;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| {
+            Fault::from_io(format!("cannot open folder {}", path.display()), &e.into())
+        })?;
         Ok(Self { path: path.to_owned(), fd: Arc::new(fd), parents: Mutex::default() })
     }
 
@@ -120,7 +121,8 @@ impl Folder {
         let parent = self.open_parent(path)?;
         let temporary = crate::target::temporary_name(name);
         let io = |error: rustix::io::Errno| Fault::from_io(&what, &error.into());
-        symlinkat(OsStr::from_bytes(target), &*parent, OsStr::from_bytes(&temporary)).map_err(io)?;
+        symlinkat(OsStr::from_bytes(target), &*parent, OsStr::from_bytes(&temporary))
+            .map_err(io)?;
         let renamed =
             renameat(&*parent, OsStr::from_bytes(&temporary), &*parent, OsStr::from_bytes(name));
         renamed.map_err(|error| {

@@ -41,7 +41,8 @@ impl Target {
         let name = name.ok_or_else(|| Fault::new(Code::IsFolder, format!("{what}: no name")))?;
         let parent = folder.open_parent(path)?;
         let temporary = temporary_name(name);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
         let fd = openat(&*parent, OsStr::from_bytes(&temporary), flags, mode)
             .map_err(|e| Fault::from_io(&what, &e.into()))?;

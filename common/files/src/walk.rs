@@ -106,7 +106,8 @@ impl Iterator for Walk {
                     return Some(Err((path, fault)));
                 }
             };
-            if self.recursive && entry.kind == EntryKind::Folder
+            if self.recursive
+                && entry.kind == EntryKind::Folder
                 && let Err(fault) = self.enter(&entry, &name)
             {
                 return Some(Err((path, fault)));

@@ -4,7 +4,7 @@
 
 use super::{End, Event, Session, Shared};
 use crate::export::Mode;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use verbatim_files::Walk;
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
@@ -13,10 +13,16 @@ use verbatim_proto::{Code, Fault, WirePath};
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
 
-/// The scans of a session; `None` while a page is being made.
+/// Requests to make things that may wait for the one before.
+const MAKES_MAX: usize = 256;
+
+/// The scans of a session, `None` while a page is being made; and what is to be made, in
+/// order, because a folder comes before what is in it.
 #[derive(Default)]
 pub(super) struct Catalog {
     scans: HashMap<u32, Option<Scan>>,
+    makes: VecDeque<(u32, Vec<NewEntry>)>,
+    making: bool,
 }
 
 enum Scan {
@@ -87,16 +93,36 @@ impl Session {
     }
 
     pub(super) fn make(&mut self, request: u32, entries: Vec<NewEntry>) -> Result<(), End> {
-        if entries.len() > BATCH_FILES_MAX {
+        if entries.len() > BATCH_FILES_MAX || self.catalog.makes.len() >= MAKES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
+        self.catalog.makes.push_back((request, entries));
+        self.make_next();
+        Ok(())
+    }
+
+    fn make_next(&mut self) {
+        if self.catalog.making {
+            return;
+        }
+        let Some((request, entries)) = self.catalog.makes.pop_front() else { return };
+        self.catalog.making = true;
         let shared = self.shared.clone();
         self.job(move || {
             let answers = entries.iter().map(|entry| make(&shared, entry)).collect();
-            Event::Reply(ServerMessage::Made { request, answers })
+            Event::Made(request, answers)
         });
-        Ok(())
+    }
+
+    pub(super) fn made(
+        &mut self,
+        request: u32,
+        answers: Vec<Result<(), Fault>>,
+    ) -> Result<(), End> {
+        self.catalog.making = false;
+        self.make_next();
+        self.send(ServerMessage::Made { request, answers })
     }
 }
 

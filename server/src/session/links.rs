@@ -136,4 +136,3 @@ fn random_secret() -> Result<[u8; 32], Fault> {
         _ => Err(Fault::new(Code::Io, "the system has no random bytes")),
     }
 }
-

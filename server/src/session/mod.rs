@@ -82,6 +82,7 @@ pub(crate) enum Event {
     Created(Vec<(FileId, Result<Arc<Target>, Fault>)>),
     Committed(Vec<(FileId, Result<(), Fault>)>),
     Page(u32, catalog::Page),
+    Made(u32, Vec<Result<(), Fault>>),
     /// A data connection was made.
     Joined {
         link: LinkId,
@@ -225,7 +226,10 @@ impl Session {
     fn event(&mut self, event: Event) -> Result<(), End> {
         let from_job = !matches!(
             event,
-            Event::Joined { .. } | Event::Notified { .. } | Event::Absorbed { .. } | Event::LinkDead { .. }
+            Event::Joined { .. }
+                | Event::Notified { .. }
+                | Event::Absorbed { .. }
+                | Event::LinkDead { .. }
         );
         self.jobs -= usize::from(from_job);
         match event {
@@ -236,6 +240,7 @@ impl Session {
             Event::Created(answers) => self.created(answers),
             Event::Committed(answers) => self.writing.machine.committed(answers),
             Event::Page(request, page) => self.page(request, page)?,
+            Event::Made(request, answers) => self.made(request, answers)?,
             Event::Joined { link, stream } => self.joined(link, stream),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),

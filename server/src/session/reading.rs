@@ -51,9 +51,8 @@ impl Session {
                 let files = ids.into_iter().map(|id| (id, self.reading.files.remove(&id)));
                 let files: Vec<_> = files.collect();
                 self.job(move || {
-                    let check = |open: Option<Arc<Open>>| {
-                        open.map_or(Ok(()), |open| open.source.check())
-                    };
+                    let check =
+                        |open: Option<Arc<Open>>| open.map_or(Ok(()), |open| open.source.check());
                     Event::Closed(files.into_iter().map(|(id, open)| (id, check(open))).collect())
                 });
             }

@@ -120,8 +120,10 @@ impl Session {
     }
 
     fn commit(&mut self, ids: Vec<FileId>) {
-        let targets: Vec<Arc<Target>> =
-            ids.iter().map(|id| self.writing.targets.remove(id).expect("whole files are open")).collect();
+        let targets: Vec<Arc<Target>> = ids
+            .iter()
+            .map(|id| self.writing.targets.remove(id).expect("whole files are open"))
+            .collect();
         for id in &ids {
             self.writing.sizes.remove(id);
         }

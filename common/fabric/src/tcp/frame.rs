@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn a_header_survives_the_wire() {
-        let header = Header { kind: Kind::WriteNotify, len: 1, tag: 2, ticket: 3, key: 4, address: 5 };
+        let header =
+            Header { kind: Kind::WriteNotify, len: 1, tag: 2, ticket: 3, key: 4, address: 5 };
         assert_eq!(Header::decode(&header.encode()), Ok(header));
     }
 }

@@ -55,11 +55,21 @@ enum Body {
 
 /// What the next bytes from the socket are.
 enum Incoming {
-    Header { bytes: [u8; HEADER_BYTES], got: usize },
+    Header {
+        bytes: [u8; HEADER_BYTES],
+        got: usize,
+    },
     /// The answer to an own read.
-    Data { ticket: u64, got: usize },
+    Data {
+        ticket: u64,
+        got: usize,
+    },
     /// A write of the peer.
-    Upload { header: Header, slot: SharedSlot, got: usize },
+    Upload {
+        header: Header,
+        slot: SharedSlot,
+        got: usize,
+    },
 }
 
 const BETWEEN_FRAMES: Incoming = Incoming::Header { bytes: [0; HEADER_BYTES], got: 0 };
@@ -175,9 +185,7 @@ impl TcpLink {
     fn begin(&mut self, header: Header, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let Header { kind, ticket, .. } = header;
         match kind {
-            Kind::Read | Kind::Write | Kind::WriteNotify => {
-                self.answer(header).map(|()| false)
-            }
+            Kind::Read | Kind::Write | Kind::WriteNotify => self.answer(header).map(|()| false),
             Kind::Data => match self.reads.get(&ticket) {
                 Some(buffer) if buffer.len() == header.len as usize => {
                     self.incoming = Incoming::Data { ticket, got: 0 };
@@ -187,9 +195,8 @@ impl TcpLink {
             },
             Kind::Done => {
                 let buffer = self.writes.remove(&ticket);
-                let buffer = buffer.ok_or_else(|| {
-                    FabricError::Protocol("acknowledgement of nothing".into())
-                })?;
+                let buffer = buffer
+                    .ok_or_else(|| FabricError::Protocol("acknowledgement of nothing".into()))?;
                 done.push(Completion::Done { ticket: Ticket(ticket), buffer, result: Ok(()) });
                 Ok(true)
             }
@@ -312,9 +319,7 @@ fn send_body(
 ) -> Result<usize, Errno> {
     match body {
         Body::None => Ok(0),
-        Body::Own(ticket) => {
-            send(stream, &writes[ticket][at..len], SendFlags::NOSIGNAL)
-        }
+        Body::Own(ticket) => send(stream, &writes[ticket][at..len], SendFlags::NOSIGNAL),
         Body::Registered(Memory::File(window), address) => {
             let mut offset = window.offset() + address + at as u64;
             match rustix::fs::sendfile(stream, window.file(), Some(&mut offset), len - at)? {

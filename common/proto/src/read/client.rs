@@ -8,8 +8,8 @@
 
 use super::chunk::{Chunk, check_piece};
 use crate::digest::{Digest, RootBuilder};
-use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::message::WindowId;
+use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::units::{
     BATCH_FILES_MAX, CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX,
     FRAME_BYTES_MAX, OPEN_FILES_MAX,
@@ -408,7 +408,8 @@ impl ReadClient {
         let tries = *tries;
         let window = self.windows.get_mut(&chunk.window).expect("a chunk keeps its window");
         if tries >= CHUNK_ATTEMPTS_MAX {
-            let text = format!("digest does not match at byte {} after {tries} tries", extent.offset);
+            let text =
+                format!("digest does not match at byte {} after {tries} tries", extent.offset);
             file.doom = Some(Fault::new(Code::Mismatch, text));
         } else if tries >= CHUNK_ATTEMPTS_BEFORE_REFRESH {
             file.unleased.insert(extent);
@@ -456,8 +457,7 @@ impl ReadClient {
                 .get(&piece.file)
                 .is_none_or(|file| file.doom.is_some() || file.stage != Stage::Fetching)
         };
-        let (dead, ready) =
-            self.ready.drain(..).partition(|chunk| chunk.pieces.iter().all(doomed));
+        let (dead, ready) = self.ready.drain(..).partition(|chunk| chunk.pieces.iter().all(doomed));
         self.ready = ready;
         let dead: VecDeque<Chunk> = dead;
         for chunk in dead {
@@ -582,4 +582,3 @@ pub(crate) fn unexpected(what: &str, file: FileId) -> Fault {
 pub(crate) fn changed(path: &WirePath, how: &str) -> Fault {
     Fault::new(Code::Changed, format!("{path} {how}"))
 }
-

@@ -8,8 +8,8 @@
 //! read of a retired window kills its queue pair.
 
 use super::client::{batches, unexpected};
-use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::message::WindowId;
+use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::units::{
     BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_BYTES_MAX, PACK_FILES_MAX, PACKED_FILE_BYTES_MAX,
     WINDOW_BYTES, WINDOWS_MAX,

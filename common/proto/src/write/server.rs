@@ -297,7 +297,11 @@ impl WriteServer {
         let Some(used) = self.uses.get(&tag) else {
             // A tag of the past: its link was fenced while this was on the way.
             let past = tag.0 < self.next_tag;
-            return if past { Ok(()) } else { Err(protocol("client sent a tag it was not granted")) };
+            return if past {
+                Ok(())
+            } else {
+                Err(protocol("client sent a tag it was not granted"))
+            };
         };
         let room = self.slots.get(&used.slot).map_or(0, |slot| u64::from(slot.bytes));
         let total = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.extent.len));

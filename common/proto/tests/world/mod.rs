@@ -171,7 +171,8 @@ impl World {
             if self.read_client.is_idle() && self.write_client.is_idle() {
                 break;
             }
-            let deadline = self.read_client.deadline().into_iter().chain(self.write_client.deadline());
+            let deadline =
+                self.read_client.deadline().into_iter().chain(self.write_client.deadline());
             let deadline = deadline.min();
             match (self.queue.peek(), deadline) {
                 (Some(Reverse(next)), deadline) if deadline.is_none_or(|at| next.0 <= at) => {
@@ -188,7 +189,8 @@ impl World {
 
     fn populate(&mut self) {
         let chunk = u64::from(CHUNK_BYTES_DEFAULT);
-        let sizes = [0, 1, GRAIN_BYTES - 1, GRAIN_BYTES, GRAIN_BYTES + 1, chunk - 1, chunk, chunk + 1];
+        let sizes =
+            [0, 1, GRAIN_BYTES - 1, GRAIN_BYTES, GRAIN_BYTES + 1, chunk - 1, chunk, chunk + 1];
         for index in 0..LINKS {
             self.attach(LinkId { index, epoch: 0 });
         }
@@ -457,12 +459,16 @@ impl World {
             }
             Effect::Prepare(prepare) => {
                 self.windows.insert(prepare.window, true);
-                let pieces: Vec<_> = prepare.pieces.iter().map(|&(id, extent)| {
-                    if self.chance(self.faults.refuse_ppm / 10) {
-                        return Err(fault(Code::Io));
-                    }
-                    Ok(digests_of(id, extent, self.files[&id].version))
-                }).collect();
+                let pieces: Vec<_> = prepare
+                    .pieces
+                    .iter()
+                    .map(|&(id, extent)| {
+                        if self.chance(self.faults.refuse_ppm / 10) {
+                            return Err(fault(Code::Io));
+                        }
+                        Ok(digests_of(id, extent, self.files[&id].version))
+                    })
+                    .collect();
                 let some = pieces.iter().any(Result::is_ok);
                 let region = some.then_some(Region { key: prepare.window.0, base: 0 });
                 self.later(10, Event::Prepared(prepare.window, Prepared { region, pieces }));

@@ -1,0 +1,175 @@
+//! Where a user says something is: a path on this machine, or a path of an
+//! export on a server. Pure parsing; the binary hands every argument here.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use verbatim_proto::WirePath;
+
+/// The port of a server that names none.
+pub const PORT_DEFAULT: u16 = 20490;
+
+/// A place to copy from or to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// On this machine.
+    Local(PathBuf),
+    /// On a server.
+    Remote(Remote),
+}
+
+/// A path on a server, export first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// A name or an address.
+    pub host: String,
+    /// The port of the control connection.
+    pub port: u16,
+    /// The path; the empty one lists the exports.
+    pub path: WirePath,
+    /// Whether the user ended it with a slash: it must be a folder.
+    pub is_folder: bool,
+    /// Whether the user ended it with `/.`: what is in the folder, not the folder.
+    pub contents: bool,
+}
+
+/// Why an argument is no place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{argument:?} is not a location: {cause}")]
+pub struct LocationError {
+    /// The argument.
+    pub argument: String,
+    /// Why.
+    pub cause: String,
+}
+
+impl Location {
+    /// Reads `HOST:/EXPORT/PATH`, `rdma://HOST[:PORT]/EXPORT/PATH`, or a local path. A local
+    /// path with a colon in it is written with a slash before the colon, as for scp: `./a:b`.
+    pub fn parse(argument: &OsStr) -> Result<Self, LocationError> {
+        let bytes = argument.as_bytes();
+        let fail = |cause: String| LocationError {
+            argument: argument.to_string_lossy().into_owned(),
+            cause,
+        };
+        if bytes.is_empty() {
+            return Err(fail("it is empty".into()));
+        }
+        let (authority, path, with_port) = if let Some(rest) = bytes.strip_prefix(b"rdma://") {
+            let cut = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+            (&rest[..cut], &rest[cut..], true)
+        } else if let Some(cut) = host_end(bytes) {
+            (&bytes[..cut], &bytes[cut + 1..], false)
+        } else {
+            return Ok(Self::Local(PathBuf::from(OsString::from_vec(bytes.to_vec()))));
+        };
+        let (host, port) = split_authority(authority, with_port).map_err(fail)?;
+        let plain = WirePath::parse(path).map_err(|fault| fail(fault.text))?;
+        Ok(Self::Remote(Remote {
+            host,
+            port,
+            path: plain,
+            is_folder: path.is_empty() || path.ends_with(b"/"),
+            contents: path.ends_with(b"/."),
+        }))
+    }
+}
+
+impl Remote {
+    /// Host and port, as messages name the peer.
+    pub fn peer(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Where the host of `HOST:PATH` ends: at the first colon, if no slash is before it.
+fn host_end(bytes: &[u8]) -> Option<usize> {
+    if bytes.first() == Some(&b'[') {
+        let close = bytes.iter().position(|&byte| byte == b']')?;
+        return (bytes.get(close + 1) == Some(&b':')).then_some(close + 1);
+    }
+    let colon = bytes.iter().position(|&byte| byte == b':')?;
+    (colon > 0 && !bytes[..colon].contains(&b'/')).then_some(colon)
+}
+
+fn split_authority(authority: &[u8], with_port: bool) -> Result<(String, u16), String> {
+    let text = std::str::from_utf8(authority).map_err(|_| "the host is not text".to_owned())?;
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (host, after) = rest.split_once(']').ok_or("a bracket is not closed")?;
+        (host, after.strip_prefix(':'))
+    } else if let Some((host, port)) = text.split_once(':').filter(|_| with_port) {
+        (host, Some(port))
+    } else {
+        (text, None)
+    };
+    if host.is_empty() {
+        return Err("it has no host".into());
+    }
+    let port = match port {
+        None => PORT_DEFAULT,
+        Some(port) => port.parse().map_err(|_| format!("{port:?} is no port"))?,
+    };
+    Ok((host.to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remote(text: &str) -> (String, u16, String) {
+        match Location::parse(OsStr::new(text)).expect("parses") {
+            Location::Remote(remote) => (remote.host, remote.port, remote.path.to_string()),
+            Location::Local(path) => panic!("{text} is local: {path:?}"),
+        }
+    }
+
+    #[test]
+    fn remote_places_are_read_in_every_spelling() {
+        let a = |h: &str, p: u16, path: &str| (h.to_owned(), p, path.to_owned());
+        assert_eq!(remote("host7:/data/a.bin"), a("host7", 20490, "data/a.bin"));
+        assert_eq!(remote("host7:data/a.bin"), a("host7", 20490, "data/a.bin"));
+        assert_eq!(remote("host7:/"), a("host7", 20490, ""));
+        assert_eq!(remote("[fe80::1]:/data"), a("fe80::1", 20490, "data"));
+        assert_eq!(remote("rdma://host7/data/x"), a("host7", 20490, "data/x"));
+        assert_eq!(remote("rdma://host7:99/data/x"), a("host7", 99, "data/x"));
+        assert_eq!(remote("rdma://[::1]:99/data"), a("::1", 99, "data"));
+        assert_eq!(remote("rdma://[::1]/data"), a("::1", 20490, "data"));
+    }
+
+    #[test]
+    fn a_slash_before_the_colon_makes_it_local() {
+        for local in ["a.bin", "./a:b", "/a:b", "dir/x:y", ":x"] {
+            let parsed = Location::parse(OsStr::new(local)).expect("parses");
+            assert_eq!(parsed, Location::Local(local.into()));
+        }
+    }
+
+    #[test]
+    fn bad_places_say_why() {
+        for (bad, why) in [
+            ("", "empty"),
+            ("rdma:///data", "no host"),
+            ("rdma://h:x/data", "no port"),
+            ("h:/a/../b", ".."),
+            ("rdma://[::1/data", "bracket"),
+        ] {
+            let error = Location::parse(OsStr::new(bad)).expect_err(bad).to_string();
+            assert!(error.contains(why), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn trailing_slash_and_dot_are_remembered() {
+        let parse = |text: &str| match Location::parse(OsStr::new(text)).expect("parses") {
+            Location::Remote(remote) => (remote.is_folder, remote.contents),
+            Location::Local(_) => panic!("local"),
+        };
+        assert_eq!(parse("h:/data/"), (true, false));
+        assert_eq!(parse("h:/data/."), (false, true));
+        assert_eq!(parse("h:/data"), (false, false));
+    }
+}

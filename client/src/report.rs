@@ -1,0 +1,114 @@
+//! What a copy tells whoever started it: files that are done, files that
+//! failed, progress on the way, and a summary at the end. Plain values; the
+//! binary prints them, tests compare them.
+
+use std::time::Duration;
+use verbatim_proto::{Code, Digest, Fault};
+
+/// Takes what a copy tells.
+pub trait Observer: Send {
+    /// A file is under its final name, whole and verified.
+    fn file_done(&mut self, _file: &FileDone) {}
+    /// A file, folder or link was not copied.
+    fn failed(&mut self, _failure: &Failure) {}
+    /// How far it is; called a few times a second.
+    fn progress(&mut self, _progress: &Progress) {}
+}
+
+/// Takes nothing in particular.
+impl Observer for () {}
+
+/// A file that was copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileDone {
+    /// What was copied, as the user would name it.
+    pub path: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// Its digest, as b3sum prints it.
+    pub digest: Digest,
+}
+
+/// Something that was not copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What, as the user would name it.
+    pub path: String,
+    /// The server.
+    pub peer: String,
+    /// Why.
+    pub fault: Fault,
+}
+
+impl Failure {
+    /// The next step for whoever reads it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self.fault.code {
+            Code::ReadOnly => "export it with :rw on the server, if it is yours to write",
+            Code::NoSpace => "make room at the target and run the same command again",
+            Code::Changed => "copy it when nobody writes to it, or copy a snapshot",
+            Code::Mismatch => {
+                "some memory, disk or cable between the two alters data; run it again, and \
+                 compare b3sum of the file on both sides"
+            }
+            Code::LinkLost | Code::TimedOut | Code::Stopping => "run the same command again",
+            Code::Denied => "the user of the server, or you at the target, may not do this",
+            Code::IsFolder => "copy folders with -r",
+            Code::BadPath => "links that lead out of an export are not followed",
+            _ => return None,
+        })
+    }
+}
+
+/// How far a copy is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Files done.
+    pub files: u64,
+    /// Files known so far, done ones included.
+    pub files_known: u64,
+    /// Bytes verified and in their targets.
+    pub bytes: u64,
+    /// Bytes known so far, done ones included.
+    pub bytes_known: u64,
+    /// Whether more files may still be found.
+    pub searching: bool,
+    /// Links that carry data.
+    pub links: usize,
+    /// Since the copy began.
+    pub elapsed: Duration,
+}
+
+/// What a copy took and what held it back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Files copied.
+    pub files: u64,
+    /// Files, folders and links that were not.
+    pub failed: u64,
+    /// Bytes copied.
+    pub bytes: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// What carried the data.
+    pub transport: String,
+    /// Why it was not RDMA, where it was not.
+    pub reason: Option<String>,
+    /// What most of the time went into.
+    pub limited_by: &'static str,
+    /// Digests that did not match and were fetched or sent again.
+    pub mismatches: u64,
+    /// Links that were lost and made anew.
+    pub links_lost: u64,
+    /// Whether a mismatch survived all retries.
+    pub mismatch: bool,
+    /// Whether the session ended before its work was done.
+    pub broken: Option<Fault>,
+}
+
+impl Summary {
+    /// Bytes a second.
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}

@@ -1,0 +1,160 @@
+//! Downloads: opens files as there is room, hands chunks to workers with the
+//! places they go to, and commits what is whole in batches.
+
+use super::{Core, Event};
+use crate::sink::Sink;
+use crate::worker::{Command, Landing};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use verbatim_files::{Folder, Target};
+use verbatim_proto::message::{ClientMessage, FileId};
+use verbatim_proto::read::{ClientEffect, Fetch};
+use verbatim_proto::units::BATCH_FILES_MAX;
+use verbatim_proto::{Digest, Fault, WirePath};
+
+/// Commits at a time: one flushes while the next one gathers.
+const COMMITS_MAX: usize = 2;
+
+/// A file to fetch.
+pub struct Download {
+    /// Where from, export first.
+    pub remote: WirePath,
+    /// The folder it may not leave.
+    pub folder: Arc<Folder>,
+    /// Where to, below that folder.
+    pub local: WirePath,
+    /// How long it is, as far as is known.
+    pub size: u64,
+    /// How the user would name it.
+    pub label: String,
+}
+
+#[derive(Default)]
+pub(super) struct Downloads {
+    queue: VecDeque<Download>,
+    files: HashMap<FileId, File>,
+    whole: Vec<(FileId, Digest, Arc<Sink>)>,
+    commits: usize,
+}
+
+struct File {
+    label: String,
+    sink: Arc<Sink>,
+    size: u64,
+}
+
+impl Downloads {
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.files.is_empty()
+    }
+
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+impl Core {
+    pub(super) fn add_download(&mut self, download: Download) {
+        self.progress.files_known += 1;
+        self.progress.bytes_known += download.size;
+        self.downloads.queue.push_back(download);
+    }
+
+    pub(super) fn pump_downloads(&mut self) {
+        let now = self.now();
+        while self.read.room() > 0 {
+            let Some(download) = self.downloads.queue.pop_front() else { return };
+            let id = self.file();
+            let sink = Sink::new(download.folder, download.local);
+            self.read.open(id, download.remote, None, now);
+            let file = File { label: download.label, sink, size: download.size };
+            self.downloads.files.insert(id, file);
+        }
+    }
+
+    pub(super) fn read_effect(&mut self, effect: ClientEffect) {
+        match effect {
+            ClientEffect::Send(request) => {
+                self.sending.push_back(ClientMessage::Read(request));
+            }
+            ClientEffect::Opened { file, info } => {
+                let file = self.downloads.files.get_mut(&file).expect("opened files are known");
+                self.progress.bytes_known += info.size;
+                self.progress.bytes_known -= file.size;
+                file.size = info.size;
+                file.sink.opened(info);
+            }
+            ClientEffect::Fetch(fetch) => self.fetch(fetch),
+            ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
+            ClientEffect::Restart { file } => self.downloads.files[&file].sink.forget(),
+            ClientEffect::Finished { file, root } => {
+                let sink = self.downloads.files[&file].sink.clone();
+                self.downloads.whole.push((file, root, sink));
+            }
+            ClientEffect::Failed { file, fault } => self.download_failed(file, fault),
+            ClientEffect::Broken(fault) => self.broke(fault),
+        }
+    }
+
+    fn fetch(&mut self, fetch: Fetch) {
+        let landing = |piece: &verbatim_proto::message::Piece| {
+            let file = &self.downloads.files[&piece.file];
+            Landing { sink: file.sink.clone(), size: file.size }
+        };
+        let landings = fetch.chunk.pieces.iter().map(landing).collect();
+        self.tell(fetch.link, Command::Fetch(fetch, landings));
+    }
+
+    fn download_failed(&mut self, id: FileId, fault: Fault) {
+        if let Some(file) = self.downloads.files.remove(&id) {
+            file.sink.forget();
+            self.failed(file.label, fault);
+        }
+    }
+
+    /// Makes whole files durable under their names, in batches.
+    pub(super) fn commit_landed(&mut self) {
+        while !self.downloads.whole.is_empty() && self.downloads.commits < COMMITS_MAX {
+            let count = self.downloads.whole.len().min(BATCH_FILES_MAX);
+            let batch: Vec<_> = self.downloads.whole.drain(..count).collect();
+            self.downloads.commits += 1;
+            self.job(move || Event::Landed(commit(batch)));
+        }
+    }
+
+    pub(super) fn landed(&mut self, answers: Vec<(FileId, Digest, Result<(), Fault>)>) {
+        self.downloads.commits -= 1;
+        for (id, root, answer) in answers {
+            match answer {
+                Err(fault) => self.download_failed(id, fault),
+                Ok(()) => {
+                    let file = self.downloads.files.remove(&id).expect("whole files are known");
+                    self.done(file.label, file.size, root);
+                }
+            }
+        }
+    }
+
+    pub(super) fn drop_downloads(&mut self, fault: &Fault) {
+        let downloads = std::mem::take(&mut self.downloads);
+        for (_, file) in downloads.files {
+            file.sink.forget();
+            self.failed(file.label, fault.clone());
+        }
+        for download in downloads.queue {
+            self.failed(download.label, fault.clone());
+        }
+    }
+}
+
+fn commit(batch: Vec<(FileId, Digest, Arc<Sink>)>) -> Vec<(FileId, Digest, Result<(), Fault>)> {
+    // An empty file has no first byte that would have made its target.
+    let made: Vec<_> = batch.iter().map(|(_, _, sink)| sink.target()).collect();
+    let targets: Vec<Arc<Target>> = made.iter().filter_map(|made| made.clone().ok()).collect();
+    let mut answers = Target::commit(&targets).into_iter();
+    let results = made.into_iter().map(|made| match made {
+        Ok(_) => answers.next().expect("one answer per target"),
+        Err(fault) => Err(fault),
+    });
+    batch.iter().zip(results).map(|((id, root, _), result)| (*id, *root, result)).collect()
+}

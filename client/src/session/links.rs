@@ -1,0 +1,154 @@
+//! The links of a session: made side by side, made anew with a pause when one
+//! is lost, given up when new ones die without carrying a chunk.
+
+use super::{Core, Event, READS_PER_LINK};
+use crate::worker::Command;
+use std::collections::HashSet;
+use std::time::Duration;
+use verbatim_fabric::tcp::{TcpLink, join};
+use verbatim_fabric::{FabricError, Link, SoftDomain};
+use verbatim_proto::message::{ClientMessage, LinkAnswer, LinkId, LinkOffer};
+use verbatim_proto::read::Outcome;
+use verbatim_proto::write::Posted;
+use verbatim_proto::{Code, Fault};
+
+/// Links lost in a row, without a chunk between them, before the session gives up.
+const LOSSES_MAX: u32 = 10;
+
+/// The pause before a lost link is made anew, doubled with each loss in a row.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+pub(super) struct Links {
+    up: HashSet<LinkId>,
+    /// Asked for, or on the way back.
+    coming: HashSet<LinkId>,
+    losses_in_a_row: u32,
+    pub lost: u64,
+    pub transport: Option<String>,
+}
+
+impl Links {
+    pub fn up_count(&self) -> usize {
+        self.up.len()
+    }
+
+    /// A read ended; one that landed shows that links work.
+    pub fn used(&mut self, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Landed(_)) {
+            self.losses_in_a_row = 0;
+        }
+    }
+
+    /// A write ended; one that was sent shows that links work.
+    pub fn sent(&mut self, posted: &Posted) {
+        if matches!(posted, Posted::Sent(_)) {
+            self.losses_in_a_row = 0;
+        }
+    }
+}
+
+impl Core {
+    /// Asks for all links, unless they were asked for before.
+    pub(super) fn attach_all(&mut self) {
+        if self.links.up.is_empty() && self.links.coming.is_empty() {
+            for index in 0..self.workers.len() as u16 {
+                self.attach(LinkId { index, epoch: 0 });
+            }
+        }
+    }
+
+    pub(super) fn attach(&mut self, link: LinkId) {
+        self.links.coming.insert(link);
+        let offer = if self.options.sim.is_some() { LinkOffer::Sim } else { LinkOffer::Tcp };
+        self.sending.push_back(ClientMessage::Attach { link, offer });
+    }
+
+    pub(super) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
+        match (answer, self.options.sim.clone()) {
+            (Ok(LinkAnswer::Tcp { secret }), _) => {
+                let (address, timeout) = (self.address, self.options.timeout);
+                self.job(move || {
+                    let made = join(address, &secret, timeout)
+                        .and_then(|stream| TcpLink::new(stream, SoftDomain::new()))
+                        .map(|link| Box::new(link) as Box<dyn Link>);
+                    Event::LinkMade { link, made }
+                });
+            }
+            (Ok(LinkAnswer::Sim { endpoint }), Some(sim)) => {
+                let end = sim.take_end(endpoint, SoftDomain::new());
+                let made = end.map(|end| Box::new(end) as Box<dyn Link>);
+                self.link_made(link, made.ok_or(FabricError::Closed));
+            }
+            (Ok(_), None) => self.link_refused(link, "the server offers another kind of link"),
+            (Err(fault), _) => self.link_refused(link, &fault.text),
+        }
+    }
+
+    pub(super) fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
+        let link = match made {
+            Ok(link) => link,
+            Err(error) => {
+                tracing::debug!(?id, %error, "link not made");
+                return self.revive(id, &error.to_string());
+            }
+        };
+        self.links.coming.remove(&id);
+        self.links.up.insert(id);
+        self.links.transport = Some(link.transport().to_owned());
+        let chunk_bytes = self.options.connect.chunk_bytes as usize;
+        self.tell(id, Command::Adopt { id, link, slots: READS_PER_LINK, chunk_bytes });
+        self.read.link_up(id);
+    }
+
+    /// A link died: its reads are done elsewhere at once, its writes after the fence.
+    pub(super) fn link_lost(&mut self, id: LinkId, error: &FabricError) {
+        tracing::debug!(?id, %error, "link lost");
+        self.links.up.remove(&id);
+        self.links.lost += 1;
+        let now = self.now();
+        self.read.link_down(id, now);
+        self.write.link_down(id, now);
+        self.sending.push_back(ClientMessage::Fence { link: id });
+        self.revive(id, &error.to_string());
+    }
+
+    pub(super) fn fenced(&mut self, link: LinkId) {
+        self.write.fenced(link);
+    }
+
+    /// Asks for the link's next epoch after a pause, or gives up.
+    fn revive(&mut self, id: LinkId, cause: &str) {
+        self.links.coming.remove(&id);
+        self.links.losses_in_a_row += 1;
+        if self.links.losses_in_a_row > LOSSES_MAX {
+            let text = format!("links keep dying: {cause}");
+            return self.broke(Fault::new(Code::LinkLost, text));
+        }
+        let Some(epoch) = id.epoch.checked_add(1) else {
+            return self.broke(Fault::new(Code::LinkLost, "a link was lost too often"));
+        };
+        let link = LinkId { epoch, ..id };
+        self.links.coming.insert(link);
+        let doublings = self.links.losses_in_a_row.min(16);
+        let pause = PAUSE_MIN.saturating_mul(1 << doublings).min(PAUSE_MAX);
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            // A session that is gone needs no link.
+            let _ = events.try_send(Event::LinkWanted { link });
+        });
+    }
+
+    fn link_refused(&mut self, id: LinkId, cause: &str) {
+        tracing::warn!(?id, cause, "link refused");
+        self.links.coming.remove(&id);
+        if self.links.up.is_empty() && self.links.coming.is_empty() {
+            let text = format!("the server makes no link: {cause}");
+            self.broke(Fault::new(Code::LinkLost, text));
+        }
+    }
+}

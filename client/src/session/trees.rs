@@ -1,0 +1,256 @@
+//! Trees: remote folders are scanned and local ones walked a page at a time,
+//! while what was found before is copied. A page is asked for only when little
+//! is left to do, so a tree of any size takes one page of memory. Folders are
+//! made before what is in them.
+
+use super::{Core, Download, Event, Upload, UploadSource};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use verbatim_files::{Folder, Walk};
+use verbatim_proto::message::{ClientMessage, Entry, EntryKind, NewEntry};
+use verbatim_proto::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// Files that wait before another page is asked for.
+const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
+
+/// A remote folder to fetch.
+pub struct RemoteTree {
+    /// The folder, export first.
+    pub remote: WirePath,
+    /// The folder everything stays in.
+    pub folder: Arc<Folder>,
+    /// Where below that folder it goes.
+    pub local: WirePath,
+    /// How the user would name it.
+    pub label: String,
+}
+
+/// A local folder to send.
+pub struct LocalTree {
+    /// The folder.
+    pub folder: Arc<Folder>,
+    /// Where it goes, export first.
+    pub remote: WirePath,
+    /// How the user would name it.
+    pub label: String,
+}
+
+type Listed = (Vec<Entry>, Vec<(WirePath, Fault)>, bool);
+
+#[derive(Default)]
+pub(super) struct Trees {
+    remote: HashMap<u32, RemoteTree>,
+    /// Scans with more pages to ask for.
+    ready: VecDeque<u32>,
+    /// Trees whose walk rests between two pages, or has not begun.
+    local: VecDeque<(Arc<LocalTree>, Option<Box<Walk>>)>,
+    walking: usize,
+    making: HashMap<u32, Making>,
+    listing: Option<u32>,
+    listed: VecDeque<Listed>,
+}
+
+/// Folders and links that the server was asked to make, and the files that wait for them.
+struct Making {
+    labels: Vec<String>,
+    files: Vec<Upload>,
+}
+
+/// What a walk found.
+pub(crate) struct LocalPage {
+    tree: Arc<LocalTree>,
+    walk: Option<Box<Walk>>,
+    entries: Vec<Entry>,
+    faults: Vec<(WirePath, Fault)>,
+}
+
+impl Trees {
+    pub fn is_idle(&self) -> bool {
+        self.remote.is_empty()
+            && self.local.is_empty()
+            && self.walking == 0
+            && self.making.is_empty()
+    }
+
+    /// The next scan is only listed.
+    pub fn list(&mut self, request: u32) {
+        self.listing = Some(request);
+    }
+
+    pub fn listed(&mut self) -> Option<Listed> {
+        self.listed.pop_front()
+    }
+}
+
+impl Core {
+    pub(super) fn add_remote_tree(&mut self, tree: RemoteTree) {
+        if let Err(fault) = tree.folder.make_folder(&tree.local, 0o755) {
+            return self.failed(tree.label, fault);
+        }
+        let request = self.request();
+        let path = tree.remote.clone();
+        self.sending.push_back(ClientMessage::Scan { request, path, recursive: true });
+        self.trees.remote.insert(request, tree);
+    }
+
+    pub(super) fn add_local_tree(&mut self, tree: LocalTree) {
+        let entry = NewEntry { path: tree.remote.clone(), kind: EntryKind::Folder, mode: 0o755 };
+        let label = tree.label.clone();
+        self.make(vec![(entry, label)], Vec::new());
+        self.trees.local.push_back((Arc::new(tree), None));
+    }
+
+    /// Asks for pages while little is left to do.
+    pub(super) fn pump_trees(&mut self) {
+        if self.downloads.queued() < QUEUE_LOW
+            && let Some(request) = self.trees.ready.pop_front()
+        {
+            self.sending.push_back(ClientMessage::ScanMore { request });
+        }
+        let waiting: usize = self.trees.making.values().map(|making| making.files.len()).sum();
+        if self.uploads.queued() + waiting < QUEUE_LOW
+            && self.trees.walking == 0
+            && let Some((tree, walk)) = self.trees.local.pop_front()
+        {
+            self.trees.walking += 1;
+            self.job(move || Event::LocalPage(walk_page(tree, walk)));
+        }
+    }
+
+    pub(super) fn remote_page(
+        &mut self,
+        request: u32,
+        entries: Vec<Entry>,
+        faults: Vec<(WirePath, Fault)>,
+        done: bool,
+    ) {
+        if self.trees.listing == Some(request) {
+            return self.trees.listed.push_back((entries, faults, done));
+        }
+        let Some(tree) = self.trees.remote.remove(&request) else {
+            return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+        };
+        for (path, fault) in faults {
+            self.failed(label_of(&tree.label, &path), fault);
+        }
+        for entry in entries {
+            self.remote_entry(&tree, entry);
+        }
+        if !done {
+            self.trees.remote.insert(request, tree);
+            self.trees.ready.push_back(request);
+        }
+    }
+
+    fn remote_entry(&mut self, tree: &RemoteTree, entry: Entry) {
+        let label = label_of(&tree.label, &entry.path);
+        let local = tree.local.join(&entry.path);
+        let made = match entry.kind {
+            EntryKind::File => {
+                let remote = tree.remote.join(&entry.path);
+                let folder = tree.folder.clone();
+                let download = Download { remote, folder, local, size: entry.size, label };
+                return self.add_download(download);
+            }
+            EntryKind::Folder => tree.folder.make_folder(&local, entry.mode),
+            EntryKind::Symlink { target } => tree.folder.make_symlink(&local, &target),
+            EntryKind::Special => Err(special()),
+        };
+        if let Err(fault) = made {
+            self.failed(label, fault);
+        }
+    }
+
+    pub(super) fn local_page(&mut self, page: LocalPage) {
+        self.trees.walking -= 1;
+        let LocalPage { tree, walk, entries, faults } = page;
+        for (path, fault) in faults {
+            self.failed(label_of(&tree.label, &path), fault);
+        }
+        let mut files = Vec::new();
+        let mut makes = Vec::new();
+        for entry in entries {
+            let label = label_of(&tree.label, &entry.path);
+            let path = tree.remote.join(&entry.path);
+            match entry.kind {
+                EntryKind::File => {
+                    let source = UploadSource::Below(tree.folder.clone(), entry.path);
+                    files.push(Upload { source, remote: path, size: entry.size, label });
+                }
+                EntryKind::Special => self.failed(label, special()),
+                kind => makes.push((NewEntry { path, kind, mode: entry.mode }, label)),
+            }
+        }
+        self.make(makes, files);
+        if walk.is_some() {
+            self.trees.local.push_back((tree, walk));
+        }
+    }
+
+    /// Has entries made, and then the files added. The server makes them in order, so files
+    /// wait for the last request that could hold their folder.
+    fn make(&mut self, mut makes: Vec<(NewEntry, String)>, files: Vec<Upload>) {
+        let mut files = Some(files);
+        if makes.is_empty() && self.trees.making.is_empty() {
+            return files.into_iter().flatten().for_each(|file| self.add_upload(file));
+        }
+        // An empty request still comes back behind those before it.
+        loop {
+            let rest = makes.split_off(makes.len().min(BATCH_FILES_MAX));
+            let (entries, labels) = std::mem::replace(&mut makes, rest).into_iter().unzip();
+            let request = self.request();
+            self.sending.push_back(ClientMessage::Make { request, entries });
+            let last = makes.is_empty();
+            let files = if last { files.take().unwrap_or_default() } else { Vec::new() };
+            self.trees.making.insert(request, Making { labels, files });
+            if last {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn made(&mut self, request: u32, answers: Vec<Result<(), Fault>>) {
+        let Some(making) = self.trees.making.remove(&request) else {
+            return self.broke(Fault::new(Code::Protocol, "the server made what nobody asked for"));
+        };
+        for (label, answer) in making.labels.into_iter().zip(answers) {
+            if let Err(fault) = answer {
+                self.failed(label, fault);
+            }
+        }
+        making.files.into_iter().for_each(|file| self.add_upload(file));
+    }
+}
+
+fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>) -> LocalPage {
+    let begin = || Walk::new(tree.folder.open_folder(&WirePath::root())?, true).map(Box::new);
+    let mut page = LocalPage { tree: tree.clone(), walk: None, entries: vec![], faults: vec![] };
+    let mut walk = match walk.map_or_else(begin, Ok) {
+        Ok(walk) => walk,
+        Err(fault) => {
+            page.faults.push((WirePath::root(), fault));
+            return page;
+        }
+    };
+    while page.entries.len() < PAGE_ENTRIES_MAX {
+        match walk.next() {
+            Some(Ok(entry)) => page.entries.push(entry),
+            Some(Err(fault)) => page.faults.push(fault),
+            None => return page,
+        }
+    }
+    page.walk = Some(walk);
+    page
+}
+
+fn special() -> Fault {
+    Fault::new(Code::Special, "it is not a regular file, folder or link, and is skipped")
+}
+
+fn label_of(base: &str, path: &WirePath) -> String {
+    if path.is_root() {
+        return base.to_owned();
+    }
+    format!("{}/{path}", base.trim_end_matches('/'))
+}

@@ -1,0 +1,120 @@
+//! What goes where, by the rules of cp: into a folder that is there, else under
+//! the name that was given. Pure: it is told what the target is, and decides.
+
+use verbatim_proto::message::EntryKind;
+
+/// What is at the target now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetState {
+    /// Nothing.
+    Missing,
+    /// A folder.
+    Folder,
+    /// A file, or anything else that is no folder.
+    File,
+}
+
+/// What the user asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// How many sources there are.
+    pub sources: usize,
+    /// Whether folders may be copied.
+    pub recursive: bool,
+    /// Whether the target was written with a slash at its end.
+    pub target_is_folder: bool,
+}
+
+/// Where one source goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Into the target folder, under the source's own name.
+    Inside,
+    /// Under the target's own name.
+    Itself,
+}
+
+/// Why a copy cannot begin: cause and hint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What is wrong.
+    pub cause: &'static str,
+    /// What to do.
+    pub hint: Option<&'static str>,
+}
+
+/// Checks what the user asked for against what the target is, for all sources at once.
+pub fn check_target(request: Request, target: TargetState) -> Result<(), Refusal> {
+    let must_be_folder = request.sources > 1 || request.target_is_folder;
+    let refuse = |cause| Err(Refusal { cause, hint: None });
+    match target {
+        TargetState::Folder => Ok(()),
+        TargetState::File if must_be_folder => refuse("the target is not a folder"),
+        TargetState::Missing if must_be_folder => Err(Refusal {
+            cause: "the target folder does not exist",
+            hint: Some("make the folder first, or copy one thing to a new name"),
+        }),
+        TargetState::File | TargetState::Missing => Ok(()),
+    }
+}
+
+/// Decides where one source goes. `contents` is for a source written with `/.` at its end.
+pub fn place(
+    request: Request,
+    target: TargetState,
+    source: &EntryKind,
+    contents: bool,
+) -> Result<Place, Refusal> {
+    match source {
+        EntryKind::Folder if !request.recursive => {
+            Err(Refusal { cause: "it is a folder", hint: Some("copy folders with -r") })
+        }
+        EntryKind::Folder if target == TargetState::File => {
+            Err(Refusal { cause: "a file is where the folder would go", hint: None })
+        }
+        EntryKind::Special => Err(Refusal { cause: "it is not a regular file", hint: None }),
+        EntryKind::Folder if contents => Ok(Place::Itself),
+        _ if target == TargetState::Folder => Ok(Place::Inside),
+        _ => Ok(Place::Itself),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Request = Request { sources: 1, recursive: true, target_is_folder: false };
+
+    #[test]
+    fn a_source_goes_into_a_folder_or_takes_a_new_name() {
+        let file = &EntryKind::File;
+        assert_eq!(place(ONE, TargetState::Folder, file, false), Ok(Place::Inside));
+        assert_eq!(place(ONE, TargetState::Missing, file, false), Ok(Place::Itself));
+        assert_eq!(place(ONE, TargetState::File, file, false), Ok(Place::Itself));
+        let folder = &EntryKind::Folder;
+        assert_eq!(place(ONE, TargetState::Folder, folder, false), Ok(Place::Inside));
+        assert_eq!(place(ONE, TargetState::Folder, folder, true), Ok(Place::Itself));
+        assert_eq!(place(ONE, TargetState::Missing, folder, false), Ok(Place::Itself));
+        assert!(place(ONE, TargetState::File, folder, false).is_err());
+    }
+
+    #[test]
+    fn several_sources_need_a_folder_and_so_does_a_slash() {
+        let several = Request { sources: 2, ..ONE };
+        let slash = Request { target_is_folder: true, ..ONE };
+        for request in [several, slash] {
+            assert!(check_target(request, TargetState::Folder).is_ok());
+            assert!(check_target(request, TargetState::Missing).is_err());
+            assert!(check_target(request, TargetState::File).is_err());
+        }
+        assert!(check_target(ONE, TargetState::Missing).is_ok());
+    }
+
+    #[test]
+    fn folders_need_the_flag_and_special_files_are_refused() {
+        let plain = Request { recursive: false, ..ONE };
+        let refusal = place(plain, TargetState::Missing, &EntryKind::Folder, false);
+        assert_eq!(refusal.expect_err("refused").hint, Some("copy folders with -r"));
+        assert!(place(ONE, TargetState::Missing, &EntryKind::Special, false).is_err());
+    }
+}

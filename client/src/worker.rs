@@ -1,0 +1,322 @@
+//! What a worker of the client does: it owns links, reads chunks, verifies and
+//! writes them while they are in cache; or reads, hashes and sends them. Told
+//! what to do by the session, answers into its event queue.
+//!
+//! Buffers: a slot leaves its pool with an operation and comes back with the
+//! completion, on success, failure and flush alike.
+
+use crate::session::Event;
+use crate::sink::Sink;
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use verbatim_fabric::slots::SlotPool;
+use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
+use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
+use verbatim_files::Source;
+use verbatim_proto::message::{LinkId, Piece, Tag};
+use verbatim_proto::read::{Fetch, Outcome, PieceOutcome};
+use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::write::{Post, Posted};
+use verbatim_proto::{Digest, Extent, Fault};
+
+/// What the session tells a worker.
+pub(crate) enum Command {
+    /// Take this link.
+    Adopt { id: LinkId, link: Box<dyn Link>, slots: u16, chunk_bytes: usize },
+    /// Read a chunk into these places.
+    Fetch(Fetch, Vec<Landing>),
+    /// Write a chunk of these sources.
+    Post(Post, Vec<Arc<Source>>),
+    /// End this link.
+    Drop(LinkId),
+}
+
+/// Where one piece of a chunk goes, and how long its file is.
+pub(crate) struct Landing {
+    pub sink: Arc<Sink>,
+    pub size: u64,
+}
+
+/// Where the time of the workers goes, and how many bytes are safe.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub bytes: AtomicU64,
+    pub hash_ns: AtomicU64,
+    pub disk_ns: AtomicU64,
+    pub link_ns: AtomicU64,
+    pub peer_ns: AtomicU64,
+}
+
+/// The handler of one worker thread.
+pub(crate) struct ClientWorker {
+    events: mpsc::Sender<Event>,
+    stats: Arc<Stats>,
+    links: HashMap<LinkKey, Pools>,
+    flights: HashMap<Ticket, Flight>,
+    next_ticket: u64,
+}
+
+struct Pools {
+    id: LinkId,
+    reads: SlotPool,
+    writes: Vec<Buffer>,
+    chunk_bytes: usize,
+}
+
+enum Flight {
+    Fetch { fetch: Fetch, landings: Vec<Landing> },
+    Post { tag: Tag, digests: Vec<Vec<Digest>>, bytes: u64 },
+}
+
+/// A link's name as a number of its worker.
+pub(crate) fn key_of(id: LinkId) -> LinkKey {
+    LinkKey(u64::from(id.index) << 16 | u64::from(id.epoch))
+}
+
+impl ClientWorker {
+    pub fn new(events: mpsc::Sender<Event>, stats: Arc<Stats>) -> Self {
+        Self { events, stats, links: HashMap::new(), flights: HashMap::new(), next_ticket: 0 }
+    }
+
+    fn tell(&self, event: Event) {
+        // Slots bound how many can be on the way; a session that is gone needs none.
+        if self.events.try_send(event).is_err() {
+            tracing::debug!("event of a worker came too late");
+        }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket)
+    }
+
+    fn fetch(&mut self, links: &mut LinkSet<Box<dyn Link>>, fetch: Fetch, landings: Vec<Landing>) {
+        let key = key_of(fetch.link);
+        let (Some(link), Some(pools)) = (links.get_mut(&key), self.links.get_mut(&key)) else {
+            let Fetch { link, slot, .. } = fetch;
+            return self.tell(Event::Fetched { link, slot, outcome: Outcome::LinkLost });
+        };
+        let mut into = match pools.reads.take(fetch.slot) {
+            Ok(buffer) => buffer,
+            Err(error) => return self.tell(Event::WorkerFailed(error)),
+        };
+        into.set_len(fetch.chunk.bytes as usize);
+        let from = RemoteRange { key: fetch.chunk.key, address: fetch.chunk.address };
+        let ticket = self.ticket();
+        match link.submit(ticket, Op::Read { from, into }) {
+            Ok(()) => drop(self.flights.insert(ticket, Flight::Fetch { fetch, landings })),
+            Err(full) => {
+                // The machine keeps within the depth, so only a dead link is full.
+                let (link, slot) = (fetch.link, fetch.slot);
+                let pools = self.links.get_mut(&key).expect("it was just there");
+                pools.reads.put(slot, full.0.into_buffer());
+                self.tell(Event::Fetched { link, slot, outcome: Outcome::LinkLost });
+            }
+        }
+    }
+
+    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Arc<Source>]) {
+        let Post { grant, pieces } = post;
+        let tag = grant.tag;
+        let key = key_of(grant.link);
+        let Some(pools) = self.links.get_mut(&key) else {
+            return self.tell(Event::Posted { tag, posted: Posted::LinkLost });
+        };
+        let spare = pools.writes.pop().map_or_else(|| Buffer::new(pools.chunk_bytes), Ok);
+        let mut buffer = match spare {
+            Ok(buffer) => buffer,
+            Err(error) => return self.tell(Event::WorkerFailed(error)),
+        };
+        let bytes: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
+        buffer.set_len(bytes as usize);
+        let (digests, faults) = self.load(&mut buffer, &pieces, sources);
+        let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
+            let posted = match faults.is_empty() {
+                true => Posted::LinkLost,
+                false => Posted::Unread(faults),
+            };
+            self.links.get_mut(&key).expect("it was just there").writes.push(buffer);
+            return self.tell(Event::Posted { tag, posted });
+        };
+        let to = RemoteRange { key: grant.region.key, address: grant.region.base };
+        let ticket = self.ticket();
+        match link.submit(ticket, Op::WriteNotify { from: buffer, to, tag: tag.0 }) {
+            Ok(()) => drop(self.flights.insert(ticket, Flight::Post { tag, digests, bytes })),
+            Err(full) => {
+                let pools = self.links.get_mut(&key).expect("it was just there");
+                pools.writes.push(full.0.into_buffer());
+                self.tell(Event::Posted { tag, posted: Posted::LinkLost });
+            }
+        }
+    }
+
+    /// Reads and hashes the pieces of a chunk, a grain at a time.
+    fn load(
+        &self,
+        buffer: &mut Buffer,
+        pieces: &[(verbatim_proto::FileId, Extent)],
+        sources: &[Arc<Source>],
+    ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
+        let mut rest: &mut [u8] = buffer;
+        let mut digests = Vec::with_capacity(pieces.len());
+        let mut faults = Vec::new();
+        for (index, ((_, extent), source)) in pieces.iter().zip(sources).enumerate() {
+            let (piece, behind) = rest.split_at_mut(extent.len as usize);
+            rest = behind;
+            let size = source.identity().size;
+            let mut values = Vec::new();
+            let starts = (extent.offset..).step_by(GRAIN_BYTES as usize);
+            for (offset, grain) in starts.zip(piece.chunks_mut(GRAIN_BYTES as usize)) {
+                let begin = Instant::now();
+                if let Err(error) = source.file().read_exact_at(grain, offset) {
+                    faults.push((index, source.read_fault(&error)));
+                    break;
+                }
+                let read = begin.elapsed();
+                values.push(Digest::of_grain(offset, size, grain));
+                self.stats.add(read, begin.elapsed() - read);
+            }
+            if faults.is_empty() {
+                source.hand_out(*extent, &values);
+            }
+            digests.push(values);
+        }
+        (digests, faults)
+    }
+
+    /// Verifies and writes the pieces of a chunk that landed.
+    fn land(&self, buffer: &Buffer, pieces: &[Piece], landings: &[Landing]) -> Vec<PieceOutcome> {
+        let mut rest: &[u8] = buffer;
+        let mut outcomes = Vec::with_capacity(pieces.len());
+        for (piece, landing) in pieces.iter().zip(landings) {
+            let (bytes, behind) = rest.split_at(piece.extent.len as usize);
+            rest = behind;
+            outcomes.push(self.land_piece(bytes, piece, landing));
+        }
+        outcomes
+    }
+
+    fn land_piece(&self, bytes: &[u8], piece: &Piece, landing: &Landing) -> PieceOutcome {
+        let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
+        let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
+        for (offset, (grain, digest)) in starts.zip(grains) {
+            let begin = Instant::now();
+            if Digest::of_grain(offset, landing.size, grain) != *digest {
+                return PieceOutcome::Mismatch;
+            }
+            let hashed = begin.elapsed();
+            let written = landing.sink.target().and_then(|target| target.write_at(grain, offset));
+            if let Err(fault) = written {
+                return PieceOutcome::Failed(fault);
+            }
+            self.stats.add(begin.elapsed() - hashed, hashed);
+        }
+        self.stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
+        PieceOutcome::Verified
+    }
+
+    /// An operation ended: its buffer goes home, and the session is told.
+    fn ended(&mut self, key: LinkKey, ticket: Ticket, buffer: Buffer, ok: bool) {
+        let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
+        match flight {
+            Flight::Fetch { fetch, landings } => {
+                let outcome = match ok {
+                    true => Outcome::Landed(self.land(&buffer, &fetch.chunk.pieces, &landings)),
+                    false => Outcome::LinkLost,
+                };
+                // The target must not outlive the answer: a restart removes it.
+                drop(landings);
+                if let Some(pools) = self.links.get_mut(&key) {
+                    pools.reads.put(fetch.slot, buffer);
+                }
+                self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
+            }
+            Flight::Post { tag, digests, bytes } => {
+                if let Some(pools) = self.links.get_mut(&key) {
+                    pools.writes.push(buffer);
+                }
+                let posted = if ok { Posted::Sent(digests) } else { Posted::LinkLost };
+                if ok {
+                    self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+                }
+                self.tell(Event::Posted { tag, posted });
+            }
+        }
+    }
+}
+
+impl Handler<Box<dyn Link>> for ClientWorker {
+    type Command = Command;
+
+    fn command(&mut self, links: &mut LinkSet<Box<dyn Link>>, command: Command) {
+        match command {
+            Command::Adopt { id, link, slots, chunk_bytes } => {
+                let reads = SlotPool::new(usize::from(slots), chunk_bytes);
+                let pools = Pools { id, reads, writes: Vec::new(), chunk_bytes };
+                self.links.insert(key_of(id), pools);
+                links.insert(key_of(id), link);
+            }
+            Command::Fetch(fetch, landings) => self.fetch(links, fetch, landings),
+            Command::Post(post, sources) => self.post(links, post, &sources),
+            Command::Drop(id) => {
+                if let Some(mut link) = links.remove(&key_of(id)) {
+                    let mut flushed = Vec::new();
+                    link.abort(&mut flushed);
+                    self.lost(key_of(id), flushed, FabricError::Aborted);
+                }
+            }
+        }
+    }
+
+    fn completed(&mut self, _links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
+        match done {
+            Completion::Done { ticket, buffer, result } => {
+                self.ended(key, ticket, buffer, result.is_ok());
+            }
+            // Servers do not write to clients.
+            Completion::Notified { .. } => {}
+        }
+    }
+
+    fn lost(&mut self, key: LinkKey, flushed: Vec<Completion>, error: FabricError) {
+        for completion in flushed {
+            if let Completion::Done { ticket, buffer, .. } = completion {
+                self.ended(key, ticket, buffer, false);
+            }
+        }
+        if let Some(pools) = self.links.remove(&key) {
+            self.tell(Event::LinkLost { link: pools.id, error });
+        }
+    }
+
+    fn waited(&mut self, time: Duration) {
+        let counter = match self.flights.is_empty() {
+            true => &self.stats.peer_ns,
+            false => &self.stats.link_ns,
+        };
+        counter.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Stats {
+    fn add(&self, disk: Duration, hash: Duration) {
+        self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
+        self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// What most of the time went into.
+    pub fn limit(&self) -> &'static str {
+        let counters = [
+            ("hash", &self.hash_ns),
+            ("disk", &self.disk_ns),
+            ("link", &self.link_ns),
+            ("peer", &self.peer_ns),
+        ];
+        let most = counters.iter().max_by_key(|(_, counter)| counter.load(Ordering::Relaxed));
+        most.map_or("peer", |(name, _)| name)
+    }
+}
