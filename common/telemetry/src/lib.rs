@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// Starts logging. `level` is a level or a filter; a second call changes nothing.
@@ -14,6 +15,7 @@ pub fn start(level: &str, json: bool) {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
     // Failing to start means that somebody, a test most likely, logs already.
     let _ = if json { lines.json().try_init() } else { lines.try_init() };
