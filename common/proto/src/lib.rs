@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 pub mod digest;
 pub mod extent;
 pub mod fault;

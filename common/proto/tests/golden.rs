@@ -49,7 +49,7 @@ macro_rules! variants {
 }
 
 variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye => client());
-variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write => server());
+variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard => write_requests());
@@ -118,6 +118,7 @@ fn server() -> Vec<ServerMessage> {
         ServerMessage::Made { request, answers: vec![Ok(()), Err(fault())] },
         ServerMessage::Read(ReadReply::Closed { files: vec![(FileId(1), Ok(()))] }),
         ServerMessage::Write(WriteReply::Committed { files: vec![(FileId(2), Ok(()))] }),
+        ServerMessage::Working,
     ]
 }
 
@@ -350,6 +351,8 @@ ServerMessage::Read
     050000000703010100
 ServerMessage::Write
     050000000802010200
+ServerMessage::Working
+    0100000009
 ReadRequest::Open
     1000000000010307782f612e62696e0100808040
 ReadRequest::Release

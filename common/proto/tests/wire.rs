@@ -210,6 +210,7 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
             .prop_map(|(request, answers)| ServerMessage::Made { request, answers }),
         read_reply().prop_map(ServerMessage::Read),
         write_reply().prop_map(ServerMessage::Write),
+        Just(ServerMessage::Working),
     ]
 }
 

@@ -7,111 +7,18 @@
 //! of it is in flight when the driver is told.
 
 use super::chunk::{Chunk, check_piece};
+use super::slots::Slots;
+use super::types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome};
+use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::units::{
-    BATCH_FILES_MAX, CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX,
-    FRAME_BYTES_MAX, OPEN_FILES_MAX,
+    CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, OPEN_FILES_MAX,
 };
 use crate::{Code, Extent, ExtentSet, Fault, WirePath};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
-
-/// How a session reads.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientOptions {
-    /// The unit of transfer and retry.
-    pub chunk_bytes: u32,
-    /// Reads in flight on each link.
-    pub slots_per_link: u16,
-    /// After how long without an answer a link, or the peer, is given up.
-    pub timeout: Duration,
-}
-
-/// What is already there of a file that is resumed.
-#[derive(Clone, Debug)]
-pub struct Have {
-    /// The size the file had.
-    pub size: u64,
-    /// What of it is verified.
-    pub extents: ExtentSet,
-    /// The digests of those extents.
-    pub root: RootBuilder,
-}
-
-/// What the driver must do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClientEffect {
-    /// Send this.
-    Send(ReadRequest),
-    /// A file was opened: make a place for it.
-    Opened {
-        /// The file.
-        file: FileId,
-        /// What it is.
-        info: FileInfo,
-    },
-    /// Read a chunk, verify it, write it; answer with `fetched`.
-    Fetch(Fetch),
-    /// This link gave no answer in time: end it; answer with `link_down`.
-    DropLink {
-        /// The link.
-        link: LinkId,
-    },
-    /// The source changed: forget what has landed of this file.
-    Restart {
-        /// The file.
-        file: FileId,
-    },
-    /// All of the file is there and verified, and the source did not change.
-    Finished {
-        /// The file.
-        file: FileId,
-        /// Its digest.
-        root: Digest,
-    },
-    /// The file failed; nothing of it is in flight.
-    Failed {
-        /// The file.
-        file: FileId,
-        /// Why.
-        fault: Fault,
-    },
-    /// The session cannot go on.
-    Broken(Fault),
-}
-
-/// One read to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetch {
-    /// On which link.
-    pub link: LinkId,
-    /// Into which slot of that link.
-    pub slot: u16,
-    /// What to read, and what must be in it.
-    pub chunk: Chunk,
-}
-
-/// How a read ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The bytes came; one outcome per piece.
-    Landed(Vec<PieceOutcome>),
-    /// The link died first.
-    LinkLost,
-}
-
-/// What became of one piece of a chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PieceOutcome {
-    /// Its digests matched and it is in the target.
-    Verified,
-    /// A digest did not match.
-    Mismatch,
-    /// It could not be written.
-    Failed(Fault),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -142,12 +49,6 @@ struct Window {
     refresh: Vec<(FileId, Extent)>,
 }
 
-struct LinkState {
-    id: LinkId,
-    free: Vec<u16>,
-    dropping: bool,
-}
-
 struct Flight {
     chunk: Chunk,
     deadline: Duration,
@@ -159,7 +60,7 @@ pub struct ReadClient {
     files: HashMap<FileId, File>,
     windows: HashMap<WindowId, Window>,
     ready: VecDeque<Chunk>,
-    links: Vec<LinkState>,
+    slots: Slots,
     flights: HashMap<(LinkId, u16), Flight>,
     to_open: Vec<OpenFile>,
     to_release: Vec<WindowId>,
@@ -177,7 +78,7 @@ impl ReadClient {
             files: HashMap::new(),
             windows: HashMap::new(),
             ready: VecDeque::new(),
-            links: Vec::new(),
+            slots: Slots::new(options.slots_per_link),
             flights: HashMap::new(),
             to_open: Vec::new(),
             to_release: Vec::new(),
@@ -239,14 +140,13 @@ impl ReadClient {
 
     /// A link is ready.
     pub fn link_up(&mut self, id: LinkId) {
-        let free = (0..self.options.slots_per_link).rev().collect();
-        self.links.push(LinkState { id, free, dropping: false });
+        self.slots.link_up(id);
     }
 
     /// A link is dead and nothing on it will complete any more.
     pub fn link_down(&mut self, id: LinkId, now: Duration) {
         self.touch(now);
-        self.links.retain(|link| link.id != id);
+        self.slots.link_down(id);
         let lost: Vec<_> = self.flights.keys().filter(|(link, _)| *link == id).copied().collect();
         for key in lost {
             let flight = self.flights.remove(&key).expect("the key was just listed");
@@ -262,9 +162,7 @@ impl ReadClient {
             Outcome::LinkLost => return self.ready.push_front(flight.chunk),
             Outcome::Landed(outcomes) => outcomes,
         };
-        if let Some(link) = self.links.iter_mut().find(|state| state.id == link) {
-            link.free.push(slot);
-        }
+        self.slots.give_back(link, slot);
         assert_eq!(outcomes.len(), flight.chunk.pieces.len(), "one outcome per piece");
         for (index, outcome) in outcomes.into_iter().enumerate() {
             self.landed(&flight.chunk, index, outcome);
@@ -302,7 +200,7 @@ impl ReadClient {
     pub fn advance(&mut self, now: Duration) {
         self.drop_doomed_chunks();
         while let Some(chunk) = self.ready.pop_front() {
-            let Some((link, slot)) = self.free_slot() else {
+            let Some((link, slot)) = self.slots.take() else {
                 self.ready.push_front(chunk);
                 break;
             };
@@ -320,8 +218,7 @@ impl ReadClient {
         if self.flights.is_empty() {
             return (!self.is_idle()).then(|| self.heard + self.options.timeout);
         }
-        let dropping = |id: &LinkId| self.links.iter().any(|link| link.id == *id && link.dropping);
-        let waiting = self.flights.iter().filter(|((id, _), _)| !dropping(id));
+        let waiting = self.flights.iter().filter(|((id, _), _)| !self.slots.is_dropping(*id));
         waiting.map(|(_, flight)| flight.deadline).min()
     }
 
@@ -344,11 +241,11 @@ impl ReadClient {
             file.root.insert(0, Digest::of(b""));
         }
         match file.have.take() {
-            Some(have) if have.size == info.size => {
+            Some(have) if have.is_of(&info) => {
                 have.extents.iter().for_each(|extent| assert!(file.unleased.take(extent)));
                 file.root = have.root;
             }
-            Some(_) => file.doom = Some(changed(&file.path, "has another size than before")),
+            Some(_) => file.doom = Some(changed(&file.path, "changed since it was copied in part")),
             None => {}
         }
         file.unverified_bytes = file.unleased.bytes();
@@ -507,12 +404,6 @@ impl ReadClient {
         Ok(())
     }
 
-    fn free_slot(&mut self) -> Option<(LinkId, u16)> {
-        let usable = self.links.iter_mut().filter(|link| !link.dropping);
-        let link = usable.max_by_key(|link| link.free.len())?;
-        Some((link.id, link.free.pop()?))
-    }
-
     fn flush(&mut self) {
         let effects = &mut self.effects;
         let mut send = |request| effects.push_back(ClientEffect::Send(request));
@@ -529,9 +420,7 @@ impl ReadClient {
 
     fn expire(&mut self, now: Duration) {
         for ((id, _), flight) in &self.flights {
-            let link = self.links.iter_mut().find(|link| link.id == *id);
-            if let Some(link) = link.filter(|link| flight.deadline <= now && !link.dropping) {
-                link.dropping = true;
+            if flight.deadline <= now && self.slots.drop_link(*id) {
                 self.effects.push_back(ClientEffect::DropLink { link: *id });
             }
         }
@@ -551,34 +440,6 @@ impl File {
     }
 }
 
-/// Empties a list into messages of bounded length.
-pub(crate) fn batches<T>(list: &mut Vec<T>) -> Vec<Vec<T>> {
-    batches_by(list, |_| 0)
-}
-
-/// Empties a list into messages of bounded length and of bounded bytes.
-pub(crate) fn batches_by<T>(list: &mut Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
-    let mut batches: Vec<Vec<T>> = Vec::new();
-    let mut bytes = 0;
-    for item in list.drain(..) {
-        bytes += bytes_of(&item);
-        match batches.last_mut() {
-            Some(batch) if batch.len() < BATCH_FILES_MAX && bytes <= FRAME_BYTES_MAX / 2 => {
-                batch.push(item);
-            }
-            _ => {
-                bytes = bytes_of(&item);
-                batches.push(vec![item]);
-            }
-        }
-    }
-    batches
-}
-
-pub(crate) fn unexpected(what: &str, file: FileId) -> Fault {
-    Fault::new(Code::Protocol, format!("peer sent a {what}, unasked, for file {}", file.0))
-}
-
-pub(crate) fn changed(path: &WirePath, how: &str) -> Fault {
+fn changed(path: &WirePath, how: &str) -> Fault {
     Fault::new(Code::Changed, format!("{path} {how}"))
 }

@@ -17,10 +17,12 @@
 mod chunk;
 mod client;
 mod server;
-
-pub use chunk::Chunk;
-pub use client::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome, ReadClient};
-pub use server::{Prepare, Prepared, ReadServer, ServerEffect};
+mod slots;
+mod types;
 
 pub(crate) use chunk::check_piece;
-pub(crate) use client::{batches, batches_by, unexpected};
+
+pub use chunk::Chunk;
+pub use client::ReadClient;
+pub use server::{Prepare, Prepared, ReadServer, ServerEffect};
+pub use types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome};

@@ -7,7 +7,7 @@
 //! `Refresh`, or by the end of the session. Never earlier, because a client's
 //! read of a retired window kills its queue pair.
 
-use super::client::{batches, unexpected};
+use crate::batch::{batches, unexpected};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::units::{

@@ -8,10 +8,11 @@
 //! A dead link's flights stay until the server has fenced it, because a late
 //! write must find nothing.
 
+use super::types::{ClientEffect, ClientOptions, Post, Posted};
+use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
 use crate::message::{CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk, Tag, Verdict};
 use crate::message::{WriteReply, WriteRequest};
-use crate::read::{batches, batches_by};
 use crate::units::{
     CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX,
     WINDOW_BYTES,
@@ -19,84 +20,6 @@ use crate::units::{
 use crate::{Code, Extent, ExtentSet, Fault, WirePath};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
-
-/// How a session writes.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientOptions {
-    /// The unit of transfer and retry.
-    pub chunk_bytes: u32,
-    /// After how long without an answer a link, or the peer, is given up.
-    pub timeout: Duration,
-}
-
-/// What the driver must do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClientEffect {
-    /// Send this.
-    Send(WriteRequest),
-    /// Read, hash and write a chunk; answer with `posted`.
-    Post(Post),
-    /// Hash what the server already has of this file; answer with `hashed`.
-    Hash {
-        /// The file.
-        file: FileId,
-        /// The range.
-        extent: Extent,
-    },
-    /// Say whether the source is still what it was; answer with `source_checked`.
-    CheckSource {
-        /// The file.
-        file: FileId,
-        /// The digest of what was sent.
-        root: Digest,
-    },
-    /// This link gave no answer in time: end it; answer with `link_down`.
-    DropLink {
-        /// The link.
-        link: LinkId,
-    },
-    /// The source changed: look at it anew; answer with `create` for the same number.
-    Restart {
-        /// The file.
-        file: FileId,
-    },
-    /// The file is under its final name, whole, durable and verified.
-    Finished {
-        /// The file.
-        file: FileId,
-        /// Its digest.
-        root: Digest,
-    },
-    /// The file failed.
-    Failed {
-        /// The file.
-        file: FileId,
-        /// Why.
-        fault: Fault,
-    },
-    /// The session cannot go on.
-    Broken(Fault),
-}
-
-/// One chunk to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Post {
-    /// Where to, and what to say.
-    pub grant: Grant,
-    /// What goes into it, one behind the other, with the size of each file.
-    pub pieces: Vec<(FileId, Extent)>,
-}
-
-/// How a chunk's writing ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Posted {
-    /// It was written and notified; the digests of each piece.
-    Sent(Vec<Vec<Digest>>),
-    /// These pieces could not be read, so nothing was written.
-    Unread(Vec<(usize, Fault)>),
-    /// The link died first.
-    LinkLost,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -468,7 +391,9 @@ impl WriteClient {
                 continue;
             };
             let next = file.unsent.iter().next();
-            let Some(next) = next.filter(|_| file.doom.is_none()) else {
+            // A file that was begun again may still stand here from its first try.
+            let sending = file.doom.is_none() && file.stage == Stage::Sending;
+            let Some(next) = next.filter(|_| sending) else {
                 self.queue.pop_front();
                 continue;
             };
@@ -559,7 +484,3 @@ impl WriteClient {
 
 /// About what a piece takes in a message when it has one digest.
 const PIECE_BYTES: usize = 64;
-
-fn unexpected(what: &str, file: FileId) -> Fault {
-    crate::read::unexpected(what, file)
-}

@@ -15,6 +15,8 @@
 
 mod client;
 mod server;
+mod types;
 
-pub use client::{ClientEffect, ClientOptions, Post, Posted, WriteClient};
-pub use server::{Absorb, ServerEffect, SlotId, WriteServer};
+pub use client::WriteClient;
+pub use server::WriteServer;
+pub use types::{Absorb, ClientEffect, ClientOptions, Post, Posted, ServerEffect, SlotId};

@@ -8,10 +8,14 @@
 //! absorbing, and answers when the last absorbing one is judged. Ranges are
 //! claimed when they are sent, so that no byte is stored twice.
 
+use super::types::{Absorb, ServerEffect, SlotId};
+use crate::batch::unexpected;
 use crate::digest::{Digest, RootBuilder};
-use crate::message::{CreateFile, FileId, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict};
+use crate::message::{
+    CreateFile, FileId, FileInfo, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict,
+};
 use crate::message::{WriteReply, WriteRequest};
-use crate::read::{Have, check_piece, unexpected};
+use crate::read::{Have, check_piece};
 use crate::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK};
 use crate::{Code, Extent, ExtentSet, Fault};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -19,53 +23,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 /// The most separate missing ranges of one file: an honest client sends in order.
 const RANGES_MAX: usize = 4096;
 
-/// A slot of a link, numbered by the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub u32);
-
-/// What the driver must do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerEffect {
-    /// Send this.
-    Send(WriteReply),
-    /// Register this many slots for a link; answer with `provisioned`.
-    Provision {
-        /// The link.
-        link: LinkId,
-        /// How many.
-        slots: u16,
-    },
-    /// Make temporary files; answer with `created`.
-    Create(Vec<CreateFile>),
-    /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
-    Absorb(Absorb),
-    /// Make these durable and rename them; answer with `committed`.
-    Commit(Vec<FileId>),
-    /// Remove the temporary files of these.
-    Discard(Vec<FileId>),
-    /// Kill a link; answer with `killed`.
-    Kill(LinkId),
-    /// Tell the client that this link is dead, and free its slots.
-    Fenced(LinkId),
-    /// The client broke the protocol or a bound: end the session.
-    Broken(Fault),
-}
-
-/// A chunk to store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Absorb {
-    /// Its tag.
-    pub tag: Tag,
-    /// The link whose worker holds the slot.
-    pub link: LinkId,
-    /// The slot it is in.
-    pub slot: SlotId,
-    /// What must be in it, one behind the other.
-    pub pieces: Vec<Piece>,
-}
-
 struct File {
-    size: u64,
+    info: FileInfo,
     open: bool,
     /// Not sent yet, or sent in vain.
     unclaimed: ExtentSet,
@@ -223,7 +182,7 @@ impl WriteServer {
     fn resumed(&mut self, id: FileId, have: Option<Have>) -> Vec<Extent> {
         let file = self.files.get_mut(&id).expect("the driver answers what it was asked");
         file.open = true;
-        let Some(have) = have.filter(|have| have.size == file.size) else { return Vec::new() };
+        let Some(have) = have.filter(|have| have.is_of(&file.info)) else { return Vec::new() };
         for extent in have.extents.iter() {
             assert!(file.unclaimed.take(extent), "the store has what cannot be");
             file.unstored_bytes -= extent.len;
@@ -274,7 +233,7 @@ impl WriteServer {
                 root.insert(0, Digest::of(b""));
             }
             let state = File {
-                size: info.size,
+                info: *info,
                 open: false,
                 unclaimed: ExtentSet::whole(info.size),
                 unstored_bytes: info.size,
@@ -314,7 +273,7 @@ impl WriteServer {
         for piece in &pieces {
             let file = self.files.get_mut(&piece.file).filter(|file| file.open);
             let file = file.ok_or_else(|| unexpected("chunk", piece.file))?;
-            check_piece(piece, file.size)?;
+            check_piece(piece, file.info.size)?;
             if file.discarded || !file.unclaimed.take(piece.extent) {
                 return Err(unexpected("range it sent before", piece.file));
             }

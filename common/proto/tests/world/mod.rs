@@ -11,7 +11,7 @@ use verbatim_proto::message::{
 use verbatim_proto::read::{self, Outcome, PieceOutcome, Prepared, ReadClient, ReadServer};
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, grain_count};
 use verbatim_proto::write::{self, Posted, SlotId, WriteClient, WriteServer};
-use verbatim_proto::{Code, Digest, Extent, Fault, RootBuilder, WirePath};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, RootBuilder, WirePath};
 
 const LINKS: u16 = 3;
 const STEPS_MAX: usize = 200_000;
@@ -42,6 +42,7 @@ enum Event {
     Notified(LinkId, Tag),
     Absorbed(write::Absorb, Vec<Verdict>),
     Committed(Vec<FileId>),
+    Hashed(FileId, Extent),
     SourceChecked(FileId, Digest),
     Killed(LinkId),
     LinkDies(LinkId),
@@ -102,6 +103,7 @@ pub struct World {
     finished: usize,
     failed: usize,
     deaths: u64,
+    resumed: u64,
 }
 
 impl World {
@@ -135,6 +137,7 @@ impl World {
             finished: 0,
             failed: 0,
             deaths: 0,
+            resumed: 0,
         }
     }
 
@@ -148,6 +151,10 @@ impl World {
 
     pub fn deaths(&self) -> u64 {
         self.deaths
+    }
+
+    pub fn resumed(&self) -> u64 {
+        self.resumed
     }
 
     pub fn file_count(&self) -> usize {
@@ -204,12 +211,31 @@ impl World {
             if upload {
                 self.begin_upload(id);
             } else {
-                self.read_client.open(id, path_of(id), None, self.now);
+                let have = self.earlier(id);
+                self.read_client.open(id, path_of(id), have, self.now);
             }
             if self.chance(self.faults.change_ppm) {
                 self.later(500, Event::Change(id));
             }
         }
+    }
+
+    /// What an earlier session left of a file, for about half of the files.
+    fn earlier(&mut self, id: FileId) -> Option<read::Have> {
+        let size = self.files[&id].size;
+        if size < GRAIN_BYTES || self.roll(2) == 0 {
+            return None;
+        }
+        let file = self.files.get_mut(&id).unwrap();
+        let (mut extents, mut root) = (ExtentSet::new(), RootBuilder::new(size));
+        for grain in (0..grain_count(size)).step_by(3) {
+            let offset = grain * GRAIN_BYTES;
+            extents.insert(Extent::new(offset, GRAIN_BYTES.min(size - offset)));
+            root.insert(grain, value_of(id, grain, file.version));
+            file.landed.insert(grain, file.version);
+        }
+        self.resumed += 1;
+        Some(read::Have { size, mtime_ns: i64::from(file.version), extents, root })
     }
 
     fn attach(&mut self, link: LinkId) {
@@ -246,6 +272,10 @@ impl World {
             Event::Notified(link, tag) => self.write_server.notified(link, tag),
             Event::Absorbed(absorb, verdicts) => self.write_server.absorbed(absorb.tag, verdicts),
             Event::Committed(files) => self.committed(files),
+            Event::Hashed(id, extent) => {
+                let digests = digests_of(id, extent, self.files[&id].version);
+                self.write_client.hashed(id, extent, Ok(digests));
+            }
             Event::SourceChecked(id, root) => {
                 let file = &self.files[&id];
                 let same = file.version == file.opened;
@@ -432,7 +462,7 @@ impl World {
                     self.later(20, Event::Posted(post.grant.tag, post.grant.link, posted));
                 }
             }
-            Effect::Hash { .. } => unreachable!("nothing is resumed here"),
+            Effect::Hash { file, extent } => self.later(5, Event::Hashed(file, extent)),
             Effect::CheckSource { file, root } => self.later(5, Event::SourceChecked(file, root)),
             Effect::DropLink { link } => self.link_dies(link),
             Effect::Restart { file } => self.begin_upload(file),
@@ -451,7 +481,8 @@ impl World {
                     let refused = self.chance(self.faults.refuse_ppm);
                     let file = self.files.get_mut(&request.file).unwrap();
                     file.opened = file.version;
-                    let info = FileInfo { size: file.size, mode: 0o644, mtime_ns: 0 };
+                    let mtime_ns = i64::from(file.version);
+                    let info = FileInfo { size: file.size, mode: 0o644, mtime_ns };
                     (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(info) })
                 });
                 let answers = answers.collect();
@@ -493,7 +524,13 @@ impl World {
                 let answers = files.into_iter().map(|request| {
                     let refused = self.chance(self.faults.refuse_ppm);
                     self.files.get_mut(&request.file).unwrap().landed.clear();
-                    (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(None) })
+                    if refused {
+                        return (request.file, Err(fault(Code::Denied)));
+                    }
+                    // The source may have changed since the client described it.
+                    let current = i64::from(self.files[&request.file].version);
+                    let same = request.info.mtime_ns == current;
+                    (request.file, Ok(if same { self.earlier(request.file) } else { None }))
                 });
                 let answers = answers.collect();
                 self.later(10, Event::Created(answers));

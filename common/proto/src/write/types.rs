@@ -1,0 +1,129 @@
+//! What the writing machines are given and what they ask for: options,
+//! effects, and the outcomes the drivers answer with. Plain values.
+
+use crate::message::{CreateFile, FileId, Grant, LinkId, Piece, Tag, WriteReply, WriteRequest};
+use crate::{Digest, Extent, Fault};
+use std::time::Duration;
+
+/// How a session writes.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientOptions {
+    /// The unit of transfer and retry.
+    pub chunk_bytes: u32,
+    /// After how long without an answer a link, or the peer, is given up.
+    pub timeout: Duration,
+}
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientEffect {
+    /// Send this.
+    Send(WriteRequest),
+    /// Read, hash and write a chunk; answer with `posted`.
+    Post(Post),
+    /// Hash what the server already has of this file; answer with `hashed`.
+    Hash {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
+    /// Say whether the source is still what it was; answer with `source_checked`.
+    CheckSource {
+        /// The file.
+        file: FileId,
+        /// The digest of what was sent.
+        root: Digest,
+    },
+    /// This link gave no answer in time: end it; answer with `link_down`.
+    DropLink {
+        /// The link.
+        link: LinkId,
+    },
+    /// The source changed: look at it anew; answer with `create` for the same number.
+    Restart {
+        /// The file.
+        file: FileId,
+    },
+    /// The file is under its final name, whole, durable and verified.
+    Finished {
+        /// The file.
+        file: FileId,
+        /// Its digest.
+        root: Digest,
+    },
+    /// The file failed.
+    Failed {
+        /// The file.
+        file: FileId,
+        /// Why.
+        fault: Fault,
+    },
+    /// The session cannot go on.
+    Broken(Fault),
+}
+
+/// One chunk to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Post {
+    /// Where to, and what to say.
+    pub grant: Grant,
+    /// What goes into it, one behind the other, with the size of each file.
+    pub pieces: Vec<(FileId, Extent)>,
+}
+
+/// How a chunk's writing ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It was written and notified; the digests of each piece.
+    Sent(Vec<Vec<Digest>>),
+    /// These pieces could not be read, so nothing was written.
+    Unread(Vec<(usize, Fault)>),
+    /// The link died first.
+    LinkLost,
+}
+
+/// A slot of a link, numbered by the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerEffect {
+    /// Send this.
+    Send(WriteReply),
+    /// Register this many slots for a link; answer with `provisioned`.
+    Provision {
+        /// The link.
+        link: LinkId,
+        /// How many.
+        slots: u16,
+    },
+    /// Make temporary files; answer with `created`.
+    Create(Vec<CreateFile>),
+    /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
+    Absorb(Absorb),
+    /// Make these durable and rename them; answer with `committed`.
+    Commit(Vec<FileId>),
+    /// Remove the temporary files of these.
+    Discard(Vec<FileId>),
+    /// Kill a link; answer with `killed`.
+    Kill(LinkId),
+    /// Tell the client that this link is dead, and free its slots.
+    Fenced(LinkId),
+    /// The client broke the protocol or a bound: end the session.
+    Broken(Fault),
+}
+
+/// A chunk to store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absorb {
+    /// Its tag.
+    pub tag: Tag,
+    /// The link whose worker holds the slot.
+    pub link: LinkId,
+    /// The slot it is in.
+    pub slot: SlotId,
+    /// What must be in it, one behind the other.
+    pub pieces: Vec<Piece>,
+}
