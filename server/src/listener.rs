@@ -267,7 +267,7 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
         DigestCache::disabled()
     };
     let workers = (0..config.worker_count())
-        .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::new()))
+        .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::default()))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(Shared {
         exports,

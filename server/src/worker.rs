@@ -3,8 +3,8 @@
 //! thread that received them, while they are in cache. Told what to do by
 //! sessions; answers into their event queues.
 //!
-//! A chunk is copied out of its slot a grain at a time, and what was copied is
-//! what is hashed and written: the client could still change the slot.
+//! A chunk is hashed and written a grain at a time, and the slot is held while a
+//! grain is: what is written is what was hashed, whatever the client sends.
 
 use crate::session::{EVENTS_MAX, Event};
 use std::collections::HashMap;
@@ -35,18 +35,14 @@ pub(crate) struct Landing {
 }
 
 /// The handler of one worker thread.
+#[derive(Default)]
 pub(crate) struct ServerWorker {
     owners: HashMap<LinkKey, (LinkId, mpsc::Sender<Event>)>,
-    scratch: Vec<u8>,
 }
 
 impl ServerWorker {
-    pub fn new() -> Self {
-        Self { owners: HashMap::new(), scratch: vec![0; GRAIN_BYTES as usize] }
-    }
-
-    /// Copies, hashes, compares and writes one piece that begins at `at` of the slot.
-    fn absorb(&mut self, slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
+    /// Hashes, compares and writes one piece that begins at `at` of the slot.
+    fn absorb(slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
         let Some(target) = &landing.target else {
             return Verdict::Failed(Fault::new(Code::Protocol, "no such file is open"));
         };
@@ -54,14 +50,15 @@ impl ServerWorker {
         let mut done = 0;
         for digest in &landing.piece.digests {
             let len = (extent.len - done).min(GRAIN_BYTES);
-            let grain = &mut self.scratch[..len as usize];
-            slot.copy_out(at + done as usize, grain);
             let offset = extent.offset + done;
-            if Digest::of_grain(offset, landing.size, grain) != *digest {
-                return Verdict::Mismatch;
-            }
-            if let Err(fault) = target.write_at(grain, offset) {
-                return Verdict::Failed(fault);
+            let verdict = slot.with(at + done as usize, len as usize, |grain| {
+                if Digest::of_grain(offset, landing.size, grain) != *digest {
+                    return Verdict::Mismatch;
+                }
+                target.write_at(grain, offset).map_or_else(Verdict::Failed, |()| Verdict::Stored)
+            });
+            if verdict != Verdict::Stored {
+                return verdict;
             }
             done += len;
         }
@@ -82,7 +79,7 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 let mut at = 0;
                 let mut verdicts = Vec::with_capacity(pieces.len());
                 for landing in &pieces {
-                    verdicts.push(self.absorb(&slot, at, landing));
+                    verdicts.push(Self::absorb(&slot, at, landing));
                     at += landing.piece.extent.len as usize;
                 }
                 drop(pieces);

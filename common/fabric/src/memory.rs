@@ -2,9 +2,9 @@
 //! mapped files, and the domain that decides which peer may name which.
 //!
 //! Who owns what: a `Buffer` has one owner and moves into its operation. A
-//! `SharedSlot` is registered, so a peer may change it at any time: it is only
-//! copied in and out, never borrowed beyond a call. A `MappedFile` offers no
-//! bytes at all: a truncated file would turn a borrow into SIGBUS.
+//! `SharedSlot` is registered, so a peer may change it between two calls: it is
+//! never borrowed beyond one. A `MappedFile` offers no bytes at all: a truncated
+//! file would turn a borrow into SIGBUS.
 
 use crate::error::FabricError;
 use memmap2::{Mmap, MmapMut, MmapOptions};
@@ -60,7 +60,7 @@ impl std::ops::DerefMut for Buffer {
 }
 
 /// A registered slot that a peer may read or write: staging on the way out, uploads on the
-/// way in. Whoever uses what is in it copies it out first.
+/// way in. Its bytes are lent for one call at a time, and no peer changes them during it.
 #[derive(Clone, Debug)]
 pub struct SharedSlot {
     bytes: Arc<Mutex<MmapMut>>,
@@ -95,8 +95,9 @@ impl SharedSlot {
         self.with(offset, from.len(), |bytes| bytes.copy_from_slice(from));
     }
 
-    /// Lends a range for one system call or one copy; no peer on a soft link changes it
-    /// meanwhile.
+    /// Lends a range for the length of a call. A peer's write waits for its end, so what is
+    /// checked in one call is what is used in it. (A slot that a device writes to, which waits
+    /// for nobody, will have to lend a private copy.)
     ///
     /// # Panics
     /// When the range is outside the slot: ranges are checked when they arrive.

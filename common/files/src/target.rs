@@ -4,7 +4,8 @@
 //! folders are flushed. Dropping a target that was not committed removes it.
 
 use crate::folder::Folder;
-use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{fallocate, fsync, openat, renameat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -58,8 +59,16 @@ impl Target {
         Ok(target)
     }
 
-    /// Writes bytes at an offset.
+    /// Writes bytes at an offset. Zeros become a hole where the file system can: a sparse file
+    /// stays sparse, and what was there before is gone all the same.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Fault> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if bytes.len() >= HOLE_BYTES_MIN
+            && is_zero(bytes)
+            && fallocate(&self.file, hole, offset, bytes.len() as u64).is_ok()
+        {
+            return Ok(());
+        }
         let result = self.file.write_all_at(bytes, offset);
         result.map_err(|e| Fault::from_io(format!("cannot write {}", self.path), &e))
     }
@@ -102,6 +111,14 @@ impl Drop for Target {
             let _ = unlinkat(&*self.folder, OsStr::from_bytes(&self.temporary), AtFlags::empty());
         }
     }
+}
+
+/// The shortest run of zeros that becomes a hole.
+const HOLE_BYTES_MIN: usize = 64 << 10;
+
+/// Whether all bytes are zero; other data is told by its first bytes.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(1024).all(|part| part.iter().fold(0, |seen, byte| seen | byte) == 0)
 }
 
 /// Flushes files side by side; one answer per target, in order.
@@ -192,6 +209,20 @@ mod tests {
         let fault = answers[2].as_ref().expect_err("a folder is in the way");
         assert_eq!(fault.code, Code::IsFolder, "{fault}");
         assert_eq!(fs::read_dir(dir.path().join("sub")).expect("lists").count(), 3);
+    }
+
+    #[test]
+    fn zeros_become_holes_and_replace_what_was_there() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let target = Target::create(&folder, &path("a"), 1 << 20, 0o644).expect("creates");
+        target.write_at(&vec![7; 1 << 20], 0).expect("writes");
+        target.write_at(&vec![0; 1 << 20], 0).expect("punches");
+        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
+        let copy = dir.path().join("a");
+        assert_eq!(fs::read(&copy).expect("reads"), vec![0; 1 << 20]);
+        assert_eq!(fs::metadata(&copy).expect("there").blocks(), 0, "a hole takes no blocks");
     }
 
     #[test]

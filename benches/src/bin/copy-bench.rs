@@ -1,0 +1,185 @@
+//! One large file over loopback TCP against cp, interleaved, best of several:
+//! download with cached digests, first download (the server hashes), upload
+//! (both hash). Page cache to tmpfs. Also the anonymous memory of both sides,
+//! for this file and for a large sparse one. Prints a table, writes JSON.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout)]
+
+use clap::Parser;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use verbatim_benches::{Run, Serve, Watch, run};
+
+/// Measure one large file against cp.
+#[derive(Parser)]
+struct Flags {
+    /// Size of the file in MiB.
+    #[arg(long, default_value_t = 4096)]
+    size_mib: u64,
+    /// Rounds; the best of each counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Size of the sparse file in GiB; 0 leaves it out.
+    #[arg(long, default_value_t = 64)]
+    sparse_gib: u64,
+    /// Where the source is, on a disk: it is read from the page cache.
+    #[arg(long, default_value = "/var/tmp")]
+    source: PathBuf,
+    /// Where copies go: a tmpfs.
+    #[arg(long, default_value = "/dev/shm")]
+    target: PathBuf,
+    /// Write the figures to FILE as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// One way to copy.
+struct Way {
+    name: &'static str,
+    goal: f64,
+    runs: Vec<Run>,
+    server_kib: u64,
+}
+
+fn main() {
+    let flags = Flags::parse();
+    let bins = std::env::current_exe().expect("this program has a path");
+    let bins = bins.parent().expect("it is in a folder").to_owned();
+    let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
+    let target = tempfile::tempdir_in(&flags.target).expect("a target folder");
+    let file = source.path().join("big");
+    println!("writing {} MiB to {}", flags.size_mib, file.display());
+    fill(&file, flags.size_mib);
+    // Younger identities are neither cached nor trusted.
+    std::thread::sleep(Duration::from_secs(3));
+
+    let export = format!("big={}", source.path().display());
+    let landing = format!("up={}:rw", target.path().display());
+    let state = tempfile::tempdir().expect("a state folder");
+    let no_cache = state.path().join("no-cache.toml");
+    std::fs::write(&no_cache, "[cache]\nenabled = false\n").expect("a configuration");
+    let no_cache = no_cache.display().to_string();
+    let cached = Serve::start(&bins, &state.path().join("a"), 21_490, &[&export, &landing]);
+    let fresh = ["--config", &no_cache, &export, &landing];
+    let fresh = Serve::start(&bins, &state.path().join("b"), 21_491, &fresh);
+
+    let way = |name, goal| Way { name, goal, runs: Vec::new(), server_kib: 0 };
+    let mut ways = [
+        way("cp", 1.0),
+        way("download, digests cached", 0.8),
+        way("first download", 0.6),
+        way("upload", 0.6),
+    ];
+    let out = target.path().join("copy");
+    let (from, to) = (file.display().to_string(), out.display().to_string());
+    let down =
+        |serve: &Serve| serve.cp(&["-q", &format!("rdma://127.0.0.1:{}/big/big", serve.port), &to]);
+    run(&mut down(&cached));
+    for round in 0..flags.rounds {
+        for (index, way) in ways.iter_mut().enumerate() {
+            let _ = std::fs::remove_file(&out);
+            let serve = if index == 1 { &cached } else { &fresh };
+            let watch = Watch::start(serve.pid());
+            let mut command = match index {
+                0 => {
+                    let mut cp = Command::new("cp");
+                    cp.args([&from, &to]);
+                    cp
+                }
+                1 | 2 => down(serve),
+                _ => {
+                    let up = format!("rdma://127.0.0.1:{}/up/copy", serve.port);
+                    serve.cp(&["-q", &from, &up])
+                }
+            };
+            let run = run(&mut command);
+            way.server_kib = way.server_kib.max(watch.stop());
+            println!("round {round} {:26} {:7.3} s", way.name, run.time.as_secs_f64());
+            way.runs.push(run);
+        }
+    }
+    let _ = std::fs::remove_file(&out);
+    let sparse = (flags.sparse_gib > 0).then(|| sparse(&flags, source.path(), &cached));
+    report(&flags, &ways, sparse);
+}
+
+/// Fills a file with bytes that do not repeat, and reads it once.
+fn fill(path: &Path, mib: u64) {
+    let mut file = File::create(path).expect("the source can be created");
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut block = vec![0_u8; 1 << 20];
+    for _ in 0..mib {
+        for word in block.chunks_exact_mut(8) {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            word.copy_from_slice(&seed.to_le_bytes());
+        }
+        file.write_all(&block).expect("the source can be written");
+    }
+    std::io::copy(&mut File::open(path).expect("it is there"), &mut std::io::sink())
+        .expect("the source can be read");
+}
+
+/// Downloads a large sparse file; its copy is sparse too.
+fn sparse(flags: &Flags, source: &Path, serve: &Serve) -> (u64, u64) {
+    let path = source.join("sparse");
+    let file = File::create(&path).expect("a sparse file");
+    file.set_len(flags.sparse_gib << 30).expect("a sparse file");
+    std::thread::sleep(Duration::from_secs(3));
+    let out = source.join("sparse.copy").display().to_string();
+    let watch = Watch::start(serve.pid());
+    let url = format!("rdma://127.0.0.1:{}/big/sparse", serve.port);
+    let client = run(&mut serve.cp(&["-q", &url, &out]));
+    println!("sparse {} GiB {:.1} s", flags.sparse_gib, client.time.as_secs_f64());
+    (client.rss_anon_kib, watch.stop())
+}
+
+fn report(flags: &Flags, ways: &[Way], sparse: Option<(u64, u64)>) {
+    let best = |way: &Way| way.runs.iter().map(|run| run.time).min().unwrap_or_default();
+    let memory = |way: &Way| way.runs.iter().map(|run| run.rss_anon_kib).max().unwrap_or(0);
+    let cp = best(&ways[0]).as_secs_f64();
+    let gib = flags.size_mib as f64 / 1024.0;
+    println!(
+        "\n{:26} {:>8} {:>8} {:>8} {:>6} {:>10} {:>10}",
+        "", "best s", "GiB/s", "x cp", "goal", "client", "server"
+    );
+    let mut rows = Vec::new();
+    for way in ways {
+        let seconds = best(way).as_secs_f64();
+        let ratio = cp / seconds;
+        let (client, server) = (memory(way) / 1024, way.server_kib / 1024);
+        println!(
+            "{:26} {seconds:8.3} {:8.2} {ratio:8.2} {:6.2} {client:6} MiB {server:6} MiB",
+            way.name,
+            gib / seconds,
+            way.goal,
+        );
+        rows.push(serde_json::json!({
+            "way": way.name, "best_s": seconds, "times_cp": ratio, "goal": way.goal,
+            "client_rss_anon_mib": client, "server_rss_anon_mib": server,
+        }));
+    }
+    if let Some((client, server)) = sparse {
+        println!(
+            "sparse {} GiB: RssAnon client {} MiB, server {} MiB",
+            flags.sparse_gib,
+            client / 1024,
+            server / 1024
+        );
+    }
+    let sparse = sparse.map(|(client, server)| {
+        serde_json::json!({
+            "gib": flags.sparse_gib,
+            "client_rss_anon_mib": client / 1024, "server_rss_anon_mib": server / 1024,
+        })
+    });
+    let json = serde_json::json!({ "size_mib": flags.size_mib, "rounds": flags.rounds, "ways": rows, "sparse": sparse });
+    if let Some(path) = &flags.json {
+        std::fs::write(path, format!("{json:#}\n")).expect("the figures can be written");
+    }
+}
