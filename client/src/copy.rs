@@ -119,7 +119,13 @@ pub async fn list(
     mut each: impl FnMut(Entry),
 ) -> Result<Vec<Failure>, CopyError> {
     let mut session = Session::connect(session).await?;
-    let entry = session.stat(&remote.path).await?.map_err(ClientError::Fault)?;
+    let entry = match session.stat(&remote.path).await? {
+        Ok(entry) => entry,
+        Err(fault) => {
+            let (path, peer) = (remote.to_string(), remote.peer());
+            return Ok(vec![Failure { path, peer, fault }]);
+        }
+    };
     let mut failures = Vec::new();
     if entry.kind == EntryKind::Folder {
         let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
@@ -159,7 +165,7 @@ impl Plan {
         };
         check_target(request, state).map_err(|refusal| self.refuse(target.display(), &refusal))?;
         for source in options.sources.iter().filter_map(remote) {
-            let label = format!("{}:/{}", source.host, source.path);
+            let label = source.to_string();
             let entry = match session.stat(&source.path).await? {
                 Ok(entry) => entry,
                 Err(fault) => {
@@ -220,8 +226,7 @@ impl Plan {
             recursive: options.recursive,
             target_is_folder: target.is_folder && !target.path.is_root(),
         };
-        let shown = format!("{}:/{}", target.host, target.path);
-        check_target(request, state).map_err(|refusal| self.refuse(shown, &refusal))?;
+        check_target(request, state).map_err(|refusal| self.refuse(target, &refusal))?;
         for source in &options.sources {
             let Location::Local(path) = source else { continue };
             let label = path.display().to_string();

@@ -78,12 +78,25 @@ impl Location {
 impl Remote {
     /// Host and port, as messages name the peer.
     pub fn peer(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+        peer(&self.host, self.port)
     }
+}
+
+impl std::fmt::Display for Remote {
+    /// As the user would write it: `HOST:/EXPORT/PATH`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:/{}", bracketed(&self.host), self.path)
+    }
+}
+
+/// Host and port, as messages name the peer.
+pub fn peer(host: &str, port: u16) -> String {
+    format!("{}:{port}", bracketed(host))
+}
+
+/// A host as it is written before a colon: an IPv6 address has colons of its own.
+fn bracketed(host: &str) -> String {
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
 /// Where the host of `HOST:PATH` ends: at the first colon, if no slash is before it.

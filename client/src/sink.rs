@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::FileInfo;
-use verbatim_proto::{Fault, WirePath};
+use verbatim_proto::{Code, Fault, WirePath};
 
 /// A place for one file, not yet on disk.
 pub(crate) struct Sink {
@@ -37,7 +37,9 @@ impl Sink {
         if let Some(target) = &state.target {
             return Ok(target.clone());
         }
-        let info = state.info.expect("bytes come after the answer to open");
+        // Bytes come after the answer to open, so only a copy that was given up has no answer.
+        let gave_up = || Fault::new(Code::Interrupted, "the copy was given up");
+        let info = state.info.ok_or_else(gave_up)?;
         let target = Target::create(&self.folder, &self.path, info.size, info.mode)?;
         Ok(state.target.insert(Arc::new(target)).clone())
     }

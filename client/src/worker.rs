@@ -17,7 +17,7 @@ use verbatim_fabric::slots::SlotPool;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
 use verbatim_files::Source;
-use verbatim_proto::message::{LinkId, Piece, Tag};
+use verbatim_proto::message::{LinkId, Piece};
 use verbatim_proto::read::{Fetch, Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::write::{Post, Posted};
@@ -69,7 +69,7 @@ struct Pools {
 
 enum Flight {
     Fetch { fetch: Fetch, landings: Vec<Landing> },
-    Post { tag: Tag, digests: Vec<Vec<Digest>>, bytes: u64 },
+    Post { bytes: u64 },
 }
 
 /// A link's name as a number of its worker.
@@ -120,7 +120,7 @@ impl ClientWorker {
     }
 
     fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Arc<Source>]) {
-        let Post { grant, pieces } = post;
+        let Post { grant, pieces, again } = post;
         let tag = grant.tag;
         let key = key_of(grant.link);
         let Some(pools) = self.links.get_mut(&key) else {
@@ -142,10 +142,18 @@ impl ClientWorker {
             self.links.get_mut(&key).expect("it was just there").writes.push(buffer);
             return self.tell(Event::Posted { tag, posted });
         };
+        if let ([(_, extent)], [source], false) = (&*pieces, sources, again) {
+            buffer.set_origin(source.file().clone(), extent.offset);
+        }
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let ticket = self.ticket();
         match link.submit(ticket, Op::WriteNotify { from: buffer, to, tag: tag.0 }) {
-            Ok(()) => drop(self.flights.insert(ticket, Flight::Post { tag, digests, bytes })),
+            Ok(()) => {
+                self.flights.insert(ticket, Flight::Post { bytes });
+                // Said now, so that the server knows what to expect when the data is there. A
+                // link that dies before is fenced, and all it had not confirmed is sent again.
+                self.tell(Event::Posted { tag, posted: Posted::Sent(digests) });
+            }
             Err(full) => {
                 let pools = self.links.get_mut(&key).expect("it was just there");
                 pools.writes.push(full.0.into_buffer());
@@ -235,15 +243,13 @@ impl ClientWorker {
                 }
                 self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
             }
-            Flight::Post { tag, digests, bytes } => {
+            Flight::Post { bytes } => {
                 if let Some(pools) = self.links.get_mut(&key) {
                     pools.writes.push(buffer);
                 }
-                let posted = if ok { Posted::Sent(digests) } else { Posted::LinkLost };
                 if ok {
                     self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
                 }
-                self.tell(Event::Posted { tag, posted });
             }
         }
     }

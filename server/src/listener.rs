@@ -89,6 +89,7 @@ pub struct Server {
 impl Server {
     /// Opens the exports and the door. Needs a tokio runtime.
     pub async fn bind(config: Config, options: ServerOptions) -> Result<Self, ServerError> {
+        verbatim_files::limit::raise_open_files();
         check_exports(&config.exports)?;
         let state = config.state_dir();
         let identity = ServerIdentity::load_or_create(&state)?;
@@ -205,7 +206,9 @@ impl Guests {
             }
             return;
         }
-        let _ = stream.set_nodelay(true);
+        if let Err(error) = keep_alive(&stream) {
+            tracing::debug!(%peer, %error, "connection cannot be kept alive");
+        }
         match self.acceptor.accept(stream).await {
             Ok(accepted) => self.serve(accepted, peer, stopping).await,
             Err(error) => tracing::warn!(%peer, %error, "client not let in"),
@@ -252,6 +255,17 @@ impl Guests {
         let (session, events) = Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes);
         session.run(receiver, events, stopping).await;
     }
+}
+
+/// Has the kernel notice a peer that is gone without a word.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 6)?;
+    Ok(())
 }
 
 fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {

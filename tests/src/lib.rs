@@ -1,1 +1,11 @@
-//! Placeholder.
+//! What end-to-end tests share: a server and copies against it (`pair`), trees
+//! to copy and to compare (`tree`), and a network that misbehaves (`proxy`).
+//! Only tests use this crate. Everything it makes lives in temporary folders and
+//! on loopback, and goes with its handle.
+
+#![forbid(unsafe_code)]
+
+pub mod pair;
+pub mod process;
+pub mod proxy;
+pub mod tree;

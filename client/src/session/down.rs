@@ -48,6 +48,11 @@ impl Downloads {
         self.queue.is_empty() && self.files.is_empty()
     }
 
+    /// Whether files that are all here are being made durable, or will be.
+    pub fn is_landing(&self) -> bool {
+        self.commits > 0 || !self.whole.is_empty()
+    }
+
     pub fn queued(&self) -> usize {
         self.queue.len()
     }

@@ -102,6 +102,7 @@ impl Core {
         let chunk_bytes = self.options.connect.chunk_bytes as usize;
         self.tell(id, Command::Adopt { id, link, slots: READS_PER_LINK, chunk_bytes });
         self.read.link_up(id);
+        self.write.link_up(id);
     }
 
     /// A link died: its reads are done elsewhere at once, its writes after the fence.

@@ -11,6 +11,7 @@ mod links;
 mod trees;
 mod up;
 
+use crate::location::peer;
 use crate::report::{Failure, FileDone, Observer, Progress, Summary};
 use crate::worker::{ClientWorker, Command, Stats};
 use down::Downloads;
@@ -139,6 +140,10 @@ struct Core {
     progress: Progress,
     reports: VecDeque<Report>,
     stated: HashMap<u32, Result<Entry, Fault>>,
+    /// Whether `stat` or `list` waits for an answer.
+    asking: bool,
+    /// Since when nothing was heard, or asked.
+    quiet_since: Instant,
     broken: Option<Fault>,
 }
 
@@ -150,8 +155,9 @@ enum Report {
 impl Session {
     /// Connects, authenticates and starts the workers. Links are made when there is work.
     pub async fn connect(options: SessionOptions) -> Result<Self, ClientError> {
+        verbatim_files::limit::raise_open_files();
         let connection = connect(&options.connect).await?;
-        let peer = format!("{}:{}", options.connect.host, options.connect.port);
+        let peer = peer(&options.connect.host, options.connect.port);
         tracing::debug!(peer, session = connection.welcome.session, "session began");
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
@@ -185,6 +191,8 @@ impl Session {
             progress: Progress::default(),
             reports: VecDeque::new(),
             stated: HashMap::new(),
+            asking: false,
+            quiet_since: Instant::now(),
             broken: None,
             options,
         };
@@ -196,8 +204,10 @@ impl Session {
     pub async fn stat(&mut self, path: &WirePath) -> Result<Result<Entry, Fault>, ClientError> {
         let request = self.core.request();
         self.core.sending.push_back(ClientMessage::Stat { request, path: path.clone() });
+        self.core.asking = true;
         loop {
             if let Some(answer) = self.core.stated.remove(&request) {
+                self.core.asking = false;
                 return Ok(answer);
             }
             self.turn().await?;
@@ -215,11 +225,13 @@ impl Session {
         let path = path.clone();
         self.core.sending.push_back(ClientMessage::Scan { request, path, recursive });
         self.core.trees.list(request);
+        self.core.asking = true;
         loop {
             self.turn().await?;
             while let Some((entries, faults, done)) = self.core.trees.listed() {
                 page(entries, faults);
                 if done {
+                    self.core.asking = false;
                     return Ok(());
                 }
                 self.core.sending.push_back(ClientMessage::ScanMore { request });
@@ -263,10 +275,30 @@ impl Session {
                 break;
             }
         }
+        self.keep_landed().await;
         self.core.give_up();
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
         self.core.summary_now()
+    }
+
+    /// Makes files durable that are all here: a session that broke behind their last byte is
+    /// nothing to them. One that broke when all was done did not break at all.
+    async fn keep_landed(&mut self) {
+        if self.core.broken.is_none() {
+            return;
+        }
+        self.core.advance();
+        while self.core.downloads.is_landing() {
+            let Some(event) = self.events.recv().await else { break };
+            if let Event::Landed(answers) = event {
+                self.core.landed(answers);
+                self.core.commit_landed();
+            }
+        }
+        if self.core.is_done() {
+            self.core.broken = None;
+        }
     }
 
     /// Says goodbye.
@@ -282,6 +314,10 @@ impl Session {
         while let Some(message) = self.core.sending.pop_front() {
             tracing::trace!(?message, "message sent");
             self.outbox.push(message)?;
+        }
+        if self.core.is_overdue() {
+            let (what, timeout) = ("an answer of the server".into(), self.core.options.timeout);
+            return Err(ControlError::TimedOut { what, seconds: timeout.as_secs_f64() }.into());
         }
         let wait = self.core.wait();
         tokio::select! {
@@ -317,6 +353,7 @@ impl Core {
     }
 
     fn request(&mut self) -> u32 {
+        self.quiet_since = Instant::now();
         self.next_request += 1;
         self.next_request
     }
@@ -324,6 +361,12 @@ impl Core {
     fn file(&mut self) -> FileId {
         self.next_file += 1;
         FileId(self.next_file)
+    }
+
+    /// Whether an answer is late that neither machine waits for.
+    fn is_overdue(&self) -> bool {
+        let waits = self.asking || self.trees.awaits();
+        waits && self.quiet_since.elapsed() > self.options.timeout
     }
 
     fn add(&mut self, work: Work) {
@@ -376,6 +419,7 @@ impl Core {
     fn message(&mut self, message: ServerMessage) {
         tracing::trace!(?message, "message received");
         let now = self.now();
+        self.quiet_since = Instant::now();
         self.read.touch(now);
         self.write.touch(now);
         match message {

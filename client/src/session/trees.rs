@@ -6,6 +6,7 @@
 use super::{Core, Download, Event, Upload, UploadSource};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 use verbatim_files::{Folder, Walk};
 use verbatim_proto::message::{ClientMessage, Entry, EntryKind, NewEntry};
 use verbatim_proto::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
@@ -73,6 +74,11 @@ impl Trees {
             && self.making.is_empty()
     }
 
+    /// Whether the server was asked for a page, or to make something, and has not answered.
+    pub fn awaits(&self) -> bool {
+        self.remote.len() > self.ready.len() || !self.making.is_empty()
+    }
+
     /// The next scan is only listed.
     pub fn list(&mut self, request: u32) {
         self.listing = Some(request);
@@ -106,6 +112,7 @@ impl Core {
         if self.downloads.queued() < QUEUE_LOW
             && let Some(request) = self.trees.ready.pop_front()
         {
+            self.quiet_since = Instant::now();
             self.sending.push_back(ClientMessage::ScanMore { request });
         }
         let waiting: usize = self.trees.making.values().map(|making| making.files.len()).sum();

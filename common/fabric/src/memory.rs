@@ -15,11 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 /// Regions one domain may have at a time.
 pub const REGIONS_MAX: usize = 4096;
 
-/// A private, page-aligned buffer with a length of its own.
+/// A private, page-aligned buffer with a length of its own. It may know a file that holds the
+/// same bytes, from which a link can send without copying them.
 #[derive(Debug)]
 pub struct Buffer {
     map: MmapMut,
     len: usize,
+    origin: Option<(Arc<File>, u64)>,
 }
 
 impl Buffer {
@@ -27,7 +29,7 @@ impl Buffer {
     pub fn new(capacity: usize) -> Result<Self, FabricError> {
         let map = MmapMut::map_anon(capacity.max(1))
             .map_err(|e| FabricError::system("cannot map a buffer", e))?;
-        Ok(Self { map, len: capacity })
+        Ok(Self { map, len: capacity, origin: None })
     }
 
     /// How long it can be.
@@ -35,13 +37,25 @@ impl Buffer {
         self.map.len()
     }
 
-    /// Sets how much of it the next operation uses.
+    /// Sets how much of it the next operation uses, and forgets where its bytes came from.
     ///
     /// # Panics
     /// When `len` is more than the capacity: a bug of the caller.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "{len} bytes in a buffer of {}", self.capacity());
         self.len = len;
+        self.origin = None;
+    }
+
+    /// Says that a file held the same bytes from `offset` a moment ago. A link may send those
+    /// instead: the peer has the digests of these, and asks again if they differ by now.
+    pub fn set_origin(&mut self, file: Arc<File>, offset: u64) {
+        self.origin = Some((file, offset));
+    }
+
+    /// The file that held the same bytes, and where.
+    pub fn origin(&self) -> Option<(&File, u64)> {
+        self.origin.as_ref().map(|(file, offset)| (&**file, *offset))
     }
 }
 

@@ -13,18 +13,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// Parent folders kept open for the next file in them.
 const PARENTS_MAX: usize = 32;
 
+/// How long one is kept: a folder that was renamed meanwhile is soon found under its new name.
+const PARENT_LIFE: Duration = Duration::from_millis(500);
+
 /// A folder, held open.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     fd: Arc<OwnedFd>,
-    parents: Mutex<Vec<(WirePath, Arc<OwnedFd>)>>,
+    parents: Mutex<Vec<Parent>>,
+}
+
+#[derive(Debug)]
+struct Parent {
+    path: WirePath,
+    fd: Arc<OwnedFd>,
+    opened: Instant,
 }
 
 impl Folder {
@@ -75,14 +86,15 @@ impl Folder {
             return Ok(self.fd.clone());
         }
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, fd)) = parents.iter().find(|(known, _)| *known == parent) {
-            return Ok(fd.clone());
+        parents.retain(|known| known.opened.elapsed() < PARENT_LIFE);
+        if let Some(known) = parents.iter().find(|known| known.path == parent) {
+            return Ok(known.fd.clone());
         }
         let fd = Arc::new(self.open_folder(&parent)?);
         if parents.len() == PARENTS_MAX {
             parents.remove(0);
         }
-        parents.push((parent, fd.clone()));
+        parents.push(Parent { path: parent, fd: fd.clone(), opened: Instant::now() });
         Ok(fd)
     }
 
@@ -239,6 +251,17 @@ mod tests {
         .expect("makes a fifo");
         assert_eq!(folder.open_file(&path("fifo")).expect_err("fifo").code, Code::Special);
         assert_eq!(folder.open_file(&path("nothing")).expect_err("none").code, Code::NotFound);
+    }
+
+    #[test]
+    fn a_folder_that_was_renamed_is_soon_not_written_to_under_its_old_name() {
+        let (keep, folder) = sample();
+        folder.open_parent(&path("sub/new")).expect("opens");
+        let sub = keep.path().join("export/sub");
+        fs::rename(&sub, keep.path().join("export/moved")).expect("renames");
+        std::thread::sleep(PARENT_LIFE);
+        let fault = folder.open_parent(&path("sub/new")).expect_err("it is gone");
+        assert_eq!(fault.code, Code::NotFound);
     }
 
     #[test]

@@ -8,6 +8,9 @@
 pub mod folder;
 pub mod hash;
 pub mod identity;
+pub mod journal;
+pub mod limit;
+pub mod partial;
 pub mod source;
 pub mod target;
 pub mod walk;

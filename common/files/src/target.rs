@@ -1,9 +1,12 @@
 //! Where a copy lands: a temporary file beside its final name, which takes that
 //! name only when all of it is there and verified. A batch becomes durable
 //! together: the files are flushed side by side, then renamed, then their
-//! folders are flushed. Dropping a target that was not committed removes it.
+//! folders are flushed. Dropping a target that was not committed removes it,
+//! unless it was made to last: then a later run goes on with it.
 
 use crate::folder::Folder;
+use crate::journal::{self, Head};
+use crate::partial;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::fs::{fallocate, fsync, openat, renameat, unlinkat};
 use std::ffi::OsStr;
@@ -13,8 +16,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use verbatim_proto::message::FileInfo;
+use verbatim_proto::read::Have;
 use verbatim_proto::units::NAME_BYTES_MAX;
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// Files flushed at the same time.
 const FLUSHES_MAX: usize = 8;
@@ -30,33 +35,76 @@ pub struct Target {
     temporary: Vec<u8>,
     name: Vec<u8>,
     path: WirePath,
-    committed: AtomicBool,
+    /// What is verified, and the name of that journal.
+    journal: Option<(File, Vec<u8>)>,
+    gone: AtomicBool,
 }
 
 impl Target {
     /// Makes a temporary file of `size` bytes beside `path`. Its mode is the source's without
     /// special bits, as the umask allows.
     pub fn create(folder: &Folder, path: &WirePath, size: u64, mode: u32) -> Result<Self, Fault> {
-        let what = format!("cannot create {path}");
-        let name = path.name();
-        let name = name.ok_or_else(|| Fault::new(Code::IsFolder, format!("{what}: no name")))?;
-        let parent = folder.open_parent(path)?;
-        let temporary = temporary_name(name);
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(mode & 0o777);
-        let fd = openat(&*parent, OsStr::from_bytes(&temporary), flags, mode)
-            .map_err(|e| Fault::from_io(&what, &e.into()))?;
-        let target = Self {
-            file: File::from(fd),
-            folder: parent,
-            temporary,
-            name: name.to_vec(),
-            path: path.clone(),
-            committed: AtomicBool::new(false),
+        let (parent, name) = place(folder, path)?;
+        let file = create_new(&parent, &temporary_name(&name), mode);
+        let what = || format!("cannot create {path}");
+        let (file, temporary) = file.map_err(|e| Fault::from_io(what(), &e.into()))?;
+        file.set_len(size).map_err(|e| Fault::from_io(what(), &e))?;
+        let (path, gone) = (path.clone(), AtomicBool::new(false));
+        Ok(Self { file, folder: parent, temporary, name, path, journal: None, gone })
+    }
+
+    /// Makes a temporary file that a later run finds again under the same `key`, with a journal
+    /// of what is verified. Where another process has it, makes a plain one.
+    pub fn create_lasting(
+        folder: &Folder,
+        path: &WirePath,
+        info: &FileInfo,
+        key: &Digest,
+    ) -> Result<Self, Fault> {
+        let (parent, name) = place(folder, path)?;
+        let names = partial::Names::new(&name, key);
+        let Some((file, mut journal)) = partial::begin(&parent, &names, info.mode) else {
+            return Self::create(folder, path, info.size, info.mode);
         };
-        target.file.set_len(size).map_err(|e| Fault::from_io(&what, &e))?;
-        Ok(target)
+        let made = file
+            .set_len(0)
+            .and_then(|()| file.set_len(info.size))
+            .and_then(|()| journal::begin(&mut journal, &Head::now(info.size, info.mtime_ns)));
+        made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
+        let (path, gone) = (path.clone(), AtomicBool::new(false));
+        let (temporary, journal) = (names.part, Some((journal, names.journal)));
+        Ok(Self { file, folder: parent, temporary, name, path, journal, gone })
+    }
+
+    /// Finds what an earlier run left under this `key`, and what of it is verified: as its
+    /// journal says within one boot, by hashing it again after another.
+    pub fn find_lasting(folder: &Folder, path: &WirePath, key: &Digest) -> Option<(Self, Have)> {
+        let (parent, name) = place(folder, path).ok()?;
+        let names = partial::Names::new(&name, key);
+        let (file, journal, have) = partial::find(&parent, &names)?;
+        let (path, gone) = (path.clone(), AtomicBool::new(false));
+        let (temporary, journal) = (names.part, Some((journal, names.journal)));
+        Some((Self { file, folder: parent, temporary, name, path, journal, gone }, have))
+    }
+
+    /// Notes in the journal, if there is one, that a range is verified and written.
+    pub fn verified(&self, extent: Extent, digests: &[Digest]) -> Result<(), Fault> {
+        let Some((journal, _)) = &self.journal else { return Ok(()) };
+        let result = journal::append(journal, extent, digests);
+        result
+            .map_err(|e| Fault::from_io(format!("cannot note what is there of {}", self.path), &e))
+    }
+
+    /// Removes the temporary file, also one that would have lasted.
+    pub fn discard(&self) {
+        if !self.gone.swap(true, Ordering::Relaxed) {
+            // Somebody may have removed them already; there is nobody to tell.
+            let remove = |name: &[u8]| {
+                let _ = unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty());
+            };
+            self.journal.iter().for_each(|(_, name)| remove(name));
+            remove(&self.temporary);
+        }
     }
 
     /// Writes bytes at an offset. Zeros become a hole where the file system can: a sparse file
@@ -96,9 +144,16 @@ impl Target {
     }
 
     fn rename(&self) -> Result<(), Fault> {
+        // The journal first: without it the other file is only a temporary one.
+        if let Some((_, name)) = &self.journal {
+            let _ = unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty());
+        }
         let from = OsStr::from_bytes(&self.temporary);
         let result = renameat(&*self.folder, from, &*self.folder, OsStr::from_bytes(&self.name));
-        self.committed.store(result.is_ok(), Ordering::Relaxed);
+        if result.is_err() {
+            self.discard();
+        }
+        self.gone.store(true, Ordering::Relaxed);
         let what = format!("cannot rename into {}", self.path);
         result.map_err(|e| Fault::from_io(what, &e.into()))
     }
@@ -106,11 +161,29 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if !self.committed.load(Ordering::Relaxed) {
-            // Somebody may have removed it already; there is nobody to tell.
-            let _ = unlinkat(&*self.folder, OsStr::from_bytes(&self.temporary), AtFlags::empty());
+        if self.journal.is_none() {
+            self.discard();
         }
     }
+}
+
+/// The folder a path is in, and its name there.
+fn place(folder: &Folder, path: &WirePath) -> Result<(Arc<OwnedFd>, Vec<u8>), Fault> {
+    let name = path.name();
+    let no_name = || Fault::new(Code::IsFolder, format!("cannot create {path}: no name"));
+    Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?.to_vec()))
+}
+
+/// Makes a file that was not there.
+fn create_new(
+    folder: &OwnedFd,
+    name: &[u8],
+    mode: u32,
+) -> Result<(File, Vec<u8>), rustix::io::Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(mode & 0o777);
+    let fd = openat(folder, OsStr::from_bytes(name), flags, mode)?;
+    Ok((File::from(fd), name.to_vec()))
 }
 
 /// The shortest run of zeros that becomes a hole.
@@ -158,10 +231,15 @@ fn flush_all(batch: &[Arc<Target>]) -> Vec<Result<(), Fault>> {
 pub(crate) fn temporary_name(name: &[u8]) -> Vec<u8> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let unique = format!(".{}-{count}-{:08x}", std::process::id(), clock_bits());
-    let keep = NAME_BYTES_MAX - 1 - unique.len() - TEMPORARY_SUFFIX.len();
+    let unique = format!("{}-{count}-{:08x}", std::process::id(), clock_bits());
+    hidden_name(name, &unique, TEMPORARY_SUFFIX)
+}
+
+/// A hidden name beside `name`, short enough for any file system.
+pub(crate) fn hidden_name(name: &[u8], unique: &str, suffix: &[u8]) -> Vec<u8> {
+    let keep = NAME_BYTES_MAX - 2 - unique.len() - suffix.len();
     let kept = &name[..name.len().min(keep)];
-    [b".", kept, unique.as_bytes(), TEMPORARY_SUFFIX].concat()
+    [b".", kept, b".", unique.as_bytes(), suffix].concat()
 }
 
 /// Process numbers repeat, in containers above all: the clock tells them apart.

@@ -26,8 +26,11 @@ const FILE_THREADS_MAX: usize = 32;
 /// Every chunk a client reads or writes is verified with BLAKE3. Without other
 /// configuration it listens on 127.0.0.1:20490, and clients of the same user on
 /// this machine are let in by a key only that user can read.
+///
+/// Exit codes: 0 stopped by SIGTERM or SIGINT, 1 cannot start, 2 bad usage or
+/// configuration.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(name = "rdma-serve", version, max_term_width = 100)]
 struct Flags {
     /// Export a folder: [NAME=]PATH[:ro|:rw].
     ///

@@ -194,7 +194,7 @@ impl Session {
         if self.jobs > 0 {
             self.send(ServerMessage::Working)?;
         }
-        if self.jobs == 0 && heard.elapsed() > self.shared.idle {
+        if self.is_idle() && heard.elapsed() > self.shared.idle {
             let text = format!("nothing was heard for {} s", self.shared.idle.as_secs());
             return Err(End::Refused(Fault::new(Code::TimedOut, text)));
         }

@@ -44,10 +44,8 @@ impl Session {
                 }
             }
             ServerEffect::Kill(link) => self.kill(link)?,
-            ServerEffect::Fenced(link) => {
-                self.free_slots(link);
-                self.send(ServerMessage::Fenced { link })?;
-            }
+            ServerEffect::Free(link) => self.free_slots(link),
+            ServerEffect::Fenced(link) => self.send(ServerMessage::Fenced { link })?,
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
         }
         Ok(())
@@ -100,7 +98,10 @@ impl Session {
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
             told.push((id, answer.as_ref().map(|_| None).map_err(Clone::clone)));
-            self.writing.targets.extend(answer.ok().map(|target| (id, target)));
+            match answer {
+                Ok(target) => drop(self.writing.targets.insert(id, target)),
+                Err(_) => drop(self.writing.sizes.remove(&id)),
+            }
         }
         self.writing.machine.created(told);
     }

@@ -19,10 +19,10 @@ use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 /// Exit codes: 0 done, 1 some files failed, 2 bad usage, 3 cannot connect or not
 /// let in, 4 a digest mismatch that survived retries, 130 interrupted.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(name = "rdma-cp", version, max_term_width = 100)]
 pub struct Flags {
     /// Sources, then the target.
-    #[arg(value_name = "SOURCE... TARGET", required = true)]
+    #[arg(value_name = "SOURCE... TARGET", required_unless_present = "new_token")]
     paths: Vec<OsString>,
 
     /// Copy folders and what is in them.
@@ -80,6 +80,12 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
+    /// Make a key: write its token to the new FILE, print the line that lets it in.
+    ///
+    /// The line goes into authorized_keys on the server, the file to --token-file here.
+    #[arg(long, value_name = "FILE", conflicts_with = "paths")]
+    new_token: Option<PathBuf>,
+
     /// Look for the local server's key in DIR [default: $XDG_STATE_HOME/verbatim].
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -91,6 +97,8 @@ pub enum Task {
     List(Remote),
     /// Copy this.
     Copy(CopyOptions),
+    /// Make a key, and write its token here.
+    NewToken(PathBuf),
 }
 
 /// What is wrong with the flags.
@@ -110,6 +118,9 @@ impl Flags {
 
     /// Reads the locations.
     pub fn task(&self) -> Result<Task, FlagError> {
+        if let Some(path) = &self.new_token {
+            return Ok(Task::NewToken(path.clone()));
+        }
         let plain = |cause: String| FlagError { cause, hint: None };
         let places: Result<Vec<Location>, FlagError> = self
             .paths
@@ -172,5 +183,15 @@ impl Flags {
             timeout,
             sim: None,
         })
+    }
+}
+
+/// Who makes a key, as its line names it to whoever lets it in.
+pub fn user_at_host() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match host.trim() {
+        "" => user.unwrap_or_else(|_| "client".into()),
+        host => format!("{}@{host}", user.unwrap_or_else(|_| "client".into())),
     }
 }

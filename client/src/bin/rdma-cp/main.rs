@@ -11,9 +11,12 @@ mod show;
 use clap::Parser;
 use flags::{Flags, Task};
 use show::{Exit, Show};
+use std::path::Path;
 use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
 use verbatim_client::copy::{CopyError, server_of};
 use verbatim_client::{ClientError, copy, list};
+use verbatim_control::ClientKey;
 use verbatim_proto::message::{Entry, EntryKind};
 
 fn main() -> ExitCode {
@@ -22,7 +25,9 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return complain(&format!("cannot start: {error}"), None, Exit::Failed),
+        Err(error) => {
+            return complain(&format!("cannot start: {error}"), None, Exit::Failed, flags.json);
+        }
     };
     let exit = runtime.block_on(run(flags));
     // A walk or a flush may still be at work on a thread of its own: do not wait for it.
@@ -31,58 +36,98 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> ExitCode {
+    let json = flags.json;
     let task = match flags.task() {
         Ok(task) => task,
-        Err(error) => return complain(&error.cause, error.hint, Exit::Usage),
+        Err(error) => return complain(&error.cause, error.hint, Exit::Usage, json),
     };
     match task {
         Task::List(remote) => {
             let session = match flags.session(&remote) {
                 Ok(session) => session,
-                Err(error) => return complain(&error.cause, error.hint, Exit::Connect),
+                Err(error) => return complain(&error.cause, error.hint, Exit::Connect, json),
             };
-            let json = flags.json;
             let listed = list(&remote, session, flags.recursive, |entry| print_entry(&entry, json));
             match listed.await {
                 Ok(failures) => {
-                    failures.iter().for_each(|failure| show::print_failure(failure, json));
+                    failures.iter().for_each(|failure| show::print_failure("list", failure, json));
                     if failures.is_empty() { Exit::Done.into() } else { Exit::Failed.into() }
                 }
-                Err(error) => refused(&error),
+                Err(error) => refused(&error, json),
             }
         }
+        Task::NewToken(path) => new_token(&path, &flags),
         Task::Copy(options) => {
             let session = server_of(&options).map(|remote| flags.session(remote));
             let session = match session {
                 Ok(Ok(session)) => session,
-                Ok(Err(error)) => return complain(&error.cause, error.hint, Exit::Connect),
-                Err(error) => return refused(&error),
+                Ok(Err(error)) => return complain(&error.cause, error.hint, Exit::Connect, json),
+                Err(error) => return refused(&error, json),
             };
             let mut show = Show::new(&flags);
-            let stop = async {
-                if tokio::signal::ctrl_c().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            match copy(&options, session, &mut show, stop).await {
+            match copy(&options, session, &mut show, interrupted()).await {
                 Ok(summary) => show.finish(&summary).into(),
-                Err(error) => refused(&error),
+                Err(error) => refused(&error, json),
             }
         }
     }
 }
 
-fn refused(error: &CopyError) -> ExitCode {
+/// Completes when the user, or a batch system whose time is up, wants this to end.
+async fn interrupted() {
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        }
+        _ => std::future::pending().await,
+    }
+}
+
+/// Makes a key; the secret half goes into the file and nowhere else.
+fn new_token(path: &Path, flags: &Flags) -> ExitCode {
+    let saved = ClientKey::generate().and_then(|key| key.save_new(path).map(|()| key.public()));
+    let public = match saved {
+        Ok(public) => public,
+        Err(error) => return complain(&error, error.hint(), Exit::Failed, flags.json),
+    };
+    let line = format!("{public} {}", show::clean(&flags::user_at_host()));
+    if flags.json {
+        let path = path.display().to_string();
+        println!("{}", serde_json::json!({ "event": "token", "path": path, "line": line }));
+        return Exit::Done.into();
+    }
+    println!("{line}");
+    if !flags.quiet {
+        eprintln!("on the server, add this line to authorized_keys in its state folder;");
+        eprintln!("here, give --token-file {} to be let in", path.display());
+    }
+    Exit::Done.into()
+}
+
+fn refused(error: &CopyError, json: bool) -> ExitCode {
     let exit = match error {
         CopyError::Usage { .. } => Exit::Usage,
         CopyError::Client(ClientError::Control(_) | ClientError::Fabric(_)) => Exit::Connect,
         CopyError::Client(ClientError::Fault(_)) => Exit::Failed,
     };
-    complain(error, error.hint(), exit)
+    complain(error, error.hint(), exit, json)
 }
 
 /// Says what is wrong and what to do about it.
-fn complain(error: &dyn std::fmt::Display, hint: Option<String>, exit: Exit) -> ExitCode {
+fn complain(
+    error: &dyn std::fmt::Display,
+    hint: Option<String>,
+    exit: Exit,
+    json: bool,
+) -> ExitCode {
+    if json {
+        let cause = error.to_string();
+        let line = serde_json::json!({
+            "event": "error", "cause": cause, "hint": hint, "exit": exit as u8,
+        });
+        println!("{line}");
+        return exit.into();
+    }
     eprintln!("rdma-cp: {}", show::clean(&error.to_string()));
     if let Some(hint) = hint {
         eprintln!("  hint: {}", show::clean(&hint));

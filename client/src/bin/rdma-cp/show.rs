@@ -124,7 +124,7 @@ impl Observer for Show {
     }
 
     fn failed(&mut self, failure: &Failure) {
-        self.bar.suspend(|| print_failure(failure, self.json));
+        self.bar.suspend(|| print_failure("copy", failure, self.json));
     }
 
     fn progress(&mut self, progress: &Progress) {
@@ -148,8 +148,8 @@ impl Observer for Show {
     }
 }
 
-/// Prints what was not copied, why, and the next step.
-pub fn print_failure(failure: &Failure, json: bool) {
+/// Prints what could not be done, why, and the next step.
+pub fn print_failure(verb: &str, failure: &Failure, json: bool) {
     let Failure { path, peer, fault } = failure;
     let (path, text) = (clean(path), clean(&fault.text));
     if json {
@@ -160,7 +160,7 @@ pub fn print_failure(failure: &Failure, json: bool) {
         println!("{line}");
         return;
     }
-    eprintln!("rdma-cp: cannot copy {path} (server {peer}): {text}");
+    eprintln!("rdma-cp: cannot {verb} {path} (server {peer}): {text}");
     if let Some(hint) = failure.hint() {
         eprintln!("  hint: {hint}");
     }

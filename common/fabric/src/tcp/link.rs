@@ -194,7 +194,13 @@ impl TcpLink {
                 _ => Err(FabricError::Protocol("data that nobody asked for".into())),
             },
             Kind::Done => {
-                let buffer = self.writes.remove(&ticket);
+                // What is still being sent cannot have arrived, and its buffer is in use.
+                let sending =
+                    |next: &Outgoing| matches!(next.body, Body::Own(own) if own == ticket);
+                let buffer = match self.out.iter().any(sending) {
+                    true => None,
+                    false => self.writes.remove(&ticket),
+                };
                 let buffer = buffer
                     .ok_or_else(|| FabricError::Protocol("acknowledgement of nothing".into()))?;
                 done.push(Completion::Done { ticket: Ticket(ticket), buffer, result: Ok(()) });
@@ -319,7 +325,17 @@ fn send_body(
 ) -> Result<usize, Errno> {
     match body {
         Body::None => Ok(0),
-        Body::Own(ticket) => send(stream, &writes[ticket][at..len], SendFlags::NOSIGNAL),
+        Body::Own(ticket) => {
+            let buffer = &writes[ticket];
+            if let Some((file, start)) = buffer.origin() {
+                let mut offset = start + at as u64;
+                let sent = rustix::fs::sendfile(stream, file, Some(&mut offset), len - at)?;
+                if sent > 0 {
+                    return Ok(sent);
+                }
+            }
+            send(stream, &buffer[at..len], SendFlags::NOSIGNAL)
+        }
         Body::Registered(Memory::File(window), address) => {
             let mut offset = window.offset() + address + at as u64;
             match rustix::fs::sendfile(stream, window.file(), Some(&mut offset), len - at)? {

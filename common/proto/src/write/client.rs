@@ -60,6 +60,8 @@ pub struct WriteClient {
     queue: VecDeque<FileId>,
     grants: VecDeque<Grant>,
     flights: HashMap<Tag, Flight>,
+    /// Links the driver can write to; a grant may come before its link is made.
+    up: HashSet<LinkId>,
     dead: HashSet<LinkId>,
     dropping: HashSet<LinkId>,
     to_create: Vec<CreateFile>,
@@ -80,6 +82,7 @@ impl WriteClient {
             queue: VecDeque::new(),
             grants: VecDeque::new(),
             flights: HashMap::new(),
+            up: HashSet::new(),
             dead: HashSet::new(),
             dropping: HashSet::new(),
             to_create: Vec::new(),
@@ -152,9 +155,15 @@ impl WriteClient {
         }
     }
 
+    /// A link is ready: what is granted on it may be used.
+    pub fn link_up(&mut self, id: LinkId) {
+        self.up.insert(id);
+    }
+
     /// A link is dead. Its flights wait for `fenced`, and the server has a while to say it.
     pub fn link_down(&mut self, id: LinkId, now: Duration) {
         self.touch(now);
+        self.up.remove(&id);
         self.dead.insert(id);
         self.grants.retain(|grant| grant.link != id);
     }
@@ -249,7 +258,7 @@ impl WriteClient {
 
     /// Fills granted slots and sends what is due. Call after every event.
     pub fn advance(&mut self, now: Duration) {
-        while let Some(grant) = self.grants.pop_front() {
+        while let Some(grant) = self.next_grant() {
             let pieces = self.next_pieces(grant.bytes.min(self.options.chunk_bytes));
             if pieces.is_empty() {
                 self.grants.push_front(grant);
@@ -258,7 +267,10 @@ impl WriteClient {
             let deadline = now + self.options.timeout;
             let flight = Flight { grant, pieces: pieces.clone(), digests: None, deadline };
             self.flights.insert(grant.tag, flight);
-            self.effects.push_back(ClientEffect::Post(Post { grant, pieces }));
+            let again = pieces.iter().any(|(id, extent)| {
+                self.files.get(id).is_some_and(|file| file.bad.contains_key(&extent.offset))
+            });
+            self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
         }
         self.end_files();
         self.flush();
@@ -380,6 +392,11 @@ impl WriteClient {
         }
     }
 
+    fn next_grant(&mut self) -> Option<Grant> {
+        let usable = self.grants.iter().position(|grant| self.up.contains(&grant.link))?;
+        self.grants.remove(usable)
+    }
+
     /// The pieces of the next chunk: one of a large file, or many small files whole.
     fn next_pieces(&mut self, room: u32) -> Vec<(FileId, Extent)> {
         let grid = u64::from(room) / GRAIN_BYTES * GRAIN_BYTES;
@@ -476,6 +493,8 @@ impl WriteClient {
         for link in late {
             if !self.is_ending(link) {
                 self.dropping.insert(link);
+                // The server has a while to fence it, from now on.
+                self.heard = now;
                 self.effects.push_back(ClientEffect::DropLink { link });
             }
         }

@@ -16,9 +16,12 @@ use crate::message::{
 };
 use crate::message::{WriteReply, WriteRequest};
 use crate::read::{Have, check_piece};
-use crate::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK};
+use crate::units::{BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK};
 use crate::{Code, Extent, ExtentSet, Fault};
 use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// Links that are up, or dead and not fenced.
+const UNFENCED_LINKS_MAX: usize = 4 * LINKS_MAX;
 
 /// The most separate missing ranges of one file: an honest client sends in order.
 const RANGES_MAX: usize = 4096;
@@ -96,6 +99,10 @@ impl WriteServer {
     /// A link is ready.
     pub fn link_up(&mut self, link: LinkId) {
         self.links.insert(link, LinkState::Up);
+        if self.links.len() > UNFENCED_LINKS_MAX {
+            let text = "client makes links and never fences those that died";
+            self.effects.push_back(ServerEffect::Broken(Fault::new(Code::Limit, text)));
+        }
         self.provision();
     }
 
@@ -364,7 +371,11 @@ impl WriteServer {
                 file.unclaimed.insert(piece.extent);
             }
         }
+        let before = self.slots.len();
         self.slots.retain(|_, slot| slot.link != link);
+        if self.slots.len() < before {
+            self.effects.push_back(ServerEffect::Free(link));
+        }
         self.flush();
         // The client asks for a fence when it finds the link dead; answer only then.
         if self.fences.remove(&link) {

@@ -68,14 +68,16 @@ pub enum ClientEffect {
 pub struct Post {
     /// Where to, and what to say.
     pub grant: Grant,
-    /// What goes into it, one behind the other, with the size of each file.
+    /// What goes into it, one behind the other.
     pub pieces: Vec<(FileId, Extent)>,
+    /// Whether some of it did not match before: send the very bytes that were hashed.
+    pub again: bool,
 }
 
 /// How a chunk's writing ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It was written and notified; the digests of each piece.
+    /// It is on its way, and will be notified; the digests of each piece.
     Sent(Vec<Vec<Digest>>),
     /// These pieces could not be read, so nothing was written.
     Unread(Vec<(usize, Fault)>),
@@ -109,7 +111,9 @@ pub enum ServerEffect {
     Discard(Vec<FileId>),
     /// Kill a link; answer with `killed`.
     Kill(LinkId),
-    /// Tell the client that this link is dead, and free its slots.
+    /// Nothing uses the slots of this dead link any more: free them.
+    Free(LinkId),
+    /// Tell the client that this link is dead.
     Fenced(LinkId),
     /// The client broke the protocol or a bound: end the session.
     Broken(Fault),

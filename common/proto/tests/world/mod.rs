@@ -242,6 +242,7 @@ impl World {
         self.up.insert(link);
         self.write_server.link_up(link);
         self.read_client.link_up(link);
+        self.write_client.link_up(link);
     }
 
     fn begin_upload(&mut self, id: FileId) {
@@ -543,6 +544,9 @@ impl World {
                 }
             }
             Effect::Kill(link) => self.later(20, Event::Killed(link)),
+            Effect::Free(link) => {
+                assert!(self.dead_on_server.contains(&link), "slots of a live link are freed");
+            }
             Effect::Fenced(link) => {
                 assert!(self.dead_on_server.contains(&link), "fenced while alive");
                 self.to_client(ServerMessage::Fenced { link });

@@ -1,0 +1,404 @@
+//! Two TCP links over a socket pair on loopback, driven by hand: what arrives,
+//! what is refused, what comes back when a link ends, and what a peer that
+//! sends nonsense can do, which is to lose its link. No worker, no session.
+
+use proptest::prelude::*;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use verbatim_fabric::tcp::TcpLink;
+use verbatim_fabric::{
+    Buffer, Completion, Domain, FabricError, Full, Link, MappedFile, Memory, Op, RegionHandle,
+    RemoteRange, SharedSlot, SoftDomain, Ticket,
+};
+
+/// How long anything here may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Bytes of a frame's header.
+const HEADER_BYTES: usize = 40;
+
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let near = TcpStream::connect(listener.local_addr().expect("address")).expect("connects");
+    let (far, _) = listener.accept().expect("accepts");
+    far.set_read_timeout(Some(DEADLINE)).expect("has a timeout");
+    (near, far)
+}
+
+/// Both ends of a link, and the memory of the far one.
+struct Ends {
+    near: TcpLink,
+    far: TcpLink,
+    domain: Arc<SoftDomain>,
+}
+
+impl Ends {
+    fn new(domain: Arc<SoftDomain>) -> Self {
+        let (near, far) = sockets();
+        let near = TcpLink::new(near, SoftDomain::new()).expect("link");
+        let far = TcpLink::new(far, domain.clone()).expect("link");
+        Self { near, far, domain }
+    }
+
+    fn register(&self, memory: Memory) -> RegionHandle {
+        self.domain.register(memory).expect("registers")
+    }
+
+    /// Polls both ends until the near one has `count` completions.
+    fn near_completes(&mut self, count: usize) -> Vec<Completion> {
+        let (mut near, mut far) = (Vec::new(), Vec::new());
+        until(|| {
+            self.far.poll(&mut far).expect("the far end lives");
+            self.near.poll(&mut near).expect("the near end lives");
+            near.len() >= count
+        });
+        near
+    }
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < DEADLINE, "nothing happens");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Polls a link until it dies; says why, and what completed before.
+fn death_of(link: &mut TcpLink) -> (FabricError, Vec<Completion>) {
+    let mut completions = Vec::new();
+    let mut cause = None;
+    until(|| {
+        cause = link.poll(&mut completions).err();
+        cause.is_some()
+    });
+    (cause.expect("it died"), completions)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 % 251) as u8).collect()
+}
+
+fn buffer_with(bytes: &[u8]) -> Buffer {
+    let mut buffer = Buffer::new(bytes.len()).expect("buffer");
+    buffer.copy_from_slice(bytes);
+    buffer
+}
+
+fn file_with(bytes: &[u8]) -> Arc<File> {
+    let file = tempfile::tempfile().expect("file");
+    file.write_all_at(bytes, 0).expect("writes");
+    Arc::new(file)
+}
+
+fn range(region: RegionHandle, offset: u64) -> RemoteRange {
+    RemoteRange { key: region.key, address: region.base + offset }
+}
+
+fn read_op(from: RemoteRange, len: usize) -> Op {
+    Op::Read { from, into: Buffer::new(len).expect("buffer") }
+}
+
+/// The buffer of the one operation that ended well.
+fn only(mut completions: Vec<Completion>, ticket: u64) -> Buffer {
+    assert_eq!(completions.len(), 1, "{completions:?}");
+    match completions.remove(0) {
+        Completion::Done { ticket: Ticket(number), buffer, result: Ok(()) } => {
+            assert_eq!(number, ticket);
+            buffer
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_read_brings_a_range_of_a_file_and_of_a_staged_slot() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let bytes = pattern(3 << 20);
+    let window = MappedFile::new(file_with(&bytes), 1 << 20, 2 << 20).expect("maps");
+    let file = ends.register(Memory::File(window));
+    ends.near.submit(Ticket(7), read_op(range(file, 12_345), 1 << 20)).expect("has room");
+    let got = only(ends.near_completes(1), 7);
+    assert!(*got == bytes[(1 << 20) + 12_345..][..1 << 20], "the range of the window");
+
+    let slot = SharedSlot::new(1000).expect("slot");
+    slot.copy_in(0, &bytes[..1000]);
+    let staged = ends.register(Memory::Staged(slot));
+    ends.near.submit(Ticket(8), read_op(range(staged, 999), 1)).expect("has room");
+    assert_eq!(*only(ends.near_completes(1), 8), bytes[999..1000]);
+}
+
+#[test]
+fn many_reads_at_once_come_back_each_with_its_own_bytes() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let bytes = pattern(1 << 20);
+    let window = MappedFile::new(file_with(&bytes), 0, 1 << 20).expect("maps");
+    let file = ends.register(Memory::File(window));
+    for number in 0..64_u64 {
+        let op = read_op(range(file, number * 1000), 10_000);
+        ends.near.submit(Ticket(number), op).expect("has room");
+    }
+    let mut completions = ends.near_completes(64);
+    for number in 0..64 {
+        let got = only(vec![completions.remove(0)], number);
+        assert!(*got == bytes[number as usize * 1000..][..10_000]);
+    }
+}
+
+#[test]
+fn a_write_is_in_the_slot_before_the_peer_hears_of_it() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let slot = SharedSlot::new(2 << 20).expect("slot");
+    let region = ends.register(Memory::Upload(slot.clone()));
+    let bytes = pattern(1 << 20);
+    let (to, from) = (range(region, 100), buffer_with(&bytes));
+    ends.near.submit(Ticket(1), Op::WriteNotify { from, to, tag: 77 }).expect("has room");
+    let mut heard = Vec::new();
+    until(|| {
+        ends.near.poll(&mut Vec::new()).expect("lives");
+        ends.far.poll(&mut heard).expect("lives");
+        !heard.is_empty()
+    });
+    assert!(matches!(heard[..], [Completion::Notified { tag: 77 }]), "{heard:?}");
+    let mut stored = vec![0; bytes.len()];
+    slot.copy_out(100, &mut stored);
+    assert!(stored == bytes);
+    assert!(*only(ends.near_completes(1), 1) == bytes, "the buffer comes back");
+
+    let (to, from) = (range(region, 0), buffer_with(b"quiet"));
+    ends.near.submit(Ticket(2), Op::Write { from, to }).expect("has room");
+    only(ends.near_completes(1), 2);
+    let mut stored = [0; 5];
+    slot.copy_out(0, &mut stored);
+    assert_eq!(&stored, b"quiet");
+}
+
+#[test]
+fn an_access_that_is_not_allowed_ends_its_link_and_no_other() {
+    let domain = SoftDomain::new();
+    let mut other = Ends::new(domain.clone());
+    let slot = SharedSlot::new(4096).expect("slot");
+    let staged = other.register(Memory::Staged(slot.clone()));
+    let upload = other.register(Memory::Upload(slot));
+    let write = |to| Op::WriteNotify { from: buffer_with(&[1; 100]), to, tag: 1 };
+    let bad = [
+        read_op(RemoteRange { key: staged.key ^ 1, address: 0 }, 100),
+        read_op(range(staged, 4000), 100),
+        read_op(range(staged, u64::MAX - 10), 100),
+        read_op(range(upload, 0), 100),
+        write(range(staged, 0)),
+        write(range(upload, 3997)),
+    ];
+    for (number, op) in bad.into_iter().enumerate() {
+        let mut ends = Ends::new(domain.clone());
+        ends.near.submit(Ticket(3), op).expect("has room");
+        ends.near.poll(&mut Vec::new()).expect("it is on its way");
+        let (far, _) = death_of(&mut ends.far);
+        assert!(matches!(far, FabricError::Access(_)), "{number}: {far}");
+        let (near, mut completions) = death_of(&mut ends.near);
+        assert!(matches!(near, FabricError::Access(_)), "{number}: {near}");
+        ends.near.abort(&mut completions);
+        let refused = |completion: &Completion| {
+            matches!(completion, Completion::Done { result: Err(FabricError::Access(_)), .. })
+        };
+        assert!(completions.len() == 1 && refused(&completions[0]), "{number}: {completions:?}");
+    }
+    other.near.submit(Ticket(4), read_op(range(staged, 0), 4096)).expect("has room");
+    only(other.near_completes(1), 4);
+}
+
+#[test]
+fn a_region_that_was_taken_back_cannot_be_read() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let region = ends.register(Memory::Staged(SharedSlot::new(10).expect("slot")));
+    ends.domain.deregister(region.key);
+    ends.near.submit(Ticket(1), read_op(range(region, 0), 10)).expect("has room");
+    ends.near.poll(&mut Vec::new()).expect("it is on its way");
+    assert!(matches!(death_of(&mut ends.far).0, FabricError::Access(_)));
+}
+
+#[test]
+fn a_full_link_hands_the_operation_back_until_there_is_room() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let region = ends.register(Memory::Staged(SharedSlot::new(64).expect("slot")));
+    let depth = ends.near.limits().depth_max;
+    for number in 0..depth as u64 {
+        ends.near.submit(Ticket(number), read_op(range(region, 0), 64)).expect("has room");
+    }
+    let full = ends.near.submit(Ticket(999), read_op(range(region, 0), 63));
+    let Err(Full(op)) = full else { panic!("more than {depth} operations") };
+    assert_eq!(op.into_buffer().len(), 63, "the buffer comes back");
+    ends.near_completes(1);
+    ends.near.submit(Ticket(999), read_op(range(region, 0), 63)).expect("has room again");
+}
+
+#[test]
+fn an_abort_returns_every_buffer_once_and_the_link_stays_dead() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let slot = SharedSlot::new(1 << 20).expect("slot");
+    let staged = ends.register(Memory::Staged(slot.clone()));
+    let upload = ends.register(Memory::Upload(slot));
+    for number in 0..10 {
+        ends.near.submit(Ticket(number), read_op(range(staged, 0), 1 << 20)).expect("has room");
+        let (from, to) = (Buffer::new(1 << 20).expect("buffer"), range(upload, 0));
+        ends.near.submit(Ticket(100 + number), Op::Write { from, to }).expect("has room");
+    }
+    // Some are on their way, some are half done.
+    let mut completions = Vec::new();
+    for _ in 0..5 {
+        ends.far.poll(&mut Vec::new()).expect("lives");
+        ends.near.poll(&mut completions).expect("lives");
+    }
+    ends.near.abort(&mut completions);
+    let mut tickets: Vec<u64> = completions
+        .iter()
+        .map(|completion| match completion {
+            Completion::Done { ticket, .. } => ticket.0,
+            Completion::Notified { .. } => panic!("nobody notifies"),
+        })
+        .collect();
+    tickets.sort_unstable();
+    assert_eq!(tickets, (0..10).chain(100..110).collect::<Vec<u64>>());
+    assert!(ends.near.submit(Ticket(500), read_op(range(staged, 0), 1)).is_err());
+    assert_eq!(ends.near.poll(&mut completions), Err(FabricError::Aborted));
+    assert_eq!(death_of(&mut ends.far).0, FabricError::Closed);
+}
+
+#[test]
+fn a_peer_that_vanishes_closes_the_link() {
+    let Ends { mut near, far, domain } = Ends::new(SoftDomain::new());
+    let slot = SharedSlot::new(100).expect("slot");
+    let region = domain.register(Memory::Staged(slot)).expect("registers");
+    near.submit(Ticket(1), read_op(range(region, 0), 100)).expect("has room");
+    drop(far);
+    let (cause, mut completions) = death_of(&mut near);
+    assert_eq!(cause, FabricError::Closed);
+    near.abort(&mut completions);
+    assert_eq!(completions.len(), 1, "the buffer comes back");
+}
+
+#[test]
+fn a_file_that_shrank_under_its_window_is_filled_up_with_zeros() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let bytes = pattern(1 << 20);
+    let file = file_with(&bytes);
+    let window = MappedFile::new(file.clone(), 0, 1 << 20).expect("maps");
+    let region = ends.register(Memory::File(window));
+    file.set_len(10_000).expect("shrinks");
+    ends.near.submit(Ticket(1), read_op(range(region, 0), 1 << 20)).expect("has room");
+    let got = only(ends.near_completes(1), 1);
+    assert!(got[..10_000] == bytes[..10_000] && got[10_000..].iter().all(|&byte| byte == 0));
+}
+
+/// A header as it is on the wire.
+fn header(kind: u8, len: u32, ticket: u64, key: u64, address: u64) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0] = kind;
+    bytes[4..8].copy_from_slice(&len.to_le_bytes());
+    bytes[16..24].copy_from_slice(&ticket.to_le_bytes());
+    bytes[24..32].copy_from_slice(&key.to_le_bytes());
+    bytes[32..40].copy_from_slice(&address.to_le_bytes());
+    bytes
+}
+
+const READ: u8 = 1;
+const DATA: u8 = 4;
+const DONE: u8 = 5;
+const REFUSED: u8 = 6;
+
+#[test]
+fn answers_that_nobody_asked_for_end_the_link() {
+    for (kind, len, ticket) in [(DATA, 10, 1), (DATA, 99, 5), (DONE, 0, 1), (DONE, 0, 5)] {
+        let (near, mut peer) = sockets();
+        let mut link = TcpLink::new(near, SoftDomain::new()).expect("link");
+        let from = RemoteRange { key: 1, address: 0 };
+        link.submit(Ticket(5), read_op(from, 100)).expect("has room");
+        peer.write_all(&header(kind, len, ticket, 0, 0)).expect("writes");
+        let (cause, mut completions) = death_of(&mut link);
+        assert!(matches!(cause, FabricError::Protocol(_)), "kind {kind}: {cause}");
+        link.abort(&mut completions);
+        assert_eq!(completions.len(), 1, "the buffer comes back");
+    }
+}
+
+#[test]
+fn a_write_that_is_acknowledged_before_it_was_sent_ends_the_link() {
+    let (near, mut peer) = sockets();
+    let mut link = TcpLink::new(near, SoftDomain::new()).expect("link");
+    // More than both sockets hold, so that most of it is still here.
+    let (from, to) = (Buffer::new(16 << 20).expect("buffer"), RemoteRange { key: 1, address: 0 });
+    link.submit(Ticket(5), Op::Write { from, to }).expect("has room");
+    link.poll(&mut Vec::new()).expect("some of it is on its way");
+    peer.write_all(&header(DONE, 0, 5, 0, 0)).expect("writes");
+    let (cause, mut completions) = death_of(&mut link);
+    assert!(matches!(cause, FabricError::Protocol(_)), "{cause}");
+    link.abort(&mut completions);
+    assert_eq!(completions.len(), 1, "the buffer comes back");
+}
+
+#[test]
+fn a_peer_that_asks_for_more_than_it_takes_is_cut_off() {
+    let domain = SoftDomain::new();
+    let slot = SharedSlot::new(1 << 20).expect("slot");
+    let region = domain.register(Memory::Staged(slot)).expect("registers");
+    let (near, mut peer) = sockets();
+    let mut link = TcpLink::new(near, domain).expect("link");
+    for ticket in 0..200 {
+        let read = header(READ, 1 << 20, ticket, region.key, region.base);
+        peer.write_all(&read).expect("writes");
+    }
+    let (cause, _) = death_of(&mut link);
+    assert!(matches!(cause, FabricError::Protocol(_)), "{cause}");
+}
+
+#[test]
+fn a_refusal_is_told_to_the_peer_before_the_link_ends() {
+    let (near, mut peer) = sockets();
+    let mut link = TcpLink::new(near, SoftDomain::new()).expect("link");
+    peer.write_all(&header(READ, 10, 42, 7, 0)).expect("writes");
+    assert!(matches!(death_of(&mut link).0, FabricError::Access(_)));
+    link.abort(&mut Vec::new());
+    let mut answer = [0; HEADER_BYTES];
+    peer.read_exact(&mut answer).expect("an answer comes");
+    assert_eq!(answer, header(REFUSED, 0, 42, 0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn garbage_ends_the_link_and_returns_every_buffer(
+        kind in 0_u8..9,
+        zeros: bool,
+        mut head: [u8; 32],
+        tail in prop::collection::vec(any::<u8>(), 0..400),
+    ) {
+        let (near, mut peer) = sockets();
+        let domain = SoftDomain::new();
+        let slot = SharedSlot::new(1000).expect("slot");
+        domain.register(Memory::Upload(slot)).expect("registers");
+        let mut link = TcpLink::new(near, domain).expect("link");
+        let from = RemoteRange { key: 1, address: 0 };
+        link.submit(Ticket(1), read_op(from, 100)).expect("has room");
+        head[0] = kind;
+        if zeros {
+            head[1..4].fill(0);
+            head[12..16].fill(0);
+        }
+        peer.write_all(&head).expect("writes");
+        peer.write_all(&tail).expect("writes");
+        peer.shutdown(std::net::Shutdown::Write).expect("ends");
+        let (cause, mut completions) = death_of(&mut link);
+        let known = matches!(
+            cause,
+            FabricError::Protocol(_) | FabricError::Access(_) | FabricError::Closed
+        );
+        prop_assert!(known, "{}", cause);
+        link.abort(&mut completions);
+        prop_assert_eq!(completions.len(), 1, "the buffer comes back");
+    }
+}

@@ -1,0 +1,214 @@
+//! The worker thread, driven as a session drives it: commands go in, what links
+//! complete and how they end comes out, and dropping the handle ends the thread
+//! with its links. The handler here only tells a channel what it was told.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+use verbatim_fabric::sim::{Faults, SimClock, SimNet};
+use verbatim_fabric::tcp::TcpLink;
+use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
+use verbatim_fabric::{
+    Buffer, Completion, Domain, FabricError, Link, Memory, Op, RemoteRange, SharedSlot, SoftDomain,
+    Ticket,
+};
+
+/// How long anything here may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+type AnyLink = Box<dyn Link>;
+
+enum Command {
+    Adopt(LinkKey, AnyLink),
+    Submit(LinkKey, Ticket, Op),
+    Remove(LinkKey),
+}
+
+#[derive(Debug, PartialEq)]
+enum Told {
+    Removed(LinkKey),
+    Done(LinkKey, Ticket, usize, Result<(), FabricError>),
+    Notified(LinkKey, u32),
+    Lost(LinkKey, usize, FabricError),
+    Over,
+}
+
+struct Teller(Sender<Told>);
+
+impl Teller {
+    fn tell(&self, told: Told) {
+        // A test that has seen enough does not listen.
+        let _ = self.0.send(told);
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        self.tell(Told::Over);
+    }
+}
+
+impl Handler<AnyLink> for Teller {
+    type Command = Command;
+
+    fn command(&mut self, links: &mut LinkSet<AnyLink>, command: Command) {
+        match command {
+            Command::Adopt(key, link) => drop(links.insert(key, link)),
+            Command::Submit(key, ticket, op) => {
+                let link = links.get_mut(&key).expect("the link is there");
+                link.submit(ticket, op).expect("has room");
+            }
+            Command::Remove(key) => {
+                drop(links.remove(&key));
+                self.tell(Told::Removed(key));
+            }
+        }
+    }
+
+    fn completed(&mut self, _: &mut LinkSet<AnyLink>, link: LinkKey, completion: Completion) {
+        self.tell(match completion {
+            Completion::Done { ticket, buffer, result } => {
+                Told::Done(link, ticket, buffer.len(), result)
+            }
+            Completion::Notified { tag } => Told::Notified(link, tag),
+        });
+    }
+
+    fn lost(&mut self, link: LinkKey, flushed: Vec<Completion>, error: FabricError) {
+        self.tell(Told::Lost(link, flushed.len(), error));
+    }
+}
+
+fn start() -> (WorkerHandle<Command>, Receiver<Told>) {
+    let (sender, told) = channel();
+    (WorkerHandle::spawn("worker-test", Teller(sender)).expect("starts"), told)
+}
+
+fn next(told: &Receiver<Told>) -> Told {
+    told.recv_timeout(DEADLINE).expect("the worker says something")
+}
+
+fn read_op(key: u64, address: u64) -> Op {
+    Op::Read { from: RemoteRange { key, address }, into: Buffer::new(10).expect("buffer") }
+}
+
+/// Two ends of a link on loopback.
+fn tcp_pair(near: Arc<SoftDomain>, far: Arc<SoftDomain>) -> (AnyLink, AnyLink) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connects");
+    let (accepted, _) = listener.accept().expect("accepts");
+    let link = |stream, domain| Box::new(TcpLink::new(stream, domain).expect("link")) as AnyLink;
+    (link(stream, near), link(accepted, far))
+}
+
+fn sim_pair(near: Arc<SoftDomain>, far: Arc<SoftDomain>) -> (AnyLink, AnyLink) {
+    let (near, far) = SimNet::new(1, Faults::default(), SimClock::Real).pair(near, far);
+    (Box::new(near), Box::new(far))
+}
+
+type Connect = fn(Arc<SoftDomain>, Arc<SoftDomain>) -> (AnyLink, AnyLink);
+
+const LINKS: [Connect; 2] = [tcp_pair, sim_pair];
+
+#[test]
+fn two_workers_move_data_and_notifications_between_their_links() {
+    for connect in LINKS {
+        let domain = SoftDomain::new();
+        let slot = SharedSlot::new(1000).expect("slot");
+        let staged = domain.register(Memory::Staged(slot.clone())).expect("registers");
+        let upload = domain.register(Memory::Upload(slot)).expect("registers");
+        let (near, far) = connect(SoftDomain::new(), domain);
+        let ((client, client_told), (server, server_told)) = (start(), start());
+        client.send(Command::Adopt(LinkKey(1), near)).expect("is taken");
+        server.send(Command::Adopt(LinkKey(2), far)).expect("is taken");
+        let from = Buffer::new(1000).expect("buffer");
+        let to = RemoteRange { key: upload.key, address: upload.base };
+        let write = Op::WriteNotify { from, to, tag: 5 };
+        client.send(Command::Submit(LinkKey(1), Ticket(1), write)).expect("is taken");
+        assert_eq!(next(&server_told), Told::Notified(LinkKey(2), 5));
+        assert_eq!(next(&client_told), Told::Done(LinkKey(1), Ticket(1), 1000, Ok(())));
+        let read = read_op(staged.key, staged.base);
+        client.send(Command::Submit(LinkKey(1), Ticket(2), read)).expect("is taken");
+        assert_eq!(next(&client_told), Told::Done(LinkKey(1), Ticket(2), 10, Ok(())));
+    }
+}
+
+#[test]
+fn a_link_that_dies_is_told_and_the_others_live_on() {
+    for connect in LINKS {
+        let domain = SoftDomain::new();
+        let slot = SharedSlot::new(1000).expect("slot");
+        let region = domain.register(Memory::Staged(slot)).expect("registers");
+        let (near, far) = connect(SoftDomain::new(), domain.clone());
+        let (other_near, other_far) = connect(SoftDomain::new(), domain);
+        let ((client, client_told), (server, server_told)) = (start(), start());
+        client.send(Command::Adopt(LinkKey(1), near)).expect("is taken");
+        client.send(Command::Adopt(LinkKey(2), other_near)).expect("is taken");
+        server.send(Command::Adopt(LinkKey(2), other_far)).expect("is taken");
+        drop(far);
+        assert_eq!(next(&client_told), Told::Lost(LinkKey(1), 0, FabricError::Closed));
+        let read = read_op(region.key, region.base);
+        client.send(Command::Submit(LinkKey(2), Ticket(3), read)).expect("is taken");
+        assert_eq!(next(&client_told), Told::Done(LinkKey(2), Ticket(3), 10, Ok(())));
+        server.send(Command::Remove(LinkKey(2))).expect("is taken");
+        assert_eq!(next(&server_told), Told::Removed(LinkKey(2)));
+        assert_eq!(next(&client_told), Told::Lost(LinkKey(2), 0, FabricError::Closed));
+    }
+}
+
+#[test]
+fn an_operation_in_flight_on_a_dying_link_comes_back_flushed() {
+    let (near, far) = tcp_pair(SoftDomain::new(), SoftDomain::new());
+    let (client, told) = start();
+    client.send(Command::Adopt(LinkKey(1), near)).expect("is taken");
+    client.send(Command::Submit(LinkKey(1), Ticket(1), read_op(1, 0))).expect("is taken");
+    // The far end is never polled, so it answers nothing.
+    std::thread::sleep(Duration::from_millis(20));
+    drop(far);
+    assert_eq!(next(&told), Told::Lost(LinkKey(1), 1, FabricError::Closed));
+}
+
+#[test]
+fn a_sleeping_worker_takes_a_command_at_once() {
+    let (worker, told) = start();
+    let mut slowest = Duration::ZERO;
+    for round in 0..20 {
+        // Long enough that it sleeps.
+        std::thread::sleep(Duration::from_millis(5));
+        let begin = Instant::now();
+        worker.send(Command::Remove(LinkKey(round))).expect("is taken");
+        assert_eq!(next(&told), Told::Removed(LinkKey(round)));
+        slowest = slowest.max(begin.elapsed());
+    }
+    assert!(slowest < Duration::from_millis(500), "a command waited for {slowest:?}");
+}
+
+#[test]
+fn commands_are_done_in_order() {
+    let (worker, told) = start();
+    for number in 0..5000 {
+        worker.send(Command::Remove(LinkKey(number))).expect("is taken");
+    }
+    for number in 0..5000 {
+        assert_eq!(next(&told), Told::Removed(LinkKey(number)));
+    }
+}
+
+#[test]
+fn dropping_the_handle_ends_the_thread_and_its_links() {
+    for connect in LINKS {
+        let (near, mut far) = connect(SoftDomain::new(), SoftDomain::new());
+        let (worker, told) = start();
+        worker.send(Command::Adopt(LinkKey(1), near)).expect("is taken");
+        let begin = Instant::now();
+        drop(worker);
+        assert!(begin.elapsed() < Duration::from_millis(500), "the thread was woken");
+        assert_eq!(next(&told), Told::Over, "the handler is gone");
+        let mut ended = Ok(());
+        while ended.is_ok() && begin.elapsed() < DEADLINE {
+            ended = far.poll(&mut Vec::new());
+        }
+        assert_eq!(ended, Err(FabricError::Closed));
+    }
+}

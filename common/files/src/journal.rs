@@ -1,0 +1,210 @@
+//! The journal of a partial file: which grains of it are verified, with their
+//! digests, and the boot it was written in. Appended after the bytes are
+//! written, never before, so within one boot what it says is true even after
+//! kill -9. After another boot it is only a claim, to be checked by hashing.
+//!
+//! A file of records, each with a checksum: one that is cut or damaged ends
+//! the journal there, and what it would have said is fetched again.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
+use verbatim_proto::{Digest, Extent};
+
+const MAGIC: [u8; 8] = *b"VBTMJRN1";
+const HEAD_BYTES: usize = 8 + 36 + 8 + 8 + CHECK_BYTES;
+const CHECK_BYTES: usize = 8;
+const BOOT_BYTES: usize = 36;
+
+/// The most grains one record may name.
+const RECORD_GRAINS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;
+
+/// Which version of a source a journal is about, and when it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The boot it was written in.
+    pub boot: [u8; BOOT_BYTES],
+    /// The size of the source.
+    pub size: u64,
+    /// When the source's content had changed.
+    pub mtime_ns: i64,
+}
+
+impl Head {
+    /// The head of a journal that begins now.
+    pub fn now(size: u64, mtime_ns: i64) -> Self {
+        Self { boot: boot_id(), size, mtime_ns }
+    }
+
+    /// Whether it was written since this machine was started.
+    pub fn is_of_this_boot(&self) -> bool {
+        self.boot == boot_id() && self.boot != [0; BOOT_BYTES]
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&self.boot);
+        bytes.extend_from_slice(&self.size.to_le_bytes());
+        bytes.extend_from_slice(&self.mtime_ns.to_le_bytes());
+        seal(bytes)
+    }
+
+    fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Self> {
+        let body = unseal(bytes)?.strip_prefix(&MAGIC)?;
+        let (boot, body) = body.split_first_chunk::<BOOT_BYTES>()?;
+        let (size, body) = body.split_first_chunk::<8>()?;
+        let mtime_ns = body.first_chunk::<8>()?;
+        Some(Self {
+            boot: *boot,
+            size: u64::from_le_bytes(*size),
+            mtime_ns: i64::from_le_bytes(*mtime_ns),
+        })
+    }
+}
+
+/// Begins a journal in an empty file.
+pub fn begin(file: &mut File, head: &Head) -> io::Result<()> {
+    file.set_len(0)?;
+    file.write_all(&head.encode())
+}
+
+/// Appends what was verified and written. One write, so that a crash cuts at most this record.
+pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result<()> {
+    assert!(digests.len() <= RECORD_GRAINS_MAX, "a record names a window at most");
+    let mut bytes = Vec::with_capacity(20 + 32 * digests.len() + CHECK_BYTES);
+    bytes.extend_from_slice(&(digests.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&extent.offset.to_le_bytes());
+    bytes.extend_from_slice(&extent.len.to_le_bytes());
+    for digest in digests {
+        bytes.extend_from_slice(&digest.0);
+    }
+    file.write_all(&seal(bytes))
+}
+
+/// Reads a journal from its beginning: the head, and then each good record to `each`. `None`
+/// when it is no journal. Returns how long the good part is.
+pub fn read(file: &File, mut each: impl FnMut(Extent, Vec<Digest>)) -> Option<(Head, u64)> {
+    let mut input = io::BufReader::new(file);
+    let mut head = [0; HEAD_BYTES];
+    input.read_exact(&mut head).ok()?;
+    let head = Head::decode(&head)?;
+    let mut good = HEAD_BYTES as u64;
+    while let Some((extent, digests, bytes)) = read_record(&mut input, head.size) {
+        good += bytes;
+        each(extent, digests);
+    }
+    Some((head, good))
+}
+
+/// The next record, if it is whole, undamaged and about whole grains of the file.
+fn read_record(input: &mut impl Read, size: u64) -> Option<(Extent, Vec<Digest>, u64)> {
+    let mut bytes = vec![0; 20];
+    input.read_exact(&mut bytes).ok()?;
+    let (count, rest) = bytes.split_first_chunk::<4>()?;
+    let count = u32::from_le_bytes(*count) as usize;
+    let (offset, rest) = rest.split_first_chunk::<8>()?;
+    let extent = Extent::new(u64::from_le_bytes(*offset), u64::from_le_bytes(*rest.first_chunk()?));
+    let whole = extent.fits(size)
+        && extent.offset.is_multiple_of(GRAIN_BYTES)
+        && (extent.len.is_multiple_of(GRAIN_BYTES) || extent.end() == Some(size))
+        && extent.len.div_ceil(GRAIN_BYTES) == count as u64;
+    if count == 0 || count > RECORD_GRAINS_MAX || !whole {
+        return None;
+    }
+    bytes.resize(20 + 32 * count + CHECK_BYTES, 0);
+    input.read_exact(&mut bytes[20..]).ok()?;
+    let digests = unseal(&bytes)?[20..].chunks_exact(32);
+    let digests = digests.map(|value| Digest(value.try_into().expect("32 bytes"))).collect();
+    Some((extent, digests, bytes.len() as u64))
+}
+
+/// Appends a checksum.
+fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+    let Digest(check) = Digest::of(&bytes);
+    bytes.extend_from_slice(&check[..CHECK_BYTES]);
+    bytes
+}
+
+/// What is in front of a checksum, if it is right.
+fn unseal(bytes: &[u8]) -> Option<&[u8]> {
+    let (body, check) = bytes.split_last_chunk::<CHECK_BYTES>()?;
+    (Digest::of(body).0[..CHECK_BYTES] == check[..]).then_some(body)
+}
+
+/// What names this boot; zeros, which no journal trusts, where the system does not say.
+fn boot_id() -> [u8; BOOT_BYTES] {
+    let mut id = [0; BOOT_BYTES];
+    if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id")
+        && let Some(first) = text.get(..BOOT_BYTES)
+    {
+        id.copy_from_slice(first);
+    }
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    const SIZE: u64 = 3 * GRAIN_BYTES + 5;
+
+    fn sample() -> (File, Vec<(Extent, Vec<Digest>)>) {
+        let mut file = tempfile::tempfile().expect("file");
+        begin(&mut file, &Head::now(SIZE, 7)).expect("begins");
+        let records = vec![
+            (Extent::new(GRAIN_BYTES, GRAIN_BYTES), vec![Digest([1; 32])]),
+            (Extent::new(2 * GRAIN_BYTES, GRAIN_BYTES + 5), vec![Digest([2; 32]), Digest([3; 32])]),
+        ];
+        for (extent, digests) in &records {
+            append(&file, *extent, digests).expect("appends");
+        }
+        (file, records)
+    }
+
+    fn load(file: &File) -> Option<(Head, Vec<(Extent, Vec<Digest>)>)> {
+        use std::io::Seek;
+        let mut start = file;
+        start.rewind().expect("rewinds");
+        let mut records = Vec::new();
+        let (head, _) = read(file, |extent, digests| records.push((extent, digests)))?;
+        Some((head, records))
+    }
+
+    #[test]
+    fn what_was_appended_is_read_and_is_of_this_boot() {
+        let (file, records) = sample();
+        let (head, read) = load(&file).expect("a journal");
+        assert_eq!((head.size, head.mtime_ns), (SIZE, 7));
+        assert!(head.is_of_this_boot());
+        assert_eq!(read, records);
+    }
+
+    #[test]
+    fn cut_at_any_length_it_says_less_and_never_something_else() {
+        let (file, records) = sample();
+        let len = file.metadata().expect("length").len();
+        for cut in (0..=len).rev() {
+            file.set_len(cut).expect("cuts");
+            match load(&file) {
+                None => assert!(cut < HEAD_BYTES as u64),
+                Some((_, read)) => assert!(records.starts_with(&read), "cut at {cut}"),
+            }
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_ends_it_there() {
+        let (file, records) = sample();
+        let len = file.metadata().expect("length").len();
+        for offset in 0..len {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, offset).expect("reads");
+            file.write_all_at(&[byte[0] ^ 1 << (offset % 8)], offset).expect("flips");
+            if let Some((_, read)) = load(&file) {
+                assert!(records.starts_with(&read) && read.len() < records.len(), "at {offset}");
+            }
+            file.write_all_at(&byte, offset).expect("mends");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Partial files that last: found again by name, held by one process at a time,
+//! believed only as far as their journal and the boot allow. Called by `target`.
+//!
+//! A partial file is used only when it is a plain file of this user with one
+//! name, and locked. One that is not is left alone, and a fresh one is made.
+
+use crate::hash::hash_extent;
+use crate::journal;
+use crate::target::{TEMPORARY_SUFFIX, hidden_name};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags, flock, openat, statx};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Seek;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use verbatim_proto::read::Have;
+use verbatim_proto::{Digest, ExtentSet, RootBuilder};
+
+/// What every journal's name ends with.
+pub const JOURNAL_SUFFIX: &[u8] = b".verbatim-journal";
+
+/// The names of a partial file and its journal.
+pub(crate) struct Names {
+    pub part: Vec<u8>,
+    pub journal: Vec<u8>,
+}
+
+impl Names {
+    /// The names for one target and one key: who copies what from where.
+    pub fn new(name: &[u8], key: &Digest) -> Self {
+        let unique = &key.to_string()[..16];
+        let part = hidden_name(name, unique, TEMPORARY_SUFFIX);
+        Self { part, journal: hidden_name(name, unique, JOURNAL_SUFFIX) }
+    }
+}
+
+/// Opens, or makes, a partial file and its journal to begin with. `None` when they cannot be
+/// had for this process alone.
+pub(crate) fn begin(folder: &OwnedFd, names: &Names, mode: u32) -> Option<(File, File)> {
+    let part = open_held(folder, &names.part, OFlags::CREATE, mode)?;
+    let journal = open_held(folder, &names.journal, OFlags::CREATE | OFlags::APPEND, 0o600)?;
+    Some((part, journal))
+}
+
+/// Finds a partial file, its journal, and what of it is verified.
+pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)> {
+    let part = open_held(folder, &names.part, OFlags::empty(), 0)?;
+    let mut journal = open_held(folder, &names.journal, OFlags::APPEND, 0)?;
+    let mut records = Vec::new();
+    let (head, good) = journal::read(&journal, |extent, digests| records.push((extent, digests)))?;
+    if part.metadata().ok()?.len() != head.size {
+        return None;
+    }
+    let trusted = head.is_of_this_boot();
+    let mut extents = ExtentSet::new();
+    let mut root = RootBuilder::new(head.size);
+    for (extent, digests) in records {
+        let there = || hash_extent(&part, head.size, extent).is_ok_and(|now| now == digests);
+        if !extents.intersects(extent) && (trusted || there()) {
+            extents.insert(extent);
+            root.insert_run(extent.offset, &digests);
+        }
+    }
+    // Go on behind the last good record; what is cut there would hide all that follows.
+    journal.set_len(good).ok()?;
+    journal.rewind().ok()?;
+    let have = Have { size: head.size, mtime_ns: head.mtime_ns, extents, root };
+    Some((part, journal, have))
+}
+
+/// Opens a file of ours and locks it; `None` when it is not ours alone.
+fn open_held(folder: &OwnedFd, name: &[u8], flags: OFlags, mode: u32) -> Option<File> {
+    let name = OsStr::from_bytes(name);
+    let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = openat(folder, name, flags, Mode::from_raw_mode(mode & 0o777 | 0o200)).ok()?;
+    flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
+    let file = File::from(fd);
+    let held = file.metadata().ok()?;
+    // Whoever had it before may have renamed it while we waited for nothing: is it still there?
+    let named = statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
+    let ours = held.is_file()
+        && held.uid() == rustix::process::geteuid().as_raw()
+        && held.nlink() == 1
+        && held.ino() == named.stx_ino;
+    ours.then_some(file)
+}

@@ -1,0 +1,352 @@
+//! The real commands, as a user runs them: `rdma-serve` and `rdma-cp` out of the
+//! build folder, each with folders of its own for state and configuration. Owns
+//! the children it starts and ends them, and only them; every wait has a bound.
+//! Used by the tests of the command line. What they check is their own business.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub use rustix::process::Signal;
+
+/// How long a command may take.
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+
+/// How long a server may take to listen, and to say something that is waited for.
+const SERVE_MAX: Duration = Duration::from_secs(20);
+
+/// How often a wait looks again.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Finds a command of this build, beside the folder of the running test.
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a file");
+    let folder = test.parent().and_then(Path::parent).expect("tests are built two folders deep");
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is missing: run cargo build --workspace first", path.display());
+    path
+}
+
+/// Says that a test cannot run here, in the file that `tests/run` counts.
+#[allow(clippy::print_stderr)]
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("SKIP {test}: {reason}");
+    if let Some(path) = std::env::var_os("VERBATIM_SKIPS") {
+        let file = fs::OpenOptions::new().append(true).create(true).open(path);
+        let mut file = file.expect("VERBATIM_SKIPS can be written");
+        file.write_all(format!("{test}: {reason}\n").as_bytes()).expect("the line is written");
+    }
+}
+
+/// Waits until `done` gives something; panics after `limit`.
+pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(begin.elapsed() < limit, "{what}: not within {} s", limit.as_secs());
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The folders of one user: state and configuration, shared with nobody.
+pub struct Home {
+    dir: TempDir,
+    wrapper: Vec<String>,
+}
+
+impl Home {
+    /// Makes the folders of a user nobody knows.
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        Self { dir, wrapper: Vec::new() }
+    }
+
+    /// Has every command run by another one, such as setpriv, that is given it at its end.
+    pub fn wrapped(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// The folder all of this is in.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What `--state` is given.
+    pub fn state(&self) -> PathBuf {
+        self.dir.path().join("state/verbatim")
+    }
+
+    /// Prepares a command of this build, with the state and configuration of this user.
+    pub fn command<A: AsRef<OsStr>>(&self, name: &str, arguments: &[A]) -> Command {
+        let binary = binary(name);
+        let mut command = match self.wrapper.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(binary);
+                command
+            }
+            None => Command::new(binary),
+        };
+        command
+            .arg("--state")
+            .arg(self.state())
+            .args(arguments)
+            .env("HOME", self.dir.path())
+            .env("XDG_STATE_HOME", self.dir.path().join("state"))
+            .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `rdma-cp` to its end.
+    pub fn cp<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Ended {
+        Running::start(self.command("rdma-cp", arguments)).end()
+    }
+
+    /// Runs `rdma-serve` where it is expected to refuse, to its end.
+    pub fn serve<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Ended {
+        Running::start(self.command("rdma-serve", arguments)).end()
+    }
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A command that runs; ended, if it is still there, when this is dropped.
+pub struct Running {
+    child: Child,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Running {
+    /// Starts a command and reads what it prints.
+    pub fn start(mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+        let stdout = Some(read_all(child.stdout.take().expect("it is piped")));
+        let stderr = Some(read_all(child.stderr.take().expect("it is piped")));
+        Self { child, stdout, stderr }
+    }
+
+    /// Its process number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("our own child").is_some()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        send_signal(&self.child, signal);
+    }
+
+    /// Waits for its end; one that takes too long is killed, and the test fails.
+    pub fn end(mut self) -> Ended {
+        let code = wait_for("the command ends", COMMAND_MAX, || {
+            self.child.try_wait().expect("our own child")
+        });
+        let text = |reader: Option<JoinHandle<String>>| {
+            reader.expect("taken once").join().expect("reading does not panic")
+        };
+        let (stdout, stderr) = (text(self.stdout.take()), text(self.stderr.take()));
+        Ended { code: code.code(), stdout, stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        end_now(&mut self.child);
+    }
+}
+
+/// A command that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed as data.
+    pub stdout: String,
+    /// What it said.
+    pub stderr: String,
+}
+
+impl Ended {
+    /// Fails unless all went well.
+    #[track_caller]
+    pub fn done(self) -> Self {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self
+    }
+
+    /// Fails unless it ended with this code and said each of these, and nothing panicked.
+    #[track_caller]
+    pub fn refused(self, code: i32, said: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        for words in said {
+            assert!(self.stderr.contains(words), "it does not say {words:?}: {self:#?}");
+        }
+        assert!(!self.stderr.contains("panicked"), "{self:#?}");
+        self
+    }
+}
+
+/// A server that listens.
+pub struct Serve {
+    child: Child,
+    reader: Option<JoinHandle<()>>,
+    log: Arc<Mutex<String>>,
+    home: Arc<Home>,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Who it is: `SHA256:...`.
+    pub fingerprint: String,
+}
+
+impl Serve {
+    /// Starts a server for a new user, on a free port of 127.0.0.1.
+    pub fn start<A: AsRef<OsStr>>(arguments: &[A]) -> Self {
+        Self::of(&Arc::new(Home::new()), "127.0.0.1:0", arguments)
+    }
+
+    /// Starts a server of a user on an address, and waits until it listens.
+    pub fn of<A: AsRef<OsStr>>(home: &Arc<Home>, listen: &str, arguments: &[A]) -> Self {
+        let mut command = home.command("rdma-serve", arguments);
+        command.args(["--listen", listen]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+        let stderr = child.stderr.take().expect("it is piped");
+        let log = Arc::new(Mutex::new(String::new()));
+        let reader = Some(follow(stderr, log.clone()));
+        let mut serve = Self {
+            child,
+            reader,
+            log,
+            home: home.clone(),
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            fingerprint: String::new(),
+        };
+        let line = serve.said(" listening ");
+        let field = |name: &str| {
+            let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
+            found.unwrap_or_else(|| panic!("no {name} in {line}")).to_owned()
+        };
+        serve.address = field("address=").parse().expect("an address and a port");
+        serve.fingerprint = field("fingerprint=");
+        serve
+    }
+
+    /// Its process number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whose server it is.
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// A path of this server, as `rdma://HOST:PORT/PATH`.
+    pub fn at(&self, path: &str) -> String {
+        format!("rdma://{}/{path}", self.address)
+    }
+
+    /// Runs `rdma-cp` as the user of this server, to its end.
+    pub fn cp<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Ended {
+        self.home.cp(arguments)
+    }
+
+    /// Starts `rdma-cp` as the user of this server.
+    pub fn start_cp<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Running {
+        Running::start(self.home.command("rdma-cp", arguments))
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until it has logged these words, and returns their line.
+    pub fn said(&mut self, words: &str) -> String {
+        let begin = Instant::now();
+        loop {
+            // Asked first: what it said before its end is in the log by then.
+            let ended = self.child.try_wait().expect("our own child");
+            if ended.is_some() {
+                self.reader.take().map(JoinHandle::join);
+            }
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| line.contains(words)) {
+                return line.to_owned();
+            }
+            assert!(ended.is_none(), "it ended with {ended:?} and not a word of {words:?}:\n{log}");
+            assert!(begin.elapsed() < SERVE_MAX, "it does not say {words:?}:\n{log}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        send_signal(&self.child, signal);
+    }
+
+    /// Waits for its end, and returns its exit code.
+    pub fn end(mut self) -> Option<i32> {
+        let status = wait_for("the server ends", SERVE_MAX, || {
+            self.child.try_wait().expect("our own child")
+        });
+        status.code()
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        end_now(&mut self.child);
+    }
+}
+
+fn send_signal(child: &Child, signal: Signal) {
+    let id = rustix::process::Pid::from_raw(child.id() as i32).expect("a child has a number");
+    rustix::process::kill_process(id, signal).expect("our own child takes signals");
+}
+
+/// Ends a child that may have ended already.
+fn end_now(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).expect("a pipe of our own child");
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Keeps reading, so that the pipe never fills and the server never waits for it.
+fn follow(from: impl Read + Send + 'static, log: Arc<Mutex<String>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            log.push_str(&line);
+            log.push('\n');
+        }
+    })
+}

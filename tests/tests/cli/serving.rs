@@ -1,0 +1,107 @@
+//! How `rdma-serve` starts, and refuses to: addresses, exports, configuration,
+//! and two servers of one user on one machine.
+
+use crate::process::{Home, Serve};
+use crate::{World, assert_same, exports, make_samples, names, text};
+use std::fs;
+use std::sync::Arc;
+
+#[test]
+fn a_port_that_is_taken_is_said_to_be_so() {
+    let world = World::new();
+    let taken = world.serve.address.to_string();
+    let export = world.text("data");
+    let ended = Home::new().serve(&["--listen", &taken, &export]);
+    let said =
+        [&format!("cannot listen on {taken}: address already in use"), "hint: another server"];
+    ended.refused(1, &said.map(|words| words as &str));
+    // The one that was there first is not disturbed.
+    world.serve.cp(&[world.serve.at("data/b.bin"), world.text("out")]).done();
+}
+
+#[test]
+fn an_export_must_be_there() {
+    let home = Home::new();
+    let none = text(&home.path().join("none"));
+    let ended = home.serve(&["--listen", "127.0.0.1:0", &none]);
+    let said = format!("cannot export {none} as none: no such file");
+    ended.refused(2, &[&said, "hint: create the folder, or correct the path"]);
+    let file = home.path().join("file");
+    fs::write(&file, b"x").unwrap();
+    let ended = home.serve(&["--listen", "127.0.0.1:0", &text(&file)]);
+    ended.refused(2, &["it is not a folder", "hint: "]);
+    let ended = home.serve(&["--listen", "127.0.0.1:0", "=/srv"]);
+    ended.refused(2, &["its name is empty", "hint: "]);
+}
+
+#[test]
+fn nothing_to_export_is_bad_usage() {
+    let ended = Home::new().serve(&["--listen", "127.0.0.1:0"]);
+    ended.refused(2, &["nothing to export", "hint: give a folder: rdma-serve PATH"]);
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest() {
+    let home = Home::new();
+    let config = home.path().join("serve.toml");
+    fs::write(&config, "[limits]\nsesions_max = 3\n").unwrap();
+    let arguments = ["--config", &text(&config), &text(home.path())];
+    let said =
+        ["unknown key \"limits.sesions_max\"", "hint: did you mean \"limits.sessions_max\"?"];
+    home.serve(&arguments).refused(2, &said);
+    fs::write(&config, "workers = 1000\n").unwrap();
+    home.serve(&arguments).refused(2, &["workers = 1000 is out of range", &text(&config)]);
+    fs::write(&config, "workers = \n").unwrap();
+    home.serve(&arguments).refused(2, &["line 1", &text(&config)]);
+    fs::remove_file(&config).unwrap();
+    home.serve(&arguments).refused(2, &["cannot read", &text(&config), "hint: "]);
+}
+
+#[test]
+fn a_configuration_is_followed_and_flags_win_over_it() {
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let config = dir.path().join("serve.toml");
+    let toml = format!(
+        "listen = \"127.0.0.1:1\"\nlog.level = \"debug\"\n[[export]]\nname = \"set\"\npath = {:?}\n",
+        dir.path().join("data")
+    );
+    fs::write(&config, toml).unwrap();
+    let home = Arc::new(Home::new());
+    let extra = format!("more={}:rw", text(&dir.path().join("in")));
+    let serve = Serve::of(&home, "127.0.0.1:0", &["--config", &text(&config), &extra]);
+    assert_ne!(serve.address.port(), 1);
+    let listed = serve.cp(&["--list", &serve.at("")]).done().stdout;
+    assert!(listed.contains("set/") && listed.contains("more/"), "{listed}");
+    serve.cp(&[serve.at("set/b.bin"), text(&dir.path().join("out"))]).done();
+    assert_same(&dir.path().join("data/b.bin"), &dir.path().join("out/b.bin"));
+}
+
+#[test]
+fn the_rw_flag_makes_exports_writable_unless_they_say_otherwise() {
+    let world = World::new();
+    let kept = format!("kept={}:ro", world.text("data"));
+    let open = format!("open={}", world.text("in"));
+    let serve = Serve::start(&["--rw", &kept, &open]);
+    let from = world.text("data/b.bin");
+    serve.cp(&[&from, &serve.at("open")]).done();
+    serve.cp(&[&from, &serve.at("kept/new")]).refused(1, &["read-only"]);
+    assert_eq!(names(&world.path("in")), ["b.bin"]);
+}
+
+#[test]
+fn two_servers_of_one_user_both_work() {
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let home = Arc::new(Home::new());
+    let first = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
+    let second = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
+    assert_eq!(first.fingerprint, second.fingerprint, "one state folder is one identity");
+    let log = second.log();
+    assert!(log.contains("WARN digest cache is held by another process"), "{log}");
+    for (name, serve) in [("one", &first), ("two", &second)] {
+        let to = dir.path().join("out").join(name);
+        home.cp(&[serve.at("data/a.bin"), text(&to)]).done();
+        assert_same(&dir.path().join("data/a.bin"), &to);
+    }
+}

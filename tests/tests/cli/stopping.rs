@@ -1,0 +1,122 @@
+//! How both commands stop: a server at once when it is idle and after its
+//! copies when it is not, a copy without leaving anything half done.
+
+use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::{World, bytes, names, text};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a copy may take to write its first bytes.
+const BEGIN_MAX: Duration = Duration::from_secs(20);
+
+/// Makes a file that takes `gib` GiB of time but hardly any disk: behind its beginning is a hole.
+fn make_sparse(path: &Path, gib: u64) {
+    fs::write(path, bytes(gib, 8 << 20)).expect("a file");
+    let file = fs::OpenOptions::new().write(true).open(path);
+    file.and_then(|file| file.set_len(gib << 30)).expect("a hole");
+}
+
+/// Waits until the first bytes have landed in a folder that was empty.
+fn wait_for_bytes(copy: &mut Running, folder: &Path) {
+    wait_for("the copy begins", BEGIN_MAX, || {
+        assert!(!copy.has_ended(), "the copy ended before it was looked at");
+        let blocks = |name: &String| fs::metadata(folder.join(name)).map_or(0, |m| m.blocks());
+        names(folder).iter().any(|name| blocks(name) > 0).then_some(())
+    });
+}
+
+#[test]
+fn an_idle_server_stops_at_once_and_takes_its_door_away() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let home = Arc::new(Home::new());
+        let mut serve = Serve::of(&home, "127.0.0.1:0", &[dir.path()]);
+        let doors = home.state().join("local");
+        assert_eq!(names(&doors).len(), 1);
+        let begin = Instant::now();
+        serve.signal(signal);
+        serve.said(" stopped");
+        assert_eq!(serve.end(), Some(0));
+        assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
+        assert!(names(&doors).is_empty());
+    }
+}
+
+#[test]
+fn a_running_download_may_finish_when_the_server_stops() {
+    let World { serve, dir } = World::new();
+    make_sparse(&dir.path().join("data/big"), 1);
+    let out = dir.path().join("out");
+    let copy = serve.start_cp(&["-j1", &serve.at("data/big"), &text(&out)]);
+    finishes_while_draining(serve, copy, &out);
+}
+
+#[test]
+fn a_running_upload_may_finish_when_the_server_stops() {
+    let World { serve, dir } = World::new();
+    let big = dir.path().join("big");
+    make_sparse(&big, 1);
+    let copy = serve.start_cp(&["-j1", &text(&big), &serve.at("in")]);
+    finishes_while_draining(serve, copy, &dir.path().join("in"));
+}
+
+/// Stops the server in the middle of a copy of `big`, 1 GiB, into a folder that was empty. The
+/// copy has one link, so that none is still on its way when the first bytes are there.
+fn finishes_while_draining(mut serve: Serve, mut copy: Running, folder: &Path) {
+    wait_for_bytes(&mut copy, folder);
+    serve.signal(Signal::TERM);
+    let line = serve.said(" draining ");
+    assert!(line.contains("sessions=1"), "the copy was over too soon: {line}");
+    assert!(std::net::TcpStream::connect(serve.address).is_err(), "nobody new is let in");
+    copy.end().done();
+    assert_eq!(serve.end(), Some(0));
+    assert_eq!(names(folder), ["big"]);
+    assert_eq!(fs::metadata(folder.join("big")).expect("it is there").len(), 1 << 30);
+}
+
+#[test]
+fn an_interrupted_download_leaves_nothing() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let World { serve, dir } = World::new();
+        make_sparse(&dir.path().join("data/big"), 8);
+        let out = dir.path().join("out");
+        let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
+        wait_for_bytes(&mut copy, &out);
+        copy.signal(signal);
+        copy.end().refused(130, &["interrupted"]);
+        assert!(names(&out).is_empty(), "{:?}", names(&out));
+    }
+}
+
+#[test]
+fn an_interrupted_upload_leaves_nothing_and_the_server_goes_on() {
+    let World { serve, dir } = World::new();
+    make_sparse(&dir.path().join("big"), 8);
+    let landing = dir.path().join("in");
+    let mut copy = serve.start_cp(&[text(&dir.path().join("big")), serve.at("in")]);
+    wait_for_bytes(&mut copy, &landing);
+    copy.signal(Signal::INT);
+    copy.end().refused(130, &["interrupted"]);
+    wait_for("the server removes what has landed", BEGIN_MAX, || {
+        names(&landing).is_empty().then_some(())
+    });
+    let again = serve.cp(&[text(&dir.path().join("data/b.bin")), serve.at("in")]);
+    again.done();
+    assert_eq!(names(&landing), ["b.bin"]);
+}
+
+#[test]
+fn a_server_that_dies_ends_the_copy_with_a_hint() {
+    let World { serve, dir } = World::new();
+    make_sparse(&dir.path().join("data/big"), 8);
+    let out = dir.path().join("out");
+    let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
+    wait_for_bytes(&mut copy, &out);
+    let peer = serve.address.to_string();
+    drop(serve);
+    copy.end().refused(3, &["data/big", &peer, "hint: run the same command again"]);
+    assert!(names(&out).is_empty(), "{:?}", names(&out));
+}

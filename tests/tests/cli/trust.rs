@@ -1,0 +1,111 @@
+//! Whom `rdma-cp` trusts: a server it can reach, with the fingerprint that was
+//! given, left in a local door, or met before. Everything else ends with exit
+//! code 3 and says what to do.
+
+use crate::process::{Home, Serve};
+use crate::{World, exports, make_samples, names, text};
+use std::net::TcpListener;
+use std::sync::Arc;
+
+/// A port of 127.0.0.1 that somebody had a moment ago, and nobody has now.
+pub fn port_of_nobody() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// A fingerprint that is well formed, and nobody's.
+const OF_NOBODY: &str = "SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+#[test]
+fn a_port_without_a_server_cannot_be_connected_to() {
+    let home = Home::new();
+    let port = port_of_nobody();
+    let ended = home.cp(&[&format!("rdma://127.0.0.1:{port}/data/a"), "here"]);
+    let said = format!("cannot connect to 127.0.0.1:{port}: connection refused");
+    ended.refused(3, &[&said, "hint: check that rdma-serve runs there"]);
+}
+
+#[test]
+fn a_port_of_something_else_is_said_to_be_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let chatter = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        std::io::Write::write_all(&mut stream, b"SSH-2.0-OpenSSH_9.6\r\n").expect("it is told");
+        // Stays open until the client has read it and hung up.
+        let _ = std::io::Read::read_to_end(&mut stream, &mut Vec::new());
+    });
+    let ended = Home::new().cp(&[&format!("rdma://127.0.0.1:{port}/data/a"), "here"]);
+    ended.refused(3, &["cannot speak TLS", "hint: check that the port belongs to an rdma-serve"]);
+    chatter.join().unwrap();
+}
+
+#[test]
+fn a_server_that_never_answers_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let from = format!("rdma://127.0.0.1:{port}/data/a");
+    let ended = Home::new().cp(&["--timeout", "1", &from, "here"]);
+    ended.refused(3, &["took longer than 1 s", "hint: "]);
+}
+
+#[test]
+fn a_wrong_fingerprint_is_refused() {
+    let world = World::new();
+    let from = world.serve.at("data/b.bin");
+    let ended = world.serve.cp(&["--fingerprint", OF_NOBODY, &from, &world.text("out")]);
+    let said = ["cannot trust", &world.serve.fingerprint, OF_NOBODY, "as given", "hint: "];
+    ended.refused(3, &said);
+    assert!(names(&world.path("out")).is_empty());
+    let ended = world.serve.cp(&["--fingerprint", "SHA256:short", &from, &world.text("out")]);
+    ended.refused(2, &["--fingerprint"]);
+}
+
+#[test]
+fn an_unknown_server_is_refused_and_shows_its_fingerprint() {
+    let world = World::new();
+    let ended = Home::new().cp(&[world.serve.at("data/b.bin"), world.text("out")]);
+    let hint = format!(
+        "hint: compare it with what the server printed at its start, then add \
+                        --fingerprint {}, or --trust-on-first-use",
+        world.serve.fingerprint
+    );
+    ended.refused(3, &["it is not known here", &world.serve.fingerprint, &hint]);
+    assert!(names(&world.path("out")).is_empty());
+}
+
+#[test]
+fn a_server_met_once_is_remembered_and_a_changed_one_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let open = [exports(dir.path()).to_vec(), vec!["--insecure-no-auth".into()]].concat();
+    let first = Serve::start(&open);
+    let (from, out) = (first.at("data/b.bin"), text(&dir.path().join("out")));
+    let stranger = Home::new();
+    stranger.cp(&["--trust-on-first-use", &from, &out]).done();
+    stranger.cp(&[&from, &out]).done();
+    let known = std::fs::read_to_string(stranger.path().join("config/verbatim/known_servers"));
+    assert!(known.unwrap().contains(&first.fingerprint));
+
+    let address = first.address.to_string();
+    drop(first);
+    let second = Serve::of(&Arc::new(Home::new()), &address, &open);
+    let said = ["ITS IDENTITY HAS CHANGED", &second.fingerprint, "known_servers", "hint: only if"];
+    stranger.cp(&[&from, &out]).refused(3, &said);
+    // Trust on first use is no second one.
+    stranger.cp(&["--trust-on-first-use", &from, &out]).refused(3, &said);
+}
+
+#[test]
+fn a_door_that_a_dead_server_left_does_not_vouch_for_another() {
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let old_home = Arc::new(Home::new());
+    let old = Serve::of(&old_home, "127.0.0.1:0", &exports(dir.path()));
+    let (address, from) = (old.address.to_string(), old.at("data/b.bin"));
+    // Dropping kills it, so it cannot take its door away.
+    drop(old);
+    let _new = Serve::of(&Arc::new(Home::new()), &address, &exports(dir.path()));
+    let ended = old_home.cp(&[&from, &text(&dir.path().join("out"))]);
+    ended.refused(3, &["cannot trust", "local/", "hint: another server has this port now"]);
+}

@@ -1,0 +1,487 @@
+//! Copies over networks that misbehave, and of sources that change: whatever
+//! happens, a file under its final name is one whole version of its source, and
+//! every copy ends. Simulated links have seeded faults, and every seed is
+//! printed; the proxy does to real sockets what networks do.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use verbatim_fabric::sim::{Faults, SimClock, SimCounts, SimNet};
+use verbatim_proto::Code;
+use verbatim_proto::units::CHUNK_BYTES_MIN;
+use verbatim_tests::pair::{Backend, Copied, Job, Pair, read};
+use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
+use verbatim_tests::tree;
+
+/// Seeds each kind of fault is tried with.
+const SEEDS: u64 = 20;
+
+/// Seeds tried at the same time: many of them wait.
+const SEEDS_AT_ONCE: usize = 5;
+
+/// How long a peer may be silent in these tests.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a seed, or all seeds, met.
+#[derive(Clone, Copy, Debug, Default)]
+struct Met {
+    sim: SimCounts,
+    mismatches: u64,
+    links_lost: u64,
+}
+
+impl Met {
+    fn add(self, other: Self) -> Self {
+        let (a, b) = (self.sim, other.sim);
+        let sim = SimCounts {
+            ops: a.ops + b.ops,
+            bytes: a.bytes + b.bytes,
+            corrupted: a.corrupted + b.corrupted,
+            lost: a.lost + b.lost,
+            duplicated: a.duplicated + b.duplicated,
+            reordered: a.reordered + b.reordered,
+            deaths: a.deaths + b.deaths,
+        };
+        let mismatches = self.mismatches + other.mismatches;
+        Self { sim, mismatches, links_lost: self.links_lost + other.links_lost }
+    }
+}
+
+/// Copies an 8 MiB file and 200 small ones down and up again, under these faults.
+fn there_and_back(seed: u64, faults: Faults) -> Met {
+    let net = SimNet::new(seed, faults, SimClock::Real);
+    let pair = Pair::start(Backend::Sim(net.clone()));
+    let source = pair.served("ro/all");
+    tree::write(&source.join("big"), &tree::content(seed, 8 << 20));
+    tree::small_files(&source, 200, 3000, seed);
+    let small_chunks = |mut job: Job| {
+        job.session.connect.chunk_bytes = CHUNK_BYTES_MIN;
+        job.timeout(PATIENCE).run().whole()
+    };
+    let down = small_chunks(pair.down(&["ro/all"], "all"));
+    tree::assert_same(&source, &pair.local("all"));
+    let up = small_chunks(pair.up(&["all"], "rw/all"));
+    tree::assert_same(&source, &pair.served("rw/all"));
+    Met {
+        sim: net.counts(),
+        mismatches: down.summary.mismatches + up.summary.mismatches,
+        links_lost: down.summary.links_lost + up.summary.links_lost,
+    }
+}
+
+/// Runs every seed, or the one in `SEED`; says what all of them met together.
+fn all_seeds(faults: impl Fn(u64) -> Faults + Sync) -> Met {
+    let only = std::env::var("SEED").ok().map(|seed| seed.parse().expect("SEED is a number"));
+    let seeds: Vec<u64> = only.map_or_else(|| (1..=SEEDS).collect(), |seed| vec![seed]);
+    let mut met = Met::default();
+    for group in seeds.chunks(SEEDS_AT_ONCE) {
+        let run = |&seed: &u64| {
+            let faults = faults(seed);
+            // The thread's name is in front of everything it says.
+            let thread = std::thread::Builder::new().name(format!("SEED={seed}"));
+            thread.spawn(move || there_and_back(seed, faults)).expect("starts a thread")
+        };
+        let threads: Vec<_> = group.iter().map(run).collect();
+        for (seed, thread) in group.iter().zip(threads) {
+            met = met.add(thread.join().unwrap_or_else(|_| panic!("SEED={seed} failed")));
+        }
+    }
+    met
+}
+
+#[test]
+fn flipped_bits_are_found_and_fetched_again() {
+    let ppm = |seed: u64| 10_000 + 2_000 * seed as u32;
+    let met = all_seeds(|seed| Faults { corrupt_ppm: ppm(seed), ..Faults::default() });
+    println!("{met:?}");
+    assert!(met.sim.corrupted > 10, "{met:?}");
+    assert_eq!(met.mismatches, met.sim.corrupted, "every flip is seen, and nothing else");
+}
+
+#[test]
+fn lost_operations_end_their_link_and_are_done_on_another() {
+    let met = all_seeds(|_| Faults { lose_ppm: 8_000, ..Faults::default() });
+    println!("{met:?}");
+    assert!(met.sim.lost > 0 && met.links_lost > 0, "{met:?}");
+}
+
+#[test]
+fn links_that_die_at_random_are_made_anew() {
+    let met = all_seeds(|_| Faults { death_ppm: 20_000, ..Faults::default() });
+    println!("{met:?}");
+    assert!(met.sim.deaths > 10 && met.links_lost >= met.sim.deaths, "{met:?}");
+}
+
+#[test]
+fn links_that_wear_out_in_the_middle_of_a_chunk_are_made_anew() {
+    let met = all_seeds(|seed| Faults {
+        die_after_bytes: Some((1 << 20) + 77_777 * seed),
+        ..Faults::default()
+    });
+    println!("{met:?}");
+    assert!(met.sim.deaths >= SEEDS && met.links_lost >= met.sim.deaths, "{met:?}");
+}
+
+#[test]
+fn notifications_that_come_twice_and_late_do_no_harm() {
+    let met = all_seeds(|_| Faults {
+        duplicate_ppm: 500_000,
+        reorder_ppm: 300_000,
+        reorder_ns: 3_000_000,
+        jitter_ns: 1_000_000,
+        ..Faults::default()
+    });
+    println!("{met:?}");
+    assert!(met.sim.duplicated > 10 && met.sim.reordered > 10, "{met:?}");
+    assert_eq!((met.mismatches, met.links_lost), (0, 0), "{met:?}");
+}
+
+#[test]
+fn all_faults_together_do_no_harm() {
+    let met = all_seeds(|_| Faults {
+        corrupt_ppm: 10_000,
+        lose_ppm: 2_000,
+        duplicate_ppm: 100_000,
+        reorder_ppm: 100_000,
+        reorder_ns: 1_000_000,
+        death_ppm: 5_000,
+        ..Faults::default()
+    });
+    println!("{met:?}");
+    assert!(met.sim.corrupted > 0 && met.sim.deaths > 0 && met.sim.duplicated > 0, "{met:?}");
+}
+
+#[test]
+fn a_network_that_always_corrupts_ends_in_a_mismatch_and_no_file() {
+    let faults = Faults { corrupt_ppm: 1_000_000, ..Faults::default() };
+    let pair = Pair::start(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
+    let old = tree::content(9, 1000);
+    for root in [pair.served("ro"), pair.local("up")] {
+        tree::write(&root.join("big"), &tree::content(1, 3 << 20));
+        tree::write(&root.join("small"), &tree::content(2, 3000));
+    }
+    for root in [pair.local("down"), pair.served("rw")] {
+        tree::write(&root.join("small"), &old);
+    }
+    for copied in [
+        pair.down(&["ro/big", "ro/small"], "down").run(),
+        pair.up(&["up/big", "up/small"], "rw").run(),
+    ] {
+        assert_eq!((copied.summary.files, copied.summary.failed), (0, 2), "{copied:?}");
+        assert!(copied.summary.mismatch && copied.summary.broken.is_none(), "{copied:?}");
+        let codes = copied.failed.iter().map(|failure| failure.fault.code);
+        assert!(codes.into_iter().all(|code| code == Code::Mismatch), "{copied:?}");
+    }
+    for root in [pair.local("down"), pair.served("rw")] {
+        assert!(!root.join("big").exists(), "no file of this name was verified");
+        assert_eq!(read(&root.join("small")), old, "the old one is still there");
+    }
+}
+
+/// A pair over sockets, with a large file on each side and an old one in its place on the other.
+struct Wired {
+    pair: Pair,
+    old: Vec<u8>,
+    new: Vec<u8>,
+}
+
+const BIG_BYTES: usize = 24 << 20;
+
+/// Both ways a copy can go.
+const WAYS: [Direction; 2] = [Direction::Down, Direction::Up];
+
+impl Wired {
+    fn start() -> Self {
+        let (pair, old, new) =
+            (Pair::start(Backend::Tcp), tree::content(1, 100_000), tree::content(2, BIG_BYTES));
+        for path in [pair.served("ro/big"), pair.local("big")] {
+            tree::write(&path, &new);
+        }
+        for path in [pair.local("target"), pair.served("rw/target")] {
+            tree::write(&path, &old);
+        }
+        Self { pair, old, new }
+    }
+
+    fn job(&self, way: Direction) -> Job {
+        let mut job = match way {
+            Direction::Down => self.pair.down(&["ro/big"], "target"),
+            Direction::Up => self.pair.up(&["big"], "rw/target"),
+        };
+        // Small chunks, so that harm that comes again and again does not hit one four times.
+        job.session.connect.chunk_bytes = CHUNK_BYTES_MIN;
+        job.timeout(PATIENCE)
+    }
+
+    fn target(&self, way: Direction) -> PathBuf {
+        match way {
+            Direction::Down => self.pair.local("target"),
+            Direction::Up => self.pair.served("rw/target"),
+        }
+    }
+
+    /// Copies through a proxy with one rule; all of it must arrive.
+    fn arrives(&self, way: Direction, rule: Rule) -> (Copied, Proxy) {
+        let proxy = Proxy::start(self.pair.port(), &[rule]);
+        let copied = self.job(way).through(&proxy).run().whole();
+        assert!(read(&self.target(way)) == self.new, "what arrived is not what was sent");
+        fs::write(self.target(way), &self.old).expect("writes");
+        (copied, proxy)
+    }
+
+    /// Copies through a proxy that harms the control connection. Says whether the copy had begun
+    /// and broke; if it did, the old target must be there.
+    fn breaks(&self, way: Direction, harm: Harm) -> bool {
+        let proxy = Proxy::start(self.pair.port(), &[Rule::all(Kind::Control, way, harm)]);
+        let begin = Instant::now();
+        let mut job = self.job(way).through(&proxy);
+        job.session.connect.timeout = PATIENCE;
+        let result = job.try_run();
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(8), "{harm:?} took {took:?}: {result:?}");
+        let begun = proxy.counts().data > 0;
+        // The server hears of the end as the proxy goes.
+        drop(proxy);
+        let target = read(&self.target(way));
+        match result {
+            // It was over before anything happened.
+            Ok(copied) if copied.summary.broken.is_none() => {
+                copied.whole();
+                assert!(target == self.new, "{harm:?}");
+                fs::write(self.target(way), &self.old).expect("writes");
+                return false;
+            }
+            Ok(copied) => assert_eq!(copied.summary.failed, 1, "{harm:?}: {copied:?}"),
+            Err(error) => assert!(!begun, "{harm:?}: {error}"),
+        }
+        // What the server has committed is there even if it could not say so.
+        assert!(target == self.old || target == self.new, "{harm:?}");
+        fs::write(self.target(way), &self.old).expect("writes");
+        begun && target == self.old
+    }
+}
+
+#[test]
+fn bits_flipped_on_data_connections_are_found_and_the_file_arrives() {
+    let wired = Wired::start();
+    for way in WAYS {
+        let rule = Rule::all(Kind::Data, way, Harm::FlipEvery(5_000_011));
+        let (copied, proxy) = wired.arrives(way, rule);
+        assert!(proxy.counts().flips > 1, "{:?}", proxy.counts());
+        let seen = copied.summary.mismatches + copied.summary.links_lost;
+        assert!(seen > 0 && copied.summary.mismatches > 0, "{:?}", copied.summary);
+    }
+}
+
+#[test]
+fn bits_flipped_in_requests_and_acknowledgements_end_links_and_the_file_arrives() {
+    let wired = Wired::start();
+    for (way, other) in [(Direction::Down, Direction::Up), (Direction::Up, Direction::Down)] {
+        // A frame is 40 bytes: this hits its kind, length, tag, ticket, key and address.
+        let mut lost = 0;
+        for every in [281, 286, 291, 298, 306, 313] {
+            let rule = Rule::all(Kind::Data, other, Harm::FlipEvery(every));
+            let (copied, proxy) = wired.arrives(way, rule);
+            assert!(proxy.counts().flips > 0, "{:?}", proxy.counts());
+            lost += copied.summary.links_lost;
+        }
+        assert!(lost > 2, "{way:?}: {lost} links were lost");
+    }
+}
+
+#[test]
+fn data_connections_that_are_cut_are_made_anew() {
+    let wired = Wired::start();
+    for way in WAYS {
+        let rule = Rule::all(Kind::Data, way, Harm::CutAfter(3_333_333));
+        let (copied, proxy) = wired.arrives(way, rule);
+        assert!(proxy.counts().cuts >= 5, "{:?}", proxy.counts());
+        assert!(copied.summary.links_lost >= 5, "{:?}", copied.summary);
+    }
+}
+
+#[test]
+fn a_data_connection_that_falls_silent_is_given_up_for_another() {
+    let wired = Wired::start();
+    for way in WAYS {
+        for harm in [Harm::StallAfter(1_500_000), Harm::FreezeAfter(1_500_000)] {
+            let (copied, proxy) = wired.arrives(way, Rule::first(Kind::Data, way, harm));
+            assert_eq!(proxy.counts().stalls, 1);
+            assert!(copied.summary.links_lost >= 1, "{:?}", copied.summary);
+            assert!(copied.summary.elapsed < 5 * PATIENCE, "{:?}", copied.summary);
+        }
+    }
+}
+
+#[test]
+fn a_server_whose_data_connections_are_refused_is_given_up() {
+    let wired = Wired::start();
+    for way in WAYS {
+        let proxy = Proxy::start_refusing(wired.pair.port(), &[], Some(0));
+        let copied = wired.job(way).streams(8).timeout(5 * PATIENCE).through(&proxy).run();
+        let broken = copied.summary.broken.as_ref().expect("it cannot go on");
+        assert!(matches!(broken.code, Code::LinkLost | Code::TimedOut), "{broken:?}");
+        assert!(proxy.counts().refused >= 8, "{:?}", proxy.counts());
+        assert!(read(&wired.target(way)) == wired.old);
+    }
+}
+
+#[test]
+fn a_control_connection_that_is_cut_breaks_the_copy_and_leaves_the_target() {
+    let wired = Wired::start();
+    for way in WAYS {
+        let cuts = [100, 900, 1500, 2200, 3000, 4000, 5000, 7000];
+        let broke = cuts.iter().filter(|&&at| wired.breaks(way, Harm::CutAfter(at))).count();
+        assert!(broke > 0, "{way:?}: no cut hit a copy that had begun");
+    }
+}
+
+#[test]
+fn a_control_connection_that_falls_silent_is_given_up_in_time() {
+    for way in WAYS {
+        let wired = Wired::start();
+        let stalls = [700, 900, 1500, 2200, 3500];
+        let broke = stalls.iter().filter(|&&at| wired.breaks(way, Harm::StallAfter(at))).count();
+        assert!(broke > 0, "{way:?}: no stall hit a copy that had begun");
+    }
+}
+
+#[test]
+fn a_server_that_falls_silent_before_a_file_is_open_is_given_up_in_time() {
+    // Folders alone: only stat, scan and make are asked for.
+    let pair = Pair::start(Backend::Tcp);
+    for root in [pair.served("ro/tree"), pair.local("tree")] {
+        (0..50).for_each(|n| fs::create_dir_all(root.join(format!("{n}"))).expect("folder"));
+    }
+    std::thread::scope(|scope| {
+        for stall in (600..=1000).step_by(50) {
+            let pair = &pair;
+            scope.spawn(move || {
+                let rule = Rule::all(Kind::Control, Direction::Down, Harm::StallAfter(stall));
+                let proxy = Proxy::start(pair.port(), &[rule]);
+                for mut job in [
+                    pair.down(&["ro/tree"], &format!("down-{stall}")),
+                    pair.up(&["tree"], &format!("rw/up-{stall}")),
+                ] {
+                    job.session.connect.timeout = PATIENCE;
+                    let begin = Instant::now();
+                    let result = job.timeout(PATIENCE).through(&proxy).try_run();
+                    let took = begin.elapsed();
+                    assert!(took < Duration::from_secs(8), "{stall} took {took:?}: {result:?}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_bit_flipped_on_the_control_connection_breaks_the_copy() {
+    let wired = Wired::start();
+    for way in WAYS {
+        let flips = [50, 700, 1700, 2500, 3500];
+        let broke = flips.iter().filter(|&&at| wired.breaks(way, Harm::FlipEvery(at))).count();
+        assert!(broke > 0, "{way:?}: no flip hit a copy that had begun");
+    }
+}
+
+/// Changes a source in the middle of a copy, both ways. What arrives must be one of the versions
+/// the source had; else the fault must say what happened.
+fn changing(versions: &[Vec<u8>], codes: &[Code], change: impl Fn(&PathBuf) + Sync) {
+    let faults = Faults { bandwidth_bytes_per_s: Some(6 << 20), ..Faults::default() };
+    let pair = Pair::start(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
+    let jobs = [
+        (pair.served("ro/a"), pair.local("down"), pair.down(&["ro/a"], "down")),
+        (pair.local("a"), pair.served("rw/up"), pair.up(&["a"], "rw/up")),
+    ];
+    for (source, target, job) in jobs {
+        tree::write(&source, &versions[0]);
+        let copied = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                change(&source);
+            });
+            job.run()
+        });
+        assert!(copied.summary.broken.is_none(), "{copied:?}");
+        if copied.failed.is_empty() {
+            let arrived = read(&target);
+            let at = versions.iter().position(|version| *version == arrived);
+            assert!(at.is_some(), "{} bytes that the source never had", arrived.len());
+            // The copy cannot be of before the change: it was not done then.
+            assert!(versions.len() == 1 || at != Some(0), "the change was missed");
+        } else {
+            let code = copied.only_failure().fault.code;
+            assert!(codes.contains(&code), "{copied:?}");
+            assert!(!target.exists(), "a failed file has no final name");
+        }
+    }
+}
+
+#[test]
+fn a_source_that_is_truncated_arrives_short_or_not_at_all() {
+    let old = tree::content(1, 8 << 20);
+    let versions = [old.clone(), old[..3_000_000].to_vec()];
+    changing(&versions, &[Code::Changed], |path| {
+        let file = fs::File::options().write(true).open(path).expect("opens");
+        file.set_len(3_000_000).expect("truncates");
+    });
+}
+
+#[test]
+fn a_source_that_is_rewritten_in_place_never_arrives_mixed() {
+    let versions = [tree::content(1, 8 << 20), tree::content(2, 8 << 20)];
+    changing(&versions, &[Code::Changed], |path| {
+        use std::os::unix::fs::FileExt;
+        let file = fs::File::options().write(true).open(path).expect("opens");
+        file.write_all_at(&versions[1], 0).expect("writes");
+    });
+}
+
+#[test]
+fn a_source_that_is_replaced_arrives_as_the_new_one() {
+    let versions = [tree::content(1, 8 << 20), tree::content(2, 5 << 20)];
+    changing(&versions, &[Code::Changed], |path| {
+        let fresh = path.with_extension("fresh");
+        tree::write(&fresh, &versions[1]);
+        fs::rename(&fresh, path).expect("replaces");
+    });
+}
+
+#[test]
+fn a_source_that_is_removed_fails_or_arrives_as_it_was() {
+    let versions = [tree::content(1, 8 << 20)];
+    changing(&versions, &[Code::Changed, Code::NotFound], |path| {
+        fs::remove_file(path).expect("removes");
+    });
+}
+
+#[test]
+fn a_source_that_never_rests_fails_as_changed() {
+    let faults = Faults { bandwidth_bytes_per_s: Some(20 << 20), ..Faults::default() };
+    let pair = Pair::start(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
+    let jobs = [
+        (pair.served("ro/a"), pair.local("down"), pair.down(&["ro/a"], "down")),
+        (pair.local("a"), pair.served("rw/up"), pair.up(&["a"], "rw/up")),
+    ];
+    for (source, target, job) in jobs {
+        tree::write(&source, &tree::content(1, 8 << 20));
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let copied = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                use std::os::unix::fs::FileExt;
+                let file = fs::File::options().write(true).open(&source).expect("opens");
+                let mut round = 0_u64;
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    round += 1;
+                    file.write_all_at(&round.to_le_bytes(), round % 8 << 20).expect("writes");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let copied = job.run();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            copied
+        });
+        assert_eq!(copied.only_failure().fault.code, Code::Changed, "{copied:?}");
+        assert!(!target.exists(), "a failed file has no final name");
+    }
+}
