@@ -23,6 +23,8 @@ impl Observer for () {}
 pub struct FileDone {
     /// What was copied, as the user would name it.
     pub path: String,
+    /// Where it is on this machine, whichever side that is.
+    pub local: String,
     /// How long it is.
     pub bytes: u64,
     /// Its digest, as b3sum prints it.

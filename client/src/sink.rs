@@ -2,6 +2,8 @@
 //! that has its first bytes, so that a thousand small files are created side
 //! by side; it is forgotten and made anew when the source changed.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::FileInfo;
@@ -23,6 +25,12 @@ struct State {
 impl Sink {
     pub fn new(folder: Arc<Folder>, path: WirePath) -> Arc<Self> {
         Arc::new(Self { folder, path, state: Mutex::default() })
+    }
+
+    /// Where it will be, for people.
+    pub fn shown(&self) -> String {
+        let below = std::path::Path::new(OsStr::from_bytes(self.path.as_bytes()));
+        self.folder.path().join(below).display().to_string()
     }
 
     /// The source is known now.

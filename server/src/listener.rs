@@ -135,22 +135,36 @@ impl Server {
             handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
         });
         let mut sessions = JoinSet::new();
+        let drain = Duration::from_secs(self.config.drain_seconds.into());
+        let mut ends = None;
         tokio::pin!(stop);
-        loop {
-            let stream = tokio::select! {
-                () = &mut stop => break,
+        // While it drains it still takes connections: a session may need another link, and a
+        // client that comes now is told why it is sent away.
+        while ends.is_none() || !sessions.is_empty() {
+            let end = ends.unwrap_or_else(tokio::time::Instant::now);
+            let accepted = tokio::select! {
+                () = &mut stop, if ends.is_none() => {
+                    stopping.send_replace(true);
+                    ends = Some(tokio::time::Instant::now() + drain);
+                    tracing::info!(sessions = sessions.len(), seconds = drain.as_secs(), "draining");
+                    continue;
+                }
+                () = tokio::time::sleep_until(end), if ends.is_some() => {
+                    tracing::warn!(sessions = sessions.len(), "sessions ended before they were done");
+                    break;
+                }
                 Some(_) = sessions.join_next() => continue,
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, peer)) => Some((stream, peer)),
-                    Err(error) => {
-                        tracing::warn!(%error, "connection not accepted");
-                        // Out of descriptors, most likely: let some go first.
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                        None
-                    }
-                },
+                accepted = self.listener.accept() => accepted,
             };
-            let Some((stream, peer)) = stream else { continue };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "connection not accepted");
+                    // Out of descriptors, most likely: let some go first.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
             let Ok(place) = places.clone().try_acquire_owned() else {
                 tracing::warn!(%peer, sessions = self.config.limits.sessions_max, "server is full");
                 continue;
@@ -161,13 +175,6 @@ impl Server {
             });
         }
         drop(self.listener);
-        stopping.send_replace(true);
-        let drain = Duration::from_secs(self.config.drain_seconds.into());
-        tracing::info!(sessions = sessions.len(), seconds = drain.as_secs(), "draining");
-        let finished = async { while sessions.join_next().await.is_some() {} };
-        if tokio::time::timeout(drain, finished).await.is_err() {
-            tracing::warn!(sessions = sessions.len(), "sessions ended before they were done");
-        }
         sessions.shutdown().await;
         tracing::info!("stopped");
     }

@@ -208,7 +208,8 @@ mod tests {
     fn every_kind_of_difference_is_seen() {
         let dir = tempfile::tempdir().expect("folder");
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        let change: [(&str, fn(&Path)); 6] = [
+        type Change = (&'static str, fn(&Path));
+        let changes: [Change; 6] = [
             ("byte 1048576 is", |root| {
                 let mut bytes = fs::read(root.join("a.bin")).expect("reads");
                 bytes[1 << 20] ^= 1;
@@ -223,7 +224,7 @@ mod tests {
                 link(root, "elsewhere", "dangling link");
             }),
         ];
-        for (expected, change) in change {
+        for (expected, change) in changes {
             for root in [&a, &b] {
                 let _ = fs::remove_dir_all(root);
                 sample(root, 1);

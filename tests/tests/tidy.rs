@@ -52,7 +52,12 @@ const SLACK_LINES: usize = 20;
 const FILE_RATCHET: &[(&str, usize)] = &[];
 
 /// Files over `CODE_LINES_MAX`, with their lines before the tests.
-const CODE_RATCHET: &[(&str, usize)] = &[("common/proto/src/message.rs", 430)];
+const CODE_RATCHET: &[(&str, usize)] = &[
+    ("common/proto/src/message.rs", 442),
+    ("common/proto/src/read/client.rs", 445),
+    ("common/proto/src/write/client.rs", 505),
+    ("common/proto/src/write/server.rs", 408),
+];
 
 /// Functions over `FUNCTION_LINES_MAX`, as `file::name`, with their lines.
 const FUNCTION_RATCHET: &[(&str, usize)] = &[];

@@ -2,6 +2,7 @@
 //! places they go to, and commits what is whole in batches.
 
 use super::{Core, Event};
+use crate::report::FileDone;
 use crate::sink::Sink;
 use crate::worker::{Command, Landing};
 use std::collections::{HashMap, VecDeque};
@@ -134,7 +135,8 @@ impl Core {
                 Err(fault) => self.download_failed(id, fault),
                 Ok(()) => {
                     let file = self.downloads.files.remove(&id).expect("whole files are known");
-                    self.done(file.label, file.size, root);
+                    let (path, local) = (file.label, file.sink.shown());
+                    self.done(FileDone { path, local, bytes: file.size, digest: root });
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 use verbatim_fabric::tcp::{TcpLink, join};
 use verbatim_fabric::{FabricError, Link, SoftDomain};
-use verbatim_proto::message::{ClientMessage, LinkAnswer, LinkId, LinkOffer};
+use verbatim_proto::message::{ClientMessage, JoinSecret, LinkAnswer, LinkId, LinkOffer};
 use verbatim_proto::read::Outcome;
 use verbatim_proto::write::Posted;
 use verbatim_proto::{Code, Fault};
@@ -69,7 +69,7 @@ impl Core {
 
     pub(super) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
         match (answer, self.options.sim.clone()) {
-            (Ok(LinkAnswer::Tcp { secret }), _) => {
+            (Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) }), _) => {
                 let (address, timeout) = (self.address, self.options.timeout);
                 self.job(move || {
                     let made = join(address, &secret, timeout)

@@ -6,20 +6,20 @@
 //! A session ends when its work is done, or breaks: then everything unfinished
 //! fails with the cause, and temporary files are removed.
 
+mod core;
 mod down;
 mod links;
 mod trees;
 mod up;
 
 use crate::location::peer;
-use crate::report::{Failure, FileDone, Observer, Progress, Summary};
-use crate::worker::{ClientWorker, Command, Stats};
+use crate::report::{Observer, Progress, Summary};
+use crate::worker::{ClientWorker, Stats};
+use core::Core;
 use down::Downloads;
 use links::Links;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
@@ -70,6 +70,14 @@ pub enum ClientError {
     /// The server refused a request.
     #[error("{0}")]
     Fault(#[from] Fault),
+    /// The session was ended before it answered.
+    #[error("{peer} ended the session: {fault}")]
+    Ended {
+        /// The server.
+        peer: String,
+        /// Why.
+        fault: Fault,
+    },
 }
 
 impl ClientError {
@@ -78,6 +86,7 @@ impl ClientError {
         match self {
             Self::Control(error) => error.hint(),
             Self::Fabric(_) | Self::Fault(_) => None,
+            Self::Ended { .. } => Some("run the same command again".into()),
         }
     }
 }
@@ -116,40 +125,6 @@ pub struct Session {
     receiver: Receiver<ServerMessage>,
     events: mpsc::Receiver<Event>,
     core: Core,
-}
-
-/// All of a session but its incoming queues.
-struct Core {
-    options: SessionOptions,
-    peer: String,
-    address: SocketAddr,
-    events: mpsc::Sender<Event>,
-    workers: Vec<WorkerHandle<Command>>,
-    stats: Arc<Stats>,
-    begin: Instant,
-    sending: VecDeque<ClientMessage>,
-    read: ReadClient,
-    write: WriteClient,
-    links: Links,
-    downloads: Downloads,
-    uploads: Uploads,
-    trees: Trees,
-    next_file: u32,
-    next_request: u32,
-    summary: Summary,
-    progress: Progress,
-    reports: VecDeque<Report>,
-    stated: HashMap<u32, Result<Entry, Fault>>,
-    /// Whether `stat` or `list` waits for an answer.
-    asking: bool,
-    /// Since when nothing was heard, or asked.
-    quiet_since: Instant,
-    broken: Option<Fault>,
-}
-
-enum Report {
-    Done(FileDone),
-    Failed(Failure),
 }
 
 impl Session {
@@ -210,7 +185,7 @@ impl Session {
                 self.core.asking = false;
                 return Ok(answer);
             }
-            self.turn().await?;
+            self.turn_or_end().await?;
         }
     }
 
@@ -227,7 +202,7 @@ impl Session {
         self.core.trees.list(request);
         self.core.asking = true;
         loop {
-            self.turn().await?;
+            self.turn_or_end().await?;
             while let Some((entries, faults, done)) = self.core.trees.listed() {
                 page(entries, faults);
                 if done {
@@ -308,6 +283,13 @@ impl Session {
         let _ = tokio::time::timeout(CLOSE_MAX, self.outbox.close()).await;
     }
 
+    /// A turn for a caller that waits for an answer: an ended session gives none.
+    async fn turn_or_end(&mut self) -> Result<(), ClientError> {
+        self.turn().await?;
+        let peer = self.core.peer.clone();
+        self.core.broken.clone().map_or(Ok(()), |fault| Err(ClientError::Ended { peer, fault }))
+    }
+
     /// Waits for one message, event or deadline, and does what follows from it.
     async fn turn(&mut self) -> Result<(), ClientError> {
         self.core.advance();
@@ -343,205 +325,3 @@ impl Session {
 
 /// How long saying goodbye may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
-
-/// The longest a turn waits: deadlines are looked at, and progress is told, this often.
-const TURN_MAX: Duration = Duration::from_millis(250);
-
-impl Core {
-    fn now(&self) -> Duration {
-        self.begin.elapsed()
-    }
-
-    fn request(&mut self) -> u32 {
-        self.quiet_since = Instant::now();
-        self.next_request += 1;
-        self.next_request
-    }
-
-    fn file(&mut self) -> FileId {
-        self.next_file += 1;
-        FileId(self.next_file)
-    }
-
-    /// Whether an answer is late that neither machine waits for.
-    fn is_overdue(&self) -> bool {
-        let waits = self.asking || self.trees.awaits();
-        waits && self.quiet_since.elapsed() > self.options.timeout
-    }
-
-    fn add(&mut self, work: Work) {
-        match work {
-            Work::Download(download) => self.add_download(download),
-            Work::Upload(upload) => self.add_upload(upload),
-            Work::DownloadTree(tree) => self.add_remote_tree(tree),
-            Work::UploadTree(tree) => self.add_local_tree(tree),
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        self.downloads.is_idle() && self.uploads.is_idle() && self.trees.is_idle()
-    }
-
-    fn wait(&self) -> Duration {
-        let now = self.now();
-        let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
-        let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
-        // A deadline that has passed was acted on: look again soon, but do not spin.
-        wait.clamp(Duration::from_millis(1), TURN_MAX)
-    }
-
-    /// Starts what there is room for, and does what the machines ask.
-    fn advance(&mut self) {
-        self.pump_trees();
-        self.pump_downloads();
-        self.pump_uploads();
-        loop {
-            let now = self.now();
-            self.read.advance(now);
-            self.write.advance(now);
-            if let Some(effect) = self.read.next_effect() {
-                self.read_effect(effect);
-            } else if let Some(effect) = self.write.next_effect() {
-                self.write_effect(effect);
-            } else {
-                break;
-            }
-            while let Some(effect) = self.read.next_effect() {
-                self.read_effect(effect);
-            }
-            while let Some(effect) = self.write.next_effect() {
-                self.write_effect(effect);
-            }
-        }
-        self.commit_landed();
-    }
-
-    fn message(&mut self, message: ServerMessage) {
-        tracing::trace!(?message, "message received");
-        let now = self.now();
-        self.quiet_since = Instant::now();
-        self.read.touch(now);
-        self.write.touch(now);
-        match message {
-            ServerMessage::Attached { link, answer } => self.attached(link, answer),
-            ServerMessage::Fenced { link } => self.fenced(link),
-            ServerMessage::Stated { request, answer } => {
-                self.stated.insert(request, answer);
-            }
-            ServerMessage::Page { request, entries, faults, done } => {
-                self.remote_page(request, entries, faults, done);
-            }
-            ServerMessage::Made { request, answers } => self.made(request, answers),
-            ServerMessage::Read(reply) => self.read.reply(reply, now),
-            ServerMessage::Write(reply) => self.write.reply(reply, now),
-            ServerMessage::Working => {}
-            ServerMessage::Refused(fault) => self.broke(fault),
-            ServerMessage::Welcome(_) => {
-                self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
-            }
-        }
-    }
-
-    fn event(&mut self, event: Event) {
-        let now = self.now();
-        match event {
-            Event::Fetched { link, slot, outcome } => {
-                self.links.used(&outcome);
-                self.read.fetched(link, slot, outcome, now);
-            }
-            Event::Posted { tag, posted } => {
-                self.links.sent(&posted);
-                self.write.posted(tag, posted, now);
-            }
-            Event::LinkLost { link, error } => self.link_lost(link, &error),
-            Event::LinkMade { link, made } => self.link_made(link, made),
-            Event::LinkWanted { link } => self.attach(link),
-            Event::WorkerFailed(error) => {
-                self.broke(Fault::new(Code::Io, error.to_string()));
-            }
-            Event::Landed(answers) => self.landed(answers),
-            Event::SourceChecked { file, root, answer } => {
-                self.write.source_checked(file, root, answer);
-            }
-            Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
-            Event::LocalPage(page) => self.local_page(page),
-        }
-    }
-
-    fn broke(&mut self, fault: Fault) {
-        self.broken.get_or_insert(fault);
-    }
-
-    fn tell(&mut self, link: LinkId, command: Command) {
-        let worker = usize::from(link.index) % self.workers.len();
-        if let Err(error) = self.workers[worker].send(command) {
-            self.broke(Fault::new(Code::Limit, error.to_string()));
-        }
-    }
-
-    /// Starts file work on the blocking pool; its event comes back to this session.
-    fn job(&self, work: impl FnOnce() -> Event + Send + 'static) {
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            // A session that is gone needs no answer.
-            let _ = events.try_send(work());
-        });
-    }
-
-    fn done(&mut self, path: String, bytes: u64, digest: Digest) {
-        self.summary.files += 1;
-        self.summary.bytes += bytes;
-        self.progress.files += 1;
-        self.reports.push_back(Report::Done(FileDone { path, bytes, digest }));
-    }
-
-    fn failed(&mut self, path: String, fault: Fault) {
-        self.summary.failed += 1;
-        self.summary.mismatch |= fault.code == Code::Mismatch;
-        let failure = Failure { path, peer: self.peer.clone(), fault };
-        self.reports.push_back(Report::Failed(failure));
-    }
-
-    fn report(&mut self, observer: &mut dyn Observer) {
-        while let Some(report) = self.reports.pop_front() {
-            match report {
-                Report::Done(done) => observer.file_done(&done),
-                Report::Failed(failure) => observer.failed(&failure),
-            }
-        }
-    }
-
-    /// Fails what is unfinished when the session broke.
-    fn give_up(&mut self) {
-        let Some(fault) = self.broken.clone() else { return };
-        self.drop_downloads(&fault);
-        self.drop_uploads(&fault);
-        self.trees = Trees::default();
-    }
-
-    fn progress_now(&self) -> Progress {
-        Progress {
-            bytes: self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_idle(),
-            links: self.links.up_count(),
-            elapsed: self.now(),
-            ..self.progress.clone()
-        }
-    }
-
-    fn summary_now(&self) -> Summary {
-        let transport = self.links.transport.clone().unwrap_or_else(|| "none".into());
-        let reason = (transport == "tcp")
-            .then(|| "this build has no verbs link yet; data moves over TCP".to_owned());
-        Summary {
-            elapsed: self.now(),
-            transport,
-            reason,
-            limited_by: self.stats.limit(),
-            mismatches: self.read.mismatches() + self.write.mismatches(),
-            links_lost: self.links.lost,
-            broken: self.broken.clone(),
-            ..self.summary.clone()
-        }
-    }
-}

@@ -2,6 +2,7 @@
 //! files they come from, and looks at each source again before it is committed.
 
 use super::{Core, Event};
+use crate::report::FileDone;
 use crate::worker::Command;
 use rustix::fs::OFlags;
 use std::collections::{HashMap, VecDeque};
@@ -133,7 +134,9 @@ impl Core {
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
-                self.done(file.upload.label, file.source.identity().size, root);
+                let bytes = file.source.identity().size;
+                let (path, local) = (file.upload.label.clone(), file.upload.label);
+                self.done(FileDone { path, local, bytes, digest: root });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.

@@ -1,4 +1,5 @@
-//! Why a link or a registration failed, with what may be done about it.
+//! Why a link or a registration failed. The drivers turn these into faults of
+//! the protocol; this crate never prints them.
 
 /// An error of the fabric. Link errors end their link; the drivers above open another.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +32,8 @@ pub enum FabricError {
 impl FabricError {
     /// Wraps an error of the operating system.
     pub fn system(what: &'static str, cause: impl std::fmt::Display) -> Self {
-        Self::System { what, cause: cause.to_string() }
+        let cause = cause.to_string();
+        let cause = cause.split(" (os error").next().unwrap_or(&cause).to_owned();
+        Self::System { what, cause }
     }
 }

@@ -149,7 +149,9 @@ mod tests {
 
     const SIZE: u64 = 3 * GRAIN_BYTES + 5;
 
-    fn sample() -> (File, Vec<(Extent, Vec<Digest>)>) {
+    type Records = Vec<(Extent, Vec<Digest>)>;
+
+    fn sample() -> (File, Records) {
         let mut file = tempfile::tempfile().expect("file");
         begin(&mut file, &Head::now(SIZE, 7)).expect("begins");
         let records = vec![
@@ -162,7 +164,7 @@ mod tests {
         (file, records)
     }
 
-    fn load(file: &File) -> Option<(Head, Vec<(Extent, Vec<Digest>)>)> {
+    fn load(file: &File) -> Option<(Head, Records)> {
         use std::io::Seek;
         let mut start = file;
         start.rewind().expect("rewinds");

@@ -186,13 +186,23 @@ pub enum LinkOffer {
     Sim,
 }
 
+/// What lets a data connection join its session, once. Never printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinSecret(pub [u8; 32]);
+
+impl std::fmt::Debug for JoinSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JoinSecret")
+    }
+}
+
 /// The server's half of a new link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkAnswer {
     /// Connect, and begin with this secret; it works once.
     Tcp {
         /// The secret.
-        secret: [u8; 32],
+        secret: JoinSecret,
     },
     /// The simulated far end to take.
     Sim {

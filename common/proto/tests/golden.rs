@@ -13,9 +13,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Lease, LinkAnswer, LinkOffer, NewEntry,
-    OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome, WriteReply,
-    WriteRequest,
+    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, JoinSecret, Lease, LinkAnswer, LinkOffer,
+    NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome,
+    WriteReply, WriteRequest,
 };
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
@@ -56,7 +56,7 @@ variants!(WriteRequest: Create Sent Commit Discard => write_requests());
 variants!(WriteReply: Created Granted Committed => write_replies());
 variants!(LinkOffer: Tcp Sim => vec![LinkOffer::Tcp, LinkOffer::Sim]);
 variants!(LinkAnswer: Tcp Sim => vec![
-    LinkAnswer::Tcp { secret: [0x5e; 32] },
+    LinkAnswer::Tcp { secret: JoinSecret([0x5e; 32]) },
     LinkAnswer::Sim { endpoint: 300 },
 ]);
 variants!(EntryKind: File Folder Symlink Special => vec![

@@ -6,6 +6,8 @@
 //! A failing seed prints itself; `SEED=n cargo test -p verbatim-proto --test
 //! machines` replays it exactly.
 
+#![allow(clippy::print_stdout)] // a failing seed prints itself
+
 mod world;
 
 use world::{Faults, World};

@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Lease, LinkAnswer, LinkOffer, NewEntry,
-    OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome, WriteReply,
-    WriteRequest,
+    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, JoinSecret, Lease, LinkAnswer, LinkOffer,
+    NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome,
+    WriteReply, WriteRequest,
 };
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::wire::{PREFIX_BYTES, WireError, body_bytes, decode, encode};
@@ -186,7 +186,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
 
 fn server_message() -> impl Strategy<Value = ServerMessage> {
     let answer = prop_oneof![
-        any::<[u8; 32]>().prop_map(|secret| LinkAnswer::Tcp { secret }),
+        any::<[u8; 32]>().prop_map(|secret| LinkAnswer::Tcp { secret: JoinSecret(secret) }),
         any::<u64>().prop_map(|endpoint| LinkAnswer::Sim { endpoint }),
     ];
     let page = (any::<u32>(), list(entry()), list((path(), fault())), any::<bool>());

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
-use verbatim_proto::message::{LinkAnswer, LinkId, LinkOffer, ServerMessage};
+use verbatim_proto::message::{JoinSecret, LinkAnswer, LinkId, LinkOffer, ServerMessage};
 use verbatim_proto::{Code, Fault};
 
 /// Where the links of a session are.
@@ -47,7 +47,7 @@ impl Session {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
                 self.shared.joins.expect(secret, link, self.events.clone());
-                Ok(LinkAnswer::Tcp { secret })
+                Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) })
             }
             LinkOffer::Sim => {
                 let sim = self.shared.sim.clone();

@@ -56,7 +56,9 @@ fn ipv6_addresses_are_written_in_brackets_both_ways() {
     let (out, address) = (text(&dir.path().join("out")), serve.address.to_string());
     let done = serve.cp(&["--digest", &serve.at("data/b.bin"), &out]).done();
     assert_same(&dir.path().join("data/b.bin"), &dir.path().join("out/b.bin"));
-    assert!(done.stdout.contains("  [::1]:/data/b.bin"), "{done:?}");
+    assert!(done.stdout.ends_with("/out/b.bin\n"), "{done:?}");
+    let missing = serve.cp(&[&serve.at("data/none"), &out]);
+    missing.refused(1, &["[::1]:/data/none"]);
     let here = text(&dir.path().join("data/b.bin"));
     serve.cp(&[&here, &serve.at("in/up")]).done();
     assert_same(&dir.path().join("data/b.bin"), &dir.path().join("in/up"));

@@ -107,8 +107,8 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
 fn refused(error: &CopyError, json: bool) -> ExitCode {
     let exit = match error {
         CopyError::Usage { .. } => Exit::Usage,
-        CopyError::Client(ClientError::Control(_) | ClientError::Fabric(_)) => Exit::Connect,
         CopyError::Client(ClientError::Fault(_)) => Exit::Failed,
+        CopyError::Client(_) => Exit::Connect,
     };
     complain(error, error.hint(), exit, json)
 }

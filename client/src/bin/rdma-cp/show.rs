@@ -111,12 +111,12 @@ impl Observer for Show {
         let path = clean(&file.path);
         if self.json {
             let line = serde_json::json!({
-                "event": "file", "path": path, "bytes": file.bytes,
+                "event": "file", "path": path, "local": clean(&file.local), "bytes": file.bytes,
                 "digest": file.digest.to_string(),
             });
             println!("{line}");
         } else if self.digest {
-            self.bar.suspend(|| println!("{}  {path}", file.digest));
+            self.bar.suspend(|| println!("{}  {}", file.digest, clean(&file.local)));
         } else if self.verbose {
             self.bar.suspend(|| eprintln!("{path} {}", BinaryBytes(file.bytes)));
         }

@@ -226,7 +226,7 @@ impl World {
         if size < GRAIN_BYTES || self.roll(2) == 0 {
             return None;
         }
-        let file = self.files.get_mut(&id).unwrap();
+        let file = self.model(id);
         let (mut extents, mut root) = (ExtentSet::new(), RootBuilder::new(size));
         for grain in (0..grain_count(size)).step_by(3) {
             let offset = grain * GRAIN_BYTES;
@@ -234,8 +234,13 @@ impl World {
             root.insert(grain, value_of(id, grain, file.version));
             file.landed.insert(grain, file.version);
         }
+        let mtime_ns = i64::from(file.version);
         self.resumed += 1;
-        Some(read::Have { size, mtime_ns: i64::from(file.version), extents, root })
+        Some(read::Have { size, mtime_ns, extents, root })
+    }
+
+    fn model(&mut self, id: FileId) -> &mut Model {
+        self.files.get_mut(&id).expect("files of this world are known")
     }
 
     fn attach(&mut self, link: LinkId) {
@@ -246,7 +251,7 @@ impl World {
     }
 
     fn begin_upload(&mut self, id: FileId) {
-        let file = self.files.get_mut(&id).unwrap();
+        let file = self.model(id);
         file.opened = file.version;
         let info = FileInfo { size: file.size, mode: 0o644, mtime_ns: i64::from(file.version) };
         self.write_client.create(id, path_of(id), info, self.now);
@@ -290,7 +295,7 @@ impl World {
             Event::LinkDies(link) => self.link_dies(link),
             Event::LinkReturns(link) => self.attach(link),
             Event::Change(id) => {
-                let file = self.files.get_mut(&id).unwrap();
+                let file = self.model(id);
                 file.version += 1;
                 if self.roll(3) == 0 {
                     self.later(2000, Event::Change(id));
@@ -332,7 +337,7 @@ impl World {
         for piece in &chunk.pieces {
             let corrupt = self.chance(self.faults.corrupt_ppm);
             let refuse = self.chance(self.faults.refuse_ppm / 20);
-            let file = self.files.get_mut(&piece.file).unwrap();
+            let file = self.model(piece.file);
             let same = piece.digests == digests_of(piece.file, piece.extent, file.version);
             outcomes.push(if refuse {
                 PieceOutcome::Failed(fault(Code::NoSpace))
@@ -376,7 +381,7 @@ impl World {
 
     fn committed(&mut self, files: Vec<FileId>) {
         let answers = files.into_iter().map(|id| {
-            let file = self.files.get_mut(&id).unwrap();
+            let file = self.model(id);
             let versions: HashSet<u32> = file.landed.values().copied().collect();
             assert!(versions.len() <= 1, "a mixture was committed: {versions:?}");
             let whole = file.size == 0 || file.landed.len() as u64 == grain_count(file.size);
@@ -398,7 +403,7 @@ impl World {
         }
         self.read_client.link_down(link, self.now);
         self.write_client.link_down(link, self.now);
-        self.to_server(ClientMessage::Fence { link });
+        self.say_to_server(ClientMessage::Fence { link });
         if self.roll(2) == 0 {
             self.later(50, Event::Killed(link));
         }
@@ -425,7 +430,7 @@ impl World {
     fn read_client_effect(&mut self, effect: read::ClientEffect) {
         use read::ClientEffect as Effect;
         match effect {
-            Effect::Send(request) => self.to_server(ClientMessage::Read(request)),
+            Effect::Send(request) => self.say_to_server(ClientMessage::Read(request)),
             Effect::Opened { file, info } => assert_eq!(info.size, self.files[&file].size),
             Effect::Fetch(fetch) => {
                 assert!(self.in_slot.insert((fetch.link, fetch.slot)), "a slot is used twice");
@@ -436,7 +441,7 @@ impl World {
                 }
             }
             Effect::DropLink { link } => self.link_dies(link),
-            Effect::Restart { file } => self.files.get_mut(&file).unwrap().landed.clear(),
+            Effect::Restart { file } => self.model(file).landed.clear(),
             Effect::Finished { file, root } => self.finish(file, root),
             Effect::Failed { file, fault } => self.fail(file, &fault),
             Effect::Broken(fault) => panic!("read client broke: {fault}"),
@@ -446,7 +451,7 @@ impl World {
     fn write_client_effect(&mut self, effect: write::ClientEffect) {
         use write::ClientEffect as Effect;
         match effect {
-            Effect::Send(request) => self.to_server(ClientMessage::Write(request)),
+            Effect::Send(request) => self.say_to_server(ClientMessage::Write(request)),
             Effect::Post(post) => {
                 let mut content = Vec::new();
                 let mut digests = Vec::new();
@@ -476,11 +481,11 @@ impl World {
     fn read_server_effect(&mut self, effect: read::ServerEffect) {
         use read::ServerEffect as Effect;
         match effect {
-            Effect::Send(reply) => self.to_client(ServerMessage::Read(reply)),
+            Effect::Send(reply) => self.say_to_client(ServerMessage::Read(reply)),
             Effect::Open(files) => {
                 let answers = files.into_iter().map(|request| {
                     let refused = self.chance(self.faults.refuse_ppm);
-                    let file = self.files.get_mut(&request.file).unwrap();
+                    let file = self.model(request.file);
                     file.opened = file.version;
                     let mtime_ns = i64::from(file.version);
                     let info = FileInfo { size: file.size, mode: 0o644, mtime_ns };
@@ -519,12 +524,12 @@ impl World {
     fn write_server_effect(&mut self, effect: write::ServerEffect) {
         use write::ServerEffect as Effect;
         match effect {
-            Effect::Send(reply) => self.to_client(ServerMessage::Write(reply)),
+            Effect::Send(reply) => self.say_to_client(ServerMessage::Write(reply)),
             Effect::Provision { link, .. } => self.later(5, Event::Provisioned(link)),
             Effect::Create(files) => {
                 let answers = files.into_iter().map(|request| {
                     let refused = self.chance(self.faults.refuse_ppm);
-                    self.files.get_mut(&request.file).unwrap().landed.clear();
+                    self.model(request.file).landed.clear();
                     if refused {
                         return (request.file, Err(fault(Code::Denied)));
                     }
@@ -540,7 +545,7 @@ impl World {
             Effect::Commit(files) => self.later(20, Event::Committed(files)),
             Effect::Discard(files) => {
                 for id in files {
-                    self.files.get_mut(&id).unwrap().landed.clear();
+                    self.model(id).landed.clear();
                 }
             }
             Effect::Kill(link) => self.later(20, Event::Killed(link)),
@@ -549,7 +554,7 @@ impl World {
             }
             Effect::Fenced(link) => {
                 assert!(self.dead_on_server.contains(&link), "fenced while alive");
-                self.to_client(ServerMessage::Fenced { link });
+                self.say_to_client(ServerMessage::Fenced { link });
             }
             Effect::Broken(fault) => panic!("write server broke: {fault}"),
         }
@@ -566,7 +571,7 @@ impl World {
             } else if self.chance(self.faults.refuse_ppm / 20) {
                 Verdict::Failed(fault(Code::NoSpace))
             } else {
-                let file = self.files.get_mut(&id).unwrap();
+                let file = self.model(id);
                 for grain in grains(extent) {
                     assert!(file.landed.insert(grain, version).is_none(), "stored twice");
                 }
@@ -578,7 +583,7 @@ impl World {
 
     fn finish(&mut self, id: FileId, root: Digest) {
         self.finished += 1;
-        let file = self.files.get_mut(&id).unwrap();
+        let file = self.model(id);
         assert!(!std::mem::replace(&mut file.ended, true), "ended twice");
         let versions: HashSet<u32> = file.landed.values().copied().collect();
         assert!(versions.len() <= 1, "a mixture of versions was finished: {versions:?}");
@@ -590,7 +595,7 @@ impl World {
 
     fn fail(&mut self, id: FileId, _fault: &Fault) {
         self.failed += 1;
-        let file = self.files.get_mut(&id).unwrap();
+        let file = self.model(id);
         assert!(!std::mem::replace(&mut file.ended, true), "ended twice");
     }
 
@@ -600,13 +605,13 @@ impl World {
         }
     }
 
-    fn to_server(&mut self, message: ClientMessage) {
+    fn say_to_server(&mut self, message: ClientMessage) {
         let at = self.now + self.delay(10);
         self.channel_to_server = self.channel_to_server.max(at);
         self.push(self.channel_to_server, Event::ToServer(message));
     }
 
-    fn to_client(&mut self, message: ServerMessage) {
+    fn say_to_client(&mut self, message: ServerMessage) {
         let at = self.now + self.delay(10);
         self.channel_to_client = self.channel_to_client.max(at);
         self.push(self.channel_to_client, Event::ToClient(message));
@@ -641,7 +646,7 @@ impl World {
 }
 
 fn path_of(id: FileId) -> WirePath {
-    WirePath::parse(format!("data/{}", id.0).as_bytes()).unwrap()
+    WirePath::parse(format!("data/{}", id.0).as_bytes()).expect("holds in this world")
 }
 
 fn fault(code: Code) -> Fault {
@@ -672,5 +677,5 @@ fn root_of(id: FileId, size: u64, version: u32) -> Digest {
     } else {
         builder.insert_run(0, &digests_of(id, Extent::new(0, size), version));
     }
-    builder.finish().unwrap()
+    builder.finish().expect("holds in this world")
 }
