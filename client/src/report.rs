@@ -90,6 +90,8 @@ pub struct Summary {
     pub failed: u64,
     /// Bytes copied.
     pub bytes: u64,
+    /// Bytes of these that an earlier run had copied.
+    pub resumed_bytes: u64,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

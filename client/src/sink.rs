@@ -1,18 +1,25 @@
 //! Where a downloaded file lands. The temporary file is made by the worker
 //! that has its first bytes, so that a thousand small files are created side
-//! by side; it is forgotten and made anew when the source changed.
+//! by side; it is removed and made anew when the source changed. That of a
+//! large file lasts when a copy is cut short, and a later one goes on with it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::FileInfo;
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::read::Have;
+use verbatim_proto::{Code, Digest, Fault, WirePath};
+
+/// Files from this size on last when their copy is cut short.
+const LASTING_BYTES_MIN: u64 = 16 << 20;
 
 /// A place for one file, not yet on disk.
 pub(crate) struct Sink {
     folder: Arc<Folder>,
     path: WirePath,
+    /// What the same copy is known by in a later run.
+    key: Digest,
     state: Mutex<State>,
 }
 
@@ -23,8 +30,19 @@ struct State {
 }
 
 impl Sink {
-    pub fn new(folder: Arc<Folder>, path: WirePath) -> Arc<Self> {
-        Arc::new(Self { folder, path, state: Mutex::default() })
+    pub fn new(folder: Arc<Folder>, path: WirePath, key: Digest) -> Arc<Self> {
+        Arc::new(Self { folder, path, key, state: Mutex::default() })
+    }
+
+    /// Takes up what an earlier run left of a file of about this size, if anything.
+    pub fn resume(&self, size: u64) -> Option<Have> {
+        if size < LASTING_BYTES_MIN {
+            return None;
+        }
+        let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key)?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.target = Some(Arc::new(target));
+        Some(have)
     }
 
     /// Where it will be, for people.
@@ -36,7 +54,7 @@ impl Sink {
     /// The source is known now.
     pub fn opened(&self, info: FileInfo) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { info: Some(info), target: None };
+        state.info = Some(info);
     }
 
     /// The temporary file, made if it is not there.
@@ -48,12 +66,23 @@ impl Sink {
         // Bytes come after the answer to open, so only a copy that was given up has no answer.
         let gave_up = || Fault::new(Code::Interrupted, "the copy was given up");
         let info = state.info.ok_or_else(gave_up)?;
-        let target = Target::create(&self.folder, &self.path, info.size, info.mode)?;
+        let target = match info.size {
+            ..LASTING_BYTES_MIN => Target::create(&self.folder, &self.path, info.size, info.mode),
+            _ => Target::create_lasting(&self.folder, &self.path, &info, &self.key),
+        }?;
         Ok(state.target.insert(Arc::new(target)).clone())
     }
 
     /// Removes what has landed.
     pub fn forget(&self) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
+        if let Some(target) = self.leave() {
+            target.discard();
+        }
+    }
+
+    /// Takes no more bytes, and leaves what lasts for a later run.
+    pub fn leave(&self) -> Option<Arc<Target>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *state).target
     }
 }

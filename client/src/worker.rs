@@ -209,6 +209,10 @@ impl ClientWorker {
     }
 
     fn land_piece(&self, bytes: &[u8], piece: &Piece, landing: &Landing) -> PieceOutcome {
+        let target = match landing.sink.target() {
+            Ok(target) => target,
+            Err(fault) => return PieceOutcome::Failed(fault),
+        };
         let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
         let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
         for (offset, (grain, digest)) in starts.zip(grains) {
@@ -217,14 +221,16 @@ impl ClientWorker {
                 return PieceOutcome::Mismatch;
             }
             let hashed = begin.elapsed();
-            let written = landing.sink.target().and_then(|target| target.write_at(grain, offset));
-            if let Err(fault) = written {
+            if let Err(fault) = target.write_at(grain, offset) {
                 return PieceOutcome::Failed(fault);
             }
             self.stats.add(begin.elapsed() - hashed, hashed);
         }
         self.stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
-        PieceOutcome::Verified
+        match target.verified(piece.extent, &piece.digests) {
+            Ok(()) => PieceOutcome::Verified,
+            Err(fault) => PieceOutcome::Failed(fault),
+        }
     }
 
     /// An operation ended: its buffer goes home, and the session is told.

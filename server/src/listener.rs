@@ -259,7 +259,8 @@ impl Guests {
             let _ = outbox.close().await;
             return;
         }
-        let (session, events) = Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes);
+        let (session, events) =
+            Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes, who.to_string());
         session.run(receiver, events, stopping).await;
     }
 }

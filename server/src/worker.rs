@@ -62,7 +62,8 @@ impl ServerWorker {
             }
             done += len;
         }
-        Verdict::Stored
+        let noted = target.verified(extent, &landing.piece.digests);
+        noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
     }
 }
 

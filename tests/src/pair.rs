@@ -57,8 +57,19 @@ pub struct Pair {
 impl Pair {
     /// Starts a server that exports one folder as `ro` and another as `rw`.
     pub fn start(backend: Backend) -> Self {
+        Self::start_in(&std::env::temp_dir(), backend)
+    }
+
+    /// Starts a server as `start` does, with all folders in memory where there is such a place:
+    /// for tests with short waits, which a disk that flushes for somebody else would exceed.
+    pub fn in_memory(backend: Backend) -> Self {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() { Self::start_in(memory, backend) } else { Self::start(backend) }
+    }
+
+    fn start_in(folder: &Path, backend: Backend) -> Self {
         watch_panics();
-        let folder = tempfile::tempdir().expect("a folder for the pair");
+        let folder = tempfile::tempdir_in(folder).expect("a folder for the pair");
         for name in ["state", "config", "ro", "rw", "local"] {
             std::fs::create_dir(folder.path().join(name)).expect("makes a folder");
         }

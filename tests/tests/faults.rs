@@ -49,14 +49,16 @@ impl Met {
 
 /// Copies an 8 MiB file and 200 small ones down and up again, under these faults.
 fn there_and_back(seed: u64, faults: Faults) -> Met {
+    // Only what is lost must be waited for.
+    let patience = if faults.lose_ppm > 0 { 2 * PATIENCE } else { 20 * PATIENCE };
     let net = SimNet::new(seed, faults, SimClock::Real);
-    let pair = Pair::start(Backend::Sim(net.clone()));
+    let pair = Pair::in_memory(Backend::Sim(net.clone()));
     let source = pair.served("ro/all");
     tree::write(&source.join("big"), &tree::content(seed, 8 << 20));
     tree::small_files(&source, 200, 3000, seed);
     let small_chunks = |mut job: Job| {
         job.session.connect.chunk_bytes = CHUNK_BYTES_MIN;
-        job.timeout(PATIENCE).run().whole()
+        job.timeout(patience).run().whole()
     };
     let down = small_chunks(pair.down(&["ro/all"], "all"));
     tree::assert_same(&source, &pair.local("all"));
@@ -154,7 +156,7 @@ fn all_faults_together_do_no_harm() {
 #[test]
 fn a_network_that_always_corrupts_ends_in_a_mismatch_and_no_file() {
     let faults = Faults { corrupt_ppm: 1_000_000, ..Faults::default() };
-    let pair = Pair::start(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
+    let pair = Pair::in_memory(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
     let old = tree::content(9, 1000);
     for root in [pair.served("ro"), pair.local("up")] {
         tree::write(&root.join("big"), &tree::content(1, 3 << 20));
@@ -193,7 +195,7 @@ const WAYS: [Direction; 2] = [Direction::Down, Direction::Up];
 impl Wired {
     fn start() -> Self {
         let (pair, old, new) =
-            (Pair::start(Backend::Tcp), tree::content(1, 100_000), tree::content(2, BIG_BYTES));
+            (Pair::in_memory(Backend::Tcp), tree::content(1, 100_000), tree::content(2, BIG_BYTES));
         for path in [pair.served("ro/big"), pair.local("big")] {
             tree::write(&path, &new);
         }
@@ -362,7 +364,7 @@ fn a_control_connection_that_falls_silent_is_given_up_in_time() {
 #[test]
 fn a_server_that_falls_silent_before_a_file_is_open_is_given_up_in_time() {
     // Folders alone: only stat, scan and make are asked for.
-    let pair = Pair::start(Backend::Tcp);
+    let pair = Pair::in_memory(Backend::Tcp);
     for root in [pair.served("ro/tree"), pair.local("tree")] {
         (0..50).for_each(|n| fs::create_dir_all(root.join(format!("{n}"))).expect("folder"));
     }
@@ -401,7 +403,7 @@ fn a_bit_flipped_on_the_control_connection_breaks_the_copy() {
 /// the source had; else the fault must say what happened.
 fn changing(versions: &[Vec<u8>], codes: &[Code], change: impl Fn(&PathBuf) + Sync) {
     let faults = Faults { bandwidth_bytes_per_s: Some(6 << 20), ..Faults::default() };
-    let pair = Pair::start(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
+    let pair = Pair::in_memory(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
     let jobs = [
         (pair.served("ro/a"), pair.local("down"), pair.down(&["ro/a"], "down")),
         (pair.local("a"), pair.served("rw/up"), pair.up(&["a"], "rw/up")),
@@ -471,7 +473,7 @@ fn a_source_that_is_removed_fails_or_arrives_as_it_was() {
 #[test]
 fn a_source_that_never_rests_fails_as_changed() {
     let faults = Faults { bandwidth_bytes_per_s: Some(20 << 20), ..Faults::default() };
-    let pair = Pair::start(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
+    let pair = Pair::in_memory(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
     let jobs = [
         (pair.served("ro/a"), pair.local("down"), pair.down(&["ro/a"], "down")),
         (pair.local("a"), pair.served("rw/up"), pair.up(&["a"], "rw/up")),

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
 use verbatim_proto::read::ReadClient;
@@ -25,6 +26,8 @@ use verbatim_proto::{ClientMessage, Code, Fault};
 pub(super) struct Core {
     pub options: SessionOptions,
     pub peer: String,
+    /// Who the server is.
+    pub server: Fingerprint,
     pub address: SocketAddr,
     pub events: mpsc::Sender<Event>,
     pub workers: Vec<WorkerHandle<Command>>,

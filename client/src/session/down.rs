@@ -7,11 +7,12 @@ use crate::sink::Sink;
 use crate::worker::{Command, Landing};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::read::{ClientEffect, Fetch};
 use verbatim_proto::units::BATCH_FILES_MAX;
-use verbatim_proto::{Digest, Fault, WirePath};
+use verbatim_proto::{Class, Code, Digest, Fault, WirePath};
 
 /// Commits at a time: one flushes while the next one gathers.
 const COMMITS_MAX: usize = 2;
@@ -71,8 +72,16 @@ impl Core {
         while self.read.room() > 0 {
             let Some(download) = self.downloads.queue.pop_front() else { return };
             let id = self.file();
-            let sink = Sink::new(download.folder, download.local);
-            self.read.open(id, download.remote, None, now);
+            let key = format!("{} {}", self.server, download.remote);
+            let sink = Sink::new(download.folder, download.local, Digest::of(key.as_bytes()));
+            let have = sink.resume(download.size);
+            if let Some(have) = &have {
+                let bytes = have.extents.bytes();
+                tracing::info!(path = download.label, bytes, "copy resumed");
+                self.summary.resumed_bytes += bytes;
+                self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            self.read.open(id, download.remote, have, now);
             let file = File { label: download.label, sink, size: download.size };
             self.downloads.files.insert(id, file);
         }
@@ -113,7 +122,11 @@ impl Core {
 
     fn download_failed(&mut self, id: FileId, fault: Fault) {
         if let Some(file) = self.downloads.files.remove(&id) {
-            file.sink.forget();
+            // What is verified of it stays so, unless it is not worth going on with.
+            match fault.class() {
+                Class::Retry if fault.code != Code::Changed => drop(file.sink.leave()),
+                _ => file.sink.forget(),
+            }
             self.failed(file.label, fault);
         }
     }
@@ -145,7 +158,7 @@ impl Core {
     pub(super) fn drop_downloads(&mut self, fault: &Fault) {
         let downloads = std::mem::take(&mut self.downloads);
         for (_, file) in downloads.files {
-            file.sink.forget();
+            drop(file.sink.leave());
             self.failed(file.label, fault.clone());
         }
         for download in downloads.queue {

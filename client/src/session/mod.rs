@@ -148,6 +148,7 @@ impl Session {
         let slots_per_link = READS_PER_LINK;
         let core = Core {
             peer,
+            server: connection.server,
             address: connection.peer,
             events: sender,
             workers,

@@ -29,7 +29,7 @@ use verbatim_control::{ControlError, Outbox, Receiver};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, SoftDomain};
-use verbatim_files::{Folder, Source, Target};
+use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
@@ -79,7 +79,7 @@ pub(crate) enum Event {
     Opened(Vec<(FileId, Result<Arc<reading::Open>, Fault>)>),
     Prepared(WindowId, Prepared, Option<reading::Window>),
     Closed(Vec<(FileId, Result<(), Fault>)>),
-    Created(Vec<(FileId, Result<Arc<Target>, Fault>)>),
+    Created(Vec<(FileId, Result<writing::Created, Fault>)>),
     Committed(Vec<(FileId, Result<(), Fault>)>),
     Page(u32, catalog::Page),
     Made(u32, Vec<Result<(), Fault>>),
@@ -109,6 +109,8 @@ pub(crate) struct Session {
     pub outbox: Outbox<ServerMessage>,
     pub domain: Arc<SoftDomain>,
     pub chunk_bytes: u32,
+    /// Who the client proved to be.
+    pub who: String,
     events: mpsc::Sender<Event>,
     jobs: usize,
     links: Links,
@@ -134,6 +136,7 @@ impl Session {
         shared: Arc<Shared>,
         outbox: Outbox<ServerMessage>,
         chunk_bytes: u32,
+        who: String,
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let session = Self {
@@ -142,6 +145,7 @@ impl Session {
             outbox,
             domain: SoftDomain::new(),
             chunk_bytes,
+            who,
             events,
             jobs: 0,
             links: Links::default(),

@@ -8,10 +8,11 @@ use crate::worker::{Command, Landing};
 use std::collections::HashMap;
 use std::sync::Arc;
 use verbatim_fabric::{Domain, Memory, SharedSlot};
-use verbatim_files::Target;
-use verbatim_proto::message::{CreateFile, FileId, LinkId, Region, ServerMessage};
+use verbatim_files::{Folder, Target};
+use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, ServerMessage};
+use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// The writing half of a session.
 #[derive(Default)]
@@ -22,6 +23,12 @@ pub(super) struct Writing {
     slots: HashMap<SlotId, Slot>,
     next_slot: u32,
 }
+
+/// A temporary file, and what an earlier session left in it.
+pub(crate) type Created = (Arc<Target>, Option<Have>);
+
+/// Uploads from this size on last when their session is cut short.
+const LASTING_BYTES_MIN: u64 = 16 << 20;
 
 struct Slot {
     link: LinkId,
@@ -40,7 +47,9 @@ impl Session {
             ServerEffect::Discard(ids) => {
                 for id in ids {
                     self.writing.sizes.remove(&id);
-                    self.writing.targets.remove(&id);
+                    if let Some(target) = self.writing.targets.remove(&id) {
+                        target.discard();
+                    }
                 }
             }
             ServerEffect::Kill(link) => self.kill(link)?,
@@ -79,28 +88,38 @@ impl Session {
         for request in &files {
             self.writing.sizes.insert(request.file, request.info.size);
         }
-        let shared = self.shared.clone();
+        let (shared, who) = (self.shared.clone(), self.who.clone());
         self.job(move || {
-            let create = |request: &CreateFile| {
+            let create_one = |request: &CreateFile| {
                 let (export, path) = shared.resolve(&request.path)?;
                 if export.mode == Mode::ReadOnly {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));
                 }
-                let info = request.info;
-                Target::create(&export.folder, &path, info.size, info.mode).map(Arc::new)
+                let key = format!(
+                    "{who} {} {} {}",
+                    request.path, request.info.size, request.info.mtime_ns
+                );
+                create(&export.folder, &path, &request.info, &Digest::of(key.as_bytes()))
             };
-            Event::Created(files.iter().map(|request| (request.file, create(request))).collect())
+            Event::Created(
+                files.iter().map(|request| (request.file, create_one(request))).collect(),
+            )
         });
     }
 
-    pub(super) fn created(&mut self, answers: Vec<(FileId, Result<Arc<Target>, Fault>)>) {
+    pub(super) fn created(&mut self, answers: Vec<(FileId, Result<Created, Fault>)>) {
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
-            told.push((id, answer.as_ref().map(|_| None).map_err(Clone::clone)));
             match answer {
-                Ok(target) => drop(self.writing.targets.insert(id, target)),
-                Err(_) => drop(self.writing.sizes.remove(&id)),
+                Ok((target, have)) => {
+                    self.writing.targets.insert(id, target);
+                    told.push((id, Ok(have)));
+                }
+                Err(fault) => {
+                    self.writing.sizes.remove(&id);
+                    told.push((id, Err(fault)));
+                }
             }
         }
         self.writing.machine.created(told);
@@ -133,4 +152,21 @@ impl Session {
             Event::Committed(ids.into_iter().zip(answers).collect())
         });
     }
+}
+
+/// Makes a temporary file, or takes up the one an earlier session of the same client left.
+fn create(
+    folder: &Folder,
+    path: &WirePath,
+    info: &FileInfo,
+    key: &Digest,
+) -> Result<Created, Fault> {
+    if info.size < LASTING_BYTES_MIN {
+        let target = Target::create(folder, path, info.size, info.mode)?;
+        return Ok((Arc::new(target), None));
+    }
+    if let Some((target, have)) = Target::find_lasting(folder, path, key) {
+        return Ok((Arc::new(target), Some(have)));
+    }
+    Ok((Arc::new(Target::create_lasting(folder, path, info, key)?), None))
 }

@@ -11,6 +11,7 @@ mod keys;
 mod large;
 #[path = "../../src/process.rs"]
 mod process;
+mod resuming;
 mod serving;
 mod stopping;
 mod telling;

@@ -1,5 +1,5 @@
-//! How both commands stop: a server at once when it is idle and after its
-//! copies when it is not, a copy without leaving anything half done.
+//! How a server stops: at once when it is idle, after its copies when it is not.
+//! How copies are cut short, and go on, is in `resuming`.
 
 use crate::process::{Home, Running, Serve, Signal, wait_for};
 use crate::{World, bytes, names, text};
@@ -10,17 +10,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a copy may take to write its first bytes.
-const BEGIN_MAX: Duration = Duration::from_secs(20);
+pub(crate) const BEGIN_MAX: Duration = Duration::from_secs(20);
 
 /// Makes a file that takes `gib` GiB of time but hardly any disk: behind its beginning is a hole.
-fn make_sparse(path: &Path, gib: u64) {
+pub(crate) fn make_sparse(path: &Path, gib: u64) {
     fs::write(path, bytes(gib, 8 << 20)).expect("a file");
     let file = fs::OpenOptions::new().write(true).open(path);
     file.and_then(|file| file.set_len(gib << 30)).expect("a hole");
 }
 
 /// Waits until the first bytes have landed in a folder that was empty.
-fn wait_for_bytes(copy: &mut Running, folder: &Path) {
+pub(crate) fn wait_for_bytes(copy: &mut Running, folder: &Path) {
     wait_for("the copy begins", BEGIN_MAX, || {
         assert!(!copy.has_ended(), "the copy ended before it was looked at");
         let blocks = |name: &String| fs::metadata(folder.join(name)).map_or(0, |m| m.blocks());
@@ -75,48 +75,4 @@ fn finishes_while_draining(mut serve: Serve, mut copy: Running, folder: &Path) {
     assert_eq!(serve.end(), Some(0));
     assert_eq!(names(folder), ["big"]);
     assert_eq!(fs::metadata(folder.join("big")).expect("it is there").len(), 1 << 30);
-}
-
-#[test]
-fn an_interrupted_download_leaves_nothing() {
-    for signal in [Signal::INT, Signal::TERM] {
-        let World { serve, dir } = World::new();
-        make_sparse(&dir.path().join("data/big"), 8);
-        let out = dir.path().join("out");
-        let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
-        wait_for_bytes(&mut copy, &out);
-        copy.signal(signal);
-        copy.end().refused(130, &["interrupted"]);
-        assert!(names(&out).is_empty(), "{:?}", names(&out));
-    }
-}
-
-#[test]
-fn an_interrupted_upload_leaves_nothing_and_the_server_goes_on() {
-    let World { serve, dir } = World::new();
-    make_sparse(&dir.path().join("big"), 8);
-    let landing = dir.path().join("in");
-    let mut copy = serve.start_cp(&[text(&dir.path().join("big")), serve.at("in")]);
-    wait_for_bytes(&mut copy, &landing);
-    copy.signal(Signal::INT);
-    copy.end().refused(130, &["interrupted"]);
-    wait_for("the server removes what has landed", BEGIN_MAX, || {
-        names(&landing).is_empty().then_some(())
-    });
-    let again = serve.cp(&[text(&dir.path().join("data/b.bin")), serve.at("in")]);
-    again.done();
-    assert_eq!(names(&landing), ["b.bin"]);
-}
-
-#[test]
-fn a_server_that_dies_ends_the_copy_with_a_hint() {
-    let World { serve, dir } = World::new();
-    make_sparse(&dir.path().join("data/big"), 8);
-    let out = dir.path().join("out");
-    let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
-    wait_for_bytes(&mut copy, &out);
-    let peer = serve.address.to_string();
-    drop(serve);
-    copy.end().refused(3, &["data/big", &peer, "hint: run the same command again"]);
-    assert!(names(&out).is_empty(), "{:?}", names(&out));
 }

@@ -94,6 +94,9 @@ impl Show {
         if let Some(done) = self.only.as_ref().filter(|_| summary.files == 1 && !self.digest) {
             eprintln!("blake3 {}", done.digest);
         }
+        if summary.resumed_bytes > 0 {
+            eprintln!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
+        }
         if summary.mismatches + summary.links_lost > 0 {
             let Summary { mismatches, links_lost, .. } = summary;
             eprintln!(
@@ -172,6 +175,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "files": summary.files,
         "failed": summary.failed,
         "bytes": summary.bytes,
+        "resumed_bytes": summary.resumed_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
         "transport": summary.transport,

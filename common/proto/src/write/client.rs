@@ -41,6 +41,8 @@ struct File {
     root: RootBuilder,
     bad: BTreeMap<u64, u8>,
     attempts: u8,
+    /// An earlier run had sent some of it.
+    resumed: bool,
     doom: Option<Fault>,
 }
 
@@ -139,6 +141,7 @@ impl WriteClient {
             root,
             bad: BTreeMap::new(),
             attempts: earlier.map_or(1, |earlier| earlier.attempts),
+            resumed: false,
             doom: None,
         };
         self.files.insert(file, state);
@@ -305,6 +308,7 @@ impl WriteClient {
             }
             Ok(have) => {
                 file.stage = Stage::Sending;
+                file.resumed = !have.is_empty();
                 for extent in have {
                     if !file.unsent.take(extent) {
                         return Err(unexpected("extent outside the file", id));
@@ -369,8 +373,16 @@ impl WriteClient {
     }
 
     fn committed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
-        let file = self.files.get(&id).filter(|file| file.stage == Stage::Committing);
+        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Committing);
         let file = file.ok_or_else(|| unexpected("answer to a commit", id))?;
+        let mismatch = answer.as_ref().is_err_and(|fault| fault.code == Code::Mismatch);
+        if mismatch && file.resumed && file.attempts < FILE_ATTEMPTS_MAX {
+            // What an earlier run sent was of another version, whatever its time stamps said.
+            file.attempts += 1;
+            file.stage = Stage::Restarting;
+            self.effects.push_back(ClientEffect::Restart { file: id });
+            return Ok(());
+        }
         let root = file.root.finish().expect("every grain was stored");
         self.files.remove(&id);
         self.effects.push_back(match answer {

@@ -1,0 +1,185 @@
+//! Copies that are cut short, by Ctrl-C, by kill -9 of either side, by a server
+//! that goes away, and go on when the same command runs again: nothing under a
+//! final name is ever wrong, what was verified is not moved again, and nothing
+//! is left behind at the end. Randomness prints its seed.
+
+use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
+use crate::{World, bytes, names, text};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often each side is killed, each way.
+const KILLS: u64 = 30;
+
+/// A file whose copy takes a few hundred milliseconds.
+const BIG_BYTES: usize = 96 << 20;
+
+/// Waits until a journal in the folder speaks of a dozen chunks.
+fn wait_for_journal(copy: &mut Running, folder: &Path) {
+    wait_for("some of the copy is verified", BEGIN_MAX, || {
+        assert!(!copy.has_ended(), "the copy ended before it was looked at");
+        let journals = names(folder).into_iter().filter(|name| name.ends_with("-journal"));
+        let longest = journals.filter_map(|name| Some(fs::metadata(folder.join(name)).ok()?.len()));
+        (longest.max() > Some(2000)).then_some(())
+    });
+}
+
+/// What a summary line of `--json` says of one number.
+fn told(stdout: &str, key: &str) -> u64 {
+    let line = stdout.lines().last().expect("a summary");
+    let summary: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    summary[key].as_u64().unwrap_or_else(|| panic!("no {key} in {summary}"))
+}
+
+#[test]
+fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let World { serve, dir } = World::new();
+        make_sparse(&dir.path().join("data/big"), 4);
+        let out = dir.path().join("out");
+        let command = ["--json".to_owned(), serve.at("data/big"), text(&out)];
+        let mut copy = serve.start_cp(&command);
+        wait_for_journal(&mut copy, &out);
+        copy.signal(signal);
+        let cut = copy.end();
+        if signal != Signal::KILL {
+            cut.refused(130, &[]);
+        }
+        assert!(!out.join("big").exists(), "a partial file has the final name");
+        let done = serve.cp(&command).done();
+        assert!(told(&done.stdout, "resumed_bytes") > 0, "{done:?}");
+        assert_eq!(names(&out), ["big"], "something is left behind");
+        assert_eq!(fs::metadata(out.join("big")).unwrap().len(), 4 << 30);
+    }
+}
+
+#[test]
+fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
+    let World { serve, dir } = World::new();
+    let (big, landing) = (dir.path().join("big"), dir.path().join("in"));
+    make_sparse(&big, 4);
+    let command = ["--json".to_owned(), text(&big), serve.at("in")];
+    let mut copy = serve.start_cp(&command);
+    wait_for_journal(&mut copy, &landing);
+    copy.signal(Signal::INT);
+    copy.end().refused(130, &[]);
+    assert!(!landing.join("big").exists(), "a partial file has the final name");
+    serve.cp(&command).done();
+    wait_for("only the file is there", BEGIN_MAX, || (names(&landing) == ["big"]).then_some(()));
+    assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), 4 << 30);
+}
+
+#[test]
+fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
+    let World { serve, dir } = World::new();
+    let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
+    make_sparse(&source, 4);
+    let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
+    wait_for_journal(&mut copy, &out);
+    copy.signal(Signal::KILL);
+    drop(copy.end());
+    let other = bytes(77, BIG_BYTES);
+    fs::write(&source, &other).unwrap();
+    serve.cp(&[serve.at("data/big"), text(&out)]).done();
+    assert!(fs::read(out.join("big")).unwrap() == other, "the copy is a mixture");
+    assert_eq!(names(&out), ["big"], "something is left behind");
+}
+
+/// A pause that a seed decides, up to `max_ms`.
+fn pause(seed: u64, max_ms: u64) {
+    println!("SEED={seed}");
+    let mixed = (seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+    std::thread::sleep(Duration::from_millis(mixed % max_ms));
+}
+
+/// Whatever is under the final name is all of the source.
+fn check(copy: &Path, content: &[u8]) {
+    if copy.exists() {
+        assert!(fs::read(copy).unwrap() == content, "a wrong byte under the final name");
+    }
+}
+
+#[test]
+fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
+    for up in [false, true] {
+        let World { serve, dir } = World::new();
+        let content = bytes(5, BIG_BYTES);
+        let (here, there) = (dir.path().join("big"), dir.path().join("data/big"));
+        fs::write(if up { &here } else { &there }, &content).unwrap();
+        let landing = dir.path().join(if up { "in" } else { "out" });
+        let command = match up {
+            true => ["--json".to_owned(), text(&here), serve.at("in")],
+            false => ["--json".to_owned(), serve.at("data/big"), text(&landing)],
+        };
+        for seed in 0..KILLS {
+            let copy = serve.start_cp(&command);
+            pause(seed, 400);
+            copy.signal(Signal::KILL);
+            drop(copy.end());
+            check(&landing.join("big"), &content);
+            // Every third time the copy begins from nothing again.
+            if seed % 3 == 2 {
+                let _ = fs::remove_file(landing.join("big"));
+            }
+        }
+        serve.cp(&command).done();
+        check(&landing.join("big"), &content);
+        wait_for("only the file is there", BEGIN_MAX, || {
+            (names(&landing) == ["big"]).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
+    for up in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["data", "in", "out"] {
+            fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let content = bytes(6, BIG_BYTES);
+        let (here, there) = (dir.path().join("big"), dir.path().join("data/big"));
+        fs::write(if up { &here } else { &there }, &content).unwrap();
+        let landing = dir.path().join(if up { "in" } else { "out" });
+        let home = Arc::new(Home::new());
+        let exports =
+            [text(&dir.path().join("data")), format!("{}:rw", text(&dir.path().join("in")))];
+        let command = |serve: &Serve| match up {
+            true => ["--timeout".into(), "2".into(), text(&here), serve.at("in")],
+            false => ["--timeout".into(), "2".into(), serve.at("data/big"), text(&landing)],
+        };
+        for seed in 0..KILLS {
+            let serve = Serve::of(&home, "127.0.0.1:0", &exports);
+            let copy = serve.start_cp(&command(&serve));
+            pause(seed, 400);
+            serve.signal(Signal::KILL);
+            drop(copy.end());
+            check(&landing.join("big"), &content);
+            if seed % 3 == 2 {
+                let _ = fs::remove_file(landing.join("big"));
+            }
+        }
+        let serve = Serve::of(&home, "127.0.0.1:0", &exports);
+        serve.cp(&command(&serve)).done();
+        check(&landing.join("big"), &content);
+        wait_for("only the file is there", BEGIN_MAX, || {
+            (names(&landing) == ["big"]).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_server_that_dies_ends_the_copy_with_a_hint() {
+    let World { serve, dir } = World::new();
+    make_sparse(&dir.path().join("data/big"), 8);
+    let out = dir.path().join("out");
+    let mut copy = serve.start_cp(&["--timeout", "2", &serve.at("data/big"), &text(&out)]);
+    wait_for_bytes(&mut copy, &out);
+    let peer = serve.address.to_string();
+    drop(serve);
+    copy.end().refused(3, &["data/big", &peer, "hint: run the same command again"]);
+    assert!(!out.join("big").exists(), "a partial file has the final name");
+}
