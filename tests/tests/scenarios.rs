@@ -290,7 +290,7 @@ fn a_source_that_changed_arrives_changed_also_from_the_digest_cache(pair: &Pair)
     assert!(read(&pair.local("a")) == old);
 }
 
-fn an_interrupted_copy_leaves_only_whole_files(pair: &Pair) {
+fn an_interrupted_copy_leaves_only_whole_files_and_goes_on(pair: &Pair) {
     let (old, new) = (tree::content(1, 1000), tree::content(2, 40 << 20));
     for path in [pair.served("ro/a"), pair.local("b")] {
         tree::write(&path, &new);
@@ -314,11 +314,16 @@ fn an_interrupted_copy_leaves_only_whole_files(pair: &Pair) {
             assert_eq!(copied.only_failure().fault.code, Code::Interrupted);
         }
     }
-    pair.assert_tidy();
     for path in [pair.local("a"), pair.served("rw/b")] {
         let now = read(&path);
         assert!(now == old || now == new, "a mixture of {} bytes", now.len());
     }
+    // What is left of them is what the same copies go on with.
+    for job in [pair.down(&["ro/a"], "a"), pair.up(&["b"], "rw/b")] {
+        assert_eq!(job.run().summary.files, 1);
+    }
+    pair.assert_tidy();
+    assert!(read(&pair.local("a")) == new && read(&pair.served("rw/b")) == new, "not the new one");
 }
 
 /// Makes a test of each scenario, on each kind of link.
@@ -352,5 +357,5 @@ on_every_link! {
     paths_and_links_that_leave_an_export_are_refused
     cp_rules_say_where_an_upload_goes
     a_source_that_changed_arrives_changed_also_from_the_digest_cache
-    an_interrupted_copy_leaves_only_whole_files
+    an_interrupted_copy_leaves_only_whole_files_and_goes_on
 }

@@ -53,7 +53,7 @@ pub const PATH_BYTES_MAX: usize = 32 << 10;
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// How often a server that is at work says so.
-pub const WORKING_SECONDS: u64 = 5;
+pub const WORKING_SECONDS: u64 = 1;
 
 /// How often one chunk is fetched or sent before its file fails as a mismatch.
 pub const CHUNK_ATTEMPTS_MAX: u8 = 4;

@@ -165,8 +165,10 @@ fn digests_of(
     let (key, window) = (cache_key(identity), extent.offset / WINDOW_BYTES);
     let cached = if fresh { None } else { shared.cache.get(&key, window) };
     if let Some(digests) = cached {
+        tracing::debug!(inode = identity.inode, window, "digests from the cache");
         return Ok(digests);
     }
+    tracing::debug!(inode = identity.inode, window, "window hashed");
     let digests = source.hash(extent)?;
     // Only what did not change while it was hashed is worth keeping.
     if Identity::of(source.file()).is_ok_and(|now| now == *identity) {

@@ -105,3 +105,36 @@ fn two_servers_of_one_user_both_work() {
         assert_same(&dir.path().join("data/a.bin"), &to);
     }
 }
+
+#[test]
+fn a_file_is_hashed_once_and_a_restart_remembers_it() {
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let big = dir.path().join("data/big");
+    fs::write(&big, crate::bytes(9, 40 << 20)).unwrap();
+    // An identity younger than this is not trusted, so it is not remembered either.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let home = Arc::new(Home::new());
+    let config = dir.path().join("serve.toml");
+    fs::write(&config, "[log]\nlevel = \"debug\"\n").unwrap();
+    let mut arguments = vec!["--config".to_owned(), text(&config)];
+    arguments.extend(exports(dir.path()));
+    let hashed = |serve: &Serve| serve.log().matches("window hashed").count();
+    let cached = |serve: &Serve| serve.log().matches("digests from the cache").count();
+    let copy = |serve: &Serve| {
+        serve.cp(&[serve.at("data/big"), text(&dir.path().join("out/big"))]).done();
+        assert_same(&big, &dir.path().join("out/big"));
+    };
+    let first = Serve::of(&home, "127.0.0.1:0", &arguments);
+    copy(&first);
+    assert_eq!((hashed(&first), cached(&first)), (3, 0), "40 MiB are 3 windows");
+    // The cache is written behind the copy.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    copy(&first);
+    assert_eq!((hashed(&first), cached(&first)), (3, 3));
+    first.signal(crate::process::Signal::TERM);
+    assert_eq!(first.end(), Some(0));
+    let second = Serve::of(&home, "127.0.0.1:0", &arguments);
+    copy(&second);
+    assert_eq!((hashed(&second), cached(&second)), (0, 3), "the restart forgot it");
+}

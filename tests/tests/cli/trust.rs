@@ -45,8 +45,8 @@ fn a_server_that_never_answers_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let from = format!("rdma://127.0.0.1:{port}/data/a");
-    let ended = Home::new().cp(&["--timeout", "1", &from, "here"]);
-    ended.refused(3, &["took longer than 1 s", "hint: "]);
+    let ended = Home::new().cp(&["--timeout", "2", &from, "here"]);
+    ended.refused(3, &["took longer than 2 s", "hint: "]);
 }
 
 #[test]

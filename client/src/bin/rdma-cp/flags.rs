@@ -61,7 +61,7 @@ pub struct Flags {
 
     /// Give the server up after S seconds without an answer [default: 60].
     #[arg(long, value_name = "S", default_value_t = 60, hide_default_value = true,
-          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+          value_parser = clap::value_parser!(u64).range(2..=86_400))]
     timeout: u64,
 
     /// Accept only the server with this fingerprint (SHA256:...).
