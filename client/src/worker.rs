@@ -133,7 +133,10 @@ impl ClientWorker {
         };
         let bytes: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
         buffer.set_len(bytes as usize);
-        let (digests, faults) = self.load(&mut buffer, &pieces, sources);
+        // A chunk of one file can be sent from the file. One that did not match is sent as it
+        // was hashed, so that a file that keeps changing is found out by its own check.
+        let from_file = pieces.len() == 1 && !again;
+        let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_file);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
                 true => Posted::LinkLost,
@@ -142,8 +145,8 @@ impl ClientWorker {
             self.links.get_mut(&key).expect("it was just there").writes.push(buffer);
             return self.tell(Event::Posted { tag, posted });
         };
-        if let ([(_, extent)], [source], false) = (&*pieces, sources, again) {
-            buffer.set_origin(source.file().clone(), extent.offset);
+        if from_file {
+            buffer.set_origin(sources[0].file().clone(), pieces[0].1.offset);
         }
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let ticket = self.ticket();
@@ -162,12 +165,14 @@ impl ClientWorker {
         }
     }
 
-    /// Reads and hashes the pieces of a chunk, a grain at a time.
+    /// Reads and hashes the pieces of a chunk, a grain at a time. What is sent from its file is
+    /// only hashed: every grain goes through the same part of the buffer, which stays in cache.
     fn load(
         &self,
         buffer: &mut Buffer,
         pieces: &[(verbatim_proto::FileId, Extent)],
         sources: &[Arc<Source>],
+        from_file: bool,
     ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
         let mut rest: &mut [u8] = buffer;
         let mut digests = Vec::with_capacity(pieces.len());
@@ -177,8 +182,10 @@ impl ClientWorker {
             rest = behind;
             let size = source.identity().size;
             let mut values = Vec::new();
-            let starts = (extent.offset..).step_by(GRAIN_BYTES as usize);
-            for (offset, grain) in starts.zip(piece.chunks_mut(GRAIN_BYTES as usize)) {
+            for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
+                let (offset, len) = (extent.offset + done, GRAIN_BYTES.min(extent.len - done));
+                let at = if from_file { 0 } else { done as usize };
+                let grain = &mut piece[at..at + len as usize];
                 let begin = Instant::now();
                 if let Err(error) = source.file().read_exact_at(grain, offset) {
                     faults.push((index, source.read_fault(&error)));

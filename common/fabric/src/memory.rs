@@ -10,13 +10,14 @@ use crate::error::FabricError;
 use memmap2::{Mmap, MmapMut, MmapOptions};
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Regions one domain may have at a time.
 pub const REGIONS_MAX: usize = 4096;
 
-/// A private, page-aligned buffer with a length of its own. It may know a file that holds the
-/// same bytes, from which a link can send without copying them.
+/// A private, page-aligned buffer with a length of its own. Its bytes may be in a file
+/// instead, from which a link can send them without copying.
 #[derive(Debug)]
 pub struct Buffer {
     map: MmapMut,
@@ -47,15 +48,24 @@ impl Buffer {
         self.origin = None;
     }
 
-    /// Says that a file held the same bytes from `offset` a moment ago. A link may send those
-    /// instead: the peer has the digests of these, and asks again if they differ by now.
+    /// Says that the bytes to send are in a file, from `offset`; what is in the buffer is of no
+    /// use. They may change before they are sent: the peer has their digests, and asks again.
     pub fn set_origin(&mut self, file: Arc<File>, offset: u64) {
         self.origin = Some((file, offset));
     }
 
-    /// The file that held the same bytes, and where.
+    /// The file that holds the bytes, and where.
     pub fn origin(&self) -> Option<(&File, u64)> {
         self.origin.as_ref().map(|(file, offset)| (&**file, *offset))
+    }
+
+    /// Brings the bytes into the buffer, for a link that cannot send from a file. A file that
+    /// is shorter by now leaves something else there, which its digests tell.
+    pub fn fill(&mut self) {
+        if let Some((file, offset)) = self.origin.take() {
+            // Too short, or unreadable: either way these are not the bytes, and it will show.
+            let _ = file.read_exact_at(&mut self.map[..self.len], offset);
+        }
     }
 }
 

@@ -208,7 +208,8 @@ fn move_data(op: Op, peer: Option<&SoftDomain>, room: u64, flip_bit: Option<u64>
             }
             (into, copied)
         }
-        Op::Write { from, to } | Op::WriteNotify { from, to, .. } => {
+        Op::Write { mut from, to } | Op::WriteNotify { mut from, to, .. } => {
+            from.fill();
             let copied = find(peer, to, from.len(), Access::Write)
                 .and_then(|memory| copy_in(&memory, to.address, &from[..len], flip_bit));
             (from, copied)
