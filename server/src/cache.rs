@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use store::{Change, Store, contain};
 use tracing::warn;
+use verbatim_files::Identity;
 use verbatim_proto::Digest;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 
@@ -25,23 +26,6 @@ pub struct DigestCache {
     shared: Arc<Shared>,
     /// `None` when the cache is off.
     writer: Option<(SyncSender<Command>, JoinHandle<()>)>,
-}
-
-/// The full identity of a file's content: any field that differs is another content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CacheKey {
-    /// The file system's own id; `st_dev` is not stable across reboots.
-    pub file_system: u64,
-    /// The inode number.
-    pub inode: u64,
-    /// The birth time, which stands for the inode's generation.
-    pub born_ns: i64,
-    /// The size in bytes.
-    pub size: u64,
-    /// When the content last changed.
-    pub mtime_ns: i64,
-    /// When the inode last changed.
-    pub ctime_ns: i64,
 }
 
 /// What the cache did since it was opened, and what it holds.
@@ -86,7 +70,7 @@ impl DigestCache {
     }
 
     /// Finds the digests of a window; anything that goes wrong is a miss.
-    pub fn get(&self, key: &CacheKey, window: u64) -> Option<Vec<Digest>> {
+    pub fn get(&self, key: &Identity, window: u64) -> Option<Vec<Digest>> {
         self.writer.as_ref()?;
         let found = self.shared.with_store(|store| store.read(key, window)).flatten();
         let counter = if found.is_some() { &self.shared.hits } else { &self.shared.misses };
@@ -96,7 +80,7 @@ impl DigestCache {
 
     /// Queues the digests of a window to be stored, and returns at once. What the queue has
     /// no room for, and what is longer than a window, is dropped and counted.
-    pub fn put(&self, key: &CacheKey, window: u64, digests: &[Digest]) {
+    pub fn put(&self, key: &Identity, window: u64, digests: &[Digest]) {
         let Some((queue, _)) = &self.writer else { return };
         let put = || Change::Put { key: *key, window, digests: digests.to_vec() };
         let command = |change| Command { change: Some(change), done: None };
@@ -106,7 +90,7 @@ impl DigestCache {
     }
 
     /// Removes all windows of an identity, queued ones included, and waits until it is done.
-    pub fn forget(&self, key: &CacheKey) {
+    pub fn forget(&self, key: &Identity) {
         self.ask(Some(Change::Forget { key: *key }));
     }
 
@@ -352,12 +336,12 @@ mod tests {
     use tracing::field::{Field, Visit};
     use tracing::span;
 
-    const KEY: CacheKey =
-        CacheKey { file_system: 1, inode: 2, born_ns: 3, size: 4, mtime_ns: 5, ctime_ns: 6 };
+    const KEY: Identity =
+        Identity { file_system: 1, inode: 2, born_ns: 3, size: 4, mtime_ns: 5, ctime_ns: 6 };
     const SIZE_BYTES: u64 = 8 << 20;
 
-    fn key(inode: u64) -> CacheKey {
-        CacheKey { inode, ..KEY }
+    fn key(inode: u64) -> Identity {
+        Identity { inode, ..KEY }
     }
 
     fn digests(number: u64, count: usize) -> Vec<Digest> {
@@ -448,12 +432,12 @@ mod tests {
         cache.put(&KEY, 9, &digests(0, 1));
         cache.flush();
         let others = [
-            CacheKey { file_system: 9, ..KEY },
-            CacheKey { inode: 9, ..KEY },
-            CacheKey { born_ns: -3, ..KEY },
-            CacheKey { size: 9, ..KEY },
-            CacheKey { mtime_ns: -5, ..KEY },
-            CacheKey { ctime_ns: 9, ..KEY },
+            Identity { file_system: 9, ..KEY },
+            Identity { inode: 9, ..KEY },
+            Identity { born_ns: -3, ..KEY },
+            Identity { size: 9, ..KEY },
+            Identity { mtime_ns: -5, ..KEY },
+            Identity { ctime_ns: 9, ..KEY },
         ];
         assert!(others.iter().all(|other| cache.get(other, 9).is_none()));
         assert_eq!(cache.get(&KEY, 8), None);

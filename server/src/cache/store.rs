@@ -3,7 +3,6 @@
 //! each row it reads, and turns a panic of redb into an error. It never
 //! retries and starts no thread: `cache` decides what a failure means.
 
-use super::CacheKey;
 use redb::backends::InMemoryBackend;
 use redb::{
     Builder, Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, Table,
@@ -13,6 +12,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use tracing::warn;
+use verbatim_files::Identity;
 use verbatim_proto::Digest;
 
 /// One open database.
@@ -26,9 +26,9 @@ pub(super) struct Store {
 /// One change to the tables.
 pub(super) enum Change {
     /// Stores the digests of a window.
-    Put { key: CacheKey, window: u64, digests: Vec<Digest> },
+    Put { key: Identity, window: u64, digests: Vec<Digest> },
     /// Removes all windows of an identity.
-    Forget { key: CacheKey },
+    Forget { key: Identity },
 }
 
 impl Store {
@@ -103,7 +103,7 @@ impl Store {
     /// Finds the digests of a window; a row that is not intact is not there.
     pub(super) fn read(
         &self,
-        key: &CacheKey,
+        key: &Identity,
         window: u64,
     ) -> Result<Option<Vec<Digest>>, redb::Error> {
         let key = row_key(key, window);
@@ -182,7 +182,7 @@ impl<'t> Tables<'t> {
         Ok(true)
     }
 
-    fn forget(&mut self, key: &CacheKey) -> Result<(), redb::Error> {
+    fn forget(&mut self, key: &Identity) -> Result<(), redb::Error> {
         let (first, last) = (row_key(key, 0), row_key(key, u64::MAX));
         let mut windows = Vec::new();
         for row in self.entries.range::<&RowKey>(&first..=&last)? {
@@ -235,8 +235,8 @@ impl Totals {
 /// A file's identity and the number of a window: the windows of a file are neighbours.
 type RowKey = [u8; 56];
 
-fn row_key(key: &CacheKey, window: u64) -> RowKey {
-    let CacheKey { file_system, inode, born_ns, size, mtime_ns, ctime_ns } = *key;
+fn row_key(key: &Identity, window: u64) -> RowKey {
+    let Identity { file_system, inode, born_ns, size, mtime_ns, ctime_ns } = *key;
     let (born, mtime, ctime) = (born_ns as u64, mtime_ns as u64, ctime_ns as u64);
     let mut row = [0; size_of::<RowKey>()];
     let fields = [file_system, inode, born, size, mtime, ctime, window];

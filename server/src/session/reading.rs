@@ -3,7 +3,6 @@
 //! the file itself; a packed one is a slot that small files were read into.
 
 use super::{End, Event, ExportFolder, Session, Shared, open_source};
-use crate::cache::CacheKey;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -162,8 +161,8 @@ fn digests_of(
     if !on_grid || source.is_racy() {
         return source.hash(extent);
     }
-    let (key, window) = (cache_key(identity), extent.offset / WINDOW_BYTES);
-    let cached = if fresh { None } else { shared.cache.get(&key, window) };
+    let window = extent.offset / WINDOW_BYTES;
+    let cached = if fresh { None } else { shared.cache.get(identity, window) };
     if let Some(digests) = cached {
         tracing::debug!(inode = identity.inode, window, "digests from the cache");
         return Ok(digests);
@@ -172,7 +171,7 @@ fn digests_of(
     let digests = source.hash(extent)?;
     // Only what did not change while it was hashed is worth keeping.
     if Identity::of(source.file()).is_ok_and(|now| now == *identity) {
-        shared.cache.put(&key, window, &digests);
+        shared.cache.put(identity, window, &digests);
     }
     Ok(digests)
 }
@@ -180,7 +179,7 @@ fn digests_of(
 impl Open {
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
     fn again(&self, shared: &Shared) -> Result<Source, Fault> {
-        shared.cache.forget(&cache_key(self.source.identity()));
+        shared.cache.forget(self.source.identity());
         let anew = open_source(&self.export, &self.path)?;
         if anew.identity() != self.source.identity() {
             let text = format!("{} changed while it was read", self.path);
@@ -240,15 +239,4 @@ fn stage(
     let digests = digests.map_err(|error: std::io::Error| source.read_fault(&error))?;
     source.hand_out(extent, &digests);
     Ok(digests)
-}
-
-fn cache_key(identity: &Identity) -> CacheKey {
-    CacheKey {
-        file_system: identity.file_system,
-        inode: identity.inode,
-        born_ns: identity.born_ns,
-        size: identity.size,
-        mtime_ns: identity.mtime_ns,
-        ctime_ns: identity.ctime_ns,
-    }
 }

@@ -166,7 +166,10 @@ fn create(
         return Ok((Arc::new(target), None));
     }
     if let Some((target, have)) = Target::find_lasting(folder, path, key) {
-        return Ok((Arc::new(target), Some(have)));
+        if have.is_of(info) {
+            return Ok((Arc::new(target), Some(have)));
+        }
+        target.discard();
     }
     Ok((Arc::new(Target::create_lasting(folder, path, info, key)?), None))
 }
