@@ -3,8 +3,9 @@
 //! the client each bring a handler. Commands come in over a bounded queue, and
 //! the thread sleeps on the links' descriptors and on one of its own.
 //!
-//! A worker never waits longer than `WAIT_MAX`, and polls every link between
-//! any two handler calls that hash or write a chunk.
+//! A worker never waits longer than `WAIT_MAX`, and takes at most
+//! `COMMANDS_PER_TURN` commands before it polls its links again. (Tried: one
+//! command a turn. More, smaller receives; a download took 1.6 x as long.)
 
 use crate::error::FabricError;
 use crate::link::{Completion, Link};

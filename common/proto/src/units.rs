@@ -41,7 +41,7 @@ pub const PAGE_ENTRIES_MAX: usize = 1024;
 pub const LINKS_MAX: usize = 64;
 
 /// Upload slots granted on each link.
-pub const SLOTS_PER_LINK: u16 = 8;
+pub const SLOTS_PER_LINK: u16 = 4;
 
 /// The largest control frame, length prefix not counted: 1 MiB.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
