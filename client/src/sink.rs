@@ -6,13 +6,11 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
+use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
-
-/// Files from this size on last when their copy is cut short.
-const LASTING_BYTES_MIN: u64 = 16 << 20;
 
 /// A place for one file, not yet on disk.
 pub(crate) struct Sink {
@@ -55,6 +53,9 @@ impl Sink {
     pub fn opened(&self, info: FileInfo) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.info = Some(info);
+        if let Some(target) = &state.target {
+            target.set_mode(info.mode);
+        }
     }
 
     /// The temporary file, made if it is not there.
@@ -66,10 +67,7 @@ impl Sink {
         // Bytes come after the answer to open, so only a copy that was given up has no answer.
         let gave_up = || Fault::new(Code::Interrupted, "the copy was given up");
         let info = state.info.ok_or_else(gave_up)?;
-        let target = match info.size {
-            ..LASTING_BYTES_MIN => Target::create(&self.folder, &self.path, info.size, info.mode),
-            _ => Target::create_lasting(&self.folder, &self.path, &info, &self.key),
-        }?;
+        let target = Target::create_lasting(&self.folder, &self.path, &info, &self.key)?;
         Ok(state.target.insert(Arc::new(target)).clone())
     }
 

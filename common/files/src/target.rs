@@ -10,10 +10,10 @@ use crate::partial;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::fs::{fallocate, fsync, openat, renameat, unlinkat};
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use verbatim_proto::message::FileInfo;
@@ -23,6 +23,9 @@ use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// Files flushed at the same time.
 const FLUSHES_MAX: usize = 8;
+
+/// Files from this size on last when their copy is cut short.
+pub const LASTING_BYTES_MIN: u64 = 16 << 20;
 
 /// What every temporary name ends with.
 pub const TEMPORARY_SUFFIX: &[u8] = b".verbatim-part";
@@ -37,6 +40,8 @@ pub struct Target {
     path: WirePath,
     /// What is verified, and the name of that journal.
     journal: Option<(File, Vec<u8>)>,
+    /// The source may not be written by its owner; what lasts must be, until it is whole.
+    read_only: AtomicBool,
     gone: AtomicBool,
 }
 
@@ -49,12 +54,11 @@ impl Target {
         let what = || format!("cannot create {path}");
         let (file, temporary) = file.map_err(|e| Fault::from_io(what(), &e.into()))?;
         file.set_len(size).map_err(|e| Fault::from_io(what(), &e))?;
-        let (path, gone) = (path.clone(), AtomicBool::new(false));
-        Ok(Self { file, folder: parent, temporary, name, path, journal: None, gone })
+        Ok(Self::of(file, parent, temporary, name, path, None))
     }
 
     /// Makes a temporary file that a later run finds again under the same `key`, with a journal
-    /// of what is verified. Where another process has it, makes a plain one.
+    /// of what is verified. A small one, or one that another process has, is made plain.
     pub fn create_lasting(
         folder: &Folder,
         path: &WirePath,
@@ -63,7 +67,10 @@ impl Target {
     ) -> Result<Self, Fault> {
         let (parent, name) = place(folder, path)?;
         let names = partial::Names::new(&name, key);
-        let Some((file, mut journal)) = partial::begin(&parent, &names, info.mode) else {
+        let lasting = (info.size >= LASTING_BYTES_MIN)
+            .then(|| partial::begin(&parent, &names, info.mode))
+            .flatten();
+        let Some((file, mut journal)) = lasting else {
             return Self::create(folder, path, info.size, info.mode);
         };
         let made = file
@@ -71,9 +78,10 @@ impl Target {
             .and_then(|()| file.set_len(info.size))
             .and_then(|()| journal::begin(&mut journal, &Head::now(info.size, info.mtime_ns)));
         made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
-        let (path, gone) = (path.clone(), AtomicBool::new(false));
-        let (temporary, journal) = (names.part, Some((journal, names.journal)));
-        Ok(Self { file, folder: parent, temporary, name, path, journal, gone })
+        let journal = Some((journal, names.journal));
+        let target = Self::of(file, parent, names.part, name, path, journal);
+        target.set_mode(info.mode);
+        Ok(target)
     }
 
     /// Finds what an earlier run left under this `key`, and what of it is verified: as its
@@ -82,9 +90,34 @@ impl Target {
         let (parent, name) = place(folder, path).ok()?;
         let names = partial::Names::new(&name, key);
         let (file, journal, have) = partial::find(&parent, &names)?;
-        let (path, gone) = (path.clone(), AtomicBool::new(false));
-        let (temporary, journal) = (names.part, Some((journal, names.journal)));
-        Some((Self { file, folder: parent, temporary, name, path, journal, gone }, have))
+        let journal = Some((journal, names.journal));
+        Some((Self::of(file, parent, names.part, name, path, journal), have))
+    }
+
+    fn of(
+        file: File,
+        folder: Arc<OwnedFd>,
+        temporary: Vec<u8>,
+        name: Vec<u8>,
+        path: &WirePath,
+        journal: Option<(File, Vec<u8>)>,
+    ) -> Self {
+        let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { file, folder, temporary, name, path: path.clone(), journal, read_only, gone }
+    }
+
+    /// Says what mode the source has, for a file that an earlier run made.
+    pub fn set_mode(&self, mode: u32) {
+        self.read_only.store(mode & 0o200 == 0, Ordering::Relaxed);
+    }
+
+    /// Makes all of it durable under its temporary name, with the mode it is to have.
+    fn flush(&self) -> std::io::Result<()> {
+        if self.journal.is_some() && self.read_only.load(Ordering::Relaxed) {
+            let mode = self.file.metadata()?.permissions().mode();
+            self.file.set_permissions(Permissions::from_mode(mode & !0o200))?;
+        }
+        self.file.sync_all()
     }
 
     /// Notes in the journal, if there is one, that a range is verified and written.
@@ -198,7 +231,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 fn flush_all(batch: &[Arc<Target>]) -> Vec<Result<(), Fault>> {
     let flush = |target: &Arc<Target>| {
         let what = || format!("cannot flush {}", target.path);
-        target.file.sync_all().map_err(|e| Fault::from_io(what(), &e))
+        target.flush().map_err(|e| Fault::from_io(what(), &e))
     };
     if batch.len() == 1 {
         return vec![flush(&batch[0])];
@@ -252,6 +285,7 @@ fn clock_bits() -> u32 {
 mod tests {
     use super::*;
     use std::fs;
+    use verbatim_proto::units::GRAIN_BYTES;
 
     fn path(text: &str) -> WirePath {
         WirePath::parse(text.as_bytes()).expect("plain")
@@ -287,6 +321,83 @@ mod tests {
         let fault = answers[2].as_ref().expect_err("a folder is in the way");
         assert_eq!(fault.code, Code::IsFolder, "{fault}");
         assert_eq!(fs::read_dir(dir.path().join("sub")).expect("lists").count(), 3);
+    }
+
+    const SIZE: u64 = LASTING_BYTES_MIN;
+
+    fn info(mode: u32) -> FileInfo {
+        FileInfo { size: SIZE, mode, mtime_ns: 5 }
+    }
+
+    /// A lasting target with its first two grains written and noted, then left.
+    fn leave_partial(folder: &Folder, key: &Digest) {
+        let target = Target::create_lasting(folder, &path("a"), &info(0o644), key).expect("makes");
+        for grain in 0..2 {
+            let (bytes, offset) =
+                (vec![grain as u8 + 1; GRAIN_BYTES as usize], grain * GRAIN_BYTES);
+            target.write_at(&bytes, offset).expect("writes");
+            let digests = Digest::of_grains(offset, SIZE, &bytes);
+            target.verified(Extent::new(offset, GRAIN_BYTES), &digests).expect("notes");
+        }
+    }
+
+    fn found(folder: &Folder, key: &Digest) -> Option<Vec<u64>> {
+        let (_, have) = Target::find_lasting(folder, &path("a"), key)?;
+        Some(have.extents.iter().map(|extent| extent.offset / GRAIN_BYTES).collect())
+    }
+
+    fn hidden(dir: &std::path::Path, end: &str) -> std::path::PathBuf {
+        let mut paths = fs::read_dir(dir).expect("lists").map(|entry| entry.expect("entry").path());
+        paths.find(|path| path.to_string_lossy().ends_with(end)).expect("it is there")
+    }
+
+    #[test]
+    fn what_lasts_is_found_by_its_key_and_by_one_process_at_a_time() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        leave_partial(&folder, &key);
+        assert_eq!(found(&folder, &Digest::of(b"another copy")), None);
+        let held = Target::find_lasting(&folder, &path("a"), &key).expect("there");
+        assert_eq!(found(&folder, &key), None, "somebody has it");
+        drop(held);
+        assert_eq!(found(&folder, &key), Some(vec![0]), "two grains in one run");
+        fs::remove_file(hidden(dir.path(), "-part")).expect("removes");
+        assert_eq!(found(&folder, &key), None, "a journal alone says nothing");
+    }
+
+    #[test]
+    fn after_another_boot_only_what_still_hashes_is_believed() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        leave_partial(&folder, &key);
+        let part = fs::OpenOptions::new().write(true).open(hidden(dir.path(), "-part"));
+        part.expect("opens").write_all_at(b"lost", 0).expect("harms the first grain");
+        assert_eq!(found(&folder, &key), Some(vec![0]), "this boot is believed");
+        let name = hidden(dir.path(), "-journal");
+        let mut records = Vec::new();
+        let old = File::open(&name).expect("opens");
+        let head = journal::read(&old, |extent, digests| records.push((extent, digests)));
+        let head = Head { boot: [b'x'; 36], ..head.expect("a journal").0 };
+        let mut file = File::create(&name).expect("opens");
+        journal::begin(&mut file, &head).expect("begins");
+        for (extent, digests) in records {
+            journal::append(&file, extent, &digests).expect("appends");
+        }
+        assert_eq!(found(&folder, &key), Some(vec![1]), "the first grain is not what it was");
+    }
+
+    #[test]
+    fn a_large_file_keeps_a_mode_without_write() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        let target = Target::create_lasting(&folder, &path("a"), &info(0o444), &key);
+        assert_eq!(Target::commit(&[Arc::new(target.expect("makes"))]), vec![Ok(())]);
+        let mode = fs::metadata(dir.path().join("a")).expect("there").permissions().mode();
+        assert_eq!(mode & 0o200, 0, "{mode:o}");
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left behind");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::worker::{Command, Landing};
 use std::collections::HashMap;
 use std::sync::Arc;
 use verbatim_fabric::{Domain, Memory, SharedSlot};
+use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, ServerMessage};
 use verbatim_proto::read::Have;
@@ -26,9 +27,6 @@ pub(super) struct Writing {
 
 /// A temporary file, and what an earlier session left in it.
 pub(crate) type Created = (Arc<Target>, Option<Have>);
-
-/// Uploads from this size on last when their session is cut short.
-const LASTING_BYTES_MIN: u64 = 16 << 20;
 
 struct Slot {
     link: LinkId,
@@ -161,12 +159,10 @@ fn create(
     info: &FileInfo,
     key: &Digest,
 ) -> Result<Created, Fault> {
-    if info.size < LASTING_BYTES_MIN {
-        let target = Target::create(folder, path, info.size, info.mode)?;
-        return Ok((Arc::new(target), None));
-    }
-    if let Some((target, have)) = Target::find_lasting(folder, path, key) {
+    let left = (info.size >= LASTING_BYTES_MIN).then(|| Target::find_lasting(folder, path, key));
+    if let Some((target, have)) = left.flatten() {
         if have.is_of(info) {
+            target.set_mode(info.mode);
             return Ok((Arc::new(target), Some(have)));
         }
         target.discard();
