@@ -302,6 +302,10 @@ impl Session {
             let (what, timeout) = ("an answer of the server".into(), self.core.options.timeout);
             return Err(ControlError::TimedOut { what, seconds: timeout.as_secs_f64() }.into());
         }
+        // The last effect may have ended the work: nothing more will come.
+        if self.core.is_done() && !self.core.asking {
+            return Ok(());
+        }
         let wait = self.core.wait();
         tokio::select! {
             message = self.receiver.recv() => match message? {
