@@ -3,6 +3,9 @@
 //! shared and noisy, so absolute figures are only context.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::print_stdout)]
+
+pub mod table;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

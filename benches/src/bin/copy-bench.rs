@@ -12,7 +12,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use verbatim_benches::{Run, Serve, Watch, run};
+use verbatim_benches::table::{Table, Way};
+use verbatim_benches::{Serve, Watch, run};
 
 /// Measure one large file against cp.
 #[derive(Parser)]
@@ -37,14 +38,6 @@ struct Flags {
     json: Option<PathBuf>,
 }
 
-/// One way to copy.
-struct Way {
-    name: &'static str,
-    goal: f64,
-    runs: Vec<Run>,
-    server_kib: u64,
-}
-
 fn main() {
     let flags = Flags::parse();
     let bins = std::env::current_exe().expect("this program has a path");
@@ -67,12 +60,11 @@ fn main() {
     let fresh = ["--config", &no_cache, &export, &landing];
     let fresh = Serve::start(&bins, &state.path().join("b"), 21_491, &fresh);
 
-    let way = |name, goal| Way { name, goal, runs: Vec::new(), server_kib: 0 };
     let mut ways = [
-        way("cp", 1.0),
-        way("download, digests cached", 0.8),
-        way("first download", 0.6),
-        way("upload", 0.6),
+        Way::new("cp", 1.0),
+        Way::new("download, digests cached", 0.8),
+        Way::new("first download", 0.6),
+        Way::new("upload", 0.6),
     ];
     let out = target.path().join("copy");
     let (from, to) = (file.display().to_string(), out.display().to_string());
@@ -96,10 +88,7 @@ fn main() {
                     serve.cp(&["-q", &from, &up])
                 }
             };
-            let run = run(&mut command);
-            way.server_kib = way.server_kib.max(watch.stop());
-            println!("round {round} {:26} {:7.3} s", way.name, run.time.as_secs_f64());
-            way.runs.push(run);
+            way.add(round, run(&mut command), watch.stop());
         }
     }
     let _ = std::fs::remove_file(&out);
@@ -140,46 +129,19 @@ fn sparse(flags: &Flags, source: &Path, serve: &Serve) -> (u64, u64) {
 }
 
 fn report(flags: &Flags, ways: &[Way], sparse: Option<(u64, u64)>) {
-    let best = |way: &Way| way.runs.iter().map(|run| run.time).min().unwrap_or_default();
-    let memory = |way: &Way| way.runs.iter().map(|run| run.rss_anon_kib).max().unwrap_or(0);
-    let cp = best(&ways[0]).as_secs_f64();
-    let gib = flags.size_mib as f64 / 1024.0;
-    println!(
-        "\n{:26} {:>8} {:>8} {:>8} {:>6} {:>10} {:>10}",
-        "", "best s", "GiB/s", "x cp", "goal", "client", "server"
-    );
-    let mut rows = Vec::new();
-    for way in ways {
-        let seconds = best(way).as_secs_f64();
-        let ratio = cp / seconds;
-        let (client, server) = (memory(way) / 1024, way.server_kib / 1024);
-        println!(
-            "{:26} {seconds:8.3} {:8.2} {ratio:8.2} {:6.2} {client:6} MiB {server:6} MiB",
-            way.name,
-            gib / seconds,
-            way.goal,
-        );
-        rows.push(serde_json::json!({
-            "way": way.name, "best_s": seconds, "times_cp": ratio, "goal": way.goal,
-            "client_rss_anon_mib": client, "server_rss_anon_mib": server,
-        }));
-    }
+    let mut table = Table::of(ways);
+    table.note("size_mib", flags.size_mib.into());
+    table.note("rounds", flags.rounds.into());
     if let Some((client, server)) = sparse {
+        let (client, server) = (client / 1024, server / 1024);
         println!(
-            "sparse {} GiB: RssAnon client {} MiB, server {} MiB",
-            flags.sparse_gib,
-            client / 1024,
-            server / 1024
+            "sparse {} GiB: RssAnon client {client} MiB, server {server} MiB",
+            flags.sparse_gib
         );
+        let figures = serde_json::json!({
+            "gib": flags.sparse_gib, "client_rss_anon_mib": client, "server_rss_anon_mib": server,
+        });
+        table.note("sparse", figures);
     }
-    let sparse = sparse.map(|(client, server)| {
-        serde_json::json!({
-            "gib": flags.sparse_gib,
-            "client_rss_anon_mib": client / 1024, "server_rss_anon_mib": server / 1024,
-        })
-    });
-    let json = serde_json::json!({ "size_mib": flags.size_mib, "rounds": flags.rounds, "ways": rows, "sparse": sparse });
-    if let Some(path) = &flags.json {
-        std::fs::write(path, format!("{json:#}\n")).expect("the figures can be written");
-    }
+    table.write(flags.json.as_deref());
 }

@@ -1,0 +1,101 @@
+//! A tree of many small files over loopback TCP against `cp -a`, interleaved,
+//! best of several, both ways; and the anonymous memory of both sides. With
+//! `--files 1000000 --rounds 1` it shows that memory stays flat.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout)]
+
+use clap::Parser;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use verbatim_benches::table::{Table, Way};
+use verbatim_benches::{Serve, Watch, run};
+
+/// Files in one folder.
+const FOLDER_FILES: usize = 1000;
+
+/// Measure a tree of small files against cp -a.
+#[derive(Parser)]
+struct Flags {
+    /// How many files.
+    #[arg(long, default_value_t = 100_000)]
+    files: usize,
+    /// How long each is.
+    #[arg(long, default_value_t = 4096)]
+    bytes: usize,
+    /// Rounds; the best of each counts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Where the tree is.
+    #[arg(long, default_value = "/dev/shm")]
+    source: PathBuf,
+    /// Where copies go.
+    #[arg(long, default_value = "/dev/shm")]
+    target: PathBuf,
+    /// Write the figures to FILE as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+fn main() {
+    let flags = Flags::parse();
+    let bins = std::env::current_exe().expect("this program has a path");
+    let bins = bins.parent().expect("it is in a folder").to_owned();
+    let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
+    let target = tempfile::tempdir_in(&flags.target).expect("a target folder");
+    let tree = source.path().join("tree");
+    println!("writing {} files of {} bytes", flags.files, flags.bytes);
+    fill(&tree, &flags);
+    // Younger identities are neither cached nor trusted.
+    std::thread::sleep(Duration::from_secs(3));
+
+    let export = format!("src={}", source.path().display());
+    let landing = format!("up={}:rw", target.path().display());
+    let state = tempfile::tempdir().expect("a state folder");
+    let serve = Serve::start(&bins, state.path(), 21_492, &[&export, &landing]);
+    let mut ways = [Way::new("cp -a", 1.0), Way::new("download", 0.5), Way::new("upload", 0.5)];
+    let out = target.path().join("copy");
+    let (from, to) = (tree.display().to_string(), out.display().to_string());
+    let (down, up) = (url(&serve, "src/tree"), url(&serve, "up/copy"));
+    for round in 0..flags.rounds {
+        for (index, way) in ways.iter_mut().enumerate() {
+            let mut command = match index {
+                0 => {
+                    let mut cp = Command::new("cp");
+                    cp.args(["-a", &from, &to]);
+                    cp
+                }
+                1 => serve.cp(&["-q", "-r", &down, &to]),
+                _ => serve.cp(&["-q", "-r", &from, &up]),
+            };
+            let watch = Watch::start(serve.pid());
+            way.add(round, run(&mut command), watch.stop());
+            std::fs::remove_dir_all(&out).expect("the copy can be removed");
+        }
+    }
+    let mut table = Table::of(&ways);
+    table.note("files", flags.files.into());
+    table.note("bytes", flags.bytes.into());
+    table.note("rounds", flags.rounds.into());
+    table.write(flags.json.as_deref());
+}
+
+fn url(serve: &Serve, path: &str) -> String {
+    format!("rdma://127.0.0.1:{}/{path}", serve.port)
+}
+
+/// Makes folders of files that differ from one another.
+fn fill(tree: &Path, flags: &Flags) {
+    let mut bytes = vec![7_u8; flags.bytes];
+    for index in 0..flags.files {
+        let folder = tree.join(format!("{:04}", index / FOLDER_FILES));
+        if index % FOLDER_FILES == 0 {
+            std::fs::create_dir_all(&folder).expect("a folder");
+        }
+        for (byte, digit) in bytes.iter_mut().zip(index.to_le_bytes()) {
+            *byte = digit;
+        }
+        std::fs::write(folder.join(format!("file-{index}")), &bytes).expect("a file");
+    }
+}

@@ -1,0 +1,79 @@
+//! The table every bench prints: the best time of each way to copy, as a ratio
+//! to the first way, with the memory of both sides; and the same as JSON.
+
+use crate::Run;
+use std::path::Path;
+use std::time::Duration;
+
+/// One way to copy, and its runs so far.
+pub struct Way {
+    name: &'static str,
+    goal: f64,
+    runs: Vec<Run>,
+    server_kib: u64,
+}
+
+impl Way {
+    /// A way with the ratio it should reach: the first way's time divided by its own.
+    pub fn new(name: &'static str, goal: f64) -> Self {
+        Self { name, goal, runs: Vec::new(), server_kib: 0 }
+    }
+
+    /// Adds one run, with the most memory the server had during it.
+    pub fn add(&mut self, round: usize, run: Run, server_kib: u64) {
+        println!("round {round} {:26} {:7.3} s", self.name, run.time.as_secs_f64());
+        self.server_kib = self.server_kib.max(server_kib);
+        self.runs.push(run);
+    }
+
+    fn best(&self) -> Duration {
+        self.runs.iter().map(|run| run.time).min().unwrap_or_default()
+    }
+}
+
+/// The figures of a bench.
+pub struct Table {
+    figures: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Table {
+    /// Prints the ways against the first of them.
+    pub fn of(ways: &[Way]) -> Self {
+        let first = ways.first().map_or(0.0, |way| way.best().as_secs_f64());
+        println!(
+            "\n{:26} {:>8} {:>8} {:>6} {:>10} {:>10}",
+            "", "best s", "ratio", "goal", "client", "server"
+        );
+        let mut rows = Vec::new();
+        for way in ways {
+            let seconds = way.best().as_secs_f64();
+            let ratio = first / seconds;
+            let client = way.runs.iter().map(|run| run.rss_anon_kib).max().unwrap_or(0) / 1024;
+            let server = way.server_kib / 1024;
+            println!(
+                "{:26} {seconds:8.3} {ratio:8.2} {:6.2} {client:6} MiB {server:6} MiB",
+                way.name, way.goal,
+            );
+            rows.push(serde_json::json!({
+                "way": way.name, "best_s": seconds, "ratio": ratio, "goal": way.goal,
+                "client_rss_anon_mib": client, "server_rss_anon_mib": server,
+            }));
+        }
+        let mut table = Self { figures: serde_json::Map::new() };
+        table.note("ways", rows.into());
+        table
+    }
+
+    /// Adds a figure.
+    pub fn note(&mut self, name: &str, value: serde_json::Value) {
+        self.figures.insert(name.to_owned(), value);
+    }
+
+    /// Writes all of it to a file, where one was asked for.
+    pub fn write(self, path: Option<&Path>) {
+        let json = serde_json::Value::Object(self.figures);
+        if let Some(path) = path {
+            std::fs::write(path, format!("{json:#}\n")).expect("the figures can be written");
+        }
+    }
+}
