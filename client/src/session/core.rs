@@ -40,6 +40,8 @@ pub(super) struct Core {
     pub downloads: Downloads,
     pub uploads: Uploads,
     pub trees: Trees,
+    /// Files that may be open at a time.
+    pub open_max: usize,
     pub next_file: u32,
     pub next_request: u32,
     pub summary: Summary,

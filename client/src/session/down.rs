@@ -69,7 +69,8 @@ impl Core {
 
     pub(super) fn pump_downloads(&mut self) {
         let now = self.now();
-        while self.read.room() > 0 {
+        // A file holds a descriptor until it is durable; a slow disk slows down what is opened.
+        while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
             let Some(download) = self.downloads.queue.pop_front() else { return };
             let id = self.file();
             let key = format!("{} {}", self.server, download.remote);

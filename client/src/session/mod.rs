@@ -30,6 +30,7 @@ use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient};
+use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
 use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, WirePath};
 
@@ -38,6 +39,9 @@ pub use up::{Upload, UploadSource};
 
 /// Events that may wait for a session; slots and jobs are bounded far below this.
 const EVENTS_MAX: usize = 16 << 10;
+
+/// Files open at a time, those that are being made durable included.
+const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
 
 /// How often an observer hears of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
@@ -130,7 +134,8 @@ pub struct Session {
 impl Session {
     /// Connects, authenticates and starts the workers. Links are made when there is work.
     pub async fn connect(options: SessionOptions) -> Result<Self, ClientError> {
-        verbatim_files::limit::raise_open_files();
+        // Half is for files; links, folders and the rest have the other.
+        let open_max = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
         let connection = connect(&options.connect).await?;
         let peer = peer(&options.connect.host, options.connect.port);
         tracing::debug!(peer, session = connection.welcome.session, "session began");
@@ -161,6 +166,7 @@ impl Session {
             downloads: Downloads::default(),
             uploads: Uploads::default(),
             trees: Trees::default(),
+            open_max,
             next_file: 0,
             next_request: 0,
             summary: Summary::default(),

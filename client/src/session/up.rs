@@ -86,7 +86,7 @@ impl Core {
     }
 
     pub(super) fn pump_uploads(&mut self) {
-        while self.write.room() > 0 {
+        while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
             let Some(upload) = self.uploads.queue.pop_front() else { return };
             let id = self.file();
             self.begin_upload(id, upload);

@@ -149,3 +149,23 @@ fn a_source_that_may_not_be_read_is_said_to_be_so() {
     all.refused(1, &["data/secret", "permission denied", "4 files,", "1 not copied"]);
     assert_eq!(names(&target.path().join("data")), ["a.bin", "b.bin", "sub"]);
 }
+
+#[test]
+fn a_tree_is_copied_by_a_process_that_may_open_few_files() {
+    let world = World::new();
+    let tree = world.path("data/many");
+    fs::create_dir(&tree).unwrap();
+    for index in 0..1500 {
+        fs::write(tree.join(format!("f{index}")), bytes(index, 100)).unwrap();
+    }
+    let (from, down) = (world.serve.at("data/many"), world.text("out"));
+    for (source, target) in [(from.clone(), down.clone()), (down, world.serve.at("in/again"))] {
+        let plain = world.serve.home().command("rdma-cp", &["-r", &source, &target]);
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"ulimit -n 128; exec "$0" "$@""#]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        let ended = Running::start(command).end();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+    assert_eq!(names(&world.path("in/again/many")).len(), 1500);
+}
