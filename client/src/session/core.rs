@@ -130,6 +130,7 @@ impl Core {
             }
         }
         self.commit_landed();
+        self.check_sources();
     }
 
     pub(super) fn message(&mut self, message: ServerMessage) {
@@ -176,8 +177,10 @@ impl Core {
                 self.broke(Fault::new(Code::Io, error.to_string()));
             }
             Event::Landed(answers) => self.landed(answers),
-            Event::SourceChecked { file, root, answer } => {
-                self.write.source_checked(file, root, answer);
+            Event::SourcesChecked(answers) => {
+                for (file, root, answer) in answers {
+                    self.write.source_checked(file, root, answer);
+                }
             }
             Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
             Event::LocalPage(page) => self.local_page(page),

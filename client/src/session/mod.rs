@@ -104,7 +104,7 @@ pub(crate) enum Event {
     LinkWanted { link: LinkId },
     WorkerFailed(FabricError),
     Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
-    SourceChecked { file: FileId, root: Digest, answer: Result<(), Fault> },
+    SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
     Hashed { file: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault> },
     LocalPage(trees::LocalPage),
 }

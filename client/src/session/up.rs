@@ -13,7 +13,7 @@ use std::sync::Arc;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::write::{ClientEffect, Post};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// A file to send.
 pub struct Upload {
@@ -40,6 +40,8 @@ pub enum UploadSource {
 pub(super) struct Uploads {
     queue: VecDeque<Upload>,
     files: HashMap<FileId, File>,
+    /// Sent whole; their sources are looked at again, many in one job.
+    unchecked: Vec<(FileId, Digest, Arc<Source>)>,
 }
 
 struct File {
@@ -122,10 +124,7 @@ impl Core {
             }
             ClientEffect::CheckSource { file, root } => {
                 let source = self.uploads.files[&file].source.clone();
-                self.job(move || {
-                    let answer = source.check();
-                    Event::SourceChecked { file, root, answer }
-                });
+                self.uploads.unchecked.push((file, root, source));
             }
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
@@ -146,6 +145,18 @@ impl Core {
             }
             ClientEffect::Broken(fault) => self.broke(fault),
         }
+    }
+
+    /// Looks again at the sources of files that are sent: have they changed meanwhile?
+    pub(super) fn check_sources(&mut self) {
+        if self.uploads.unchecked.is_empty() {
+            return;
+        }
+        let files = std::mem::take(&mut self.uploads.unchecked);
+        self.job(move || {
+            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
+            Event::SourcesChecked(files.into_iter().map(check).collect())
+        });
     }
 
     fn post(&mut self, post: Post) {
