@@ -24,6 +24,16 @@ pub enum FabricError {
         /// What the system answered.
         cause: String,
     },
+    /// An RDMA device, its library or its queue pair refused or failed.
+    #[error("{what}: {cause}")]
+    Device {
+        /// What was tried, and on what.
+        what: String,
+        /// Why it failed.
+        cause: String,
+        /// What to do about it.
+        hint: String,
+    },
     /// A bound was reached.
     #[error("{0}")]
     Limit(String),
@@ -35,5 +45,22 @@ impl FabricError {
         let cause = cause.to_string();
         let cause = cause.split(" (os error").next().unwrap_or(&cause).to_owned();
         Self::System { what, cause }
+    }
+
+    /// A failure of an RDMA device, with what to do about it.
+    pub fn device(
+        what: impl Into<String>,
+        cause: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self::Device { what: what.into(), cause: cause.into(), hint: hint.into() }
+    }
+
+    /// What to do about it, where there is something.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Device { hint, .. } => Some(hint),
+            _ => None,
+        }
     }
 }

@@ -1,14 +1,16 @@
 //! Links: how bytes get from registered memory on one node to memory on
-//! another. One trait, completion style; `tcp` and `sim` behind it, `verbs` to
-//! come. This crate knows no protocol message and no export: the drivers in
+//! another. One trait, completion style; `verbs`, `tcp` and `sim` behind it.
+//! This crate knows no protocol message and no export: the drivers in
 //! `client` and `server` translate. All unsafe code of the project is here.
 
+pub mod domain;
 pub mod error;
 pub mod link;
 pub mod memory;
 pub mod sim;
 pub mod slots;
 pub mod tcp;
+pub mod verbs;
 pub mod worker;
 
 pub use error::FabricError;

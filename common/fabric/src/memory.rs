@@ -1,25 +1,29 @@
 //! Memory that links move: private buffers, slots a peer may touch, windows of
-//! mapped files, and the domain that decides which peer may name which.
+//! mapped files. `domain` decides which peer may name which.
 //!
-//! Who owns what: a `Buffer` has one owner and moves into its operation. A
-//! `SharedSlot` is registered, so a peer may change it between two calls: it is
-//! never borrowed beyond one. A `MappedFile` offers no bytes at all: a truncated
-//! file would turn a borrow into SIGBUS.
+//! Who owns what: a `Buffer` has one owner and moves into its operation; what it
+//! is registered as goes before its mapping does. A `SharedSlot` is registered,
+//! so a peer may change it between two calls, and a device at any time: it is
+//! never borrowed beyond one call, and a slot that a device writes to is never
+//! borrowed at all, only copied. A `MappedFile` offers no bytes: a truncated file
+//! would turn a borrow into SIGBUS.
 
+pub use crate::domain::{Access, Domain, REGIONS_MAX, RegionHandle, SoftDomain};
 use crate::error::FabricError;
+use crate::verbs::LocalRegions;
 use memmap2::{Mmap, MmapMut, MmapOptions};
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-
-/// Regions one domain may have at a time.
-pub const REGIONS_MAX: usize = 4096;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A private, page-aligned buffer with a length of its own. Its bytes may be in a file
 /// instead, from which a link can send them without copying.
 #[derive(Debug)]
 pub struct Buffer {
+    // Before `map`: fields are dropped in this order, and no region may outlive its memory.
+    registered: LocalRegions,
     map: MmapMut,
     len: usize,
     origin: Option<(Arc<File>, u64)>,
@@ -30,7 +34,7 @@ impl Buffer {
     pub fn new(capacity: usize) -> Result<Self, FabricError> {
         let map = MmapMut::map_anon(capacity.max(1))
             .map_err(|e| FabricError::system("cannot map a buffer", e))?;
-        Ok(Self { map, len: capacity, origin: None })
+        Ok(Self { registered: LocalRegions::default(), map, len: capacity, origin: None })
     }
 
     /// How long it can be.
@@ -67,6 +71,13 @@ impl Buffer {
             let _ = file.read_exact_at(&mut self.map[..self.len], offset);
         }
     }
+
+    /// What the buffer is registered as, and the memory it is registered for: all of it, so
+    /// that one registration does for every length.
+    pub(crate) fn registered_and_memory(&mut self) -> (&mut LocalRegions, *mut u8, usize) {
+        let (address, len) = (self.map.as_mut_ptr(), self.map.len());
+        (&mut self.registered, address, len)
+    }
 }
 
 impl std::ops::Deref for Buffer {
@@ -87,8 +98,15 @@ impl std::ops::DerefMut for Buffer {
 /// way in. Its bytes are lent for one call at a time, and no peer changes them during it.
 #[derive(Clone, Debug)]
 pub struct SharedSlot {
-    bytes: Arc<Mutex<MmapMut>>,
+    memory: Arc<SlotMemory>,
     len: usize,
+}
+
+#[derive(Debug)]
+struct SlotMemory {
+    map: Mutex<MmapMut>,
+    /// A device may write to it at any moment, and waits for no lock.
+    device_writes: AtomicBool,
 }
 
 impl SharedSlot {
@@ -96,7 +114,8 @@ impl SharedSlot {
     pub fn new(len: usize) -> Result<Self, FabricError> {
         let map = MmapMut::map_anon(len.max(1))
             .map_err(|e| FabricError::system("cannot map a slot", e))?;
-        Ok(Self { bytes: Arc::new(Mutex::new(map)), len })
+        let memory = SlotMemory { map: Mutex::new(map), device_writes: AtomicBool::new(false) };
+        Ok(Self { memory: Arc::new(memory), len })
     }
 
     /// How many bytes it has.
@@ -110,25 +129,68 @@ impl SharedSlot {
     }
 
     /// Copies `into.len()` bytes from `offset` out of the slot.
+    #[allow(unsafe_code)]
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        self.with(offset, into.len(), |bytes| into.copy_from_slice(bytes));
+        let map = self.memory.map.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_inside(offset, into.len(), self.len);
+        let from = map.as_ptr().wrapping_add(offset);
+        // SAFETY: the range is inside the mapping, which `map` keeps, and `into` is elsewhere. A
+        // device may change the bytes meanwhile, so they are copied without a reference to them.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
     /// Copies bytes into the slot at `offset`.
     pub fn copy_in(&self, offset: usize, from: &[u8]) {
-        self.with(offset, from.len(), |bytes| bytes.copy_from_slice(from));
+        self.fill_with(offset, from.len(), |bytes| bytes.copy_from_slice(from));
     }
 
     /// Lends a range for the length of a call. A peer's write waits for its end, so what is
-    /// checked in one call is what is used in it. (A slot that a device writes to, which waits
-    /// for nobody, will have to lend a private copy.)
+    /// checked in one call is what is used in it. A device waits for nobody: of a slot that one
+    /// may write to, a private copy is lent, and what is changed in that is forgotten.
     ///
     /// # Panics
     /// When the range is outside the slot: ranges are checked when they arrive.
     pub fn with<T>(&self, offset: usize, len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
-        let mut map = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.memory.device_writes.load(Ordering::Acquire) {
+            return self.fill_with(offset, len, f);
+        }
+        // Taken, not borrowed: `f` may use another slot.
+        let mut scratch = SCRATCH.take();
+        if scratch.len() < len {
+            scratch.resize(len, 0);
+        }
+        self.copy_out(offset, &mut scratch[..len]);
+        let answer = f(&mut scratch[..len]);
+        SCRATCH.set(scratch);
+        answer
+    }
+
+    /// Lends a range of the slot itself, to put bytes there.
+    ///
+    /// # Panics
+    /// When the range is outside the slot.
+    pub fn fill_with<T>(&self, offset: usize, len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
+        let mut map = self.memory.map.lock().unwrap_or_else(PoisonError::into_inner);
         f(&mut map[..self.len][offset..][..len])
     }
+
+    /// The address for a device, which from now on may write to the slot when it `writes`.
+    pub(crate) fn lend_to_device(&self, writes: bool) -> *mut u8 {
+        if writes {
+            self.memory.device_writes.store(true, Ordering::Release);
+        }
+        self.memory.map.lock().unwrap_or_else(PoisonError::into_inner).as_mut_ptr()
+    }
+}
+
+thread_local! {
+    /// Where `SharedSlot::with` copies to; as long as the longest range lent on this thread.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+fn assert_inside(offset: usize, len: usize, slot_len: usize) {
+    let inside = offset.checked_add(len).is_some_and(|end| end <= slot_len);
+    assert!(inside, "{len} bytes at {offset} of a slot of {slot_len}");
 }
 
 /// A window of a file, mapped read-only so that a device can serve it. The processor never
@@ -205,100 +267,6 @@ impl Memory {
     }
 }
 
-/// What a peer needs to address registered memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionHandle {
-    /// The key.
-    pub key: u64,
-    /// The address of the first byte.
-    pub base: u64,
-}
-
-/// The memory one peer may name: a protection domain. All links to that peer share it, and no
-/// link to another peer knows its keys.
-pub trait Domain: Send + Sync {
-    /// Registers memory; the access follows from its kind.
-    fn register(&self, memory: Memory) -> Result<RegionHandle, FabricError>;
-
-    /// Takes a region back. Operations that name it later fail.
-    fn deregister(&self, key: u64);
-
-    /// How many regions are registered.
-    fn region_count(&self) -> usize;
-}
-
-/// The domain of links without a device: a table of regions under random keys.
-#[derive(Debug, Default)]
-pub struct SoftDomain {
-    regions: RwLock<HashMap<u64, Memory>>,
-}
-
-/// What a peer wants to do with a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Read it.
-    Read,
-    /// Write it.
-    Write,
-}
-
-impl SoftDomain {
-    /// An empty domain.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self::default())
-    }
-
-    /// Finds the memory a peer names, when the peer may do this to all of the range.
-    pub fn find(
-        &self,
-        key: u64,
-        address: u64,
-        len: usize,
-        access: Access,
-    ) -> Result<Memory, FabricError> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let memory =
-            regions.get(&key).ok_or_else(|| FabricError::Access("no such region".into()))?;
-        let allowed = match memory {
-            Memory::File(_) | Memory::Staged(_) => access == Access::Read,
-            Memory::Upload(_) => access == Access::Write,
-        };
-        if !allowed {
-            return Err(FabricError::Access(format!("region does not allow {access:?}")));
-        }
-        let end = address.checked_add(len as u64);
-        if end.is_none_or(|end| end > memory.len() as u64) {
-            return Err(FabricError::Access("range is outside its region".into()));
-        }
-        Ok(memory.clone())
-    }
-}
-
-impl Domain for SoftDomain {
-    fn register(&self, memory: Memory) -> Result<RegionHandle, FabricError> {
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if regions.len() >= REGIONS_MAX {
-            return Err(FabricError::Limit(format!("{REGIONS_MAX} regions are registered")));
-        }
-        let key = loop {
-            let key = random_u64()?;
-            if !regions.contains_key(&key) {
-                break key;
-            }
-        };
-        regions.insert(key, memory);
-        Ok(RegionHandle { key, base: 0 })
-    }
-
-    fn deregister(&self, key: u64) {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
-    }
-
-    fn region_count(&self) -> usize {
-        self.regions.read().unwrap_or_else(PoisonError::into_inner).len()
-    }
-}
-
 /// A number nobody can guess.
 pub(crate) fn random_u64() -> Result<u64, FabricError> {
     let mut bytes = [0_u8; 8];
@@ -314,28 +282,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_found_only_by_its_key_range_and_access() {
-        let domain = SoftDomain::new();
-        let slot = SharedSlot::new(100).expect("slot");
-        let upload = domain.register(Memory::Upload(slot.clone())).expect("registers");
-        let staged = domain.register(Memory::Staged(slot)).expect("registers");
-        assert!(domain.find(upload.key, 0, 100, Access::Write).is_ok());
-        assert!(domain.find(upload.key, 1, 100, Access::Write).is_err(), "past the end");
-        assert!(domain.find(upload.key, u64::MAX, 2, Access::Write).is_err(), "overflow");
-        assert!(domain.find(upload.key, 0, 1, Access::Read).is_err(), "uploads cannot be read");
-        assert!(domain.find(staged.key, 0, 1, Access::Write).is_err(), "staging cannot be written");
-        assert!(SoftDomain::new().find(upload.key, 0, 1, Access::Write).is_err(), "other domain");
-        domain.deregister(upload.key);
-        assert!(domain.find(upload.key, 0, 1, Access::Write).is_err(), "stale key");
-    }
-
-    #[test]
     fn what_goes_into_a_slot_comes_out() {
         let slot = SharedSlot::new(8).expect("slot");
         slot.copy_in(2, b"abc");
         let mut out = [0; 5];
         slot.copy_out(1, &mut out);
         assert_eq!(&out, b"\0abc\0");
+    }
+
+    #[test]
+    fn a_slot_that_a_device_writes_to_lends_a_private_copy() {
+        let slot = SharedSlot::new(64).expect("slot");
+        slot.with(0, 4, |bytes| bytes.copy_from_slice(b"soft"));
+        slot.lend_to_device(true);
+        let other = SharedSlot::new(8).expect("slot");
+        other.lend_to_device(true);
+        let seen = slot.with(0, 4, |bytes| {
+            // The device writes while the bytes are checked.
+            slot.copy_in(0, b"hard");
+            other.with(0, 8, |inner| inner.fill(9));
+            bytes.to_vec()
+        });
+        assert_eq!(seen, b"soft", "what was lent stays as it was");
+        slot.with(0, 4, |bytes| bytes.copy_from_slice(b"lost"));
+        let mut out = [0; 4];
+        slot.copy_out(0, &mut out);
+        assert_eq!(&out, b"hard", "and only writes to the slot reach it");
+    }
+
+    #[test]
+    fn a_slot_that_a_device_only_reads_is_lent_itself() {
+        let slot = SharedSlot::new(8).expect("slot");
+        slot.lend_to_device(false);
+        slot.with(0, 4, |bytes| bytes.copy_from_slice(b"data"));
+        let mut out = [0; 4];
+        slot.copy_out(0, &mut out);
+        assert_eq!(&out, b"data");
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes at 7 of a slot of 8")]
+    fn nothing_outside_a_slot_is_copied() {
+        SharedSlot::new(8).expect("slot").copy_out(7, &mut [0; 2]);
     }
 
     #[test]

@@ -202,7 +202,7 @@ fn move_data(op: Op, peer: Option<&SoftDomain>, room: u64, flip_bit: Option<u64>
     let (buffer, copied) = match op {
         Op::Read { from, mut into } => {
             let copied = find(peer, from, into.len(), Access::Read)
-                .and_then(|memory| copy_out(&memory, from.address, &mut into[..len]));
+                .and_then(|(memory, offset)| copy_out(&memory, offset, &mut into[..len]));
             if copied.is_ok() {
                 flip(&mut into[..len], flip_bit);
             }
@@ -211,7 +211,7 @@ fn move_data(op: Op, peer: Option<&SoftDomain>, room: u64, flip_bit: Option<u64>
         Op::Write { mut from, to } | Op::WriteNotify { mut from, to, .. } => {
             from.fill();
             let copied = find(peer, to, from.len(), Access::Write)
-                .and_then(|memory| copy_in(&memory, to.address, &from[..len], flip_bit));
+                .and_then(|(memory, offset)| copy_in(&memory, offset, &from[..len], flip_bit));
             (from, copied)
         }
     };
@@ -234,7 +234,7 @@ fn find(
     range: RemoteRange,
     len: usize,
     access: Access,
-) -> Result<Memory, FabricError> {
+) -> Result<(Memory, u64), FabricError> {
     peer.ok_or_else(|| FabricError::Access("nobody has taken the far end".into()))?.find(
         range.key,
         range.address,
@@ -243,11 +243,11 @@ fn find(
     )
 }
 
-fn copy_out(memory: &Memory, address: u64, into: &mut [u8]) -> Result<(), FabricError> {
+fn copy_out(memory: &Memory, offset: u64, into: &mut [u8]) -> Result<(), FabricError> {
     match memory {
-        Memory::File(window) => read_file(window.file(), window.offset() + address, into),
+        Memory::File(window) => read_file(window.file(), window.offset() + offset, into),
         Memory::Staged(slot) => {
-            slot.copy_out(slot_offset(address)?, into);
+            slot.copy_out(offset as usize, into);
             Ok(())
         }
         Memory::Upload(_) => Err(FabricError::Access("region does not allow Read".into())),
@@ -256,22 +256,18 @@ fn copy_out(memory: &Memory, address: u64, into: &mut [u8]) -> Result<(), Fabric
 
 fn copy_in(
     memory: &Memory,
-    address: u64,
+    offset: u64,
     from: &[u8],
     flip_bit: Option<u64>,
 ) -> Result<(), FabricError> {
     let Memory::Upload(slot) = memory else {
         return Err(FabricError::Access("region does not allow Write".into()));
     };
-    slot.with(slot_offset(address)?, from.len(), |bytes| {
+    slot.fill_with(offset as usize, from.len(), |bytes| {
         bytes.copy_from_slice(from);
         flip(bytes, flip_bit);
     });
     Ok(())
-}
-
-fn slot_offset(address: u64) -> Result<usize, FabricError> {
-    usize::try_from(address).map_err(|_| FabricError::Access("range is outside its region".into()))
 }
 
 /// Fills `into` from the file; what a truncated file no longer has reads as zeros.

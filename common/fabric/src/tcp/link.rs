@@ -49,7 +49,7 @@ enum Body {
     None,
     /// The buffer of an own write.
     Own(u64),
-    /// What the peer asked for, from this address of the memory.
+    /// What the peer asked for, from this offset of the memory.
     Registered(Memory, u64),
 }
 
@@ -68,6 +68,8 @@ enum Incoming {
     Upload {
         header: Header,
         slot: SharedSlot,
+        /// Where in the slot it begins.
+        at: usize,
         got: usize,
     },
 }
@@ -131,10 +133,9 @@ impl TcpLink {
                     let end = buffer.len().min(*got + STEP_BYTES);
                     receive(&self.stream, &mut buffer[*got..end])
                 }
-                Incoming::Upload { header, slot, got } => {
-                    let at = header.address as usize + *got;
+                Incoming::Upload { header, slot, at, got } => {
                     let step = (header.len as usize - *got).min(STEP_BYTES);
-                    slot.with(at, step, |bytes| receive(&self.stream, bytes))
+                    slot.fill_with(*at + *got, step, |bytes| receive(&self.stream, bytes))
                 }
             };
             let Some(received) = received? else { return Ok(false) };
@@ -230,13 +231,13 @@ impl TcpLink {
             return Err(FabricError::Protocol(format!("operation of {len} bytes")));
         }
         match self.domain.find(key, address, len as usize, access) {
-            Ok(Memory::Upload(slot)) => {
-                self.incoming = Incoming::Upload { header, slot, got: 0 };
+            Ok((Memory::Upload(slot), offset)) => {
+                self.incoming = Incoming::Upload { header, slot, at: offset as usize, got: 0 };
                 Ok(())
             }
-            Ok(memory) => {
+            Ok((memory, offset)) => {
                 let data = Header::answer(Kind::Data, ticket, len);
-                self.queue(data, Body::Registered(memory, address));
+                self.queue(data, Body::Registered(memory, offset));
                 Ok(())
             }
             Err(error) => {
@@ -336,15 +337,15 @@ fn send_body(
             }
             send(stream, &buffer[at..len], SendFlags::NOSIGNAL)
         }
-        Body::Registered(Memory::File(window), address) => {
-            let mut offset = window.offset() + address + at as u64;
+        Body::Registered(Memory::File(window), begin) => {
+            let mut offset = window.offset() + begin + at as u64;
             match rustix::fs::sendfile(stream, window.file(), Some(&mut offset), len - at)? {
                 0 => send(stream, &ZEROS[..ZEROS.len().min(len - at)], SendFlags::NOSIGNAL),
                 sent => Ok(sent),
             }
         }
-        Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), address) => {
-            slot.with(*address as usize + at, len - at, |bytes| {
+        Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), begin) => {
+            slot.with(*begin as usize + at, len - at, |bytes| {
                 send(stream, bytes, SendFlags::NOSIGNAL)
             })
         }

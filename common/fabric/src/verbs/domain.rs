@@ -1,0 +1,83 @@
+//! The domain of one client on one device: what the server registers for it and
+//! what the client's queue pairs may name. Another client's domain on the same
+//! device knows none of its keys. Dropping it takes every region back.
+
+use super::choose::Place;
+use super::context::Context;
+use super::region::{Counters, DomainLimits, Pd, Registered};
+use crate::domain::{Domain, RegionHandle};
+use crate::error::FabricError;
+use crate::memory::Memory;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A protection domain with the regions registered in it.
+#[derive(Debug)]
+pub struct VerbsDomain {
+    // Before `pd`, though each region holds it anyway.
+    regions: Mutex<HashMap<u64, Registered>>,
+    pd: Arc<Pd>,
+}
+
+impl VerbsDomain {
+    /// Makes an empty domain on an open device.
+    pub fn new(context: &Arc<Context>, limits: DomainLimits) -> Result<Arc<Self>, FabricError> {
+        let pd = Pd::new(context, limits)?;
+        Ok(Arc::new(Self { regions: Mutex::default(), pd }))
+    }
+
+    /// Opens the device of a place and makes a domain on it.
+    pub fn open(place: &Place, limits: DomainLimits) -> Result<Arc<Self>, FabricError> {
+        let context = Context::open(&place.device).map_err(|reason| {
+            FabricError::device("cannot use RDMA", reason.to_string(), reason.hint())
+        })?;
+        Self::new(&context, limits)
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Arc<Context> {
+        self.pd.context()
+    }
+
+    /// What its queue pairs posted.
+    pub fn counters(&self) -> &Counters {
+        &self.pd.counters
+    }
+
+    /// Bytes that are registered in it, local buffers among them.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pd.pinned_bytes()
+    }
+
+    /// Regions in it, local buffers among them.
+    pub fn pinned_regions(&self) -> u64 {
+        self.pd.region_count()
+    }
+
+    pub(super) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+}
+
+impl Domain for VerbsDomain {
+    fn register(&self, memory: Memory) -> Result<RegionHandle, FabricError> {
+        let registered = Registered::new(&self.pd, memory)?;
+        let key = u64::from(registered.region.rkey());
+        let base = registered.region.base();
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        // The device makes keys, and makes none twice while the first is in use.
+        let before = regions.insert(key, registered);
+        assert!(before.is_none(), "the device used key {key:#x} twice");
+        Ok(RegionHandle { key, base })
+    }
+
+    fn deregister(&self, key: u64) {
+        let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        // Taken back outside the lock: it is a system call, and unpins every page.
+        drop(region);
+    }
+
+    fn region_count(&self) -> usize {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}

@@ -1,0 +1,355 @@
+//! Making a link in two steps, because each side needs the other's address: an
+//! endpoint is a queue pair that can be told about and not yet be used; with the
+//! peer's address it becomes a link. Addresses travel over the control
+//! connection, so this file neither sends nor trusts: what a peer says is checked.
+
+use super::choose::Place;
+use super::context::Footing;
+use super::device::LinkLayer;
+use super::domain::VerbsDomain;
+use super::ffi::{self, Plain as _};
+use super::link::VerbsLink;
+use super::queue::{Depths, Queue};
+use crate::error::FabricError;
+use crate::memory::random_u64;
+
+/// Numbers of queue pairs and packets have this many bits.
+const NUMBER_MASK: u32 = 0xff_ffff;
+
+/// How often a request is sent again without an answer.
+const RETRIES: u8 = 7;
+
+/// How often a request is sent again when the peer has no receive posted. Never 7, which means
+/// for ever.
+const RNR_RETRIES: u8 = 6;
+
+/// What a peer without a posted receive makes us wait: 41 ms. It posts one before it grants
+/// what uses it, so this is for accidents.
+const RNR_TIMER: u8 = 24;
+
+/// Routers a packet may pass.
+const HOPS_MAX: u8 = 64;
+
+/// How a link is to be. The defaults are for chunks of a mebibyte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Operations in flight.
+    pub depth_max: usize,
+    /// Requests in flight: operations longer than a piece take several.
+    pub requests_max: u32,
+    /// Notifications of the peer that may be under way: as many as it has grants.
+    pub receives: u32,
+    /// Bytes of one request.
+    pub piece_bytes: u32,
+    /// Reads in flight that are asked for; both devices may lower it.
+    pub reads_max: u8,
+    /// Writes up to this long travel in the request itself.
+    pub inline_bytes: u32,
+    /// How long an answer may take: 4.096 microseconds times two to this, times the retries.
+    /// 16 makes about 2 seconds in all.
+    pub timeout_exponent: u8,
+    /// The service level on InfiniBand, the class of traffic on RoCE.
+    pub service_level: u8,
+    /// Never sleep: poll for ever, at the price of a core.
+    pub busy_poll: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            depth_max: 64,
+            requests_max: 256,
+            receives: 128,
+            piece_bytes: 1 << 20,
+            reads_max: 16,
+            inline_bytes: 64,
+            timeout_exponent: 16,
+            service_level: 0,
+            busy_poll: false,
+        }
+    }
+}
+
+/// What a peer must know of an endpoint to connect to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// What runs on the cable.
+    pub link_layer: LinkLayer,
+    /// The port's address.
+    pub gid: [u8; 16],
+    /// The port's local identifier; 0 on RoCE.
+    pub lid: u16,
+    /// The partition; the same on both sides.
+    pub pkey: u16,
+    /// The number of the queue pair, 24 bits.
+    pub queue_pair: u32,
+    /// The number of its first packet, 24 bits, random: a late packet of an older connection
+    /// must not fit.
+    pub packet: u32,
+    /// The largest packet of its port, as `IBV_MTU_*`.
+    pub mtu: u8,
+    /// Reads it can have in flight.
+    pub reads_posted_max: u8,
+    /// Reads of the peer it can serve at a time.
+    pub reads_served_max: u8,
+    /// Notifications of the peer that may be under way.
+    pub receives: u32,
+}
+
+/// A queue pair that is not connected yet.
+///
+/// Nothing can be posted to it:
+/// ```compile_fail,E0599
+/// use verbatim_fabric::{Buffer, Link, Op, RemoteRange, Ticket, verbs::VerbsEndpoint};
+/// fn early(mut endpoint: VerbsEndpoint, from: RemoteRange, into: Buffer) {
+///     let _ = endpoint.submit(Ticket(1), Op::Read { from, into });
+/// }
+/// ```
+/// and it is used up by connecting:
+/// ```compile_fail,E0382
+/// use verbatim_fabric::verbs::{Address, VerbsEndpoint};
+/// fn twice(endpoint: VerbsEndpoint, first: Address, second: Address) {
+///     let _ = endpoint.connect(&first);
+///     let _ = endpoint.connect(&second);
+/// }
+/// ```
+#[derive(Debug)]
+pub struct VerbsEndpoint {
+    queue: Queue,
+    place: Place,
+    options: Options,
+    address: Address,
+    /// Events of the device that were known before.
+    happened: u64,
+}
+
+impl VerbsEndpoint {
+    /// Makes a queue pair that can receive but not be reached.
+    pub fn new(domain: &VerbsDomain, place: &Place, options: Options) -> Result<Self, FabricError> {
+        let context = domain.context().clone();
+        let happened = context.happened();
+        context.expect_active(place.port)?;
+        let depths = Depths {
+            sends: options.requests_max,
+            receives: options.receives,
+            inline_bytes: options.inline_bytes,
+        };
+        let mut queue = Queue::new(domain.pd(), depths)?;
+        let failed = |step: &str, error: std::io::Error| set_up(place, step, &error);
+        let mut attr = ffi::QpAttr::zeroed();
+        attr.qp_state = ffi::IBV_QPS_INIT;
+        attr.port_num = place.port;
+        // What a peer may do is decided by its regions.
+        attr.qp_access_flags = (ffi::IBV_ACCESS_REMOTE_READ | ffi::IBV_ACCESS_REMOTE_WRITE) as u32;
+        let mask = ffi::IBV_QP_STATE
+            | ffi::IBV_QP_PKEY_INDEX
+            | ffi::IBV_QP_PORT
+            | ffi::IBV_QP_ACCESS_FLAGS;
+        queue.modify(&mut attr, mask).map_err(|e| failed("begin", e))?;
+        let receives = queue.depths.receives;
+        queue
+            .post_receives(receives as usize, super::link::RECEIVE)
+            .map_err(|e| failed("post receives", e))?;
+        let limits = *context.limits();
+        let address = Address {
+            link_layer: place.link_layer,
+            gid: place.gid.raw,
+            lid: place.lid,
+            pkey: context.query_pkey(place.port).unwrap_or(u16::MAX),
+            queue_pair: queue.number() & NUMBER_MASK,
+            packet: random_u64()? as u32 & NUMBER_MASK,
+            mtu: place.mtu as u8,
+            reads_posted_max: limits.reads_posted_max.min(options.reads_max),
+            reads_served_max: limits.reads_served_max.min(options.reads_max),
+            receives,
+        };
+        Ok(Self { queue, place: place.clone(), options, address, happened })
+    }
+
+    /// What the peer must be told.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Connects to a peer's endpoint, which must do the same. Nothing is sent.
+    pub fn connect(self, peer: &Address) -> Result<VerbsLink, FabricError> {
+        let agreed = agree(&self.address, peer)?;
+        let failed = |step: &str, error: std::io::Error| set_up(&self.place, step, &error);
+        let mut attr = ffi::QpAttr::zeroed();
+        attr.qp_state = ffi::IBV_QPS_RTR;
+        attr.path_mtu = agreed.mtu;
+        attr.dest_qp_num = peer.queue_pair;
+        attr.rq_psn = peer.packet;
+        attr.max_dest_rd_atomic = agreed.reads_served;
+        attr.min_rnr_timer = RNR_TIMER;
+        attr.ah_attr = path(&self.address, peer, &self.place, self.options.service_level);
+        let mask = ffi::IBV_QP_STATE
+            | ffi::IBV_QP_AV
+            | ffi::IBV_QP_PATH_MTU
+            | ffi::IBV_QP_DEST_QPN
+            | ffi::IBV_QP_RQ_PSN
+            | ffi::IBV_QP_MAX_DEST_RD_ATOMIC
+            | ffi::IBV_QP_MIN_RNR_TIMER;
+        self.queue.modify(&mut attr, mask).map_err(|e| failed("find the peer", e))?;
+        let mut attr = ffi::QpAttr::zeroed();
+        attr.qp_state = ffi::IBV_QPS_RTS;
+        attr.timeout = self.options.timeout_exponent;
+        attr.retry_cnt = RETRIES;
+        attr.rnr_retry = RNR_RETRIES;
+        attr.sq_psn = self.address.packet;
+        attr.max_rd_atomic = agreed.reads_posted;
+        let mask = ffi::IBV_QP_STATE
+            | ffi::IBV_QP_TIMEOUT
+            | ffi::IBV_QP_RETRY_CNT
+            | ffi::IBV_QP_RNR_RETRY
+            | ffi::IBV_QP_SQ_PSN
+            | ffi::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.queue.modify(&mut attr, mask).map_err(|e| failed("connect", e))?;
+        let footing = Footing {
+            port: self.place.port,
+            gid: (self.place.gid.index, self.place.gid.raw),
+            queues: self.queue.names(),
+        };
+        Ok(VerbsLink::new(self.queue, &self.place, &self.options, footing, self.happened))
+    }
+}
+
+/// What both sides can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Agreed {
+    mtu: u32,
+    reads_posted: u8,
+    reads_served: u8,
+}
+
+/// Finds what both sides can do, or why they cannot be connected.
+fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
+    let wrong = |text: &str| Err(FabricError::Protocol(format!("address of a link: {text}")));
+    if peer.queue_pair > NUMBER_MASK || peer.packet > NUMBER_MASK {
+        return wrong("a number has more than 24 bits");
+    }
+    let mtu = u32::from(peer.mtu);
+    if !(ffi::IBV_MTU_256..=ffi::IBV_MTU_4096).contains(&mtu) {
+        return wrong("there is no such MTU");
+    }
+    if local.link_layer != peer.link_layer {
+        return Err(FabricError::device(
+            "cannot connect a queue pair",
+            format!("this port is {:?}, the peer's is {:?}", local.link_layer, peer.link_layer),
+            "name a device of the same kind on both sides",
+        ));
+    }
+    // The highest bit only says whether the partition is full or limited.
+    if local.pkey & 0x7fff != peer.pkey & 0x7fff {
+        return Err(FabricError::device(
+            "cannot connect a queue pair",
+            format!("partition {:#06x} here, {:#06x} on the peer", local.pkey, peer.pkey),
+            "put both ports in one InfiniBand partition",
+        ));
+    }
+    Ok(Agreed {
+        mtu: mtu.min(u32::from(local.mtu)),
+        reads_posted: local.reads_posted_max.min(peer.reads_served_max),
+        reads_served: local.reads_served_max.min(peer.reads_posted_max),
+    })
+}
+
+/// The path to the peer: by GID on RoCE and between subnets, by LID within one of InfiniBand.
+fn path(local: &Address, peer: &Address, place: &Place, service_level: u8) -> ffi::AhAttr {
+    let mut path = ffi::AhAttr::zeroed();
+    path.port_num = place.port;
+    path.sl = service_level;
+    let same_subnet = local.gid[..8] == peer.gid[..8];
+    if local.link_layer == LinkLayer::Infiniband {
+        path.dlid = peer.lid;
+    }
+    if local.link_layer == LinkLayer::Ethernet || !same_subnet {
+        path.is_global = 1;
+        path.grh.dgid = peer.gid;
+        path.grh.sgid_index = place.gid.index;
+        path.grh.hop_limit = HOPS_MAX;
+    }
+    path
+}
+
+fn set_up(place: &Place, step: &str, error: &std::io::Error) -> FabricError {
+    let what = format!("cannot set up a queue pair on {}/{}: {step}", place.device, place.port);
+    let cause = error.to_string();
+    let cause = cause.split(" (os error").next().unwrap_or(&cause).to_owned();
+    let hint = "check that the peer's address can be reached from this port: ibv_rc_pingpong";
+    FabricError::device(what, cause, hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::device::{GidInfo, GidKind};
+
+    fn address() -> Address {
+        Address {
+            link_layer: LinkLayer::Ethernet,
+            gid: [1; 16],
+            lid: 0,
+            pkey: 0xffff,
+            queue_pair: 17,
+            packet: 5,
+            mtu: 3,
+            reads_posted_max: 16,
+            reads_served_max: 16,
+            receives: 128,
+        }
+    }
+
+    fn place() -> Place {
+        Place {
+            device: "mlx5_0".into(),
+            port: 2,
+            gid: GidInfo { index: 3, raw: [1; 16], kind: GidKind::RoceV2 },
+            link_layer: LinkLayer::Ethernet,
+            mtu: 3,
+            lid: 0,
+            message_bytes_max: 1 << 30,
+        }
+    }
+
+    #[test]
+    fn both_sides_agree_on_what_the_weaker_one_can() {
+        let strong = Address { mtu: 5, ..address() };
+        let weak = Address { mtu: 2, reads_posted_max: 1, reads_served_max: 4, ..address() };
+        let here = agree(&strong, &weak).expect("agreed");
+        assert_eq!(here, Agreed { mtu: 2, reads_posted: 4, reads_served: 1 });
+        let there = agree(&weak, &strong).expect("agreed");
+        assert_eq!(there, Agreed { mtu: 2, reads_posted: 1, reads_served: 4 });
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_is_refused() {
+        let refused = |peer: Address| agree(&address(), &peer).expect_err("refused").to_string();
+        for peer in [
+            Address { queue_pair: 1 << 24, ..address() },
+            Address { packet: u32::MAX, ..address() },
+            Address { mtu: 0, ..address() },
+            Address { mtu: 6, ..address() },
+        ] {
+            assert!(refused(peer).contains("address of a link"), "{peer:?}");
+        }
+        let infiniband = Address { link_layer: LinkLayer::Infiniband, ..address() };
+        assert!(refused(infiniband).contains("this port is Ethernet"));
+        assert!(refused(Address { pkey: 0x8001, ..address() }).contains("partition 0xffff"));
+        let limited = Address { pkey: 0x7fff, ..address() };
+        assert!(agree(&address(), &limited).is_ok(), "limited membership is the same partition");
+    }
+
+    #[test]
+    fn roce_goes_by_gid_and_infiniband_by_lid_within_a_subnet() {
+        let roce = path(&address(), &address(), &place(), 3);
+        assert_eq!((roce.is_global, roce.grh.sgid_index, roce.dlid), (1, 3, 0));
+        assert_eq!((roce.grh.dgid, roce.port_num, roce.sl), ([1; 16], 2, 3));
+        let near = Address { link_layer: LinkLayer::Infiniband, lid: 9, ..address() };
+        let path_near = path(&near, &near, &place(), 0);
+        assert_eq!((path_near.is_global, path_near.dlid), (0, 9));
+        let far = Address { gid: [2; 16], ..near };
+        let path_far = path(&near, &far, &place(), 0);
+        assert_eq!((path_far.is_global, path_far.dlid, path_far.grh.dgid), (1, 9, [2; 16]));
+    }
+}

@@ -1,0 +1,57 @@
+//! The verbs link: one-sided operations done by an RDMA device, without a
+//! link-time dependency: libibverbs is opened at run time, and where it is
+//! missing, or there is no device that can be used, `usable` says why.
+//!
+//! From the bottom: `ffi` declares, `library` loads, `context` is an open device
+//! with its events, `region` registered memory, `domain` what one peer may name,
+//! `queue` one queue pair, `endpoint` makes it, `link` drives it. `device` lists
+//! what there is and `choose` picks; `status` explains; `probe` tries files.
+//!
+//! Who keeps whom: link -> queue -> domain -> context; a region keeps its domain,
+//! a buffer its regions. So nothing is freed under anything that uses it, in
+//! whatever order its users are dropped.
+//!
+//! A region needs a domain that is alive, so there is no way to ask for one after:
+//! ```compile_fail,E0382
+//! use verbatim_fabric::{Domain, Memory, verbs::VerbsDomain};
+//! fn late(domain: VerbsDomain, memory: Memory) {
+//!     drop(domain);
+//!     let _ = domain.register(memory);
+//! }
+//! ```
+
+#![allow(unsafe_code)]
+
+mod choose;
+mod context;
+mod device;
+mod domain;
+mod endpoint;
+#[doc(hidden)]
+pub mod ffi;
+mod library;
+mod link;
+mod probe;
+mod queue;
+mod region;
+mod status;
+
+pub use choose::{Place, Reason, Wish, choose};
+pub use context::{Context, DeviceLimits};
+pub use device::{
+    DeviceInfo, GidInfo, GidKind, LinkLayer, PortInfo, PortState, Transport, devices,
+    local_address_towards,
+};
+pub use domain::VerbsDomain;
+pub use endpoint::{Address, Options, VerbsEndpoint};
+pub use link::VerbsLink;
+pub use probe::{FileWindows, probe, try_file};
+pub(crate) use region::LocalRegions;
+pub use region::{Counters, DomainLimits, leaked_count};
+pub use status::{Status, explain};
+
+/// Chooses where links start on this machine, or says why none can.
+pub fn usable(wish: &Wish) -> Result<Place, Vec<Reason>> {
+    let devices = devices().map_err(|reason| vec![reason])?;
+    choose(&devices, wish)
+}
