@@ -229,3 +229,429 @@ fn a_write_lands_and_its_notification_comes_after_it() {
     assert_eq!(ends.asks.counters().writes(), 5 + 3);
     assert_eq!(ends.offers.counters().notifications(), notified);
 }
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn many_operations_on_several_queue_pairs_all_arrive() {
+    const LINKS: usize = 4;
+    const CHUNK: usize = 256 << 10;
+    let offers = domain();
+    let asks = sibling(&offers);
+    let bytes = pattern(8 << 20, 7);
+    let region = offers.register(window_of(&file_with(&bytes), bytes.len())).expect("registers");
+    let new_pair = |_| Ends::between(asks.clone(), offers.clone(), Options::default());
+    let mut pairs: Vec<Ends> = (0..LINKS).map(new_pair).collect();
+    let chunks = bytes.len() / CHUNK;
+    for chunk in 0..chunks {
+        let from = range(region, (chunk * CHUNK) as u64);
+        let op = Op::Read { from, into: empty(CHUNK) };
+        pairs[chunk % LINKS].near.submit(Ticket(chunk as u64), op).expect("room");
+    }
+    let mut done = Vec::new();
+    until(|| {
+        for pair in &mut pairs {
+            pair.near.poll(&mut done).expect("lives");
+            pair.far.poll(&mut Vec::new()).expect("lives");
+        }
+        done.len() == chunks
+    });
+    for completion in done {
+        let Completion::Done { ticket: Ticket(chunk), buffer, result } = completion else {
+            panic!("{completion:?}");
+        };
+        result.expect("arrives");
+        let at = chunk as usize * CHUNK;
+        assert!(buffer[..] == bytes[at..at + CHUNK], "chunk {chunk} differs");
+    }
+    assert_eq!(asks.counters().reads(), chunks as u64);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_link_takes_as_much_as_it_says_and_then_is_full() {
+    let offers = domain();
+    let options = Options { depth_max: 3, requests_max: 8, ..Options::default() };
+    let mut ends = Ends::between(sibling(&offers), offers, options);
+    let bytes = pattern(8 << 20, 3);
+    let region = ends.register(window_of(&file_with(&bytes), bytes.len()));
+    let read = |len| Op::Read { from: range(region, 0), into: empty(len) };
+    assert_eq!(ends.near.limits().message_bytes_max, 8 << 20, "eight requests of a piece each");
+    ends.near.submit(Ticket(1), read(6 << 20)).expect("room");
+    let full = ends.near.submit(Ticket(2), read(3 << 20)).expect_err("nine requests");
+    assert_eq!(full.0.into_buffer().len(), 3 << 20, "the buffer comes back");
+    ends.near.submit(Ticket(3), read(10)).expect("room");
+    ends.near.submit(Ticket(4), read(10)).expect("room");
+    assert!(ends.near.submit(Ticket(5), read(10)).is_err(), "three operations");
+    let done = ends.near_completes(3);
+    assert!(
+        done.iter().all(|it| matches!(it, Completion::Done { result: Ok(()), .. })),
+        "{done:?}"
+    );
+    ends.near.submit(Ticket(6), read(8 << 20)).expect("room again");
+    let buffer = only(ends.near_completes(1), 6);
+    assert!(buffer[..] == bytes[..], "differs");
+    assert_eq!(ends.asks.counters().reads(), 6 + 1 + 1 + 8);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_sleeping_driver_is_woken_by_completions_and_notifications() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut ends = Ends::new();
+    let slot = SharedSlot::new(4096).expect("slot");
+    let region = ends.register(Memory::Upload(slot.clone()));
+    let wait = |link: &mut VerbsLink, seen: &mut Vec<Completion>| {
+        let begin = Instant::now();
+        while seen.is_empty() {
+            link.poll(seen).expect("lives");
+            if !seen.is_empty() {
+                break;
+            }
+            let wake = link.wake();
+            assert_eq!(wake.at_most, None, "nothing but the descriptor wakes it");
+            let mut fds = [PollFd::from_borrowed_fd(wake.fd.expect("fd"), PollFlags::IN)];
+            let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+            let ready = poll(&mut fds, Some(&limit)).expect("polls");
+            assert!(ready > 0, "not woken in 20 s");
+            assert!(begin.elapsed() < DEADLINE, "woken for nothing again and again");
+        }
+    };
+    for round in 0..200_u32 {
+        let from = buffer_with(&round.to_be_bytes());
+        let op = Op::WriteNotify { from, to: range(region, 0), tag: round };
+        // The far end sleeps before anything is on its way, the near end right after.
+        let mut far = Vec::new();
+        ends.far.poll(&mut far).expect("lives");
+        ends.near.submit(Ticket(1), op).expect("room");
+        let mut near = Vec::new();
+        wait(&mut ends.near, &mut near);
+        only(near, 1);
+        wait(&mut ends.far, &mut far);
+        assert!(matches!(far[..], [Completion::Notified { tag }] if tag == round), "{far:?}");
+    }
+    assert_eq!(ends.asks.counters().writes(), 200);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_key_of_another_domain_is_refused_and_harms_only_who_used_it() {
+    let offers = domain();
+    let asks = sibling(&offers);
+    let stranger = sibling(&offers);
+    let bytes = pattern(64 << 10, 4);
+    let region = offers.register(Memory::Staged(slot_with(&bytes))).expect("registers");
+    let mut honest = Ends::between(asks.clone(), offers.clone(), Options::default());
+    // Its far end is in a domain of its own, as every client's is.
+    let mut thief = Ends::between(asks.clone(), stranger, Options::default());
+    let read = || Op::Read { from: range(region, 0), into: empty(bytes.len()) };
+    thief.near.submit(Ticket(1), read()).expect("room");
+    let (error, mut flushed) = thief.near_dies();
+    assert_refused(&error);
+    thief.near.abort(&mut flushed);
+    assert_eq!(flushed.len(), 1, "the buffer comes back");
+    let Completion::Done { buffer, result, .. } = &flushed[0] else { panic!("{flushed:?}") };
+    assert!(result.is_err() && buffer.iter().all(|&byte| byte == 0), "and brings nothing");
+    let (seen, _) = death_of(&mut thief.far);
+    assert!(seen.hint().is_some(), "the offended side is told: {seen}");
+
+    honest.near.submit(Ticket(2), read()).expect("room");
+    assert!(only(honest.near_completes(1), 2)[..] == bytes[..], "differs");
+    assert_eq!(asks.counters().reads(), 2);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn what_a_region_does_not_allow_is_refused() {
+    let bytes = pattern(8192, 5);
+    let file = file_with(&bytes);
+    let upload = SharedSlot::new(8192).expect("slot");
+    fn write(to: RemoteRange) -> Op {
+        Op::Write { from: buffer_with(&[9; 100]), to }
+    }
+    fn notify(to: RemoteRange) -> Op {
+        Op::WriteNotify { from: buffer_with(&[9; 100]), to, tag: 1 }
+    }
+    fn read(from: RemoteRange) -> Op {
+        Op::Read { from, into: empty(100) }
+    }
+    let upload_of = || Memory::Upload(upload.clone());
+    let cases: [(&str, Memory, i64, fn(RemoteRange) -> Op); 6] = [
+        ("write to a file", window_of(&file, 8192), 0, write),
+        ("write to staging", Memory::Staged(slot_with(&bytes)), 0, notify),
+        ("write past the end", upload_of(), 8093, write),
+        ("write before the start", upload_of(), -1, write),
+        ("read past the end", window_of(&file, 8192), 8093, read),
+        ("read an upload", upload_of(), 0, read),
+    ];
+    for (what, memory, offset, op) in cases {
+        let mut ends = Ends::new();
+        let region = ends.register(memory);
+        let at = RemoteRange { key: region.key, address: region.base.wrapping_add_signed(offset) };
+        ends.near.submit(Ticket(1), op(at)).expect("room");
+        let (error, _) = ends.near_dies();
+        assert!(error.to_string().contains("remote access error"), "{what}: {error}");
+        assert_eq!(ends.asks.counters().reads() + ends.asks.counters().writes(), 1, "{what}");
+    }
+    assert!(bytes_of(&upload).iter().all(|&byte| byte == 0), "nothing was written");
+    let mut now = vec![0; 8192];
+    file.read_exact_at(&mut now, 0).expect("reads");
+    assert_eq!(now, bytes, "the file is as it was");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_key_is_worth_nothing_after_its_region_was_taken_back() {
+    let mut ends = Ends::new();
+    let bytes = pattern(8192, 6);
+    let region = ends.register(Memory::Staged(slot_with(&bytes)));
+    let read = || Op::Read { from: range(region, 0), into: empty(8192) };
+    ends.near.submit(Ticket(1), read()).expect("room");
+    only(ends.near_completes(1), 1);
+    assert_eq!((ends.offers.region_count(), ends.offers.pinned_bytes()), (1, 8192));
+    ends.offers.deregister(region.key);
+    assert_eq!((ends.offers.region_count(), ends.offers.pinned_bytes()), (0, 0));
+    ends.near.submit(Ticket(2), read()).expect("room");
+    assert_refused(&ends.near_dies().0);
+    assert_eq!(ends.asks.counters().reads(), 2);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_queue_pair_forced_into_error_returns_every_buffer() {
+    let mut ends = Ends::new();
+    let bytes = pattern(8 << 20, 8);
+    let region = ends.register(window_of(&file_with(&bytes), bytes.len()));
+    for ticket in 0..16 {
+        let op = Op::Read { from: range(region, 0), into: empty(4 << 20) };
+        ends.near.submit(Ticket(ticket), op).expect("room");
+    }
+    ends.near.fail();
+    let (error, mut completions) = ends.near_dies();
+    assert!(error.hint().is_some(), "{error}");
+    ends.near.abort(&mut completions);
+    assert_all_back(&completions, 16);
+    assert!(
+        ends.near.submit(Ticket(99), Op::Read { from: range(region, 0), into: empty(1) }).is_err()
+    );
+    assert!(matches!(ends.near.poll(&mut Vec::new()), Err(FabricError::Aborted)));
+    assert_eq!(ends.asks.counters().reads(), 16 * 4);
+    assert_eq!(leaked_count(), 0);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn abort_with_operations_in_flight_returns_every_buffer() {
+    for polls in [0, 1, 20] {
+        let mut ends = Ends::new();
+        let slot = SharedSlot::new(4 << 20).expect("slot");
+        let region = ends.register(Memory::Upload(slot));
+        for ticket in 0..20 {
+            let from = buffer_with(&pattern(4 << 20, ticket as usize));
+            let op = Op::WriteNotify { from, to: range(region, 0), tag: ticket as u32 };
+            ends.near.submit(Ticket(ticket), op).expect("room");
+        }
+        let mut completions = Vec::new();
+        for _ in 0..polls {
+            ends.near.poll(&mut completions).expect("lives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ends.near.abort(&mut completions);
+        assert_all_back(&completions, 20);
+        assert_eq!(ends.asks.counters().writes(), 20 * 4);
+        // The other end finds out by itself, or is told by the control connection.
+        ends.far.abort(&mut Vec::new());
+    }
+    assert_eq!(leaked_count(), 0);
+}
+
+/// Asserts that each of the operations 0 to `count` ended once.
+fn assert_all_back(completions: &[Completion], count: u64) {
+    let mut tickets: Vec<u64> = completions
+        .iter()
+        .map(|completion| match completion {
+            Completion::Done { ticket: Ticket(number), .. } => *number,
+            Completion::Notified { .. } => panic!("nobody notified us"),
+        })
+        .collect();
+    tickets.sort_unstable();
+    assert_eq!(tickets, (0..count).collect::<Vec<_>>());
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_dead_peer_is_noticed_and_everything_is_given_back() {
+    let offers = domain();
+    // About a twentieth of a second a try.
+    let options = Options { timeout_exponent: 12, ..Options::default() };
+    let mut ends = Ends::between(sibling(&offers), offers, options);
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    ends.far.abort(&mut Vec::new());
+    ends.near
+        .submit(Ticket(1), Op::Read { from: range(region, 0), into: empty(4096) })
+        .expect("room");
+    let (error, completions) = ends.near_dies();
+    assert!(error.to_string().contains("the peer does not answer"), "{error}");
+    assert_eq!(completions.len(), 1);
+    assert_eq!(ends.asks.counters().reads(), 1);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_buffer_is_registered_once_and_in_every_domain_it_is_used_in() {
+    let mut one = Ends::new();
+    let mut two = Ends::new();
+    let bytes = pattern(64 << 10, 2);
+    let first = one.register(Memory::Staged(slot_with(&bytes)));
+    let second = two.register(Memory::Staged(slot_with(&bytes)));
+    let mut buffer = empty(64 << 10);
+    for round in 0..6 {
+        let (ends, region) = if round % 2 == 0 { (&mut one, first) } else { (&mut two, second) };
+        buffer.set_len(1000 + round);
+        buffer[..].fill(0);
+        ends.near
+            .submit(Ticket(1), Op::Read { from: range(region, 7), into: buffer })
+            .expect("room");
+        buffer = only(ends.near_completes(1), 1);
+        assert!(buffer[..] == bytes[7..1007 + round], "differs");
+    }
+    assert_eq!((one.asks.pinned_regions(), two.asks.pinned_regions()), (1, 1));
+    drop(buffer);
+    assert_eq!((one.asks.pinned_regions(), two.asks.pinned_regions()), (0, 0));
+    assert_eq!(one.asks.counters().reads() + two.asks.counters().reads(), 6);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_domain_pins_no_more_than_it_may() {
+    let device = domain();
+    let limits = DomainLimits { regions_max: 3, pinned_bytes_max: 1 << 20 };
+    let offers = VerbsDomain::new(device.context(), limits).expect("domain");
+    let slot = |len| Memory::Staged(SharedSlot::new(len).expect("slot"));
+    offers.register(slot(512 << 10)).expect("fits");
+    let error = offers.register(slot(513 << 10)).expect_err("too many bytes");
+    assert!(matches!(&error, FabricError::Limit(_)), "{error}");
+    assert!(error.to_string().contains("at most 1 MiB"), "{error}");
+    let region = offers.register(slot(4096)).expect("fits");
+    offers.register(slot(4096)).expect("fits");
+    assert!(matches!(offers.register(slot(1)), Err(FabricError::Limit(_))), "a fourth region");
+    offers.deregister(region.key);
+    offers.register(slot(1)).expect("fits again");
+    assert_eq!(offers.region_count(), 3);
+    let mut ends = Ends::between(device, offers, Options::default());
+    let op = Op::Read { from: range(region, 0), into: empty(1) };
+    ends.near.submit(Ticket(1), op).expect("room");
+    assert_refused(&ends.near_dies().0);
+    assert_eq!(ends.asks.counters().reads(), 1);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_truncated_file_under_a_live_window_crashes_nobody() {
+    let mut ends = Ends::new();
+    let bytes = pattern(4 << 20, 9);
+    let file = file_with(&bytes);
+    let region = ends.register(window_of(&file, bytes.len()));
+    file.set_len(4096).expect("truncates");
+    let at = 1 << 20;
+    let op = Op::Read { from: range(region, at as u64), into: empty(64 << 10) };
+    ends.near.submit(Ticket(1), op).expect("room");
+    let mut completions = Vec::new();
+    until(|| {
+        // An error is an answer as well: on-demand regions refuse what is gone.
+        ends.near.poll(&mut completions).is_err() || !completions.is_empty()
+    });
+    if let Some(Completion::Done { buffer, result: Ok(()), .. }) = completions.first() {
+        let old = buffer[..] == bytes[at..at + (64 << 10)];
+        assert!(old || buffer.iter().all(|&byte| byte == 0), "neither the old bytes nor none");
+    }
+    assert_eq!(ends.asks.counters().reads(), 1);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_write_from_a_file_sends_what_is_in_the_file() {
+    let mut ends = Ends::new();
+    let bytes = pattern(1 << 20, 11);
+    let slot = SharedSlot::new(bytes.len()).expect("slot");
+    let region = ends.register(Memory::Upload(slot.clone()));
+    let mut from = empty(900_000);
+    from.set_origin(file_with(&bytes), 50_000);
+    ends.near.submit(Ticket(1), Op::Write { from, to: range(region, 0) }).expect("room");
+    only(ends.near_completes(1), 1);
+    assert!(bytes_of(&slot)[..900_000] == bytes[50_000..950_000], "differs");
+    assert_eq!(ends.asks.counters().writes(), 1);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn the_probe_agrees_with_what_registers() {
+    let context = Context::open(&place().device).expect("opens");
+    let offers = VerbsDomain::new(&context, DomainLimits::default()).expect("domain");
+    let bytes = pattern(8192, 1);
+    let registered = offers.register(window_of(&file_with(&bytes), bytes.len()));
+    let told = probe(&context, "/dev/shm".as_ref());
+    match (&registered, &told) {
+        (Ok(_), FileWindows::Mapped) => {}
+        (Err(error), FileWindows::Staged { reason }) => assert_eq!(error.hint(), reason.hint()),
+        other => panic!("{other:?}"),
+    }
+    let nowhere = probe(&context, "/nowhere".as_ref());
+    let FileWindows::Staged { reason } = nowhere else { panic!("{nowhere:?}") };
+    assert!(reason.to_string().contains("/nowhere"), "{reason}");
+    let staged = offers.register(Memory::Staged(slot_with(&bytes))).expect("registers");
+    let mut ends = Ends::between(sibling(&offers), offers, Options::default());
+    ends.near
+        .submit(Ticket(1), Op::Read { from: range(staged, 0), into: empty(8192) })
+        .expect("room");
+    assert!(only(ends.near_completes(1), 1)[..] == bytes[..], "differs");
+    assert_eq!(ends.asks.counters().reads(), 1);
+}
+
+/// Runs as root: the part that needs an ordinary user is the test below, in a process of its own.
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn an_ordinary_user_with_little_memlock_is_told_what_to_raise() {
+    let program = std::env::current_exe().expect("this program");
+    let inner = "memlock_of_an_ordinary_user_is_respected";
+    let script =
+        format!("ulimit -l 64 && exec {} --ignored --exact {inner} --nocapture", program.display());
+    let nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"];
+    let mut run = Command::new("setpriv");
+    run.args(nobody).args(["bash", "-c", &script]).env("VERBATIM_MEMLOCK_TEST", "1");
+    let output = run.output().expect("setpriv and bash run");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device and is started by the test above"]
+fn memlock_of_an_ordinary_user_is_respected() {
+    if std::env::var_os("VERBATIM_MEMLOCK_TEST").is_none() {
+        return;
+    }
+    let offers = domain();
+    let error = offers.register(Memory::Staged(SharedSlot::new(1 << 20).expect("slot")));
+    let error = error.expect_err("1 MiB is more than 64 KiB");
+    let text = error.to_string();
+    assert_eq!(text, "cannot register 1 MiB for a staging slot: memlock limit is 64 KiB");
+    assert!(error.hint().expect("hint").contains("ulimit -l unlimited"), "{error:?}");
+    // What fits still works, and an operation whose buffer does not fit says so as well.
+    let mut ends = Ends::between(
+        sibling(&offers),
+        offers,
+        Options { requests_max: 4, receives: 4, depth_max: 2, ..Options::default() },
+    );
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    ends.near
+        .submit(Ticket(0), Op::Read { from: range(region, 0), into: empty(4096) })
+        .expect("room");
+    only(ends.near_completes(1), 0);
+    ends.near
+        .submit(Ticket(1), Op::Read { from: range(region, 0), into: empty(1 << 20) })
+        .expect("room");
+    let (error, completions) = ends.near_dies();
+    assert!(error.to_string().contains("memlock limit is 64 KiB"), "{error}");
+    assert_eq!(completions.len(), 1, "its buffer comes back");
+    assert_eq!(ends.asks.counters().reads(), 1, "and it was not posted");
+}

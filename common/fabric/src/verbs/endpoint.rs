@@ -16,8 +16,9 @@ use crate::memory::random_u64;
 /// Numbers of queue pairs and packets have this many bits.
 const NUMBER_MASK: u32 = 0xff_ffff;
 
-/// How often a request is sent again without an answer.
-const RETRIES: u8 = 7;
+/// How often a request is sent again without an answer. Not 7, the most there is: Soft-RoCE
+/// takes that for ever, and a dead peer is then never noticed.
+const RETRIES: u8 = 6;
 
 /// How often a request is sent again when the peer has no receive posted. Never 7, which means
 /// for ever.
