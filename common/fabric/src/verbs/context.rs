@@ -76,7 +76,7 @@ pub(super) struct Footing {
     /// Its port.
     pub port: u8,
     /// Where in the port's table its address is, and which it is.
-    pub gid: (u8, ffi::Gid),
+    pub gid: (u8, [u8; 16]),
     /// Its queue pair and its completion queue.
     pub queues: [Queued; 2],
 }
@@ -160,12 +160,12 @@ impl Context {
     }
 
     /// One address of a port.
-    pub(super) fn query_gid(&self, port: u8, index: u8) -> io::Result<ffi::Gid> {
-        let mut gid = [0; 16];
+    pub(super) fn query_gid(&self, port: u8, index: u8) -> io::Result<[u8; 16]> {
+        let mut gid = ffi::Gid::zeroed();
         let index = i32::from(index);
         // SAFETY: the context is open, `gid` is ours to be written.
         let code = unsafe { (self.library.ibv_query_gid)(self.raw(), port, index, &raw mut gid) };
-        check(code).map(|()| gid)
+        check(code).map(|()| gid.raw)
     }
 
     /// The first partition key of a port.

@@ -204,7 +204,8 @@ fn from_entry(entry: &ffi::GidEntry) -> Option<(u8, GidInfo)> {
     // A path names our address in 8 bits; what is beyond cannot be used.
     let index = u8::try_from(entry.gid_index).ok()?;
     let port = u8::try_from(entry.port_num).ok()?;
-    (entry.gid != [0; 16]).then_some((port, GidInfo { index, raw: entry.gid, kind }))
+    let raw = entry.gid.raw;
+    (raw != [0; 16]).then_some((port, GidInfo { index, raw, kind }))
 }
 
 /// The addresses of a port as sysfs tells them, for libraries that do not.

@@ -5,7 +5,7 @@
 
 use super::choose::Place;
 use super::context::Footing;
-use super::device::LinkLayer;
+use super::device::{GidKind, LinkLayer};
 use super::domain::VerbsDomain;
 use super::ffi::{self, Plain as _};
 use super::link::VerbsLink;
@@ -76,6 +76,8 @@ impl Default for Options {
 pub struct Address {
     /// What runs on the cable.
     pub link_layer: LinkLayer,
+    /// What its address is of: the versions of RoCE do not understand each other.
+    pub gid_kind: GidKind,
     /// The port's address.
     pub gid: [u8; 16],
     /// The port's local identifier; 0 on RoCE.
@@ -95,6 +97,69 @@ pub struct Address {
     pub reads_served_max: u8,
     /// Notifications of the peer that may be under way.
     pub receives: u32,
+}
+
+/// Bytes of an address on the wire.
+pub const ADDRESS_BYTES: usize = 38;
+
+impl Address {
+    /// The address as it travels; numbers are big-endian.
+    pub fn to_bytes(&self) -> [u8; ADDRESS_BYTES] {
+        let mut bytes = [0; ADDRESS_BYTES];
+        bytes[0] = match self.link_layer {
+            LinkLayer::Infiniband => ffi::IBV_LINK_LAYER_INFINIBAND,
+            LinkLayer::Ethernet => ffi::IBV_LINK_LAYER_ETHERNET,
+        };
+        bytes[1] = match self.gid_kind {
+            GidKind::Ib => ffi::IBV_GID_TYPE_IB as u8,
+            GidKind::RoceV1 => ffi::IBV_GID_TYPE_ROCE_V1 as u8,
+            GidKind::RoceV2 => ffi::IBV_GID_TYPE_ROCE_V2 as u8,
+        };
+        bytes[2..18].copy_from_slice(&self.gid);
+        bytes[18..20].copy_from_slice(&self.lid.to_be_bytes());
+        bytes[20..22].copy_from_slice(&self.pkey.to_be_bytes());
+        bytes[22..26].copy_from_slice(&self.queue_pair.to_be_bytes());
+        bytes[26..30].copy_from_slice(&self.packet.to_be_bytes());
+        bytes[30..34].copy_from_slice(&self.receives.to_be_bytes());
+        bytes[34] = self.mtu;
+        bytes[35] = self.reads_posted_max;
+        bytes[36] = self.reads_served_max;
+        // The last byte is for later.
+        bytes
+    }
+
+    /// Reads an address that came from a peer. Whether it makes sense, `connect` finds out.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
+        let wrong = || FabricError::Protocol("the address of a link cannot be read".into());
+        let bytes: &[u8; ADDRESS_BYTES] = bytes.try_into().map_err(|_| wrong())?;
+        let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let number =
+            |at| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[2..18]);
+        Ok(Self {
+            link_layer: match bytes[0] {
+                ffi::IBV_LINK_LAYER_INFINIBAND => LinkLayer::Infiniband,
+                ffi::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+                _ => return Err(wrong()),
+            },
+            gid_kind: match u32::from(bytes[1]) {
+                ffi::IBV_GID_TYPE_IB => GidKind::Ib,
+                ffi::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+                ffi::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+                _ => return Err(wrong()),
+            },
+            gid,
+            lid: word(18),
+            pkey: word(20),
+            queue_pair: number(22),
+            packet: number(26),
+            receives: number(30),
+            mtu: bytes[34],
+            reads_posted_max: bytes[35],
+            reads_served_max: bytes[36],
+        })
+    }
 }
 
 /// A queue pair that is not connected yet.
@@ -154,6 +219,7 @@ impl VerbsEndpoint {
         let limits = *context.limits();
         let address = Address {
             link_layer: place.link_layer,
+            gid_kind: place.gid.kind,
             gid: place.gid.raw,
             lid: place.lid,
             pkey: context.query_pkey(place.port).unwrap_or(u16::MAX),
@@ -233,10 +299,11 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
     if !(ffi::IBV_MTU_256..=ffi::IBV_MTU_4096).contains(&mtu) {
         return wrong("there is no such MTU");
     }
-    if local.link_layer != peer.link_layer {
+    let kinds = |of: &Address| (of.link_layer, of.gid_kind);
+    if kinds(local) != kinds(peer) {
         return Err(FabricError::device(
             "cannot connect a queue pair",
-            format!("this port is {:?}, the peer's is {:?}", local.link_layer, peer.link_layer),
+            format!("this port is {:?}, the peer's is {:?}", local.gid_kind, peer.gid_kind),
             "name a device of the same kind on both sides",
         ));
     }
@@ -266,7 +333,7 @@ fn path(local: &Address, peer: &Address, place: &Place, service_level: u8) -> ff
     }
     if local.link_layer == LinkLayer::Ethernet || !same_subnet {
         path.is_global = 1;
-        path.grh.dgid = peer.gid;
+        path.grh.dgid.raw = peer.gid;
         path.grh.sgid_index = place.gid.index;
         path.grh.hop_limit = HOPS_MAX;
     }
@@ -284,11 +351,12 @@ fn set_up(place: &Place, step: &str, error: &std::io::Error) -> FabricError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::device::{GidInfo, GidKind};
+    use crate::verbs::device::GidInfo;
 
     fn address() -> Address {
         Address {
             link_layer: LinkLayer::Ethernet,
+            gid_kind: GidKind::RoceV2,
             gid: [1; 16],
             lid: 0,
             pkey: 0xffff,
@@ -314,6 +382,24 @@ mod tests {
     }
 
     #[test]
+    fn an_address_travels_as_these_bytes() {
+        let sent =
+            Address { lid: 0x0102, queue_pair: 0x0003_0405, packet: 0x0006_0708, ..address() };
+        let bytes = sent.to_bytes();
+        assert_eq!(bytes[..2], [2, 2]);
+        assert_eq!(bytes[2..18], [1; 16]);
+        let rest = [1, 2, 255, 255, 0, 3, 4, 5, 0, 6, 7, 8, 0, 0, 0, 128, 3, 16, 16, 0];
+        assert_eq!(bytes[18..], rest);
+        assert_eq!(Address::from_bytes(&bytes), Ok(sent));
+        assert!(Address::from_bytes(&bytes[1..]).is_err(), "too short");
+        for (at, wrong) in [(0, 0), (0, 3), (1, 3)] {
+            let mut other = bytes;
+            other[at] = wrong;
+            assert!(Address::from_bytes(&other).is_err(), "byte {at} is {wrong}");
+        }
+    }
+
+    #[test]
     fn both_sides_agree_on_what_the_weaker_one_can() {
         let strong = Address { mtu: 5, ..address() };
         let weak = Address { mtu: 2, reads_posted_max: 1, reads_served_max: 4, ..address() };
@@ -335,7 +421,9 @@ mod tests {
             assert!(refused(peer).contains("address of a link"), "{peer:?}");
         }
         let infiniband = Address { link_layer: LinkLayer::Infiniband, ..address() };
-        assert!(refused(infiniband).contains("this port is Ethernet"));
+        assert!(refused(infiniband).contains("this port is"));
+        let older = Address { gid_kind: GidKind::RoceV1, ..address() };
+        assert!(refused(older).contains("this port is RoceV2, the peer's is RoceV1"));
         assert!(refused(Address { pkey: 0x8001, ..address() }).contains("partition 0xffff"));
         let limited = Address { pkey: 0x7fff, ..address() };
         assert!(agree(&address(), &limited).is_ok(), "limited membership is the same partition");
@@ -345,12 +433,12 @@ mod tests {
     fn roce_goes_by_gid_and_infiniband_by_lid_within_a_subnet() {
         let roce = path(&address(), &address(), &place(), 3);
         assert_eq!((roce.is_global, roce.grh.sgid_index, roce.dlid), (1, 3, 0));
-        assert_eq!((roce.grh.dgid, roce.port_num, roce.sl), ([1; 16], 2, 3));
+        assert_eq!((roce.grh.dgid.raw, roce.port_num, roce.sl), ([1; 16], 2, 3));
         let near = Address { link_layer: LinkLayer::Infiniband, lid: 9, ..address() };
         let path_near = path(&near, &near, &place(), 0);
         assert_eq!((path_near.is_global, path_near.dlid), (0, 9));
         let far = Address { gid: [2; 16], ..near };
         let path_far = path(&near, &far, &place(), 0);
-        assert_eq!((path_far.is_global, path_far.dlid, path_far.grh.dgid), (1, 9, [2; 16]));
+        assert_eq!((path_far.is_global, path_far.dlid, path_far.grh.dgid.raw), (1, 9, [2; 16]));
     }
 }

@@ -62,6 +62,8 @@ pub struct VerbsLink {
     unposted: Vec<Completion>,
     /// The first failure. The link is dead from then on.
     failed: Option<FabricError>,
+    /// Whether that failure was only a flush, which tells no cause.
+    flushed: bool,
     dead: bool,
     /// An event was asked for and has not come.
     armed: bool,
@@ -105,6 +107,7 @@ impl VerbsLink {
             requests: 0,
             unposted: Vec::new(),
             failed: None,
+            flushed: false,
             dead: false,
             armed: false,
             seen_since_armed: false,
@@ -223,7 +226,7 @@ impl VerbsLink {
     /// Takes a completed receive; whether it brought an immediate.
     fn receive(&mut self, wc: &ffi::Wc, completions: &mut Vec<Completion>) -> bool {
         if wc.status != ffi::IBV_WC_SUCCESS {
-            self.fail_with(self.error_of(wc, "link"));
+            self.fail_of(wc, "link");
             return false;
         }
         if wc.opcode != ffi::IBV_WC_RECV_RDMA_WITH_IMM {
@@ -246,29 +249,48 @@ impl VerbsLink {
                 "update the driver; the link is made anew",
             ));
         };
-        let error = (wc.status != ffi::IBV_WC_SUCCESS).then(|| self.error_of(wc, front.name));
-        let last = piece + 1 == front.pieces;
-        if let Some(error) = &error {
-            self.fail_with(error.clone());
+        let (name, last) = (front.name, piece + 1 == front.pieces);
+        let failed = wc.status != ffi::IBV_WC_SUCCESS;
+        if failed {
+            self.fail_of(wc, name);
         }
-        if !last {
-            return;
-        }
-        if let Some(flight) = self.in_flight.pop_front() {
+        if last && let Some(flight) = self.in_flight.pop_front() {
             self.requests -= flight.pieces;
-            // An earlier piece may have failed and this one have been flushed.
-            let result = match error {
-                Some(error) => Err(self.failed.clone().unwrap_or(error)),
-                None => Ok(()),
-            };
             let Flight { ticket, buffer, .. } = flight;
+            // An earlier piece may have failed and this one have been flushed.
+            let result = match self.failed.clone() {
+                Some(error) if failed => Err(error),
+                _ => Ok(()),
+            };
             completions.push(Completion::Done { ticket, buffer, result });
         }
     }
 
-    fn error_of(&self, wc: &ffi::Wc, name: &str) -> FabricError {
+    fn fail_of(&mut self, wc: &ffi::Wc, name: &str) {
+        let first = self.failed.is_none();
         let what = format!("{name} over {}", self.transport);
-        status::error_of(wc.status, wc.vendor_err, &what)
+        self.fail_with(status::error_of(wc.status, wc.vendor_err, &what));
+        self.flushed |= first && wc.status == ffi::IBV_WC_WR_FLUSH_ERR;
+    }
+
+    /// Asks the device what happened, when it says that something did, or when a flush says
+    /// only that something must have.
+    fn ask_device(&mut self) {
+        let context = self.queue.pd().context().clone();
+        if self.flushed {
+            context.take_events();
+        }
+        let happened = context.happened();
+        if happened == self.happened {
+            return;
+        }
+        self.happened = happened;
+        if let Some(error) = context.trouble(&self.footing) {
+            if self.flushed {
+                (self.failed, self.flushed) = (None, false);
+            }
+            self.fail_with(error);
+        }
     }
 
     fn fail_with(&mut self, error: FabricError) {
@@ -344,13 +366,7 @@ impl Link for VerbsLink {
         } else {
             self.before_sleep(completions);
         }
-        let happened = self.queue.pd().context().happened();
-        if happened != self.happened {
-            self.happened = happened;
-            if let Some(error) = self.queue.pd().context().trouble(&self.footing) {
-                self.fail_with(error);
-            }
-        }
+        self.ask_device();
         self.failed.clone().map_or(Ok(()), Err)
     }
 

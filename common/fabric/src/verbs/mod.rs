@@ -43,7 +43,7 @@ pub use device::{
     local_address_towards,
 };
 pub use domain::VerbsDomain;
-pub use endpoint::{Address, Options, VerbsEndpoint};
+pub use endpoint::{ADDRESS_BYTES, Address, Options, VerbsEndpoint};
 pub use link::VerbsLink;
 pub use probe::{FileWindows, probe, try_file};
 pub(crate) use region::LocalRegions;

@@ -135,8 +135,16 @@ pub struct Qp {
     pub qp_type: c_uint,
 }
 
-/// `union ibv_gid`: an address of a port.
-pub type Gid = [u8; 16];
+/// `union ibv_gid`: an address of a port. Aligned as its other side, two long integers.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Its bytes.
+    pub raw: [u8; 16],
+}
+
+// SAFETY: bytes only.
+unsafe impl Plain for Gid {}
 
 /// `struct ibv_gid_entry`.
 #[repr(C)]
@@ -234,6 +242,8 @@ pub struct PortAttr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
+    /// Room for what newer libraries append; older ones leave it alone.
+    pub later: u32,
 }
 
 // SAFETY: bytes and integers only.
