@@ -126,6 +126,22 @@ fn window_of(file: &Arc<File>, len: usize) -> Memory {
     Memory::File(MappedFile::new(file.clone(), 0, len).expect("maps"))
 }
 
+/// Whether this kernel pins read-only mappings of files: 6.1 does not, 6.12 does. Said here from
+/// its version, so that no test takes a refusal by a newer one for granted.
+fn pins_files() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("Linux");
+    let mut numbers = release.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) > (Some(6), Some(1))
+}
+
+/// The memory that a server offers a file as: mapped, or staged where the kernel wants that.
+fn file_memory(bytes: &[u8]) -> Memory {
+    match pins_files() {
+        true => window_of(&file_with(bytes), bytes.len()),
+        false => Memory::Staged(slot_with(bytes)),
+    }
+}
+
 fn range(region: RegionHandle, offset: u64) -> RemoteRange {
     RemoteRange { key: region.key, address: region.base + offset }
 }
@@ -166,7 +182,7 @@ fn a_read_brings_what_is_in_a_file_and_in_a_staged_slot() {
     let mut ends = Ends::new();
     assert!(ends.near.transport().starts_with("verbs "), "{}", ends.near.transport());
     let bytes = pattern(5 << 20, 1);
-    let file = ends.register(window_of(&file_with(&bytes), bytes.len()));
+    let file = ends.register(file_memory(&bytes));
     let staged = ends.register(Memory::Staged(slot_with(&bytes[..100_000])));
     // Of one byte, of an odd length, of several pieces, across a page.
     let cases = [
@@ -238,7 +254,7 @@ fn many_operations_on_several_queue_pairs_all_arrive() {
     let offers = domain();
     let asks = sibling(&offers);
     let bytes = pattern(8 << 20, 7);
-    let region = offers.register(window_of(&file_with(&bytes), bytes.len())).expect("registers");
+    let region = offers.register(file_memory(&bytes)).expect("registers");
     let new_pair = |_| Ends::between(asks.clone(), offers.clone(), Options::default());
     let mut pairs: Vec<Ends> = (0..LINKS).map(new_pair).collect();
     let chunks = bytes.len() / CHUNK;
@@ -273,7 +289,7 @@ fn a_link_takes_as_much_as_it_says_and_then_is_full() {
     let options = Options { depth_max: 3, requests_max: 8, ..Options::default() };
     let mut ends = Ends::between(sibling(&offers), offers, options);
     let bytes = pattern(8 << 20, 3);
-    let region = ends.register(window_of(&file_with(&bytes), bytes.len()));
+    let region = ends.register(file_memory(&bytes));
     let read = |len| Op::Read { from: range(region, 0), into: empty(len) };
     assert_eq!(ends.near.limits().message_bytes_max, 8 << 20, "eight requests of a piece each");
     ends.near.submit(Ticket(1), read(6 << 20)).expect("room");
@@ -352,7 +368,10 @@ fn a_key_of_another_domain_is_refused_and_harms_only_who_used_it() {
     let Completion::Done { buffer, result, .. } = &flushed[0] else { panic!("{flushed:?}") };
     assert!(result.is_err() && buffer.iter().all(|&byte| byte == 0), "and brings nothing");
     let (seen, _) = death_of(&mut thief.far);
-    assert!(seen.to_string().contains("the peer broke an access rule"), "{seen}");
+    // Older kernels flush and say no more.
+    let told = ["the peer broke an access rule", "work request flushed"];
+    assert!(told.iter().any(|text| seen.to_string().contains(text)), "{seen}");
+    assert!(seen.hint().is_some(), "{seen:?}");
 
     honest.near.submit(Ticket(2), read()).expect("room");
     assert!(only(honest.near_completes(1), 2)[..] == bytes[..], "differs");
@@ -364,6 +383,10 @@ fn a_key_of_another_domain_is_refused_and_harms_only_who_used_it() {
 fn what_a_region_does_not_allow_is_refused() {
     let bytes = pattern(8192, 5);
     let file = file_with(&bytes);
+    let offered = || match pins_files() {
+        true => window_of(&file, 8192),
+        false => Memory::Staged(slot_with(&bytes)),
+    };
     let upload = SharedSlot::new(8192).expect("slot");
     fn write(to: RemoteRange) -> Op {
         Op::Write { from: buffer_with(&[9; 100]), to }
@@ -377,11 +400,11 @@ fn what_a_region_does_not_allow_is_refused() {
     let upload_of = || Memory::Upload(upload.clone());
     type Try = (&'static str, Memory, i64, fn(RemoteRange) -> Op);
     let cases: [Try; 6] = [
-        ("write to a file", window_of(&file, 8192), 0, write),
+        ("write to a file", offered(), 0, write),
         ("write to staging", Memory::Staged(slot_with(&bytes)), 0, notify),
         ("write past the end", upload_of(), 8093, write),
         ("write before the start", upload_of(), -1, write),
-        ("read past the end", window_of(&file, 8192), 8093, read),
+        ("read past the end", offered(), 8093, read),
         ("read an upload", upload_of(), 0, read),
     ];
     for (what, memory, offset, op) in cases {
@@ -421,7 +444,7 @@ fn a_key_is_worth_nothing_after_its_region_was_taken_back() {
 fn a_queue_pair_forced_into_error_returns_every_buffer() {
     let mut ends = Ends::new();
     let bytes = pattern(8 << 20, 8);
-    let region = ends.register(window_of(&file_with(&bytes), bytes.len()));
+    let region = ends.register(file_memory(&bytes));
     for ticket in 0..16 {
         let op = Op::Read { from: range(region, 0), into: empty(4 << 20) };
         ends.near.submit(Ticket(ticket), op).expect("room");
@@ -442,10 +465,13 @@ fn a_queue_pair_forced_into_error_returns_every_buffer() {
 #[test]
 #[ignore = "needs an RDMA device; run tests/softroce/run"]
 fn abort_with_operations_in_flight_returns_every_buffer() {
-    let bytes = pattern(4 << 20, 1);
+    const LEN: usize = 1 << 20;
+    let bytes = pattern(LEN, 1);
     for polls in [0, 1, 20] {
-        let mut ends = Ends::new();
-        let slot = SharedSlot::new(4 << 20).expect("slot");
+        let offers = domain();
+        let options = Options { piece_bytes: LEN as u32 / 4, ..Options::default() };
+        let mut ends = Ends::between(sibling(&offers), offers, options);
+        let slot = SharedSlot::new(LEN).expect("slot");
         let region = ends.register(Memory::Upload(slot));
         for ticket in 0..20 {
             let from = buffer_with(&bytes);
@@ -554,7 +580,13 @@ fn a_truncated_file_under_a_live_window_crashes_nobody() {
     let mut ends = Ends::new();
     let bytes = pattern(4 << 20, 9);
     let file = file_with(&bytes);
-    let region = ends.register(window_of(&file, bytes.len()));
+    let window = window_of(&file, bytes.len());
+    let region = ends.offers.register(match pins_files() {
+        true => window,
+        // Nothing of it is mapped then, and nothing can go missing.
+        false => Memory::Staged(slot_with(&bytes)),
+    });
+    let region = region.expect("registers");
     file.set_len(4096).expect("truncates");
     let at = 1 << 20;
     let op = Op::Read { from: range(region, at as u64), into: empty(64 << 10) };
@@ -595,8 +627,12 @@ fn the_probe_agrees_with_what_registers() {
     let registered = offers.register(window_of(&file_with(&bytes), bytes.len()));
     let told = probe(&context, "/dev/shm".as_ref());
     match (&registered, &told) {
-        (Ok(_), FileWindows::Mapped) => {}
-        (Err(error), FileWindows::Staged { reason }) => assert_eq!(error.hint(), reason.hint()),
+        (Ok(_), FileWindows::Mapped) => assert!(pins_files(), "an old kernel learned it"),
+        (Err(error), FileWindows::Staged { reason }) => {
+            assert!(!pins_files(), "{error}");
+            assert_eq!(error.hint(), reason.hint());
+            assert!(error.to_string().contains("read-only mappings"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     let nowhere = probe(&context, "/nowhere".as_ref());
@@ -668,29 +704,27 @@ fn place_down() -> Place {
     }
 }
 
-/// Runs as root: the part that needs an ordinary user is the test below, in a process of its own.
 #[test]
 #[ignore = "needs an RDMA device; run tests/softroce/run"]
 fn an_ordinary_user_with_little_memlock_is_told_what_to_raise() {
+    const INNER: &str = "VERBATIM_MEMLOCK_TEST";
+    if std::env::var_os(INNER).is_some() {
+        return with_little_memlock();
+    }
+    // Root is not bound by the limit: the test is this program again, as somebody else.
     let program = std::env::current_exe().expect("this program");
-    let inner = "memlock_of_an_ordinary_user_is_respected";
-    let script =
-        format!("ulimit -l 64 && exec {} --ignored --exact {inner} --nocapture", program.display());
+    let name = "an_ordinary_user_with_little_memlock_is_told_what_to_raise";
+    let script = format!("ulimit -l 64 && exec {} --ignored --exact {name}", program.display());
     let nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"];
     let mut run = Command::new("setpriv");
-    run.args(nobody).args(["bash", "-c", &script]).env("VERBATIM_MEMLOCK_TEST", "1");
+    run.args(nobody).args(["bash", "-c", &script]).env(INNER, "1");
     let output = run.output().expect("setpriv and bash run");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "{text}");
 }
 
-#[test]
-#[ignore = "needs an RDMA device and is started by the test above"]
-fn memlock_of_an_ordinary_user_is_respected() {
-    if std::env::var_os("VERBATIM_MEMLOCK_TEST").is_none() {
-        return;
-    }
+fn with_little_memlock() {
     let offers = domain();
     let error = offers.register(Memory::Staged(SharedSlot::new(1 << 20).expect("slot")));
     let error = error.expect_err("1 MiB is more than 64 KiB");
