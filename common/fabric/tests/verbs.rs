@@ -687,6 +687,73 @@ fn a_port_that_goes_down_ends_its_links_and_new_ones_work_when_it_is_back() {
     assert_eq!(ends.asks.counters().reads(), 2);
 }
 
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_link_ends_when_its_port_loses_the_address_it_uses() {
+    let Ok(netdev) = std::env::var("VERBATIM_RDMA_NETDEV") else { return };
+    let ip = |action: &str, address: &str| {
+        let mut command = Command::new("ip");
+        let ran = command.args(["addr", action, address, "dev", &netdev]).status();
+        assert!(ran.expect("ip runs").success());
+    };
+    let index_of = |address: &str| {
+        let at = Wish { local: Some(address.parse().expect("address")), ..Wish::default() };
+        let place = usable(&at).expect("a place");
+        (place.gid.ip().to_string() == address).then_some(place)
+    };
+    ip("add", "10.77.0.1/24");
+    let mut found = None;
+    until(|| {
+        found = index_of("10.77.0.1");
+        found.is_some()
+    });
+    let place = found.expect("the port has it");
+    let offers = domain();
+    let asks = sibling(&offers);
+    let near = VerbsEndpoint::new(&asks, &place, Options::default()).expect("endpoint");
+    let far = VerbsEndpoint::new(&offers, &place, Options::default()).expect("endpoint");
+    let (here, there) = (near.address(), far.address());
+    let (near, far) = (near.connect(&there), far.connect(&here));
+    let (near, far) = (near.expect("connects"), far.expect("connects"));
+    let mut ends = Ends { near, far, asks, offers };
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    let op = Op::Read { from: range(region, 0), into: empty(4096) };
+    ends.near.submit(Ticket(1), op).expect("room");
+    only(ends.near_completes(1), 1);
+    // One on another address of the port is not concerned.
+    let mut other = Ends::between(ends.asks.clone(), ends.offers.clone(), Options::default());
+
+    ip("del", "10.77.0.1/24");
+    // As a driver that sleeps in between.
+    let mut cause = None;
+    until(|| {
+        let _ = ends.near.wake();
+        cause = ends.near.poll(&mut Vec::new()).err();
+        cause.is_some()
+    });
+    let cause = cause.expect("it died").to_string();
+    assert!(cause.contains("the port lost the address of the link"), "{cause}");
+    let op = Op::Read { from: range(region, 0), into: empty(4096) };
+    other.near.submit(Ticket(2), op).expect("room");
+    only(other.near_completes(1), 2);
+    assert_eq!(ends.asks.counters().reads(), 2);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_busy_link_never_asks_to_sleep_and_still_moves_bytes() {
+    let offers = domain();
+    let options = Options { busy_poll: true, ..Options::default() };
+    let mut ends = Ends::between(sibling(&offers), offers, options);
+    let bytes = pattern(300_000, 4);
+    let region = ends.register(Memory::Staged(slot_with(&bytes)));
+    assert_eq!(ends.near.wake().at_most, Some(Duration::ZERO));
+    let op = Op::Read { from: range(region, 0), into: empty(bytes.len()) };
+    ends.near.submit(Ticket(1), op).expect("room");
+    assert!(only(ends.near_completes(1), 1)[..] == bytes[..], "differs");
+    assert_eq!(ends.asks.counters().reads(), 1);
+}
+
 /// The place of a port that is down, as it was known before.
 fn place_down() -> Place {
     let devices = devices().expect("the library is there");
