@@ -10,6 +10,7 @@ use super::domain::VerbsDomain;
 use super::ffi::{self, Plain as _};
 use super::link::VerbsLink;
 use super::queue::{Depths, Queue};
+use super::request::RECEIVE;
 use crate::error::FabricError;
 use crate::memory::random_u64;
 
@@ -213,9 +214,7 @@ impl VerbsEndpoint {
             | ffi::IBV_QP_ACCESS_FLAGS;
         queue.modify(&mut attr, mask).map_err(|e| failed("begin", e))?;
         let receives = queue.depths.receives;
-        queue
-            .post_receives(receives as usize, super::link::RECEIVE)
-            .map_err(|e| failed("post receives", e))?;
+        queue.post_receives(receives as usize, RECEIVE).map_err(|e| failed("post receives", e))?;
         let limits = *context.limits();
         let address = Address {
             link_layer: place.link_layer,

@@ -1,26 +1,26 @@
 //! The verbs link: operations as one-sided work requests of one queue pair.
 //!
-//! Who owns a buffer: from `submit` the link, in `in_flight`, in the order of
-//! posting, which is the order of completing. An operation is cut into pieces of
-//! one chain, of which only the last is signalled; in the good case its completion
-//! returns the buffer. A failed request of any piece tells the cause, the rest of
-//! the queue is flushed piece by piece, and the buffer comes back with its last
-//! piece: only then is the device done with it. What never completes comes back
-//! when the queue pair is gone, which ends the device's use as well; where even
-//! that fails the buffer is left to the device for good, and counted.
+//! Who owns a buffer: from `submit` the link, in `flights`. An operation is cut
+//! into pieces of one chain, of which only the last is signalled; in the good case
+//! its completion returns the buffer. A failed request of any piece tells the
+//! cause, the rest of the queue is flushed piece by piece, and the buffer comes
+//! back with its last piece: only then is the device done with it. What never
+//! completes comes back when the queue pair is gone, which ends the device's use
+//! as well; where even that fails the buffer is the device's for good, and counted.
 
 use super::choose::Place;
 use super::context::Footing;
 use super::endpoint::Options;
 use super::ffi::{self, Plain as _};
+use super::flights::{Flight, Flights};
 use super::queue::{POLL_BATCH, Queue};
 use super::region::{Counters, count_leaks, local_key};
+use super::request::{Parts, RECEIVE, Shape, cut, op_len, serial_and_piece};
 use super::status;
 use crate::error::FabricError;
-use crate::link::{Completion, Full, Limits, Link, Op, RemoteRange, Ticket, Wake};
+use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
 use crate::memory::Buffer;
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -32,9 +32,6 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// How often a link that never sleeps looks for events of the device.
 const EVENTS_EVERY: Duration = Duration::from_millis(100);
-
-/// The number of every receive; requests have smaller ones.
-pub(super) const RECEIVE: u64 = 1 << 63;
 
 /// A connected queue pair.
 ///
@@ -53,11 +50,7 @@ pub(super) const RECEIVE: u64 = 1 << 63;
 /// ```
 pub struct VerbsLink {
     queue: Queue,
-    in_flight: VecDeque<Flight>,
-    /// Of the newest operation.
-    serial: u64,
-    /// Requests posted and not yet known to be done.
-    requests: usize,
+    in_flight: Flights,
     /// Operations that failed before they were posted.
     unposted: Vec<Completion>,
     /// The first failure. The link is dead from then on.
@@ -81,16 +74,6 @@ pub struct VerbsLink {
     transport: String,
 }
 
-/// An operation in flight.
-struct Flight {
-    serial: u64,
-    ticket: Ticket,
-    buffer: Buffer,
-    /// Requests it was posted as.
-    pieces: usize,
-    name: &'static str,
-}
-
 impl VerbsLink {
     pub(super) fn new(
         queue: Queue,
@@ -102,9 +85,7 @@ impl VerbsLink {
         let piece_bytes = options.piece_bytes.min(place.message_bytes_max).max(1) as usize;
         Self {
             queue,
-            in_flight: VecDeque::new(),
-            serial: 0,
-            requests: 0,
+            in_flight: Flights::default(),
             unposted: Vec::new(),
             failed: None,
             flushed: false,
@@ -154,11 +135,11 @@ impl VerbsLink {
             Ok(keys) => keys,
             Err(error) => return self.refuse(ticket, buffer, error),
         };
-        self.serial += 1;
+        let serial = self.in_flight.next_serial();
         let shape = Shape { opcode, rkey, lkey, tag, inline, address: range.address };
         let (_, address, _) = buffer.registered_and_memory();
         let (mut pieces, mut chain) =
-            cut(address as u64, buffer.len(), self.piece_bytes, &shape, self.serial);
+            cut(address as u64, buffer.len(), self.piece_bytes, &shape, serial);
         for (wr, piece) in chain.iter_mut().zip(&mut pieces) {
             wr.sg_list = piece;
         }
@@ -180,9 +161,7 @@ impl VerbsLink {
         match (count, error) {
             (0, Some(error)) => self.refuse(ticket, buffer, error),
             (pieces, error) => {
-                self.requests += pieces;
-                let serial = self.serial;
-                self.in_flight.push_back(Flight { serial, ticket, buffer, pieces, name });
+                self.in_flight.push(ticket, buffer, pieces, name);
                 self.failed = self.failed.take().or(error);
             }
         }
@@ -240,8 +219,8 @@ impl VerbsLink {
 
     /// Takes a completed request: the last of its operation, or one that failed.
     fn complete(&mut self, wc: &ffi::Wc, completions: &mut Vec<Completion>) {
-        let (serial, piece) = (wc.wr_id >> PIECE_BITS, (wc.wr_id & PIECE_MASK) as usize);
-        let Some(front) = self.in_flight.front().filter(|front| front.serial == serial) else {
+        let (serial, piece) = serial_and_piece(wc.wr_id);
+        let Some(name) = self.in_flight.name_of(serial) else {
             // In order, so a completion of another was lost: nothing here can be trusted.
             return self.fail_with(FabricError::device(
                 format!("link over {}", self.transport),
@@ -249,14 +228,11 @@ impl VerbsLink {
                 "update the driver; the link is made anew",
             ));
         };
-        let (name, last) = (front.name, piece + 1 == front.pieces);
         let failed = wc.status != ffi::IBV_WC_SUCCESS;
         if failed {
             self.fail_of(wc, name);
         }
-        if last && let Some(flight) = self.in_flight.pop_front() {
-            self.requests -= flight.pieces;
-            let Flight { ticket, buffer, .. } = flight;
+        if let Some(Flight { ticket, buffer, .. }) = self.in_flight.landed(serial, piece) {
             // An earlier piece may have failed and this one have been flushed.
             let result = match self.failed.clone() {
                 Some(error) if failed => Err(error),
@@ -345,7 +321,7 @@ impl Link for VerbsLink {
     fn submit(&mut self, ticket: Ticket, op: Op) -> Result<(), Full> {
         let pieces = op_len(&op).div_ceil(self.piece_bytes);
         let room = self.in_flight.len() + self.unposted.len() < self.depth_max
-            && self.requests + pieces <= self.send_room();
+            && self.in_flight.requests() + pieces <= self.send_room();
         if self.dead || self.failed.is_some() || !room {
             return Err(Full(op));
         }
@@ -386,8 +362,7 @@ impl Link for VerbsLink {
         self.drain(completions);
         // Only this ends what the peer does to our memory.
         let gone = self.queue.destroy();
-        for flight in self.in_flight.drain(..) {
-            let Flight { ticket, buffer, .. } = flight;
+        for Flight { ticket, buffer, .. } in self.in_flight.take_all() {
             let result = Err(FabricError::Aborted);
             if gone {
                 completions.push(Completion::Done { ticket, buffer, result });
@@ -401,7 +376,6 @@ impl Link for VerbsLink {
                 completions.push(Completion::Done { ticket, buffer, result });
             }
         }
-        self.requests = 0;
     }
 
     fn limits(&self) -> Limits {
@@ -418,118 +392,5 @@ impl Link for VerbsLink {
 impl Drop for VerbsLink {
     fn drop(&mut self) {
         self.abort(&mut Vec::new());
-    }
-}
-
-/// An operation taken apart.
-struct Parts {
-    opcode: u32,
-    range: RemoteRange,
-    tag: u32,
-    buffer: Buffer,
-    name: &'static str,
-}
-
-impl From<Op> for Parts {
-    fn from(op: Op) -> Self {
-        let (opcode, range, tag, buffer, name) = match op {
-            Op::Read { from, into } => (ffi::IBV_WR_RDMA_READ, from, 0, into, "READ"),
-            Op::Write { from, to } => (ffi::IBV_WR_RDMA_WRITE, to, 0, from, "WRITE"),
-            Op::WriteNotify { from, to, tag } => {
-                (ffi::IBV_WR_RDMA_WRITE_WITH_IMM, to, tag, from, "WRITE")
-            }
-        };
-        Self { opcode, range, tag, buffer, name }
-    }
-}
-
-fn op_len(op: &Op) -> usize {
-    match op {
-        Op::Read { into, .. } => into.len(),
-        Op::Write { from, .. } | Op::WriteNotify { from, .. } => from.len(),
-    }
-}
-
-/// What all pieces of an operation have in common.
-struct Shape {
-    opcode: u32,
-    rkey: u32,
-    lkey: u32,
-    tag: u32,
-    inline: bool,
-    address: u64,
-}
-
-/// A request's number: its operation's above, its place among the pieces below.
-const PIECE_BITS: u32 = 16;
-const PIECE_MASK: u64 = (1 << PIECE_BITS) - 1;
-
-/// Cuts an operation into requests, of which the last is signalled and tells the peer.
-fn cut(
-    local: u64,
-    len: usize,
-    piece_bytes: usize,
-    shape: &Shape,
-    serial: u64,
-) -> (Vec<ffi::Sge>, Vec<ffi::SendWr>) {
-    let count = len.div_ceil(piece_bytes);
-    let pieces = (0..count).map(|piece| {
-        let at = piece * piece_bytes;
-        let length = (len - at).min(piece_bytes) as u32;
-        let sge = ffi::Sge { addr: local + at as u64, length, lkey: shape.lkey };
-        let mut wr = ffi::SendWr::zeroed();
-        wr.wr_id = (serial << PIECE_BITS) | piece as u64;
-        wr.num_sge = 1;
-        wr.opcode = shape.opcode;
-        // A peer could give any address; the device refuses what is outside the region.
-        wr.remote_addr = shape.address.wrapping_add(at as u64);
-        wr.rkey = shape.rkey;
-        if shape.inline {
-            wr.send_flags |= ffi::IBV_SEND_INLINE;
-        }
-        if piece + 1 == count {
-            wr.send_flags |= ffi::IBV_SEND_SIGNALED;
-            wr.imm_data = shape.tag.to_be();
-        } else if shape.opcode == ffi::IBV_WR_RDMA_WRITE_WITH_IMM {
-            wr.opcode = ffi::IBV_WR_RDMA_WRITE;
-        }
-        (sge, wr)
-    });
-    pieces.unzip()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shape(opcode: u32) -> Shape {
-        Shape { opcode, rkey: 7, lkey: 9, tag: 0x0102_0304, inline: false, address: 1000 }
-    }
-
-    #[test]
-    fn only_the_last_piece_is_signalled_and_tells_the_peer() {
-        let (sges, wrs) = cut(5000, 25, 10, &shape(ffi::IBV_WR_RDMA_WRITE_WITH_IMM), 3);
-        let told: Vec<_> = wrs.iter().map(|wr| (wr.opcode, wr.send_flags, wr.imm_data)).collect();
-        let plain = (ffi::IBV_WR_RDMA_WRITE, 0, 0);
-        let last = (
-            ffi::IBV_WR_RDMA_WRITE_WITH_IMM,
-            ffi::IBV_SEND_SIGNALED,
-            u32::from_ne_bytes([1, 2, 3, 4]),
-        );
-        assert_eq!(told, [plain, plain, last]);
-        let places: Vec<_> = sges.iter().map(|sge| (sge.addr, sge.length)).collect();
-        assert_eq!(places, [(5000, 10), (5010, 10), (5020, 5)]);
-        let remote: Vec<_> = wrs.iter().map(|wr| (wr.remote_addr, wr.rkey)).collect();
-        assert_eq!(remote, [(1000, 7), (1010, 7), (1020, 7)]);
-        let numbers: Vec<_> = wrs.iter().map(|wr| wr.wr_id).collect();
-        assert_eq!(numbers, [3 << 16, 3 << 16 | 1, 3 << 16 | 2]);
-    }
-
-    #[test]
-    fn a_read_of_one_piece_is_one_signalled_request() {
-        let (sges, wrs) = cut(0, 10, 10, &shape(ffi::IBV_WR_RDMA_READ), 1);
-        assert_eq!((sges.len(), wrs.len()), (1, 1));
-        assert_eq!(wrs[0].opcode, ffi::IBV_WR_RDMA_READ);
-        assert_eq!(wrs[0].send_flags, ffi::IBV_SEND_SIGNALED);
     }
 }

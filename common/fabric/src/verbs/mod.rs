@@ -4,7 +4,8 @@
 //!
 //! From the bottom: `ffi` declares, `library` loads, `context` is an open device
 //! with its events, `region` registered memory, `domain` what one peer may name,
-//! `queue` one queue pair, `endpoint` makes it, `link` drives it. `device` lists
+//! `queue` one queue pair, `endpoint` makes it, `link` drives it:
+//! `request` cuts, `flights` keeps what is under way. `device` lists
 //! what there is and `choose` picks; `status` explains; `probe` tries files.
 //!
 //! Who keeps whom: link -> queue -> domain -> context; a region keeps its domain,
@@ -29,11 +30,13 @@ mod domain;
 mod endpoint;
 #[doc(hidden)]
 pub mod ffi;
+mod flights;
 mod library;
 mod link;
 mod probe;
 mod queue;
 mod region;
+mod request;
 mod status;
 
 pub use choose::{Place, Reason, Wish, choose};

@@ -85,7 +85,8 @@ macro_rules! structures {
     };
 }
 
-fn structures() -> Vec<Item> {
+/// What the library hands out.
+fn objects() -> Vec<Item> {
     structures! {
         prefix Device: ibv_device {
             ops = _ops, node_type, transport_type,
@@ -134,6 +135,12 @@ fn structures() -> Vec<Item> {
         whole AsyncEvent: ibv_async_event {
             element, event_type,
         }
+    }
+}
+
+/// What we hand to it.
+fn work() -> Vec<Item> {
+    structures! {
         whole QpCap: ibv_qp_cap {
             max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data,
         }
@@ -171,14 +178,16 @@ fn structures() -> Vec<Item> {
     }
 }
 
-fn constants() -> Vec<Item> {
+macro_rules! numbers {
+    ($($name:ident = $theirs:expr,)*) => {
+        BTreeMap::from([$((stringify!($name), $theirs as u64),)*])
+    };
+}
+
+/// Numbers of `ibverbs-sys` that we hand to the library.
+fn numbers_in() -> BTreeMap<&'static str, u64> {
     use ibverbs_sys::*;
-    macro_rules! theirs {
-        ($($name:ident = $theirs:expr,)*) => {
-            BTreeMap::from([$((stringify!($name), $theirs as u64),)*])
-        };
-    }
-    let theirs = theirs! {
+    numbers! {
         IBV_PORT_ACTIVE = ibv_port_state::IBV_PORT_ACTIVE,
         IBV_LINK_LAYER_UNSPECIFIED = IBV_LINK_LAYER_UNSPECIFIED,
         IBV_LINK_LAYER_INFINIBAND = IBV_LINK_LAYER_INFINIBAND,
@@ -219,6 +228,13 @@ fn constants() -> Vec<Item> {
         IBV_WR_RDMA_READ = ibv_wr_opcode::IBV_WR_RDMA_READ,
         IBV_SEND_SIGNALED = ibv_send_flags::IBV_SEND_SIGNALED.0,
         IBV_SEND_INLINE = ibv_send_flags::IBV_SEND_INLINE.0,
+    }
+}
+
+/// Numbers of `ibverbs-sys` that the library hands to us.
+fn numbers_out() -> BTreeMap<&'static str, u64> {
+    use ibverbs_sys::*;
+    numbers! {
         IBV_WC_RECV_RDMA_WITH_IMM = ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
         IBV_WC_SUCCESS = ibv_wc_status::IBV_WC_SUCCESS,
         IBV_WC_LOC_LEN_ERR = ibv_wc_status::IBV_WC_LOC_LEN_ERR,
@@ -252,9 +268,13 @@ fn constants() -> Vec<Item> {
         IBV_EVENT_PORT_ACTIVE = IBV_EVENT_PORT_ACTIVE,
         IBV_EVENT_PORT_ERR = IBV_EVENT_PORT_ERR,
         IBV_EVENT_GID_CHANGE = IBV_EVENT_GID_CHANGE,
-    };
+    }
+}
+
+fn constants() -> Vec<Item> {
+    let (numbers_in, numbers_out) = (numbers_in(), numbers_out());
     let declared = ffi::CONSTANTS.iter().map(|&(name, ours)| {
-        let theirs = theirs.get(name).copied();
+        let theirs = numbers_in.get(name).or(numbers_out.get(name)).copied();
         assert!(theirs.is_some(), "{name} is declared and not compared");
         Item { c: name.to_owned(), ours, theirs, grows: false }
     });
@@ -262,7 +282,8 @@ fn constants() -> Vec<Item> {
 }
 
 fn all() -> Vec<Item> {
-    let mut items = structures();
+    let mut items = objects();
+    items.extend(work());
     items.extend(constants());
     // The one union.
     let theirs = Some(size_of::<ibverbs_sys::ibv_gid>() as u64);

@@ -1,0 +1,199 @@
+//! How links end: forced, aborted, their peer dead, their port down or without its
+//! address; and that every buffer comes back.
+
+use crate::*;
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_queue_pair_forced_into_error_returns_every_buffer() {
+    let mut ends = Ends::new();
+    let bytes = pattern(8 << 20, 8);
+    let region = ends.register(file_memory(&bytes));
+    for ticket in 0..16 {
+        let op = Op::Read { from: range(region, 0), into: empty(4 << 20) };
+        ends.near.submit(Ticket(ticket), op).expect("room");
+    }
+    ends.near.fail();
+    let (error, mut completions) = ends.near_dies();
+    assert!(error.hint().is_some(), "{error}");
+    ends.near.abort(&mut completions);
+    assert_all_back(&completions, 16);
+    assert!(
+        ends.near.submit(Ticket(99), Op::Read { from: range(region, 0), into: empty(1) }).is_err()
+    );
+    assert!(matches!(ends.near.poll(&mut Vec::new()), Err(FabricError::Aborted)));
+    assert_eq!(ends.asks.counters().reads(), 16 * 4);
+    assert_eq!(leaked_count(), 0);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn abort_with_operations_in_flight_returns_every_buffer() {
+    const LEN: usize = 1 << 20;
+    let bytes = pattern(LEN, 1);
+    for polls in [0, 1, 20] {
+        let offers = domain();
+        let options = Options { piece_bytes: LEN as u32 / 4, ..Options::default() };
+        let mut ends = Ends::between(sibling(&offers), offers, options);
+        let slot = SharedSlot::new(LEN).expect("slot");
+        let region = ends.register(Memory::Upload(slot));
+        for ticket in 0..20 {
+            let from = buffer_with(&bytes);
+            let op = Op::WriteNotify { from, to: range(region, 0), tag: ticket as u32 };
+            ends.near.submit(Ticket(ticket), op).expect("room");
+        }
+        let mut completions = Vec::new();
+        for _ in 0..polls {
+            ends.near.poll(&mut completions).expect("lives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begin = Instant::now();
+        ends.near.abort(&mut completions);
+        assert!(begin.elapsed() < Duration::from_secs(4), "waited for what was never flushed");
+        assert_all_back(&completions, 20);
+        assert_eq!(ends.asks.counters().writes(), 20 * 4);
+        // The other end finds out by itself, or is told by the control connection.
+        ends.far.abort(&mut Vec::new());
+    }
+    assert_eq!(leaked_count(), 0);
+}
+
+/// Asserts that each of the operations 0 to `count` ended once.
+fn assert_all_back(completions: &[Completion], count: u64) {
+    let mut tickets: Vec<u64> = completions
+        .iter()
+        .map(|completion| match completion {
+            Completion::Done { ticket: Ticket(number), .. } => *number,
+            Completion::Notified { .. } => panic!("nobody notified us"),
+        })
+        .collect();
+    tickets.sort_unstable();
+    assert_eq!(tickets, (0..count).collect::<Vec<_>>());
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_dead_peer_is_noticed_and_everything_is_given_back() {
+    let offers = domain();
+    // About a twentieth of a second a try.
+    let options = Options { timeout_exponent: 12, ..Options::default() };
+    let mut ends = Ends::between(sibling(&offers), offers, options);
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    ends.far.abort(&mut Vec::new());
+    ends.near
+        .submit(Ticket(1), Op::Read { from: range(region, 0), into: empty(4096) })
+        .expect("room");
+    let (error, completions) = ends.near_dies();
+    assert!(error.to_string().contains("the peer does not answer"), "{error}");
+    assert_eq!(completions.len(), 1);
+    assert_eq!(ends.asks.counters().reads(), 1);
+}
+
+/// Sets the network device of the guest up or down, and waits until its port is.
+fn set_port(netdev: &str, state: &str) {
+    let set = Command::new("ip").args(["link", "set", netdev, state]).status().expect("ip runs");
+    assert!(set.success());
+    until(|| (state == "up") == usable(&Wish::default()).is_ok());
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_port_that_goes_down_ends_its_links_and_new_ones_work_when_it_is_back() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    // Only a guest says which: nobody's real network is touched.
+    let Ok(netdev) = std::env::var("VERBATIM_RDMA_NETDEV") else { return };
+    let mut ends = Ends::new();
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    let read = || Op::Read { from: range(region, 0), into: empty(4096) };
+    ends.near.submit(Ticket(1), read()).expect("room");
+    only(ends.near_completes(1), 1);
+    ends.near.poll(&mut Vec::new()).expect("lives");
+    set_port(&netdev, "down");
+    let wake = ends.near.wake();
+    let mut fds = [PollFd::from_borrowed_fd(wake.fd.expect("fd"), PollFlags::IN)];
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert!(poll(&mut fds, Some(&limit)).expect("polls") > 0, "an idle link is woken");
+    for link in [&mut ends.near, &mut ends.far] {
+        let (error, completions) = death_of(link);
+        assert!(error.to_string().contains("the port went down"), "{error}");
+        assert!(completions.is_empty(), "{completions:?}");
+    }
+    let refused = VerbsEndpoint::new(&ends.asks, &place_down(), Options::default());
+    let refused = refused.map(drop).expect_err("the port is down").to_string();
+    assert!(refused.contains("the port is not ACTIVE"), "{refused}");
+
+    set_port(&netdev, "up");
+    let mut ends = Ends::between(ends.asks.clone(), ends.offers.clone(), Options::default());
+    ends.near.submit(Ticket(2), read()).expect("room");
+    only(ends.near_completes(1), 2);
+    assert_eq!(ends.asks.counters().reads(), 2);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_link_ends_when_its_port_loses_the_address_it_uses() {
+    let Ok(netdev) = std::env::var("VERBATIM_RDMA_NETDEV") else { return };
+    let ip = |action: &str, address: &str| {
+        let mut command = Command::new("ip");
+        let ran = command.args(["addr", action, address, "dev", &netdev]).status();
+        assert!(ran.expect("ip runs").success());
+    };
+    let index_of = |address: &str| {
+        let at = Wish { local: Some(address.parse().expect("address")), ..Wish::default() };
+        let place = usable(&at).expect("a place");
+        (place.gid.ip().to_string() == address).then_some(place)
+    };
+    ip("add", "10.77.0.1/24");
+    let mut found = None;
+    until(|| {
+        found = index_of("10.77.0.1");
+        found.is_some()
+    });
+    let place = found.expect("the port has it");
+    let offers = domain();
+    let asks = sibling(&offers);
+    let near = VerbsEndpoint::new(&asks, &place, Options::default()).expect("endpoint");
+    let far = VerbsEndpoint::new(&offers, &place, Options::default()).expect("endpoint");
+    let (here, there) = (near.address(), far.address());
+    let (near, far) = (near.connect(&there), far.connect(&here));
+    let (near, far) = (near.expect("connects"), far.expect("connects"));
+    let mut ends = Ends { near, far, asks, offers };
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    let op = Op::Read { from: range(region, 0), into: empty(4096) };
+    ends.near.submit(Ticket(1), op).expect("room");
+    only(ends.near_completes(1), 1);
+    // One on another address of the port is not concerned.
+    let mut other = Ends::between(ends.asks.clone(), ends.offers.clone(), Options::default());
+
+    ip("del", "10.77.0.1/24");
+    // As a driver that sleeps in between.
+    let mut cause = None;
+    until(|| {
+        let _ = ends.near.wake();
+        cause = ends.near.poll(&mut Vec::new()).err();
+        cause.is_some()
+    });
+    let cause = cause.expect("it died").to_string();
+    assert!(cause.contains("the port lost the address of the link"), "{cause}");
+    let op = Op::Read { from: range(region, 0), into: empty(4096) };
+    other.near.submit(Ticket(2), op).expect("room");
+    only(other.near_completes(1), 2);
+    assert_eq!(ends.asks.counters().reads(), 2);
+}
+
+/// The place of a port that is down, as it was known before.
+fn place_down() -> Place {
+    let devices = devices().expect("the library is there");
+    let device = devices.first().expect("a device");
+    let port = device.ports.first().expect("a port");
+    let gid = GidInfo { index: 0, raw: [0; 16], kind: GidKind::RoceV2 };
+    Place {
+        device: device.name.clone(),
+        port: port.number,
+        gid,
+        link_layer: port.link_layer,
+        mtu: port.mtu,
+        lid: port.lid,
+        message_bytes_max: port.message_bytes_max,
+    }
+}
