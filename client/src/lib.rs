@@ -16,4 +16,4 @@ mod worker;
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
 pub use report::{Failure, FileDone, Observer, Progress, Summary};
-pub use session::{ClientError, Session, SessionOptions};
+pub use session::{CarrierOptions, ClientError, Session, SessionOptions};

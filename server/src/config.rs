@@ -4,7 +4,10 @@
 //! and never touches what it names: the binary lays its flags over the public
 //! fields, then calls `Config::check`.
 
+mod rdma;
+
 use crate::export::{Export, check_names};
+pub use rdma::Rdma;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -33,6 +36,8 @@ pub struct Config {
     pub drain_seconds: u32,
     /// What one server, and one client, may take.
     pub limits: Limits,
+    /// RDMA devices.
+    pub rdma: Rdma,
     /// The digest cache.
     pub cache: Cache,
     /// What is logged, and how.
@@ -86,6 +91,7 @@ impl Default for Config {
             workers: 0,
             drain_seconds: 10,
             limits: Limits::default(),
+            rdma: Rdma::default(),
             cache: Cache::default(),
             log: Log::default(),
             exports: Vec::new(),
@@ -369,13 +375,16 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 }
 
 /// The numbers each key may have.
-const RANGES: [(&str, RangeInclusive<i64>); 7] = [
+const RANGES: [(&str, RangeInclusive<i64>); 10] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
     ("limits.links_per_session_max", 1..=LINKS_MAX as i64),
     ("limits.handshake_seconds", 1..=300),
     ("limits.idle_seconds", 10..=86400),
+    ("rdma.port", 0..=255),
+    ("rdma.gid_index", -1..=255),
+    ("rdma.pinned_mb_per_session", 64..=1_048_576),
     ("cache.size_mb", 1..=65536),
 ];
 

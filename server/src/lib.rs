@@ -9,6 +9,7 @@ pub mod config;
 pub mod export;
 mod joins;
 mod listener;
+mod rdma;
 mod session;
 mod worker;
 

@@ -10,7 +10,7 @@ use crate::joins::Joins;
 use crate::session::{Event, ExportFolder, Session, Shared};
 use crate::worker::ServerWorker;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -216,8 +216,9 @@ impl Guests {
         if let Err(error) = keep_alive(&stream) {
             tracing::debug!(%peer, %error, "connection cannot be kept alive");
         }
+        let local = stream.local_addr().map(|address| address.ip()).ok();
         match self.acceptor.accept(stream).await {
-            Ok(accepted) => self.serve(accepted, peer, stopping).await,
+            Ok(accepted) => self.serve(accepted, peer, local, stopping).await,
             Err(error) => tracing::warn!(%peer, %error, "client not let in"),
         }
         drop(place);
@@ -239,6 +240,7 @@ impl Guests {
         &self,
         accepted: verbatim_control::Accepted,
         peer: SocketAddr,
+        local: Option<IpAddr>,
         stopping: watch::Receiver<bool>,
     ) {
         let verbatim_control::Accepted { sender, receiver, hello, who } = accepted;
@@ -259,8 +261,14 @@ impl Guests {
             let _ = outbox.close().await;
             return;
         }
-        let (session, events) =
-            Session::new(id, self.shared.clone(), outbox, hello.chunk_bytes, who.to_string());
+        let (session, events) = Session::new(
+            id,
+            self.shared.clone(),
+            outbox,
+            hello.chunk_bytes,
+            who.to_string(),
+            local,
+        );
         session.run(receiver, events, stopping).await;
     }
 }
@@ -291,6 +299,8 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
     let workers = (0..config.worker_count())
         .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::default()))
         .collect::<Result<Vec<_>, _>>()?;
+    let rdma = config.rdma.options();
+    rdma.announce(config.exports.iter().map(|export| export.path.as_path()));
     Ok(Shared {
         exports,
         cache,
@@ -298,6 +308,7 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
         joins: Joins::default(),
         next_link: AtomicU64::new(0),
         sim: options.sim,
+        rdma,
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
     })

@@ -17,7 +17,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use verbatim_client::location::Remote;
 use verbatim_client::{
-    CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions, Summary, copy,
+    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions,
+    Summary, copy,
 };
 use verbatim_control::ConnectOptions;
 use verbatim_proto::WirePath;
@@ -201,6 +202,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
         },
         streams: 4,
         timeout,
+        carrier: CarrierOptions::default(),
         sim: None,
     }
 }

@@ -15,7 +15,8 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use verbatim_client::copy::CopyError;
 use verbatim_client::{
-    CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions, Summary, copy,
+    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions,
+    Summary, copy,
 };
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
@@ -157,7 +158,13 @@ impl Pair {
             timeout,
         };
         Job {
-            session: SessionOptions { connect, streams: 2, timeout, sim: self.sim.clone() },
+            session: SessionOptions {
+                connect,
+                streams: 2,
+                timeout,
+                carrier: CarrierOptions::default(),
+                sim: self.sim.clone(),
+            },
             options: CopyOptions { sources, target, recursive: true },
             stop: None,
             root: self.folder.path().to_owned(),

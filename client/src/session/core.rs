@@ -2,6 +2,7 @@
 //! and the routes between them. Never waits and never touches a socket; the
 //! session in `mod.rs` feeds it messages and events, and sends what it queues.
 
+use super::carrier::Carrier;
 use super::down::Downloads;
 use super::links::Links;
 use super::trees::Trees;
@@ -36,6 +37,7 @@ pub(super) struct Core {
     pub sending: VecDeque<ClientMessage>,
     pub read: ReadClient,
     pub write: WriteClient,
+    pub carrier: Carrier,
     pub links: Links,
     pub downloads: Downloads,
     pub uploads: Uploads,
@@ -250,8 +252,7 @@ impl Core {
 
     pub(super) fn summary_now(&self) -> Summary {
         let transport = self.links.transport.clone().unwrap_or_else(|| "none".into());
-        let reason = (transport == "tcp")
-            .then(|| "this build has no verbs link yet; data moves over TCP".to_owned());
+        let reason = self.carrier.reason().map(str::to_owned);
         Summary {
             elapsed: self.now(),
             transport,

@@ -1,19 +1,25 @@
 //! The links of a session: made side by side, made anew with a pause when one
-//! is lost, given up when new ones die without carrying a chunk.
+//! is lost, given up when new ones die without carrying a chunk. Those of a
+//! device that fails are made anew over TCP.
 
+use super::carrier::{Carrier, Transport, reason_of};
 use super::{Core, Event, READS_PER_LINK};
 use crate::worker::Command;
 use std::collections::HashSet;
 use std::time::Duration;
 use verbatim_fabric::tcp::{TcpLink, join};
 use verbatim_fabric::{FabricError, Link, SoftDomain};
-use verbatim_proto::message::{ClientMessage, JoinSecret, LinkAnswer, LinkId, LinkOffer};
+use verbatim_proto::message::{ClientMessage, JoinSecret, LinkAnswer, LinkId};
 use verbatim_proto::read::Outcome;
 use verbatim_proto::write::Posted;
 use verbatim_proto::{Code, Fault};
 
 /// Links lost in a row, without a chunk between them, before the session gives up.
 const LOSSES_MAX: u32 = 10;
+
+/// Links of a device lost in a row, without a chunk between them, for each stream, before the
+/// session goes on over TCP.
+const DEVICE_LOSSES_PER_STREAM_MAX: usize = 2;
 
 /// The pause before a lost link is made anew, doubled with each loss in a row.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -34,6 +40,15 @@ pub(super) struct Links {
 impl Links {
     pub fn up_count(&self) -> usize {
         self.up.len()
+    }
+
+    /// Notes what a new link runs over.
+    fn carried_by(&mut self, transport: &str) {
+        match &mut self.transport {
+            None => self.transport = Some(transport.to_owned()),
+            Some(known) if known.ends_with(transport) => {}
+            Some(known) => *known = format!("{known}, then {transport}"),
+        }
     }
 
     /// A read ended; one that landed shows that links work.
@@ -63,13 +78,15 @@ impl Core {
 
     pub(super) fn attach(&mut self, link: LinkId) {
         self.links.coming.insert(link);
-        let offer = if self.options.sim.is_some() { LinkOffer::Sim } else { LinkOffer::Tcp };
-        self.sending.push_back(ClientMessage::Attach { link, offer });
+        match self.carrier.offer(link) {
+            Ok(offer) => self.sending.push_back(ClientMessage::Attach { link, offer }),
+            Err(error) => self.fall_back(link, reason_of(&error)),
+        }
     }
 
     pub(super) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
-        match (answer, self.options.sim.clone()) {
-            (Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) }), _) => {
+        match answer {
+            Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) }) => {
                 let (address, timeout) = (self.address, self.options.timeout);
                 self.job(move || {
                     let made = join(address, &secret, timeout)
@@ -78,14 +95,40 @@ impl Core {
                     Event::LinkMade { link, made }
                 });
             }
-            (Ok(LinkAnswer::Sim { endpoint }), Some(sim)) => {
+            Ok(LinkAnswer::Sim { endpoint }) => {
+                let Carrier::Sim(sim) = &self.carrier else {
+                    return self.link_refused(link, "the server offers another kind of link");
+                };
                 let end = sim.take_end(endpoint, SoftDomain::new());
                 let made = end.map(|end| Box::new(end) as Box<dyn Link>);
                 self.link_made(link, made.ok_or(FabricError::Closed));
             }
-            (Ok(_), None) => self.link_refused(link, "the server offers another kind of link"),
-            (Err(fault), _) => self.link_refused(link, &fault.text),
+            Ok(LinkAnswer::Verbs { address }) => match self.carrier.connect(link, &address) {
+                Ok(made) => self.link_made(link, Ok(made)),
+                Err(error) => self.fall_back(link, reason_of(&error)),
+            },
+            Err(fault) if self.carrier.is_verbs() => {
+                self.fall_back(link, format!("the server: {}", fault.text));
+            }
+            Err(fault) => self.link_refused(link, &fault.text),
         }
+    }
+
+    /// A link cannot be made on the device, or not kept: this one and all to come use TCP.
+    /// Links of the device that still work are left to.
+    fn fall_back(&mut self, link: LinkId, reason: String) {
+        self.links.coming.remove(&link);
+        if self.carrier.is_verbs() {
+            if self.options.carrier.transport == Transport::Verbs {
+                return self.broke(Fault::new(Code::LinkLost, format!("no RDMA: {reason}")));
+            }
+            tracing::warn!(peer = self.peer, reason, "data moves over TCP");
+            self.carrier.fall_back(reason);
+        }
+        let Some(epoch) = link.epoch.checked_add(1) else {
+            return self.broke(Fault::new(Code::LinkLost, "a link was lost too often"));
+        };
+        self.attach(LinkId { epoch, ..link });
     }
 
     pub(super) fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
@@ -98,7 +141,7 @@ impl Core {
         };
         self.links.coming.remove(&id);
         self.links.up.insert(id);
-        self.links.transport = Some(link.transport().to_owned());
+        self.links.carried_by(link.transport());
         let chunk_bytes = self.options.connect.chunk_bytes as usize;
         self.tell(id, Command::Adopt { id, link, slots: READS_PER_LINK, chunk_bytes });
         self.read.link_up(id);
@@ -125,7 +168,12 @@ impl Core {
     fn revive(&mut self, id: LinkId, cause: &str) {
         self.links.coming.remove(&id);
         self.links.losses_in_a_row += 1;
-        if self.links.losses_in_a_row > LOSSES_MAX {
+        let device_losses_max = DEVICE_LOSSES_PER_STREAM_MAX * self.workers.len();
+        if self.carrier.is_verbs() && self.links.losses_in_a_row as usize > device_losses_max {
+            self.links.losses_in_a_row = 0;
+            return self.fall_back(id, cause.to_owned());
+        }
+        if self.links.losses_in_a_row > LOSSES_MAX && !self.carrier.is_verbs() {
             let text = format!("links keep dying: {cause}");
             return self.broke(Fault::new(Code::LinkLost, text));
         }

@@ -6,6 +6,7 @@
 //! A session ends when its work is done, or breaks: then everything unfinished
 //! fails with the cause, and temporary files are removed.
 
+mod carrier;
 mod core;
 mod down;
 mod links;
@@ -15,6 +16,7 @@ mod up;
 use crate::location::peer;
 use crate::report::{Observer, Progress, Summary};
 use crate::worker::{ClientWorker, Stats};
+use carrier::Carrier;
 use core::Core;
 use down::Downloads;
 use links::Links;
@@ -34,6 +36,7 @@ use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
 use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, WirePath};
 
+pub use carrier::{CarrierOptions, Transport};
 pub use down::Download;
 pub use up::{Upload, UploadSource};
 
@@ -58,6 +61,8 @@ pub struct SessionOptions {
     pub streams: u16,
     /// After how long without an answer the peer is given up.
     pub timeout: Duration,
+    /// What data moves over.
+    pub carrier: CarrierOptions,
     /// A simulated network to make links on, for tests.
     pub sim: Option<SimNet>,
 }
@@ -151,8 +156,10 @@ impl Session {
         let chunk_bytes = options.connect.chunk_bytes;
         let timeout = options.timeout;
         let slots_per_link = READS_PER_LINK;
+        let carrier = Carrier::choose(&options.carrier, options.sim.as_ref(), connection.peer)?;
         let core = Core {
             peer,
+            carrier,
             server: connection.server,
             address: connection.peer,
             events: sender,

@@ -184,6 +184,12 @@ pub enum LinkOffer {
     Tcp,
     /// A simulated link, inside one process.
     Sim,
+    /// A queue pair of an RDMA device.
+    Verbs {
+        /// Its address, in the form the fabric gives it.
+        #[serde(with = "serde_bytes")]
+        address: Vec<u8>,
+    },
 }
 
 /// What lets a data connection join its session, once. Never printed.
@@ -208,6 +214,12 @@ pub enum LinkAnswer {
     Sim {
         /// Its number.
         endpoint: u64,
+    },
+    /// The queue pair to connect to; it is connected to the offered one already.
+    Verbs {
+        /// Its address, in the form the fabric gives it.
+        #[serde(with = "serde_bytes")]
+        address: Vec<u8>,
     },
 }
 

@@ -54,10 +54,15 @@ variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard => write_requests());
 variants!(WriteReply: Created Granted Committed => write_replies());
-variants!(LinkOffer: Tcp Sim => vec![LinkOffer::Tcp, LinkOffer::Sim]);
-variants!(LinkAnswer: Tcp Sim => vec![
+variants!(LinkOffer: Tcp Sim Verbs => vec![
+    LinkOffer::Tcp,
+    LinkOffer::Sim,
+    LinkOffer::Verbs { address: vec![1, 1, 0xfe] },
+]);
+variants!(LinkAnswer: Tcp Sim Verbs => vec![
     LinkAnswer::Tcp { secret: JoinSecret([0x5e; 32]) },
     LinkAnswer::Sim { endpoint: 300 },
+    LinkAnswer::Verbs { address: vec![1, 0, 0x80] },
 ]);
 variants!(EntryKind: File Folder Symlink Special => vec![
     EntryKind::File,

@@ -52,16 +52,25 @@ impl Session {
             LinkOffer::Sim => {
                 let sim = self.shared.sim.clone();
                 let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
-                let (endpoint, end) = sim.listen_end(self.domain.clone());
+                let (endpoint, end) = sim.listen_end(self.domain.soft().clone());
                 self.adopt(link, Box::new(end));
                 Ok(LinkAnswer::Sim { endpoint })
+            }
+            LinkOffer::Verbs { address: peer } => {
+                let made = self.domain.connect(&self.shared.rdma, self.local, &peer);
+                let (made, address) = made.map_err(|error| {
+                    let hint = error.hint().map_or(String::new(), |hint| format!("; {hint}"));
+                    Fault::new(Code::NotFound, format!("{error}{hint}"))
+                })?;
+                self.adopt(link, Box::new(made));
+                Ok(LinkAnswer::Verbs { address })
             }
         }
     }
 
     /// A data connection came in.
     pub(super) fn joined(&mut self, link: LinkId, stream: TcpStream) {
-        match TcpLink::new(stream, self.domain.clone()) {
+        match TcpLink::new(stream, self.domain.soft().clone()) {
             Ok(made) => self.adopt(link, Box::new(made)),
             Err(error) => tracing::warn!(session = self.id, ?link, %error, "link not made"),
         }

@@ -14,21 +14,22 @@ mod writing;
 use crate::cache::DigestCache;
 use crate::export::Mode;
 use crate::joins::Joins;
+use crate::rdma::{Rdma, SessionDomain};
 use crate::worker::Command;
 use catalog::Catalog;
 use links::Links;
 use reading::Reading;
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Receiver};
+use verbatim_fabric::FabricError;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_fabric::{FabricError, SoftDomain};
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
@@ -48,6 +49,7 @@ pub(crate) struct Shared {
     pub joins: Joins,
     pub next_link: AtomicU64,
     pub sim: Option<SimNet>,
+    pub rdma: Rdma,
     pub links_max: u16,
     pub idle: Duration,
 }
@@ -107,7 +109,9 @@ pub(crate) struct Session {
     pub id: u64,
     pub shared: Arc<Shared>,
     pub outbox: Outbox<ServerMessage>,
-    pub domain: Arc<SoftDomain>,
+    pub domain: Arc<SessionDomain>,
+    /// Our address, as the client reached it.
+    pub local: Option<IpAddr>,
     pub chunk_bytes: u32,
     /// Who the client proved to be.
     pub who: String,
@@ -137,13 +141,15 @@ impl Session {
         outbox: Outbox<ServerMessage>,
         chunk_bytes: u32,
         who: String,
+        local: Option<IpAddr>,
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let session = Self {
             id,
             shared,
             outbox,
-            domain: SoftDomain::new(),
+            domain: Arc::default(),
+            local,
             chunk_bytes,
             who,
             events,

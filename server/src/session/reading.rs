@@ -3,15 +3,19 @@
 //! the file itself; a packed one is a slot that small files were read into.
 
 use super::{End, Event, ExportFolder, Session, Shared, open_source};
+use crate::rdma::SessionDomain;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use verbatim_fabric::{Domain, MappedFile, Memory, SharedSlot, SoftDomain};
+use verbatim_fabric::{Domain, FabricError, MappedFile, Memory, RegionHandle, SharedSlot};
 use verbatim_files::{Identity, Source};
 use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
-use verbatim_proto::units::{PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
+use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
 use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
+
+/// Windows that are copies at a time: each takes as much memory as it is long.
+const COPIED_WINDOWS_MAX: usize = 4;
 
 /// The reading half of a session.
 #[derive(Default)]
@@ -33,7 +37,10 @@ pub(crate) struct Open {
 /// A registered window.
 pub(crate) struct Window {
     key: u64,
-    staged: Option<SharedSlot>,
+    /// The slot that small files were packed into, to use again.
+    packed: Option<SharedSlot>,
+    /// Whether it is a copy of a range that could not be registered itself.
+    copied: bool,
 }
 
 impl Session {
@@ -89,6 +96,9 @@ impl Session {
     }
 
     pub(super) fn prepared(&mut self, id: WindowId, answer: Prepared, window: Option<Window>) {
+        if window.as_ref().is_some_and(|window| window.copied) {
+            self.reading.machine.lease_at_most(COPIED_WINDOWS_MAX);
+        }
         self.reading.windows.extend(window.map(|window| (id, window)));
         self.reading.machine.prepared(id, answer);
     }
@@ -97,7 +107,7 @@ impl Session {
         let Some(window) = self.reading.windows.remove(&id) else { return };
         self.domain.deregister(window.key);
         if self.reading.spare.len() < WINDOWS_MAX {
-            self.reading.spare.extend(window.staged);
+            self.reading.spare.extend(window.packed);
         }
     }
 }
@@ -114,14 +124,15 @@ fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Arc<Op
 /// Makes a window of a range of one file.
 fn map(
     shared: &Shared,
-    domain: &SoftDomain,
+    domain: &SessionDomain,
     (open, extent): &(Option<Arc<Open>>, Extent),
     fresh: bool,
 ) -> (Prepared, Option<Window>) {
     let made = try_map(shared, domain, open.as_deref(), *extent, fresh);
     match made {
-        Ok((region, digests)) => {
-            let window = Window { key: region.key, staged: None };
+        Ok((handle, copied, digests)) => {
+            let window = Window { key: handle.key, packed: None, copied };
+            let region = Region { key: handle.key, base: handle.base };
             (Prepared { region: Some(region), pieces: vec![Ok(digests)] }, Some(window))
         }
         Err(fault) => (Prepared { region: None, pieces: vec![Err(fault)] }, None),
@@ -130,22 +141,44 @@ fn map(
 
 fn try_map(
     shared: &Shared,
-    domain: &SoftDomain,
+    domain: &SessionDomain,
     open: Option<&Open>,
     extent: Extent,
     fresh: bool,
-) -> Result<(Region, Vec<Digest>), Fault> {
+) -> Result<(RegionHandle, bool, Vec<Digest>), Fault> {
     let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
     let anew = if fresh { Some(open.again(shared)?) } else { None };
     let source = anew.as_ref().unwrap_or(&open.source);
     let digests = digests_of(shared, source, extent, fresh)?;
     open.source.hand_out(extent, &digests);
-    let fault = |error: verbatim_fabric::FabricError| {
-        Fault::new(Code::Limit, format!("cannot register {}: {error}", open.path))
+    let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
+        .and_then(|mapped| domain.register(Memory::File(mapped)));
+    let fault = |error: FabricError| {
+        let hint = error.hint().map_or(String::new(), |hint| format!("; {hint}"));
+        Fault::new(Code::Limit, format!("cannot register {}: {error}{hint}", open.path))
     };
-    let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize);
-    let handle = domain.register(Memory::File(mapped.map_err(fault)?)).map_err(fault)?;
-    Ok((Region { key: handle.key, base: handle.base }, digests))
+    match mapped {
+        Ok(handle) => Ok((handle, false, digests)),
+        // Old kernels register no read-only mapping; and a file that shrank has none to register.
+        Err(error @ FabricError::Device { .. }) => {
+            tracing::debug!(path = %open.path, %error, "window is a copy");
+            let copy = copy_window(source, extent)?;
+            Ok((domain.register(Memory::Staged(copy)).map_err(fault)?, true, digests))
+        }
+        Err(error) => Err(fault(error)),
+    }
+}
+
+/// Reads a range into a slot, a grain at a time.
+fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
+    let slot = SharedSlot::new(extent.len as usize)
+        .map_err(|error| Fault::new(Code::Limit, error.to_string()))?;
+    for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
+        let len = GRAIN_BYTES.min(extent.len - done) as usize;
+        let read = |bytes: &mut [u8]| source.file().read_exact_at(bytes, extent.offset + done);
+        slot.fill_with(done as usize, len, read).map_err(|error| source.read_fault(&error))?;
+    }
+    Ok(slot)
 }
 
 /// The digests of a range: from the cache where it may be trusted, else by hashing.
@@ -191,7 +224,7 @@ impl Open {
 
 /// Makes a window of many small files, read into one slot.
 fn pack(
-    domain: &SoftDomain,
+    domain: &SessionDomain,
     spare: Option<SharedSlot>,
     pieces: &[(Option<Arc<Open>>, Extent)],
 ) -> (Prepared, Option<Window>) {
@@ -215,7 +248,7 @@ fn pack(
     match domain.register(Memory::Staged(slot.clone())) {
         Ok(handle) => {
             let region = Region { key: handle.key, base: handle.base };
-            let window = Window { key: handle.key, staged: Some(slot) };
+            let window = Window { key: handle.key, packed: Some(slot), copied: false };
             (Prepared { region: Some(region), pieces: answers }, Some(window))
         }
         Err(error) => {
@@ -232,7 +265,7 @@ fn stage(
     source: &Source,
     extent: Extent,
 ) -> Result<Vec<Digest>, Fault> {
-    let digests = slot.with(at, extent.len as usize, |bytes| {
+    let digests = slot.fill_with(at, extent.len as usize, |bytes| {
         source.file().read_exact_at(bytes, 0)?;
         Ok(vec![Digest::of(bytes)])
     });

@@ -1,6 +1,7 @@
 //! The flags of `rdma-cp`, and the one place where they become options. Nobody
 //! behind this file sees a flag.
 
+use crate::carrier::CarrierFlags;
 use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -89,6 +90,9 @@ pub struct Flags {
     /// Look for the local server's key in DIR [default: $XDG_STATE_HOME/verbatim].
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+
+    #[command(flatten)]
+    carrier: CarrierFlags,
 }
 
 /// What is to be done.
@@ -181,6 +185,7 @@ impl Flags {
             },
             streams: self.streams,
             timeout,
+            carrier: self.carrier.options(),
             sim: None,
         })
     }

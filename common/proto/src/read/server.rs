@@ -79,6 +79,8 @@ pub struct ReadServer {
     /// Pieces to prepare anew after a mismatch, each a window.
     fresh: VecDeque<Vec<(FileId, Extent)>>,
     windows: HashMap<WindowId, Window>,
+    /// Fewer than `WINDOWS_MAX` where windows are dear.
+    windows_max: Option<usize>,
     next_window: u64,
     to_close: Vec<FileId>,
     effects: VecDeque<ServerEffect>,
@@ -88,6 +90,11 @@ impl ReadServer {
     /// A machine without files.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Leases at most so many windows at a time from now on, one at least.
+    pub fn lease_at_most(&mut self, windows: usize) {
+        self.windows_max = Some(windows.max(1));
     }
 
     /// The next thing the driver must do.
@@ -256,7 +263,7 @@ impl ReadServer {
 
     /// Prepares windows as long as there is credit, and closes what is no longer in preparation.
     fn advance(&mut self) {
-        while self.windows.len() < WINDOWS_MAX {
+        while self.windows.len() < WINDOWS_MAX.min(self.windows_max.unwrap_or(WINDOWS_MAX)) {
             if let Some(pieces) = self.fresh.pop_front() {
                 let packed = self.is_packed(&pieces);
                 self.prepare(pieces, packed, true);

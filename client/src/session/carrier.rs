@@ -1,0 +1,140 @@
+//! What carries the links of a session: verbs where both sides have a device
+//! that works, else TCP, with the reason. Begins with the best and only goes
+//! down: once on TCP a session stays there. Never waits; the session's own file
+//! for links drives it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use verbatim_fabric::sim::SimNet;
+use verbatim_fabric::verbs::{
+    self, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint, Wish,
+};
+use verbatim_fabric::{FabricError, Link};
+use verbatim_proto::message::{LinkId, LinkOffer};
+
+/// What the user wants data to move over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// RDMA where it works, else TCP.
+    #[default]
+    Auto,
+    /// RDMA, or not at all.
+    Verbs,
+    /// TCP.
+    Tcp,
+}
+
+/// How data is to move.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CarrierOptions {
+    /// Over what.
+    pub transport: Transport,
+    /// Which device, port and address.
+    pub wish: Wish,
+    /// Whether workers poll for ever instead of sleeping.
+    pub busy_poll: bool,
+}
+
+/// What carries links.
+pub(super) enum Carrier {
+    /// A simulated network.
+    Sim(SimNet),
+    /// A device of this machine.
+    Verbs(Box<Rdma>),
+    /// TCP, and why it is not RDMA.
+    Tcp { reason: String },
+}
+
+/// A device, and the queue pairs on it that wait for the server's half.
+pub(super) struct Rdma {
+    domain: Arc<VerbsDomain>,
+    place: Place,
+    options: Options,
+    offered: HashMap<LinkId, VerbsEndpoint>,
+}
+
+impl Carrier {
+    /// Chooses for a server at this address. Fails only where the user insists on RDMA.
+    pub fn choose(
+        options: &CarrierOptions,
+        sim: Option<&SimNet>,
+        server: SocketAddr,
+    ) -> Result<Self, FabricError> {
+        if let Some(sim) = sim {
+            return Ok(Self::Sim(sim.clone()));
+        }
+        if options.transport == Transport::Tcp {
+            return Ok(Self::Tcp { reason: "TCP was asked for".into() });
+        }
+        match Rdma::open(options, server) {
+            Ok(rdma) => Ok(Self::Verbs(Box::new(rdma))),
+            Err(error) if options.transport == Transport::Verbs => Err(error),
+            Err(error) => Ok(Self::Tcp { reason: reason_of(&error) }),
+        }
+    }
+
+    /// What to ask the server for.
+    pub fn offer(&mut self, link: LinkId) -> Result<LinkOffer, FabricError> {
+        match self {
+            Self::Sim(_) => Ok(LinkOffer::Sim),
+            Self::Tcp { .. } => Ok(LinkOffer::Tcp),
+            Self::Verbs(rdma) => {
+                let endpoint = VerbsEndpoint::new(&rdma.domain, &rdma.place, rdma.options)?;
+                let address = endpoint.address().to_bytes();
+                rdma.offered.insert(link, endpoint);
+                Ok(LinkOffer::Verbs { address })
+            }
+        }
+    }
+
+    /// Connects what was offered to the server's half.
+    pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<Box<dyn Link>, FabricError> {
+        let Self::Verbs(rdma) = self else {
+            return Err(FabricError::Protocol("a queue pair that was not asked for".into()));
+        };
+        let unknown = || FabricError::Protocol("a queue pair that was not asked for".into());
+        let endpoint = rdma.offered.remove(&link).ok_or_else(unknown)?;
+        Ok(Box::new(endpoint.connect(&Address::from_bytes(peer)?)?))
+    }
+
+    /// Whether there is something to fall back from.
+    pub fn is_verbs(&self) -> bool {
+        matches!(self, Self::Verbs(_))
+    }
+
+    /// Moves to TCP for good.
+    pub fn fall_back(&mut self, reason: String) {
+        *self = Self::Tcp { reason };
+    }
+
+    /// Why data moves over TCP, where it does.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Tcp { reason } => Some(reason),
+            Self::Sim(_) | Self::Verbs(_) => None,
+        }
+    }
+}
+
+impl Rdma {
+    fn open(options: &CarrierOptions, server: SocketAddr) -> Result<Self, FabricError> {
+        let local = verbs::local_address_towards(server);
+        let wish = Wish { local: options.wish.local.or(local), ..options.wish.clone() };
+        let place = verbs::usable(&wish).map_err(|reasons| {
+            let reason = reasons.first().expect("a refusal has a reason");
+            FabricError::device("no RDMA", reason.to_string(), reason.hint())
+        })?;
+        let domain = VerbsDomain::open(&place, DomainLimits::default())?;
+        let options = Options { busy_poll: options.busy_poll, ..Options::default() };
+        Ok(Self { domain, place, options, offered: HashMap::new() })
+    }
+}
+
+/// An error as the reason for TCP: cause and fix in one line.
+pub(super) fn reason_of(error: &FabricError) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,157 @@
+//! RDMA on the server: which device a client is served from, and the memory one
+//! client may name. A session's domain registers everything with the device and
+//! mirrors it under the same names for TCP links, so that a client whose device
+//! fails goes on over TCP with the windows and grants it has.
+
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use verbatim_fabric::verbs::{
+    self, Address, Context, DomainLimits, FileWindows, Options, Place, VerbsDomain, VerbsEndpoint,
+    VerbsLink, Wish,
+};
+use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SoftDomain};
+
+/// How RDMA is used.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rdma {
+    /// Whether clients may use it at all.
+    pub enabled: bool,
+    /// Which device, port and address.
+    pub wish: Wish,
+    /// What one client may have.
+    pub limits: DomainLimits,
+    /// How links are.
+    pub options: Options,
+}
+
+impl Rdma {
+    /// Chooses where links of a client start that reached us at this address.
+    fn place(&self, local: Option<IpAddr>) -> Result<Place, FabricError> {
+        if !self.enabled {
+            let hint = "set rdma.enabled in the server's configuration";
+            return Err(FabricError::device("no RDMA", "it is switched off", hint));
+        }
+        let wish = Wish { local: self.wish.local.or(local), ..self.wish.clone() };
+        verbs::usable(&wish).map_err(|reasons| {
+            let reason = reasons.first().expect("a refusal has a reason");
+            FabricError::device("no RDMA", reason.to_string(), reason.hint())
+        })
+    }
+
+    /// Logs what clients can expect: which device, and how files of each folder are offered.
+    pub fn announce<'a>(&self, folders: impl Iterator<Item = &'a std::path::Path>) {
+        let opened = self.place(None).and_then(|place| {
+            let opened = Context::open(&place.device);
+            let context = opened.map_err(|reason| {
+                FabricError::device("no RDMA", reason.to_string(), reason.hint())
+            })?;
+            Ok((place, context))
+        });
+        let (place, context) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                let hint = error.hint().unwrap_or_default();
+                return tracing::info!(%error, hint, "data moves over TCP");
+            }
+        };
+        tracing::info!(device = place.device, port = place.port, "RDMA is offered");
+        for folder in folders {
+            let path = folder.display();
+            match verbs::probe(&context, folder) {
+                FileWindows::Mapped => tracing::info!(%path, "files are registered as they are"),
+                FileWindows::Staged { reason } => {
+                    tracing::warn!(%path, %reason, "files are read into registered slots");
+                }
+            }
+        }
+    }
+}
+
+/// The memory that one client may name.
+#[derive(Default)]
+pub(crate) struct SessionDomain {
+    soft: Arc<SoftDomain>,
+    /// Set by the first link that runs over a device.
+    device: OnceLock<(Place, Arc<VerbsDomain>)>,
+}
+
+impl SessionDomain {
+    /// What links without a device look into.
+    pub fn soft(&self) -> &Arc<SoftDomain> {
+        &self.soft
+    }
+
+    /// Makes the server's half of a queue pair for a client that reached us at `local`.
+    pub fn connect(
+        &self,
+        rdma: &Rdma,
+        local: Option<IpAddr>,
+        peer: &[u8],
+    ) -> Result<(VerbsLink, Vec<u8>), FabricError> {
+        let peer = Address::from_bytes(peer)?;
+        if self.device.get().is_none() {
+            // What is registered by now has no name on a device.
+            if self.soft.region_count() > 0 {
+                return Err(FabricError::Limit("the session began without a device".into()));
+            }
+            let place = rdma.place(local)?;
+            let domain = VerbsDomain::open(&place, rdma.limits)?;
+            // Only this task sets it.
+            let _ = self.device.set((place, domain));
+        }
+        let (place, domain) = self.device.get().expect("it was just set");
+        let endpoint = VerbsEndpoint::new(domain, place, rdma.options)?;
+        let address = endpoint.address().to_bytes();
+        Ok((endpoint.connect(&peer)?, address))
+    }
+}
+
+impl Domain for SessionDomain {
+    fn register(&self, memory: Memory) -> Result<RegionHandle, FabricError> {
+        let Some((_, device)) = self.device.get() else { return self.soft.register(memory) };
+        let handle = device.register(memory.clone())?;
+        match self.soft.register_as(handle, memory) {
+            Ok(()) => Ok(handle),
+            Err(error) => {
+                device.deregister(handle.key);
+                Err(error)
+            }
+        }
+    }
+
+    fn deregister(&self, key: u64) {
+        self.soft.deregister(key);
+        if let Some((_, device)) = self.device.get() {
+            device.deregister(key);
+        }
+    }
+
+    fn region_count(&self) -> usize {
+        self.soft.region_count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_fabric::SharedSlot;
+
+    #[test]
+    fn without_a_device_a_session_registers_softly() {
+        let domain = SessionDomain::default();
+        let slot = SharedSlot::new(10).expect("slot");
+        let handle = domain.register(Memory::Upload(slot)).expect("registers");
+        assert_eq!((handle.base, domain.region_count()), (0, 1));
+        let late = domain.connect(&Rdma::default(), None, &[]);
+        assert!(late.is_err(), "an address that is none");
+        domain.deregister(handle.key);
+        assert_eq!(domain.region_count(), 0);
+    }
+
+    #[test]
+    fn a_device_that_is_switched_off_is_said_to_be() {
+        let error = Rdma::default().place(None).expect_err("off");
+        assert!(error.to_string().contains("switched off"), "{error}");
+        assert!(error.hint().expect("a hint").contains("rdma.enabled"));
+    }
+}
