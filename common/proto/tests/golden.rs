@@ -397,10 +397,14 @@ LinkOffer::Tcp
     0100000000
 LinkOffer::Sim
     0100000001
+LinkOffer::Verbs
+    0500000002030101fe
 LinkAnswer::Tcp
     21000000005e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e
 LinkAnswer::Sim
     0300000001ac02
+LinkAnswer::Verbs
+    050000000203010080
 EntryKind::File
     0100000000
 EntryKind::Folder
