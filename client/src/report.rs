@@ -81,6 +81,15 @@ pub struct Progress {
     pub elapsed: Duration,
 }
 
+/// Requests posted to an RDMA device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Posted {
+    /// One-sided reads.
+    pub reads: u64,
+    /// One-sided writes.
+    pub writes: u64,
+}
+
 /// What a copy took and what held it back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
@@ -98,6 +107,8 @@ pub struct Summary {
     pub transport: String,
     /// Why it was not RDMA, where it was not.
     pub reason: Option<String>,
+    /// What the RDMA device of this side was asked to do.
+    pub rdma: Posted,
     /// What most of the time went into.
     pub limited_by: &'static str,
     /// Digests that did not match and were fetched or sent again.

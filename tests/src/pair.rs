@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use verbatim_client::copy::CopyError;
+use verbatim_client::session::Transport;
 use verbatim_client::{
     CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions,
     Summary, copy,
@@ -37,6 +38,8 @@ pub enum Backend {
     Tcp,
     /// A simulated network.
     Sim(SimNet),
+    /// An RDMA device of this machine, and nothing else: what falls back to TCP fails.
+    Verbs,
 }
 
 impl Backend {
@@ -51,6 +54,7 @@ pub struct Pair {
     folder: TempDir,
     port: u16,
     sim: Option<SimNet>,
+    transport: Transport,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -74,9 +78,10 @@ impl Pair {
         for name in ["state", "config", "ro", "rw", "local"] {
             std::fs::create_dir(folder.path().join(name)).expect("makes a folder");
         }
-        let sim = match backend {
-            Backend::Tcp => None,
-            Backend::Sim(net) => Some(net),
+        let (sim, transport) = match backend {
+            Backend::Tcp => (None, Transport::Tcp),
+            Backend::Sim(net) => (Some(net), Transport::Auto),
+            Backend::Verbs => (None, Transport::Verbs),
         };
         let export = |name: &str, mode| {
             Export::new(name, &folder.path().join(name), mode).expect("is an export")
@@ -103,7 +108,7 @@ impl Pair {
         let thread = std::thread::Builder::new().name("server".into()).spawn(serve);
         let thread = Some(thread.expect("starts a thread"));
         let port = port.recv_timeout(TIDY_MAX).expect("the server starts");
-        Self { folder, port, sim, stop: Some(stop), thread }
+        Self { folder, port, sim, transport, stop: Some(stop), thread }
     }
 
     /// The port of the server.
@@ -162,7 +167,7 @@ impl Pair {
                 connect,
                 streams: 2,
                 timeout,
-                carrier: CarrierOptions::default(),
+                carrier: CarrierOptions { transport: self.transport, ..Default::default() },
                 sim: self.sim.clone(),
             },
             options: CopyOptions { sources, target, recursive: true },
@@ -259,7 +264,7 @@ impl Job {
         let Self { options, session, stop, root } = self;
         let told = Arc::new(Mutex::new(Told::default()));
         let mut observer = Recorder(told.clone());
-        let sim = session.sim.clone();
+        let (sim, transport) = (session.sim.clone(), session.carrier.transport);
         let (sender, receiver) = mpsc::channel();
         let client = move || {
             let runtime = runtime("client");
@@ -280,7 +285,14 @@ impl Job {
         match receiver.recv_timeout(DEADLINE) {
             Ok(result) => {
                 let told = std::mem::take(&mut *lock(&told));
-                result.map(|summary| Copied { summary, done: told.done, failed: told.failed })
+                let copied = result.map(|summary| {
+                    let Told { done, failed, .. } = told;
+                    Copied { summary, done, failed }
+                });
+                if let (Ok(copied), Transport::Verbs) = (&copied, transport) {
+                    copied.assert_verbs();
+                }
+                copied
             }
             Err(RecvTimeoutError::Disconnected) => panic!("the client panicked"),
             Err(RecvTimeoutError::Timeout) => {
@@ -308,6 +320,15 @@ pub struct Copied {
 }
 
 impl Copied {
+    /// Fails unless a device moved the data: a silent fall-back must not pass.
+    fn assert_verbs(&self) {
+        let Summary { transport, bytes, resumed_bytes, rdma, .. } = &self.summary;
+        let moved = *bytes > *resumed_bytes;
+        let idle = !moved && transport == "none";
+        assert!(idle || transport.starts_with("verbs ") && !transport.contains("tcp"), "{self:?}");
+        assert!(!moved || rdma.reads + rdma.writes > 0, "no request was posted: {self:?}");
+    }
+
     /// Fails unless everything was copied.
     pub fn whole(self) -> Self {
         assert!(

@@ -336,6 +336,14 @@ macro_rules! on_every_link {
             })*
         }
 
+        mod verbs {
+            $(#[test]
+            #[ignore = "needs an RDMA device; run tests/softroce/run"]
+            fn $scenario() {
+                super::$scenario(&super::Pair::in_memory(super::Backend::Verbs));
+            })*
+        }
+
         mod sim {
             $(#[test]
             fn $scenario() {

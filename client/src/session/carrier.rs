@@ -3,6 +3,7 @@
 //! down: once on TCP a session stays there. Never waits; the session's own file
 //! for links drives it.
 
+use crate::report::Posted;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,7 +44,11 @@ pub(super) enum Carrier {
     /// A device of this machine.
     Verbs(Box<Rdma>),
     /// TCP, and why it is not RDMA.
-    Tcp { reason: String },
+    Tcp {
+        reason: String,
+        /// What was posted before it came to that.
+        posted: Posted,
+    },
 }
 
 /// A device, and the queue pairs on it that wait for the server's half.
@@ -65,13 +70,17 @@ impl Carrier {
             return Ok(Self::Sim(sim.clone()));
         }
         if options.transport == Transport::Tcp {
-            return Ok(Self::Tcp { reason: "TCP was asked for".into() });
+            return Ok(Self::tcp("TCP was asked for".into()));
         }
         match Rdma::open(options, server) {
             Ok(rdma) => Ok(Self::Verbs(Box::new(rdma))),
             Err(error) if options.transport == Transport::Verbs => Err(error),
-            Err(error) => Ok(Self::Tcp { reason: reason_of(&error) }),
+            Err(error) => Ok(Self::tcp(reason_of(&error))),
         }
+    }
+
+    fn tcp(reason: String) -> Self {
+        Self::Tcp { reason, posted: Posted::default() }
     }
 
     /// What to ask the server for.
@@ -105,13 +114,25 @@ impl Carrier {
 
     /// Moves to TCP for good.
     pub fn fall_back(&mut self, reason: String) {
-        *self = Self::Tcp { reason };
+        *self = Self::Tcp { reason, posted: self.posted() };
+    }
+
+    /// What was asked of the device.
+    pub fn posted(&self) -> Posted {
+        match self {
+            Self::Sim(_) => Posted::default(),
+            Self::Tcp { posted, .. } => *posted,
+            Self::Verbs(rdma) => {
+                let counters = rdma.domain.counters();
+                Posted { reads: counters.reads(), writes: counters.writes() }
+            }
+        }
     }
 
     /// Why data moves over TCP, where it does.
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Self::Tcp { reason } => Some(reason),
+            Self::Tcp { reason, .. } => Some(reason),
             Self::Sim(_) | Self::Verbs(_) => None,
         }
     }

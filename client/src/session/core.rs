@@ -257,6 +257,7 @@ impl Core {
             elapsed: self.now(),
             transport,
             reason,
+            rdma: self.carrier.posted(),
             limited_by: self.stats.limit(),
             mismatches: self.read.mismatches() + self.write.mismatches(),
             links_lost: self.links.lost,

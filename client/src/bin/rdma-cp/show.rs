@@ -179,6 +179,8 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
         "transport": summary.transport,
+        "rdma_reads": summary.rdma.reads,
+        "rdma_writes": summary.rdma.writes,
         "reason": summary.reason,
         "limited_by": summary.limited_by,
         "mismatches": summary.mismatches,
