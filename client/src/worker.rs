@@ -135,7 +135,8 @@ impl ClientWorker {
         buffer.set_len(bytes as usize);
         // A chunk of one file can be sent from the file. One that did not match is sent as it
         // was hashed, so that a file that keeps changing is found out by its own check.
-        let from_file = pieces.len() == 1 && !again;
+        let sends_from_file = links.get(&key).is_some_and(|link| link.limits().sends_from_file);
+        let from_file = sends_from_file && pieces.len() == 1 && !again;
         let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_file);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {

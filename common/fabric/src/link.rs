@@ -90,6 +90,8 @@ pub struct Limits {
     pub depth_max: usize,
     /// Bytes of one operation.
     pub message_bytes_max: usize,
+    /// Whether a buffer with an origin is sent from its file; else it is read into first.
+    pub sends_from_file: bool,
 }
 
 /// What an idle driver should wait for before it polls again.

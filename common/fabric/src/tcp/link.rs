@@ -307,7 +307,7 @@ impl Link for TcpLink {
     }
 
     fn limits(&self) -> Limits {
-        Limits { depth_max: DEPTH_MAX, message_bytes_max: MESSAGE_BYTES_MAX }
+        Limits { depth_max: DEPTH_MAX, message_bytes_max: MESSAGE_BYTES_MAX, sends_from_file: true }
     }
 
     fn transport(&self) -> &str {

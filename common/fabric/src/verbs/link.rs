@@ -381,7 +381,8 @@ impl Link for VerbsLink {
     fn limits(&self) -> Limits {
         let fits = self.send_room().saturating_mul(self.piece_bytes);
         let message_bytes_max = MESSAGE_BYTES_MAX.min(fits);
-        Limits { depth_max: self.depth_max.min(self.send_room()), message_bytes_max }
+        let depth_max = self.depth_max.min(self.send_room());
+        Limits { depth_max, message_bytes_max, sends_from_file: false }
     }
 
     fn transport(&self) -> &str {
