@@ -9,7 +9,8 @@ use verbatim_fabric::verbs::{
     self, Address, Context, DomainLimits, FileWindows, Options, Place, VerbsDomain, VerbsEndpoint,
     VerbsLink, Wish,
 };
-use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SoftDomain};
+use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SharedSlot, SoftDomain};
+use verbatim_proto::units::SLOTS_PER_LINK;
 
 /// How RDMA is used.
 #[derive(Clone, Debug, Default)]
@@ -81,12 +82,14 @@ impl SessionDomain {
         &self.soft
     }
 
-    /// Makes the server's half of a queue pair for a client that reached us at `local`.
+    /// Makes the server's half of a queue pair for a client that reached us at `local`. It will
+    /// need slots of this length: where they cannot be pinned, the client is told why.
     pub fn connect(
         &self,
         rdma: &Rdma,
         local: Option<IpAddr>,
         peer: &[u8],
+        slot_bytes: usize,
     ) -> Result<(VerbsLink, Vec<u8>), FabricError> {
         let peer = Address::from_bytes(peer)?;
         if self.device.get().is_none() {
@@ -100,16 +103,34 @@ impl SessionDomain {
             let _ = self.device.set((place, domain));
         }
         let (place, domain) = self.device.get().expect("it was just set");
+        try_pinning(domain, slot_bytes)?;
         let endpoint = VerbsEndpoint::new(domain, place, rdma.options)?;
         let address = endpoint.address().to_bytes();
         Ok((endpoint.connect(&peer)?, address))
     }
 }
 
+/// Registers what the slots of one link take, and gives it back.
+fn try_pinning(domain: &VerbsDomain, slot_bytes: usize) -> Result<(), FabricError> {
+    let slot = SharedSlot::new(slot_bytes * usize::from(SLOTS_PER_LINK))?;
+    let handle = domain.register(Memory::Upload(slot))?;
+    domain.deregister(handle.key);
+    Ok(())
+}
+
 impl Domain for SessionDomain {
     fn register(&self, memory: Memory) -> Result<RegionHandle, FabricError> {
         let Some((_, device)) = self.device.get() else { return self.soft.register(memory) };
-        let handle = device.register(memory.clone())?;
+        let handle = match device.register(memory.clone()) {
+            Ok(handle) => handle,
+            // A file may be copied instead; what is a copy already is left to TCP: the client's
+            // queue pair fails on the name, and it asks for another link.
+            Err(error) if matches!(memory, Memory::File(_)) => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, hint = error.hint(), "memory is offered over TCP only");
+                return self.soft.register(memory);
+            }
+        };
         match self.soft.register_as(handle, memory) {
             Ok(()) => Ok(handle),
             Err(error) => {
@@ -134,7 +155,6 @@ impl Domain for SessionDomain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verbatim_fabric::SharedSlot;
 
     #[test]
     fn without_a_device_a_session_registers_softly() {
@@ -142,7 +162,7 @@ mod tests {
         let slot = SharedSlot::new(10).expect("slot");
         let handle = domain.register(Memory::Upload(slot)).expect("registers");
         assert_eq!((handle.base, domain.region_count()), (0, 1));
-        let late = domain.connect(&Rdma::default(), None, &[]);
+        let late = domain.connect(&Rdma::default(), None, &[], 1);
         assert!(late.is_err(), "an address that is none");
         domain.deregister(handle.key);
         assert_eq!(domain.region_count(), 0);

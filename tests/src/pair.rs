@@ -172,6 +172,7 @@ impl Pair {
             },
             options: CopyOptions { sources, target, recursive: true },
             stop: None,
+            moved: None,
             root: self.folder.path().to_owned(),
         }
     }
@@ -215,6 +216,7 @@ pub struct Job {
     /// How the session is made.
     pub session: SessionOptions,
     stop: Option<oneshot::Receiver<()>>,
+    moved: Option<(u64, mpsc::Sender<()>)>,
     root: PathBuf,
 }
 
@@ -243,6 +245,13 @@ impl Job {
         self
     }
 
+    /// Says when this many bytes are verified; nothing, if the copy is over before.
+    pub fn tell_when(mut self, bytes: u64) -> (Self, mpsc::Receiver<()>) {
+        let (sender, receiver) = mpsc::channel();
+        self.moved = Some((bytes, sender));
+        (self, receiver)
+    }
+
     /// Goes through a proxy: the local door is for the server's port only, so what it says is
     /// handed over.
     pub fn through(mut self, proxy: &Proxy) -> Self {
@@ -261,9 +270,9 @@ impl Job {
 
     /// Runs the copy on a thread of its own, so that not even one that blocks can hang a test.
     pub fn try_run(self) -> Result<Copied, CopyError> {
-        let Self { options, session, stop, root } = self;
+        let Self { options, session, stop, moved, root } = self;
         let told = Arc::new(Mutex::new(Told::default()));
-        let mut observer = Recorder(told.clone());
+        let mut observer = Recorder { told: told.clone(), moved };
         let (sim, transport) = (session.sim.clone(), session.carrier.transport);
         let (sender, receiver) = mpsc::channel();
         let client = move || {
@@ -372,19 +381,28 @@ struct Told {
     progress: Progress,
 }
 
-struct Recorder(Arc<Mutex<Told>>);
+struct Recorder {
+    told: Arc<Mutex<Told>>,
+    moved: Option<(u64, mpsc::Sender<()>)>,
+}
 
 impl Observer for Recorder {
     fn file_done(&mut self, file: &FileDone) {
-        lock(&self.0).done.push(file.clone());
+        lock(&self.told).done.push(file.clone());
     }
 
     fn failed(&mut self, failure: &Failure) {
-        lock(&self.0).failed.push(failure.clone());
+        lock(&self.told).failed.push(failure.clone());
     }
 
     fn progress(&mut self, progress: &Progress) {
-        lock(&self.0).progress = progress.clone();
+        lock(&self.told).progress = progress.clone();
+        if self.moved.as_ref().is_some_and(|(bytes, _)| progress.bytes >= *bytes)
+            && let Some((_, sender)) = self.moved.take()
+        {
+            // A test that looks elsewhere need not know.
+            let _ = sender.send(());
+        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! Copies over networks that misbehave, and of sources that change: whatever
-//! happens, a file under its final name is one whole version of its source, and
-//! every copy ends. Simulated links have seeded faults, and every seed is
-//! printed; the proxy does to real sockets what networks do.
+//! Copies over networks that misbehave: whatever happens, a file under its final
+//! name is its source's, and every copy ends. Simulated links have seeded
+//! faults, and every seed is printed; the proxy does to real sockets what
+//! networks do.
 
 use std::fs;
 use std::path::PathBuf;
@@ -410,106 +410,4 @@ fn a_bit_flipped_on_the_control_connection_breaks_the_copy() {
         assert!(broke > 0, "{way:?}: no flip hit a copy that had begun");
     }
     wired.goes_on();
-}
-
-/// Changes a source in the middle of a copy, both ways. What arrives must be one of the versions
-/// the source had; else the fault must say what happened.
-fn changing(versions: &[Vec<u8>], codes: &[Code], change: impl Fn(&PathBuf) + Sync) {
-    let faults = Faults { bandwidth_bytes_per_s: Some(6 << 20), ..Faults::default() };
-    let pair = Pair::in_memory(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
-    let jobs = [
-        (pair.served("ro/a"), pair.local("down"), pair.down(&["ro/a"], "down")),
-        (pair.local("a"), pair.served("rw/up"), pair.up(&["a"], "rw/up")),
-    ];
-    for (source, target, job) in jobs {
-        tree::write(&source, &versions[0]);
-        let copied = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(300));
-                change(&source);
-            });
-            job.run()
-        });
-        assert!(copied.summary.broken.is_none(), "{copied:?}");
-        if copied.failed.is_empty() {
-            let arrived = read(&target);
-            let at = versions.iter().position(|version| *version == arrived);
-            assert!(at.is_some(), "{} bytes that the source never had", arrived.len());
-            // The copy cannot be of before the change: it was not done then.
-            assert!(versions.len() == 1 || at != Some(0), "the change was missed");
-        } else {
-            let code = copied.only_failure().fault.code;
-            assert!(codes.contains(&code), "{copied:?}");
-            assert!(!target.exists(), "a failed file has no final name");
-        }
-    }
-}
-
-#[test]
-fn a_source_that_is_truncated_arrives_short_or_not_at_all() {
-    let old = tree::content(1, 8 << 20);
-    let versions = [old.clone(), old[..3_000_000].to_vec()];
-    changing(&versions, &[Code::Changed], |path| {
-        let file = fs::File::options().write(true).open(path).expect("opens");
-        file.set_len(3_000_000).expect("truncates");
-    });
-}
-
-#[test]
-fn a_source_that_is_rewritten_in_place_never_arrives_mixed() {
-    let versions = [tree::content(1, 8 << 20), tree::content(2, 8 << 20)];
-    changing(&versions, &[Code::Changed], |path| {
-        use std::os::unix::fs::FileExt;
-        let file = fs::File::options().write(true).open(path).expect("opens");
-        file.write_all_at(&versions[1], 0).expect("writes");
-    });
-}
-
-#[test]
-fn a_source_that_is_replaced_arrives_as_the_new_one() {
-    let versions = [tree::content(1, 8 << 20), tree::content(2, 5 << 20)];
-    changing(&versions, &[Code::Changed], |path| {
-        let fresh = path.with_extension("fresh");
-        tree::write(&fresh, &versions[1]);
-        fs::rename(&fresh, path).expect("replaces");
-    });
-}
-
-#[test]
-fn a_source_that_is_removed_fails_or_arrives_as_it_was() {
-    let versions = [tree::content(1, 8 << 20)];
-    changing(&versions, &[Code::Changed, Code::NotFound], |path| {
-        fs::remove_file(path).expect("removes");
-    });
-}
-
-#[test]
-fn a_source_that_never_rests_fails_as_changed() {
-    let faults = Faults { bandwidth_bytes_per_s: Some(20 << 20), ..Faults::default() };
-    let pair = Pair::in_memory(Backend::Sim(SimNet::new(1, faults, SimClock::Real)));
-    let jobs = [
-        (pair.served("ro/a"), pair.local("down"), pair.down(&["ro/a"], "down")),
-        (pair.local("a"), pair.served("rw/up"), pair.up(&["a"], "rw/up")),
-    ];
-    for (source, target, job) in jobs {
-        tree::write(&source, &tree::content(1, 8 << 20));
-        let over = std::sync::atomic::AtomicBool::new(false);
-        let copied = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                use std::os::unix::fs::FileExt;
-                let file = fs::File::options().write(true).open(&source).expect("opens");
-                let mut round = 0_u64;
-                while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    round += 1;
-                    file.write_all_at(&round.to_le_bytes(), (round % 8) << 20).expect("writes");
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            });
-            let copied = job.run();
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
-            copied
-        });
-        assert_eq!(copied.only_failure().fault.code, Code::Changed, "{copied:?}");
-        assert!(!target.exists(), "a failed file has no final name");
-    }
 }

@@ -55,6 +55,7 @@ pub(super) enum Carrier {
 pub(super) struct Rdma {
     domain: Arc<VerbsDomain>,
     place: Place,
+    wish: Wish,
     options: Options,
     offered: HashMap<LinkId, VerbsEndpoint>,
 }
@@ -89,7 +90,7 @@ impl Carrier {
             Self::Sim(_) => Ok(LinkOffer::Sim),
             Self::Tcp { .. } => Ok(LinkOffer::Tcp),
             Self::Verbs(rdma) => {
-                let endpoint = VerbsEndpoint::new(&rdma.domain, &rdma.place, rdma.options)?;
+                let endpoint = rdma.endpoint()?;
                 let address = endpoint.address().to_bytes();
                 rdma.offered.insert(link, endpoint);
                 Ok(LinkOffer::Verbs { address })
@@ -142,14 +143,28 @@ impl Rdma {
     fn open(options: &CarrierOptions, server: SocketAddr) -> Result<Self, FabricError> {
         let local = verbs::local_address_towards(server);
         let wish = Wish { local: options.wish.local.or(local), ..options.wish.clone() };
-        let place = verbs::usable(&wish).map_err(|reasons| {
-            let reason = reasons.first().expect("a refusal has a reason");
-            FabricError::device("no RDMA", reason.to_string(), reason.hint())
-        })?;
+        let place = place_for(&wish)?;
         let domain = VerbsDomain::open(&place, DomainLimits::default())?;
         let options = Options { busy_poll: options.busy_poll, ..Options::default() };
-        Ok(Self { domain, place, options, offered: HashMap::new() })
+        Ok(Self { domain, place, wish, options, offered: HashMap::new() })
     }
+
+    /// A queue pair. A port that was down may have other addresses now, so where the known one
+    /// does not work, it is chosen anew, on the same device.
+    fn endpoint(&mut self) -> Result<VerbsEndpoint, FabricError> {
+        VerbsEndpoint::new(&self.domain, &self.place, self.options).or_else(|_| {
+            let device = Some(self.place.device.clone());
+            self.place = place_for(&Wish { device, ..self.wish.clone() })?;
+            VerbsEndpoint::new(&self.domain, &self.place, self.options)
+        })
+    }
+}
+
+fn place_for(wish: &Wish) -> Result<Place, FabricError> {
+    verbs::usable(wish).map_err(|reasons| {
+        let reason = reasons.first().expect("a refusal has a reason");
+        FabricError::device("no RDMA", reason.to_string(), reason.hint())
+    })
 }
 
 /// An error as the reason for TCP: cause and fix in one line.

@@ -57,7 +57,12 @@ impl Session {
                 Ok(LinkAnswer::Sim { endpoint })
             }
             LinkOffer::Verbs { address: peer } => {
-                let made = self.domain.connect(&self.shared.rdma, self.local, &peer);
+                let made = self.domain.connect(
+                    &self.shared.rdma,
+                    self.local,
+                    &peer,
+                    self.chunk_bytes as usize,
+                );
                 let (made, address) = made.map_err(|error| {
                     let hint = error.hint().map_or(String::new(), |hint| format!("; {hint}"));
                     Fault::new(Code::NotFound, format!("{error}{hint}"))

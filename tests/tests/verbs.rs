@@ -1,0 +1,252 @@
+//! The real commands over a real RDMA device: run by `tests/softroce/run`, in a
+//! guest kernel where this machine has no device. Every copy here must say that
+//! verbs carried it and that requests were posted, or why it went on over TCP.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use verbatim_tests::process::{Ended, Home, Running, Serve, Signal, wait_for};
+use verbatim_tests::tree;
+
+/// A file whose copy takes a second or more on a software device.
+const BIG_BYTES: usize = 160 << 20;
+
+/// How long a copy may take to begin.
+const BEGIN_MAX: Duration = Duration::from_secs(30);
+
+/// A folder in memory with exports `data` (read-only) and `in` (writable), and `out`.
+fn folders() -> TempDir {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    for name in ["data", "in", "out"] {
+        fs::create_dir(dir.path().join(name)).expect("a folder");
+    }
+    dir
+}
+
+fn exports(dir: &Path) -> [String; 2] {
+    let path = |name: &str| dir.join(name).display().to_string();
+    [format!("data={}", path("data")), format!("in={}:rw", path("in"))]
+}
+
+fn summary(ended: &Ended) -> Value {
+    let line = ended.stdout.lines().last().expect("a summary");
+    serde_json::from_str(line).expect("the summary is JSON")
+}
+
+/// Fails unless verbs alone carried it: `reads` says which way.
+#[track_caller]
+fn assert_verbs(ended: &Ended, reads: bool) {
+    let summary = summary(ended);
+    let transport = summary["transport"].as_str().expect("a transport");
+    assert!(transport.starts_with("verbs ") && !transport.contains("tcp"), "{summary}");
+    let key = if reads { "rdma_reads" } else { "rdma_writes" };
+    assert!(summary[key].as_u64() > Some(0), "no request was posted: {summary}");
+}
+
+fn is_same(left: PathBuf, right: PathBuf) -> bool {
+    fs::read(left).expect("reads") == fs::read(right).expect("reads")
+}
+
+/// Waits until a partial file is there, and something in its journal.
+fn wait_for_journal(copy: &mut Running, folder: &Path) {
+    wait_for("some of the copy is verified", BEGIN_MAX, || {
+        assert!(!copy.has_ended(), "the copy ended before it was looked at");
+        let entries = fs::read_dir(folder).expect("lists").flatten();
+        let journals = entries.filter(|e| e.file_name().as_encoded_bytes().ends_with(b"-journal"));
+        let longest = journals.filter_map(|entry| Some(entry.metadata().ok()?.len())).max();
+        (longest > Some(600)).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn the_commands_copy_over_verbs_both_ways_and_say_so() {
+    let dir = folders();
+    tree::write(&dir.path().join("data/a"), &tree::content(1, 20 << 20));
+    for index in 0..50 {
+        tree::write(&dir.path().join(format!("data/t/{index}")), &tree::content(index, 5000));
+    }
+    let serve = Serve::start(&exports(dir.path()));
+    let out = dir.path().join("out").display().to_string();
+    let done = serve.cp(&["-r", "--json", &serve.at("data/."), &out]).done();
+    assert_verbs(&done, true);
+    let done = serve.cp(&["-r", "--json", &format!("{out}/."), &serve.at("in")]).done();
+    assert_verbs(&done, false);
+    tree::assert_same(&dir.path().join("data"), &dir.path().join("in"));
+    assert!(serve.log().contains("RDMA is offered"), "{}", serve.log());
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_client_killed_at_any_moment_goes_on_over_verbs() {
+    let dir = folders();
+    let (data, out) = (dir.path().join("data"), dir.path().join("out"));
+    tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
+    let serve = Serve::start(&exports(dir.path()));
+    let landing = dir.path().join("in");
+    let down = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
+    let up = ["--json".into(), data.join("big").display().to_string(), serve.at("in")];
+    for (command, folder, reads) in [(down, out, true), (up, landing, false)] {
+        let mut copy = serve.start_cp(&command);
+        wait_for_journal(&mut copy, &folder);
+        copy.signal(Signal::KILL);
+        copy.end();
+        assert!(!folder.join("big").exists(), "a partial file has the final name");
+        let done = serve.cp(&command).done();
+        assert_verbs(&done, reads);
+        assert!(is_same(data.join("big"), folder.join("big")));
+        if reads {
+            assert!(summary(&done)["resumed_bytes"].as_u64() > Some(0), "{done:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_server_killed_in_the_middle_is_gone_on_with_when_it_is_back() {
+    let dir = folders();
+    let (data, out) = (dir.path().join("data"), dir.path().join("out"));
+    tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
+    let home = Arc::new(Home::new());
+    let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
+    let listen = serve.address.to_string();
+    let command = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
+    let mut copy = serve.start_cp(&command);
+    wait_for_journal(&mut copy, &out);
+    serve.signal(Signal::KILL);
+    drop(serve);
+    let serve = Serve::of(&home, &listen, &exports(dir.path()));
+    // Either it found the server again by itself, or the same command goes on.
+    let ended = copy.end();
+    let ended = if ended.code == Some(0) { ended } else { serve.cp(&command).done() };
+    assert_verbs(&ended, true);
+    assert!(is_same(data.join("big"), out.join("big")));
+}
+
+/// The network device under the RDMA device, in a guest that is ours to disturb.
+fn guest_netdev() -> String {
+    assert!(std::env::var_os("VERBATIM_GUEST").is_some(), "only in a guest of our own");
+    std::env::var("VERBATIM_RDMA_NETDEV").expect("the guest names it")
+}
+
+fn ip_link(netdev: &str, state: &str) {
+    let status = Command::new("ip").args(["link", "set", netdev, state]).status();
+    assert!(status.expect("ip runs").success(), "ip link set {netdev} {state}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_port_that_goes_down_in_the_middle_is_left_for_tcp() {
+    if std::env::var_os("VERBATIM_GUEST").is_none() {
+        return verbatim_tests::process::skip(
+            "a_port_that_goes_down_in_the_middle_is_left_for_tcp",
+            "it would take down a port of this machine",
+        );
+    }
+    let netdev = guest_netdev();
+    let dir = folders();
+    let (data, landing) = (dir.path().join("data"), dir.path().join("in"));
+    let out = dir.path().join("out");
+    tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
+    let serve = Serve::start(&exports(dir.path()));
+    let down = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
+    let up = ["--json".into(), data.join("big").display().to_string(), serve.at("in")];
+    for (command, folder) in [(down, out), (up, landing)] {
+        let mut copy = serve.start_cp(&command);
+        wait_for_journal(&mut copy, &folder);
+        ip_link(&netdev, "down");
+        let ended = copy.end();
+        ip_link(&netdev, "up");
+        let ended = ended.done();
+        assert!(is_same(data.join("big"), folder.join("big")));
+        let summary = summary(&ended);
+        let transport = summary["transport"].as_str().expect("a transport");
+        assert!(transport.starts_with("verbs ") && transport.ends_with("tcp"), "{summary}");
+        let reason = summary["reason"].as_str().expect("a reason");
+        assert!(reason.contains("port"), "{reason}");
+        assert!(summary["rdma_reads"].as_u64().max(summary["rdma_writes"].as_u64()) > Some(0));
+    }
+}
+
+/// Runs a command as nobody, who may pin 64 KiB.
+const FEW_PINS: [&str; 6] = [
+    "prlimit",
+    "--memlock=65536:65536",
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+];
+
+fn open_to_all(path: &Path) {
+    let status = Command::new("chown").args(["-R", "65534:65534"]).arg(path).status();
+    assert!(status.expect("chown runs").success());
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_small_memlock_limit_on_either_side_means_tcp_and_says_how_to_raise_it() {
+    let dir = folders();
+    tree::write(&dir.path().join("data/a"), &tree::content(1, 5 << 20));
+    open_to_all(dir.path());
+    let out = dir.path().join("out").display().to_string();
+    let [poor, rich] = [true, false].map(|limited| {
+        let home = Home::new();
+        open_to_all(home.path());
+        // The one may pin little, the other is the same user without the limit.
+        let wrapper = if limited { &FEW_PINS[..] } else { &FEW_PINS[2..] };
+        Arc::new(home.wrapped(wrapper))
+    });
+    // The client may pin little: it proves the key of the server's user, its own.
+    let serve = Serve::of(&rich, "127.0.0.1:0", &exports(dir.path()));
+    let state = rich.state().display().to_string();
+    for command in [
+        ["--state", &state, "--json", &serve.at("data/a"), &out],
+        ["--state", &state, "--json", &format!("{out}/a"), &serve.at("in")],
+    ] {
+        let plain = rich.command("rdma-cp", &command[2..]);
+        let mut limited = Command::new(FEW_PINS[0]);
+        limited.arg(FEW_PINS[1]).arg(plain.get_program()).args(plain.get_args());
+        for (key, value) in plain.get_envs().filter_map(|(key, value)| Some((key, value?))) {
+            limited.env(key, value);
+        }
+        assert_memlock(&Running::start(limited).end().done());
+    }
+    drop(serve);
+    // The server may pin little.
+    let serve = Serve::of(&poor, "127.0.0.1:0", &exports(dir.path()));
+    let again = dir.path().join("out/again").display().to_string();
+    assert_memlock(&serve.cp(&["--json", &serve.at("data/a"), &again]).done());
+    assert!(is_same(dir.path().join("data/a"), dir.path().join("out/again")));
+}
+
+#[track_caller]
+fn assert_memlock(ended: &Ended) {
+    let summary = summary(ended);
+    assert!(summary["transport"].as_str().is_some_and(|name| name.ends_with("tcp")), "{summary}");
+    let reason = summary["reason"].as_str().expect("a reason");
+    assert!(reason.contains("memlock"), "{reason}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_server_without_rdma_is_copied_from_over_tcp_unless_the_user_insists() {
+    let dir = folders();
+    tree::write(&dir.path().join("data/a"), &tree::content(1, 5 << 20));
+    let config = dir.path().join("serve.toml");
+    fs::write(&config, "[rdma]\nenabled = false\n").expect("writes");
+    let [data, landing] = exports(dir.path());
+    let config = config.display().to_string();
+    let serve = Serve::start(&["--config", &config, &data, &landing]);
+    let out = dir.path().join("out").display().to_string();
+    let done = serve.cp(&["--json", &serve.at("data/a"), &out]).done();
+    let told = summary(&done);
+    assert_eq!(told["transport"], "tcp", "{told}");
+    assert!(told["reason"].as_str().is_some_and(|why| why.contains("switched off")), "{told}");
+    let insisted = serve.cp(&["--transport", "verbs", &serve.at("data/a"), &out]);
+    insisted.refused(3, &["switched off"]);
+}
