@@ -11,7 +11,7 @@ use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::verbs::{
     self, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint, Wish,
 };
-use verbatim_fabric::{FabricError, Link};
+use verbatim_fabric::{Domain, FabricError, Link, Memory, SharedSlot};
 use verbatim_proto::message::{LinkId, LinkOffer};
 
 /// What the user wants data to move over.
@@ -61,11 +61,13 @@ pub(super) struct Rdma {
 }
 
 impl Carrier {
-    /// Chooses for a server at this address. Fails only where the user insists on RDMA.
+    /// Chooses for a server at this address and buffers of so many bytes in all. Fails only
+    /// where the user insists on RDMA.
     pub fn choose(
         options: &CarrierOptions,
         sim: Option<&SimNet>,
         server: SocketAddr,
+        buffer_bytes: usize,
     ) -> Result<Self, FabricError> {
         if let Some(sim) = sim {
             return Ok(Self::Sim(sim.clone()));
@@ -73,7 +75,7 @@ impl Carrier {
         if options.transport == Transport::Tcp {
             return Ok(Self::tcp("TCP was asked for".into()));
         }
-        match Rdma::open(options, server) {
+        match Rdma::open(options, server, buffer_bytes) {
             Ok(rdma) => Ok(Self::Verbs(Box::new(rdma))),
             Err(error) if options.transport == Transport::Verbs => Err(error),
             Err(error) => Ok(Self::tcp(reason_of(&error))),
@@ -140,11 +142,18 @@ impl Carrier {
 }
 
 impl Rdma {
-    fn open(options: &CarrierOptions, server: SocketAddr) -> Result<Self, FabricError> {
+    fn open(
+        options: &CarrierOptions,
+        server: SocketAddr,
+        buffer_bytes: usize,
+    ) -> Result<Self, FabricError> {
         let local = verbs::local_address_towards(server);
         let wish = Wish { local: options.wish.local.or(local), ..options.wish.clone() };
         let place = place_for(&wish)?;
         let domain = VerbsDomain::open(&place, DomainLimits::default())?;
+        // Better now than with the first chunk: a limit on pinned memory does not go away.
+        let handle = domain.register(Memory::Upload(SharedSlot::new(buffer_bytes)?))?;
+        domain.deregister(handle.key);
         let options = Options { busy_poll: options.busy_poll, ..Options::default() };
         Ok(Self { domain, place, wish, options, offered: HashMap::new() })
     }

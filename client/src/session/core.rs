@@ -152,7 +152,10 @@ impl Core {
             }
             ServerMessage::Made { request, answers } => self.made(request, answers),
             ServerMessage::Read(reply) => self.read.reply(reply, now),
-            ServerMessage::Write(reply) => self.write.reply(reply, now),
+            ServerMessage::Write(reply) => {
+                self.links.stored(&reply);
+                self.write.reply(reply, now);
+            }
             ServerMessage::Working => {}
             ServerMessage::Refused(fault) => self.broke(fault),
             ServerMessage::Welcome(_) => {
@@ -168,10 +171,7 @@ impl Core {
                 self.links.used(&outcome);
                 self.read.fetched(link, slot, outcome, now);
             }
-            Event::Posted { tag, posted } => {
-                self.links.sent(&posted);
-                self.write.posted(tag, posted, now);
-            }
+            Event::Posted { tag, posted } => self.write.posted(tag, posted, now),
             Event::LinkLost { link, error } => self.link_lost(link, &error),
             Event::LinkMade { link, made } => self.link_made(link, made),
             Event::LinkWanted { link } => self.attach(link),

@@ -9,9 +9,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 use verbatim_fabric::tcp::{TcpLink, join};
 use verbatim_fabric::{FabricError, Link, SoftDomain};
-use verbatim_proto::message::{ClientMessage, JoinSecret, LinkAnswer, LinkId};
+use verbatim_proto::message::{ClientMessage, JoinSecret, LinkAnswer, LinkId, Verdict, WriteReply};
 use verbatim_proto::read::Outcome;
-use verbatim_proto::write::Posted;
 use verbatim_proto::{Code, Fault};
 
 /// Links lost in a row, without a chunk between them, before the session gives up.
@@ -58,9 +57,11 @@ impl Links {
         }
     }
 
-    /// A write ended; one that was sent shows that links work.
-    pub fn sent(&mut self, posted: &Posted) {
-        if matches!(posted, Posted::Sent(_)) {
+    /// The server answered; one that says a chunk is stored shows that links work. That it was
+    /// posted does not.
+    pub fn stored(&mut self, reply: &WriteReply) {
+        let stored = |(_, verdicts): &(_, Vec<Verdict>)| verdicts.contains(&Verdict::Stored);
+        if matches!(reply, WriteReply::Granted { verdicts, .. } if verdicts.iter().any(stored)) {
             self.losses_in_a_row = 0;
         }
     }
@@ -157,7 +158,7 @@ impl Core {
         self.read.link_down(id, now);
         self.write.link_down(id, now);
         self.sending.push_back(ClientMessage::Fence { link: id });
-        self.revive(id, &error.to_string());
+        self.revive(id, &reason_of(error));
     }
 
     pub(super) fn fenced(&mut self, link: LinkId) {

@@ -156,7 +156,10 @@ impl Session {
         let chunk_bytes = options.connect.chunk_bytes;
         let timeout = options.timeout;
         let slots_per_link = READS_PER_LINK;
-        let carrier = Carrier::choose(&options.carrier, options.sim.as_ref(), connection.peer)?;
+        let buffer_bytes =
+            options.connect.chunk_bytes as usize * usize::from(READS_PER_LINK * streams);
+        let (wanted, sim) = (&options.carrier, options.sim.as_ref());
+        let carrier = Carrier::choose(wanted, sim, connection.peer, buffer_bytes)?;
         let core = Core {
             peer,
             carrier,
