@@ -105,7 +105,7 @@ impl SessionDomain {
         let (place, domain) = self.device.get().expect("it was just set");
         try_pinning(domain, slot_bytes)?;
         let endpoint = VerbsEndpoint::new(domain, place, rdma.options)?;
-        let address = endpoint.address().to_bytes();
+        let address = endpoint.address().to_bytes().to_vec();
         Ok((endpoint.connect(&peer)?, address))
     }
 }

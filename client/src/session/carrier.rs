@@ -93,7 +93,7 @@ impl Carrier {
             Self::Tcp { .. } => Ok(LinkOffer::Tcp),
             Self::Verbs(rdma) => {
                 let endpoint = rdma.endpoint()?;
-                let address = endpoint.address().to_bytes();
+                let address = endpoint.address().to_bytes().to_vec();
                 rdma.offered.insert(link, endpoint);
                 Ok(LinkOffer::Verbs { address })
             }

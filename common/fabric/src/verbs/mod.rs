@@ -23,7 +23,6 @@
 
 #![allow(unsafe_code)]
 
-mod address;
 mod choose;
 mod context;
 mod device;
@@ -40,7 +39,6 @@ mod region;
 mod request;
 mod status;
 
-pub use address::ADDRESS_BYTES;
 pub use choose::{Place, Reason, Wish, choose};
 pub use context::{Context, DeviceLimits};
 pub use device::{
