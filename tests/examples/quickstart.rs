@@ -2,7 +2,8 @@
 //! and a copy of it down and back up, every byte verified. Run it with
 //! `cargo run --release --example quickstart`; it takes well under a minute, needs
 //! about 4 GiB of free disk in the temporary folder, and removes what it made. At
-//! its end it prints the same for two machines.
+//! its end it prints the same for two machines. Two numbers as arguments make the
+//! checkpoint another size, in MiB, and the small files fewer: for slow machines.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -34,16 +35,20 @@ const CHECKPOINT_BYTES: u64 = 1 << 30;
 /// filled to its end.
 const COPIES: u64 = 4;
 
-/// Small files, in this many folders, each of about this many bytes.
+/// Small files, if nothing else is asked for, in this many folders, each of about this many bytes.
 const SMALL_FILES: usize = 10_000;
 const SMALL_FOLDERS: usize = 100;
 const SMALL_BYTES: usize = 4096;
 
-/// What the small files take on a disk that gives each two blocks.
-const SMALL_DISK_BYTES: u64 = (SMALL_FILES * 2 * SMALL_BYTES) as u64;
-
 /// Content is made a block at a time.
 const BLOCK_BYTES: usize = 1 << 20;
+
+/// How much is made.
+#[derive(Clone, Copy)]
+struct Sizes {
+    checkpoint_bytes: u64,
+    small_files: usize,
+}
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -66,12 +71,13 @@ async fn quickstart() -> Outcome<()> {
     let (export, fetched) = (dir.path().join("export"), dir.path().join("fetched"));
     fs::create_dir(&export)?;
     fs::create_dir(&fetched)?;
-    let checkpoint_bytes = checkpoint_bytes(dir.path())?;
+    let sizes = fit(wanted_sizes()?, dir.path())?;
 
     println!("1. Making a data set in {}", export.display());
     let begin = Instant::now();
-    let made = make_data_set(&export.join("set"), checkpoint_bytes)?;
-    println!("   a checkpoint of {} and {SMALL_FILES} small files", size(checkpoint_bytes as f64));
+    let made = make_data_set(&export.join("set"), sizes)?;
+    let checkpoint = size(sizes.checkpoint_bytes as f64);
+    println!("   a checkpoint of {checkpoint} and {} small files", sizes.small_files);
     println!("   made and hashed in {:.1} s", begin.elapsed().as_secs_f64());
 
     let config = Config {
@@ -113,39 +119,52 @@ async fn quickstart() -> Outcome<()> {
     Ok(())
 }
 
-/// How large the checkpoint may be, by what is free.
-fn checkpoint_bytes(folder: &Path) -> Outcome<u64> {
+/// What the arguments ask for.
+fn wanted_sizes() -> Outcome<Sizes> {
+    let numbers: Result<Vec<u64>, _> = std::env::args().skip(1).map(|word| word.parse()).collect();
+    let usage = "usage: quickstart [CHECKPOINT_MIB [SMALL_FILES]]";
+    let numbers = numbers.map_err(|_| usage)?;
+    Ok(Sizes {
+        checkpoint_bytes: numbers.first().map_or(CHECKPOINT_BYTES, |mib| mib << 20),
+        small_files: numbers.get(1).map_or(SMALL_FILES, |&count| count as usize),
+    })
+}
+
+/// Makes the checkpoint smaller where less is free.
+fn fit(wanted: Sizes, folder: &Path) -> Outcome<Sizes> {
     let stat = rustix::fs::statvfs(folder)?;
     let free = stat.f_bavail * stat.f_frsize;
-    let wanted = COPIES * (CHECKPOINT_BYTES + SMALL_DISK_BYTES);
-    if free >= wanted {
-        return Ok(CHECKPOINT_BYTES);
+    // A disk gives each small file two blocks.
+    let small_bytes = (wanted.small_files * 2 * SMALL_BYTES) as u64;
+    let needed = COPIES * (wanted.checkpoint_bytes + small_bytes);
+    if free >= needed {
+        return Ok(wanted);
     }
-    let room = (free / COPIES).saturating_sub(SMALL_DISK_BYTES) >> 20 << 20;
-    let (free, wanted) = (size(free as f64), size(wanted as f64));
+    let room = (free / COPIES).saturating_sub(small_bytes) >> 20 << 20;
+    let (free, needed) = (size(free as f64), size(needed as f64));
     if room == 0 {
         let folder = folder.display();
         return Err(format!("{folder} has {free} free, and this needs some; set TMPDIR").into());
     }
-    println!("0. Only {free} are free, not {wanted}: the checkpoint will be smaller");
-    Ok(room)
+    println!("0. Only {free} are free, not {needed}: the checkpoint will be smaller");
+    Ok(Sizes { checkpoint_bytes: room, ..wanted })
 }
 
 /// Makes the files, and says what their digests are: the only ones that Verbatim has no part in.
-fn make_data_set(set: &Path, checkpoint_bytes: u64) -> Outcome<Digests> {
+fn make_data_set(set: &Path, sizes: Sizes) -> Outcome<Digests> {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut digests = Digests::new();
     fs::create_dir_all(set)?;
     let mut checkpoint = File::create(set.join("checkpoint.bin"))?;
     let mut hasher = blake3::Hasher::new();
     let mut block = vec![0; BLOCK_BYTES];
-    for _ in 0..checkpoint_bytes / BLOCK_BYTES as u64 {
+    for _ in 0..sizes.checkpoint_bytes / BLOCK_BYTES as u64 {
         random.fill(&mut block);
         hasher.update(&block);
         checkpoint.write_all(&block)?;
     }
     digests.insert("checkpoint.bin".into(), hasher.finalize().to_string());
-    for number in 0..SMALL_FILES {
+    for number in 0..sizes.small_files {
         let folder = format!("part-{:03}", number % SMALL_FOLDERS);
         if number < SMALL_FOLDERS {
             fs::create_dir(set.join(&folder))?;
@@ -306,6 +325,8 @@ The same on two machines:
   client$ rdma-cp -r --token-file ~/.verbatim-token --fingerprint SHA256:... \\
               SERVER:/data/set ./set
 
-To let clients write, export data=/srv/data:rw and copy the other way round."
+To let clients write, export data=/srv/data:rw and copy the other way round.
+Without an RDMA device, see it run over real verbs in a guest kernel:
+  tests/softroce/run demo"
     );
 }
