@@ -15,7 +15,8 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use verbatim_client::copy::CopyError;
 use verbatim_client::{
-    CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions, Summary, copy,
+    CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules, SessionOptions, Skipped,
+    Summary, copy,
 };
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
@@ -157,8 +158,14 @@ impl Pair {
             timeout,
         };
         Job {
-            session: SessionOptions { connect, streams: 2, timeout, sim: self.sim.clone() },
-            options: CopyOptions { sources, target, recursive: true },
+            session: SessionOptions {
+                connect,
+                streams: 2,
+                timeout,
+                bytes_per_second: None,
+                sim: self.sim.clone(),
+            },
+            options: CopyOptions { sources, target, recursive: true, rules: Rules::default() },
             stop: None,
             root: self.folder.path().to_owned(),
         }
@@ -273,7 +280,8 @@ impl Job {
         match receiver.recv_timeout(DEADLINE) {
             Ok(result) => {
                 let told = std::mem::take(&mut *lock(&told));
-                result.map(|summary| Copied { summary, done: told.done, failed: told.failed })
+                let Told { done, failed, skipped, .. } = told;
+                result.map(|summary| Copied { summary, done, failed, skipped })
             }
             Err(RecvTimeoutError::Disconnected) => panic!("the client panicked"),
             Err(RecvTimeoutError::Timeout) => {
@@ -298,6 +306,8 @@ pub struct Copied {
     pub done: Vec<FileDone>,
     /// What did not.
     pub failed: Vec<Failure>,
+    /// What was left alone.
+    pub skipped: Vec<Skipped>,
 }
 
 impl Copied {
@@ -341,6 +351,7 @@ pub fn read(path: &Path) -> Vec<u8> {
 struct Told {
     done: Vec<FileDone>,
     failed: Vec<Failure>,
+    skipped: Vec<Skipped>,
     progress: Progress,
 }
 
@@ -353,6 +364,10 @@ impl Observer for Recorder {
 
     fn failed(&mut self, failure: &Failure) {
         lock(&self.0).failed.push(failure.clone());
+    }
+
+    fn skipped(&mut self, skipped: &Skipped) {
+        lock(&self.0).skipped.push(skipped.clone());
     }
 
     fn progress(&mut self, progress: &Progress) {
