@@ -7,6 +7,7 @@
 
 pub mod copy;
 mod glob;
+mod likeness;
 mod local;
 pub mod location;
 pub mod pace;

@@ -5,6 +5,7 @@
 //! Buffers: a slot leaves its pool with an operation and comes back with the
 //! completion, on success, failure and flush alike.
 
+use crate::likeness::{self, Likeness};
 use crate::session::Event;
 use crate::sink::Sink;
 use std::collections::HashMap;
@@ -17,12 +18,11 @@ use verbatim_fabric::slots::SlotPool;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
 use verbatim_files::Source;
-use verbatim_files::hash::hash_extent;
 use verbatim_proto::message::{LinkId, Piece};
 use verbatim_proto::read::{Fetch, Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::write::{Post, Posted};
-use verbatim_proto::{Code, Digest, Extent, Fault};
+use verbatim_proto::{Digest, Extent, Fault};
 
 /// What the session tells a worker.
 pub(crate) enum Command {
@@ -32,8 +32,9 @@ pub(crate) enum Command {
     Fetch(Fetch, Vec<Landing>),
     /// Write a chunk of these sources.
     Post(Post, Vec<Arc<Source>>),
-    /// Read nothing: compare the digests of a chunk with these files. Needs no link.
-    Compare(Fetch, Vec<Likeness>),
+    /// Read nothing: compare the digests of a chunk with these files; those that were given up
+    /// are none. Needs no link.
+    Compare(Fetch, Vec<Option<Likeness>>),
     /// End this link.
     Drop(LinkId),
 }
@@ -41,12 +42,6 @@ pub(crate) enum Command {
 /// Where one piece of a chunk goes, and how long its file is.
 pub(crate) struct Landing {
     pub sink: Arc<Sink>,
-    pub size: u64,
-}
-
-/// What one piece of a chunk is compared with, and how long its file is on the server.
-pub(crate) struct Likeness {
-    pub source: Arc<Source>,
     pub size: u64,
 }
 
@@ -249,31 +244,6 @@ impl ClientWorker {
         }
     }
 
-    /// Hashes what is here of a chunk, and compares it with the digests of the server.
-    fn compare(&self, fetch: &Fetch, likenesses: &[Likeness]) {
-        let compare_piece = |(piece, likeness): (&Piece, &Likeness)| {
-            let (source, extent) = (&likeness.source, piece.extent);
-            let begin = Instant::now();
-            let digests = match hash_extent(source.file(), likeness.size, extent) {
-                Ok(digests) => digests,
-                Err(error) => return PieceOutcome::Failed(source.read_fault(&error)),
-            };
-            self.stats.add(Duration::ZERO, begin.elapsed());
-            source.hand_out(extent, &digests);
-            let mut grains = digests.iter().zip(&piece.digests);
-            if let Some(grain) = grains.position(|(here, there)| here != there) {
-                let offset = extent.offset + grain as u64 * GRAIN_BYTES;
-                let text = format!("it differs in the 256 KiB at byte {offset}");
-                return PieceOutcome::Failed(Fault::new(Code::Mismatch, text));
-            }
-            self.stats.bytes.fetch_add(extent.len, Ordering::Relaxed);
-            PieceOutcome::Verified
-        };
-        let outcomes = fetch.chunk.pieces.iter().zip(likenesses).map(compare_piece).collect();
-        let outcome = Outcome::Landed(outcomes);
-        self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
-    }
-
     /// An operation ended: its buffer goes home, and the session is told.
     fn ended(&mut self, key: LinkKey, ticket: Ticket, buffer: Buffer, ok: bool) {
         let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
@@ -315,7 +285,10 @@ impl Handler<Box<dyn Link>> for ClientWorker {
             }
             Command::Fetch(fetch, landings) => self.fetch(links, fetch, landings),
             Command::Post(post, sources) => self.post(links, post, &sources),
-            Command::Compare(fetch, likenesses) => self.compare(&fetch, &likenesses),
+            Command::Compare(fetch, likenesses) => {
+                let outcome = likeness::compare(&fetch.chunk.pieces, &likenesses, &self.stats);
+                self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
+            }
             Command::Drop(id) => {
                 if let Some(mut link) = links.remove(&key_of(id)) {
                     let mut flushed = Vec::new();
@@ -357,7 +330,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
 }
 
 impl Stats {
-    fn add(&self, disk: Duration, hash: Duration) {
+    pub fn add(&self, disk: Duration, hash: Duration) {
         self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
         self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
     }

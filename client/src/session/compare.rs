@@ -4,8 +4,9 @@
 
 use super::queue::LargestFirst;
 use super::{Core, UploadSource};
+use crate::likeness::Likeness;
 use crate::report::FileDone;
-use crate::worker::{Command, Likeness};
+use crate::worker::Command;
 use std::collections::HashMap;
 use std::sync::Arc;
 use verbatim_files::Source;
@@ -118,9 +119,10 @@ impl Core {
     }
 
     fn compare(&mut self, fetch: Fetch) {
+        // One that was given up by its size may still share a chunk with others.
         let likeness = |piece: &verbatim_proto::message::Piece| {
-            let file = &self.compares.files[&piece.file];
-            Likeness { source: file.source.clone(), size: file.size }
+            let file = self.compares.files.get(&piece.file)?;
+            Some(Likeness { source: file.source.clone(), size: file.size })
         };
         let likenesses = fetch.chunk.pieces.iter().map(likeness).collect();
         self.tell(fetch.link, Command::Compare(fetch, likenesses));

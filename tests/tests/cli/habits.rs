@@ -425,6 +425,37 @@ fn verify_compares_without_writing() {
 }
 
 #[test]
+fn verify_names_each_of_many_small_files_that_differ() {
+    let world = World::new();
+    for folder in ["data/many", "out/many", "in/many"] {
+        fs::create_dir(world.path(folder)).unwrap();
+        for number in 0..900 {
+            let name = world.path(folder).join(format!("{number:03}"));
+            // At the targets, a third is longer, a third has another content.
+            let content = match number % 3 {
+                1 if folder != "data/many" => format!("{number} and more"),
+                2 if folder != "data/many" => format!("{}", 1000 - number),
+                _ => format!("{number}"),
+            };
+            fs::write(name, content).unwrap();
+        }
+    }
+    let down = cp(&world, &["-r", "--verify"], &world.serve.at("data/many"), &world.text("out"));
+    let up = cp(&world, &["-r", "--verify"], &world.text("data/many"), &world.serve.at("in"));
+    for ended in [down, up] {
+        // Where both numbers are the same, so are the files: at 500.
+        let ended = ended.refused(4, &["599 differ", "301 files, "]);
+        assert_eq!(ended.stderr.matches("bytes here").count(), 300 + shorter(), "{ended:?}");
+    }
+}
+
+/// How many of the files with another content are of another length too.
+fn shorter() -> usize {
+    let of_length = |number: &usize| (1000 - number).to_string().len() != number.to_string().len();
+    (0..900).filter(|number| number % 3 == 2).filter(of_length).count()
+}
+
+#[test]
 fn verify_compares_single_files_and_says_their_digest() {
     let world = World::new();
     fs::copy(world.path("data/a.bin"), world.path("out/copy")).unwrap();
