@@ -2,15 +2,18 @@
 //! session, by the rules of cp. Also lists. Called by the binary, by tests and
 //! by the quickstart; tells everything to an observer.
 
+use crate::glob;
+use crate::local::{local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
 use crate::report::{Failure, Observer, Summary};
+use crate::rules::Rules;
 use crate::session::{
     ClientError, Download, LocalTree, RemoteTree, Session, SessionOptions, Upload, UploadSource,
     Work,
 };
 use crate::targets::{Place, Refusal, Request, TargetState, check_target, place};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
@@ -24,6 +27,8 @@ pub struct CopyOptions {
     pub target: Location,
     /// Whether folders are copied.
     pub recursive: bool,
+    /// What of it is copied, and what is done with it.
+    pub rules: Rules,
 }
 
 /// Why a copy was not even begun.
@@ -97,6 +102,7 @@ pub async fn copy(
 ) -> Result<Summary, CopyError> {
     let peer = server_of(options)?.peer();
     let mut session = Session::connect(session).await?;
+    session.obey(options.rules.clone());
     let mut plan = Plan { peer, work: Vec::new(), failures: Vec::new() };
     match &options.target {
         Location::Local(target) => plan.downloads(options, target, &mut session).await?,
@@ -119,29 +125,35 @@ pub async fn list(
     mut each: impl FnMut(Entry),
 ) -> Result<Vec<Failure>, CopyError> {
     let mut session = Session::connect(session).await?;
-    let entry = match session.stat(&remote.path).await? {
-        Ok(entry) => entry,
+    let answer = session.stat(&remote.path).await?;
+    let mut failures = Vec::new();
+    match glob::or_matches(&mut session, remote, answer).await? {
+        // What a pattern found is listed by name; a folder that was named, by what is in it.
+        Ok(found) if !is_named_folder(remote, &found) => {
+            found.into_iter().for_each(|(_, entry)| each(entry));
+        }
+        Ok(_) => {
+            let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
+                entries.into_iter().for_each(&mut each);
+                failures.extend(faults.into_iter().map(|(path, fault)| Failure {
+                    path: path.to_string(),
+                    peer: remote.peer(),
+                    fault,
+                }));
+            };
+            session.list(&remote.path, recursive, page).await?;
+        }
         Err(fault) => {
             let (path, peer) = (remote.to_string(), remote.peer());
-            return Ok(vec![Failure { path, peer, fault }]);
+            failures.push(Failure { path, peer, fault });
         }
-    };
-    let mut failures = Vec::new();
-    if entry.kind == EntryKind::Folder {
-        let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
-            entries.into_iter().for_each(&mut each);
-            failures.extend(faults.into_iter().map(|(path, fault)| Failure {
-                path: path.to_string(),
-                peer: remote.peer(),
-                fault,
-            }));
-        };
-        session.list(&remote.path, recursive, page).await?;
-    } else {
-        each(entry);
     }
     session.close().await;
     Ok(failures)
+}
+
+fn is_named_folder(remote: &Remote, found: &[(Remote, Entry)]) -> bool {
+    matches!(found, [(source, entry)] if source.path == remote.path && entry.kind == EntryKind::Folder)
 }
 
 struct Plan {
@@ -158,29 +170,52 @@ impl Plan {
         session: &mut Session,
     ) -> Result<(), CopyError> {
         let state = local_state(target);
+        let (count, sources) = self.find_sources(options, session).await?;
         let request = Request {
-            sources: options.sources.len(),
+            sources: count,
             recursive: options.recursive,
             target_is_folder: target.as_os_str().as_bytes().ends_with(b"/"),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target.display(), &refusal))?;
-        for source in options.sources.iter().filter_map(remote) {
+        for (source, entry) in sources {
+            let name = source.path.name().filter(|_| !source.contents);
+            if is_excluded(&options.rules, name, &entry.kind) {
+                continue;
+            }
             let label = source.to_string();
-            let entry = match session.stat(&source.path).await? {
-                Ok(entry) => entry,
-                Err(fault) => {
-                    self.fail(label, fault);
-                    continue;
-                }
-            };
             let made = place(request, state, &entry.kind, source.contents)
                 .map_err(|refusal| fault_of(&refusal))
-                .and_then(|place| self.download(source, &entry, target, place, label.clone()));
+                .and_then(|place| self.download(&source, &entry, target, place, label.clone()));
             if let Err(fault) = made {
                 self.fail(label, fault);
             }
         }
         Ok(())
+    }
+
+    /// Looks at all sources, and finds what those with wildcards stand for. Returns also how
+    /// many sources there are, those that cannot be copied included.
+    async fn find_sources(
+        &mut self,
+        options: &CopyOptions,
+        session: &mut Session,
+    ) -> Result<(usize, Vec<(Remote, Entry)>), CopyError> {
+        let remotes: Vec<&Remote> = options.sources.iter().filter_map(remote).collect();
+        let paths: Vec<WirePath> = remotes.iter().map(|source| source.path.clone()).collect();
+        let (mut count, mut sources) = (0, Vec::new());
+        for (source, answer) in remotes.into_iter().zip(session.stat_all(&paths).await?) {
+            match glob::or_matches(session, source, answer).await? {
+                Ok(found) => {
+                    count += found.len();
+                    sources.extend(found);
+                }
+                Err(fault) => {
+                    count += 1;
+                    self.fail(source.to_string(), fault);
+                }
+            }
+        }
+        Ok((count, sources))
     }
 
     fn download(
@@ -201,7 +236,10 @@ impl Plan {
         let (folder, remote) = (Arc::new(folder), source.path.clone());
         self.work.push(match entry.kind {
             EntryKind::Folder => Work::DownloadTree(RemoteTree { remote, folder, local, label }),
-            _ => Work::Download(Download { remote, folder, local, size: entry.size, label }),
+            _ => {
+                let (size, mtime_ns) = (entry.size, entry.mtime_ns);
+                Work::Download(Download { remote, folder, local, size, mtime_ns, label })
+            }
         });
         Ok(())
     }
@@ -230,10 +268,15 @@ impl Plan {
         for source in &options.sources {
             let Location::Local(path) = source else { continue };
             let label = path.display().to_string();
-            let made = kind_of(path).and_then(|(kind, size)| {
+            let made = look_at(path).and_then(|entry| {
                 let contents = path.as_os_str().as_bytes().ends_with(b"/.");
-                let place = place(request, state, &kind, contents).map_err(|r| fault_of(&r))?;
-                self.upload(path, &kind, size, target, place)
+                let name = name_of(path).ok().filter(|_| !contents);
+                if is_excluded(&options.rules, name.as_deref(), &entry.kind) {
+                    return Ok(());
+                }
+                let place =
+                    place(request, state, &entry.kind, contents).map_err(|r| fault_of(&r))?;
+                self.upload(path, &entry, target, place, options.rules.follow)
             });
             if let Err(fault) = made {
                 self.fail(label, fault);
@@ -245,10 +288,10 @@ impl Plan {
     fn upload(
         &mut self,
         path: &Path,
-        kind: &EntryKind,
-        size: u64,
+        entry: &Entry,
         target: &Remote,
         place: Place,
+        follow: bool,
     ) -> Result<(), Fault> {
         let label = path.display().to_string();
         let remote = match place {
@@ -259,14 +302,16 @@ impl Plan {
             let text = "the target names no export; use HOST:/EXPORT/PATH";
             return Err(Fault::new(Code::BadPath, text));
         }
-        self.work.push(match kind {
+        self.work.push(match entry.kind {
             EntryKind::Folder => {
-                let folder = Arc::new(Folder::open(path)?);
-                Work::UploadTree(LocalTree { folder, remote, label })
+                // Only who may read it anyway has links of his own tree followed out of it.
+                let folder = if follow { Folder::open_free(path)? } else { Folder::open(path)? };
+                Work::UploadTree(LocalTree { folder: Arc::new(folder), remote, label })
             }
             _ => {
                 let source = UploadSource::Path(path.to_owned());
-                Work::Upload(Upload { source, remote, size, label })
+                let (size, mtime_ns) = (entry.size, entry.mtime_ns);
+                Work::Upload(Upload { source, remote, size, mtime_ns, label })
             }
         });
         Ok(())
@@ -289,46 +334,8 @@ fn fault_of(refusal: &Refusal) -> Fault {
     Fault::new(code, refusal.cause)
 }
 
-fn local_state(target: &Path) -> TargetState {
-    match std::fs::metadata(target) {
-        Ok(metadata) if metadata.is_dir() => TargetState::Folder,
-        Ok(_) => TargetState::File,
-        Err(_) => TargetState::Missing,
-    }
-}
-
-fn kind_of(path: &Path) -> Result<(EntryKind, u64), Fault> {
-    let metadata = std::fs::metadata(path)
-        .map_err(|e| Fault::from_io(format!("cannot look at {}", path.display()), &e))?;
-    let kind = match metadata.file_type() {
-        kind if kind.is_dir() => EntryKind::Folder,
-        kind if kind.is_file() => EntryKind::File,
-        _ => EntryKind::Special,
-    };
-    Ok((kind, metadata.len()))
-}
-
-/// The folder a new local name goes into, and the name.
-fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
-    let name = target.file_name().ok_or_else(|| {
-        Fault::new(Code::BadPath, format!("{} has no name to write to", target.display()))
-    })?;
-    let parent = match target.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    Ok((Folder::open(&parent)?, WirePath::parse(name.as_bytes())?))
-}
-
-/// The last name of a local path, also where it is written as `.` or `dir/..`.
-fn name_of(path: &Path) -> Result<Vec<u8>, Fault> {
-    if let Some(Component::Normal(name)) = path.components().next_back() {
-        return Ok(name.as_bytes().to_vec());
-    }
-    let what = format!("cannot look at {}", path.display());
-    let whole = path.canonicalize().map_err(|e| Fault::from_io(&what, &e))?;
-    let name = whole
-        .file_name()
-        .ok_or_else(|| Fault::new(Code::BadPath, format!("{} has no name", path.display())))?;
-    Ok(name.as_bytes().to_vec())
+/// Whether a source is left out by its own name, as what is in a tree is.
+fn is_excluded(rules: &Rules, name: Option<&[u8]>, kind: &EntryKind) -> bool {
+    let path = name.and_then(|name| WirePath::parse(name).ok());
+    path.is_some_and(|path| rules.exclude.excludes(&path, *kind == EntryKind::Folder))
 }

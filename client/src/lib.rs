@@ -1,19 +1,26 @@
 //! `rdma-cp` as a library: where things are (`location`), what goes where by
-//! the rules of cp (`targets`), a session that copies (`session`), and what is
-//! told on the way (`report`). Never touches the terminal: the binary does.
+//! the rules of cp (`targets`, `glob`), what of it (`rules`), how fast (`pace`), a
+//! session that copies (`session`), and what is told on the way (`report`). Never touches the terminal: the binary does.
 //! Knows nothing of the server crate.
 
 #![forbid(unsafe_code)]
 
 pub mod copy;
+mod glob;
+mod likeness;
+mod local;
 pub mod location;
+pub mod pace;
 pub mod report;
+pub mod rules;
 pub mod session;
 mod sink;
+pub mod size;
 pub mod targets;
 mod worker;
 
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
-pub use report::{Failure, FileDone, Observer, Progress, Summary};
+pub use report::{Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary};
+pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};

@@ -85,8 +85,13 @@ impl Remote {
 impl std::fmt::Display for Remote {
     /// As the user would write it: `HOST:/EXPORT/PATH`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:/{}", bracketed(&self.host), self.path)
+        f.write_str(&shown(&self.host, &self.path))
     }
+}
+
+/// A remote path as the user would write it.
+pub fn shown(host: &str, path: &WirePath) -> String {
+    format!("{}:/{path}", bracketed(host))
 }
 
 /// Host and port, as messages name the peer.

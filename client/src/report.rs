@@ -3,6 +3,7 @@
 //! binary prints them, tests compare them.
 
 use std::time::Duration;
+use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Digest, Fault};
 
 /// Takes what a copy tells.
@@ -11,6 +12,10 @@ pub trait Observer: Send {
     fn file_done(&mut self, _file: &FileDone) {}
     /// A file, folder or link was not copied.
     fn failed(&mut self, _failure: &Failure) {}
+    /// A file or link was left alone, as the rules of the copy say.
+    fn skipped(&mut self, _skipped: &Skipped) {}
+    /// A file, folder or link would be copied, were this not a dry run.
+    fn planned(&mut self, _planned: &Planned) {}
     /// How far it is; called a few times a second.
     fn progress(&mut self, _progress: &Progress) {}
 }
@@ -40,6 +45,49 @@ pub struct Failure {
     pub peer: String,
     /// Why.
     pub fault: Fault,
+}
+
+/// Something that was left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// What, as the user would name it.
+    pub path: String,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// Why something was left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// The target is there, and nothing is to be replaced.
+    Exists,
+    /// The target is as new as the source, or newer.
+    AsNew,
+    /// It is a fifo, socket or device in a tree.
+    Special,
+}
+
+impl std::fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Exists => "the target is there",
+            Self::AsNew => "the target is as new",
+            Self::Special => "it is not a regular file, folder or link",
+        })
+    }
+}
+
+/// Something that would be copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// What, as the user would name it.
+    pub path: String,
+    /// Where it would go.
+    pub target: String,
+    /// What it is.
+    pub kind: EntryKind,
+    /// How long it is.
+    pub bytes: u64,
 }
 
 impl Failure {
@@ -97,6 +145,8 @@ pub struct Summary {
     pub files: u64,
     /// Files, folders and links that were not.
     pub failed: u64,
+    /// Files and links that were left alone, as the rules of the copy say.
+    pub skipped: u64,
     /// Bytes copied.
     pub bytes: u64,
     /// Bytes of these that an earlier run had copied.

@@ -3,8 +3,6 @@
 //! by side; it is removed and made anew when the source changed. That of a
 //! large file lasts when a copy is cut short, and a later one goes on with it.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Target};
@@ -45,8 +43,7 @@ impl Sink {
 
     /// Where it will be, for people.
     pub fn shown(&self) -> String {
-        let below = std::path::Path::new(OsStr::from_bytes(self.path.as_bytes()));
-        self.folder.path().join(below).display().to_string()
+        self.folder.shown(&self.path)
     }
 
     /// The source is known now.

@@ -5,6 +5,7 @@
 //! Buffers: a slot leaves its pool with an operation and comes back with the
 //! completion, on success, failure and flush alike.
 
+use crate::likeness::{self, Likeness};
 use crate::session::Event;
 use crate::sink::Sink;
 use std::collections::HashMap;
@@ -31,6 +32,9 @@ pub(crate) enum Command {
     Fetch(Fetch, Vec<Landing>),
     /// Write a chunk of these sources.
     Post(Post, Vec<Arc<Source>>),
+    /// Read nothing: compare the digests of a chunk with these files; those that were given up
+    /// are none. Needs no link.
+    Compare(Fetch, Vec<Option<Likeness>>),
     /// End this link.
     Drop(LinkId),
 }
@@ -282,6 +286,10 @@ impl Handler<Box<dyn Link>> for ClientWorker {
             }
             Command::Fetch(fetch, landings) => self.fetch(links, fetch, landings),
             Command::Post(post, sources) => self.post(links, post, &sources),
+            Command::Compare(fetch, likenesses) => {
+                let outcome = likeness::compare(&fetch.chunk.pieces, &likenesses, &self.stats);
+                self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
+            }
             Command::Drop(id) => {
                 if let Some(mut link) = links.remove(&key_of(id)) {
                     let mut flushed = Vec::new();
@@ -323,7 +331,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
 }
 
 impl Stats {
-    fn add(&self, disk: Duration, hash: Duration) {
+    pub fn add(&self, disk: Duration, hash: Duration) {
         self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
         self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
     }

@@ -18,8 +18,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use verbatim_client::location::Remote;
 use verbatim_client::{
-    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions,
-    Summary, copy,
+    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules,
+    SessionOptions, Summary, copy,
 };
 use verbatim_control::ConnectOptions;
 use verbatim_proto::WirePath;
@@ -222,6 +222,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
         streams: 4,
         timeout,
         carrier: CarrierOptions::default(),
+        bytes_per_second: None,
         sim: None,
     }
 }
@@ -232,7 +233,8 @@ async fn transfer(from: Location, to: Location, session: SessionOptions) -> Outc
         Location::Local(path) => path.display().to_string(),
         Location::Remote(remote) => remote.to_string(),
     };
-    let options = CopyOptions { sources: vec![from], target: to, recursive: true };
+    let options =
+        CopyOptions { sources: vec![from], target: to, recursive: true, rules: Rules::default() };
     let mut watcher = Watcher { root, digests: Digests::new(), failures: Vec::new() };
     let summary = copy(&options, session, &mut watcher, std::future::pending()).await?;
     watcher.clear_line();

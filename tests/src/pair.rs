@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 use verbatim_client::copy::CopyError;
 use verbatim_client::session::Transport;
 use verbatim_client::{
-    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, SessionOptions,
-    Summary, copy,
+    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules,
+    SessionOptions, Skipped, Summary, copy,
 };
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
@@ -168,9 +168,10 @@ impl Pair {
                 streams: 2,
                 timeout,
                 carrier: CarrierOptions { transport: self.transport, ..Default::default() },
+                bytes_per_second: None,
                 sim: self.sim.clone(),
             },
-            options: CopyOptions { sources, target, recursive: true },
+            options: CopyOptions { sources, target, recursive: true, rules: Rules::default() },
             stop: None,
             moved: None,
             root: self.folder.path().to_owned(),
@@ -294,10 +295,8 @@ impl Job {
         match receiver.recv_timeout(DEADLINE) {
             Ok(result) => {
                 let told = std::mem::take(&mut *lock(&told));
-                let copied = result.map(|summary| {
-                    let Told { done, failed, .. } = told;
-                    Copied { summary, done, failed }
-                });
+                let Told { done, failed, skipped, .. } = told;
+                let copied = result.map(|summary| Copied { summary, done, failed, skipped });
                 if let (Ok(copied), Transport::Verbs) = (&copied, transport) {
                     copied.assert_verbs();
                 }
@@ -326,6 +325,8 @@ pub struct Copied {
     pub done: Vec<FileDone>,
     /// What did not.
     pub failed: Vec<Failure>,
+    /// What was left alone.
+    pub skipped: Vec<Skipped>,
 }
 
 impl Copied {
@@ -378,6 +379,7 @@ pub fn read(path: &Path) -> Vec<u8> {
 struct Told {
     done: Vec<FileDone>,
     failed: Vec<Failure>,
+    skipped: Vec<Skipped>,
     progress: Progress,
 }
 
@@ -393,6 +395,10 @@ impl Observer for Recorder {
 
     fn failed(&mut self, failure: &Failure) {
         lock(&self.told).failed.push(failure.clone());
+    }
+
+    fn skipped(&mut self, skipped: &Skipped) {
+        lock(&self.told).skipped.push(skipped.clone());
     }
 
     fn progress(&mut self, progress: &Progress) {

@@ -3,12 +3,16 @@
 //! session in `mod.rs` feeds it messages and events, and sends what it queues.
 
 use super::carrier::Carrier;
+use super::choices::{Choices, Offer};
+use super::compare::Compares;
 use super::down::Downloads;
 use super::links::Links;
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
-use crate::report::{Failure, FileDone, Observer, Progress, Summary};
+use crate::pace::Pace;
+use crate::report::{Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary};
+use crate::rules::{Rules, Task};
 use crate::worker::{Command, Stats};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -18,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
+use verbatim_proto::message::{Entry, EntryKind, FileId, LinkId, ServerMessage};
 use verbatim_proto::read::ReadClient;
 use verbatim_proto::write::WriteClient;
 use verbatim_proto::{ClientMessage, Code, Fault};
@@ -26,6 +30,9 @@ use verbatim_proto::{ClientMessage, Code, Fault};
 /// All of a session but its incoming queues.
 pub(super) struct Core {
     pub options: SessionOptions,
+    pub rules: Arc<Rules>,
+    /// What waits for its time, where the rate is limited.
+    pub pace: Option<Pace<(LinkId, Command)>>,
     pub peer: String,
     /// Who the server is.
     pub server: Fingerprint,
@@ -44,12 +51,14 @@ pub(super) struct Core {
     pub trees: Trees,
     /// Files that may be open at a time.
     pub open_max: usize,
+    pub choices: Choices,
+    pub compares: Compares,
     pub next_file: u32,
     pub next_request: u32,
     pub summary: Summary,
     pub progress: Progress,
     pub reports: VecDeque<Report>,
-    pub stated: HashMap<u32, Result<Entry, Fault>>,
+    pub stated: HashMap<u32, Vec<Result<Entry, Fault>>>,
     /// Whether `stat` or `list` waits for an answer.
     pub asking: bool,
     /// Since when nothing was heard, or asked.
@@ -60,6 +69,8 @@ pub(super) struct Core {
 pub(super) enum Report {
     Done(FileDone),
     Failed(Failure),
+    Skipped(Skipped),
+    Planned(Planned),
 }
 
 /// The longest a turn waits: deadlines are looked at, and progress is told, this often.
@@ -83,27 +94,33 @@ impl Core {
 
     /// Whether an answer is late that neither machine waits for.
     pub(super) fn is_overdue(&self) -> bool {
-        let waits = self.asking || self.trees.awaits();
+        let waits = self.asking || self.trees.awaits() || self.choices.awaits();
         waits && self.quiet_since.elapsed() > self.options.timeout
     }
 
     pub(super) fn add(&mut self, work: Work) {
         match work {
             Work::Download(download) => self.add_download(download),
-            Work::Upload(upload) => self.add_upload(upload),
+            Work::Upload(upload) => self.offer(vec![Offer::File(upload)]),
             Work::DownloadTree(tree) => self.add_remote_tree(tree),
             Work::UploadTree(tree) => self.add_local_tree(tree),
         }
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.downloads.is_idle() && self.uploads.is_idle() && self.trees.is_idle()
+        self.downloads.is_idle()
+            && self.uploads.is_idle()
+            && self.compares.is_idle()
+            && self.trees.is_idle()
+            && self.choices.is_idle()
     }
 
     pub(super) fn wait(&self) -> Duration {
         let now = self.now();
         let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
         let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
+        let paced = self.pace.as_ref().and_then(|pace| pace.wait(now));
+        let wait = paced.map_or(wait, |paced| wait.min(paced));
         // A deadline that has passed was acted on: look again soon, but do not spin.
         wait.clamp(Duration::from_millis(1), TURN_MAX)
     }
@@ -111,8 +128,10 @@ impl Core {
     /// Starts what there is room for, and does what the machines ask.
     pub(super) fn advance(&mut self) {
         self.pump_trees();
+        self.pump_choices();
         self.pump_downloads();
         self.pump_uploads();
+        self.pump_compares();
         loop {
             let now = self.now();
             self.read.advance(now);
@@ -131,6 +150,7 @@ impl Core {
                 self.write_effect(effect);
             }
         }
+        self.release_paced();
         self.commit_landed();
         self.check_sources();
     }
@@ -144,8 +164,10 @@ impl Core {
         match message {
             ServerMessage::Attached { link, answer } => self.attached(link, answer),
             ServerMessage::Fenced { link } => self.fenced(link),
-            ServerMessage::Stated { request, answer } => {
-                self.stated.insert(request, answer);
+            ServerMessage::Stated { request, answers } => {
+                if let Some(answers) = self.looked(request, answers) {
+                    self.stated.insert(request, answers);
+                }
             }
             ServerMessage::Page { request, entries, faults, done } => {
                 self.remote_page(request, entries, faults, done);
@@ -181,7 +203,10 @@ impl Core {
             Event::Landed(answers) => self.landed(answers),
             Event::SourcesChecked(answers) => {
                 for (file, root, answer) in answers {
-                    self.write.source_checked(file, root, answer);
+                    match self.rules.task {
+                        Task::Verify => self.compared(file, root, answer),
+                        _ => self.write.source_checked(file, root, answer),
+                    }
                 }
             }
             Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
@@ -197,6 +222,21 @@ impl Core {
         let worker = usize::from(link.index) % self.workers.len();
         if let Err(error) = self.workers[worker].send(command) {
             self.broke(Fault::new(Code::Limit, error.to_string()));
+        }
+    }
+
+    /// Tells a worker to move data, when it is time.
+    pub(super) fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
+        match &mut self.pace {
+            Some(pace) => pace.push(bytes, (link, command)),
+            None => self.tell(link, command),
+        }
+    }
+
+    fn release_paced(&mut self) {
+        let now = self.now();
+        while let Some((link, command)) = self.pace.as_mut().and_then(|pace| pace.pop(now)) {
+            self.tell(link, command);
         }
     }
 
@@ -223,11 +263,24 @@ impl Core {
         self.reports.push_back(Report::Failed(failure));
     }
 
+    pub(super) fn skipped(&mut self, path: String, reason: SkipReason) {
+        self.summary.skipped += 1;
+        self.reports.push_back(Report::Skipped(Skipped { path, reason }));
+    }
+
+    pub(super) fn planned(&mut self, planned: Planned) {
+        self.summary.files += u64::from(planned.kind == EntryKind::File);
+        self.summary.bytes += planned.bytes;
+        self.reports.push_back(Report::Planned(planned));
+    }
+
     pub(super) fn report(&mut self, observer: &mut dyn Observer) {
         while let Some(report) = self.reports.pop_front() {
             match report {
                 Report::Done(done) => observer.file_done(&done),
                 Report::Failed(failure) => observer.failed(&failure),
+                Report::Skipped(skipped) => observer.skipped(&skipped),
+                Report::Planned(planned) => observer.planned(&planned),
             }
         }
     }
@@ -237,6 +290,8 @@ impl Core {
         let Some(fault) = self.broken.clone() else { return };
         self.drop_downloads(&fault);
         self.drop_uploads(&fault);
+        self.drop_compares(&fault);
+        self.drop_choices(&fault);
         self.trees = Trees::default();
     }
 

@@ -1,11 +1,13 @@
 //! Downloads: opens files as there is room, hands chunks to workers with the
 //! places they go to, and commits what is whole in batches.
 
+use super::queue::LargestFirst;
 use super::{Core, Event};
 use crate::report::FileDone;
+use crate::rules::Task;
 use crate::sink::Sink;
 use crate::worker::{Command, Landing};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use verbatim_files::{Folder, Target};
@@ -27,13 +29,15 @@ pub struct Download {
     pub local: WirePath,
     /// How long it is, as far as is known.
     pub size: u64,
+    /// When its content changed, in nanoseconds since 1970.
+    pub mtime_ns: i64,
     /// How the user would name it.
     pub label: String,
 }
 
 #[derive(Default)]
 pub(super) struct Downloads {
-    queue: VecDeque<Download>,
+    queue: LargestFirst<Download>,
     files: HashMap<FileId, File>,
     whole: Vec<(FileId, Digest, Arc<Sink>)>,
     commits: usize,
@@ -61,17 +65,17 @@ impl Downloads {
 }
 
 impl Core {
-    pub(super) fn add_download(&mut self, download: Download) {
+    pub(super) fn queue_download(&mut self, download: Download) {
         self.progress.files_known += 1;
         self.progress.bytes_known += download.size;
-        self.downloads.queue.push_back(download);
+        self.downloads.queue.push(download.size, download);
     }
 
     pub(super) fn pump_downloads(&mut self) {
         let now = self.now();
         // A file holds a descriptor until it is durable; a slow disk slows down what is opened.
         while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
-            let Some(download) = self.downloads.queue.pop_front() else { return };
+            let Some(download) = self.downloads.queue.pop() else { return };
             let id = self.file();
             let key = format!("{} {}", self.server, download.remote);
             let sink = Sink::new(download.folder, download.local, Digest::of(key.as_bytes()));
@@ -89,6 +93,9 @@ impl Core {
     }
 
     pub(super) fn read_effect(&mut self, effect: ClientEffect) {
+        if self.rules.task == Task::Verify {
+            return self.compare_effect(effect);
+        }
         match effect {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
@@ -118,7 +125,8 @@ impl Core {
             Landing { sink: file.sink.clone(), size: file.size }
         };
         let landings = fetch.chunk.pieces.iter().map(landing).collect();
-        self.tell(fetch.link, Command::Fetch(fetch, landings));
+        let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
+        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
     }
 
     fn download_failed(&mut self, id: FileId, fault: Fault) {
@@ -162,7 +170,7 @@ impl Core {
             drop(file.sink.leave());
             self.failed(file.label, fault.clone());
         }
-        for download in downloads.queue {
+        for download in downloads.queue.into_items() {
             self.failed(download.label, fault.clone());
         }
     }

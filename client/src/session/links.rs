@@ -4,6 +4,7 @@
 
 use super::carrier::{Carrier, Transport, reason_of};
 use super::{Core, Event, READS_PER_LINK};
+use crate::rules::Task;
 use crate::worker::Command;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -70,6 +71,11 @@ impl Links {
 impl Core {
     /// Asks for all links, unless they were asked for before.
     pub(super) fn attach_all(&mut self) {
+        match self.rules.task {
+            Task::Copy => {}
+            Task::DryRun => return,
+            Task::Verify => return self.pretend_links(),
+        }
         if self.links.up.is_empty() && self.links.coming.is_empty() {
             for index in 0..self.workers.len() as u16 {
                 self.attach(LinkId { index, epoch: 0 });

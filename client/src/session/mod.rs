@@ -1,22 +1,30 @@
 //! A session with one server: the control connection, the links, the machines,
 //! and the work that is left. One task takes messages of the server and events
 //! of workers and jobs, feeds the machines and does what they ask; `links`,
-//! `down`, `up` and `trees` each do one kind of work.
+//! `down`, `up`, `trees`, `choices` and `compare` each do one kind of work.
 //!
 //! A session ends when its work is done, or breaks: then everything unfinished
 //! fails with the cause, and temporary files are removed.
 
+mod asking;
 mod carrier;
+mod choices;
+mod compare;
 mod core;
 mod down;
 mod links;
+mod queue;
 mod trees;
 mod up;
 
 use crate::location::peer;
+use crate::pace::Pace;
 use crate::report::{Observer, Progress, Summary};
+use crate::rules::Rules;
 use crate::worker::{ClientWorker, Stats};
 use carrier::Carrier;
+use choices::Choices;
+use compare::Compares;
 use core::Core;
 use down::Downloads;
 use links::Links;
@@ -30,11 +38,11 @@ use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
-use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage, Tag};
+use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault};
 
 pub use carrier::{CarrierOptions, Transport};
 pub use down::Download;
@@ -63,6 +71,8 @@ pub struct SessionOptions {
     pub timeout: Duration,
     /// What data moves over.
     pub carrier: CarrierOptions,
+    /// How many bytes of data may go in a second; none for all there is.
+    pub bytes_per_second: Option<u64>,
     /// A simulated network to make links on, for tests.
     pub sim: Option<SimNet>,
 }
@@ -177,6 +187,8 @@ impl Session {
             uploads: Uploads::default(),
             trees: Trees::default(),
             open_max,
+            choices: Choices::default(),
+            compares: Compares::default(),
             next_file: 0,
             next_request: 0,
             summary: Summary::default(),
@@ -186,49 +198,17 @@ impl Session {
             asking: false,
             quiet_since: Instant::now(),
             broken: None,
+            rules: Arc::default(),
+            pace: options.bytes_per_second.map(Pace::new),
             options,
         };
         let outbox = Outbox::new(connection.sender, timeout);
         Ok(Self { outbox, receiver: connection.receiver, events, core })
     }
 
-    /// Says what is at a remote path.
-    pub async fn stat(&mut self, path: &WirePath) -> Result<Result<Entry, Fault>, ClientError> {
-        let request = self.core.request();
-        self.core.sending.push_back(ClientMessage::Stat { request, path: path.clone() });
-        self.core.asking = true;
-        loop {
-            if let Some(answer) = self.core.stated.remove(&request) {
-                self.core.asking = false;
-                return Ok(answer);
-            }
-            self.turn_or_end().await?;
-        }
-    }
-
-    /// Lists a remote folder, or the exports.
-    pub async fn list(
-        &mut self,
-        path: &WirePath,
-        recursive: bool,
-        mut page: impl FnMut(Vec<Entry>, Vec<(WirePath, Fault)>),
-    ) -> Result<(), ClientError> {
-        let request = self.core.request();
-        let path = path.clone();
-        self.core.sending.push_back(ClientMessage::Scan { request, path, recursive });
-        self.core.trees.list(request);
-        self.core.asking = true;
-        loop {
-            self.turn_or_end().await?;
-            while let Some((entries, faults, done)) = self.core.trees.listed() {
-                page(entries, faults);
-                if done {
-                    self.core.asking = false;
-                    return Ok(());
-                }
-                self.core.sending.push_back(ClientMessage::ScanMore { request });
-            }
-        }
+    /// Copies by these rules from now on.
+    pub fn obey(&mut self, rules: Rules) {
+        self.core.rules = Arc::new(rules);
     }
 
     /// Copies all of this, and tells the observer. Stops early only when `stop` completes or

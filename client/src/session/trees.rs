@@ -3,14 +3,17 @@
 //! is left to do, so a tree of any size takes one page of memory. Folders are
 //! made before what is in them.
 
+use super::choices::Offer;
 use super::{Core, Download, Event, Upload, UploadSource};
+use crate::report::SkipReason;
+use crate::rules::Rules;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 use verbatim_files::{Folder, Walk};
 use verbatim_proto::message::{ClientMessage, Entry, EntryKind, NewEntry};
 use verbatim_proto::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Fault, Scan, WirePath};
 
 /// Files that wait before another page is asked for.
 const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
@@ -91,37 +94,42 @@ impl Trees {
 
 impl Core {
     pub(super) fn add_remote_tree(&mut self, tree: RemoteTree) {
-        if let Err(fault) = tree.folder.make_folder(&tree.local, 0o755) {
+        let made = self.take_folder(&tree.folder, &tree.local, 0o755, &tree.label);
+        if let Err(fault) = made {
             return self.failed(tree.label, fault);
         }
         let request = self.request();
-        let path = tree.remote.clone();
-        self.sending.push_back(ClientMessage::Scan { request, path, recursive: true });
+        let (path, follow) = (tree.remote.clone(), self.rules.follow);
+        let exclude = self.rules.exclude.texts().to_vec();
+        let scan = Scan { path, recursive: true, follow, exclude };
+        self.sending.push_back(ClientMessage::Scan { request, scan });
         self.trees.remote.insert(request, tree);
     }
 
     pub(super) fn add_local_tree(&mut self, tree: LocalTree) {
-        let entry = NewEntry { path: tree.remote.clone(), kind: EntryKind::Folder, mode: 0o755 };
-        let label = tree.label.clone();
-        self.make(vec![(entry, label)], Vec::new());
+        let (path, kind, force) = (tree.remote.clone(), EntryKind::Folder, self.rules.force);
+        let entry = NewEntry { path, kind, force, mode: 0o755 };
+        self.offer(vec![Offer::Entry { entry, mtime_ns: 0, label: tree.label.clone() }]);
         self.trees.local.push_back((Arc::new(tree), None));
     }
 
     /// Asks for pages while little is left to do.
     pub(super) fn pump_trees(&mut self) {
-        if self.downloads.queued() < QUEUE_LOW
+        if self.downloads.queued() + self.compares.queued() < QUEUE_LOW
             && let Some(request) = self.trees.ready.pop_front()
         {
             self.quiet_since = Instant::now();
             self.sending.push_back(ClientMessage::ScanMore { request });
         }
         let waiting: usize = self.trees.making.values().map(|making| making.files.len()).sum();
-        if self.uploads.queued() + waiting < QUEUE_LOW
+        if self.uploads.queued() + self.compares.queued() + self.choices.queued() + waiting
+            < QUEUE_LOW
             && self.trees.walking == 0
             && let Some((tree, walk)) = self.trees.local.pop_front()
         {
             self.trees.walking += 1;
-            self.job(move || Event::LocalPage(walk_page(tree, walk)));
+            let rules = self.rules.clone();
+            self.job(move || Event::LocalPage(walk_page(tree, walk, &rules)));
         }
     }
 
@@ -153,18 +161,20 @@ impl Core {
     fn remote_entry(&mut self, tree: &RemoteTree, entry: Entry) {
         let label = label_of(&tree.label, &entry.path);
         let local = tree.local.join(&entry.path);
-        let made = match entry.kind {
+        let taken = match entry.kind {
             EntryKind::File => {
                 let remote = tree.remote.join(&entry.path);
-                let folder = tree.folder.clone();
-                let download = Download { remote, folder, local, size: entry.size, label };
-                return self.add_download(download);
+                let (folder, size, mtime_ns) = (tree.folder.clone(), entry.size, entry.mtime_ns);
+                self.add_download(Download { remote, folder, local, size, mtime_ns, label });
+                return;
             }
-            EntryKind::Folder => tree.folder.make_folder(&local, entry.mode),
-            EntryKind::Symlink { target } => tree.folder.make_symlink(&local, &target),
-            EntryKind::Special => Err(special()),
+            EntryKind::Folder => self.take_folder(&tree.folder, &local, entry.mode, &label),
+            EntryKind::Symlink { target } => {
+                self.take_link(&tree.folder, &local, &target, entry.mtime_ns, &label)
+            }
+            EntryKind::Special => return self.skipped(label, SkipReason::Special),
         };
-        if let Err(fault) = made {
+        if let Err(fault) = taken {
             self.failed(label, fault);
         }
     }
@@ -175,21 +185,31 @@ impl Core {
         for (path, fault) in faults {
             self.failed(label_of(&tree.label, &path), fault);
         }
-        let mut files = Vec::new();
-        let mut makes = Vec::new();
+        let mut offers = Vec::new();
         for entry in entries {
             let label = label_of(&tree.label, &entry.path);
-            let path = tree.remote.join(&entry.path);
+            let (path, mtime_ns) = (tree.remote.join(&entry.path), entry.mtime_ns);
             match entry.kind {
                 EntryKind::File => {
                     let source = UploadSource::Below(tree.folder.clone(), entry.path);
-                    files.push(Upload { source, remote: path, size: entry.size, label });
+                    let size = entry.size;
+                    offers.push(Offer::File(Upload {
+                        source,
+                        remote: path,
+                        size,
+                        mtime_ns,
+                        label,
+                    }));
                 }
-                EntryKind::Special => self.failed(label, special()),
-                kind => makes.push((NewEntry { path, kind, mode: entry.mode }, label)),
+                EntryKind::Special => self.skipped(label, SkipReason::Special),
+                kind => {
+                    let (force, mode) = (self.rules.force, entry.mode);
+                    let entry = NewEntry { path, kind, force, mode };
+                    offers.push(Offer::Entry { entry, mtime_ns, label });
+                }
             }
         }
-        self.make(makes, files);
+        self.offer(offers);
         if walk.is_some() {
             self.trees.local.push_back((tree, walk));
         }
@@ -197,10 +217,10 @@ impl Core {
 
     /// Has entries made, and then the files added. The server makes them in order, so files
     /// wait for the last request that could hold their folder.
-    fn make(&mut self, mut makes: Vec<(NewEntry, String)>, files: Vec<Upload>) {
+    pub(super) fn make(&mut self, mut makes: Vec<(NewEntry, String)>, files: Vec<Upload>) {
         let mut files = Some(files);
         if makes.is_empty() && self.trees.making.is_empty() {
-            return files.into_iter().flatten().for_each(|file| self.add_upload(file));
+            return files.into_iter().flatten().for_each(|file| self.queue_upload(file));
         }
         // An empty request still comes back behind those before it.
         loop {
@@ -226,12 +246,18 @@ impl Core {
                 self.failed(label, fault);
             }
         }
-        making.files.into_iter().for_each(|file| self.add_upload(file));
+        making.files.into_iter().for_each(|file| self.queue_upload(file));
     }
 }
 
-fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>) -> LocalPage {
-    let begin = || Walk::new(tree.folder.open_folder(&WirePath::root())?, true).map(Box::new);
+fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>, rules: &Rules) -> LocalPage {
+    let begin = || {
+        let walk = match rules.follow {
+            true => Walk::following(tree.folder.share(), WirePath::root(), true)?,
+            false => Walk::new(tree.folder.open_folder(&WirePath::root())?, true)?,
+        };
+        Ok(Box::new(walk))
+    };
     let mut page = LocalPage { tree: tree.clone(), walk: None, entries: vec![], faults: vec![] };
     let mut walk = match walk.map_or_else(begin, Ok) {
         Ok(walk) => walk,
@@ -242,6 +268,7 @@ fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>) -> LocalPage {
     };
     while page.entries.len() < PAGE_ENTRIES_MAX {
         match walk.next() {
+            Some(Ok(entry)) if is_excluded(rules, &entry) => walk.leave(),
             Some(Ok(entry)) => page.entries.push(entry),
             Some(Err(fault)) => page.faults.push(fault),
             None => return page,
@@ -251,8 +278,8 @@ fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>) -> LocalPage {
     page
 }
 
-fn special() -> Fault {
-    Fault::new(Code::Special, "it is not a regular file, folder or link, and is skipped")
+fn is_excluded(rules: &Rules, entry: &Entry) -> bool {
+    rules.exclude.excludes(&entry.path, entry.kind == EntryKind::Folder)
 }
 
 fn label_of(base: &str, path: &WirePath) -> String {

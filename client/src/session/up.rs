@@ -1,11 +1,12 @@
 //! Uploads: opens sources as there is room, hands chunks to workers with the
 //! files they come from, and looks at each source again before it is committed.
 
+use super::queue::LargestFirst;
 use super::{Core, Event};
 use crate::report::FileDone;
 use crate::worker::Command;
 use rustix::fs::OFlags;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -23,6 +24,8 @@ pub struct Upload {
     pub remote: WirePath,
     /// How long it is, as far as is known.
     pub size: u64,
+    /// When its content changed, in nanoseconds since 1970.
+    pub mtime_ns: i64,
     /// How the user would name it.
     pub label: String,
 }
@@ -38,9 +41,9 @@ pub enum UploadSource {
 
 #[derive(Default)]
 pub(super) struct Uploads {
-    queue: VecDeque<Upload>,
+    queue: LargestFirst<Upload>,
     files: HashMap<FileId, File>,
-    /// Sent whole; their sources are looked at again, many in one job.
+    /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
 }
 
@@ -57,10 +60,15 @@ impl Uploads {
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
+
+    /// Has a source looked at again, once it was read to its end.
+    pub fn check_later(&mut self, file: FileId, root: Digest, source: Arc<Source>) {
+        self.unchecked.push((file, root, source));
+    }
 }
 
 impl UploadSource {
-    fn open(&self, label: &str) -> Result<Source, Fault> {
+    pub(super) fn open(&self, label: &str) -> Result<Source, Fault> {
         let file = match self {
             Self::Below(folder, path) => folder.open_file(path)?,
             Self::Path(path) => {
@@ -81,15 +89,15 @@ impl UploadSource {
 }
 
 impl Core {
-    pub(super) fn add_upload(&mut self, upload: Upload) {
+    pub(super) fn queue_upload(&mut self, upload: Upload) {
         self.progress.files_known += 1;
         self.progress.bytes_known += upload.size;
-        self.uploads.queue.push_back(upload);
+        self.uploads.queue.push(upload.size, upload);
     }
 
     pub(super) fn pump_uploads(&mut self) {
         while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
-            let Some(upload) = self.uploads.queue.pop_front() else { return };
+            let Some(upload) = self.uploads.queue.pop() else { return };
             let id = self.file();
             self.begin_upload(id, upload);
         }
@@ -124,7 +132,7 @@ impl Core {
             }
             ClientEffect::CheckSource { file, root } => {
                 let source = self.uploads.files[&file].source.clone();
-                self.uploads.unchecked.push((file, root, source));
+                self.uploads.check_later(file, root, source);
             }
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
@@ -162,13 +170,15 @@ impl Core {
     fn post(&mut self, post: Post) {
         let source = |(id, _): &(FileId, _)| self.uploads.files[id].source.clone();
         let sources = post.pieces.iter().map(source).collect();
-        self.tell(post.grant.link, Command::Post(post, sources));
+        let (link, bytes) =
+            (post.grant.link, post.pieces.iter().map(|(_, extent)| extent.len).sum());
+        self.tell_paced(link, bytes, Command::Post(post, sources));
     }
 
     pub(super) fn drop_uploads(&mut self, fault: &Fault) {
         let uploads = std::mem::take(&mut self.uploads);
         let begun = uploads.files.into_values().map(|file| file.upload);
-        for upload in begun.chain(uploads.queue) {
+        for upload in begun.chain(uploads.queue.into_items()) {
             self.failed(upload.label, fault.clone());
         }
     }

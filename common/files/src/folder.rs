@@ -2,6 +2,7 @@
 //! kernel with `openat2` and `RESOLVE_BENEATH`: a `..`, an absolute link or one
 //! that escapes is refused, whatever is renamed meanwhile. Links that stay
 //! below are followed. Used for exports on the server, targets on the client.
+//! One folder is free: that of a user who has links of his own tree followed.
 
 use crate::identity::{nanoseconds, stat_open};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -28,6 +29,7 @@ const PARENT_LIFE: Duration = Duration::from_millis(500);
 pub struct Folder {
     path: PathBuf,
     fd: Arc<OwnedFd>,
+    beneath: bool,
     parents: Mutex<Vec<Parent>>,
 }
 
@@ -45,12 +47,30 @@ impl Folder {
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| {
             Fault::from_io(format!("cannot open folder {}", path.display()), &e.into())
         })?;
-        Ok(Self { path: path.to_owned(), fd: Arc::new(fd), parents: Mutex::default() })
+        let (path, fd) = (path.to_owned(), Arc::new(fd));
+        Ok(Self { path, fd, beneath: true, parents: Mutex::default() })
+    }
+
+    /// Opens a folder whose links may lead anywhere. Only for what a user has copied with
+    /// `-L` of his own files: never for what a peer names.
+    pub fn open_free(path: &Path) -> Result<Self, Fault> {
+        Ok(Self { beneath: false, ..Self::open(path)? })
+    }
+
+    /// The same folder for another owner.
+    pub fn share(&self) -> Self {
+        let (path, fd) = (self.path.clone(), self.fd.clone());
+        Self { path, fd, beneath: self.beneath, parents: Mutex::default() }
     }
 
     /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where something below it is, for people.
+    pub fn shown(&self, path: &WirePath) -> String {
+        self.path.join(OsStr::from_bytes(path.as_bytes())).display().to_string()
     }
 
     /// The folder's own descriptor.
@@ -117,11 +137,29 @@ impl Folder {
         let mode = Mode::from_raw_mode(mode & 0o777 | 0o700);
         match mkdirat(&*parent, OsStr::from_bytes(name), mode) {
             Ok(()) => Ok(()),
-            Err(rustix::io::Errno::EXIST) => match self.stat(path, true)?.kind {
-                EntryKind::Folder => Ok(()),
+            Err(rustix::io::Errno::EXIST) => match self.stat(path, true) {
+                Ok(Entry { kind: EntryKind::Folder, .. }) => Ok(()),
+                // A link may lead to a folder elsewhere: it is not in the way, it is refused.
+                Err(fault) if fault.code != Code::NotFound => Err(fault),
                 _ => Err(Fault::new(Code::NotFolder, format!("{what}: a file is in its place"))),
             },
             Err(error) => Err(Fault::from_io(&what, &error.into())),
+        }
+    }
+
+    /// Makes a folder, in place of a file or a link that is no folder. A folder is never
+    /// removed, and nothing is that cannot be replaced.
+    pub fn force_folder(&self, path: &WirePath, mode: u32) -> Result<(), Fault> {
+        match self.make_folder(path, mode) {
+            Err(fault) if fault.code == Code::NotFolder => {
+                let Some(name) = path.name() else { return Err(fault) };
+                let parent = self.open_parent(path)?;
+                unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty()).map_err(|e| {
+                    Fault::from_io(format!("cannot remove {path} for a folder"), &e.into())
+                })?;
+                self.make_folder(path, mode)
+            }
+            made => made,
         }
     }
 
@@ -149,7 +187,10 @@ impl Folder {
         if path.is_root() {
             return openat(&*self.fd, c".", flags, Mode::empty());
         }
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let resolve = match self.beneath {
+            true => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+            false => ResolveFlags::empty(),
+        };
         let name = OsStr::from_bytes(path.as_bytes());
         // The kernel asks to try again when a rename raced with the look-up.
         for _ in 0..RESOLVE_TRIES_MAX {
@@ -167,8 +208,12 @@ const RESOLVE_TRIES_MAX: usize = 64;
 
 fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
     match error {
-        rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => {
+        rustix::io::Errno::XDEV => {
             Fault::new(Code::BadPath, format!("{what}: {path} leads out of its export"))
+        }
+        rustix::io::Errno::LOOP => {
+            let text = format!("{what}: {path} leads out of its export, or in a circle");
+            Fault::new(Code::BadPath, text)
         }
         other => Fault::from_io(what, &other.into()),
     }
@@ -270,6 +315,32 @@ mod tests {
         folder.make_folder(&path("sub/new"), 0o755).expect("makes");
         folder.make_folder(&path("sub/new"), 0o755).expect("is there");
         assert_eq!(folder.make_folder(&path("a"), 0o755).expect_err("file").code, Code::NotFolder);
+    }
+
+    #[test]
+    fn force_makes_a_folder_of_a_file_and_of_a_link_that_leads_nowhere() {
+        let (keep, folder) = sample();
+        fs::write(keep.path().join("export/sub/kept"), b"").expect("writes");
+        symlink("nothing", keep.path().join("export/dangling")).expect("links");
+        for name in ["a", "dangling", "sub"] {
+            folder.force_folder(&path(name), 0o755).expect("makes");
+            assert!(keep.path().join("export").join(name).is_dir());
+        }
+        assert!(keep.path().join("export/sub/kept").exists(), "a folder stays as it is");
+        assert!(folder.force_folder(&path("absolute"), 0o755).is_err(), "it may lead to a folder");
+        assert!(keep.path().join("export/absolute").is_symlink());
+    }
+
+    #[test]
+    fn only_a_free_folder_has_links_that_leave() {
+        let (keep, folder) = sample();
+        let free = Folder::open_free(&keep.path().join("export")).expect("opens");
+        assert!(
+            free.open_file(&path("escape")).is_ok()
+                && free.share().open_file(&path("escape")).is_ok()
+        );
+        assert!(folder.share().open_file(&path("escape")).is_err(), "it stays confined");
+        assert!(free.open_file(&path("loop")).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! machine that takes it. Append variants and fields behind a new version;
 //! the golden bytes in `tests/golden.rs` make an accidental change fail.
 
-use crate::{Digest, Extent, Fault, WirePath};
+use crate::{Digest, Extent, Fault, Look, Scan, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN.
@@ -57,21 +57,19 @@ pub enum ClientMessage {
         /// The link.
         link: LinkId,
     },
-    /// What is at this path? The first name is the export.
+    /// What is at these paths?
     Stat {
         /// Comes back in the answer.
         request: u32,
-        /// The path.
-        path: WirePath,
+        /// The paths, and how.
+        look: Look,
     },
     /// List a folder; the empty path lists the exports.
     Scan {
         /// Comes back with every page.
         request: u32,
-        /// The folder, or a single file.
-        path: WirePath,
-        /// Whether to go into the folders below.
-        recursive: bool,
+        /// The folder, and how.
+        scan: Scan,
     },
     /// One more page of a scan.
     ScanMore {
@@ -112,12 +110,12 @@ pub enum ServerMessage {
         /// The link.
         link: LinkId,
     },
-    /// The answer to `Stat`.
+    /// The answer to `Stat`, in the same order.
     Stated {
         /// Which request.
         request: u32,
-        /// What is there.
-        answer: Result<Entry, Fault>,
+        /// What is there; the entries have no path.
+        answers: Vec<Result<Entry, Fault>>,
     },
     /// A page of a scan.
     Page {
@@ -262,6 +260,8 @@ pub struct NewEntry {
     pub path: WirePath,
     /// A folder (an existing one is fine) or a symbolic link (replaces one).
     pub kind: EntryKind,
+    /// Whether a file that is where a folder goes is removed.
+    pub force: bool,
     /// The permission bits of a new folder.
     pub mode: u32,
 }

@@ -34,6 +34,9 @@ pub const OPEN_FILES_MAX: usize = 2048;
 /// Files named in one message.
 pub const BATCH_FILES_MAX: usize = 256;
 
+/// Paths looked at in one message: with the longest links the answer still fits a frame.
+pub const LOOK_PATHS_MAX: usize = 128;
+
 /// Entries in one page of a scan.
 pub const PAGE_ENTRIES_MAX: usize = 1024;
 

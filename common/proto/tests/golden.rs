@@ -19,8 +19,8 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
-    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Region, ServerMessage, Tag,
-    WindowId, WirePath,
+    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Look, Region, Scan, ServerMessage,
+    Tag, WindowId, WirePath,
 };
 
 /// An enum that crosses the wire, with a sample of each of its variants.
@@ -89,16 +89,20 @@ fn codes() -> Vec<Code> {
 fn client() -> Vec<ClientMessage> {
     let (request, agent) = (7, "rdma-cp 0.1".to_owned());
     let proof = Some(Proof { key: [0xab; 32], signature: vec![0xcd; 64] });
-    let folder = NewEntry { path: path("x/new"), kind: EntryKind::Folder, mode: 0o755 };
+    let folder =
+        NewEntry { path: path("x/new"), kind: EntryKind::Folder, force: true, mode: 0o755 };
     let kind = EntryKind::Symlink { target: b"new".to_vec() };
-    let symlink = NewEntry { path: path("x/link"), kind, mode: 0o777 };
+    let symlink = NewEntry { path: path("x/link"), kind, force: false, mode: 0o777 };
+    let look = Look { follow: true, paths: vec![path("x/a.bin"), path("y")] };
+    let exclude = vec![b"*.tmp".to_vec()];
+    let scan = Scan { path: path("x"), recursive: true, follow: false, exclude };
     vec![
         ClientMessage::Hello(Hello { agent: agent.clone(), proof, chunk_bytes: 1 << 20 }),
         ClientMessage::Hello(Hello { agent, proof: None, chunk_bytes: 1 << 18 }),
         ClientMessage::Attach { link: link(), offer: LinkOffer::Tcp },
         ClientMessage::Fence { link: link() },
-        ClientMessage::Stat { request, path: path("x/a.bin") },
-        ClientMessage::Scan { request, path: path("x"), recursive: true },
+        ClientMessage::Stat { request, look },
+        ClientMessage::Scan { request, scan },
         ClientMessage::ScanMore { request: u32::MAX },
         ClientMessage::Make { request, entries: vec![folder, symlink] },
         ClientMessage::Read(ReadRequest::Close { files: vec![FileId(1)] }),
@@ -117,8 +121,7 @@ fn server() -> Vec<ServerMessage> {
         ServerMessage::Attached { link: link(), answer: Ok(answer) },
         ServerMessage::Attached { link: link(), answer: Err(fault()) },
         ServerMessage::Fenced { link: link() },
-        ServerMessage::Stated { request, answer: Ok(entry()) },
-        ServerMessage::Stated { request, answer: Err(fault()) },
+        ServerMessage::Stated { request, answers: vec![Ok(entry()), Err(fault())] },
         ServerMessage::Page { request, entries, faults, done: true },
         ServerMessage::Made { request, answers: vec![Ok(()), Err(fault())] },
         ServerMessage::Read(ReadReply::Closed { files: vec![(FileId(1), Ok(()))] }),
@@ -320,13 +323,13 @@ ClientMessage::Attach
 ClientMessage::Fence
     0400000002028104
 ClientMessage::Stat
-    0a000000030707782f612e62696e
+    0e0000000307010207782f612e62696e0179
 ClientMessage::Scan
-    050000000407017801
+    0d00000004070178010001052a2e746d70
 ClientMessage::ScanMore
     0600000005ffffffff0f
 ClientMessage::Make
-    1a00000006070205782f6e657701ed0306782f6c696e6b02036e6577ff03
+    1c00000006070205782f6e65770101ed0306782f6c696e6b02036e657700ff03
 ClientMessage::Read
     0400000007030101
 ClientMessage::Write
@@ -344,9 +347,8 @@ ServerMessage::Attached#2
 ServerMessage::Fenced
     0400000003028104
 ServerMessage::Stated
-    0f00000004070005612e62696e00ac02800301
-ServerMessage::Stated#2
-    1e000000040701071963616e6e6f7420777269746520783a206469736b2066756c6c
+    2c0000000407020005612e62696e00ac0280030101071963616e6e6f7420777269746520783a206469736b20
+    66756c6c
 ServerMessage::Page
     3300000005070105612e62696e00ac0280030101066c6f636b6564071963616e6e6f7420777269746520783a
     206469736b2066756c6c01

@@ -16,8 +16,8 @@ use verbatim_proto::message::{
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::wire::{PREFIX_BYTES, WireError, body_bytes, decode, encode};
 use verbatim_proto::{
-    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Region, ServerMessage, Tag,
-    WindowId, WirePath,
+    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Look, Region, Scan, ServerMessage,
+    Tag, WindowId, WirePath,
 };
 
 /// Entries of a generated list: enough to have none, one and several.
@@ -93,7 +93,12 @@ fn entry() -> impl Strategy<Value = Entry> {
 }
 
 fn new_entry() -> impl Strategy<Value = NewEntry> {
-    (path(), kind(), any::<u32>()).prop_map(|(path, kind, mode)| NewEntry { path, kind, mode })
+    (path(), kind(), any::<bool>(), any::<u32>()).prop_map(|(path, kind, force, mode)| NewEntry {
+        path,
+        kind,
+        force,
+        mode,
+    })
 }
 
 fn or_fault<T: Clone + std::fmt::Debug>(
@@ -160,6 +165,12 @@ fn write_reply() -> impl Strategy<Value = WriteReply> {
     ]
 }
 
+fn scan() -> impl Strategy<Value = Scan> {
+    let exclude = list(vec(any::<u8>(), 0..20));
+    (path(), any::<bool>(), any::<bool>(), exclude)
+        .prop_map(|(path, recursive, follow, exclude)| Scan { path, recursive, follow, exclude })
+}
+
 fn client_message() -> impl Strategy<Value = ClientMessage> {
     let proof = (any::<[u8; 32]>(), vec(any::<u8>(), 0..70))
         .prop_map(|(key, signature)| Proof { key, signature });
@@ -171,10 +182,10 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         }),
         (link(), offer).prop_map(|(link, offer)| ClientMessage::Attach { link, offer }),
         link().prop_map(|link| ClientMessage::Fence { link }),
-        (any::<u32>(), path()).prop_map(|(request, path)| ClientMessage::Stat { request, path }),
-        (any::<u32>(), path(), any::<bool>()).prop_map(|(request, path, recursive)| {
-            ClientMessage::Scan { request, path, recursive }
+        (any::<u32>(), any::<bool>(), list(path())).prop_map(|(request, follow, paths)| {
+            ClientMessage::Stat { request, look: Look { follow, paths } }
         }),
+        (any::<u32>(), scan()).prop_map(|(request, scan)| ClientMessage::Scan { request, scan }),
         any::<u32>().prop_map(|request| ClientMessage::ScanMore { request }),
         (any::<u32>(), list(new_entry()))
             .prop_map(|(request, entries)| ClientMessage::Make { request, entries }),
@@ -198,8 +209,8 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
         (link(), or_fault(answer))
             .prop_map(|(link, answer)| ServerMessage::Attached { link, answer }),
         link().prop_map(|link| ServerMessage::Fenced { link }),
-        (any::<u32>(), or_fault(entry()))
-            .prop_map(|(request, answer)| ServerMessage::Stated { request, answer }),
+        (any::<u32>(), list(or_fault(entry())))
+            .prop_map(|(request, answers)| ServerMessage::Stated { request, answers }),
         page.prop_map(|(request, entries, faults, done)| ServerMessage::Page {
             request,
             entries,
@@ -314,7 +325,8 @@ fn a_list_that_claims_more_than_the_frame_is_refused_at_once() {
     let piece = Piece { file: FileId(0), extent: Extent::new(0, 0), digests: vec![] };
     let chunk = SentChunk { tag: Tag(0), pieces: vec![piece] };
     let clients = [
-        ClientMessage::Stat { request: 0, path: WirePath::root() },
+        ClientMessage::Stat { request: 0, look: Look { follow: false, paths: vec![] } },
+        ClientMessage::Scan { request: 0, scan: Scan::default() },
         ClientMessage::Make { request: 0, entries: vec![] },
         ClientMessage::Read(ReadRequest::Open { files: vec![] }),
         ClientMessage::Read(ReadRequest::Release { windows: vec![] }),
@@ -366,7 +378,7 @@ fn a_path_longer_than_the_bound_is_refused_on_the_wire() {
     // A `Stat` by hand, because a path this long cannot be made into a message.
     let stat = |slashes: usize| {
         let path = "a/".repeat(slashes) + "a";
-        decode::<ClientMessage>(&[body_of(&(3_u8, 0_u32)), body_of(&path)].concat())
+        decode::<ClientMessage>(&[body_of(&(3_u8, 0_u32, false, 1_u8)), body_of(&path)].concat())
     };
     let longest = PATH_BYTES_MAX / 2 - 1;
     assert!(matches!(stat(longest), Ok(ClientMessage::Stat { .. })));

@@ -7,8 +7,8 @@ use crate::export::Mode;
 use std::collections::{HashMap, VecDeque};
 use verbatim_files::Walk;
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
-use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
+use verbatim_proto::{Code, Excludes, Fault, Look, Scan as ScanRequest, WirePath};
 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
@@ -26,7 +26,7 @@ pub(super) struct Catalog {
 }
 
 enum Scan {
-    Walk(Box<Walk>),
+    Walk(Box<Walk>, Excludes),
     Exports(Vec<Entry>),
 }
 
@@ -38,20 +38,20 @@ pub(crate) struct Page {
 }
 
 impl Session {
-    pub(super) fn stat(&mut self, request: u32, path: WirePath) {
+    pub(super) fn stat(&mut self, request: u32, look: Look) -> Result<(), End> {
+        if look.paths.len() > LOOK_PATHS_MAX {
+            let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
         let shared = self.shared.clone();
         self.job(move || {
-            let answer = stat(&shared, &path);
-            Event::Reply(ServerMessage::Stated { request, answer })
+            let answers = look.paths.iter().map(|path| stat(&shared, path, look.follow)).collect();
+            Event::Reply(ServerMessage::Stated { request, answers })
         });
+        Ok(())
     }
 
-    pub(super) fn scan(
-        &mut self,
-        request: u32,
-        path: WirePath,
-        recursive: bool,
-    ) -> Result<(), End> {
+    pub(super) fn scan(&mut self, request: u32, scan: ScanRequest) -> Result<(), End> {
         if self.catalog.scans.len() >= SCANS_MAX || self.catalog.scans.contains_key(&request) {
             let text = format!("a session may have {SCANS_MAX} scans");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
@@ -59,7 +59,7 @@ impl Session {
         self.catalog.scans.insert(request, None);
         let shared = self.shared.clone();
         self.job(move || {
-            let page = match begin(&shared, &path, recursive) {
+            let page = match begin(&shared, scan) {
                 Ok(scan) => next_page(scan),
                 Err(fault) => {
                     let faults = vec![(WirePath::root(), fault)];
@@ -126,23 +126,29 @@ impl Session {
     }
 }
 
-fn stat(shared: &Shared, path: &WirePath) -> Result<Entry, Fault> {
+fn stat(shared: &Shared, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
     if path.is_root() {
         return Ok(folder_entry(WirePath::root()));
     }
     let (export, below) = shared.resolve(path)?;
-    Ok(Entry { path: path.clone(), ..export.folder.stat(&below, true)? })
+    // The client knows the paths it asked for.
+    Ok(Entry { path: WirePath::root(), ..export.folder.stat(&below, follow)? })
 }
 
-fn begin(shared: &Shared, path: &WirePath, recursive: bool) -> Result<Scan, Fault> {
+fn begin(shared: &Shared, scan: ScanRequest) -> Result<Scan, Fault> {
+    let ScanRequest { path, recursive, follow, exclude } = scan;
+    let exclude = Excludes::parse(exclude)?;
     if path.is_root() {
         let names = shared.exports.keys().map(|name| WirePath::parse(name));
         let entries: Result<Vec<_>, Fault> = names.map(|name| name.map(folder_entry)).collect();
         return entries.map(Scan::Exports);
     }
-    let (export, below) = shared.resolve(path)?;
-    let folder = export.folder.open_folder(&below)?;
-    Ok(Scan::Walk(Box::new(Walk::new(folder, recursive)?)))
+    let (export, below) = shared.resolve(&path)?;
+    let walk = match follow {
+        true => Walk::following(export.folder.share(), below, recursive)?,
+        false => Walk::new(export.folder.open_folder(&below)?, recursive)?,
+    };
+    Ok(Scan::Walk(Box::new(walk), exclude))
 }
 
 fn folder_entry(path: WirePath) -> Entry {
@@ -151,15 +157,18 @@ fn folder_entry(path: WirePath) -> Entry {
 
 fn next_page(scan: Scan) -> Page {
     let mut page = Page { scan: None, entries: Vec::new(), faults: Vec::new() };
-    let mut walk = match scan {
+    let (mut walk, exclude) = match scan {
         Scan::Exports(entries) => return Page { entries, ..page },
-        Scan::Walk(walk) => walk,
+        Scan::Walk(walk, exclude) => (walk, exclude),
     };
     let mut bytes = 0;
     while page.entries.len() + page.faults.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX / 4 {
         match walk.next() {
+            Some(Ok(entry)) if exclude.excludes(&entry.path, entry.kind == EntryKind::Folder) => {
+                walk.leave();
+            }
             Some(Ok(entry)) => {
-                bytes += entry.path.as_bytes().len() + 64;
+                bytes += bytes_of(&entry);
                 page.entries.push(entry);
             }
             Some(Err((path, fault))) => {
@@ -169,8 +178,17 @@ fn next_page(scan: Scan) -> Page {
             None => return page,
         }
     }
-    page.scan = Some(Scan::Walk(walk));
+    page.scan = Some(Scan::Walk(walk, exclude));
     page
+}
+
+/// About what an entry takes in a page.
+fn bytes_of(entry: &Entry) -> usize {
+    let target = match &entry.kind {
+        EntryKind::Symlink { target } => target.len(),
+        _ => 0,
+    };
+    entry.path.as_bytes().len() + target + 64
 }
 
 fn make(shared: &Shared, entry: &NewEntry) -> Result<(), Fault> {
@@ -180,6 +198,7 @@ fn make(shared: &Shared, entry: &NewEntry) -> Result<(), Fault> {
         return Err(Fault::new(Code::ReadOnly, text));
     }
     match &entry.kind {
+        EntryKind::Folder if entry.force => export.folder.force_folder(&path, entry.mode),
         EntryKind::Folder => export.folder.make_folder(&path, entry.mode),
         EntryKind::Symlink { target } => export.folder.make_symlink(&path, target),
         EntryKind::File | EntryKind::Special => {

@@ -221,10 +221,8 @@ impl Session {
             ClientMessage::Bye => return Err(End::Bye),
             ClientMessage::Attach { link, offer } => self.attach(link, offer)?,
             ClientMessage::Fence { link } => self.writing.machine.fence(link),
-            ClientMessage::Stat { request, path } => self.stat(request, path),
-            ClientMessage::Scan { request, path, recursive } => {
-                self.scan(request, path, recursive)?;
-            }
+            ClientMessage::Stat { request, look } => self.stat(request, look)?,
+            ClientMessage::Scan { request, scan } => self.scan(request, scan)?,
             ClientMessage::ScanMore { request } => self.scan_more(request)?,
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
             ClientMessage::Read(request) => self.reading.machine.request(request),

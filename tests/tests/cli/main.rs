@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod copying;
+mod habits;
 mod hardship;
 mod keys;
 mod large;

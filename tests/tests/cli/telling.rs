@@ -185,7 +185,8 @@ fn help_has_the_flags_and_the_exit_codes() {
     };
     let cp = help("rdma-cp", "--help");
     let serve = help("rdma-serve", "--help");
-    let cp_flags = "--recursive --list --streams --digest --json --quiet --verbose --timeout \
+    let cp_flags = "--recursive --dereference --no-clobber --update --force --exclude --dry-run \
+        --verify --chunk-size --bwlimit --list --streams --digest --json --quiet --verbose --timeout \
         --fingerprint --trust-on-first-use --token-file --new-token --state --help --version";
     for flag in cp_flags.split_whitespace() {
         assert!(cp.contains(flag), "no {flag} in {cp}");

@@ -2,23 +2,35 @@
 //! behind this file sees a flag.
 
 use crate::carrier::CarrierFlags;
+use crate::show::Exit;
 use clap::Parser;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 use verbatim_client::location::{Location, Remote};
+use verbatim_client::pace::fit;
+use verbatim_client::rules::{self, Replace, Rules};
+use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_client::{CopyOptions, SessionOptions};
 use verbatim_control::{ClientKey, ConnectOptions, Fingerprint};
-use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
+use verbatim_proto::Excludes;
+use verbatim_proto::units::{
+    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LINKS_MAX, is_chunk_size,
+};
 
 /// Copy files to and from rdma-serve, verified chunk by chunk.
 ///
 /// One side is remote: HOST:/EXPORT/PATH or rdma://HOST[:PORT]/EXPORT/PATH, IPv6
 /// addresses in brackets. A file appears under its name whole, durable and
-/// verified, or not at all. Targets follow the rules of cp.
+/// verified, or not at all. Targets follow the rules of cp. A remote source may
+/// have wildcards (*, ?, [a-z]): quote them, so that the shell leaves them alone.
+///
+/// Fifos, sockets and devices in a tree are named, skipped, and no failure.
 ///
 /// Exit codes: 0 done, 1 some files failed, 2 bad usage, 3 cannot connect or not
-/// let in, 4 a digest mismatch that survived retries, 130 interrupted.
+/// let in, 4 a digest mismatch that survived retries or that --verify found, 130
+/// interrupted.
 #[derive(Parser)]
 #[command(name = "rdma-cp", version, max_term_width = 100)]
 pub struct Flags {
@@ -29,6 +41,57 @@ pub struct Flags {
     /// Copy folders and what is in them.
     #[arg(short, long)]
     pub recursive: bool,
+
+    /// Copy what links in a tree lead to, instead of the links.
+    ///
+    /// Links on the server are followed within their export; one that leads out of
+    /// it, nowhere, or to a folder it is in is an error. Here they may lead anywhere.
+    /// Links that are named as sources are always followed.
+    #[arg(short = 'L', long)]
+    dereference: bool,
+
+    /// Leave files alone that are there.
+    #[arg(short, long, conflicts_with = "force")]
+    no_clobber: bool,
+
+    /// Leave files alone that are as new as the source, or newer.
+    ///
+    /// By the time of last change, as each machine has it: size and content are not
+    /// compared. A target that a copy without times made is as new as that copy; so
+    /// what is copied again is what changed since. Clocks that disagree show.
+    #[arg(short, long)]
+    update: bool,
+
+    /// Remove a file that is where a folder must go.
+    ///
+    /// Files are always replaced, those you may not write to as well: the new one
+    /// takes the name when it is whole. A folder is never removed for a file.
+    #[arg(short, long)]
+    force: bool,
+
+    /// Leave out what matches GLOB; may be given many times.
+    ///
+    /// A pattern without a slash is of a name at any depth, the sources' own names
+    /// included; one with a slash is of a path from the root of each tree, where **
+    /// is any number of folders. A slash at the end means folders only. A folder
+    /// that is left out is not walked, on the server neither.
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<OsString>,
+
+    /// Print what would be copied, and create nothing on either side.
+    ///
+    /// One line for each file, link and folder: SOURCE -> TARGET. Rights and free
+    /// space are not tried.
+    #[arg(long, conflicts_with = "verify")]
+    dry_run: bool,
+
+    /// Compare sources and targets by their digests, and write nothing.
+    ///
+    /// The server hashes its side and sends digests, no data. A file that differs
+    /// ends with exit code 4, one that is missing with 1. What is only at the target
+    /// is not looked for.
+    #[arg(long, conflicts_with_all = ["no_clobber", "update", "force"])]
+    verify: bool,
 
     /// List a remote folder, or with HOST:/ the exports, instead of copying.
     ///
@@ -43,6 +106,20 @@ pub struct Flags {
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, hide_default_value = true,
           value_parser = clap::value_parser!(u16).range(1..=LINKS_MAX as i64))]
     streams: u16,
+
+    /// Move data in chunks of SIZE [default: 1M].
+    ///
+    /// A power of two from 256K to 16M. Each stream holds a few chunks in memory, on
+    /// both sides. Larger ones help where every operation is slow.
+    #[arg(long, value_name = "SIZE", value_parser = chunk_size)]
+    chunk_size: Option<u32>,
+
+    /// Move at most RATE bytes a second, over all streams.
+    ///
+    /// With K, M or G for powers of 1,024: 50M is 50 MiB/s. A rate that is low for
+    /// --timeout takes fewer streams and smaller chunks.
+    #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
+    bwlimit: Option<u64>,
 
     /// Print the BLAKE3 digest of every file, as b3sum does.
     #[arg(long)]
@@ -109,6 +186,13 @@ pub enum Task {
 pub struct FlagError {
     pub cause: String,
     pub hint: Option<String>,
+    pub exit: Exit,
+}
+
+impl FlagError {
+    fn usage(cause: impl Into<String>, hint: Option<String>) -> Self {
+        Self { cause: cause.into(), hint, exit: Exit::Usage }
+    }
 }
 
 impl Flags {
@@ -125,7 +209,7 @@ impl Flags {
         if let Some(path) = &self.new_token {
             return Ok(Task::NewToken(path.clone()));
         }
-        let plain = |cause: String| FlagError { cause, hint: None };
+        let plain = |cause: String| FlagError::usage(cause, None);
         let places: Result<Vec<Location>, FlagError> = self
             .paths
             .iter()
@@ -135,31 +219,64 @@ impl Flags {
         if self.list {
             return match (places.pop(), places.is_empty()) {
                 (Some(Location::Remote(remote)), true) => Ok(Task::List(remote)),
-                _ => Err(FlagError {
-                    cause: "--list takes one remote folder".into(),
-                    hint: Some("rdma-cp --list HOST:/ lists what a server exports".into()),
-                }),
+                _ => Err(FlagError::usage(
+                    "--list takes one remote folder",
+                    Some("rdma-cp --list HOST:/ lists what a server exports".into()),
+                )),
             };
         }
         match (places.pop(), places.is_empty()) {
             (Some(target), false) => {
-                Ok(Task::Copy(CopyOptions { sources: places, target, recursive: self.recursive }))
+                let (recursive, rules) = (self.recursive, self.rules()?);
+                Ok(Task::Copy(CopyOptions { sources: places, target, recursive, rules }))
             }
-            _ => Err(FlagError {
-                cause: "a target is missing".into(),
-                hint: Some("rdma-cp SOURCE... TARGET".into()),
-            }),
+            _ => Err(FlagError::usage(
+                "a target is missing",
+                Some("rdma-cp SOURCE... TARGET".into()),
+            )),
         }
+    }
+
+    fn rules(&self) -> Result<Rules, FlagError> {
+        let patterns = self.exclude.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let exclude = Excludes::parse(patterns)
+            .map_err(|fault| FlagError::usage(format!("--exclude: {fault}"), None))?;
+        let task = match (self.dry_run, self.verify) {
+            (true, _) => rules::Task::DryRun,
+            (_, true) => rules::Task::Verify,
+            _ => rules::Task::Copy,
+        };
+        let replace = match (self.no_clobber, self.update) {
+            (true, _) => Replace::Never,
+            (_, true) => Replace::Older,
+            _ => Replace::Always,
+        };
+        Ok(Rules { task, replace, exclude, follow: self.dereference, force: self.force })
+    }
+
+    /// Streams and chunk size, as the rate allows.
+    fn sizes(&self) -> Result<(u16, u32), FlagError> {
+        let chunk = self.chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
+        let Some(rate) = self.bwlimit else { return Ok((self.streams, chunk)) };
+        let timeout = Duration::from_secs(self.timeout);
+        fit(rate, timeout, self.streams, chunk, self.chunk_size.is_some()).map_err(|least| {
+            let (rate, least) = (show_bytes(rate), least.div_ceil(1024));
+            FlagError::usage(
+                format!("--bwlimit {rate} is too low for a timeout of {} s", self.timeout),
+                Some(format!("give at least {least}K, or a longer --timeout")),
+            )
+        })
     }
 
     /// Makes the options of a session with this server.
     pub fn session(&self, remote: &Remote) -> Result<SessionOptions, FlagError> {
         let key = match &self.token_file {
             None => None,
-            Some(path) => Some(
-                ClientKey::load(path)
-                    .map_err(|error| FlagError { cause: error.to_string(), hint: error.hint() })?,
-            ),
+            Some(path) => Some(ClientKey::load(path).map_err(|error| FlagError {
+                cause: error.to_string(),
+                hint: error.hint(),
+                exit: Exit::Connect,
+            })?),
         };
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let folder = |variable: &str, below: &str| {
@@ -167,6 +284,7 @@ impl Flags {
             set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim")
         };
         let timeout = Duration::from_secs(self.timeout);
+        let (streams, chunk_bytes) = self.sizes()?;
         Ok(SessionOptions {
             connect: ConnectOptions {
                 host: remote.host.clone(),
@@ -180,15 +298,24 @@ impl Flags {
                 fingerprint: self.fingerprint,
                 trust_on_first_use: self.trust_on_first_use,
                 agent: concat!("rdma-cp ", env!("CARGO_PKG_VERSION")).into(),
-                chunk_bytes: CHUNK_BYTES_DEFAULT,
+                chunk_bytes,
                 timeout,
             },
-            streams: self.streams,
+            streams,
             timeout,
             carrier: self.carrier.options(),
+            bytes_per_second: self.bwlimit,
             sim: None,
         })
     }
+}
+
+fn chunk_size(text: &str) -> Result<u32, String> {
+    let fits = |bytes: u64| u32::try_from(bytes).ok().filter(|&bytes| is_chunk_size(bytes));
+    let (least, most) = (u64::from(CHUNK_BYTES_MIN), u64::from(CHUNK_BYTES_MAX));
+    fits(parse_bytes(text)?).ok_or_else(|| {
+        format!("it must be a power of two from {} to {}", show_bytes(least), show_bytes(most))
+    })
 }
 
 /// Who makes a key, as its line names it to whoever lets it in.

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use verbatim_client::copy::{CopyError, server_of};
 use verbatim_client::{ClientError, copy, list};
 use verbatim_control::ClientKey;
-use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::message::Entry;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -41,13 +41,13 @@ async fn run(flags: Flags) -> ExitCode {
     let json = flags.json;
     let task = match flags.task() {
         Ok(task) => task,
-        Err(error) => return complain(&error.cause, error.hint, Exit::Usage, json),
+        Err(error) => return complain(&error.cause, error.hint, error.exit, json),
     };
     match task {
         Task::List(remote) => {
             let session = match flags.session(&remote) {
                 Ok(session) => session,
-                Err(error) => return complain(&error.cause, error.hint, Exit::Connect, json),
+                Err(error) => return complain(&error.cause, error.hint, error.exit, json),
             };
             let listed = list(&remote, session, flags.recursive, |entry| print_entry(&entry, json));
             match listed.await {
@@ -63,10 +63,10 @@ async fn run(flags: Flags) -> ExitCode {
             let session = server_of(&options).map(|remote| flags.session(remote));
             let session = match session {
                 Ok(Ok(session)) => session,
-                Ok(Err(error)) => return complain(&error.cause, error.hint, Exit::Connect, json),
+                Ok(Err(error)) => return complain(&error.cause, error.hint, error.exit, json),
                 Err(error) => return refused(&error, json),
             };
-            let mut show = Show::new(&flags);
+            let mut show = Show::new(&flags, options.rules.task);
             match copy(&options, session, &mut show, interrupted()).await {
                 Ok(summary) => show.finish(&summary).into(),
                 Err(error) => refused(&error, json),
@@ -138,12 +138,7 @@ fn complain(
 }
 
 fn print_entry(entry: &Entry, json: bool) {
-    let (kind, slash) = match entry.kind {
-        EntryKind::File => ("file", ""),
-        EntryKind::Folder => ("folder", "/"),
-        EntryKind::Symlink { .. } => ("symlink", "@"),
-        EntryKind::Special => ("special", "|"),
-    };
+    let (kind, slash) = show::kind_of(&entry.kind);
     let path = entry.path.to_string();
     if json {
         let Entry { size, mode, mtime_ns, .. } = entry;

@@ -7,8 +7,11 @@ use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, Pro
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
-use verbatim_client::{Failure, FileDone, Observer, Progress, Summary};
+use verbatim_client::{
+    Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary, Task,
+};
 use verbatim_proto::Code;
+use verbatim_proto::message::EntryKind;
 
 /// How the command ends. The worst wins: mismatch, then connect, then failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,7 @@ impl From<Exit> for ExitCode {
 
 /// Prints what a copy tells.
 pub struct Show {
+    task: Task,
     json: bool,
     quiet: bool,
     digest: bool,
@@ -38,7 +42,7 @@ pub struct Show {
 }
 
 impl Show {
-    pub fn new(flags: &Flags) -> Self {
+    pub fn new(flags: &Flags, task: Task) -> Self {
         let visible = std::io::stderr().is_terminal() && !flags.quiet && !flags.json;
         let target = match visible {
             true => ProgressDrawTarget::stderr(),
@@ -48,6 +52,7 @@ impl Show {
         let style = ProgressStyle::with_template("{bar:24} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self {
+            task,
             json: flags.json,
             quiet: flags.quiet,
             digest: flags.digest,
@@ -79,6 +84,12 @@ impl Show {
 
     fn print_summary(&self, summary: &Summary) {
         let files = if summary.files == 1 { "file" } else { "files" };
+        if summary.skipped > 0 {
+            eprintln!("{} left alone", summary.skipped);
+        }
+        if self.task != Task::Copy {
+            return self.print_short_summary(summary, files);
+        }
         eprintln!(
             "{} {files}, {} in {:.2} s, {}/s over {}, limited by the {}",
             summary.files,
@@ -107,6 +118,26 @@ impl Show {
             eprintln!("{} not copied", summary.failed);
         }
     }
+
+    /// Where nothing was copied there is no rate and no transport.
+    fn print_short_summary(&self, summary: &Summary, files: &str) {
+        let (count, bytes) = (summary.files, BinaryBytes(summary.bytes));
+        if self.task == Task::DryRun {
+            eprintln!("{count} {files}, {bytes}, would be copied");
+        } else {
+            let seconds = summary.elapsed.as_secs_f64();
+            eprintln!("{count} {files}, {bytes}, same on both sides, compared in {seconds:.2} s");
+        }
+        if summary.failed > 0 {
+            let how = if self.task == Task::DryRun { "cannot be" } else { "differ or cannot be" };
+            let what = if self.task == Task::DryRun { "copied" } else { "compared" };
+            eprintln!("{} {how} {what}", summary.failed);
+        }
+    }
+
+    fn verb(&self) -> &'static str {
+        if self.task == Task::Verify { "verify" } else { "copy" }
+    }
 }
 
 impl Observer for Show {
@@ -127,7 +158,35 @@ impl Observer for Show {
     }
 
     fn failed(&mut self, failure: &Failure) {
-        self.bar.suspend(|| print_failure("copy", failure, self.json));
+        self.bar.suspend(|| print_failure(self.verb(), failure, self.json));
+    }
+
+    fn skipped(&mut self, skipped: &Skipped) {
+        let (path, reason) = (clean(&skipped.path), skipped.reason);
+        // What a rule keeps is no news; what no copy can keep is.
+        let told = self.verbose || reason == SkipReason::Special && !self.quiet;
+        if self.json {
+            let reason = reason.to_string();
+            let line = serde_json::json!({ "event": "skipped", "path": path, "reason": reason });
+            println!("{line}");
+        } else if told {
+            self.bar.suspend(|| eprintln!("rdma-cp: skipped {path}: {reason}"));
+        }
+    }
+
+    fn planned(&mut self, planned: &Planned) {
+        let (path, target) = (clean(&planned.path), clean(&planned.target));
+        let (kind, mark) = kind_of(&planned.kind);
+        if self.json {
+            let line = serde_json::json!({
+                "event": "planned", "path": path, "target": target, "kind": kind,
+                "bytes": planned.bytes,
+            });
+            println!("{line}");
+        } else {
+            let ends = |text: &str| if text.ends_with('/') { "" } else { mark };
+            println!("{path}{} -> {target}{}", ends(&path), ends(&target));
+        }
     }
 
     fn progress(&mut self, progress: &Progress) {
@@ -155,17 +214,32 @@ impl Observer for Show {
 pub fn print_failure(verb: &str, failure: &Failure, json: bool) {
     let Failure { path, peer, fault } = failure;
     let (path, text) = (clean(path), clean(&fault.text));
+    let hint = match verb {
+        "verify" if fault.code == Code::Mismatch => Some("copy it again, without --verify"),
+        "verify" if fault.code == Code::NotFound => Some("copy it first, without --verify"),
+        _ => failure.hint(),
+    };
     if json {
         let line = serde_json::json!({
             "event": "error", "path": path, "peer": peer, "code": format!("{:?}", fault.code),
-            "class": format!("{:?}", fault.class()), "cause": text, "hint": failure.hint(),
+            "class": format!("{:?}", fault.class()), "cause": text, "hint": hint,
         });
         println!("{line}");
         return;
     }
     eprintln!("rdma-cp: cannot {verb} {path} (server {peer}): {text}");
-    if let Some(hint) = failure.hint() {
+    if let Some(hint) = hint {
         eprintln!("  hint: {hint}");
+    }
+}
+
+/// What an entry is called, and what stands behind its name in a list.
+pub fn kind_of(kind: &EntryKind) -> (&'static str, &'static str) {
+    match kind {
+        EntryKind::File => ("file", ""),
+        EntryKind::Folder => ("folder", "/"),
+        EntryKind::Symlink { .. } => ("symlink", "@"),
+        EntryKind::Special => ("special", "|"),
     }
 }
 
@@ -174,6 +248,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "event": "summary",
         "files": summary.files,
         "failed": summary.failed,
+        "skipped": summary.skipped,
         "bytes": summary.bytes,
         "resumed_bytes": summary.resumed_bytes,
         "seconds": summary.elapsed.as_secs_f64(),

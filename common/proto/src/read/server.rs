@@ -1,7 +1,7 @@
 //! The reading server: opens what it is asked for, has windows prepared within
 //! the client's credit, leases them, takes them back. Driven by the server's
 //! session, one machine per client. Files of at most a grain are packed, many
-//! in one window; larger ones get windows of their own, in order.
+//! in one window; larger ones get windows of their own, in order, and first.
 //!
 //! A window is preparing, then leased, then retired: by `Release`, by
 //! `Refresh`, or by the end of the session. Never earlier, because a client's
@@ -65,8 +65,12 @@ struct File {
     preparing: usize,
 }
 
+/// Windows of large files while small ones wait.
+const LARGE_WINDOWS_MAX: usize = WINDOWS_MAX / 4 * 3;
+
 struct Window {
     pieces: Vec<(FileId, Extent)>,
+    packed: bool,
     leased: bool,
 }
 
@@ -267,7 +271,7 @@ impl ReadServer {
             if let Some(pieces) = self.fresh.pop_front() {
                 let packed = self.is_packed(&pieces);
                 self.prepare(pieces, packed, true);
-            } else if !self.small.is_empty() {
+            } else if !self.small.is_empty() && self.is_small_next() {
                 let pieces = self.next_pack();
                 self.prepare(pieces, true, false);
             } else if let Some(&id) = self.large.front() {
@@ -286,6 +290,13 @@ impl ReadServer {
         for files in batches(&mut closing) {
             self.effects.push_back(ServerEffect::Close(files));
         }
+    }
+
+    /// Large files go first, so that none of them is left alone at the end; small ones always
+    /// have some windows too.
+    fn is_small_next(&self) -> bool {
+        let large = self.windows.values().filter(|window| !window.packed).count();
+        self.large.is_empty() || large >= LARGE_WINDOWS_MAX
     }
 
     /// Whether these pieces are whole small files, which are staged, not mapped.
@@ -319,8 +330,36 @@ impl ReadServer {
         for (id, _) in &pieces {
             self.files.get_mut(id).expect("closed files leave the queue").preparing += 1;
         }
-        self.windows.insert(window, Window { pieces: pieces.clone(), leased: false });
+        self.windows.insert(window, Window { pieces: pieces.clone(), packed, leased: false });
         let prepare = Prepare { window, pieces, packed, fresh };
         self.effects.push_back(ServerEffect::Prepare(prepare));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WirePath;
+    use crate::units::GRAIN_BYTES;
+
+    #[test]
+    fn a_large_file_is_leased_before_small_ones_but_not_instead_of_them() {
+        let mut machine = ReadServer::new();
+        let sizes: Vec<u64> = (0..200).map(|_| GRAIN_BYTES).chain([1 << 30]).collect();
+        let open = |file| OpenFile { file: FileId(file), path: WirePath::root(), have: vec![] };
+        let files = (0..sizes.len() as u32).map(open).collect();
+        machine.request(ReadRequest::Open { files });
+        assert!(matches!(machine.next_effect(), Some(ServerEffect::Open(_))));
+        let info = |size| FileInfo { size, mode: 0o644, mtime_ns: 0 };
+        let answers = (0..).zip(&sizes).map(|(id, &size)| (FileId(id), Ok(info(size))));
+        machine.opened(answers.collect());
+        let mut packed = Vec::new();
+        while let Some(effect) = machine.next_effect() {
+            if let ServerEffect::Prepare(prepare) = effect {
+                packed.push(prepare.packed);
+            }
+        }
+        let expected: Vec<bool> = (0..WINDOWS_MAX).map(|at| at >= LARGE_WINDOWS_MAX).collect();
+        assert_eq!(packed, expected);
     }
 }

@@ -1,0 +1,150 @@
+//! How fast data may go: a bucket that all streams share. What comes too early
+//! waits in the session, which never blocks and looks again when it is time;
+//! no worker waits. Pure: it is told the time.
+//!
+//! What waits counts as in flight for the machines, whose deadlines run on. So
+//! `fit` keeps what can be in flight small enough for the rate.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+use verbatim_proto::units::{CHUNK_BYTES_MIN, SLOTS_PER_LINK};
+
+/// How much time may be saved up while nothing is sent.
+const BURST: Duration = Duration::from_millis(100);
+
+/// What is in flight takes at most this part of the timeout at the given rate.
+const TIMEOUT_SHARE: u64 = 4;
+
+/// Things that may go at a given rate, in order.
+pub(crate) struct Pace<T> {
+    bytes_per_second: u64,
+    /// When the next one may go.
+    free_at: Duration,
+    waiting: VecDeque<(u64, T)>,
+}
+
+impl<T> Pace<T> {
+    pub fn new(bytes_per_second: u64) -> Self {
+        let bytes_per_second = bytes_per_second.max(1);
+        Self { bytes_per_second, free_at: Duration::ZERO, waiting: VecDeque::new() }
+    }
+
+    /// Adds something that moves this many bytes.
+    pub fn push(&mut self, bytes: u64, what: T) {
+        self.waiting.push_back((bytes, what));
+    }
+
+    /// The next thing, if it may go now.
+    pub fn pop(&mut self, now: Duration) -> Option<T> {
+        if now < self.free_at {
+            return None;
+        }
+        let (bytes, what) = self.waiting.pop_front()?;
+        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        self.free_at = self.free_at.max(now.saturating_sub(BURST)) + time;
+        Some(what)
+    }
+
+    /// How long until the next thing may go, if one waits.
+    pub fn wait(&self, now: Duration) -> Option<Duration> {
+        (!self.waiting.is_empty()).then(|| self.free_at.saturating_sub(now))
+    }
+}
+
+/// Chooses streams and chunks so that what is in flight goes within a part of the timeout.
+/// Fewer streams first: a slow link needs no more. A chunk size that was asked for is kept.
+/// Says the least rate where that is not possible.
+pub fn fit(
+    bytes_per_second: u64,
+    timeout: Duration,
+    streams: u16,
+    chunk_bytes: u32,
+    chunk_is_fixed: bool,
+) -> Result<(u16, u32), u64> {
+    let in_flight = |streams: u16, chunk: u32| {
+        u64::from(streams) * u64::from(SLOTS_PER_LINK) * u64::from(chunk)
+    };
+    let seconds = timeout.as_secs().max(1);
+    let room = bytes_per_second.saturating_mul(seconds) / TIMEOUT_SHARE;
+    let (mut streams, mut chunk) = (streams, chunk_bytes);
+    while in_flight(streams, chunk) > room && streams > 1 {
+        streams -= 1;
+    }
+    while in_flight(streams, chunk) > room && chunk > CHUNK_BYTES_MIN && !chunk_is_fixed {
+        chunk /= 2;
+    }
+    match in_flight(streams, chunk) <= room {
+        true => Ok((streams, chunk)),
+        false => Err((in_flight(streams, chunk) * TIMEOUT_SHARE).div_ceil(seconds)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Sends all that may go, looking again exactly when told to; returns when each went.
+    fn run(pace: &mut Pace<u32>, mut now: Duration) -> Vec<Duration> {
+        let mut times = Vec::new();
+        while let Some(wait) = pace.wait(now) {
+            now += wait;
+            while pace.pop(now).is_some() {
+                times.push(now);
+            }
+        }
+        times
+    }
+
+    #[test]
+    fn a_stream_of_chunks_keeps_to_the_rate() {
+        let mut pace = Pace::new(10 * MIB);
+        (0..100).for_each(|number| pace.push(MIB, number));
+        let times = run(&mut pace, Duration::from_secs(5));
+        assert_eq!(times.len(), 100);
+        let took = (times[99] - times[0]).as_secs_f64();
+        // The last one goes when all before it have had their time, less what was saved up.
+        assert!((9.7..=9.9).contains(&took), "{took}");
+        let mut gaps = times.windows(2).skip(2).map(|pair| pair[1] - pair[0]);
+        assert!(gaps.all(|gap| gap <= Duration::from_millis(101)), "no gap and no burst");
+    }
+
+    #[test]
+    fn time_without_data_is_not_saved_up_for_ever() {
+        let mut pace = Pace::new(MIB);
+        pace.push(MIB, 0);
+        assert!(pace.pop(Duration::ZERO).is_some());
+        (0..3).for_each(|number| pace.push(MIB, number));
+        let late = Duration::from_secs(3600);
+        assert!(pace.pop(late).is_some() && pace.pop(late).is_none(), "one, not an hour's worth");
+        assert_eq!(pace.wait(late), Some(Duration::from_millis(900)));
+    }
+
+    #[test]
+    fn nothing_waits_for_what_is_not_there() {
+        let mut pace = Pace::<u32>::new(1);
+        assert_eq!((pace.wait(Duration::ZERO), pace.pop(Duration::ZERO)), (None, None));
+    }
+
+    #[test]
+    fn what_is_in_flight_goes_well_within_the_timeout() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(fit(100 * MIB, minute, 4, 1 << 20, false), Ok((4, 1 << 20)), "all fits");
+        assert_eq!(fit(MIB / 2, minute, 4, 1 << 20, false), Ok((1, 1 << 20)), "one stream");
+        assert_eq!(fit(MIB / 8, minute, 4, 1 << 20, false), Ok((1, 1 << 18)), "small chunks");
+        let least = fit(1024, minute, 4, 1 << 20, false).expect_err("too slow");
+        assert_eq!(fit(least, minute, 4, 1 << 20, false), Ok((1, 1 << 18)));
+        assert!(fit(least - 1, minute, 4, 1 << 20, false).is_err());
+        assert!(fit(least, minute, 4, 1 << 20, true).is_err(), "a fixed chunk is not cut");
+        for rate in [MIB / 8, MIB, 7 * MIB, 99 * MIB] {
+            for seconds in [10, 60, 600] {
+                let timeout = Duration::from_secs(seconds);
+                if let Ok((streams, chunk)) = fit(rate, timeout, 64, 1 << 20, false) {
+                    let bytes = u64::from(streams) * u64::from(SLOTS_PER_LINK) * u64::from(chunk);
+                    assert!(bytes / rate <= seconds / TIMEOUT_SHARE, "{rate} {seconds}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What of the sources is copied, and what is done with it: the flags of a
+//! copy as rules. Pure: a rule is told what is at both ends, and decides. The
+//! session obeys them for every entry of every tree.
+
+use crate::report::SkipReason;
+use verbatim_proto::Excludes;
+use verbatim_proto::message::Entry;
+
+/// The rules of one copy.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// What is done with what is found.
+    pub task: Task,
+    /// Which targets are replaced.
+    pub replace: Replace,
+    /// What is left out.
+    pub exclude: Excludes,
+    /// Whether links in trees are copied as what they lead to.
+    pub follow: bool,
+    /// Whether a file that is where a folder goes is removed.
+    pub force: bool,
+}
+
+/// What is done with what is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Task {
+    /// It is copied.
+    #[default]
+    Copy,
+    /// It is told of, and nothing else.
+    DryRun,
+    /// It is compared with the target.
+    Verify,
+}
+
+/// Which targets are replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replace {
+    /// All.
+    #[default]
+    Always,
+    /// None.
+    Never,
+    /// Those whose content is older than the source's.
+    Older,
+}
+
+impl Rules {
+    /// Whether it matters what is at a target before it is written.
+    pub fn must_look(&self) -> bool {
+        self.replace != Replace::Always
+    }
+
+    /// Why a file or link is not copied over what is there, if it is not. A target that is
+    /// exactly as new is as good as a newer one: that is what a copy that keeps times leaves.
+    pub fn skip(&self, there: Option<&Entry>, source_mtime_ns: i64) -> Option<SkipReason> {
+        let there = there?;
+        match self.replace {
+            Replace::Always => None,
+            Replace::Never => Some(SkipReason::Exists),
+            Replace::Older => (there.mtime_ns >= source_mtime_ns).then_some(SkipReason::AsNew),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_proto::WirePath;
+    use verbatim_proto::message::EntryKind;
+
+    #[test]
+    fn what_is_there_is_kept_as_the_rule_says() {
+        let there = |mtime_ns| {
+            let (path, kind) = (WirePath::root(), EntryKind::File);
+            Some(Entry { path, kind, size: 0, mode: 0, mtime_ns })
+        };
+        let rules = |replace| Rules { replace, ..Rules::default() };
+        let skip = |replace, there: Option<Entry>| rules(replace).skip(there.as_ref(), 5);
+        for replace in [Replace::Always, Replace::Never, Replace::Older] {
+            assert_eq!(skip(replace, None), None, "what is missing is copied");
+            assert_eq!(rules(replace).must_look(), replace != Replace::Always);
+        }
+        assert_eq!(skip(Replace::Always, there(9)), None);
+        assert_eq!(skip(Replace::Never, there(1)), Some(SkipReason::Exists));
+        assert_eq!(skip(Replace::Older, there(4)), None);
+        assert_eq!(skip(Replace::Older, there(5)), Some(SkipReason::AsNew));
+        assert_eq!(skip(Replace::Older, there(6)), Some(SkipReason::AsNew));
+    }
+}

@@ -1,0 +1,67 @@
+//! Questions a caller waits for: what is at a path, what is in a folder. Used
+//! before a copy begins, and for lists; a copy itself never waits like this.
+
+use super::{ClientError, Session, choices};
+use verbatim_proto::message::Entry;
+use verbatim_proto::{ClientMessage, Code, Fault, Look, Scan, WirePath};
+
+impl Session {
+    /// Says what is at a remote path; a link is followed.
+    pub async fn stat(&mut self, path: &WirePath) -> Result<Result<Entry, Fault>, ClientError> {
+        let mut answers = self.stat_all(std::slice::from_ref(path)).await?;
+        Ok(answers.pop().expect("one answer per path"))
+    }
+
+    /// Says what is at each of these paths; links are followed.
+    pub async fn stat_all(
+        &mut self,
+        paths: &[WirePath],
+    ) -> Result<Vec<Result<Entry, Fault>>, ClientError> {
+        let mut all = Vec::with_capacity(paths.len());
+        for paths in choices::look_batches(paths.to_vec(), WirePath::as_bytes) {
+            let request = self.core.request();
+            let asked = paths.clone();
+            let look = Look { follow: true, paths };
+            self.core.sending.push_back(ClientMessage::Stat { request, look });
+            self.core.asking = true;
+            let answers = loop {
+                if let Some(answers) = self.core.stated.remove(&request) {
+                    break answers;
+                }
+                self.turn_or_end().await?;
+            };
+            self.core.asking = false;
+            if answers.len() != asked.len() {
+                return Err(Fault::new(Code::Protocol, "the server looked at other paths").into());
+            }
+            let named = asked.into_iter().zip(answers);
+            all.extend(named.map(|(path, answer)| answer.map(|entry| Entry { path, ..entry })));
+        }
+        Ok(all)
+    }
+
+    /// Lists a remote folder, or the exports.
+    pub async fn list(
+        &mut self,
+        path: &WirePath,
+        recursive: bool,
+        mut page: impl FnMut(Vec<Entry>, Vec<(WirePath, Fault)>),
+    ) -> Result<(), ClientError> {
+        let request = self.core.request();
+        let scan = Scan { path: path.clone(), recursive, ..Scan::default() };
+        self.core.sending.push_back(ClientMessage::Scan { request, scan });
+        self.core.trees.list(request);
+        self.core.asking = true;
+        loop {
+            self.turn_or_end().await?;
+            while let Some((entries, faults, done)) = self.core.trees.listed() {
+                page(entries, faults);
+                if done {
+                    self.core.asking = false;
+                    return Ok(());
+                }
+                self.core.sending.push_back(ClientMessage::ScanMore { request });
+            }
+        }
+    }
+}

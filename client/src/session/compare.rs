@@ -1,0 +1,151 @@
+//! Comparing without writing: a remote file is opened for reading as for a
+//! download, but of its windows only the digests are used, which came over TLS.
+//! Workers hash the file here and compare; no data moves and no link is made.
+
+use super::queue::LargestFirst;
+use super::{Core, UploadSource};
+use crate::likeness::Likeness;
+use crate::report::FileDone;
+use crate::worker::Command;
+use std::collections::HashMap;
+use std::sync::Arc;
+use verbatim_files::Source;
+use verbatim_proto::message::{ClientMessage, FileId, LinkId};
+use verbatim_proto::read::{ClientEffect, Fetch};
+use verbatim_proto::{Code, Digest, Fault, WirePath};
+
+/// A file that is on both sides, or should be.
+pub(super) struct Compare {
+    /// Where it is on the server, export first.
+    pub remote: WirePath,
+    /// Where it is here.
+    pub source: UploadSource,
+    /// How long the source of the two is, as far as is known.
+    pub size: u64,
+    /// How the user would name it.
+    pub label: String,
+    /// Where it is here, for people.
+    pub shown: String,
+}
+
+#[derive(Default)]
+pub(super) struct Compares {
+    queue: LargestFirst<Compare>,
+    files: HashMap<FileId, File>,
+}
+
+struct File {
+    label: String,
+    shown: String,
+    source: Arc<Source>,
+    /// How long the remote one is.
+    size: u64,
+}
+
+impl Compares {
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.files.is_empty()
+    }
+
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+impl Core {
+    /// Gives the read machine slots without links: workers need none to compare.
+    pub(super) fn pretend_links(&mut self) {
+        for index in 0..self.workers.len() as u16 {
+            self.read.link_up(LinkId { index, epoch: 0 });
+        }
+    }
+
+    pub(super) fn add_compare(&mut self, compare: Compare) {
+        self.progress.files_known += 1;
+        self.progress.bytes_known += compare.size;
+        self.compares.queue.push(compare.size, compare);
+    }
+
+    pub(super) fn pump_compares(&mut self) {
+        while self.read.room() > 0 && self.compares.files.len() < self.open_max {
+            let Some(compare) = self.compares.queue.pop() else { return };
+            let source = match compare.source.open(&compare.shown) {
+                Ok(source) => Arc::new(source),
+                Err(fault) => {
+                    self.failed(compare.label, fault);
+                    continue;
+                }
+            };
+            let (id, now) = (self.file(), self.now());
+            self.read.open(id, compare.remote, None, now);
+            let Compare { label, shown, size, .. } = compare;
+            self.compares.files.insert(id, File { label, shown, source, size });
+        }
+    }
+
+    pub(super) fn compare_effect(&mut self, effect: ClientEffect) {
+        match effect {
+            ClientEffect::Send(request) => {
+                self.sending.push_back(ClientMessage::Read(request));
+            }
+            ClientEffect::Opened { file: id, info } => {
+                let file = self.compares.files.get_mut(&id).expect("opened files are known");
+                file.size = info.size;
+                let here = file.source.identity().size;
+                if here != info.size {
+                    let text = format!("it has {here} bytes here, {} on the server", info.size);
+                    self.read.fail(id, Fault::new(Code::Mismatch, text));
+                }
+            }
+            ClientEffect::Fetch(fetch) => self.compare(fetch),
+            ClientEffect::DropLink { .. } => {
+                let seconds = self.options.timeout.as_secs();
+                let text = format!("reading a chunk on this machine took longer than {seconds} s");
+                self.broke(Fault::new(Code::TimedOut, text));
+            }
+            // Nothing has landed that could be forgotten.
+            ClientEffect::Restart { .. } => {}
+            ClientEffect::Finished { file, root } => {
+                let source = self.compares.files[&file].source.clone();
+                self.uploads.check_later(file, root, source);
+            }
+            ClientEffect::Failed { file, fault } => {
+                if let Some(file) = self.compares.files.remove(&file) {
+                    self.failed(file.label, fault);
+                }
+            }
+            ClientEffect::Broken(fault) => self.broke(fault),
+        }
+    }
+
+    fn compare(&mut self, fetch: Fetch) {
+        // One that was given up by its size may still share a chunk with others.
+        let likeness = |piece: &verbatim_proto::message::Piece| {
+            let file = self.compares.files.get(&piece.file)?;
+            Some(Likeness { source: file.source.clone(), size: file.size })
+        };
+        let likenesses = fetch.chunk.pieces.iter().map(likeness).collect();
+        self.tell(fetch.link, Command::Compare(fetch, likenesses));
+    }
+
+    /// The file here was looked at again: what was compared is one version of it, or not.
+    pub(super) fn compared(&mut self, id: FileId, root: Digest, answer: Result<(), Fault>) {
+        let Some(file) = self.compares.files.remove(&id) else { return };
+        match answer {
+            Ok(()) => {
+                let (path, local, bytes) = (file.label, file.shown, file.size);
+                self.done(FileDone { path, local, bytes, digest: root });
+            }
+            Err(fault) => self.failed(file.label, fault),
+        }
+    }
+
+    pub(super) fn drop_compares(&mut self, fault: &Fault) {
+        let compares = std::mem::take(&mut self.compares);
+        let begun = compares.files.into_values().map(|file| file.label);
+        let queued = compares.queue.into_items().map(|compare| compare.label);
+        for label in begun.chain(queued) {
+            self.failed(label, fault.clone());
+        }
+    }
+}

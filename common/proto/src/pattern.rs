@@ -1,0 +1,386 @@
+//! Patterns of names, as shells have them: `*`, `?`, `[a-z]`, `[!a-z]`, and `\`
+//! before a letter that means itself. Pure; used by the client for sources with
+//! wildcards, and by both sides for what a copy leaves out.
+//!
+//! Names are bytes. Where they are UTF-8 a `?` is one character, elsewhere one
+//! byte. The time to match grows with pattern times name, whatever the pattern.
+
+use crate::{Code, Fault, WirePath};
+
+/// The most patterns of one scan.
+pub const EXCLUDES_MAX: usize = 256;
+
+/// The longest pattern, in bytes.
+pub const PATTERN_BYTES_MAX: usize = 1024;
+
+/// A pattern of one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    tokens: Vec<Token>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token {
+    /// Any run of letters, the empty one included.
+    Any,
+    One,
+    Letter(u32),
+    Class {
+        inverse: bool,
+        ranges: Vec<(u32, u32)>,
+    },
+}
+
+impl Pattern {
+    /// Reads a pattern. Every text is one: a bracket that is not closed means itself.
+    pub fn parse(text: &[u8]) -> Self {
+        let letters = letters(text);
+        let mut tokens = Vec::new();
+        let mut rest = letters.as_slice();
+        while let Some((&first, behind)) = rest.split_first() {
+            rest = behind;
+            tokens.push(match char::from_u32(first) {
+                Some('*') => Token::Any,
+                Some('?') => Token::One,
+                Some('[') => match parse_class(behind) {
+                    Some((class, behind)) => {
+                        rest = behind;
+                        class
+                    }
+                    None => Token::Letter(first),
+                },
+                Some('\\') if !behind.is_empty() => {
+                    rest = &behind[1..];
+                    Token::Letter(behind[0])
+                }
+                _ => Token::Letter(first),
+            });
+        }
+        Self { tokens }
+    }
+
+    /// The one name it stands for, if it is one.
+    pub fn literal(&self) -> Option<Vec<u8>> {
+        let mut name = Vec::new();
+        for token in &self.tokens {
+            let Token::Letter(letter) = token else { return None };
+            match char::from_u32(*letter) {
+                Some(letter) => name.extend(letter.encode_utf8(&mut [0; 4]).bytes()),
+                None => name.push((letter - NO_CHARACTER) as u8),
+            }
+        }
+        Some(name)
+    }
+
+    /// Whether a name is one of those it stands for.
+    pub fn matches(&self, name: &[u8]) -> bool {
+        wild(
+            &self.tokens,
+            &letters(name),
+            |token| *token == Token::Any,
+            |token, letter| token.takes(*letter),
+        )
+    }
+
+    /// The same as a shell has it: a name that begins with a dot is hidden, unless the pattern
+    /// begins with one too.
+    pub fn matches_shown(&self, name: &[u8]) -> bool {
+        let asks = self.tokens.first() == Some(&Token::Letter(u32::from('.')));
+        (asks || !name.starts_with(b".")) && self.matches(name)
+    }
+}
+
+impl Token {
+    fn takes(&self, letter: u32) -> bool {
+        match self {
+            Self::Any => false,
+            Self::One => true,
+            Self::Letter(own) => *own == letter,
+            Self::Class { inverse, ranges } => {
+                ranges.iter().any(|&(first, last)| (first..=last).contains(&letter)) != *inverse
+            }
+        }
+    }
+}
+
+/// Paths that a copy leaves out. A pattern without a slash is of a name at any depth; one with
+/// a slash is of a path from the root of the tree, where `**` stands for any number of folders.
+/// A slash at the end makes it of folders alone. What is in an excluded folder is excluded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Excludes {
+    texts: Vec<Vec<u8>>,
+    rules: Vec<Rule>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    /// Whether it is of a path from the root of the tree.
+    anchored: bool,
+    /// Name by name; `None` for any number of folders.
+    names: Vec<Option<Pattern>>,
+    only_folders: bool,
+}
+
+impl Excludes {
+    /// Reads patterns, each as the user or a peer wrote it.
+    pub fn parse(texts: Vec<Vec<u8>>) -> Result<Self, Fault> {
+        if texts.len() > EXCLUDES_MAX {
+            let text = format!("{} patterns are more than {EXCLUDES_MAX}", texts.len());
+            return Err(Fault::new(Code::Limit, text));
+        }
+        let rules = texts.iter().map(|text| Rule::parse(text)).collect::<Result<_, _>>()?;
+        Ok(Self { texts, rules })
+    }
+
+    /// The patterns as they were written.
+    pub fn texts(&self) -> &[Vec<u8>] {
+        &self.texts
+    }
+
+    /// Whether a path of a tree is left out, where the folders it is in are not.
+    pub fn excludes(&self, path: &WirePath, is_folder: bool) -> bool {
+        let fits = |rule: &Rule| (is_folder || !rule.only_folders) && rule.matches(path);
+        self.rules.iter().any(fits)
+    }
+}
+
+impl Rule {
+    fn parse(text: &[u8]) -> Result<Self, Fault> {
+        let shown = || String::from_utf8_lossy(text).into_owned();
+        if text.len() > PATTERN_BYTES_MAX {
+            let text = format!("pattern {:.40}... is longer than {PATTERN_BYTES_MAX}", shown());
+            return Err(Fault::new(Code::Limit, text));
+        }
+        let only_folders = text.ends_with(b"/");
+        let body = text.strip_suffix(b"/").unwrap_or(text);
+        let anchored = body.contains(&b'/');
+        let names = body.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        let names: Vec<_> =
+            names.map(|name| (name != b"**").then(|| Pattern::parse(name))).collect();
+        if names.is_empty() {
+            let text = format!("pattern {:?} has no name in it", shown());
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        Ok(Self { anchored, names, only_folders })
+    }
+
+    fn matches(&self, path: &WirePath) -> bool {
+        let fits = |pattern: &Option<Pattern>, name: &&[u8]| {
+            pattern.as_ref().is_some_and(|pattern| pattern.matches(name))
+        };
+        let all: Vec<&[u8]> = path.names().collect();
+        let from = if self.anchored { 0 } else { all.len().saturating_sub(1) };
+        wild(&self.names, &all[from..], Option::is_none, fits)
+    }
+}
+
+/// Whether a list of patterns fits a list of things, where some patterns stand for any run.
+/// Only the last such run is ever made longer, so it takes at most the product of both lengths.
+fn wild<P, T>(
+    patterns: &[P],
+    things: &[T],
+    is_run: impl Fn(&P) -> bool,
+    fits: impl Fn(&P, &T) -> bool,
+) -> bool {
+    let (mut at, mut seen) = (0, 0);
+    let mut last_run: Option<(usize, usize)> = None;
+    loop {
+        match (patterns.get(at), things.get(seen)) {
+            (Some(pattern), _) if is_run(pattern) => {
+                last_run = Some((at, seen));
+                at += 1;
+                continue;
+            }
+            (Some(pattern), Some(thing)) if fits(pattern, thing) => {
+                (at, seen) = (at + 1, seen + 1);
+                continue;
+            }
+            (None, None) => return true,
+            _ => {}
+        }
+        match last_run {
+            Some((run, taken)) if taken < things.len() => {
+                last_run = Some((run, taken + 1));
+                (at, seen) = (run + 1, taken + 1);
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// What is between brackets, and what is behind them; `None` where they are not closed.
+fn parse_class(mut rest: &[u32]) -> Option<(Token, &[u32])> {
+    let is = |letter: Option<&u32>, what: char| letter == Some(&u32::from(what));
+    let inverse = is(rest.first(), '!') || is(rest.first(), '^');
+    rest = &rest[usize::from(inverse)..];
+    let mut ranges = Vec::new();
+    loop {
+        let (&first, behind) = rest.split_first()?;
+        // A bracket at the beginning means itself.
+        if first == u32::from(']') && !ranges.is_empty() {
+            return Some((Token::Class { inverse, ranges }, behind));
+        }
+        let (first, behind) = literal(first, behind)?;
+        rest = behind;
+        let mut last = first;
+        if is(behind.first(), '-') && behind.get(1).is_some_and(|&end| end != u32::from(']')) {
+            (last, rest) = literal(behind[1], &behind[2..])?;
+        }
+        ranges.push((first, last));
+    }
+}
+
+/// A letter, or the one behind a backslash.
+fn literal(letter: u32, behind: &[u32]) -> Option<(u32, &[u32])> {
+    if letter != u32::from('\\') {
+        return Some((letter, behind));
+    }
+    let (&escaped, behind) = behind.split_first()?;
+    Some((escaped, behind))
+}
+
+/// A name in letters: characters where it is UTF-8, bytes above them where it is not.
+fn letters(name: &[u8]) -> Vec<u32> {
+    let mut letters = Vec::with_capacity(name.len());
+    for part in name.utf8_chunks() {
+        letters.extend(part.valid().chars().map(u32::from));
+        letters.extend(part.invalid().iter().map(|&byte| NO_CHARACTER + u32::from(byte)));
+    }
+    letters
+}
+
+/// Behind the last character there is.
+const NO_CHARACTER: u32 = char::MAX as u32 + 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fits(pattern: &str, name: &str) -> bool {
+        Pattern::parse(pattern.as_bytes()).matches(name.as_bytes())
+    }
+
+    #[test]
+    fn stars_marks_and_classes_match_as_in_a_shell() {
+        for (pattern, name) in [
+            ("*", ""),
+            ("*.bin", "a.bin"),
+            ("*.bin", ".bin"),
+            ("a*b*c", "a-b-b-c"),
+            ("?.bin", "\u{e9}.bin"),
+            ("[a-c]x", "bx"),
+            ("[!a-c]x", "dx"),
+            ("[^a-c]x", "dx"),
+            ("[]x]", "]"),
+            ("[a-]", "-"),
+            ("[\u{430}-\u{44f}]", "\u{436}"),
+            ("[\\]]", "]"),
+            ("a[", "a["),
+            ("a[b", "a[b"),
+            ("\\*", "*"),
+            ("x\\", "x\\"),
+            ("shard-[0-9][0-9].tar", "shard-07.tar"),
+        ] {
+            assert!(fits(pattern, name), "{pattern} does not match {name}");
+        }
+        for (pattern, name) in [
+            ("*.bin", "a.bin2"),
+            ("?", ""),
+            ("?", "ab"),
+            ("[a-c]x", "dx"),
+            ("[!a-c]x", "bx"),
+            ("\\*", "a"),
+            ("a*b", "ac"),
+            ("A", "a"),
+            ("[]", "x"),
+        ] {
+            assert!(!fits(pattern, name), "{pattern} matches {name}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_one_letter_each() {
+        let name = b"not text \xff\xfe";
+        assert!(Pattern::parse(b"not text ??").matches(name));
+        assert!(Pattern::parse(b"*\xff\xfe").matches(name));
+        assert!(!Pattern::parse(b"*\xff\xff").matches(name));
+        assert!(!Pattern::parse(b"not text ?").matches(name));
+    }
+
+    #[test]
+    fn a_pattern_without_wildcards_is_one_name() {
+        let literal = |text: &[u8]| Pattern::parse(text).literal();
+        assert_eq!(literal(b"a\\*\xff\xc3\xa9"), Some(b"a*\xff\xc3\xa9".to_vec()));
+        assert_eq!(literal(b"a[b"), Some(b"a[b".to_vec()));
+        assert!(literal(b"a*").is_none() && literal(b"[a]").is_none() && literal(b"?").is_none());
+    }
+
+    #[test]
+    fn hidden_names_are_matched_only_when_asked_for() {
+        let shown = |pattern: &[u8], name: &[u8]| Pattern::parse(pattern).matches_shown(name);
+        assert!(shown(b"*", b"a") && shown(b".*", b".a") && shown(b".a", b".a"));
+        assert!(!shown(b"*", b".a") && !shown(b"?a", b".a") && !shown(b"[.]a", b".a"));
+    }
+
+    #[test]
+    fn many_stars_take_no_longer_than_their_product() {
+        let (pattern, name) = ("*a".repeat(500), "a".repeat(255));
+        assert!(!fits(&pattern, &name), "ends at all");
+    }
+
+    fn excluded(patterns: &[&str], path: &str, is_folder: bool) -> bool {
+        let texts = patterns.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let path = WirePath::parse(path.as_bytes()).expect("plain");
+        Excludes::parse(texts).expect("patterns").excludes(&path, is_folder)
+    }
+
+    #[test]
+    fn a_name_is_excluded_at_any_depth_and_a_path_from_the_root() {
+        assert!(excluded(&["*.tmp"], "x.tmp", false) && excluded(&["*.tmp"], "a/b/x.tmp", false));
+        assert!(excluded(&["*.tmp", "*.log"], "a/x.log", false));
+        assert!(excluded(&["*"], ".hidden", false), "hidden names are names");
+        assert!(!excluded(&["*.tmp"], "x.tmp/y", false), "its folder was not walked");
+        assert!(excluded(&["/x"], "x", false) && !excluded(&["/x"], "a/x", false));
+        assert!(excluded(&["a/x"], "a/x", false) && !excluded(&["a/x"], "b/a/x", false));
+        assert!(excluded(&["a/*/x"], "a/b/x", false) && !excluded(&["a/*/x"], "a/b/c/x", false));
+        assert!(excluded(&["a/**/x"], "a/x", false) && excluded(&["a/**/x"], "a/b/c/x", false));
+        assert!(excluded(&["cache/"], "a/cache", true) && !excluded(&["cache/"], "a/cache", false));
+        assert!(!excluded(&[], "a", false));
+    }
+
+    #[test]
+    fn patterns_without_a_name_and_without_end_are_refused() {
+        for bad in ["", "/", "//"] {
+            let fault = Excludes::parse(vec![bad.into()]).expect_err(bad);
+            assert!(fault.text.contains("no name"), "{fault}");
+        }
+        assert!(Excludes::parse(vec![vec![b'x'; PATTERN_BYTES_MAX + 1]]).is_err());
+        assert!(Excludes::parse(vec![b"x".to_vec(); EXCLUDES_MAX + 1]).is_err());
+    }
+
+    /// What a pattern of letters, `?` and `*` means, said the slow way.
+    fn slow(pattern: &[u8], name: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => name.is_empty(),
+            Some((b'*', rest)) => (0..=name.len()).any(|cut| slow(rest, &name[cut..])),
+            Some((b'?', rest)) => !name.is_empty() && slow(rest, &name[1..]),
+            Some((letter, rest)) => name.first() == Some(letter) && slow(rest, &name[1..]),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_agrees_with_its_definition(pattern in "[ab?*]{0,8}", name in "[ab]{0,8}") {
+            prop_assert_eq!(fits(&pattern, &name), slow(pattern.as_bytes(), name.as_bytes()));
+        }
+
+        #[test]
+        fn no_pattern_and_no_name_panics(
+            pattern in prop::collection::vec(any::<u8>(), 0..32),
+            name in prop::collection::vec(any::<u8>(), 0..32),
+        ) {
+            Pattern::parse(&pattern).matches(&name);
+        }
+    }
+}
