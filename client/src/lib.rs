@@ -7,6 +7,8 @@
 
 pub mod copy;
 pub mod location;
+mod patience;
+mod reconnect;
 pub mod report;
 pub mod session;
 mod sink;
@@ -15,5 +17,5 @@ mod worker;
 
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
-pub use report::{Failure, FileDone, Observer, Progress, Summary};
+pub use report::{Failure, FileDone, Observer, Progress, Quiet, Retry, Summary};
 pub use session::{ClientError, Session, SessionOptions};

@@ -3,11 +3,12 @@
 //! session in `mod.rs` feeds it messages and events, and sends what it queues.
 
 use super::down::Downloads;
+use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
-use crate::report::{Failure, FileDone, Observer, Progress, Summary};
+use crate::report::{Failure, FileDone, Observer, Progress, Quiet, Summary};
 use crate::worker::{Command, Stats};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use verbatim_fabric::worker::WorkerHandle;
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
 use verbatim_proto::read::ReadClient;
 use verbatim_proto::write::WriteClient;
-use verbatim_proto::{ClientMessage, Code, Fault};
+use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
 
 /// All of a session but its incoming queues.
 pub(super) struct Core {
@@ -32,7 +33,6 @@ pub(super) struct Core {
     pub events: mpsc::Sender<Event>,
     pub workers: Vec<WorkerHandle<Command>>,
     pub stats: Arc<Stats>,
-    pub begin: Instant,
     pub sending: VecDeque<ClientMessage>,
     pub read: ReadClient,
     pub write: WriteClient,
@@ -44,7 +44,10 @@ pub(super) struct Core {
     pub open_max: usize,
     pub next_file: u32,
     pub next_request: u32,
-    pub summary: Summary,
+    /// What this session has in common with those before and behind it.
+    pub ledger: Ledger,
+    /// Bytes that were in place when this session began its files.
+    pub found_bytes: u64,
     pub progress: Progress,
     pub reports: VecDeque<Report>,
     pub stated: HashMap<u32, Result<Entry, Fault>>,
@@ -52,6 +55,8 @@ pub(super) struct Core {
     pub asking: bool,
     /// Since when nothing was heard, or asked.
     pub quiet_since: Instant,
+    /// Hashing on this machine, during which nobody owes us an answer.
+    pub hashing: usize,
     pub broken: Option<Fault>,
 }
 
@@ -65,7 +70,7 @@ const TURN_MAX: Duration = Duration::from_millis(250);
 
 impl Core {
     pub(super) fn now(&self) -> Duration {
-        self.begin.elapsed()
+        self.ledger.begin.elapsed()
     }
 
     pub(super) fn request(&mut self) -> u32 {
@@ -85,12 +90,14 @@ impl Core {
         waits && self.quiet_since.elapsed() > self.options.timeout
     }
 
-    pub(super) fn add(&mut self, work: Work) {
+    /// Adds the work of this number; what of it is over is left out.
+    pub(super) fn add(&mut self, number: u32, work: Work) {
+        let item = Item::new(number, &WirePath::root());
         match work {
-            Work::Download(download) => self.add_download(download),
-            Work::Upload(upload) => self.add_upload(upload),
-            Work::DownloadTree(tree) => self.add_remote_tree(tree),
-            Work::UploadTree(tree) => self.add_local_tree(tree),
+            Work::Download(download) => self.add_download(item, download),
+            Work::Upload(upload) => self.add_upload(item, upload),
+            Work::DownloadTree(tree) => self.add_remote_tree(number, tree),
+            Work::UploadTree(tree) => self.add_local_tree(number, tree),
         }
     }
 
@@ -113,6 +120,9 @@ impl Core {
         self.pump_uploads();
         loop {
             let now = self.now();
+            if self.hashing > 0 {
+                self.write.touch(now);
+            }
             self.read.advance(now);
             self.write.advance(now);
             if let Some(effect) = self.read.next_effect() {
@@ -150,8 +160,15 @@ impl Core {
             }
             ServerMessage::Made { request, answers } => self.made(request, answers),
             ServerMessage::Read(reply) => self.read.reply(reply, now),
-            ServerMessage::Write(reply) => self.write.reply(reply, now),
+            ServerMessage::Write(reply) => {
+                self.created(&reply);
+                self.write.reply(reply, now);
+            }
             ServerMessage::Working => {}
+            // A server that tells us that it heard nothing is there: it can be asked again.
+            ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
+                self.broke(Fault::new(Code::LinkLost, text));
+            }
             ServerMessage::Refused(fault) => self.broke(fault),
             ServerMessage::Welcome(_) => {
                 self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
@@ -164,6 +181,7 @@ impl Core {
         match event {
             Event::Fetched { link, slot, outcome } => {
                 self.links.used(&outcome);
+                self.quiet_since = Instant::now();
                 self.read.fetched(link, slot, outcome, now);
             }
             Event::Posted { tag, posted } => {
@@ -178,11 +196,15 @@ impl Core {
             }
             Event::Landed(answers) => self.landed(answers),
             Event::SourcesChecked(answers) => {
+                self.hashing -= 1;
                 for (file, root, answer) in answers {
                     self.write.source_checked(file, root, answer);
                 }
             }
-            Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
+            Event::Hashed { file, extent, answer } => {
+                self.hashing -= 1;
+                self.write.hashed(file, extent, answer);
+            }
             Event::LocalPage(page) => self.local_page(page),
         }
     }
@@ -207,18 +229,15 @@ impl Core {
         });
     }
 
-    pub(super) fn done(&mut self, done: FileDone) {
-        self.summary.files += 1;
-        self.summary.bytes += done.bytes;
+    pub(super) fn done(&mut self, item: Item, done: FileDone) {
+        self.ledger.done(item, &done);
         self.progress.files += 1;
         self.reports.push_back(Report::Done(done));
     }
 
-    pub(super) fn failed(&mut self, path: String, fault: Fault) {
-        self.summary.failed += 1;
-        self.summary.mismatch |= fault.code == Code::Mismatch;
-        let failure = Failure { path, peer: self.peer.clone(), fault };
-        self.reports.push_back(Report::Failed(failure));
+    pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
+        let failure = self.ledger.failed(item, path, fault);
+        self.reports.extend(failure.map(Report::Failed));
     }
 
     pub(super) fn report(&mut self, observer: &mut dyn Observer) {
@@ -230,37 +249,61 @@ impl Core {
         }
     }
 
-    /// Fails what is unfinished when the session broke.
-    pub(super) fn give_up(&mut self) {
-        let Some(fault) = self.broken.clone() else { return };
-        self.drop_downloads(&fault);
-        self.drop_uploads(&fault);
-        self.trees = Trees::default();
+    /// Lets go of what is unfinished, for another session or for none.
+    pub(super) fn leave(&mut self) {
+        self.leave_downloads();
+        self.leave_uploads();
+        self.leave_trees();
     }
 
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
-            bytes: self.stats.bytes.load(Ordering::Relaxed),
+            bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
             searching: !self.trees.is_idle(),
             links: self.links.up_count(),
             elapsed: self.now(),
+            quiet: self.quiet(),
             ..self.progress.clone()
         }
     }
 
-    pub(super) fn summary_now(&self) -> Summary {
-        let transport = self.links.transport.clone().unwrap_or_else(|| "none".into());
-        let reason = (transport == "tcp")
-            .then(|| "this build has no verbs link yet; data moves over TCP".to_owned());
-        Summary {
-            elapsed: self.now(),
-            transport,
-            reason,
-            limited_by: self.stats.limit(),
-            mismatches: self.read.mismatches() + self.write.mismatches(),
-            links_lost: self.links.lost,
-            broken: self.broken.clone(),
-            ..self.summary.clone()
+    /// Bytes that this session moved.
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.stats.bytes.load(Ordering::Relaxed) - self.found_bytes
+    }
+
+    /// How long the server has owed us an answer.
+    fn quiet(&self) -> Option<Quiet> {
+        let awaits = !self.read.is_idle() || !self.write.is_idle() || self.trees.awaits();
+        let quiet = Quiet { so_far: self.quiet_since.elapsed(), at_most: self.options.timeout };
+        (awaits && self.hashing == 0).then_some(quiet)
+    }
+
+    /// Begins where earlier sessions of the copy ended.
+    pub(super) fn take_up(&mut self, ledger: Ledger) {
+        let Summary { files, bytes, .. } = ledger.summary;
+        self.progress = Progress {
+            files,
+            files_known: files,
+            bytes,
+            bytes_known: bytes,
+            ..Progress::default()
+        };
+        self.ledger = ledger;
+    }
+
+    /// The books, with what this session adds to them.
+    pub(super) fn hand_over(&mut self) -> Ledger {
+        let mut ledger = std::mem::replace(&mut self.ledger, Ledger::new(&self.peer));
+        let summary = &mut ledger.summary;
+        if let Some(transport) = self.links.transport.clone() {
+            summary.reason = (transport == "tcp")
+                .then(|| "this build has no verbs link yet; data moves over TCP".to_owned());
+            summary.transport = transport;
         }
+        summary.limited_by = self.stats.limit();
+        summary.mismatches += self.read.mismatches() + self.write.mismatches();
+        summary.links_lost += self.links.lost;
+        ledger
     }
 }

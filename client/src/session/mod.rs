@@ -3,17 +3,20 @@
 //! of workers and jobs, feeds the machines and does what they ask; `links`,
 //! `down`, `up` and `trees` each do one kind of work.
 //!
-//! A session ends when its work is done, or breaks: then everything unfinished
-//! fails with the cause, and temporary files are removed.
+//! A session ends when its work is done, or breaks: then it lets go of what is
+//! unfinished, and its ledger goes to the next one. Whether there is a next one
+//! is decided in `reconnect`.
 
 mod core;
 mod down;
+mod ledger;
 mod links;
 mod trees;
 mod up;
 
 use crate::location::peer;
-use crate::report::{Observer, Progress, Summary};
+use crate::patience::Achieved;
+use crate::report::{Observer, Progress};
 use crate::worker::{ClientWorker, Stats};
 use core::Core;
 use down::Downloads;
@@ -24,7 +27,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
 use up::Uploads;
-use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
+use verbatim_control::{ConnectOptions, ControlError, Fingerprint, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
@@ -35,6 +38,7 @@ use verbatim_proto::write::{self, Posted, WriteClient};
 use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, WirePath};
 
 pub use down::Download;
+pub(crate) use ledger::Ledger;
 pub use up::{Upload, UploadSource};
 
 /// Events that may wait for a session; slots and jobs are bounded far below this.
@@ -110,6 +114,7 @@ pub(crate) enum Event {
 }
 
 /// Something to copy.
+#[derive(Clone)]
 pub enum Work {
     /// A file to fetch.
     Download(Download),
@@ -152,13 +157,13 @@ impl Session {
         let timeout = options.timeout;
         let slots_per_link = READS_PER_LINK;
         let core = Core {
+            ledger: Ledger::new(&peer),
             peer,
             server: connection.server,
             address: connection.peer,
             events: sender,
             workers,
             stats,
-            begin: Instant::now(),
             sending: VecDeque::new(),
             read: ReadClient::new(read::ClientOptions { chunk_bytes, slots_per_link, timeout }),
             write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
@@ -169,12 +174,13 @@ impl Session {
             open_max,
             next_file: 0,
             next_request: 0,
-            summary: Summary::default(),
+            found_bytes: 0,
             progress: Progress::default(),
             reports: VecDeque::new(),
             stated: HashMap::new(),
             asking: false,
             quiet_since: Instant::now(),
+            hashing: 0,
             broken: None,
             options,
         };
@@ -221,34 +227,43 @@ impl Session {
         }
     }
 
-    /// Copies all of this, and tells the observer. Stops early only when `stop` completes or
-    /// the session breaks.
-    pub async fn copy(
+    /// Who the server is.
+    pub(crate) fn server(&self) -> Fingerprint {
+        self.core.server
+    }
+
+    /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
+    /// completes, which is then not to be asked again, or when the session breaks. What is
+    /// unfinished then is let go of, not failed.
+    pub(crate) async fn copy(
         &mut self,
-        work: Vec<Work>,
+        work: &[Work],
+        ledger: Ledger,
         observer: &mut dyn Observer,
-        stop: impl Future<Output = ()>,
-    ) -> Summary {
-        self.core.begin = Instant::now();
-        work.into_iter().for_each(|work| self.core.add(work));
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Copied {
+        self.core.take_up(ledger);
+        for (number, work) in (0..).zip(work) {
+            self.core.add(number, work.clone());
+        }
         self.core.attach_all();
         let mut last = Instant::now();
-        tokio::pin!(stop);
+        let mut moved = Moved::default();
         while !self.core.is_done() {
             tokio::select! {
                 biased;
-                () = &mut stop => {
+                () = &mut *stop => {
                     let fault = Fault::new(Code::Interrupted, "interrupted");
                     self.core.broken.get_or_insert(fault);
                 }
                 turned = self.turn() => {
                     if let Err(error) = turned {
-                        let fault = Fault::new(Code::LinkLost, error.to_string());
-                        self.core.broken.get_or_insert(fault);
+                        self.core.broken.get_or_insert(fault_of(&error));
                     }
                 }
             }
             self.core.report(observer);
+            moved.look(self.core.moved_bytes());
             if last.elapsed() >= PROGRESS_EVERY {
                 last = Instant::now();
                 observer.progress(&self.core.progress_now());
@@ -258,10 +273,13 @@ impl Session {
             }
         }
         self.keep_landed().await;
-        self.core.give_up();
+        self.core.leave();
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
-        self.core.summary_now()
+        let ledger = self.core.hand_over();
+        let found_bytes = self.core.found_bytes;
+        let achieved = Achieved { over: ledger.over_count(), found_bytes, moved: moved.at };
+        Copied { ledger, achieved, broken: self.core.broken.clone() }
     }
 
     /// Makes files durable that are all here: a session that broke behind their last byte is
@@ -332,6 +350,42 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// What became of a copy in one session.
+pub(crate) struct Copied {
+    pub ledger: Ledger,
+    pub achieved: Achieved,
+    /// Why the session ended before its work did.
+    pub broken: Option<Fault>,
+}
+
+/// When a number last grew.
+#[derive(Default)]
+struct Moved {
+    bytes: u64,
+    at: Option<Instant>,
+}
+
+impl Moved {
+    fn look(&mut self, bytes: u64) {
+        if bytes > self.bytes {
+            *self = Self { bytes, at: Some(Instant::now()) };
+        }
+    }
+}
+
+/// What the end of a connection means for the copy.
+pub(crate) fn fault_of(error: &ClientError) -> Fault {
+    let code = match error {
+        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
+        ClientError::Control(ControlError::Refused(fault)) => fault.code,
+        ClientError::Control(ControlError::TimedOut { .. }) => Code::TimedOut,
+        ClientError::Control(ControlError::Wire(_)) => Code::Protocol,
+        ClientError::Control(_) => Code::LinkLost,
+        ClientError::Fabric(_) => Code::Io,
+    };
+    Fault::new(code, error.to_string())
 }
 
 /// How long saying goodbye may take.

@@ -3,6 +3,7 @@
 //! is left to do, so a tree of any size takes one page of memory. Folders are
 //! made before what is in them.
 
+use super::ledger::Item;
 use super::{Core, Download, Event, Upload, UploadSource};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use verbatim_proto::{Code, Fault, WirePath};
 const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
 
 /// A remote folder to fetch.
+#[derive(Clone)]
 pub struct RemoteTree {
     /// The folder, export first.
     pub remote: WirePath,
@@ -28,6 +30,7 @@ pub struct RemoteTree {
 }
 
 /// A local folder to send.
+#[derive(Clone)]
 pub struct LocalTree {
     /// The folder.
     pub folder: Arc<Folder>,
@@ -37,16 +40,20 @@ pub struct LocalTree {
     pub label: String,
 }
 
+/// A tree, and the number of the work it is.
+type Numbered<T> = (u32, T);
+
 type Listed = (Vec<Entry>, Vec<(WirePath, Fault)>, bool);
 
 #[derive(Default)]
 pub(super) struct Trees {
-    remote: HashMap<u32, RemoteTree>,
+    remote: HashMap<u32, Numbered<RemoteTree>>,
     /// Scans with more pages to ask for.
     ready: VecDeque<u32>,
     /// Trees whose walk rests between two pages, or has not begun.
-    local: VecDeque<(Arc<LocalTree>, Option<Box<Walk>>)>,
-    walking: usize,
+    local: VecDeque<(Numbered<Arc<LocalTree>>, Option<Box<Walk>>)>,
+    /// The tree a job walks just now.
+    walking: Option<Numbered<Arc<LocalTree>>>,
     making: HashMap<u32, Making>,
     listing: Option<u32>,
     listed: VecDeque<Listed>,
@@ -54,13 +61,13 @@ pub(super) struct Trees {
 
 /// Folders and links that the server was asked to make, and the files that wait for them.
 struct Making {
-    labels: Vec<String>,
-    files: Vec<Upload>,
+    labels: Vec<(Item, String)>,
+    files: Vec<(Item, Upload)>,
 }
 
 /// What a walk found.
 pub(crate) struct LocalPage {
-    tree: Arc<LocalTree>,
+    tree: Numbered<Arc<LocalTree>>,
     walk: Option<Box<Walk>>,
     entries: Vec<Entry>,
     faults: Vec<(WirePath, Fault)>,
@@ -70,7 +77,7 @@ impl Trees {
     pub fn is_idle(&self) -> bool {
         self.remote.is_empty()
             && self.local.is_empty()
-            && self.walking == 0
+            && self.walking.is_none()
             && self.making.is_empty()
     }
 
@@ -90,21 +97,21 @@ impl Trees {
 }
 
 impl Core {
-    pub(super) fn add_remote_tree(&mut self, tree: RemoteTree) {
+    pub(super) fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
         if let Err(fault) = tree.folder.make_folder(&tree.local, 0o755) {
-            return self.failed(tree.label, fault);
+            return self.failed(Item::new(number, &WirePath::root()), tree.label, fault);
         }
         let request = self.request();
         let path = tree.remote.clone();
         self.sending.push_back(ClientMessage::Scan { request, path, recursive: true });
-        self.trees.remote.insert(request, tree);
+        self.trees.remote.insert(request, (number, tree));
     }
 
-    pub(super) fn add_local_tree(&mut self, tree: LocalTree) {
+    pub(super) fn add_local_tree(&mut self, number: u32, tree: LocalTree) {
         let entry = NewEntry { path: tree.remote.clone(), kind: EntryKind::Folder, mode: 0o755 };
-        let label = tree.label.clone();
+        let label = (Item::new(number, &WirePath::root()), tree.label.clone());
         self.make(vec![(entry, label)], Vec::new());
-        self.trees.local.push_back((Arc::new(tree), None));
+        self.trees.local.push_back(((number, Arc::new(tree)), None));
     }
 
     /// Asks for pages while little is left to do.
@@ -117,10 +124,10 @@ impl Core {
         }
         let waiting: usize = self.trees.making.values().map(|making| making.files.len()).sum();
         if self.uploads.queued() + waiting < QUEUE_LOW
-            && self.trees.walking == 0
+            && self.trees.walking.is_none()
             && let Some((tree, walk)) = self.trees.local.pop_front()
         {
-            self.trees.walking += 1;
+            self.trees.walking = Some(tree.clone());
             self.job(move || Event::LocalPage(walk_page(tree, walk)));
         }
     }
@@ -135,22 +142,25 @@ impl Core {
         if self.trees.listing == Some(request) {
             return self.trees.listed.push_back((entries, faults, done));
         }
-        let Some(tree) = self.trees.remote.remove(&request) else {
+        let Some((number, tree)) = self.trees.remote.remove(&request) else {
             return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         for (path, fault) in faults {
-            self.failed(label_of(&tree.label, &path), fault);
+            self.failed(Item::new(number, &path), label_of(&tree.label, &path), fault);
         }
         for entry in entries {
-            self.remote_entry(&tree, entry);
+            self.remote_entry(number, &tree, entry);
         }
         if !done {
-            self.trees.remote.insert(request, tree);
+            self.trees.remote.insert(request, (number, tree));
             self.trees.ready.push_back(request);
+        } else {
+            self.ledger.looked_at(number);
         }
     }
 
-    fn remote_entry(&mut self, tree: &RemoteTree, entry: Entry) {
+    fn remote_entry(&mut self, number: u32, tree: &RemoteTree, entry: Entry) {
+        let item = Item::new(number, &entry.path);
         let label = label_of(&tree.label, &entry.path);
         let local = tree.local.join(&entry.path);
         let made = match entry.kind {
@@ -158,49 +168,54 @@ impl Core {
                 let remote = tree.remote.join(&entry.path);
                 let folder = tree.folder.clone();
                 let download = Download { remote, folder, local, size: entry.size, label };
-                return self.add_download(download);
+                return self.add_download(item, download);
             }
             EntryKind::Folder => tree.folder.make_folder(&local, entry.mode),
             EntryKind::Symlink { target } => tree.folder.make_symlink(&local, &target),
             EntryKind::Special => Err(special()),
         };
         if let Err(fault) = made {
-            self.failed(label, fault);
+            self.failed(item, label, fault);
         }
     }
 
     pub(super) fn local_page(&mut self, page: LocalPage) {
-        self.trees.walking -= 1;
-        let LocalPage { tree, walk, entries, faults } = page;
+        self.trees.walking = None;
+        let LocalPage { tree: (number, tree), walk, entries, faults } = page;
         for (path, fault) in faults {
-            self.failed(label_of(&tree.label, &path), fault);
+            self.failed(Item::new(number, &path), label_of(&tree.label, &path), fault);
         }
         let mut files = Vec::new();
         let mut makes = Vec::new();
         for entry in entries {
+            let item = Item::new(number, &entry.path);
             let label = label_of(&tree.label, &entry.path);
             let path = tree.remote.join(&entry.path);
             match entry.kind {
                 EntryKind::File => {
                     let source = UploadSource::Below(tree.folder.clone(), entry.path);
-                    files.push(Upload { source, remote: path, size: entry.size, label });
+                    let upload = Upload { source, remote: path, size: entry.size, label };
+                    files.push((item, upload));
                 }
-                EntryKind::Special => self.failed(label, special()),
-                kind => makes.push((NewEntry { path, kind, mode: entry.mode }, label)),
+                EntryKind::Special => self.failed(item, label, special()),
+                kind => makes.push((NewEntry { path, kind, mode: entry.mode }, (item, label))),
             }
         }
         self.make(makes, files);
         if walk.is_some() {
-            self.trees.local.push_back((tree, walk));
+            self.trees.local.push_back(((number, tree), walk));
+        } else {
+            self.ledger.looked_at(number);
         }
     }
 
     /// Has entries made, and then the files added. The server makes them in order, so files
     /// wait for the last request that could hold their folder.
-    fn make(&mut self, mut makes: Vec<(NewEntry, String)>, files: Vec<Upload>) {
+    fn make(&mut self, mut makes: Vec<(NewEntry, (Item, String))>, files: Vec<(Item, Upload)>) {
         let mut files = Some(files);
         if makes.is_empty() && self.trees.making.is_empty() {
-            return files.into_iter().flatten().for_each(|file| self.add_upload(file));
+            let files = files.into_iter().flatten();
+            return files.for_each(|(item, file)| self.add_upload(item, file));
         }
         // An empty request still comes back behind those before it.
         loop {
@@ -221,17 +236,32 @@ impl Core {
         let Some(making) = self.trees.making.remove(&request) else {
             return self.broke(Fault::new(Code::Protocol, "the server made what nobody asked for"));
         };
-        for (label, answer) in making.labels.into_iter().zip(answers) {
+        for ((item, label), answer) in making.labels.into_iter().zip(answers) {
             if let Err(fault) = answer {
-                self.failed(label, fault);
+                self.failed(item, label, fault);
             }
         }
-        making.files.into_iter().for_each(|file| self.add_upload(file));
+        making.files.into_iter().for_each(|(item, file)| self.add_upload(item, file));
+    }
+
+    /// Lets go of all trees. The next session looks at them from the beginning: what is over it
+    /// leaves out, and folders that are there are no harm.
+    pub(super) fn leave_trees(&mut self) {
+        let trees = std::mem::take(&mut self.trees);
+        let remote = trees.remote.into_values().map(|(number, tree)| (number, tree.label));
+        let walked = trees.local.into_iter().map(|(tree, _)| tree).chain(trees.walking);
+        let local = walked.map(|(number, tree)| (number, tree.label.clone()));
+        for (number, label) in remote.chain(local) {
+            self.ledger.leave(Item::rest(number), label, false);
+        }
+        for (item, file) in trees.making.into_values().flat_map(|making| making.files) {
+            self.ledger.leave(item, file.label, false);
+        }
     }
 }
 
-fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>) -> LocalPage {
-    let begin = || Walk::new(tree.folder.open_folder(&WirePath::root())?, true).map(Box::new);
+fn walk_page(tree: Numbered<Arc<LocalTree>>, walk: Option<Box<Walk>>) -> LocalPage {
+    let begin = || Walk::new(tree.1.folder.open_folder(&WirePath::root())?, true).map(Box::new);
     let mut page = LocalPage { tree: tree.clone(), walk: None, entries: vec![], faults: vec![] };
     let mut walk = match walk.map_or_else(begin, Ok) {
         Ok(walk) => walk,

@@ -11,6 +11,7 @@ mod keys;
 mod large;
 #[path = "../../src/process.rs"]
 mod process;
+mod reconnecting;
 mod resuming;
 mod serving;
 mod stopping;

@@ -20,7 +20,7 @@ const KILLS: u64 = 30;
 const BIG_BYTES: usize = 96 << 20;
 
 /// Waits until a journal in the folder speaks of a dozen chunks.
-fn wait_for_journal(copy: &mut Running, folder: &Path) {
+pub(crate) fn wait_for_journal(copy: &mut Running, folder: &Path) {
     wait_for("some of the copy is verified", BEGIN_MAX, || {
         assert!(!copy.has_ended(), "the copy ended before it was looked at");
         let journals = names(folder).into_iter().filter(|name| name.ends_with("-journal"));
@@ -30,7 +30,7 @@ fn wait_for_journal(copy: &mut Running, folder: &Path) {
 }
 
 /// What a summary line of `--json` says of one number.
-fn told(stdout: &str, key: &str) -> u64 {
+pub(crate) fn told(stdout: &str, key: &str) -> u64 {
     let line = stdout.lines().last().expect("a summary");
     let summary: serde_json::Value = serde_json::from_str(line).expect("JSON");
     summary[key].as_u64().unwrap_or_else(|| panic!("no {key} in {summary}"))
