@@ -33,15 +33,15 @@ pub(crate) async fn copy(
         let copied = session.copy(work, ledger, observer, &mut stop).await;
         let Copied { achieved, broken, .. } = copied;
         ledger = copied.ledger;
-        let Some(fault) = broken else {
-            session.close().await;
-            break None;
+        let fault = match broken {
+            Some(fault) if may_go_on(fault.code) => fault,
+            end => {
+                session.close().await;
+                break end;
+            }
         };
         // Its workers end and its files are let go of before the next one wants them.
         drop(session);
-        if !may_go_on(fault.code) {
-            break Some(fault);
-        }
         patience.learn(achieved, Instant::now());
         let mut again = Again { peer: &peer, options: &options, patience: &mut patience };
         match again.connect(fault, observer, &mut stop).await {

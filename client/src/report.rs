@@ -122,6 +122,9 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes of these that an earlier run had copied.
     pub resumed_bytes: u64,
+    /// Bytes of a source that were hashed again because the server had them already and what
+    /// was hashed before could not be trusted.
+    pub rehashed_bytes: u64,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
@@ -92,6 +92,9 @@ impl Core {
 
     /// Adds the work of this number; what of it is over is left out.
     pub(super) fn add(&mut self, number: u32, work: Work) {
+        if matches!(work, Work::Upload(_) | Work::UploadTree(_)) && number == 0 {
+            verbatim_files::memo::tidy(&self.memos(), SystemTime::now());
+        }
         let item = Item::new(number, &WirePath::root());
         match work {
             Work::Download(download) => self.add_download(item, download),
@@ -203,7 +206,9 @@ impl Core {
             }
             Event::Hashed { file, extent, answer } => {
                 self.hashing -= 1;
-                self.write.hashed(file, extent, answer);
+                let hashed = answer.as_ref().map_or(0, |(_, bytes)| *bytes);
+                self.ledger.summary.rehashed_bytes += hashed;
+                self.write.hashed(file, extent, answer.map(|(digests, _)| digests));
             }
             Event::LocalPage(page) => self.local_page(page),
         }

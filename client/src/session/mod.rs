@@ -109,7 +109,8 @@ pub(crate) enum Event {
     WorkerFailed(FabricError),
     Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
     SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
-    Hashed { file: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault> },
+    /// The digests of a range, and how many bytes were hashed for them.
+    Hashed { file: FileId, extent: Extent, answer: Result<(Vec<Digest>, u64), Fault> },
     LocalPage(trees::LocalPage),
 }
 

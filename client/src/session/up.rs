@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
 use verbatim_proto::write::{ClientEffect, Post};
@@ -104,7 +105,11 @@ impl Core {
 
     fn begin_upload(&mut self, id: FileId, item: Item, upload: Upload) {
         match upload.source.open(&upload.label) {
-            Ok(source) => {
+            Ok(mut source) => {
+                // Only what lasts on the server can be gone on with.
+                if source.identity().size >= LASTING_BYTES_MIN {
+                    source = source.remember_in(&self.memos());
+                }
                 let now = self.now();
                 self.write.create(id, upload.remote.clone(), source.info(), now);
                 let source = Arc::new(source);
@@ -127,7 +132,7 @@ impl Core {
                 let source = self.uploads.files[&file].source.clone();
                 self.hashing += 1;
                 self.job(move || {
-                    let answer = source.hash(extent);
+                    let answer = source.recall(extent);
                     Event::Hashed { file, extent, answer }
                 });
             }
@@ -143,6 +148,7 @@ impl Core {
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
                 let bytes = file.source.identity().size;
+                file.source.forget();
                 let (path, local) = (file.upload.label.clone(), file.upload.label);
                 self.done(file.item, FileDone { path, local, bytes, digest: root });
             }
@@ -167,6 +173,11 @@ impl Core {
             let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
             Event::SourcesChecked(files.into_iter().map(check).collect())
         });
+    }
+
+    /// Where digests of unfinished uploads are kept.
+    pub(super) fn memos(&self) -> PathBuf {
+        self.options.connect.state_dir.join("uploads")
     }
 
     fn post(&mut self, post: Post) {

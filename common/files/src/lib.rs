@@ -10,6 +10,7 @@ pub mod hash;
 pub mod identity;
 pub mod journal;
 pub mod limit;
+pub mod memo;
 pub mod partial;
 pub mod source;
 pub mod target;

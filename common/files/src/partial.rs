@@ -69,6 +69,14 @@ pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)
     Some((part, journal, have))
 }
 
+/// Whether there is a partial file that another process, or another session, has.
+pub(crate) fn is_held(folder: &OwnedFd, names: &Names) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = openat(folder, OsStr::from_bytes(&names.part), flags, Mode::empty());
+    let lock = fd.map(|fd| flock(&fd, FlockOperation::NonBlockingLockShared));
+    lock == Ok(Err(rustix::io::Errno::WOULDBLOCK))
+}
+
 /// Opens a file of ours and locks it; `None` when it is not ours alone.
 fn open_held(folder: &OwnedFd, name: &[u8], flags: OFlags, mode: u32) -> Option<File> {
     let name = OsStr::from_bytes(name);

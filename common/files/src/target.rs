@@ -94,6 +94,14 @@ impl Target {
         Some((Self::of(file, parent, names.part, name, path, journal), have))
     }
 
+    /// Whether what an earlier run left under this `key` is held by somebody just now.
+    pub fn is_held(folder: &Folder, path: &WirePath, key: &Digest) -> bool {
+        let placed = place(folder, path).ok();
+        placed.is_some_and(|(parent, name)| {
+            partial::is_held(&parent, &partial::Names::new(&name, key))
+        })
+    }
+
     fn of(
         file: File,
         folder: Arc<OwnedFd>,

@@ -97,6 +97,10 @@ impl Show {
         if summary.resumed_bytes > 0 {
             eprintln!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
         }
+        if summary.rehashed_bytes > 0 {
+            let bytes = BinaryBytes(summary.rehashed_bytes);
+            eprintln!("{bytes} that the server had were hashed again");
+        }
         if summary.reconnects > 0 {
             let times = if summary.reconnects == 1 { "time" } else { "times" };
             eprintln!("the server was lost and reached again {} {times}", summary.reconnects);
@@ -214,6 +218,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "failed": summary.failed,
         "bytes": summary.bytes,
         "resumed_bytes": summary.resumed_bytes,
+        "rehashed_bytes": summary.rehashed_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
         "transport": summary.transport,
