@@ -99,12 +99,16 @@ impl Core {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
             }
-            ClientEffect::Opened { file, info } => {
-                let file = self.downloads.files.get_mut(&file).expect("opened files are known");
+            ClientEffect::Opened { file: id, info } => {
+                let file = self.downloads.files.get_mut(&id).expect("opened files are known");
                 self.progress.bytes_known += info.size;
                 self.progress.bytes_known -= file.size;
                 file.size = info.size;
-                file.sink.opened(info);
+                if let Err(fault) = file.sink.opened(info) {
+                    // What an earlier run left is as good as it was.
+                    drop(file.sink.leave());
+                    self.read.fail(id, fault);
+                }
             }
             ClientEffect::Fetch(fetch) => self.fetch(fetch),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),

@@ -101,16 +101,35 @@ impl ClientError {
 
 /// What workers and jobs tell a session.
 pub(crate) enum Event {
-    Fetched { link: LinkId, slot: u16, outcome: Outcome },
-    Posted { tag: Tag, posted: Posted },
-    LinkLost { link: LinkId, error: FabricError },
-    LinkMade { link: LinkId, made: Result<Box<dyn Link>, FabricError> },
-    LinkWanted { link: LinkId },
+    Fetched {
+        link: LinkId,
+        slot: u16,
+        outcome: Outcome,
+    },
+    Posted {
+        tag: Tag,
+        posted: Posted,
+    },
+    LinkLost {
+        link: LinkId,
+        error: FabricError,
+    },
+    LinkMade {
+        link: LinkId,
+        made: Result<Box<dyn Link>, FabricError>,
+    },
+    LinkWanted {
+        link: LinkId,
+    },
     WorkerFailed(FabricError),
     Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
     SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
-    Hashed { file: FileId, extent: Extent, answer: Result<(Vec<Digest>, u64), Fault> },
+    Hashed {
+        file: FileId,
+        extent: Extent,
+        answer: Result<(Vec<Digest>, u64), Fault>,
+    },
     LocalPage(trees::LocalPage),
 }
 

@@ -13,6 +13,7 @@ pub mod limit;
 pub mod memo;
 pub mod partial;
 pub mod source;
+pub mod space;
 pub mod target;
 pub mod walk;
 

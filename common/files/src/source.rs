@@ -13,6 +13,9 @@ use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault};
 
+/// What the kernel counts allocation in, whatever the file system's own blocks are.
+const BLOCK_BYTES: u64 = 512;
+
 /// A source of a copy.
 #[derive(Debug)]
 pub struct Source {
@@ -20,6 +23,7 @@ pub struct Source {
     name: String,
     identity: Identity,
     mode: u32,
+    allocated: u64,
     racy: bool,
     handed: Mutex<Handed>,
     /// What is known of it from an earlier try to send it.
@@ -46,6 +50,7 @@ impl Source {
             name: name.to_string(),
             identity,
             mode: u32::from(stat.stx_mode) & 0o7777,
+            allocated: stat.stx_blocks.saturating_mul(BLOCK_BYTES),
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
             memo: None,
@@ -117,7 +122,8 @@ impl Source {
 
     /// What the other side is told of it.
     pub fn info(&self) -> FileInfo {
-        FileInfo { size: self.identity.size, mode: self.mode, mtime_ns: self.identity.mtime_ns }
+        let Identity { size, mtime_ns, .. } = self.identity;
+        FileInfo { size, mode: self.mode, mtime_ns, allocated: self.allocated }
     }
 
     /// Hashes a range of it.

@@ -188,9 +188,13 @@ fn create(
     if let Some((target, have)) = left.flatten() {
         if have.is_of(info) {
             target.set_mode(info.mode);
+            target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
             return Ok((Arc::new(target), Some(have)));
         }
         target.discard();
     }
-    Ok((Arc::new(Target::create_lasting(folder, path, info, key)?), None))
+    let room = Target::room_for(folder, path, info, 0)?;
+    let target = Target::create_lasting(folder, path, info, key)?;
+    target.set_room(room);
+    Ok((Arc::new(target), None))
 }

@@ -14,6 +14,7 @@ mod process;
 mod reconnecting;
 mod resuming;
 mod serving;
+mod space;
 mod stopping;
 mod telling;
 mod trust;

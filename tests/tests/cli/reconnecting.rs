@@ -117,7 +117,8 @@ fn a_tree_of_small_files_is_told_once_each_whatever_happens_to_the_server() {
         for number in 0..FILES {
             let folder = from.join(format!("{}", number / 300));
             fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join(format!("{number}")), bytes(number as u64, number % 9000)).unwrap();
+            fs::write(folder.join(format!("{number}")), bytes(number as u64, number % 9000))
+                .unwrap();
         }
         rustix::fs::mknodat(
             rustix::fs::CWD,
