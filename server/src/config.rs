@@ -4,6 +4,8 @@
 //! and never touches what it names: the binary lays its flags over the public
 //! fields, then calls `Config::check`.
 
+mod tables;
+
 use crate::export::{Export, check_names};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -13,6 +15,8 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use verbatim_proto::Fault;
 use verbatim_proto::units::LINKS_MAX;
+
+pub use tables::{Cache, Limits, Log, Uploads};
 
 /// Everything that can be set; `configs/rdma-serve.toml` explains each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,45 +39,13 @@ pub struct Config {
     pub limits: Limits,
     /// The digest cache.
     pub cache: Cache,
+    /// What becomes of uploads that were not finished.
+    pub uploads: Uploads,
     /// What is logged, and how.
     pub log: Log,
     /// The folders that are offered.
     #[serde(rename = "export")]
     pub exports: Vec<Export>,
-}
-
-/// What one server, and one client, may take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Sessions at a time.
-    pub sessions_max: u32,
-    /// Links of one session.
-    pub links_per_session_max: u32,
-    /// How long a new connection may take to say who it is.
-    pub handshake_seconds: u32,
-    /// How long a session may be silent.
-    pub idle_seconds: u32,
-}
-
-/// The digest cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Cache {
-    /// Whether digests are kept.
-    pub enabled: bool,
-    /// How much they may take, in MiB.
-    pub size_mb: u32,
-}
-
-/// What is logged, and how.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Log {
-    /// The least important level that is logged.
-    pub level: String,
-    /// Whether each line is a JSON object.
-    pub json: bool,
 }
 
 impl Default for Config {
@@ -87,28 +59,10 @@ impl Default for Config {
             drain_seconds: 10,
             limits: Limits::default(),
             cache: Cache::default(),
+            uploads: Uploads::default(),
             log: Log::default(),
             exports: Vec::new(),
         }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        let (handshake_seconds, idle_seconds) = (10, 300);
-        Self { sessions_max: 256, links_per_session_max: 16, handshake_seconds, idle_seconds }
-    }
-}
-
-impl Default for Cache {
-    fn default() -> Self {
-        Self { enabled: true, size_mb: 256 }
-    }
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self { level: "info".into(), json: false }
     }
 }
 
@@ -369,7 +323,7 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 }
 
 /// The numbers each key may have.
-const RANGES: [(&str, RangeInclusive<i64>); 7] = [
+const RANGES: [(&str, RangeInclusive<i64>); 8] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
@@ -377,6 +331,7 @@ const RANGES: [(&str, RangeInclusive<i64>); 7] = [
     ("limits.handshake_seconds", 1..=300),
     ("limits.idle_seconds", 10..=86400),
     ("cache.size_mb", 1..=65536),
+    ("uploads.keep_hours", 0..=87600),
 ];
 
 /// The levels of a log, the most important first.

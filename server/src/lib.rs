@@ -9,6 +9,7 @@ pub mod config;
 pub mod export;
 mod joins;
 mod listener;
+mod reaper;
 mod session;
 mod worker;
 

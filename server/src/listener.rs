@@ -7,6 +7,7 @@ use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError};
 use crate::export::check_exports;
 use crate::joins::Joins;
+use crate::reaper::Reaper;
 use crate::session::{Event, ExportFolder, Session, Shared};
 use crate::worker::ServerWorker;
 use std::collections::BTreeMap;
@@ -136,6 +137,8 @@ impl Server {
             next_session: AtomicU64::new(1),
             handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
         });
+        let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
+        let _reaper = (!keep.is_zero()).then(|| Reaper::start(guests.shared.clone(), keep));
         let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
         let mut ends = None;

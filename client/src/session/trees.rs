@@ -43,6 +43,9 @@ pub struct LocalTree {
 /// A tree, and the number of the work it is.
 type Numbered<T> = (u32, T);
 
+/// A local tree, and its walk if that has begun.
+type Resting = (Numbered<Arc<LocalTree>>, Option<Box<Walk>>);
+
 type Listed = (Vec<Entry>, Vec<(WirePath, Fault)>, bool);
 
 #[derive(Default)]
@@ -51,7 +54,7 @@ pub(super) struct Trees {
     /// Scans with more pages to ask for.
     ready: VecDeque<u32>,
     /// Trees whose walk rests between two pages, or has not begun.
-    local: VecDeque<(Numbered<Arc<LocalTree>>, Option<Box<Walk>>)>,
+    local: VecDeque<Resting>,
     /// The tree a job walks just now.
     walking: Option<Numbered<Arc<LocalTree>>>,
     making: HashMap<u32, Making>,

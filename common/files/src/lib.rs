@@ -12,6 +12,7 @@ pub mod journal;
 pub mod limit;
 pub mod memo;
 pub mod partial;
+pub mod reap;
 pub mod source;
 pub mod space;
 pub mod target;

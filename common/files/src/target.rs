@@ -8,8 +8,8 @@ use crate::folder::Folder;
 use crate::journal::{self, Head};
 use crate::partial;
 use crate::space::Room;
-use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags};
-use rustix::fs::{fadvise, fallocate, fsync, openat, renameat, unlinkat};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{fadvise, fallocate, flock, fsync, openat, renameat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
@@ -95,6 +95,12 @@ impl Target {
         let (file, journal, have) = partial::find(&parent, &names)?;
         let journal = Some((journal, names.journal));
         Some((Self::of(file, parent, names.part, name, path, journal), have))
+    }
+
+    /// Its name until it is committed.
+    #[cfg(test)]
+    pub(crate) fn temporary_name(&self) -> &[u8] {
+        &self.temporary
     }
 
     /// Whether what an earlier run left under this `key` is held by somebody just now.
@@ -261,6 +267,9 @@ fn create_new(
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(mode & 0o777);
     let fd = openat(folder, OsStr::from_bytes(name), flags, mode)?;
+    // Says that somebody is at work on it; it is new, so nobody else can have it. Where the file
+    // system has no locks, its age says the same.
+    let _ = flock(&fd, FlockOperation::NonBlockingLockExclusive);
     Ok((File::from(fd), name.to_vec()))
 }
 
