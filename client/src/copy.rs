@@ -5,6 +5,7 @@
 use crate::glob;
 use crate::local::{local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
+use crate::reconnect;
 use crate::report::{Failure, Observer, Summary};
 use crate::rules::Rules;
 use crate::session::{
@@ -101,19 +102,18 @@ pub async fn copy(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
     let peer = server_of(options)?.peer();
-    let mut session = Session::connect(session).await?;
-    session.obey(options.rules.clone());
+    let mut first = Session::connect(session.clone()).await?;
     let mut plan = Plan { peer, work: Vec::new(), failures: Vec::new() };
     match &options.target {
-        Location::Local(target) => plan.downloads(options, target, &mut session).await?,
-        Location::Remote(target) => plan.uploads(options, target, &mut session).await?,
+        Location::Local(target) => plan.downloads(options, target, &mut first).await?,
+        Location::Remote(target) => plan.uploads(options, target, &mut first).await?,
     }
     for failure in &plan.failures {
         observer.failed(failure);
     }
-    let mut summary = session.copy(plan.work, observer, stop).await;
+    let mut summary =
+        reconnect::copy(&plan.work, &options.rules, first, session, observer, stop).await;
     summary.failed += plan.failures.len() as u64;
-    session.close().await;
     Ok(summary)
 }
 

@@ -11,6 +11,8 @@ mod likeness;
 mod local;
 pub mod location;
 pub mod pace;
+mod patience;
+mod reconnect;
 pub mod report;
 pub mod rules;
 pub mod session;
@@ -21,6 +23,8 @@ mod worker;
 
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
-pub use report::{Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary};
+pub use report::{
+    Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
+};
 pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};

@@ -18,6 +18,10 @@ pub trait Observer: Send {
     fn planned(&mut self, _planned: &Planned) {}
     /// How far it is; called a few times a second.
     fn progress(&mut self, _progress: &Progress) {}
+    /// The server was lost, and is tried again after a pause.
+    fn retrying(&mut self, _retry: &Retry) {}
+    /// The server is there again, and the copy goes on.
+    fn reconnected(&mut self) {}
 }
 
 /// Takes nothing in particular.
@@ -127,6 +131,32 @@ pub struct Progress {
     pub links: usize,
     /// Since the copy began.
     pub elapsed: Duration,
+    /// Set while the server owes an answer.
+    pub quiet: Option<Quiet>,
+}
+
+/// A server that has not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quiet {
+    /// For how long nothing was heard of it.
+    pub so_far: Duration,
+    /// For how long that may be, before it is given up.
+    pub at_most: Duration,
+}
+
+/// A server that was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// The server.
+    pub peer: String,
+    /// How it was lost, or why it could not be reached again.
+    pub cause: String,
+    /// Which try in a row comes next.
+    pub attempt: u32,
+    /// How long until then.
+    pub pause: Duration,
+    /// How much longer it is tried, unless there is progress.
+    pub left: Duration,
 }
 
 /// Requests posted to an RDMA device.
@@ -151,6 +181,9 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes of these that an earlier run had copied.
     pub resumed_bytes: u64,
+    /// Bytes of a source that were hashed again because the server had them already and what
+    /// was hashed before could not be trusted.
+    pub rehashed_bytes: u64,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.
@@ -165,6 +198,8 @@ pub struct Summary {
     pub mismatches: u64,
     /// Links that were lost and made anew.
     pub links_lost: u64,
+    /// How often the server was lost and reached again.
+    pub reconnects: u64,
     /// Whether a mismatch survived all retries.
     pub mismatch: bool,
     /// Whether the session ended before its work was done.

@@ -4,6 +4,7 @@
 //! large file lasts when a copy is cut short, and a later one goes on with it.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use verbatim_files::space::Room;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::FileInfo;
@@ -22,6 +23,9 @@ pub(crate) struct Sink {
 #[derive(Default)]
 struct State {
     info: Option<FileInfo>,
+    /// Bytes that an earlier run left.
+    had: u64,
+    room: Option<Room>,
     target: Option<Arc<Target>>,
 }
 
@@ -38,6 +42,7 @@ impl Sink {
         let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key)?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.target = Some(Arc::new(target));
+        state.had = have.extents.bytes();
         Some(have)
     }
 
@@ -46,13 +51,21 @@ impl Sink {
         self.folder.shown(&self.path)
     }
 
-    /// The source is known now.
-    pub fn opened(&self, info: FileInfo) {
+    /// The source is known now; an error when there is no room for it.
+    pub fn opened(&self, info: FileInfo) -> Result<(), Fault> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.info = Some(info);
-        if let Some(target) = &state.target {
-            target.set_mode(info.mode);
+        // What was set aside for another version of it comes back first.
+        state.room = None;
+        let room = Target::room_for(&self.folder, &self.path, &info, state.had)?;
+        match &state.target {
+            Some(target) => {
+                target.set_mode(info.mode);
+                target.set_room(room);
+            }
+            None => state.room = room,
         }
+        Ok(())
     }
 
     /// The temporary file, made if it is not there.
@@ -65,6 +78,7 @@ impl Sink {
         let gave_up = || Fault::new(Code::Interrupted, "the copy was given up");
         let info = state.info.ok_or_else(gave_up)?;
         let target = Target::create_lasting(&self.folder, &self.path, &info, &self.key)?;
+        target.set_room(state.room.take());
         Ok(state.target.insert(Arc::new(target)).clone())
     }
 

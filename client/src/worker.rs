@@ -187,6 +187,8 @@ impl ClientWorker {
             rest = behind;
             let size = source.identity().size;
             let mut values = Vec::new();
+            // Asked before the bytes are read: a write behind them must be seen.
+            let settled = source.is_settled();
             for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
                 let (offset, len) = (extent.offset + done, GRAIN_BYTES.min(extent.len - done));
                 let at = if from_file { 0 } else { done as usize };
@@ -202,6 +204,9 @@ impl ClientWorker {
             }
             if faults.is_empty() {
                 source.hand_out(*extent, &values);
+                if settled {
+                    source.note(*extent, &values);
+                }
             }
             digests.push(values);
         }

@@ -5,6 +5,7 @@
 //! fields, then calls `Config::check`.
 
 mod rdma;
+mod tables;
 
 use crate::export::{Export, check_names};
 pub use rdma::Rdma;
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use verbatim_proto::Fault;
 use verbatim_proto::units::LINKS_MAX;
+
+pub use tables::{Cache, Limits, Log, Uploads};
 
 /// Everything that can be set; `configs/rdma-serve.toml` explains each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,45 +43,13 @@ pub struct Config {
     pub rdma: Rdma,
     /// The digest cache.
     pub cache: Cache,
+    /// What becomes of uploads that were not finished.
+    pub uploads: Uploads,
     /// What is logged, and how.
     pub log: Log,
     /// The folders that are offered.
     #[serde(rename = "export")]
     pub exports: Vec<Export>,
-}
-
-/// What one server, and one client, may take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Sessions at a time.
-    pub sessions_max: u32,
-    /// Links of one session.
-    pub links_per_session_max: u32,
-    /// How long a new connection may take to say who it is.
-    pub handshake_seconds: u32,
-    /// How long a session may be silent.
-    pub idle_seconds: u32,
-}
-
-/// The digest cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Cache {
-    /// Whether digests are kept.
-    pub enabled: bool,
-    /// How much they may take, in MiB.
-    pub size_mb: u32,
-}
-
-/// What is logged, and how.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Log {
-    /// The least important level that is logged.
-    pub level: String,
-    /// Whether each line is a JSON object.
-    pub json: bool,
 }
 
 impl Default for Config {
@@ -93,28 +64,10 @@ impl Default for Config {
             limits: Limits::default(),
             rdma: Rdma::default(),
             cache: Cache::default(),
+            uploads: Uploads::default(),
             log: Log::default(),
             exports: Vec::new(),
         }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        let (handshake_seconds, idle_seconds) = (10, 300);
-        Self { sessions_max: 256, links_per_session_max: 16, handshake_seconds, idle_seconds }
-    }
-}
-
-impl Default for Cache {
-    fn default() -> Self {
-        Self { enabled: true, size_mb: 256 }
-    }
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self { level: "info".into(), json: false }
     }
 }
 
@@ -375,7 +328,7 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 }
 
 /// The numbers each key may have.
-const RANGES: [(&str, RangeInclusive<i64>); 10] = [
+const RANGES: [(&str, RangeInclusive<i64>); 11] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
@@ -386,6 +339,7 @@ const RANGES: [(&str, RangeInclusive<i64>); 10] = [
     ("rdma.gid_index", -1..=255),
     ("rdma.pinned_mb_per_session", 64..=1_048_576),
     ("cache.size_mb", 1..=65536),
+    ("uploads.keep_hours", 0..=87600),
 ];
 
 /// The levels of a log, the most important first.

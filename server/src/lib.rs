@@ -10,6 +10,7 @@ pub mod export;
 mod joins;
 mod listener;
 mod rdma;
+mod reaper;
 mod session;
 mod worker;
 

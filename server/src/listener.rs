@@ -7,6 +7,7 @@ use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError};
 use crate::export::check_exports;
 use crate::joins::Joins;
+use crate::reaper::Reaper;
 use crate::session::{Event, ExportFolder, Session, Shared};
 use crate::worker::ServerWorker;
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use verbatim_control::{
@@ -99,8 +100,9 @@ impl Server {
             address: config.listen,
             cause: Fault::from_io("", &error).text.trim_start_matches(": ").to_owned(),
         };
-        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
-        let port = listener.local_addr().map_err(listen)?.port();
+        let shared = Arc::new(share(&config, options)?);
+        let socket = bind(config.listen).map_err(listen)?;
+        let port = socket.local_addr().map_err(listen)?.port();
         let fingerprint = identity.fingerprint();
         let (door, local) = LocalDoor::publish(&state, port, fingerprint)?;
         let policy = Policy {
@@ -110,7 +112,8 @@ impl Server {
             deadline: Duration::from_secs(config.limits.handshake_seconds.into()),
         };
         let acceptor = Acceptor::new(&identity, policy)?;
-        let shared = Arc::new(share(&config, options)?);
+        // Behind the new door: who connects from now on does not come with the key of an old one.
+        let listener = socket.listen(BACKLOG).map_err(listen)?;
         Ok(Self { listener, acceptor, fingerprint, shared, config, _door: door })
     }
 
@@ -134,6 +137,8 @@ impl Server {
             next_session: AtomicU64::new(1),
             handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
         });
+        let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
+        let _reaper = (!keep.is_zero()).then(|| Reaper::start(guests.shared.clone(), keep));
         let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
         let mut ends = None;
@@ -272,6 +277,17 @@ impl Guests {
         session.run(receiver, events, stopping).await;
     }
 }
+
+/// Takes an address without listening on it yet; one that a server had a moment ago is free.
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// Has the kernel notice a peer that is gone without a word.
 fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {

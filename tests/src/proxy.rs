@@ -90,6 +90,8 @@ pub struct Counts {
     pub stalls: u64,
     /// Connections it refused.
     pub refused: u64,
+    /// Bytes of data connections that it passed on, both ways.
+    pub data_bytes: u64,
 }
 
 /// A running proxy.
@@ -110,6 +112,7 @@ struct State {
     cuts: AtomicU64,
     stalls: AtomicU64,
     refused: AtomicU64,
+    data_bytes: AtomicU64,
     pumps: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -136,6 +139,7 @@ impl Proxy {
             cuts: zero(),
             stalls: zero(),
             refused: zero(),
+            data_bytes: zero(),
             pumps: Mutex::default(),
         });
         let accepting = state.clone();
@@ -159,6 +163,7 @@ impl Proxy {
             cuts: of(&state.cuts),
             stalls: of(&state.stalls),
             refused: of(&state.refused),
+            data_bytes: of(&state.data_bytes),
         }
     }
 }
@@ -236,6 +241,7 @@ impl State {
                 to: to.try_clone().expect("clones"),
                 harms: self.rules.iter().filter(of_this).map(|rule| rule.harm).collect(),
                 silent: silent.clone(),
+                kind,
                 passed: 0,
             };
             let begin = if direction == Direction::Up { first.to_vec() } else { Vec::new() };
@@ -251,6 +257,7 @@ struct Pump {
     to: TcpStream,
     harms: Vec<Harm>,
     silent: Arc<AtomicBool>,
+    kind: Kind,
     passed: u64,
 }
 
@@ -345,6 +352,9 @@ impl Pump {
             match self.to.write(bytes) {
                 Ok(sent) => {
                     self.passed += sent as u64;
+                    if self.kind == Kind::Data {
+                        self.state.data_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+                    }
                     bytes = &bytes[sent..];
                 }
                 Err(error) if is_wait(&error) => {}

@@ -3,9 +3,11 @@
 //! faults, and every seed is printed; the proxy does to real sockets what
 //! networks do.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use verbatim_client::Summary;
 use verbatim_fabric::sim::{Faults, SimClock, SimCounts, SimNet};
 use verbatim_proto::Code;
 use verbatim_proto::units::CHUNK_BYTES_MIN;
@@ -360,6 +362,57 @@ fn a_control_connection_that_is_cut_breaks_the_copy_and_leaves_the_target() {
         assert!(broke > 0, "{way:?}: no cut hit a copy that had begun");
     }
     wired.goes_on();
+}
+
+#[test]
+fn a_copy_whose_control_connection_is_cut_reconnects_and_moves_little_twice() {
+    let wired = Wired::start();
+    for way in WAYS {
+        let mut reconnects = 0;
+        for at in [2200, 3000, 4000, 5000, 7000] {
+            let harm = Harm::CutAfter(at);
+            let rule = Rule { kind: Kind::Control, direction: way, harm, connections: 3 };
+            let (copied, proxy) = wired.arrives(way, rule);
+            let Summary { reconnects: again, resumed_bytes, .. } = copied.summary;
+            assert_eq!(again, proxy.counts().control - 1, "{at}: {copied:?}");
+            assert_eq!(resumed_bytes, 0, "no earlier run: {copied:?}");
+            // Each cut costs what was in flight and not judged; the rest is not moved again.
+            let flights = (again + 1) * 2 * 4 * u64::from(CHUNK_BYTES_MIN);
+            let moved = proxy.counts().data_bytes;
+            assert!(moved < BIG_BYTES as u64 + flights + (1 << 20), "{at}: {moved} {copied:?}");
+            reconnects += again;
+        }
+        assert!(reconnects > 0, "{way:?}: no cut hit a copy that had begun");
+    }
+}
+
+#[test]
+fn a_control_connection_that_is_always_cut_is_given_up_in_time() {
+    // Small files start over each time, so bytes move for ever and nothing is achieved.
+    let pair = Pair::in_memory(Backend::Tcp);
+    for root in [pair.served("ro/tree"), pair.local("tree")] {
+        tree::write(&root.join("a"), &tree::content(1, 15 << 20));
+        tree::small_files(&root, 20, 3000, 1);
+    }
+    for way in WAYS {
+        let rule = Rule::all(Kind::Control, way, Harm::CutAfter(2600));
+        let proxy = Proxy::start(pair.port(), &[rule]);
+        let mut job = match way {
+            Direction::Down => pair.down(&["ro/tree"], "down"),
+            Direction::Up => pair.up(&["tree"], "rw/up"),
+        };
+        job.session.connect.chunk_bytes = CHUNK_BYTES_MIN;
+        let copied = job.timeout(PATIENCE).through(&proxy).run();
+        let broken = copied.summary.broken.as_ref().expect("it cannot end well");
+        assert_eq!(broken.code, Code::LinkLost, "{copied:?}");
+        assert!(copied.summary.elapsed < Duration::from_secs(20), "{copied:?}");
+        let told: HashSet<_> = copied.done.iter().map(|f| &f.path).collect();
+        assert_eq!(told.len(), copied.done.len(), "no file is told twice");
+        let failed: HashSet<_> = copied.failed.iter().map(|f| &f.path).collect();
+        assert_eq!(failed.len(), copied.failed.len(), "no failure is told twice");
+        assert!(failed.iter().any(|path| path.ends_with("/a")), "{copied:?}");
+        assert_eq!(copied.summary.failed, copied.failed.len() as u64);
+    }
 }
 
 #[test]

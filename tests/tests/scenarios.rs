@@ -327,6 +327,54 @@ fn an_interrupted_copy_leaves_only_whole_files_and_goes_on(pair: &Pair) {
     assert!(read(&pair.local("a")) == new && read(&pair.served("rw/b")) == new, "not the new one");
 }
 
+/// Two sources for one name, of different content; `alike` in size and time too, so that the
+/// server cannot tell what is left of one from what is left of the other.
+fn rivals(pair: &Pair, len: usize, alike: bool) -> [Vec<u8>; 2] {
+    let second = if alike { len } else { len + 7 };
+    let contents = [tree::content(1, len), tree::content(2, second)];
+    for (folder, content) in ["one", "two"].iter().zip(&contents) {
+        let path = pair.local(folder).join("x");
+        tree::write(&path, content);
+        if alike {
+            let file = fs::File::options().write(true).open(&path).expect("opens");
+            file.set_modified(SystemTime::UNIX_EPOCH).expect("sets the time");
+        }
+    }
+    contents
+}
+
+fn two_clients_that_upload_to_one_name_leave_one_whole_file(pair: &Pair) {
+    for (len, alike) in [(24 << 20, false), (24 << 20, true), (3000, false), (3000, true)] {
+        let contents = rivals(pair, len, alike);
+        let copied = std::thread::scope(|scope| {
+            let jobs = [pair.up(&["one/x"], "rw/x"), pair.up(&["two/x"], "rw/x")];
+            let runs = jobs.map(|job| scope.spawn(|| job.run()));
+            runs.map(|run| run.join().expect("does not panic"))
+        });
+        for copied in copied {
+            copied.whole();
+        }
+        let now = read(&pair.served("rw/x"));
+        assert!(contents.contains(&now), "a mixture of {} bytes, {alike}", now.len());
+        pair.assert_tidy();
+        fs::remove_file(pair.served("rw/x")).expect("removes");
+    }
+}
+
+fn what_one_client_left_is_not_mixed_into_what_another_sends(pair: &Pair) {
+    let contents = rivals(pair, 40 << 20, true);
+    let (stop, stopped) = oneshot::channel();
+    let stopper = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(40));
+        // The copy may be over already.
+        let _ = stop.send(());
+    });
+    pair.up(&["one/x"], "rw/x").stop_when(stopped).run();
+    stopper.join().expect("does not panic");
+    pair.up(&["two/x"], "rw/x").run().whole();
+    assert!(read(&pair.served("rw/x")) == contents[1], "not what was sent last");
+}
+
 /// Makes a test of each scenario, on each kind of link.
 macro_rules! on_every_link {
     ($($scenario:ident)*) => {
@@ -367,4 +415,6 @@ on_every_link! {
     cp_rules_say_where_an_upload_goes
     a_source_that_changed_arrives_changed_also_from_the_digest_cache
     an_interrupted_copy_leaves_only_whole_files_and_goes_on
+    two_clients_that_upload_to_one_name_leave_one_whole_file
+    what_one_client_left_is_not_mixed_into_what_another_sends
 }

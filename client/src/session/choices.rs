@@ -3,6 +3,7 @@
 //! here; on the way up the server is asked, many paths at a time.
 
 use super::compare::Compare;
+use super::ledger::Item;
 use super::{Core, Download, Upload, UploadSource};
 use crate::location::shown;
 use crate::report::Planned;
@@ -19,9 +20,10 @@ const LOOKS_MAX: usize = 16;
 
 /// Something to send, before it is known whether it is sent.
 pub(super) enum Offer {
-    File(Upload),
+    File(Item, Upload),
     /// A folder or a link.
     Entry {
+        item: Item,
         entry: NewEntry,
         mtime_ns: i64,
         label: String,
@@ -53,14 +55,14 @@ impl Choices {
 impl Offer {
     fn target(&self) -> &WirePath {
         match self {
-            Self::File(upload) => &upload.remote,
+            Self::File(_, upload) => &upload.remote,
             Self::Entry { entry, .. } => &entry.path,
         }
     }
 
     fn mtime_ns(&self) -> i64 {
         match self {
-            Self::File(upload) => upload.mtime_ns,
+            Self::File(_, upload) => upload.mtime_ns,
             Self::Entry { mtime_ns, .. } => *mtime_ns,
         }
     }
@@ -69,9 +71,15 @@ impl Offer {
         matches!(self, Self::Entry { entry, .. } if entry.kind == EntryKind::Folder)
     }
 
+    fn item(&self) -> Item {
+        match self {
+            Self::File(item, _) | Self::Entry { item, .. } => *item,
+        }
+    }
+
     fn into_label(self) -> String {
         match self {
-            Self::File(upload) => upload.label,
+            Self::File(_, upload) => upload.label,
             Self::Entry { label, .. } => label,
         }
     }
@@ -98,29 +106,34 @@ pub(super) fn look_batches<T>(items: Vec<T>, path_of: impl Fn(&T) -> &[u8]) -> V
 
 /// The way down.
 impl Core {
-    pub(super) fn add_download(&mut self, download: Download) {
+    pub(super) fn add_download(&mut self, item: Item, download: Download) {
+        if self.ledger.is_over(item) {
+            return;
+        }
         if self.rules.task == Task::Verify {
             let Download { remote, folder, local, size, label, .. } = download;
             let shown = folder.shown(&local);
             let source = UploadSource::Below(folder, local);
-            return self.add_compare(Compare { remote, source, size, label, shown });
+            return self.add_compare(Compare { item, remote, source, size, label, shown });
         }
-        match self.skip_at(&download.folder, &download.local, download.mtime_ns, &download.label) {
+        let Download { folder, local, mtime_ns, label, .. } = &download;
+        match self.skip_at(item, folder, local, *mtime_ns, label) {
             Ok(false) => {}
             Ok(true) => return,
-            Err(fault) => return self.failed(download.label, fault),
+            Err(fault) => return self.failed(item, download.label, fault),
         }
         if self.rules.task == Task::DryRun {
             let (path, target) = (download.label, download.folder.shown(&download.local));
             let (kind, bytes) = (EntryKind::File, download.size);
-            return self.planned(Planned { path, target, kind, bytes });
+            return self.planned(item, Planned { path, target, kind, bytes });
         }
-        self.queue_download(download);
+        self.queue_download(item, download);
     }
 
     /// A folder of a remote tree: made, told of, or looked for.
     pub(super) fn take_folder(
         &mut self,
+        item: Item,
         folder: &Arc<Folder>,
         local: &WirePath,
         mode: u32,
@@ -131,7 +144,7 @@ impl Core {
             Task::Copy => folder.make_folder(local, mode),
             Task::DryRun => {
                 let (path, target) = (label.to_owned(), folder.shown(local));
-                self.planned(Planned { path, target, kind: EntryKind::Folder, bytes: 0 });
+                self.planned(item, Planned { path, target, kind: EntryKind::Folder, bytes: 0 });
                 Ok(())
             }
             Task::Verify => compare_kinds(&EntryKind::Folder, &folder.stat(local, true)?),
@@ -141,6 +154,7 @@ impl Core {
     /// A link of a remote tree: made, left alone, told of, or compared.
     pub(super) fn take_link(
         &mut self,
+        item: Item,
         folder: &Arc<Folder>,
         local: &WirePath,
         leads_to: &[u8],
@@ -151,20 +165,21 @@ impl Core {
         if self.rules.task == Task::Verify {
             return compare_kinds(&kind, &folder.stat(local, false)?);
         }
-        if self.skip_at(folder, local, mtime_ns, label)? {
+        if self.skip_at(item, folder, local, mtime_ns, label)? {
             return Ok(());
         }
         if self.rules.task == Task::Copy {
             return folder.make_symlink(local, leads_to);
         }
         let (path, target) = (label.to_owned(), folder.shown(local));
-        self.planned(Planned { path, target, kind, bytes: 0 });
+        self.planned(item, Planned { path, target, kind, bytes: 0 });
         Ok(())
     }
 
     /// Whether what is at a target here is left alone; says so if it is.
     fn skip_at(
         &mut self,
+        item: Item,
         folder: &Folder,
         local: &WirePath,
         mtime_ns: i64,
@@ -176,7 +191,7 @@ impl Core {
         let there = what_is_there(folder.stat(local, false))?;
         let skip = self.rules.skip(there.as_ref(), mtime_ns);
         if let Some(reason) = skip {
-            self.skipped(label.to_owned(), reason);
+            self.skipped(item, label.to_owned(), reason);
         }
         Ok(skip.is_some())
     }
@@ -189,9 +204,12 @@ impl Core {
         let verify = self.rules.task == Task::Verify;
         let must_look = self.rules.must_look();
         let mut now = Vec::new();
+        // A folder that is there already is no harm; everything else is offered once.
+        let over = |offer: &Offer| !offer.is_folder() && self.ledger.is_over(offer.item());
+        let offers: Vec<Offer> = offers.into_iter().filter(|offer| !over(offer)).collect();
         for offer in offers {
             match offer {
-                Offer::File(upload) if verify => self.compare_upload(upload),
+                Offer::File(item, upload) if verify => self.compare_upload(item, upload),
                 // An existing folder is fine, whatever is kept.
                 offer if verify || must_look && !offer.is_folder() => {
                     self.choices.waiting.push_back(offer);
@@ -202,10 +220,10 @@ impl Core {
         self.accept(now);
     }
 
-    fn compare_upload(&mut self, upload: Upload) {
+    fn compare_upload(&mut self, item: Item, upload: Upload) {
         let Upload { source, remote, size, label, .. } = upload;
         let shown = label.clone();
-        self.add_compare(Compare { remote, source, size, label, shown });
+        self.add_compare(Compare { item, remote, source, size, label, shown });
     }
 
     /// Asks the server what is at the targets of what waits.
@@ -246,7 +264,7 @@ impl Core {
             match self.choose(&offer, answer) {
                 Ok(true) => accepted.push(offer),
                 Ok(false) => {}
-                Err(fault) => self.failed(offer.into_label(), fault),
+                Err(fault) => self.failed(offer.item(), offer.into_label(), fault),
             }
         }
         self.accept(accepted);
@@ -266,10 +284,10 @@ impl Core {
             return Ok(true);
         };
         let label = match offer {
-            Offer::File(upload) => &upload.label,
+            Offer::File(_, upload) => &upload.label,
             Offer::Entry { label, .. } => label,
         };
-        self.skipped(label.clone(), reason);
+        self.skipped(offer.item(), label.clone(), reason);
         Ok(false)
     }
 
@@ -282,8 +300,8 @@ impl Core {
                 continue;
             }
             match offer {
-                Offer::File(upload) => files.push(upload),
-                Offer::Entry { entry, label, .. } => makes.push((entry, label)),
+                Offer::File(item, upload) => files.push((item, upload)),
+                Offer::Entry { item, entry, label, .. } => makes.push((entry, (item, label))),
             }
         }
         if !makes.is_empty() || !files.is_empty() {
@@ -294,16 +312,18 @@ impl Core {
     fn plan_offer(&mut self, offer: Offer) {
         let target = shown(&self.options.connect.host, offer.target());
         let (kind, bytes) = match &offer {
-            Offer::File(upload) => (EntryKind::File, upload.size),
+            Offer::File(_, upload) => (EntryKind::File, upload.size),
             Offer::Entry { entry, .. } => (entry.kind.clone(), 0),
         };
-        self.planned(Planned { path: offer.into_label(), target, kind, bytes });
+        let item = offer.item();
+        self.planned(item, Planned { path: offer.into_label(), target, kind, bytes });
     }
 
-    pub(super) fn drop_choices(&mut self, fault: &Fault) {
+    /// Lets go of what waits.
+    pub(super) fn leave_choices(&mut self) {
         let choices = std::mem::take(&mut self.choices);
         for offer in choices.asked.into_values().flatten().chain(choices.waiting) {
-            self.failed(offer.into_label(), fault.clone());
+            self.ledger.leave(offer.item(), offer.into_label(), false);
         }
     }
 }

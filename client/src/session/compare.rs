@@ -2,6 +2,7 @@
 //! download, but of its windows only the digests are used, which came over TLS.
 //! Workers hash the file here and compare; no data moves and no link is made.
 
+use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, UploadSource};
 use crate::likeness::Likeness;
@@ -16,6 +17,7 @@ use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// A file that is on both sides, or should be.
 pub(super) struct Compare {
+    pub item: Item,
     /// Where it is on the server, export first.
     pub remote: WirePath,
     /// Where it is here.
@@ -35,6 +37,7 @@ pub(super) struct Compares {
 }
 
 struct File {
+    item: Item,
     label: String,
     shown: String,
     source: Arc<Source>,
@@ -61,6 +64,9 @@ impl Core {
     }
 
     pub(super) fn add_compare(&mut self, compare: Compare) {
+        if self.ledger.is_over(compare.item) {
+            return;
+        }
         self.progress.files_known += 1;
         self.progress.bytes_known += compare.size;
         self.compares.queue.push(compare.size, compare);
@@ -72,14 +78,14 @@ impl Core {
             let source = match compare.source.open(&compare.shown) {
                 Ok(source) => Arc::new(source),
                 Err(fault) => {
-                    self.failed(compare.label, fault);
+                    self.failed(compare.item, compare.label, fault);
                     continue;
                 }
             };
             let (id, now) = (self.file(), self.now());
             self.read.open(id, compare.remote, None, now);
-            let Compare { label, shown, size, .. } = compare;
-            self.compares.files.insert(id, File { label, shown, source, size });
+            let Compare { item, label, shown, size, .. } = compare;
+            self.compares.files.insert(id, File { item, label, shown, source, size });
         }
     }
 
@@ -111,7 +117,7 @@ impl Core {
             }
             ClientEffect::Failed { file, fault } => {
                 if let Some(file) = self.compares.files.remove(&file) {
-                    self.failed(file.label, fault);
+                    self.failed(file.item, file.label, fault);
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -134,18 +140,19 @@ impl Core {
         match answer {
             Ok(()) => {
                 let (path, local, bytes) = (file.label, file.shown, file.size);
-                self.done(FileDone { path, local, bytes, digest: root });
+                self.done(file.item, FileDone { path, local, bytes, digest: root });
             }
-            Err(fault) => self.failed(file.label, fault),
+            Err(fault) => self.failed(file.item, file.label, fault),
         }
     }
 
-    pub(super) fn drop_compares(&mut self, fault: &Fault) {
+    /// Lets go of all files.
+    pub(super) fn leave_compares(&mut self) {
         let compares = std::mem::take(&mut self.compares);
-        let begun = compares.files.into_values().map(|file| file.label);
-        let queued = compares.queue.into_items().map(|compare| compare.label);
-        for label in begun.chain(queued) {
-            self.failed(label, fault.clone());
+        let begun = compares.files.into_values().map(|file| (file.item, file.label));
+        let queued = compares.queue.into_items().map(|compare| (compare.item, compare.label));
+        for (item, label) in begun.chain(queued) {
+            self.ledger.leave(item, label, false);
         }
     }
 }

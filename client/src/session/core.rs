@@ -6,26 +6,29 @@ use super::carrier::Carrier;
 use super::choices::{Choices, Offer};
 use super::compare::Compares;
 use super::down::Downloads;
+use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
 use crate::pace::Pace;
-use crate::report::{Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary};
+use crate::report::{
+    Failure, FileDone, Observer, Planned, Progress, Quiet, SkipReason, Skipped, Summary,
+};
 use crate::rules::{Rules, Task};
 use crate::worker::{Command, Stats};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_proto::message::{Entry, EntryKind, FileId, LinkId, ServerMessage};
+use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
 use verbatim_proto::read::ReadClient;
 use verbatim_proto::write::WriteClient;
-use verbatim_proto::{ClientMessage, Code, Fault};
+use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
 
 /// All of a session but its incoming queues.
 pub(super) struct Core {
@@ -40,7 +43,6 @@ pub(super) struct Core {
     pub events: mpsc::Sender<Event>,
     pub workers: Vec<WorkerHandle<Command>>,
     pub stats: Arc<Stats>,
-    pub begin: Instant,
     pub sending: VecDeque<ClientMessage>,
     pub read: ReadClient,
     pub write: WriteClient,
@@ -55,7 +57,10 @@ pub(super) struct Core {
     pub compares: Compares,
     pub next_file: u32,
     pub next_request: u32,
-    pub summary: Summary,
+    /// What this session has in common with those before and behind it.
+    pub ledger: Ledger,
+    /// Bytes that were in place when this session began its files.
+    pub found_bytes: u64,
     pub progress: Progress,
     pub reports: VecDeque<Report>,
     pub stated: HashMap<u32, Vec<Result<Entry, Fault>>>,
@@ -63,6 +68,8 @@ pub(super) struct Core {
     pub asking: bool,
     /// Since when nothing was heard, or asked.
     pub quiet_since: Instant,
+    /// Hashing on this machine, during which nobody owes us an answer.
+    pub hashing: usize,
     pub broken: Option<Fault>,
 }
 
@@ -78,7 +85,7 @@ const TURN_MAX: Duration = Duration::from_millis(250);
 
 impl Core {
     pub(super) fn now(&self) -> Duration {
-        self.begin.elapsed()
+        self.ledger.begin.elapsed()
     }
 
     pub(super) fn request(&mut self) -> u32 {
@@ -98,12 +105,17 @@ impl Core {
         waits && self.quiet_since.elapsed() > self.options.timeout
     }
 
-    pub(super) fn add(&mut self, work: Work) {
+    /// Adds the work of this number; what of it is over is left out.
+    pub(super) fn add(&mut self, number: u32, work: Work) {
+        if matches!(work, Work::Upload(_) | Work::UploadTree(_)) && number == 0 {
+            verbatim_files::memo::tidy(&self.memos(), SystemTime::now());
+        }
+        let item = Item::new(number, &WirePath::root());
         match work {
-            Work::Download(download) => self.add_download(download),
-            Work::Upload(upload) => self.offer(vec![Offer::File(upload)]),
-            Work::DownloadTree(tree) => self.add_remote_tree(tree),
-            Work::UploadTree(tree) => self.add_local_tree(tree),
+            Work::Download(download) => self.add_download(item, download),
+            Work::Upload(upload) => self.offer(vec![Offer::File(item, upload)]),
+            Work::DownloadTree(tree) => self.add_remote_tree(number, tree),
+            Work::UploadTree(tree) => self.add_local_tree(number, tree),
         }
     }
 
@@ -134,6 +146,9 @@ impl Core {
         self.pump_compares();
         loop {
             let now = self.now();
+            if self.hashing > 0 {
+                self.write.touch(now);
+            }
             self.read.advance(now);
             self.write.advance(now);
             if let Some(effect) = self.read.next_effect() {
@@ -176,9 +191,14 @@ impl Core {
             ServerMessage::Read(reply) => self.read.reply(reply, now),
             ServerMessage::Write(reply) => {
                 self.links.stored(&reply);
+                self.created(&reply);
                 self.write.reply(reply, now);
             }
             ServerMessage::Working => {}
+            // A server that tells us that it heard nothing is there: it can be asked again.
+            ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
+                self.broke(Fault::new(Code::LinkLost, text));
+            }
             ServerMessage::Refused(fault) => self.broke(fault),
             ServerMessage::Welcome(_) => {
                 self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
@@ -191,6 +211,7 @@ impl Core {
         match event {
             Event::Fetched { link, slot, outcome } => {
                 self.links.used(&outcome);
+                self.quiet_since = Instant::now();
                 self.read.fetched(link, slot, outcome, now);
             }
             Event::Posted { tag, posted } => self.write.posted(tag, posted, now),
@@ -202,6 +223,7 @@ impl Core {
             }
             Event::Landed(answers) => self.landed(answers),
             Event::SourcesChecked(answers) => {
+                self.hashing -= 1;
                 for (file, root, answer) in answers {
                     match self.rules.task {
                         Task::Verify => self.compared(file, root, answer),
@@ -209,7 +231,12 @@ impl Core {
                     }
                 }
             }
-            Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
+            Event::Hashed { file, extent, answer } => {
+                self.hashing -= 1;
+                let hashed = answer.as_ref().map_or(0, |(_, bytes)| *bytes);
+                self.ledger.summary.rehashed_bytes += hashed;
+                self.write.hashed(file, extent, answer.map(|(digests, _)| digests));
+            }
             Event::LocalPage(page) => self.local_page(page),
         }
     }
@@ -249,29 +276,27 @@ impl Core {
         });
     }
 
-    pub(super) fn done(&mut self, done: FileDone) {
-        self.summary.files += 1;
-        self.summary.bytes += done.bytes;
+    pub(super) fn done(&mut self, item: Item, done: FileDone) {
+        self.ledger.done(item, &done);
         self.progress.files += 1;
         self.reports.push_back(Report::Done(done));
     }
 
-    pub(super) fn failed(&mut self, path: String, fault: Fault) {
-        self.summary.failed += 1;
-        self.summary.mismatch |= fault.code == Code::Mismatch;
-        let failure = Failure { path, peer: self.peer.clone(), fault };
-        self.reports.push_back(Report::Failed(failure));
+    pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
+        let failure = self.ledger.failed(item, path, fault);
+        self.reports.extend(failure.map(Report::Failed));
     }
 
-    pub(super) fn skipped(&mut self, path: String, reason: SkipReason) {
-        self.summary.skipped += 1;
-        self.reports.push_back(Report::Skipped(Skipped { path, reason }));
+    pub(super) fn skipped(&mut self, item: Item, path: String, reason: SkipReason) {
+        if self.ledger.skipped(item) {
+            self.reports.push_back(Report::Skipped(Skipped { path, reason }));
+        }
     }
 
-    pub(super) fn planned(&mut self, planned: Planned) {
-        self.summary.files += u64::from(planned.kind == EntryKind::File);
-        self.summary.bytes += planned.bytes;
-        self.reports.push_back(Report::Planned(planned));
+    pub(super) fn planned(&mut self, item: Item, planned: Planned) {
+        if self.ledger.planned(item, &planned) {
+            self.reports.push_back(Report::Planned(planned));
+        }
     }
 
     pub(super) fn report(&mut self, observer: &mut dyn Observer) {
@@ -285,39 +310,65 @@ impl Core {
         }
     }
 
-    /// Fails what is unfinished when the session broke.
-    pub(super) fn give_up(&mut self) {
-        let Some(fault) = self.broken.clone() else { return };
-        self.drop_downloads(&fault);
-        self.drop_uploads(&fault);
-        self.drop_compares(&fault);
-        self.drop_choices(&fault);
-        self.trees = Trees::default();
+    /// Lets go of what is unfinished, for another session or for none.
+    pub(super) fn leave(&mut self) {
+        self.leave_downloads();
+        self.leave_uploads();
+        self.leave_compares();
+        self.leave_choices();
+        self.leave_trees();
     }
 
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
-            bytes: self.stats.bytes.load(Ordering::Relaxed),
+            bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
             searching: !self.trees.is_idle(),
             links: self.links.up_count(),
             elapsed: self.now(),
+            quiet: self.quiet(),
             ..self.progress.clone()
         }
     }
 
-    pub(super) fn summary_now(&self) -> Summary {
-        let transport = self.links.transport.clone().unwrap_or_else(|| "none".into());
-        let reason = self.carrier.reason().map(str::to_owned);
-        Summary {
-            elapsed: self.now(),
-            transport,
-            reason,
-            rdma: self.carrier.posted(),
-            limited_by: self.stats.limit(),
-            mismatches: self.read.mismatches() + self.write.mismatches(),
-            links_lost: self.links.lost,
-            broken: self.broken.clone(),
-            ..self.summary.clone()
+    /// Bytes that this session moved.
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.stats.bytes.load(Ordering::Relaxed) - self.found_bytes
+    }
+
+    /// How long the server has owed us an answer.
+    fn quiet(&self) -> Option<Quiet> {
+        let awaits = !self.read.is_idle() || !self.write.is_idle() || self.trees.awaits();
+        let quiet = Quiet { so_far: self.quiet_since.elapsed(), at_most: self.options.timeout };
+        (awaits && self.hashing == 0).then_some(quiet)
+    }
+
+    /// Begins where earlier sessions of the copy ended.
+    pub(super) fn take_up(&mut self, ledger: Ledger) {
+        let Summary { files, bytes, .. } = ledger.summary;
+        self.progress = Progress {
+            files,
+            files_known: files,
+            bytes,
+            bytes_known: bytes,
+            ..Progress::default()
+        };
+        self.ledger = ledger;
+    }
+
+    /// The books, with what this session adds to them.
+    pub(super) fn hand_over(&mut self) -> Ledger {
+        let mut ledger = std::mem::replace(&mut self.ledger, Ledger::new(&self.peer));
+        let summary = &mut ledger.summary;
+        if let Some(transport) = self.links.transport.clone() {
+            summary.reason = self.carrier.reason().map(str::to_owned);
+            summary.transport = transport;
         }
+        let posted = self.carrier.posted();
+        summary.rdma.reads += posted.reads;
+        summary.rdma.writes += posted.writes;
+        summary.limited_by = self.stats.limit();
+        summary.mismatches += self.read.mismatches() + self.write.mismatches();
+        summary.links_lost += self.links.lost;
+        ledger
     }
 }

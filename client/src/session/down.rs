@@ -1,6 +1,7 @@
 //! Downloads: opens files as there is room, hands chunks to workers with the
 //! places they go to, and commits what is whole in batches.
 
+use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
 use crate::report::FileDone;
@@ -20,6 +21,7 @@ use verbatim_proto::{Class, Code, Digest, Fault, WirePath};
 const COMMITS_MAX: usize = 2;
 
 /// A file to fetch.
+#[derive(Clone)]
 pub struct Download {
     /// Where from, export first.
     pub remote: WirePath,
@@ -37,13 +39,14 @@ pub struct Download {
 
 #[derive(Default)]
 pub(super) struct Downloads {
-    queue: LargestFirst<Download>,
+    queue: LargestFirst<(Item, Download)>,
     files: HashMap<FileId, File>,
     whole: Vec<(FileId, Digest, Arc<Sink>)>,
     commits: usize,
 }
 
 struct File {
+    item: Item,
     label: String,
     sink: Arc<Sink>,
     size: u64,
@@ -65,17 +68,17 @@ impl Downloads {
 }
 
 impl Core {
-    pub(super) fn queue_download(&mut self, download: Download) {
+    pub(super) fn queue_download(&mut self, item: Item, download: Download) {
         self.progress.files_known += 1;
         self.progress.bytes_known += download.size;
-        self.downloads.queue.push(download.size, download);
+        self.downloads.queue.push(download.size, (item, download));
     }
 
     pub(super) fn pump_downloads(&mut self) {
         let now = self.now();
         // A file holds a descriptor until it is durable; a slow disk slows down what is opened.
         while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
-            let Some(download) = self.downloads.queue.pop() else { return };
+            let Some((item, download)) = self.downloads.queue.pop() else { return };
             let id = self.file();
             let key = format!("{} {}", self.server, download.remote);
             let sink = Sink::new(download.folder, download.local, Digest::of(key.as_bytes()));
@@ -83,11 +86,11 @@ impl Core {
             if let Some(have) = &have {
                 let bytes = have.extents.bytes();
                 tracing::info!(path = download.label, bytes, "copy resumed");
-                self.summary.resumed_bytes += bytes;
+                self.found(item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             self.read.open(id, download.remote, have, now);
-            let file = File { label: download.label, sink, size: download.size };
+            let file = File { item, label: download.label, sink, size: download.size };
             self.downloads.files.insert(id, file);
         }
     }
@@ -100,12 +103,16 @@ impl Core {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
             }
-            ClientEffect::Opened { file, info } => {
-                let file = self.downloads.files.get_mut(&file).expect("opened files are known");
+            ClientEffect::Opened { file: id, info } => {
+                let file = self.downloads.files.get_mut(&id).expect("opened files are known");
                 self.progress.bytes_known += info.size;
                 self.progress.bytes_known -= file.size;
                 file.size = info.size;
-                file.sink.opened(info);
+                if let Err(fault) = file.sink.opened(info) {
+                    // What an earlier run left is as good as it was.
+                    drop(file.sink.leave());
+                    self.read.fail(id, fault);
+                }
             }
             ClientEffect::Fetch(fetch) => self.fetch(fetch),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
@@ -136,7 +143,7 @@ impl Core {
                 Class::Retry if fault.code != Code::Changed => drop(file.sink.leave()),
                 _ => file.sink.forget(),
             }
-            self.failed(file.label, fault);
+            self.failed(file.item, file.label, fault);
         }
     }
 
@@ -158,20 +165,31 @@ impl Core {
                 Ok(()) => {
                     let file = self.downloads.files.remove(&id).expect("whole files are known");
                     let (path, local) = (file.label, file.sink.shown());
-                    self.done(FileDone { path, local, bytes: file.size, digest: root });
+                    let done = FileDone { path, local, bytes: file.size, digest: root };
+                    self.done(file.item, done);
                 }
             }
         }
     }
 
-    pub(super) fn drop_downloads(&mut self, fault: &Fault) {
+    /// Lets go of all files; what lasts of them is there for the next session.
+    pub(super) fn leave_downloads(&mut self) {
         let downloads = std::mem::take(&mut self.downloads);
         for (_, file) in downloads.files {
             drop(file.sink.leave());
-            self.failed(file.label, fault.clone());
+            self.ledger.leave(file.item, file.label, true);
         }
-        for download in downloads.queue.into_items() {
-            self.failed(download.label, fault.clone());
+        for (item, download) in downloads.queue.into_items() {
+            self.ledger.leave(item, download.label, false);
+        }
+    }
+
+    /// Counts what was in place when a file was begun; as of an earlier run only if no earlier
+    /// session of this one had begun it.
+    pub(super) fn found(&mut self, item: Item, bytes: u64) {
+        self.found_bytes += bytes;
+        if !self.ledger.was_begun(item) {
+            self.ledger.summary.resumed_bytes += bytes;
         }
     }
 }

@@ -3,8 +3,9 @@
 //! of workers and jobs, feeds the machines and does what they ask; `links`,
 //! `down`, `up`, `trees`, `choices` and `compare` each do one kind of work.
 //!
-//! A session ends when its work is done, or breaks: then everything unfinished
-//! fails with the cause, and temporary files are removed.
+//! A session ends when its work is done, or breaks: then it lets go of what is
+//! unfinished, and its ledger goes to the next one. Whether there is a next one
+//! is decided in `reconnect`.
 
 mod asking;
 mod carrier;
@@ -12,6 +13,7 @@ mod choices;
 mod compare;
 mod core;
 mod down;
+mod ledger;
 mod links;
 mod queue;
 mod trees;
@@ -19,7 +21,8 @@ mod up;
 
 use crate::location::peer;
 use crate::pace::Pace;
-use crate::report::{Observer, Progress, Summary};
+use crate::patience::Achieved;
+use crate::report::{Observer, Progress};
 use crate::rules::Rules;
 use crate::worker::{ClientWorker, Stats};
 use carrier::Carrier;
@@ -34,7 +37,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
 use up::Uploads;
-use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
+use verbatim_control::{ConnectOptions, ControlError, Fingerprint, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
@@ -46,6 +49,7 @@ use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault};
 
 pub use carrier::{CarrierOptions, Transport};
 pub use down::Download;
+pub(crate) use ledger::Ledger;
 pub use up::{Upload, UploadSource};
 
 /// Events that may wait for a session; slots and jobs are bounded far below this.
@@ -112,19 +116,40 @@ impl ClientError {
 
 /// What workers and jobs tell a session.
 pub(crate) enum Event {
-    Fetched { link: LinkId, slot: u16, outcome: Outcome },
-    Posted { tag: Tag, posted: Posted },
-    LinkLost { link: LinkId, error: FabricError },
-    LinkMade { link: LinkId, made: Result<Box<dyn Link>, FabricError> },
-    LinkWanted { link: LinkId },
+    Fetched {
+        link: LinkId,
+        slot: u16,
+        outcome: Outcome,
+    },
+    Posted {
+        tag: Tag,
+        posted: Posted,
+    },
+    LinkLost {
+        link: LinkId,
+        error: FabricError,
+    },
+    LinkMade {
+        link: LinkId,
+        made: Result<Box<dyn Link>, FabricError>,
+    },
+    LinkWanted {
+        link: LinkId,
+    },
     WorkerFailed(FabricError),
     Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
     SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
-    Hashed { file: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault> },
+    /// The digests of a range, and how many bytes were hashed for them.
+    Hashed {
+        file: FileId,
+        extent: Extent,
+        answer: Result<(Vec<Digest>, u64), Fault>,
+    },
     LocalPage(trees::LocalPage),
 }
 
 /// Something to copy.
+#[derive(Clone)]
 pub enum Work {
     /// A file to fetch.
     Download(Download),
@@ -171,6 +196,7 @@ impl Session {
         let (wanted, sim) = (&options.carrier, options.sim.as_ref());
         let carrier = Carrier::choose(wanted, sim, connection.peer, buffer_bytes)?;
         let core = Core {
+            ledger: Ledger::new(&peer),
             peer,
             carrier,
             server: connection.server,
@@ -178,7 +204,6 @@ impl Session {
             events: sender,
             workers,
             stats,
-            begin: Instant::now(),
             sending: VecDeque::new(),
             read: ReadClient::new(read::ClientOptions { chunk_bytes, slots_per_link, timeout }),
             write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
@@ -191,12 +216,13 @@ impl Session {
             compares: Compares::default(),
             next_file: 0,
             next_request: 0,
-            summary: Summary::default(),
+            found_bytes: 0,
             progress: Progress::default(),
             reports: VecDeque::new(),
             stated: HashMap::new(),
             asking: false,
             quiet_since: Instant::now(),
+            hashing: 0,
             broken: None,
             rules: Arc::default(),
             pace: options.bytes_per_second.map(Pace::new),
@@ -211,34 +237,43 @@ impl Session {
         self.core.rules = Arc::new(rules);
     }
 
-    /// Copies all of this, and tells the observer. Stops early only when `stop` completes or
-    /// the session breaks.
-    pub async fn copy(
+    /// Who the server is.
+    pub(crate) fn server(&self) -> Fingerprint {
+        self.core.server
+    }
+
+    /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
+    /// completes, which is then not to be asked again, or when the session breaks. What is
+    /// unfinished then is let go of, not failed.
+    pub(crate) async fn copy(
         &mut self,
-        work: Vec<Work>,
+        work: &[Work],
+        ledger: Ledger,
         observer: &mut dyn Observer,
-        stop: impl Future<Output = ()>,
-    ) -> Summary {
-        self.core.begin = Instant::now();
-        work.into_iter().for_each(|work| self.core.add(work));
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Copied {
+        self.core.take_up(ledger);
+        for (number, work) in (0..).zip(work) {
+            self.core.add(number, work.clone());
+        }
         self.core.attach_all();
         let mut last = Instant::now();
-        tokio::pin!(stop);
+        let mut moved = Moved::default();
         while !self.core.is_done() {
             tokio::select! {
                 biased;
-                () = &mut stop => {
+                () = &mut *stop => {
                     let fault = Fault::new(Code::Interrupted, "interrupted");
                     self.core.broken.get_or_insert(fault);
                 }
                 turned = self.turn() => {
                     if let Err(error) = turned {
-                        let fault = Fault::new(Code::LinkLost, error.to_string());
-                        self.core.broken.get_or_insert(fault);
+                        self.core.broken.get_or_insert(fault_of(&error));
                     }
                 }
             }
             self.core.report(observer);
+            moved.look(self.core.moved_bytes());
             if last.elapsed() >= PROGRESS_EVERY {
                 last = Instant::now();
                 observer.progress(&self.core.progress_now());
@@ -248,10 +283,13 @@ impl Session {
             }
         }
         self.keep_landed().await;
-        self.core.give_up();
+        self.core.leave();
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
-        self.core.summary_now()
+        let ledger = self.core.hand_over();
+        let found_bytes = self.core.found_bytes;
+        let achieved = Achieved { over: ledger.over_count(), found_bytes, moved: moved.at };
+        Copied { ledger, achieved, broken: self.core.broken.clone() }
     }
 
     /// Makes files durable that are all here: a session that broke behind their last byte is
@@ -322,6 +360,42 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// What became of a copy in one session.
+pub(crate) struct Copied {
+    pub ledger: Ledger,
+    pub achieved: Achieved,
+    /// Why the session ended before its work did.
+    pub broken: Option<Fault>,
+}
+
+/// When a number last grew.
+#[derive(Default)]
+struct Moved {
+    bytes: u64,
+    at: Option<Instant>,
+}
+
+impl Moved {
+    fn look(&mut self, bytes: u64) {
+        if bytes > self.bytes {
+            *self = Self { bytes, at: Some(Instant::now()) };
+        }
+    }
+}
+
+/// What the end of a connection means for the copy.
+pub(crate) fn fault_of(error: &ClientError) -> Fault {
+    let code = match error {
+        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
+        ClientError::Control(ControlError::Refused(fault)) => fault.code,
+        ClientError::Control(ControlError::TimedOut { .. }) => Code::TimedOut,
+        ClientError::Control(ControlError::Wire(_)) => Code::Protocol,
+        ClientError::Control(_) => Code::LinkLost,
+        ClientError::Fabric(_) => Code::Io,
+    };
+    Fault::new(code, error.to_string())
 }
 
 /// How long saying goodbye may take.

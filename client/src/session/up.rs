@@ -1,6 +1,7 @@
 //! Uploads: opens sources as there is room, hands chunks to workers with the
 //! files they come from, and looks at each source again before it is committed.
 
+use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
 use crate::report::FileDone;
@@ -11,12 +12,15 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Source};
-use verbatim_proto::message::{ClientMessage, FileId};
+use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
 use verbatim_proto::write::{ClientEffect, Post};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// A file to send.
+#[derive(Clone)]
 pub struct Upload {
     /// Where it is.
     pub source: UploadSource,
@@ -41,13 +45,14 @@ pub enum UploadSource {
 
 #[derive(Default)]
 pub(super) struct Uploads {
-    queue: LargestFirst<Upload>,
+    queue: LargestFirst<(Item, Upload)>,
     files: HashMap<FileId, File>,
     /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
 }
 
 struct File {
+    item: Item,
     upload: Upload,
     source: Arc<Source>,
 }
@@ -89,30 +94,35 @@ impl UploadSource {
 }
 
 impl Core {
-    pub(super) fn queue_upload(&mut self, upload: Upload) {
+    pub(super) fn queue_upload(&mut self, item: Item, upload: Upload) {
         self.progress.files_known += 1;
         self.progress.bytes_known += upload.size;
-        self.uploads.queue.push(upload.size, upload);
+        self.uploads.queue.push(upload.size, (item, upload));
     }
 
     pub(super) fn pump_uploads(&mut self) {
         while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
-            let Some(upload) = self.uploads.queue.pop() else { return };
+            let Some((item, upload)) = self.uploads.queue.pop() else { return };
             let id = self.file();
-            self.begin_upload(id, upload);
+            self.begin_upload(id, item, upload);
         }
     }
 
-    fn begin_upload(&mut self, id: FileId, upload: Upload) {
+    fn begin_upload(&mut self, id: FileId, item: Item, upload: Upload) {
         match upload.source.open(&upload.label) {
-            Ok(source) => {
+            Ok(mut source) => {
+                // Only what lasts on the server can be gone on with.
+                if source.identity().size >= LASTING_BYTES_MIN {
+                    source = source.remember_in(&self.memos());
+                }
                 let now = self.now();
                 self.write.create(id, upload.remote.clone(), source.info(), now);
-                self.uploads.files.insert(id, File { upload, source: Arc::new(source) });
+                let source = Arc::new(source);
+                self.uploads.files.insert(id, File { item, upload, source });
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());
-                self.failed(upload.label, fault);
+                self.failed(item, upload.label, fault);
             }
         }
     }
@@ -125,8 +135,9 @@ impl Core {
             ClientEffect::Post(post) => self.post(post),
             ClientEffect::Hash { file, extent } => {
                 let source = self.uploads.files[&file].source.clone();
+                self.hashing += 1;
                 self.job(move || {
-                    let answer = source.hash(extent);
+                    let answer = source.recall(extent);
                     Event::Hashed { file, extent, answer }
                 });
             }
@@ -136,19 +147,20 @@ impl Core {
             }
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
-                let known = self.uploads.files.remove(&file);
-                self.begin_upload(file, known.expect("begun files are known").upload);
+                let known = self.uploads.files.remove(&file).expect("begun files are known");
+                self.begin_upload(file, known.item, known.upload);
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
                 let bytes = file.source.identity().size;
+                file.source.forget();
                 let (path, local) = (file.upload.label.clone(), file.upload.label);
-                self.done(FileDone { path, local, bytes, digest: root });
+                self.done(file.item, FileDone { path, local, bytes, digest: root });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.
                 if let Some(file) = self.uploads.files.remove(&file) {
-                    self.failed(file.upload.label, fault);
+                    self.failed(file.item, file.upload.label, fault);
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -161,10 +173,16 @@ impl Core {
             return;
         }
         let files = std::mem::take(&mut self.uploads.unchecked);
+        self.hashing += 1;
         self.job(move || {
             let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
             Event::SourcesChecked(files.into_iter().map(check).collect())
         });
+    }
+
+    /// Where digests of unfinished uploads are kept.
+    pub(super) fn memos(&self) -> PathBuf {
+        self.options.connect.state_dir.join("uploads")
     }
 
     fn post(&mut self, post: Post) {
@@ -175,11 +193,29 @@ impl Core {
         self.tell_paced(link, bytes, Command::Post(post, sources));
     }
 
-    pub(super) fn drop_uploads(&mut self, fault: &Fault) {
+    /// Notes what the server has of files that it was asked to create.
+    pub(super) fn created(&mut self, reply: &WriteReply) {
+        let WriteReply::Created { files } = reply else { return };
+        for (id, answer) in files {
+            let (Ok(have), Some(file)) = (answer, self.uploads.files.get(id)) else { continue };
+            let bytes = have.iter().map(|extent| extent.len).sum();
+            if bytes > 0 {
+                let item = file.item;
+                tracing::info!(path = file.upload.label, bytes, "copy resumed");
+                self.found(item, bytes);
+                self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Lets go of all files; the server keeps what lasts of them.
+    pub(super) fn leave_uploads(&mut self) {
         let uploads = std::mem::take(&mut self.uploads);
-        let begun = uploads.files.into_values().map(|file| file.upload);
-        for upload in begun.chain(uploads.queue.into_items()) {
-            self.failed(upload.label, fault.clone());
+        for file in uploads.files.into_values() {
+            self.ledger.leave(file.item, file.upload.label, true);
+        }
+        for (item, upload) in uploads.queue.into_items() {
+            self.ledger.leave(item, upload.label, false);
         }
     }
 }

@@ -14,7 +14,7 @@ use verbatim_proto::{Digest, Extent};
 const MAGIC: [u8; 8] = *b"VBTMJRN1";
 const HEAD_BYTES: usize = 8 + 36 + 8 + 8 + CHECK_BYTES;
 const CHECK_BYTES: usize = 8;
-const BOOT_BYTES: usize = 36;
+pub(crate) const BOOT_BYTES: usize = 36;
 
 /// The most grains one record may name.
 const RECORD_GRAINS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;
@@ -119,7 +119,7 @@ fn read_record(input: &mut impl Read, size: u64) -> Option<(Extent, Vec<Digest>,
 }
 
 /// Appends a checksum.
-fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     let Digest(check) = Digest::of(&bytes);
     bytes.extend_from_slice(&check[..CHECK_BYTES]);
     bytes
@@ -132,7 +132,7 @@ fn unseal(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// What names this boot; zeros, which no journal trusts, where the system does not say.
-fn boot_id() -> [u8; BOOT_BYTES] {
+pub(crate) fn boot_id() -> [u8; BOOT_BYTES] {
     let mut id = [0; BOOT_BYTES];
     if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id")
         && let Some(first) = text.get(..BOOT_BYTES)

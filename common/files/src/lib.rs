@@ -10,8 +10,11 @@ pub mod hash;
 pub mod identity;
 pub mod journal;
 pub mod limit;
+pub mod memo;
 pub mod partial;
+pub mod reap;
 pub mod source;
+pub mod space;
 pub mod target;
 pub mod walk;
 

@@ -38,15 +38,16 @@ impl Names {
 /// Opens, or makes, a partial file and its journal to begin with. `None` when they cannot be
 /// had for this process alone.
 pub(crate) fn begin(folder: &OwnedFd, names: &Names, mode: u32) -> Option<(File, File)> {
-    let part = open_held(folder, &names.part, OFlags::CREATE, mode)?;
-    let journal = open_held(folder, &names.journal, OFlags::CREATE | OFlags::APPEND, 0o600)?;
+    let flags = OFlags::RDWR | OFlags::CREATE;
+    let part = open_held(folder, &names.part, flags, mode)?;
+    let journal = open_held(folder, &names.journal, flags | OFlags::APPEND, 0o600)?;
     Some((part, journal))
 }
 
 /// Finds a partial file, its journal, and what of it is verified.
 pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)> {
-    let part = open_held(folder, &names.part, OFlags::empty(), 0)?;
-    let mut journal = open_held(folder, &names.journal, OFlags::APPEND, 0)?;
+    let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
+    let mut journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
     let mut records = Vec::new();
     let (head, good) = journal::read(&journal, |extent, digests| records.push((extent, digests)))?;
     if part.metadata().ok()?.len() != head.size {
@@ -69,10 +70,18 @@ pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)
     Some((part, journal, have))
 }
 
+/// Whether there is a partial file that another process, or another session, has.
+pub(crate) fn is_held(folder: &OwnedFd, names: &Names) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = openat(folder, OsStr::from_bytes(&names.part), flags, Mode::empty());
+    let lock = fd.map(|fd| flock(&fd, FlockOperation::NonBlockingLockShared));
+    lock == Ok(Err(rustix::io::Errno::WOULDBLOCK))
+}
+
 /// Opens a file of ours and locks it; `None` when it is not ours alone.
-fn open_held(folder: &OwnedFd, name: &[u8], flags: OFlags, mode: u32) -> Option<File> {
+pub(crate) fn open_held(folder: &OwnedFd, name: &[u8], flags: OFlags, mode: u32) -> Option<File> {
     let name = OsStr::from_bytes(name);
-    let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(folder, name, flags, Mode::from_raw_mode(mode & 0o777 | 0o200)).ok()?;
     flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
     let file = File::from(fd);

@@ -4,12 +4,17 @@
 
 use crate::hash::hash_extent;
 use crate::identity::Identity;
+use crate::memo::Memo;
 use std::fs::File;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault};
+
+/// What the kernel counts allocation in, whatever the file system's own blocks are.
+const BLOCK_BYTES: u64 = 512;
 
 /// A source of a copy.
 #[derive(Debug)]
@@ -18,8 +23,11 @@ pub struct Source {
     name: String,
     identity: Identity,
     mode: u32,
+    allocated: u64,
     racy: bool,
     handed: Mutex<Handed>,
+    /// What is known of it from an earlier try to send it.
+    memo: Option<Memo>,
 }
 
 /// What was handed out, as a sum over its grains that any order gives alike.
@@ -42,9 +50,59 @@ impl Source {
             name: name.to_string(),
             identity,
             mode: u32::from(stat.stx_mode) & 0o7777,
+            allocated: stat.stx_blocks.saturating_mul(BLOCK_BYTES),
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
+            memo: None,
         })
+    }
+
+    /// Keeps what is hashed of it in this folder, for a later try, and uses what is known.
+    pub fn remember_in(mut self, folder: &Path) -> Self {
+        self.memo = Memo::open(folder, &self.identity);
+        self
+    }
+
+    /// Whether a write from now on would change the identity: what is read now may be noted.
+    pub fn is_settled(&self) -> bool {
+        !self.identity.is_racy(SystemTime::now())
+    }
+
+    /// Notes digests of what was read while the source was settled.
+    pub fn note(&self, extent: Extent, digests: &[Digest]) {
+        if let Some(memo) = &self.memo {
+            memo.note(extent, digests);
+        }
+    }
+
+    /// Forgets what was noted: it was sent.
+    pub fn forget(&self) {
+        self.memo.iter().for_each(Memo::forget);
+    }
+
+    /// The digests of a range, hashed only where they are not known; and how many bytes were.
+    pub fn recall(&self, extent: Extent) -> Result<(Vec<Digest>, u64), Fault> {
+        // One that may have changed behind its time stamps is not known, whatever was noted.
+        let memo = self.memo.as_ref().filter(|_| !self.racy);
+        let mut digests = Vec::with_capacity(extent.len.div_ceil(GRAIN_BYTES) as usize);
+        let mut hashed = 0;
+        for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
+            let offset = extent.offset + done;
+            if let Some(known) = memo.and_then(|memo| memo.find(offset)) {
+                digests.push(known);
+                continue;
+            }
+            let grain = Extent::new(offset, GRAIN_BYTES.min(extent.len - done));
+            let settled = self.is_settled();
+            let now = self.hash(grain)?;
+            if settled {
+                self.note(grain, &now);
+            }
+            digests.extend(now);
+            hashed += grain.len;
+        }
+        self.hand_out(extent, &digests);
+        Ok((digests, hashed))
     }
 
     /// The open file.
@@ -64,7 +122,8 @@ impl Source {
 
     /// What the other side is told of it.
     pub fn info(&self) -> FileInfo {
-        FileInfo { size: self.identity.size, mode: self.mode, mtime_ns: self.identity.mtime_ns }
+        let Identity { size, mtime_ns, .. } = self.identity;
+        FileInfo { size, mode: self.mode, mtime_ns, allocated: self.allocated }
     }
 
     /// Hashes a range of it.
@@ -188,6 +247,28 @@ mod tests {
         assert_eq!(source.check(), Ok(()));
         source.hand_out(whole, &[digests[0], Digest::of(b"another version")]);
         assert_eq!(source.check().expect_err("changed").code, Code::Changed);
+    }
+
+    #[test]
+    fn what_is_noted_is_not_hashed_again_unless_the_source_is_young() {
+        let dir = tempfile::tempdir().expect("folder");
+        let (file, source) = sample();
+        let whole = Extent::new(0, 300_000);
+        // A lie, so that it shows which digests are taken from the memo.
+        let lie = [Digest([1; 32]), Digest([2; 32])];
+        let old = Identity { mtime_ns: 1, ctime_ns: 1, ..*source.identity() };
+        let source = Source { identity: old, racy: false, ..source }.remember_in(dir.path());
+        assert!(source.is_settled());
+        source.note(whole, &lie);
+        assert_eq!(source.recall(whole), Ok((lie.to_vec(), 0)));
+        let young = Source { racy: true, ..source };
+        let (digests, hashed) = young.recall(whole).expect("hashes");
+        assert_eq!((digests, hashed), (young.hash(whole).expect("hashes"), 300_000));
+        young.forget();
+        let source = Source { identity: old, racy: false, ..young }.remember_in(dir.path());
+        assert_eq!(source.recall(whole).expect("hashes").1, 300_000, "it was forgotten");
+        assert_eq!(source.recall(whole).expect("known").1, 0, "and is known again");
+        drop(file);
     }
 
     #[test]

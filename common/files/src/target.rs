@@ -7,15 +7,16 @@
 use crate::folder::Folder;
 use crate::journal::{self, Head};
 use crate::partial;
-use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags};
-use rustix::fs::{fadvise, fallocate, fsync, openat, renameat, unlinkat};
+use crate::space::Room;
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{fadvise, fallocate, flock, fsync, openat, renameat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::units::NAME_BYTES_MAX;
@@ -43,6 +44,8 @@ pub struct Target {
     /// The source may not be written by its owner; what lasts must be, until it is whole.
     read_only: AtomicBool,
     gone: AtomicBool,
+    /// What was set aside for it.
+    room: OnceLock<Room>,
 }
 
 impl Target {
@@ -94,6 +97,20 @@ impl Target {
         Some((Self::of(file, parent, names.part, name, path, journal), have))
     }
 
+    /// Its name until it is committed.
+    #[cfg(test)]
+    pub(crate) fn temporary_name(&self) -> &[u8] {
+        &self.temporary
+    }
+
+    /// Whether what an earlier run left under this `key` is held by somebody just now.
+    pub fn is_held(folder: &Folder, path: &WirePath, key: &Digest) -> bool {
+        let placed = place(folder, path).ok();
+        placed.is_some_and(|(parent, name)| {
+            partial::is_held(&parent, &partial::Names::new(&name, key))
+        })
+    }
+
     fn of(
         file: File,
         folder: Arc<OwnedFd>,
@@ -103,7 +120,29 @@ impl Target {
         journal: Option<(File, Vec<u8>)>,
     ) -> Self {
         let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { file, folder, temporary, name, path: path.clone(), journal, read_only, gone }
+        let (path, room) = (path.clone(), OnceLock::new());
+        Self { file, folder, temporary, name, path, journal, read_only, gone, room }
+    }
+
+    /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
+    pub fn room_for(
+        folder: &Folder,
+        path: &WirePath,
+        info: &FileInfo,
+        had: u64,
+    ) -> Result<Option<Room>, Fault> {
+        let bytes = info.room().saturating_sub(had);
+        if !Room::is_worth_a_look(bytes) {
+            return Ok(None);
+        }
+        let (parent, _) = place(folder, path)?;
+        Room::take(&*parent, path, bytes)
+    }
+
+    /// Takes the room that was set aside, and gives it back as it is written.
+    pub fn set_room(&self, room: Option<Room>) {
+        // One that has room keeps it: a file is begun once.
+        room.into_iter().for_each(|room| drop(self.room.set(room)));
     }
 
     /// Says what mode the source has, for a file that an earlier run made.
@@ -152,6 +191,9 @@ impl Target {
     /// Writes bytes at an offset. Zeros become a hole where the file system can: a sparse file
     /// stays sparse, and what was there before is gone all the same.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Fault> {
+        if let Some(room) = self.room.get() {
+            room.used(bytes.len() as u64);
+        }
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if bytes.len() >= HOLE_BYTES_MIN
             && is_zero(bytes)
@@ -225,6 +267,9 @@ fn create_new(
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(mode & 0o777);
     let fd = openat(folder, OsStr::from_bytes(name), flags, mode)?;
+    // Says that somebody is at work on it; it is new, so nobody else can have it. Where the file
+    // system has no locks, its age says the same.
+    let _ = flock(&fd, FlockOperation::NonBlockingLockExclusive);
     Ok((File::from(fd), name.to_vec()))
 }
 
@@ -336,7 +381,7 @@ mod tests {
     const SIZE: u64 = LASTING_BYTES_MIN;
 
     fn info(mode: u32) -> FileInfo {
-        FileInfo { size: SIZE, mode, mtime_ns: 5 }
+        FileInfo { size: SIZE, mode, mtime_ns: 5, allocated: SIZE }
     }
 
     /// A lasting target with its first two grains written and noted, then left.

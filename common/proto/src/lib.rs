@@ -9,6 +9,7 @@ mod batch;
 pub mod digest;
 pub mod extent;
 pub mod fault;
+mod info;
 pub mod looking;
 pub mod message;
 pub mod path;

@@ -3,6 +3,7 @@
 //! machine that takes it. Append variants and fields behind a new version;
 //! the golden bytes in `tests/golden.rs` make an accidental change fail.
 
+pub use crate::info::FileInfo;
 use crate::{Digest, Extent, Fault, Look, Scan, WirePath};
 use serde::{Deserialize, Serialize};
 
@@ -264,17 +265,6 @@ pub struct NewEntry {
     pub force: bool,
     /// The permission bits of a new folder.
     pub mode: u32,
-}
-
-/// What a server knows of an open file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileInfo {
-    /// How many bytes it has.
-    pub size: u64,
-    /// The permission bits.
-    pub mode: u32,
-    /// When its content changed, in nanoseconds since 1970.
-    pub mtime_ns: i64,
 }
 
 /// A client asks the read machine.

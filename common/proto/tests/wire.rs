@@ -70,7 +70,12 @@ fn piece() -> impl Strategy<Value = Piece> {
 }
 
 fn info() -> impl Strategy<Value = FileInfo> {
-    any::<(u64, u32, i64)>().prop_map(|(size, mode, mtime_ns)| FileInfo { size, mode, mtime_ns })
+    any::<(u64, u32, i64, u64)>().prop_map(|(size, mode, mtime_ns, allocated)| FileInfo {
+        size,
+        mode,
+        mtime_ns,
+        allocated,
+    })
 }
 
 fn kind() -> impl Strategy<Value = EntryKind> {

@@ -286,6 +286,9 @@ impl Session {
 
     async fn finish(mut self, end: End) {
         self.drop_links();
+        // Before the goodbye, which may take a while: its client may be back already, and wants
+        // what lasts of its files.
+        self.writing = Writing::default();
         let session = self.id;
         match end {
             End::Bye => tracing::info!(session, "session ended"),

@@ -7,6 +7,7 @@ use crate::export::Mode;
 use crate::worker::{Command, Landing};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Target};
@@ -88,6 +89,7 @@ impl Session {
         }
         let (shared, who) = (self.shared.clone(), self.who.clone());
         self.job(move || {
+            let until = Instant::now() + HELD_MAX;
             let create_one = |request: &CreateFile| {
                 let (export, path) = shared.resolve(&request.path)?;
                 if export.mode == Mode::ReadOnly {
@@ -98,7 +100,9 @@ impl Session {
                     "{who} {} {} {}",
                     request.path, request.info.size, request.info.mtime_ns
                 );
-                create(&export.folder, &path, &request.info, &Digest::of(key.as_bytes()))
+                let key = Digest::of(key.as_bytes());
+                wait_for_release(&export.folder, &path, &request.info, &key, until);
+                create(&export.folder, &path, &request.info, &key)
             };
             Event::Created(
                 files.iter().map(|request| (request.file, create_one(request))).collect(),
@@ -152,6 +156,27 @@ impl Session {
     }
 }
 
+/// Waits a little for what an earlier session of the same client has not let go of yet: a
+/// client that was cut off is often back before the server has noticed.
+fn wait_for_release(
+    folder: &Folder,
+    path: &WirePath,
+    info: &FileInfo,
+    key: &Digest,
+    until: Instant,
+) {
+    let lasts = info.size >= LASTING_BYTES_MIN;
+    while lasts && Instant::now() < until && Target::is_held(folder, path, key) {
+        std::thread::sleep(HELD_LOOK_EVERY);
+    }
+}
+
+/// How long all files of one request wait for that.
+const HELD_MAX: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether they still must.
+const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// Makes a temporary file, or takes up the one an earlier session of the same client left.
 fn create(
     folder: &Folder,
@@ -163,9 +188,13 @@ fn create(
     if let Some((target, have)) = left.flatten() {
         if have.is_of(info) {
             target.set_mode(info.mode);
+            target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
             return Ok((Arc::new(target), Some(have)));
         }
         target.discard();
     }
-    Ok((Arc::new(Target::create_lasting(folder, path, info, key)?), None))
+    let room = Target::room_for(folder, path, info, 0)?;
+    let target = Target::create_lasting(folder, path, info, key)?;
+    target.set_room(room);
+    Ok((Arc::new(target), None))
 }

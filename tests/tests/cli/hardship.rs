@@ -1,6 +1,6 @@
-//! Where the machine is in the way: a full disk, a folder that may not be
-//! written, a file that may not be read. What was there stays, nothing is left
-//! behind, and the message says what to do.
+//! Where the machine is in the way: a folder that may not be written, a file
+//! that may not be read. What was there stays, nothing is left behind, and the
+//! message says what to do. Full disks are in `space`.
 
 use crate::process::{Home, Running, Serve, skip};
 use crate::{World, bytes, exports, is_root, make_samples, names, text, works};
@@ -10,76 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Runs its other arguments in a mount namespace of its own, with a small tmpfs on the first.
-const ON_SMALL_DISK: [&str; 5] = [
-    "unshare",
-    "-m",
-    "sh",
-    "-c",
-    r#"mount -t tmpfs -o size=16m,mode=755 verbatim-test "$0" && printf old >"$0/a.bin" && exec "$@""#,
-];
-
-/// What is kept at the target when there is no room for the new one.
-const OLD: &[u8] = b"old";
-
 /// Who has no rights at all.
 const NOBODY: u32 = 65534;
-
-/// Says why a small disk cannot be made here, if it cannot.
-fn no_small_disk() -> Option<&'static str> {
-    let mount =
-        "d=$(mktemp -d) && mount -t tmpfs -o size=1m verbatim-test $d && umount $d && rmdir $d";
-    (!is_root() || !works("unshare", &["-m", "sh", "-c", mount]))
-        .then_some("needs root, unshare and mount, to make a small disk of its own")
-}
-
-#[test]
-fn a_full_disk_at_the_target_of_a_download_leaves_the_old_file() {
-    if let Some(reason) = no_small_disk() {
-        return skip("a_full_disk_at_the_target_of_a_download_leaves_the_old_file", reason);
-    }
-    let world = World::new();
-    fs::write(world.path("data/a.bin"), bytes(1, 40 << 20)).unwrap();
-    let out = world.text("out");
-    // Looks at the disk from inside, because it is gone with the last process on it.
-    let script = r#"disk=$0; "$@"; code=$?; ls -A "$disk"; cat "$disk/a.bin"; exit $code"#;
-    let mut command = Command::new(ON_SMALL_DISK[0]);
-    command.args(&ON_SMALL_DISK[1..]).args([&out, "sh", "-c", script, &out]);
-    let from = world.serve.at("data/a.bin");
-    let plain = world.serve.home().command("rdma-cp", &[&from, &out]);
-    command.arg(plain.get_program()).args(plain.get_args());
-    let said = ["data/a.bin", "no space", "hint: make room at the target"];
-    let ended = Running::start(command).end().refused(1, &said);
-    assert_eq!(ended.stdout, "a.bin\nold", "only the old file is there");
-}
-
-#[test]
-fn a_full_disk_at_the_target_of_an_upload_leaves_the_old_file() {
-    if let Some(reason) = no_small_disk() {
-        return skip("a_full_disk_at_the_target_of_an_upload_leaves_the_old_file", reason);
-    }
-    let dir = tempfile::tempdir().unwrap();
-    make_samples(dir.path());
-    fs::write(dir.path().join("data/a.bin"), bytes(1, 40 << 20)).unwrap();
-    let landing = text(&dir.path().join("in"));
-    let user = Home::new();
-    let home = Arc::new(Home::new().wrapped(&[&ON_SMALL_DISK[..], &[&landing]].concat()));
-    let open = [exports(dir.path()).to_vec(), vec!["--insecure-no-auth".into()]].concat();
-    let serve = Serve::of(&home, "127.0.0.1:0", &open);
-    let trusted = ["--fingerprint", &serve.fingerprint];
-    let (from, to) = (text(&dir.path().join("data/a.bin")), serve.at("in"));
-    let ended = user.cp(&[&trusted[..], &[&from, &to]].concat());
-    ended.refused(1, &[&from, "no space", "hint: make room at the target"]);
-    // The server's view of its folder; ours has no small disk in it.
-    let inside = Path::new("/proc").join(serve.id().to_string()).join("root");
-    let inside = inside.join(landing.trim_start_matches('/'));
-    assert_eq!(names(&inside), ["a.bin"]);
-    assert_eq!(fs::read(inside.join("a.bin")).unwrap(), OLD);
-    // What fits still goes.
-    let small = text(&dir.path().join("data/b.bin"));
-    user.cp(&[&trusted[..], &[&small, &to]].concat()).done();
-    assert_eq!(names(&inside), ["a.bin", "b.bin"]);
-}
 
 /// A user without rights, whose folders are its own. Permissions mean nothing to root.
 fn powerless() -> Option<Home> {

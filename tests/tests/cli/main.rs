@@ -12,8 +12,10 @@ mod keys;
 mod large;
 #[path = "../../src/process.rs"]
 mod process;
+mod reconnecting;
 mod resuming;
 mod serving;
+mod space;
 mod stopping;
 mod telling;
 mod trust;

@@ -9,6 +9,7 @@ use crate::process::{Home, Running, Serve, Signal, wait_for};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, bytes, names, text};
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ const KILLS: u64 = 30;
 const BIG_BYTES: usize = 96 << 20;
 
 /// Waits until a journal in the folder speaks of a dozen chunks.
-fn wait_for_journal(copy: &mut Running, folder: &Path) {
+pub(crate) fn wait_for_journal(copy: &mut Running, folder: &Path) {
     wait_for("some of the copy is verified", BEGIN_MAX, || {
         assert!(!copy.has_ended(), "the copy ended before it was looked at");
         let journals = names(folder).into_iter().filter(|name| name.ends_with("-journal"));
@@ -30,7 +31,7 @@ fn wait_for_journal(copy: &mut Running, folder: &Path) {
 }
 
 /// What a summary line of `--json` says of one number.
-fn told(stdout: &str, key: &str) -> u64 {
+pub(crate) fn told(stdout: &str, key: &str) -> u64 {
     let line = stdout.lines().last().expect("a summary");
     let summary: serde_json::Value = serde_json::from_str(line).expect("JSON");
     summary[key].as_u64().unwrap_or_else(|| panic!("no {key} in {summary}"))
@@ -88,6 +89,68 @@ fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
     serve.cp(&[serve.at("data/big"), text(&out)]).done();
     assert!(fs::read(out.join("big")).unwrap() == other, "the copy is a mixture");
     assert_eq!(names(&out), ["big"], "something is left behind");
+}
+
+/// Uploads a file of 4 GiB until some of it is verified, and kills the client. The source is
+/// two seconds old before that, so that what is read of it may be noted.
+fn cut_upload() -> (World, [String; 3]) {
+    let world = World::new();
+    make_sparse(&world.path("big"), 4);
+    std::thread::sleep(Duration::from_millis(2100));
+    let command = ["--json".to_owned(), world.text("big"), world.serve.at("in")];
+    let mut copy = world.serve.start_cp(&command);
+    wait_for_journal(&mut copy, &world.path("in"));
+    copy.signal(Signal::KILL);
+    drop(copy.end());
+    (world, command)
+}
+
+/// Runs the upload again; says how much the server had, and how much of that was hashed again.
+fn finish_upload(world: &World, command: &[String]) -> (u64, u64) {
+    let done = world.serve.cp(command).done();
+    wait_for("only the file is there", BEGIN_MAX, || {
+        (names(&world.path("in")) == ["big"]).then_some(())
+    });
+    assert_eq!(fs::metadata(world.path("in/big")).unwrap().len(), 4 << 30);
+    let mut begins = [vec![0; 9 << 20], vec![1; 9 << 20]];
+    for (bytes, path) in begins.iter_mut().zip(["big", "in/big"]) {
+        fs::File::open(world.path(path)).unwrap().read_exact_at(bytes, 0).unwrap();
+    }
+    assert!(begins[0] == begins[1], "the copy is not what its source is");
+    (told(&done.stdout, "resumed_bytes"), told(&done.stdout, "rehashed_bytes"))
+}
+
+#[test]
+fn an_upload_that_goes_on_hashes_nothing_again_within_one_boot() {
+    let (world, command) = cut_upload();
+    let memos = world.serve.home().state().join("uploads");
+    assert_eq!(names(&memos).len(), 1, "what was hashed is noted");
+    let (resumed, rehashed) = finish_upload(&world, &command);
+    assert!(resumed > 0, "nothing was gone on with");
+    assert_eq!(rehashed, 0, "of {resumed}");
+    assert!(names(&memos).is_empty(), "the note outlives its upload");
+}
+
+#[test]
+fn an_upload_without_its_notes_hashes_what_the_server_has() {
+    let (world, command) = cut_upload();
+    fs::remove_dir_all(world.serve.home().state().join("uploads")).unwrap();
+    let (resumed, rehashed) = finish_upload(&world, &command);
+    assert!(resumed > 0 && rehashed == resumed, "{rehashed} of {resumed}");
+}
+
+#[test]
+fn a_source_that_was_rewritten_behind_its_time_is_not_believed_by_the_notes() {
+    let (world, command) = cut_upload();
+    // Same size, same time of change, another byte in what the server has.
+    let file = fs::OpenOptions::new().write(true).open(world.path("big")).unwrap();
+    let before = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(b"another", 1000).unwrap();
+    file.set_modified(before).unwrap();
+    drop(file);
+    // It is not young either: only the time of its inode tells.
+    std::thread::sleep(Duration::from_millis(2100));
+    finish_upload(&world, &command);
 }
 
 /// A pause that a seed decides, up to `max_ms`.
@@ -152,23 +215,32 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         let home = Arc::new(Home::new());
         let exports =
             [text(&dir.path().join("data")), format!("{}:rw", text(&dir.path().join("in")))];
-        let command = |serve: &Serve| match up {
-            true => ["--timeout".into(), "2".into(), text(&here), serve.at("in")],
-            false => ["--timeout".into(), "2".into(), serve.at("data/big"), text(&landing)],
+        let mut serve = Serve::of(&home, "127.0.0.1:0", &exports);
+        let address = serve.address.to_string();
+        let command = match up {
+            true => [text(&here), serve.at("in")],
+            false => [serve.at("data/big"), text(&landing)],
         };
+        let mut copy = serve.start_cp(&command);
         for seed in 0..KILLS {
-            let serve = Serve::of(&home, "127.0.0.1:0", &exports);
-            let copy = serve.start_cp(&command(&serve));
+            // The copy that runs comes back by itself.
+            serve.said("session began");
             pause(seed, 400);
             serve.signal(Signal::KILL);
-            drop(copy.end());
+            assert_eq!(serve.end(), None, "it was killed");
             check(&landing.join("big"), &content);
-            if seed % 3 == 2 {
-                let _ = fs::remove_file(landing.join("big"));
+            serve = Serve::of(&home, &address, &exports);
+            if copy.has_ended() {
+                let ended = copy.end();
+                // One whose server was killed at its first question has not begun.
+                if ended.code != Some(3) || !ended.stderr.contains("connection lost") {
+                    ended.done();
+                    fs::remove_file(landing.join("big")).expect("the copy is there");
+                }
+                copy = serve.start_cp(&command);
             }
         }
-        let serve = Serve::of(&home, "127.0.0.1:0", &exports);
-        serve.cp(&command(&serve)).done();
+        copy.end().done();
         check(&landing.join("big"), &content);
         wait_for("only the file is there", BEGIN_MAX, || {
             (names(&landing) == ["big"]).then_some(())

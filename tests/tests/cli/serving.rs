@@ -1,10 +1,11 @@
 //! How `rdma-serve` starts, and refuses to: addresses, exports, configuration,
-//! and two servers of one user on one machine.
+//! two servers of one user on one machine, and what it tidies when it starts.
 
-use crate::process::{Home, Serve};
+use crate::process::{Home, Serve, Signal, wait_for};
 use crate::{World, assert_same, exports, make_samples, names, text};
 use std::fs;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 #[test]
 fn a_port_that_is_taken_is_said_to_be_so() {
@@ -137,4 +138,48 @@ fn a_file_is_hashed_once_and_a_restart_remembers_it() {
     let second = Serve::of(&home, "127.0.0.1:0", &arguments);
     copy(&second);
     assert_eq!((hashed(&second), cached(&second)), (0, 3), "the restart forgot it");
+}
+
+#[test]
+fn old_leftovers_of_uploads_are_removed_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let month = Duration::from_secs(30 * 24 * 3600);
+    let make = |path: &str, age: Duration| {
+        let path = dir.path().join(path);
+        fs::write(&path, b"some").unwrap();
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+        file
+    };
+    fs::create_dir(dir.path().join("in/sub")).unwrap();
+    make("in/.big.0123456789abcdef.verbatim-part", month);
+    make("in/sub/.big.0123456789abcdef.verbatim-journal", month);
+    make("in/.small.77-3-0a1b2c3d.verbatim-part", month);
+    make("in/.young.0123456789abcdef.verbatim-part", Duration::from_secs(3600));
+    make("in/.notes.verbatim-part", month);
+    make("data/.big.0123456789abcdef.verbatim-part", month);
+    let held = make("in/.held.0123456789abcdef.verbatim-part", month);
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mut serve = Serve::start(&exports(dir.path()));
+    for name in [".big.0123456789abcdef.verbatim-part", "sub/.big.", ".small.77-3"] {
+        wait_for("it is said", Duration::from_secs(20), || {
+            let log = serve.log();
+            let said = |line: &str| line.contains("leftover removed") && line.contains(name);
+            log.lines().any(said).then_some(())
+        });
+    }
+    serve.signal(Signal::TERM);
+    serve.said(" stopped");
+    let left = [
+        ".held.0123456789abcdef.verbatim-part",
+        ".notes.verbatim-part",
+        ".young.0123456789abcdef.verbatim-part",
+        "sub",
+    ];
+    assert_eq!(names(&dir.path().join("in")), left);
+    assert!(names(&dir.path().join("in/sub")).is_empty());
+    let elsewhere = dir.path().join("data/.big.0123456789abcdef.verbatim-part");
+    assert!(elsewhere.exists(), "a read-only export is not ours to tidy");
+    assert_eq!(serve.log().matches("leftover removed").count(), 3);
 }

@@ -138,6 +138,10 @@ pub struct Flags {
     pub verbose: u8,
 
     /// Give the server up after S seconds without an answer [default: 60].
+    ///
+    /// A server that is lost while a copy runs is tried again, with growing pauses,
+    /// until S seconds have passed without progress. One that cannot be reached at
+    /// the start is not.
     #[arg(long, value_name = "S", default_value_t = 60, hide_default_value = true,
           value_parser = clap::value_parser!(u64).range(2..=86_400))]
     timeout: u64,

@@ -8,7 +8,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 use verbatim_client::{
-    Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary, Task,
+    Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
+    Task,
 };
 use verbatim_proto::Code;
 use verbatim_proto::message::EntryKind;
@@ -108,6 +109,14 @@ impl Show {
         if summary.resumed_bytes > 0 {
             eprintln!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
         }
+        if summary.rehashed_bytes > 0 {
+            let bytes = BinaryBytes(summary.rehashed_bytes);
+            eprintln!("{bytes} that the server had were hashed again");
+        }
+        if summary.reconnects > 0 {
+            let times = if summary.reconnects == 1 { "time" } else { "times" };
+            eprintln!("the server was lost and reached again {} {times}", summary.reconnects);
+        }
         if summary.mismatches + summary.links_lost > 0 {
             let Summary { mismatches, links_lost, .. } = summary;
             eprintln!(
@@ -195,9 +204,14 @@ impl Observer for Show {
         let rate = progress.bytes as f64 / progress.elapsed.as_secs_f64().max(1e-3);
         let more = if progress.searching { "+" } else { "" };
         let left = progress.bytes_known.saturating_sub(progress.bytes) as f64 / rate.max(1.0);
-        let left = match progress.searching || progress.bytes == 0 {
-            true => "looking for more".to_owned(),
-            false => format!("{} left", HumanDuration(Duration::from_secs_f64(left.min(1e9)))),
+        let left = match progress.quiet.filter(|quiet| quiet.so_far >= QUIET_MIN) {
+            Some(Quiet { so_far, at_most }) => format!(
+                "no answer for {} s, giving up at {} s",
+                so_far.as_secs(),
+                at_most.as_secs()
+            ),
+            None if progress.searching || progress.bytes == 0 => "looking for more".to_owned(),
+            None => format!("{} left", HumanDuration(Duration::from_secs_f64(left.min(1e9)))),
         };
         self.bar.set_message(format!(
             "{}/{}{more} files  {}/{}{more}  {}/s  {left}",
@@ -208,7 +222,36 @@ impl Observer for Show {
             BinaryBytes(rate as u64),
         ));
     }
+
+    fn retrying(&mut self, retry: &Retry) {
+        let Retry { peer, attempt, .. } = retry;
+        let (cause, pause) = (clean(&retry.cause), retry.pause.as_secs_f64());
+        if self.json {
+            let line = serde_json::json!({
+                "event": "retrying", "peer": peer, "cause": cause, "attempt": attempt,
+                "pause_seconds": pause, "left_seconds": retry.left.as_secs_f64(),
+            });
+            println!("{line}");
+        } else if self.bar.is_hidden() && !self.quiet {
+            eprintln!("rdma-cp: server {peer}: {cause}; trying again in {pause:.1} s");
+        } else {
+            let left = retry.left.as_secs();
+            let next = format!("try {attempt} in {pause:.1} s, giving up in {left} s");
+            self.bar.set_message(format!("{peer}: {cause}; {next}"));
+        }
+    }
+
+    fn reconnected(&mut self) {
+        if self.json {
+            println!("{}", serde_json::json!({ "event": "reconnected" }));
+        } else if self.bar.is_hidden() && !self.quiet {
+            eprintln!("rdma-cp: the server is there again, going on");
+        }
+    }
 }
+
+/// How long a server is silent before the progress line says so.
+const QUIET_MIN: Duration = Duration::from_secs(3);
 
 /// Prints what could not be done, why, and the next step.
 pub fn print_failure(verb: &str, failure: &Failure, json: bool) {
@@ -251,6 +294,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "skipped": summary.skipped,
         "bytes": summary.bytes,
         "resumed_bytes": summary.resumed_bytes,
+        "rehashed_bytes": summary.rehashed_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
         "transport": summary.transport,
@@ -260,6 +304,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "limited_by": summary.limited_by,
         "mismatches": summary.mismatches,
         "links_lost": summary.links_lost,
+        "reconnects": summary.reconnects,
         "exit": exit as u8,
     });
     println!("{line}");

@@ -253,7 +253,8 @@ impl World {
     fn begin_upload(&mut self, id: FileId) {
         let file = self.model(id);
         file.opened = file.version;
-        let info = FileInfo { size: file.size, mode: 0o644, mtime_ns: i64::from(file.version) };
+        let (size, mtime_ns) = (file.size, i64::from(file.version));
+        let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
         self.write_client.create(id, path_of(id), info, self.now);
     }
 
@@ -488,7 +489,8 @@ impl World {
                     let file = self.model(request.file);
                     file.opened = file.version;
                     let mtime_ns = i64::from(file.version);
-                    let info = FileInfo { size: file.size, mode: 0o644, mtime_ns };
+                    let size = file.size;
+                    let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
                     (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(info) })
                 });
                 let answers = answers.collect();

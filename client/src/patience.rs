@@ -1,0 +1,155 @@
+//! How long a broken copy is tried again, and how long each pause is. Pure: it
+//! is told what sessions achieved and what time it is, and answers with a pause
+//! or with none. Called by `reconnect`.
+//!
+//! Progress that counts is a file that is over, or a session that found more of
+//! an unfinished file than the one before. Bytes that moved count too, but only
+//! a few times in a row: they may be the same ones every time.
+
+use std::time::{Duration, Instant};
+
+/// The first pause; it doubles with each try.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Sessions in a row that may move bytes and leave nothing behind.
+const BARREN_MAX: u32 = 8;
+
+/// What one session achieved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Achieved {
+    /// Files over, of all sessions.
+    pub over: u64,
+    /// Bytes that this one found in place when it began its files.
+    pub found_bytes: u64,
+    /// When its last byte moved, if any did.
+    pub moved: Option<Instant>,
+}
+
+/// Decides whether to try again.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    timeout: Duration,
+    /// When progress was made.
+    progressed: Instant,
+    tries: u32,
+    barren: u32,
+    best: Achieved,
+}
+
+impl Patience {
+    pub fn new(timeout: Duration, now: Instant) -> Self {
+        Self { timeout, progressed: now, tries: 0, barren: 0, best: Achieved::default() }
+    }
+
+    /// A session is over.
+    pub fn learn(&mut self, achieved: Achieved, now: Instant) {
+        let finished = achieved.over > self.best.over;
+        if finished || achieved.found_bytes > self.best.found_bytes {
+            self.best = achieved;
+            self.barren = 0;
+        } else if achieved.moved.is_some() {
+            self.barren += 1;
+        }
+        let moved = achieved.moved.filter(|_| self.barren <= BARREN_MAX);
+        if let Some(moved) = moved {
+            self.progressed = self.progressed.max(moved.min(now));
+            self.tries = 0;
+        }
+        if finished {
+            self.progressed = now;
+            self.tries = 0;
+        }
+    }
+
+    /// How long to wait before the next try; `random` spreads clients that broke together.
+    /// None when nothing was achieved for too long.
+    pub fn pause(&mut self, now: Instant, random: u64) -> Option<Duration> {
+        let left = self.left(now);
+        if left.is_zero() {
+            return None;
+        }
+        let longest = PAUSE_MIN.saturating_mul(1 << self.tries.min(16)).min(PAUSE_MAX);
+        self.tries += 1;
+        let shortest = longest / 2;
+        let spread_ns = (longest - shortest).as_nanos() as u64;
+        Some((shortest + Duration::from_nanos(random % (spread_ns + 1))).min(left))
+    }
+
+    /// How long it will still be tried.
+    pub fn left(&self, now: Instant) -> Duration {
+        self.timeout.saturating_sub(now.saturating_duration_since(self.progressed))
+    }
+
+    /// Which try in a row the next one is.
+    pub fn tries(&self) -> u32 {
+        self.tries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn pauses_double_up_to_a_bound_and_are_spread() {
+        let begin = Instant::now();
+        let mut patience = Patience::new(60 * SECOND, begin);
+        let mut longest = Duration::ZERO;
+        for expected_ms in [250, 500, 1000, 2000, 4000, 5000, 5000] {
+            let pause = patience.pause(begin, u64::MAX).expect("there is time");
+            let expected = Duration::from_millis(expected_ms);
+            assert!(pause >= expected / 2 && pause <= expected, "{pause:?} for {expected:?}");
+            longest = longest.max(pause);
+        }
+        assert_eq!(patience.tries(), 7);
+        let spread: Vec<_> = (0..3)
+            .map(|random| Patience::new(60 * SECOND, begin).pause(begin, random * 99_999_999))
+            .collect();
+        assert!(spread[0] < spread[1] && spread[1] != spread[2], "{spread:?}");
+    }
+
+    #[test]
+    fn it_ends_after_the_timeout_without_progress() {
+        let begin = Instant::now();
+        let mut patience = Patience::new(10 * SECOND, begin);
+        assert!(patience.pause(begin + 9 * SECOND, 0).is_some_and(|pause| pause <= SECOND));
+        assert_eq!(patience.pause(begin + 10 * SECOND, 0), None);
+        let over = Achieved { over: 1, ..Achieved::default() };
+        patience.learn(over, begin + 10 * SECOND);
+        assert!(patience.pause(begin + 19 * SECOND, 0).is_some(), "a file was finished");
+        patience.learn(over, begin + 19 * SECOND);
+        assert_eq!(patience.pause(begin + 20 * SECOND, 0), None, "no other one was");
+    }
+
+    #[test]
+    fn bytes_that_move_and_never_stay_are_no_progress_for_long() {
+        let begin = Instant::now();
+        let mut patience = Patience::new(10 * SECOND, begin);
+        let mut now = begin;
+        let mut sessions = 0;
+        while patience.pause(now, 0).is_some() {
+            now += SECOND;
+            sessions += 1;
+            patience.learn(Achieved { over: 0, found_bytes: 0, moved: Some(now) }, now);
+            assert!(sessions < 100, "it never ends");
+        }
+        assert!(sessions > BARREN_MAX, "{sessions}");
+    }
+
+    #[test]
+    fn a_large_file_that_grows_a_little_each_time_is_gone_on_with() {
+        let begin = Instant::now();
+        let mut patience = Patience::new(10 * SECOND, begin);
+        for session in 1..1000 {
+            let now = begin + session * 5 * SECOND;
+            let found_bytes = u64::from(session) << 20;
+            patience.learn(Achieved { over: 0, found_bytes, moved: Some(now) }, now);
+            assert!(patience.pause(now, 0).is_some(), "session {session}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A copy over as many sessions as it takes. When the server is lost it is tried
+//! again with growing pauses, and the next session goes on where the last one
+//! was; when nothing was achieved for too long, what is left fails with the
+//! cause. Called by `copy`, which makes the first session and does not try it
+//! again: a wrong address should say so at once.
+
+use crate::location::peer;
+use crate::patience::Patience;
+use crate::report::{Observer, Retry, Summary};
+use crate::rules::Rules;
+use crate::session::{ClientError, Copied, Ledger, Session, SessionOptions, Work, fault_of};
+use std::time::{Duration, Instant};
+use verbatim_control::ControlError;
+use verbatim_proto::{Code, Fault};
+
+/// The shortest time one try at connecting gets.
+const CONNECT_MIN: Duration = Duration::from_secs(1);
+
+/// Copies all of the work by these rules, over the session that is there and those that follow
+/// it.
+pub(crate) async fn copy(
+    work: &[Work],
+    rules: &Rules,
+    mut session: Session,
+    mut options: SessionOptions,
+    observer: &mut dyn Observer,
+    stop: impl Future<Output = ()>,
+) -> Summary {
+    tokio::pin!(stop);
+    let peer = peer(&options.connect.host, options.connect.port);
+    // Another server, however trusted, has other files: only this one can go on with them.
+    options.connect.fingerprint = Some(session.server());
+    let mut ledger = Ledger::new(&peer);
+    let mut patience = Patience::new(options.timeout, Instant::now());
+    let broken = loop {
+        session.obey(rules.clone());
+        let copied = session.copy(work, ledger, observer, &mut stop).await;
+        let Copied { achieved, broken, .. } = copied;
+        ledger = copied.ledger;
+        let fault = match broken {
+            Some(fault) if may_go_on(fault.code) => fault,
+            end => {
+                session.close().await;
+                break end;
+            }
+        };
+        // Its workers end and its files are let go of before the next one wants them.
+        drop(session);
+        patience.learn(achieved, Instant::now());
+        let mut again = Again { peer: &peer, options: &options, patience: &mut patience };
+        match again.connect(fault, observer, &mut stop).await {
+            Ok(next) => session = next,
+            Err(fault) => break Some(fault),
+        }
+        ledger.summary.reconnects += 1;
+        observer.reconnected();
+    };
+    if let Some(fault) = &broken {
+        ledger.give_up(fault).iter().for_each(|failure| observer.failed(failure));
+    }
+    let elapsed = ledger.begin.elapsed();
+    let mut summary = Summary { elapsed, broken, ..ledger.summary };
+    if summary.transport.is_empty() {
+        summary.transport = "none".into();
+    }
+    summary
+}
+
+/// Whether a session that broke like this may be followed by another. One that timed out was
+/// waited for long enough; whatever else it is would happen again.
+fn may_go_on(code: Code) -> bool {
+    matches!(code, Code::LinkLost | Code::Stopping)
+}
+
+/// Whether a server that cannot be had just now may be there later. One that does not let us
+/// in, or is not who it was, is not asked twice.
+fn may_come_back(error: &ClientError) -> bool {
+    match error {
+        ClientError::Control(error) => match error {
+            ControlError::CannotConnect { .. }
+            | ControlError::Closed { .. }
+            | ControlError::TimedOut { .. } => true,
+            ControlError::Refused(fault) => matches!(fault.code, Code::Stopping | Code::Limit),
+            _ => false,
+        },
+        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => may_go_on(fault.code),
+        ClientError::Fabric(_) => false,
+    }
+}
+
+/// One search for a server that was lost.
+struct Again<'a> {
+    peer: &'a str,
+    options: &'a SessionOptions,
+    patience: &'a mut Patience,
+}
+
+impl Again<'_> {
+    /// Waits and connects until there is a session, or says why there will be none.
+    async fn connect(
+        &mut self,
+        lost: Fault,
+        observer: &mut dyn Observer,
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Result<Session, Fault> {
+        let mut cause = lost.clone();
+        loop {
+            let now = Instant::now();
+            let Some(pause) = self.patience.pause(now, random()) else {
+                return Err(self.exhausted(&lost, &cause));
+            };
+            let (attempt, left) = (self.patience.tries(), self.patience.left(now));
+            let (peer, text) = (self.peer.to_owned(), cause.text.clone());
+            tracing::debug!(peer, cause = text, attempt, "server lost");
+            observer.retrying(&Retry { peer, cause: text, attempt, pause, left });
+            let mut options = self.options.clone();
+            let patient = left.saturating_sub(pause).max(CONNECT_MIN);
+            options.connect.timeout = options.connect.timeout.min(patient);
+            let try_it = async {
+                tokio::time::sleep(pause).await;
+                Session::connect(options).await
+            };
+            let tried = tokio::select! {
+                biased;
+                () = &mut *stop => return Err(Fault::new(Code::Interrupted, "interrupted")),
+                tried = try_it => tried,
+            };
+            match tried {
+                Ok(session) => return Ok(session),
+                Err(error) if may_come_back(&error) => cause = fault_of(&error),
+                Err(error) => return Err(fault_of(&error)),
+            }
+        }
+    }
+
+    /// What to say when it was tried for long enough.
+    fn exhausted(&self, lost: &Fault, cause: &Fault) -> Fault {
+        let seconds = self.options.timeout.as_secs();
+        let last = if cause == lost { String::new() } else { format!("; {}", cause.text) };
+        let text = format!("{}; tried again for {seconds} s without progress{last}", lost.text);
+        Fault::new(Code::LinkLost, text)
+    }
+}
+
+/// A number that clients that broke together do not share.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,25 @@
+//! What one side tells the other of a file before any of it moves, on the way
+//! down and on the way up alike. Plain values; part of the messages.
+
+use serde::{Deserialize, Serialize};
+
+/// What is known of an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// How many bytes it has.
+    pub size: u64,
+    /// The permission bits.
+    pub mode: u32,
+    /// When its content changed, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// How many bytes it takes where it is. Holes take none.
+    pub allocated: u64,
+}
+
+impl FileInfo {
+    /// How much room a copy takes at least: holes stay holes, and what is compressed or not yet
+    /// allocated at the source is not known to be more.
+    pub fn room(&self) -> u64 {
+        self.size.min(self.allocated)
+    }
+}

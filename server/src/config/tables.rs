@@ -1,0 +1,71 @@
+//! The tables of the configuration, each with its keys and their defaults. What
+//! each key means to a user is said in `configs/rdma-serve.toml`.
+
+use serde::{Deserialize, Serialize};
+
+/// What one server, and one client, may take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Sessions at a time.
+    pub sessions_max: u32,
+    /// Links of one session.
+    pub links_per_session_max: u32,
+    /// How long a new connection may take to say who it is.
+    pub handshake_seconds: u32,
+    /// How long a session may be silent.
+    pub idle_seconds: u32,
+}
+
+/// The digest cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cache {
+    /// Whether digests are kept.
+    pub enabled: bool,
+    /// How much they may take, in MiB.
+    pub size_mb: u32,
+}
+
+/// What becomes of uploads that were not finished.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Uploads {
+    /// How long what is there of them is kept; 0 stands for ever.
+    pub keep_hours: u32,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// The least important level that is logged.
+    pub level: String,
+    /// Whether each line is a JSON object.
+    pub json: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let (handshake_seconds, idle_seconds) = (10, 300);
+        Self { sessions_max: 256, links_per_session_max: 16, handshake_seconds, idle_seconds }
+    }
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self { enabled: true, size_mb: 256 }
+    }
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        Self { keep_hours: 168 }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".into(), json: false }
+    }
+}

@@ -1,0 +1,238 @@
+//! Copies whose server goes away and comes back while they run: the running
+//! client finishes by itself, tells each file once, and says what happened. A
+//! server that never comes back ends it in time, and Ctrl-C ends it at once.
+
+use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::resuming::{told, wait_for_journal};
+use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
+use crate::{assert_same, bytes, names, text};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A user, a folder, and a server that can be started again at the same address.
+struct Place {
+    dir: TempDir,
+    home: Arc<Home>,
+    address: String,
+}
+
+impl Place {
+    fn new() -> (Self, Serve) {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["data", "in", "out"] {
+            fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let home = Arc::new(Home::new());
+        let mut place = Self { dir, home, address: "127.0.0.1:0".into() };
+        let serve = place.serve();
+        place.address = serve.address.to_string();
+        (place, serve)
+    }
+
+    fn serve(&self) -> Serve {
+        Serve::of(&self.home, &self.address, &crate::exports(self.dir.path()))
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    fn text(&self, below: &str) -> String {
+        text(&self.path(below))
+    }
+
+    /// Ends a server as a power cut of its process would, and waits until it is gone.
+    fn kill(&self, serve: Serve) {
+        serve.signal(Signal::KILL);
+        assert_eq!(serve.end(), None, "it was killed");
+    }
+}
+
+fn events(stdout: &str, event: &str) -> Vec<Value> {
+    let lines = stdout.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines.filter(|line| line["event"] == event).collect()
+}
+
+#[test]
+fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
+    for up in [false, true] {
+        let (place, mut serve) = Place::new();
+        let (from, landing) = match up {
+            true => (place.path("big"), place.path("in")),
+            false => (place.path("data/big"), place.path("out")),
+        };
+        make_sparse(&from, 4);
+        let command = match up {
+            true => ["--json".to_owned(), text(&from), serve.at("in")],
+            false => ["--json".to_owned(), serve.at("data/big"), text(&landing)],
+        };
+        let mut copy = serve.start_cp(&command);
+        for _ in 0..2 {
+            wait_for_journal(&mut copy, &landing);
+            place.kill(serve);
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(!copy.has_ended(), "it does not wait for the server: {:?}", copy.end());
+            serve = place.serve();
+            serve.said("session began");
+        }
+        let ended = copy.end().done();
+        assert_eq!(told(&ended.stdout, "reconnects"), 2, "{ended:?}");
+        assert_eq!(told(&ended.stdout, "resumed_bytes"), 0, "no earlier run copied anything");
+        assert_eq!(told(&ended.stdout, "bytes"), 4 << 30);
+        assert!(!events(&ended.stdout, "retrying").is_empty(), "{ended:?}");
+        assert_eq!(events(&ended.stdout, "reconnected").len(), 2, "{ended:?}");
+        assert_eq!(events(&ended.stdout, "file").len(), 1, "{ended:?}");
+        assert_begins_alike(&from, &landing.join("big"));
+        wait_for("only the file is there", BEGIN_MAX, || {
+            (names(&landing) == ["big"]).then_some(())
+        });
+    }
+}
+
+/// Compares the part of a sparse file that is not a hole, and the lengths.
+fn assert_begins_alike(left: &Path, right: &Path) {
+    use std::os::unix::fs::FileExt;
+    let (left, right) = (fs::File::open(left).unwrap(), fs::File::open(right).unwrap());
+    assert_eq!(left.metadata().unwrap().len(), right.metadata().unwrap().len());
+    let (mut a, mut b) = (vec![0; 9 << 20], vec![1; 9 << 20]);
+    left.read_exact_at(&mut a, 0).unwrap();
+    right.read_exact_at(&mut b, 0).unwrap();
+    assert!(a == b, "they differ");
+}
+
+#[test]
+fn a_tree_of_small_files_is_told_once_each_whatever_happens_to_the_server() {
+    const FILES: usize = 3000;
+    for up in [false, true] {
+        let (place, mut serve) = Place::new();
+        let (from, landing) = match up {
+            true => (place.path("tree"), place.path("in/tree")),
+            false => (place.path("data/tree"), place.path("out/tree")),
+        };
+        for number in 0..FILES {
+            let folder = from.join(format!("{}", number / 300));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(format!("{number}")), bytes(number as u64, number % 9000))
+                .unwrap();
+        }
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &from.join("fifo"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let command = match up {
+            true => ["--json".to_owned(), "-r".into(), text(&from), serve.at("in")],
+            false => ["--json".to_owned(), "-r".into(), serve.at("data/tree"), place.text("out")],
+        };
+        let mut copy = serve.start_cp(&command);
+        let arrived = |count: usize| {
+            let folders = || fs::read_dir(&landing).into_iter().flatten().flatten();
+            let whole = |folder: fs::DirEntry| {
+                let entries = fs::read_dir(folder.path()).into_iter().flatten().flatten();
+                entries.filter(|e| !e.file_name().to_string_lossy().starts_with('.')).count()
+            };
+            (folders().map(whole).sum::<usize>() >= count).then_some(())
+        };
+        let mut restarts = 0;
+        for count in [1, FILES / 3, 2 * FILES / 3] {
+            wait_for("some files arrive", BEGIN_MAX, || arrived(count));
+            if copy.has_ended() {
+                break;
+            }
+            place.kill(serve);
+            serve = place.serve();
+            restarts += 1;
+        }
+        assert!(restarts > 0, "the copy was over too soon");
+        let ended = copy.end();
+        assert_eq!(ended.code, Some(1), "only the fifo is not copied: {}", ended.stderr);
+        let files = events(&ended.stdout, "file");
+        let paths: HashSet<_> = files.iter().map(|f| f["path"].as_str().unwrap()).collect();
+        assert_eq!((files.len(), paths.len()), (FILES, FILES), "each file is told once");
+        let errors = events(&ended.stdout, "error");
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0]["path"].as_str().unwrap().ends_with("fifo"), "{errors:?}");
+        assert_eq!(told(&ended.stdout, "files"), FILES as u64);
+        for number in 0..FILES {
+            let name = format!("{}/{number}", number / 300);
+            assert_same(&from.join(&name), &landing.join(&name));
+        }
+    }
+}
+
+/// Starts a download of a file that takes a while, and kills its server in the middle.
+fn abandoned(flags: &[&str]) -> (Place, Running) {
+    let (place, serve) = Place::new();
+    make_sparse(&place.path("data/big"), 8);
+    let (from, to) = (serve.at("data/big"), place.text("out"));
+    let mut copy = serve.start_cp(&[flags, &[from.as_str(), to.as_str()]].concat());
+    wait_for_bytes(&mut copy, &place.path("out"));
+    place.kill(serve);
+    (place, copy)
+}
+
+#[test]
+fn a_server_that_stays_away_ends_the_copy_in_time() {
+    let (place, copy) = abandoned(&["--timeout", "3"]);
+    let begin = Instant::now();
+    let said = [
+        "data/big",
+        &place.address,
+        "trying again in ",
+        "tried again for 3 s without progress",
+        "cannot connect",
+        "hint: run the same command again",
+        "1 not copied",
+    ];
+    copy.end().refused(3, &said);
+    assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
+    assert!(!place.path("out/big").exists(), "a partial file has the final name");
+}
+
+#[test]
+fn a_quiet_copy_says_only_the_end_and_json_says_it_in_lines() {
+    let (_place, copy) = abandoned(&["--timeout", "2", "-q"]);
+    let ended = copy.end().refused(3, &["tried again for 2 s"]);
+    assert!(!ended.stderr.contains("trying again"), "{ended:?}");
+    let (place, copy) = abandoned(&["--timeout", "2", "--json"]);
+    let ended = copy.end();
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.stderr.is_empty(), "{ended:?}");
+    let retries = events(&ended.stdout, "retrying");
+    assert_eq!(retries[0]["attempt"], 1, "{retries:?}");
+    assert_eq!(retries[0]["peer"], place.address.as_str());
+    assert!(retries[0]["pause_seconds"].as_f64().is_some_and(|s| s <= 0.25), "{retries:?}");
+    assert_eq!(events(&ended.stdout, "error").len(), 1, "{ended:?}");
+    assert_eq!(told(&ended.stdout, "exit"), 3);
+}
+
+#[test]
+fn ctrl_c_in_a_pause_ends_the_copy_at_once() {
+    let (place, copy) = abandoned(&["--timeout", "60"]);
+    // By now it waits, or is refused again and again.
+    std::thread::sleep(Duration::from_millis(1500));
+    let begin = Instant::now();
+    copy.signal(Signal::INT);
+    let ended = copy.end().refused(130, &["data/big", "interrupted"]);
+    assert!(begin.elapsed() < Duration::from_secs(2), "it took {:?}: {ended:?}", begin.elapsed());
+    assert!(!place.path("out/big").exists(), "a partial file has the final name");
+}
+
+#[test]
+fn a_server_that_is_another_one_now_is_not_gone_on_with() {
+    let (place, copy) = abandoned(&["--timeout", "30"]);
+    let other = Arc::new(Home::new());
+    let open = [&crate::exports(place.dir.path())[..], &["--insecure-no-auth".into()]].concat();
+    let _impostor = Serve::of(&other, &place.address, &open);
+    let begin = Instant::now();
+    copy.end().refused(3, &["data/big", "cannot trust"]);
+    assert!(begin.elapsed() < Duration::from_secs(15), "it took {:?}", begin.elapsed());
+}
