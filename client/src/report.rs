@@ -92,6 +92,10 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes of these that an earlier run had copied.
     pub resumed_bytes: u64,
+    /// Bytes that links carried, those that were moved again included.
+    pub moved_bytes: u64,
+    /// Bytes of these that were holes, and not moved.
+    pub hole_bytes: u64,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

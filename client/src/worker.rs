@@ -45,6 +45,10 @@ pub(crate) struct Landing {
 #[derive(Default)]
 pub(crate) struct Stats {
     pub bytes: AtomicU64,
+    /// Bytes of these that links carried.
+    pub moved: AtomicU64,
+    /// Bytes of these that were holes.
+    pub holes: AtomicU64,
     pub hash_ns: AtomicU64,
     pub disk_ns: AtomicU64,
     pub link_ns: AtomicU64,
@@ -233,7 +237,7 @@ impl ClientWorker {
             }
             self.stats.add(begin.elapsed() - hashed, hashed);
         }
-        self.stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
+        self.stats.moved(piece.extent.len);
         match target.verified(piece.extent, &piece.digests) {
             Ok(()) => PieceOutcome::Verified,
             Err(fault) => PieceOutcome::Failed(fault),
@@ -261,7 +265,7 @@ impl ClientWorker {
                     pools.writes.push(buffer);
                 }
                 if ok {
-                    self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+                    self.stats.moved(bytes);
                 }
             }
         }
@@ -325,6 +329,18 @@ impl Stats {
     fn add(&self, disk: Duration, hash: Duration) {
         self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
         self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn moved(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Zeros of a hole were hashed, and made where they were not.
+    pub fn zeroed(&self, bytes: u64, time: Duration) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.holes.fetch_add(bytes, Ordering::Relaxed);
+        self.add(Duration::ZERO, time);
     }
 
     /// What most of the time went into.

@@ -183,6 +183,11 @@ impl Core {
                 }
             }
             Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
+            Event::Zeroed(zero, answer) => self.read.zeroed(zero, answer, now),
+            Event::ZerosHashed { file, extent, digests } => {
+                self.write.zeros_hashed(file, extent, &digests, now);
+            }
+            Event::HolesFound(file, survey) => self.write.found(file, survey),
             Event::LocalPage(page) => self.local_page(page),
         }
     }
@@ -256,6 +261,8 @@ impl Core {
             elapsed: self.now(),
             transport,
             reason,
+            moved_bytes: self.stats.moved.load(Ordering::Relaxed),
+            hole_bytes: self.stats.holes.load(Ordering::Relaxed),
             limited_by: self.stats.limit(),
             mismatches: self.read.mismatches() + self.write.mismatches(),
             links_lost: self.links.lost,

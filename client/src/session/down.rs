@@ -8,9 +8,10 @@ use crate::worker::{Command, Landing};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
-use verbatim_proto::read::{ClientEffect, Fetch};
+use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Class, Code, Digest, Fault, WirePath};
 
@@ -101,6 +102,7 @@ impl Core {
                 file.sink.opened(info);
             }
             ClientEffect::Fetch(fetch) => self.fetch(fetch),
+            ClientEffect::Zero(zero) => self.zero(zero),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => self.downloads.files[&file].sink.forget(),
             ClientEffect::Finished { file, root } => {
@@ -119,6 +121,20 @@ impl Core {
         };
         let landings = fetch.chunk.pieces.iter().map(landing).collect();
         self.tell(fetch.link, Command::Fetch(fetch, landings));
+    }
+
+    fn zero(&mut self, zero: Zero) {
+        let file = &self.downloads.files[&zero.file];
+        let (sink, size, stats) = (file.sink.clone(), file.size, self.stats.clone());
+        self.job(move || {
+            let begin = Instant::now();
+            // The target must not outlive the answer: a restart removes it.
+            let answer = sink.target().and_then(|target| target.zero(zero.extent, size));
+            if answer.is_ok() {
+                stats.zeroed(zero.extent.len, begin.elapsed());
+            }
+            Event::Zeroed(zero, answer)
+        });
     }
 
     fn download_failed(&mut self, id: FileId, fault: Fault) {

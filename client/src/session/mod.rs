@@ -29,10 +29,10 @@ use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage, Tag};
-use verbatim_proto::read::{self, Outcome, ReadClient};
+use verbatim_proto::read::{self, Outcome, ReadClient, Zero};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Survey, WirePath};
 
 pub use down::Download;
 pub use up::{Upload, UploadSource};
@@ -106,6 +106,9 @@ pub(crate) enum Event {
     Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
     SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
     Hashed { file: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault> },
+    Zeroed(Zero, Result<Vec<Digest>, Fault>),
+    ZerosHashed { file: FileId, extent: Extent, digests: Vec<Digest> },
+    HolesFound(FileId, Survey),
     LocalPage(trees::LocalPage),
 }
 

@@ -10,6 +10,8 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
+use verbatim_files::holes::hash_zeros;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::write::{ClientEffect, Post};
@@ -99,7 +101,8 @@ impl Core {
         match upload.source.open(&upload.label) {
             Ok(source) => {
                 let now = self.now();
-                self.write.create(id, upload.remote.clone(), source.info(), now);
+                let survey = source.find_holes(0);
+                self.write.create(id, upload.remote.clone(), source.info(), survey, now);
                 self.uploads.files.insert(id, File { upload, source: Arc::new(source) });
             }
             Err(fault) => {
@@ -121,6 +124,20 @@ impl Core {
                     let answer = source.hash(extent);
                     Event::Hashed { file, extent, answer }
                 });
+            }
+            ClientEffect::HashZeros { file, extent } => {
+                let size = self.uploads.files[&file].source.identity().size;
+                let stats = self.stats.clone();
+                self.job(move || {
+                    let begin = Instant::now();
+                    let digests = hash_zeros(size, extent);
+                    stats.zeroed(extent.len, begin.elapsed());
+                    Event::ZerosHashed { file, extent, digests }
+                });
+            }
+            ClientEffect::FindHoles { file, from } => {
+                let source = self.uploads.files[&file].source.clone();
+                self.job(move || Event::HolesFound(file, source.find_holes(from)));
             }
             ClientEffect::CheckSource { file, root } => {
                 let source = self.uploads.files[&file].source.clone();

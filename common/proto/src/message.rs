@@ -3,42 +3,13 @@
 //! machine that takes it. Append variants and fields behind a new version;
 //! the golden bytes in `tests/golden.rs` make an accidental change fail.
 
+pub use crate::holes::{Holes, WindowHoles};
+pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 use crate::{Digest, Extent, Fault, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN.
 pub const VERSIONS: &[&[u8]] = &[b"verbatim/1"];
-
-/// A file of this session, numbered by the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct FileId(pub u32);
-
-/// A leased window, numbered by the server and never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct WindowId(pub u64);
-
-/// One granted use of an upload slot. Never used again: a late write names a dead tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Tag(pub u32);
-
-/// A link of this session. A stream that fails over keeps its index in a new epoch; what
-/// names an older epoch is void.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct LinkId {
-    /// Which stream.
-    pub index: u16,
-    /// Which try at it.
-    pub epoch: u16,
-}
-
-/// Registered memory of the server, as a client addresses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Region {
-    /// The key that opens it, on links of this session alone.
-    pub key: u64,
-    /// The address of its first byte.
-    pub base: u64,
-}
 
 /// What a client says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -326,6 +297,8 @@ pub enum ReadReply {
         /// One answer per file: whether it is still what was opened.
         files: Vec<(FileId, Result<(), Fault>)>,
     },
+    /// What of a file is holes: zeros that are not leased. Released like a window.
+    Holes(WindowHoles),
 }
 
 /// A registered window: its pieces lie in it one behind the other.
@@ -373,6 +346,8 @@ pub enum WriteRequest {
         /// The files.
         files: Vec<FileId>,
     },
+    /// What of a file is holes: zeros that are not sent. One list of a file at a time.
+    Holes(Holes),
 }
 
 /// A file to create.
@@ -414,6 +389,13 @@ pub enum WriteReply {
     Committed {
         /// One answer per file.
         files: Vec<(FileId, Result<(), Fault>)>,
+    },
+    /// The answer to `Holes`: they are zeros in the temporary file too.
+    Zeroed {
+        /// The file.
+        file: FileId,
+        /// Whether they are.
+        answer: Result<(), Fault>,
     },
 }
 

@@ -43,6 +43,15 @@ pub const LINKS_MAX: usize = 64;
 /// Upload slots granted on each link.
 pub const SLOTS_PER_LINK: u16 = 4;
 
+/// Holes named in one message.
+pub const HOLES_MAX: usize = 256;
+
+/// Lists of holes a writing client may have unanswered.
+pub const HOLE_LISTS_MAX: usize = 16;
+
+/// Steps of zeroing, or of hashing zeros, that one machine has under way.
+pub const ZEROING_MAX: usize = 4;
+
 /// The largest control frame, length prefix not counted: 1 MiB.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 

@@ -1,6 +1,6 @@
 //! Client and server machines in pairs, on a virtual clock, with seeded faults:
 //! corruption, lost and duplicated completions, dying links, sources that
-//! change, files that cannot be opened or written. No bytes move: a grain's
+//! change, files that cannot be opened or written, holes. No bytes move: a grain's
 //! content is a version number, so a thousand schedules take seconds.
 //!
 //! A failing seed prints itself; `SEED=n cargo test -p verbatim-proto --test
@@ -32,13 +32,15 @@ fn run_all(faults: Faults, check: impl Fn(&World)) {
 
 #[test]
 fn without_faults_every_file_arrives_whole_both_ways() {
-    let resumed = std::cell::Cell::new(0);
+    let (resumed, zeroed) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     run_all(Faults::default(), |world| {
         assert_eq!(world.finished(), world.file_count());
         assert_eq!(world.mismatches(), 0);
         resumed.set(resumed.get() + world.resumed());
+        zeroed.set(zeroed.get() + world.zeroed());
     });
     assert!(resumed.get() > SEEDS || std::env::var("SEED").is_ok(), "nothing was resumed");
+    assert!(zeroed.get() > SEEDS || std::env::var("SEED").is_ok(), "no hole was named");
 }
 
 #[test]
@@ -53,7 +55,7 @@ fn corruption_is_fetched_or_sent_again() {
 fn corruption_that_never_ends_fails_the_file_and_never_finishes_it() {
     let faults = Faults { corrupt_ppm: 1_000_000, ..Faults::default() };
     run_all(faults, |world| {
-        assert!(world.finished() <= world.empty_files() + world.resumed() as usize);
+        assert!(world.finished() <= world.unmoved_files() + world.resumed() as usize);
         assert_eq!(world.finished() + world.failed(), world.file_count());
     });
 }

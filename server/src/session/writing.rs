@@ -13,7 +13,7 @@ use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, ServerMessage};
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Code, Digest, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// The writing half of a session.
 #[derive(Default)]
@@ -41,6 +41,7 @@ impl Session {
             ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
             ServerEffect::Create(files) => self.create(files),
             ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
+            ServerEffect::Zero { file, extent } => self.zero(file, extent),
             ServerEffect::Commit(ids) => self.commit(ids),
             ServerEffect::Discard(ids) => {
                 for id in ids {
@@ -135,6 +136,18 @@ impl Session {
         let pieces = pieces.into_iter().map(landing).collect();
         let session = self.events.clone();
         self.tell(self.worker_of(link), Command::Absorb { tag, slot, pieces, session })
+    }
+
+    fn zero(&mut self, id: FileId, extent: Extent) {
+        let target = self.writing.targets.get(&id).cloned();
+        let size = self.writing.sizes.get(&id).copied();
+        self.job(move || {
+            let (target, size) = target.zip(size).expect("files with holes are open");
+            let answer = target.zero(extent, size);
+            // The target must not outlive the answer: a discard removes it.
+            drop(target);
+            Event::Zeroed(id, extent, answer)
+        });
     }
 
     fn commit(&mut self, ids: Vec<FileId>) {

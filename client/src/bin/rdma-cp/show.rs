@@ -97,6 +97,9 @@ impl Show {
         if summary.resumed_bytes > 0 {
             eprintln!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
         }
+        if summary.hole_bytes > 0 {
+            eprintln!("{} were holes, and not moved", BinaryBytes(summary.hole_bytes));
+        }
         if summary.mismatches + summary.links_lost > 0 {
             let Summary { mismatches, links_lost, .. } = summary;
             eprintln!(
@@ -176,6 +179,8 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "failed": summary.failed,
         "bytes": summary.bytes,
         "resumed_bytes": summary.resumed_bytes,
+        "moved_bytes": summary.moved_bytes,
+        "hole_bytes": summary.hole_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
         "transport": summary.transport,

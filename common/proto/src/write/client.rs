@@ -8,9 +8,13 @@
 //! A dead link's flights stay until the server has fenced it, because a late
 //! write must find nothing.
 
+mod holes;
+mod waiting;
+
 use super::types::{ClientEffect, ClientOptions, Post, Posted};
 use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
+use crate::holes::{Search, Survey, Zeros};
 use crate::message::{CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk, Tag, Verdict};
 use crate::message::{WriteReply, WriteRequest};
 use crate::units::{
@@ -32,11 +36,19 @@ enum Stage {
 
 struct File {
     path: WirePath,
+    size: u64,
     stage: Stage,
     unsent: ExtentSet,
+    /// The holes it begins with, until the server has said what it has.
+    survey: Option<Survey>,
+    search: Search,
+    /// Whether a list of its holes is not answered.
+    naming: bool,
+    /// Parts of that list that are not hashed.
+    holes_left: usize,
     unhashed: ExtentSet,
     hashing: bool,
-    /// Pieces of this file in flight.
+    /// Pieces of this file in flight, parts of its holes, and questions about them.
     pending: usize,
     root: RootBuilder,
     bad: BTreeMap<u64, u8>,
@@ -62,6 +74,9 @@ pub struct WriteClient {
     queue: VecDeque<FileId>,
     grants: VecDeque<Grant>,
     flights: HashMap<Tag, Flight>,
+    zeros: Zeros<FileId>,
+    /// Lists of holes that are not answered.
+    lists: usize,
     /// Links the driver can write to; a grant may come before its link is made.
     up: HashSet<LinkId>,
     dead: HashSet<LinkId>,
@@ -84,6 +99,8 @@ impl WriteClient {
             queue: VecDeque::new(),
             grants: VecDeque::new(),
             flights: HashMap::new(),
+            zeros: Zeros::default(),
+            lists: 0,
             up: HashSet::new(),
             dead: HashSet::new(),
             dropping: HashSet::new(),
@@ -117,11 +134,18 @@ impl WriteClient {
         self.effects.pop_front()
     }
 
-    /// Adds a file, or begins one again after `Restart`.
+    /// Adds a file with the holes it begins with, or begins one again after `Restart`.
     ///
     /// # Panics
     /// When there is no room or the number is in use: a bug of the driver.
-    pub fn create(&mut self, file: FileId, path: WirePath, info: FileInfo, now: Duration) {
+    pub fn create(
+        &mut self,
+        file: FileId,
+        path: WirePath,
+        info: FileInfo,
+        survey: Survey,
+        now: Duration,
+    ) {
         self.touch(now);
         let earlier = self.files.remove(&file);
         let fresh = earlier.as_ref().is_none_or(|earlier| earlier.stage == Stage::Restarting);
@@ -133,8 +157,13 @@ impl WriteClient {
         }
         let state = File {
             path: path.clone(),
+            size: info.size,
             stage: Stage::Creating,
             unsent: ExtentSet::whole(info.size),
+            survey: Some(survey),
+            search: Search::default(),
+            naming: false,
+            holes_left: 0,
             unhashed: ExtentSet::new(),
             hashing: false,
             pending: 0,
@@ -253,6 +282,7 @@ impl WriteClient {
             WriteReply::Committed { files } => {
                 files.into_iter().try_for_each(|(file, answer)| self.committed(file, answer))
             }
+            WriteReply::Zeroed { file, answer } => self.zeroed(file, answer),
         };
         if let Err(fault) = taken {
             self.effects.push_back(ClientEffect::Broken(fault));
@@ -275,22 +305,10 @@ impl WriteClient {
             });
             self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
         }
+        self.name_holes();
         self.end_files();
         self.flush();
         self.expire(now);
-    }
-
-    /// When `advance` must be called at the latest.
-    pub fn deadline(&self) -> Option<Duration> {
-        if self.flights.is_empty() {
-            return (!self.is_idle()).then(|| self.heard + self.options.timeout);
-        }
-        let waiting = self.flights.values().filter(|flight| !self.is_ending(flight.grant.link));
-        waiting.map(|flight| flight.deadline).min().or(Some(self.heard + self.options.timeout))
-    }
-
-    fn is_ending(&self, link: LinkId) -> bool {
-        self.dead.contains(&link) || self.dropping.contains(&link)
     }
 
     fn tags_on(&self, link: LinkId) -> impl Iterator<Item = Tag> + '_ {
@@ -315,6 +333,8 @@ impl WriteClient {
                     }
                     file.unhashed.insert(extent);
                 }
+                let survey = file.survey.take().expect("a file is created once");
+                file.search.answer(survey, file.size, &mut file.unsent);
                 self.queue.push_back(id);
             }
         }
@@ -419,7 +439,7 @@ impl WriteClient {
                 self.queue.pop_front();
                 continue;
             };
-            let next = file.unsent.iter().next();
+            let next = file.next_unsent();
             // A file that was begun again may still stand here from its first try.
             let sending = file.doom.is_none() && file.stage == Stage::Sending;
             let Some(next) = next.filter(|_| sending) else {
@@ -450,7 +470,7 @@ impl WriteClient {
             } else if let Some(extent) = file.unhashed.take_first(WINDOW_BYTES) {
                 file.hashing = true;
                 self.effects.push_back(ClientEffect::Hash { file: id, extent });
-            } else if file.unsent.is_empty() {
+            } else if file.unsent.is_empty() && file.search.is_over(file.size) {
                 file.stage = Stage::Checking;
                 let root = file.root.finish().expect("every grain was stored or hashed");
                 self.effects.push_back(ClientEffect::CheckSource { file: id, root });
@@ -489,26 +509,6 @@ impl WriteClient {
         }
         for files in batches(&mut self.to_commit) {
             send(WriteRequest::Commit { files });
-        }
-    }
-
-    fn expire(&mut self, now: Duration) {
-        let none_waits = self.flights.values().all(|flight| self.is_ending(flight.grant.link));
-        if !self.is_idle() && none_waits && self.heard + self.options.timeout <= now {
-            let seconds = self.options.timeout.as_secs();
-            let text = format!("server said nothing for {seconds} s");
-            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
-            self.heard = now;
-        }
-        let late = self.flights.values().filter(|flight| flight.deadline <= now);
-        let late: HashSet<LinkId> = late.map(|flight| flight.grant.link).collect();
-        for link in late {
-            if !self.is_ending(link) {
-                self.dropping.insert(link);
-                // The server has a while to fence it, from now on.
-                self.heard = now;
-                self.effects.push_back(ClientEffect::DropLink { link });
-            }
         }
     }
 }
