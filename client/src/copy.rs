@@ -2,6 +2,8 @@
 //! session, by the rules of cp. Also lists. Called by the binary, by tests and
 //! by the quickstart; tells everything to an observer.
 
+mod pipes;
+
 use crate::location::{Location, Remote};
 use crate::report::{Failure, Observer, Summary};
 use crate::session::{
@@ -54,6 +56,7 @@ impl CopyError {
 
 /// Finds the server of a copy: one side, and only one, must be remote.
 pub fn server_of(options: &CopyOptions) -> Result<&Remote, CopyError> {
+    pipes::check(options)?;
     let usage = |cause: &str, hint: &str| {
         Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
     };
@@ -84,7 +87,7 @@ pub fn server_of(options: &CopyOptions) -> Result<&Remote, CopyError> {
 fn remote(location: &Location) -> Option<&Remote> {
     match location {
         Location::Remote(remote) => Some(remote),
-        Location::Local(_) => None,
+        Location::Local(_) | Location::Pipe => None,
     }
 }
 
@@ -100,6 +103,10 @@ pub async fn copy(
     let mut plan = Plan { peer, work: Vec::new(), failures: Vec::new() };
     match &options.target {
         Location::Local(target) => plan.downloads(options, target, &mut session).await?,
+        Location::Pipe => plan.download_to_pipe(options, &mut session).await?,
+        Location::Remote(target) if options.sources == [Location::Pipe] => {
+            plan.upload_from_pipe(target, &mut session).await?;
+        }
         Location::Remote(target) => plan.uploads(options, target, &mut session).await?,
     }
     for failure in &plan.failures {

@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
+mod ends;
 pub mod location;
+mod pipe;
 pub mod report;
 pub mod session;
 mod sink;

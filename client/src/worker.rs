@@ -5,10 +5,9 @@
 //! Buffers: a slot leaves its pool with an operation and comes back with the
 //! completion, on success, failure and flush alike.
 
+use crate::ends::{Goal, Origin};
 use crate::session::Event;
-use crate::sink::Sink;
 use std::collections::HashMap;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +15,6 @@ use tokio::sync::mpsc;
 use verbatim_fabric::slots::SlotPool;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
-use verbatim_files::Source;
 use verbatim_proto::message::{LinkId, Piece};
 use verbatim_proto::read::{Fetch, Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
@@ -30,14 +28,14 @@ pub(crate) enum Command {
     /// Read a chunk into these places.
     Fetch(Fetch, Vec<Landing>),
     /// Write a chunk of these sources.
-    Post(Post, Vec<Arc<Source>>),
+    Post(Post, Vec<Origin>),
     /// End this link.
     Drop(LinkId),
 }
 
 /// Where one piece of a chunk goes, and how long its file is.
 pub(crate) struct Landing {
-    pub sink: Arc<Sink>,
+    pub goal: Goal,
     pub size: u64,
 }
 
@@ -123,7 +121,7 @@ impl ClientWorker {
         }
     }
 
-    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Arc<Source>]) {
+    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Origin]) {
         let Post { grant, pieces, again } = post;
         let tag = grant.tag;
         let key = key_of(grant.link);
@@ -139,7 +137,8 @@ impl ClientWorker {
         buffer.set_len(bytes as usize);
         // A chunk of one file can be sent from the file. One that did not match is sent as it
         // was hashed, so that a file that keeps changing is found out by its own check.
-        let from_file = pieces.len() == 1 && !again;
+        let file = sources[0].file().filter(|_| pieces.len() == 1 && !again);
+        let from_file = file.is_some();
         let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_file);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
@@ -149,8 +148,8 @@ impl ClientWorker {
             self.links.get_mut(&key).expect("it was just there").writes.push(buffer);
             return self.tell(Event::Posted { tag, posted });
         };
-        if from_file {
-            buffer.set_origin(sources[0].file().clone(), pieces[0].1.offset);
+        if let Some(source) = file {
+            buffer.set_origin(source.file().clone(), pieces[0].1.offset);
         }
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let ticket = self.ticket();
@@ -175,7 +174,7 @@ impl ClientWorker {
         &self,
         buffer: &mut Buffer,
         pieces: &[(verbatim_proto::FileId, Extent)],
-        sources: &[Arc<Source>],
+        sources: &[Origin],
         from_file: bool,
     ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
         let mut rest: &mut [u8] = buffer;
@@ -184,15 +183,15 @@ impl ClientWorker {
         for (index, ((_, extent), source)) in pieces.iter().zip(sources).enumerate() {
             let (piece, behind) = rest.split_at_mut(extent.len as usize);
             rest = behind;
-            let size = source.identity().size;
+            let size = source.size();
             let mut values = Vec::new();
             for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
                 let (offset, len) = (extent.offset + done, GRAIN_BYTES.min(extent.len - done));
                 let at = if from_file { 0 } else { done as usize };
                 let grain = &mut piece[at..at + len as usize];
                 let begin = Instant::now();
-                if let Err(error) = source.file().read_exact_at(grain, offset) {
-                    faults.push((index, source.read_fault(&error)));
+                if let Err(fault) = source.read_at(grain, offset) {
+                    faults.push((index, fault));
                     break;
                 }
                 let read = begin.elapsed();
@@ -220,9 +219,12 @@ impl ClientWorker {
     }
 
     fn land_piece(&self, bytes: &[u8], piece: &Piece, landing: &Landing) -> PieceOutcome {
-        let target = match landing.sink.target() {
-            Ok(target) => target,
-            Err(fault) => return PieceOutcome::Failed(fault),
+        let target = match &landing.goal {
+            Goal::File(sink) => match sink.target() {
+                Ok(target) => Some(target),
+                Err(fault) => return PieceOutcome::Failed(fault),
+            },
+            Goal::Pipe(_) => None,
         };
         let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
         let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
@@ -232,16 +234,19 @@ impl ClientWorker {
                 return PieceOutcome::Mismatch;
             }
             let hashed = begin.elapsed();
-            if let Err(fault) = target.write_at(grain, offset) {
+            let written = target.as_ref().map_or(Ok(()), |target| target.write_at(grain, offset));
+            if let Err(fault) = written {
                 return PieceOutcome::Failed(fault);
             }
             self.stats.add(begin.elapsed() - hashed, hashed);
         }
         self.stats.moved(piece.extent.len);
-        match target.verified(piece.extent, &piece.digests) {
-            Ok(()) => PieceOutcome::Verified,
-            Err(fault) => PieceOutcome::Failed(fault),
+        // A pipe takes a piece when all of it is verified: nothing can be taken back.
+        if let Goal::Pipe(outlet) = &landing.goal {
+            outlet.put(piece.extent.offset, bytes);
         }
+        let noted = target.map_or(Ok(()), |target| target.verified(piece.extent, &piece.digests));
+        noted.map_or_else(PieceOutcome::Failed, |()| PieceOutcome::Verified)
     }
 
     /// An operation ended: its buffer goes home, and the session is told.

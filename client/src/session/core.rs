@@ -91,6 +91,8 @@ impl Core {
             Work::Upload(upload) => self.add_upload(upload),
             Work::DownloadTree(tree) => self.add_remote_tree(tree),
             Work::UploadTree(tree) => self.add_local_tree(tree),
+            Work::ToPipe(work) => self.add_to_pipe(work),
+            Work::FromPipe(work) => self.add_from_pipe(work),
         }
     }
 
@@ -188,6 +190,7 @@ impl Core {
                 self.write.zeros_hashed(file, extent, &digests, now);
             }
             Event::HolesFound(file, survey) => self.write.found(file, survey),
+            Event::Pipe(file, event) => self.pipe_event(file, event),
             Event::LocalPage(page) => self.local_page(page),
         }
     }
@@ -246,7 +249,7 @@ impl Core {
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
             bytes: self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_idle(),
+            searching: !self.trees.is_idle() || self.is_streaming(),
             links: self.links.up_count(),
             elapsed: self.now(),
             ..self.progress.clone()

@@ -2,6 +2,7 @@
 //! places they go to, and commits what is whole in batches.
 
 use super::{Core, Event};
+use crate::ends::Goal;
 use crate::report::FileDone;
 use crate::sink::Sink;
 use crate::worker::{Command, Landing};
@@ -38,11 +39,13 @@ pub(super) struct Downloads {
     files: HashMap<FileId, File>,
     whole: Vec<(FileId, Digest, Arc<Sink>)>,
     commits: usize,
+    /// Verified, and not yet all through its pipe.
+    pub piped: Option<(FileId, Digest)>,
 }
 
 struct File {
     label: String,
-    sink: Arc<Sink>,
+    goal: Goal,
     size: u64,
 }
 
@@ -53,7 +56,17 @@ impl Downloads {
 
     /// Whether files that are all here are being made durable, or will be.
     pub fn is_landing(&self) -> bool {
-        self.commits > 0 || !self.whole.is_empty()
+        self.commits > 0 || !self.whole.is_empty() || self.piped.is_some()
+    }
+
+    /// Counts a file as begun.
+    pub fn begin(&mut self, id: FileId, label: String, goal: Goal, size: u64) {
+        self.files.insert(id, File { label, goal, size });
+    }
+
+    /// A file is where it goes: how people name it, where it is, and its size.
+    pub fn end(&mut self, id: FileId) -> Option<(String, String, u64)> {
+        self.files.remove(&id).map(|file| (file.label, file.goal.shown(), file.size))
     }
 
     pub fn queued(&self) -> usize {
@@ -84,8 +97,7 @@ impl Core {
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             self.read.open(id, download.remote, have, now);
-            let file = File { label: download.label, sink, size: download.size };
-            self.downloads.files.insert(id, file);
+            self.downloads.begin(id, download.label, Goal::File(sink), download.size);
         }
     }
 
@@ -99,15 +111,18 @@ impl Core {
                 self.progress.bytes_known += info.size;
                 self.progress.bytes_known -= file.size;
                 file.size = info.size;
-                file.sink.opened(info);
+                file.goal.opened(info);
             }
             ClientEffect::Fetch(fetch) => self.fetch(fetch),
             ClientEffect::Zero(zero) => self.zero(zero),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
-            ClientEffect::Restart { file } => self.downloads.files[&file].sink.forget(),
+            ClientEffect::Restart { file } => self.downloads.files[&file].goal.forget(),
             ClientEffect::Finished { file, root } => {
-                let sink = self.downloads.files[&file].sink.clone();
-                self.downloads.whole.push((file, root, sink));
+                let File { goal, size, .. } = &self.downloads.files[&file];
+                match (goal.clone(), *size) {
+                    (Goal::File(sink), _) => self.downloads.whole.push((file, root, sink)),
+                    (Goal::Pipe(outlet), size) => self.pipe_whole(file, root, &outlet, size),
+                }
             }
             ClientEffect::Failed { file, fault } => self.download_failed(file, fault),
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -117,7 +132,7 @@ impl Core {
     fn fetch(&mut self, fetch: Fetch) {
         let landing = |piece: &verbatim_proto::message::Piece| {
             let file = &self.downloads.files[&piece.file];
-            Landing { sink: file.sink.clone(), size: file.size }
+            Landing { goal: file.goal.clone(), size: file.size }
         };
         let landings = fetch.chunk.pieces.iter().map(landing).collect();
         self.tell(fetch.link, Command::Fetch(fetch, landings));
@@ -125,11 +140,11 @@ impl Core {
 
     fn zero(&mut self, zero: Zero) {
         let file = &self.downloads.files[&zero.file];
-        let (sink, size, stats) = (file.sink.clone(), file.size, self.stats.clone());
+        let (goal, size, stats) = (file.goal.clone(), file.size, self.stats.clone());
         self.job(move || {
             let begin = Instant::now();
             // The target must not outlive the answer: a restart removes it.
-            let answer = sink.target().and_then(|target| target.zero(zero.extent, size));
+            let answer = goal.zero(zero.extent, size);
             if answer.is_ok() {
                 stats.zeroed(zero.extent.len, begin.elapsed());
             }
@@ -137,14 +152,14 @@ impl Core {
         });
     }
 
-    fn download_failed(&mut self, id: FileId, fault: Fault) {
+    pub(super) fn download_failed(&mut self, id: FileId, fault: Fault) {
         if let Some(file) = self.downloads.files.remove(&id) {
             // What is verified of it stays so, unless it is not worth going on with.
             match fault.class() {
-                Class::Retry if fault.code != Code::Changed => drop(file.sink.leave()),
-                _ => file.sink.forget(),
+                Class::Retry if fault.code != Code::Changed => file.goal.leave(),
+                _ => file.goal.forget(),
             }
-            self.failed(file.label, fault);
+            self.failed(file.label, file.goal.explain(fault));
         }
     }
 
@@ -164,9 +179,9 @@ impl Core {
             match answer {
                 Err(fault) => self.download_failed(id, fault),
                 Ok(()) => {
-                    let file = self.downloads.files.remove(&id).expect("whole files are known");
-                    let (path, local) = (file.label, file.sink.shown());
-                    self.done(FileDone { path, local, bytes: file.size, digest: root });
+                    let ended = self.downloads.end(id);
+                    let (path, local, bytes) = ended.expect("whole files are known");
+                    self.done(FileDone { path, local, bytes, digest: root });
                 }
             }
         }
@@ -175,8 +190,8 @@ impl Core {
     pub(super) fn drop_downloads(&mut self, fault: &Fault) {
         let downloads = std::mem::take(&mut self.downloads);
         for (_, file) in downloads.files {
-            drop(file.sink.leave());
-            self.failed(file.label, fault.clone());
+            file.goal.leave();
+            self.failed(file.label, file.goal.explain(fault.clone()));
         }
         for download in downloads.queue {
             self.failed(download.label, fault.clone());

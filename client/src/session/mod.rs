@@ -9,10 +9,12 @@
 mod core;
 mod down;
 mod links;
+mod pipes;
 mod trees;
 mod up;
 
 use crate::location::peer;
+use crate::pipe::PipeEvent;
 use crate::report::{Observer, Progress, Summary};
 use crate::worker::{ClientWorker, Stats};
 use core::Core;
@@ -109,6 +111,7 @@ pub(crate) enum Event {
     Zeroed(Zero, Result<Vec<Digest>, Fault>),
     ZerosHashed { file: FileId, extent: Extent, digests: Vec<Digest> },
     HolesFound(FileId, Survey),
+    Pipe(FileId, PipeEvent),
     LocalPage(trees::LocalPage),
 }
 
@@ -122,8 +125,13 @@ pub enum Work {
     DownloadTree(trees::RemoteTree),
     /// A local folder and all in it, to send.
     UploadTree(trees::LocalTree),
+    /// A file to write to standard output; the only work of its session.
+    ToPipe(ToPipe),
+    /// Standard input, to send.
+    FromPipe(FromPipe),
 }
 
+pub use pipes::{FromPipe, ToPipe};
 pub use trees::{LocalTree, RemoteTree};
 
 /// A session.
@@ -260,7 +268,16 @@ impl Session {
                 break;
             }
         }
-        self.keep_landed().await;
+        let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
+        if self.core.broken.as_ref().is_some_and(interrupted) {
+            // The reader of a pipe may never take the rest: do not wait for it.
+            self.core.downloads.piped = None;
+        }
+        if self.core.downloads.piped.is_some() {
+            tokio::select! { () = self.keep_landed() => {}, () = &mut stop => {} }
+        } else {
+            self.keep_landed().await;
+        }
         self.core.give_up();
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
@@ -276,9 +293,13 @@ impl Session {
         self.core.advance();
         while self.core.downloads.is_landing() {
             let Some(event) = self.events.recv().await else { break };
-            if let Event::Landed(answers) = event {
-                self.core.landed(answers);
-                self.core.commit_landed();
+            match event {
+                Event::Landed(answers) => {
+                    self.core.landed(answers);
+                    self.core.commit_landed();
+                }
+                Event::Pipe(file, event) => self.core.pipe_event(file, event),
+                _ => {}
             }
         }
         if self.core.is_done() {

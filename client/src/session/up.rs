@@ -2,6 +2,7 @@
 //! files they come from, and looks at each source again before it is committed.
 
 use super::{Core, Event};
+use crate::ends::Origin;
 use crate::report::FileDone;
 use crate::worker::Command;
 use rustix::fs::OFlags;
@@ -14,6 +15,7 @@ use std::time::Instant;
 use verbatim_files::holes::hash_zeros;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId};
+use verbatim_proto::units::STREAM_BYTES_MAX;
 use verbatim_proto::write::{ClientEffect, Post};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
@@ -47,8 +49,11 @@ pub(super) struct Uploads {
 }
 
 struct File {
-    upload: Upload,
-    source: Arc<Source>,
+    /// How the user would name it.
+    label: String,
+    /// What to send again if it changes; none of a pipe.
+    upload: Option<Upload>,
+    source: Origin,
 }
 
 impl Uploads {
@@ -58,6 +63,21 @@ impl Uploads {
 
     pub fn queued(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Counts a pipe as begun.
+    pub fn begin(&mut self, id: FileId, label: &str, source: Origin) {
+        self.files.insert(id, File { label: label.into(), upload: None, source });
+    }
+
+    /// Whether a pipe is being read that has not ended.
+    pub fn is_streaming(&self) -> bool {
+        self.files.values().any(|file| file.source.size() == STREAM_BYTES_MAX)
+    }
+
+    /// The file of an upload that is no pipe.
+    fn source(&self, id: FileId) -> Arc<Source> {
+        self.files[&id].source.file().expect("pipes are not looked at").clone()
     }
 }
 
@@ -103,7 +123,8 @@ impl Core {
                 let now = self.now();
                 let survey = source.find_holes(0);
                 self.write.create(id, upload.remote.clone(), source.info(), survey, now);
-                self.uploads.files.insert(id, File { upload, source: Arc::new(source) });
+                let (label, source) = (upload.label.clone(), Origin::File(Arc::new(source)));
+                self.uploads.files.insert(id, File { label, upload: Some(upload), source });
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());
@@ -119,14 +140,14 @@ impl Core {
             }
             ClientEffect::Post(post) => self.post(post),
             ClientEffect::Hash { file, extent } => {
-                let source = self.uploads.files[&file].source.clone();
+                let source = self.uploads.source(file);
                 self.job(move || {
                     let answer = source.hash(extent);
                     Event::Hashed { file, extent, answer }
                 });
             }
             ClientEffect::HashZeros { file, extent } => {
-                let size = self.uploads.files[&file].source.identity().size;
+                let size = self.uploads.files[&file].source.size();
                 let stats = self.stats.clone();
                 self.job(move || {
                     let begin = Instant::now();
@@ -136,28 +157,44 @@ impl Core {
                 });
             }
             ClientEffect::FindHoles { file, from } => {
-                let source = self.uploads.files[&file].source.clone();
+                let source = self.uploads.source(file);
                 self.job(move || Event::HolesFound(file, source.find_holes(from)));
             }
-            ClientEffect::CheckSource { file, root } => {
-                let source = self.uploads.files[&file].source.clone();
-                self.uploads.unchecked.push((file, root, source));
+            ClientEffect::Stored { file, extent } => {
+                if let Some(Origin::Pipe(inlet)) =
+                    self.uploads.files.get(&file).map(|file| &file.source)
+                {
+                    inlet.release(extent);
+                }
             }
+            ClientEffect::CheckSource { file, root } => match &self.uploads.files[&file].source {
+                Origin::File(source) => {
+                    self.uploads.unchecked.push((file, root, source.clone()));
+                }
+                // What was read was read once, and no second look would tell more.
+                Origin::Pipe(_) => self.write.source_checked(file, root, Ok(())),
+            },
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
                 let known = self.uploads.files.remove(&file);
-                self.begin_upload(file, known.expect("begun files are known").upload);
+                let upload = known.and_then(|known| known.upload);
+                self.begin_upload(file, upload.expect("pipes are not begun again"));
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
-                let bytes = file.source.identity().size;
-                let (path, local) = (file.upload.label.clone(), file.upload.label);
+                let bytes = file.source.size();
+                let local = match file.source {
+                    Origin::File(_) => file.label.clone(),
+                    Origin::Pipe(_) => "-".into(),
+                };
+                let path = file.label;
                 self.done(FileDone { path, local, bytes, digest: root });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.
                 if let Some(file) = self.uploads.files.remove(&file) {
-                    self.failed(file.upload.label, fault);
+                    file.source.close();
+                    self.failed(file.label, file.source.explain(fault));
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -184,8 +221,11 @@ impl Core {
 
     pub(super) fn drop_uploads(&mut self, fault: &Fault) {
         let uploads = std::mem::take(&mut self.uploads);
-        let begun = uploads.files.into_values().map(|file| file.upload);
-        for upload in begun.chain(uploads.queue) {
+        for file in uploads.files.into_values() {
+            file.source.close();
+            self.failed(file.label, file.source.explain(fault.clone()));
+        }
+        for upload in uploads.queue {
             self.failed(upload.label, fault.clone());
         }
     }

@@ -15,8 +15,8 @@ use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::units::NAME_BYTES_MAX;
@@ -43,6 +43,8 @@ pub struct Target {
     journal: Option<(File, Vec<u8>)>,
     /// The source may not be written by its owner; what lasts must be, until it is whole.
     read_only: AtomicBool,
+    /// How long it is to be, where that was not known when it was made.
+    end: OnceLock<u64>,
     gone: AtomicBool,
 }
 
@@ -104,7 +106,8 @@ impl Target {
         journal: Option<(File, Vec<u8>)>,
     ) -> Self {
         let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { file, folder, temporary, name, path: path.clone(), journal, read_only, gone }
+        let (path, end) = (path.clone(), OnceLock::new());
+        Self { file, folder, temporary, name, path, journal, read_only, end, gone }
     }
 
     /// Says what mode the source has, for a file that an earlier run made.
@@ -121,8 +124,17 @@ impl Target {
         let _ = fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
+    /// Says how long a file is that was made without its size. Zeros at its end may be a hole,
+    /// which no write has made part of it.
+    pub fn end_at(&self, size: u64) {
+        let _ = self.end.set(size);
+    }
+
     /// Makes all of it durable under its temporary name, with the mode it is to have.
     fn flush(&self) -> std::io::Result<()> {
+        if let Some(size) = self.end.get() {
+            self.file.set_len(*size)?;
+        }
         if self.journal.is_some() && self.read_only.load(Ordering::Relaxed) {
             let mode = self.file.metadata()?.permissions().mode();
             self.file.set_permissions(Permissions::from_mode(mode & !0o200))?;
@@ -446,6 +458,18 @@ mod tests {
         let copy = dir.path().join("a");
         assert_eq!(fs::read(&copy).expect("reads"), vec![0; 1 << 20]);
         assert_eq!(fs::metadata(&copy).expect("there").blocks(), 0, "a hole takes no blocks");
+    }
+
+    #[test]
+    fn a_stream_is_as_long_as_it_is_said_to_be_also_where_it_ends_with_zeros() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let target = Target::create(&folder, &path("a"), 0, 0o644).expect("creates");
+        target.write_at(&vec![7; 1 << 18], 0).expect("writes");
+        target.write_at(&vec![0; 1 << 18], 1 << 18).expect("punches");
+        target.end_at(1 << 19);
+        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
+        assert_eq!(fs::metadata(dir.path().join("a")).expect("there").len(), 1 << 19);
     }
 
     #[test]

@@ -348,6 +348,13 @@ pub enum WriteRequest {
     },
     /// What of a file is holes: zeros that are not sent. One list of a file at a time.
     Holes(Holes),
+    /// How long a stream is; said before what lies in its last grain.
+    End {
+        /// The file.
+        file: FileId,
+        /// Its size.
+        size: u64,
+    },
 }
 
 /// A file to create.
@@ -359,6 +366,8 @@ pub struct CreateFile {
     pub path: WirePath,
     /// What it will be.
     pub info: FileInfo,
+    /// Whether its size is not known yet: it is what `End` will say.
+    pub stream: bool,
 }
 
 /// What a written chunk must hold, said over TLS so that the data path cannot vouch for itself.

@@ -52,7 +52,7 @@ variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write B
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes => read_replies());
-variants!(WriteRequest: Create Sent Commit Discard Holes => write_requests());
+variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
 variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
 variants!(LinkOffer: Tcp Sim => vec![LinkOffer::Tcp, LinkOffer::Sim]);
 variants!(LinkAnswer: Tcp Sim => vec![
@@ -147,13 +147,14 @@ fn read_replies() -> Vec<ReadReply> {
 }
 
 fn write_requests() -> Vec<WriteRequest> {
-    let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info() };
+    let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info(), stream: true };
     vec![
         WriteRequest::Create { files: vec![file] },
         WriteRequest::Sent { chunks: vec![SentChunk { tag: Tag(900), pieces: vec![piece()] }] },
         WriteRequest::Commit { files: vec![(FileId(6), Digest([0xd1; 32]))] },
         WriteRequest::Discard { files: vec![FileId(6), FileId(200)] },
         WriteRequest::Holes(holes()),
+        WriteRequest::End { file: FileId(6), size: 5_000_000_000 },
     ]
 }
 
@@ -384,7 +385,7 @@ ReadReply::Closed
 ReadReply::Holes
     1600000004060602808010808080808020808080808040808010
 WriteRequest::Create
-    1b00000000010607782f622e62696e80e497d012a403aab4aed8c7bfce972f
+    1c00000000010607782f622e62696e80e497d012a403aab4aed8c7bfce972f01
 WriteRequest::Sent
     4d000000010184070103808010e0a71202111111111111111111111111111111111111111111111111111111
     11111111112222222222222222222222222222222222222222222222222222222222222222
@@ -394,6 +395,8 @@ WriteRequest::Discard
     05000000030206c801
 WriteRequest::Holes
     15000000040602808010808080808020808080808040808010
+WriteRequest::End
+    07000000050680e497d012
 WriteReply::Created
     2a000000000206000200808010808040050701071963616e6e6f7420777269746520783a206469736b206675
     6c6c

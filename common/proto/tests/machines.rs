@@ -22,9 +22,13 @@ fn seeds() -> Vec<u64> {
 }
 
 fn run_all(faults: Faults, check: impl Fn(&World)) {
+    run_each(|seed| World::new(seed, faults), check);
+}
+
+fn run_each(make: impl Fn(u64) -> World, check: impl Fn(&World)) {
     for seed in seeds() {
         println!("SEED={seed}");
-        let mut world = World::new(seed, faults);
+        let mut world = make(seed);
         world.run();
         check(&world);
     }
@@ -103,4 +107,28 @@ fn everything_at_once_ends_with_whole_files_or_clear_failures() {
     run_all(faults, |world| {
         assert_eq!(world.finished() + world.failed(), world.file_count());
     });
+}
+
+#[test]
+fn a_file_in_order_arrives_whole_however_slowly_it_is_taken() {
+    run_each(
+        |seed| World::ordered(seed, Faults::default()),
+        |world| assert_eq!(world.finished(), 1, "a slow taker is not a silent server"),
+    );
+}
+
+#[test]
+fn a_file_in_order_that_cannot_arrive_fails_and_nothing_hangs() {
+    let faults = Faults {
+        corrupt_ppm: 50_000,
+        lose_ppm: 5_000,
+        duplicate_ppm: 20_000,
+        death_ppm: 10_000,
+        change_ppm: 100_000,
+        refuse_ppm: 20_000,
+    };
+    run_each(
+        |seed| World::ordered(seed, faults),
+        |world| assert_eq!(world.finished() + world.failed(), 1),
+    );
 }

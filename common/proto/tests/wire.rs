@@ -138,8 +138,8 @@ fn read_reply() -> impl Strategy<Value = ReadReply> {
 }
 
 fn write_request() -> impl Strategy<Value = WriteRequest> {
-    let create =
-        (file(), path(), info()).prop_map(|(file, path, info)| CreateFile { file, path, info });
+    let create = (file(), path(), info(), any::<bool>())
+        .prop_map(|(file, path, info, stream)| CreateFile { file, path, info, stream });
     let chunk =
         (any::<u32>(), list(piece())).prop_map(|(tag, pieces)| SentChunk { tag: Tag(tag), pieces });
     prop_oneof![
@@ -148,6 +148,7 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         list((file(), digest())).prop_map(|files| WriteRequest::Commit { files }),
         list(file()).prop_map(|files| WriteRequest::Discard { files }),
         holes().prop_map(WriteRequest::Holes),
+        (file(), any::<u64>()).prop_map(|(file, size)| WriteRequest::End { file, size }),
     ]
 }
 

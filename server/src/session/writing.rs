@@ -41,6 +41,12 @@ impl Session {
             ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
             ServerEffect::Create(files) => self.create(files),
             ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
+            ServerEffect::Sized { file, size } => {
+                self.writing.sizes.insert(file, size);
+                if let Some(target) = self.writing.targets.get(&file) {
+                    target.end_at(size);
+                }
+            }
             ServerEffect::Zero { file, extent } => self.zero(file, extent),
             ServerEffect::Commit(ids) => self.commit(ids),
             ServerEffect::Discard(ids) => {
@@ -94,6 +100,11 @@ impl Session {
                 if export.mode == Mode::ReadOnly {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));
+                }
+                if request.stream {
+                    // It cannot be gone on with, so it does not last.
+                    let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
+                    return Ok((Arc::new(target), None));
                 }
                 let key = format!(
                     "{who} {} {} {}",

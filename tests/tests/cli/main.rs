@@ -9,6 +9,7 @@ mod copying;
 mod hardship;
 mod keys;
 mod large;
+mod pipes;
 #[path = "../../src/process.rs"]
 mod process;
 mod resuming;

@@ -16,6 +16,10 @@ use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 /// addresses in brackets. A file appears under its name whole, durable and
 /// verified, or not at all. Targets follow the rules of cp.
 ///
+/// A single - as the source is standard input, as the target standard output:
+/// tar c . | rdma-cp - HOST:/EXPORT/x.tar, rdma-cp HOST:/EXPORT/x.tar - | tar x.
+/// What goes through a pipe is verified like any file, and cannot be resumed.
+///
 /// Exit codes: 0 done, 1 some files failed, 2 bad usage, 3 cannot connect or not
 /// let in, 4 a digest mismatch that survived retries, 130 interrupted.
 #[derive(Parser)]
@@ -28,6 +32,13 @@ pub struct Flags {
     /// Copy folders and what is in them.
     #[arg(short, long)]
     pub recursive: bool,
+
+    /// Copy standard input to TARGET; the same as - for the source.
+    ///
+    /// The end of the input ends the file: a producer that dies looks like one that is
+    /// done, so check its exit code too (set -o pipefail).
+    #[arg(long)]
+    stdin: bool,
 
     /// List a remote folder, or with HOST:/ the exports, instead of copying.
     ///
@@ -108,6 +119,11 @@ pub struct FlagError {
 }
 
 impl Flags {
+    /// Whether standard output is for data alone.
+    pub fn to_stdout(&self) -> bool {
+        self.paths.len() > 1 && self.paths.last().is_some_and(|path| path == "-")
+    }
+
     pub fn log_level(&self) -> &'static str {
         match self.verbose {
             0 | 1 => "warn",
@@ -128,6 +144,9 @@ impl Flags {
             .map(|path| Location::parse(path).map_err(|e| plain(e.to_string())))
             .collect();
         let mut places = places?;
+        if self.stdin {
+            places.insert(0, Location::Pipe);
+        }
         if self.list {
             return match (places.pop(), places.is_empty()) {
                 (Some(Location::Remote(remote)), true) => Ok(Task::List(remote)),
@@ -138,6 +157,10 @@ impl Flags {
             };
         }
         match (places.pop(), places.is_empty()) {
+            (Some(Location::Pipe), false) if self.json || self.digest => Err(FlagError {
+                cause: "--json and --digest print where the file goes".into(),
+                hint: Some("leave them out: the digest is told on standard error".into()),
+            }),
             (Some(target), false) => {
                 Ok(Task::Copy(CopyOptions { sources: places, target, recursive: self.recursive }))
             }

@@ -7,6 +7,7 @@
 //! of it is in flight when the driver is told.
 
 mod holes;
+mod ordered;
 mod waiting;
 
 use super::chunk::{Chunk, check_piece};
@@ -66,6 +67,7 @@ pub struct ReadClient {
     windows: HashMap<WindowId, Window>,
     ready: VecDeque<Chunk>,
     zeros: Zeros<(WindowId, FileId)>,
+    order: Option<ordered::Order>,
     slots: Slots,
     flights: HashMap<(LinkId, u16), Flight>,
     to_open: Vec<OpenFile>,
@@ -85,6 +87,7 @@ impl ReadClient {
             windows: HashMap::new(),
             ready: VecDeque::new(),
             zeros: Zeros::default(),
+            order: None,
             slots: Slots::new(options.slots_per_link),
             flights: HashMap::new(),
             to_open: Vec::new(),
@@ -208,7 +211,7 @@ impl ReadClient {
     pub fn advance(&mut self, now: Duration) {
         self.drop_doomed_chunks();
         self.zero_holes();
-        while let Some(chunk) = self.ready.pop_front() {
+        while let Some(chunk) = self.next_ready() {
             let Some((link, slot)) = self.slots.take() else {
                 self.ready.push_front(chunk);
                 break;
@@ -290,6 +293,7 @@ impl ReadClient {
                 file.bad.remove(&piece.extent.offset);
                 file.unverified_bytes -= piece.extent.len;
                 file.root.insert_run(piece.extent.offset, &piece.digests);
+                self.came(piece.extent);
             }
             PieceOutcome::Failed(fault) => file.doom = Some(fault),
             PieceOutcome::Mismatch => self.mismatched(chunk, index),

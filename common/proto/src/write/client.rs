@@ -9,6 +9,7 @@
 //! write must find nothing.
 
 mod holes;
+mod stream;
 mod waiting;
 
 use super::types::{ClientEffect, ClientOptions, Post, Posted};
@@ -55,6 +56,10 @@ struct File {
     attempts: u8,
     /// An earlier run had sent some of it.
     resumed: bool,
+    /// Its source is read once, so that somebody keeps its bytes.
+    stream: bool,
+    /// That source has not ended.
+    streaming: bool,
     doom: Option<Fault>,
 }
 
@@ -82,6 +87,8 @@ pub struct WriteClient {
     dead: HashSet<LinkId>,
     dropping: HashSet<LinkId>,
     to_create: Vec<CreateFile>,
+    /// Streams that have ended, with their sizes.
+    to_end: Vec<(FileId, u64)>,
     to_say: Vec<SentChunk>,
     to_commit: Vec<(FileId, Digest)>,
     to_discard: Vec<FileId>,
@@ -105,6 +112,7 @@ impl WriteClient {
             dead: HashSet::new(),
             dropping: HashSet::new(),
             to_create: Vec::new(),
+            to_end: Vec::new(),
             to_say: Vec::new(),
             to_commit: Vec::new(),
             to_discard: Vec::new(),
@@ -151,30 +159,10 @@ impl WriteClient {
         let fresh = earlier.as_ref().is_none_or(|earlier| earlier.stage == Stage::Restarting);
         assert!(fresh, "file {file:?} is in use");
         assert!(self.room() > 0, "no room for another file");
-        let mut root = RootBuilder::new(info.size);
-        if info.size == 0 {
-            root.insert(0, Digest::of(b""));
-        }
-        let state = File {
-            path: path.clone(),
-            size: info.size,
-            stage: Stage::Creating,
-            unsent: ExtentSet::whole(info.size),
-            survey: Some(survey),
-            search: Search::default(),
-            naming: false,
-            holes_left: 0,
-            unhashed: ExtentSet::new(),
-            hashing: false,
-            pending: 0,
-            root,
-            bad: BTreeMap::new(),
-            attempts: earlier.map_or(1, |earlier| earlier.attempts),
-            resumed: false,
-            doom: None,
-        };
+        let mut state = File::new(&path, info, survey);
+        state.attempts = earlier.map_or(1, |earlier| earlier.attempts);
         self.files.insert(file, state);
-        self.to_create.push(CreateFile { file, path, info });
+        self.to_create.push(CreateFile { file, path, info, stream: false });
     }
 
     /// Gives a file up for a reason of the driver's.
@@ -305,6 +293,7 @@ impl WriteClient {
             });
             self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
         }
+        self.say_ends();
         self.name_holes();
         self.end_files();
         self.flush();
@@ -366,6 +355,9 @@ impl WriteClient {
                     file.pending -= 1;
                     file.bad.remove(&extent.offset);
                     file.root.insert_run(extent.offset, &digests);
+                    if file.stream {
+                        self.effects.push_back(ClientEffect::Stored { file: id, extent });
+                    }
                 }
                 Verdict::Mismatch => self.mismatched(id, extent),
                 Verdict::Failed(fault) => {
@@ -470,7 +462,7 @@ impl WriteClient {
             } else if let Some(extent) = file.unhashed.take_first(WINDOW_BYTES) {
                 file.hashing = true;
                 self.effects.push_back(ClientEffect::Hash { file: id, extent });
-            } else if file.unsent.is_empty() && file.search.is_over(file.size) {
+            } else if file.unsent.is_empty() && file.search.is_over(file.size) && !file.streaming {
                 file.stage = Stage::Checking;
                 let root = file.root.finish().expect("every grain was stored or hashed");
                 self.effects.push_back(ClientEffect::CheckSource { file: id, root });

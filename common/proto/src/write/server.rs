@@ -10,6 +10,7 @@
 
 mod fences;
 mod holes;
+mod stream;
 
 use super::types::{Absorb, ServerEffect, SlotId};
 use crate::batch::unexpected;
@@ -20,7 +21,9 @@ use crate::message::{
 };
 use crate::message::{WriteReply, WriteRequest};
 use crate::read::{Have, check_piece};
-use crate::units::{BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK};
+use crate::units::{
+    BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX,
+};
 use crate::{Code, Extent, ExtentSet, Fault};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -40,6 +43,8 @@ struct File {
     /// Chunks and lists of holes that the driver is at.
     absorbing: usize,
     holes: Option<holes::List>,
+    /// Its size is not known yet.
+    streaming: bool,
     discarded: bool,
 }
 
@@ -203,6 +208,7 @@ impl WriteServer {
             }
             WriteRequest::Commit { files } => self.commit(files),
             WriteRequest::Holes(holes) => self.holes(holes),
+            WriteRequest::End { file, size } => self.end(file, size),
             WriteRequest::Discard { files } => {
                 for id in files {
                     if let Some(file) = self.files.get_mut(&id) {
@@ -224,8 +230,14 @@ impl WriteServer {
             let text = format!("client created more than {OPEN_FILES_MAX} files at a time");
             return Err(Fault::new(Code::Limit, text));
         }
-        for CreateFile { file, info, .. } in &files {
-            let mut root = RootBuilder::new(info.size);
+        for CreateFile { file, info, stream, .. } in &files {
+            if *stream != (info.size == STREAM_BYTES_MAX) || info.size > STREAM_BYTES_MAX {
+                return Err(unexpected("size that cannot be", *file));
+            }
+            let mut root = match stream {
+                true => RootBuilder::open(),
+                false => RootBuilder::new(info.size),
+            };
             if info.size == 0 {
                 root.insert(0, Digest::of(b""));
             }
@@ -237,6 +249,7 @@ impl WriteServer {
                 root,
                 absorbing: 0,
                 holes: None,
+                streaming: *stream,
                 discarded: false,
             };
             if self.files.insert(*file, state).is_some() {
@@ -291,7 +304,7 @@ impl WriteServer {
         for (id, root) in files {
             let file = self.files.get(&id).filter(|file| file.open && !file.discarded);
             let file = file.ok_or_else(|| unexpected("commit", id))?;
-            if file.unstored_bytes > 0 || file.absorbing > 0 {
+            if file.unstored_bytes > 0 || file.absorbing > 0 || file.streaming {
                 return Err(unexpected("commit of a file that is not whole", id));
             }
             if file.root.finish() == Some(root) {

@@ -21,6 +21,13 @@ pub enum ClientEffect {
     Send(WriteRequest),
     /// Read, hash and write a chunk; answer with `posted`.
     Post(Post),
+    /// A range of a stream is stored, and its bytes are not needed again.
+    Stored {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
     /// Hash what the server already has of this file; answer with `hashed`.
     Hash {
         /// The file.
@@ -119,6 +126,13 @@ pub enum ServerEffect {
     Create(Vec<CreateFile>),
     /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
     Absorb(Absorb),
+    /// A stream is this long.
+    Sized {
+        /// The file.
+        file: FileId,
+        /// Its size.
+        size: u64,
+    },
     /// Make a range of a temporary file zeros, and hash zeros; answer with `zeroed`.
     Zero {
         /// The file.

@@ -4,6 +4,7 @@
 //! Checks on the way what must hold at every moment; `machines.rs` checks ends.
 
 mod content;
+mod streams;
 
 use content::{digests_of, grains, is_hole, root_of, survey, value_of, zeros_at};
 use std::cmp::Reverse;
@@ -42,6 +43,8 @@ enum Event {
     Found { id: FileId, from: u64, up: bool },
     Zeroed(read::Zero, bool),
     ZerosHashed(FileId, Extent),
+    Grow(FileId),
+    Take(FileId),
     ZerosStored(FileId, Extent, bool),
     Prepared(WindowId, Prepared),
     Closed(Vec<(FileId, u32)>),
@@ -88,6 +91,11 @@ struct Model {
     /// Grain -> what landed.
     landed: BTreeMap<u64, Digest>,
     ended: bool,
+    /// Of a stream: what was read of its source, and what of that is not stored.
+    grown: Option<u64>,
+    kept: ExtentSet,
+    /// Of a file in order: how far it was taken.
+    taken: Option<u64>,
 }
 
 pub struct World {
@@ -115,6 +123,7 @@ pub struct World {
     deaths: u64,
     resumed: u64,
     zeroed: u64,
+    in_order: bool,
 }
 
 impl World {
@@ -150,6 +159,7 @@ impl World {
             deaths: 0,
             resumed: 0,
             zeroed: 0,
+            in_order: false,
         }
     }
 
@@ -217,6 +227,9 @@ impl World {
     }
 
     fn populate(&mut self) {
+        if self.in_order {
+            return self.populate_ordered();
+        }
         let chunk = u64::from(CHUNK_BYTES_DEFAULT);
         let sizes =
             [0, 1, GRAIN_BYTES - 1, GRAIN_BYTES, GRAIN_BYTES + 1, chunk - 1, chunk, chunk + 1];
@@ -230,6 +243,10 @@ impl World {
             let upload = self.roll(2) == 0;
             let id = FileId(number);
             self.files.insert(id, Model { size, ..Model::default() });
+            if upload && self.roll(3) == 0 {
+                self.begin_stream(id);
+                continue;
+            }
             if upload {
                 self.begin_upload(id);
             } else {
@@ -309,6 +326,8 @@ impl World {
                 let answer = self.zero(zero.file, zero.extent, refused);
                 self.read_client.zeroed(zero, answer, self.now);
             }
+            Event::Grow(id) => self.grow(id),
+            Event::Take(id) => self.take(id),
             Event::ZerosHashed(id, extent) => {
                 let zeros: Vec<Digest> = grains(extent).map(zeros_at).collect();
                 self.write_client.zeros_hashed(id, extent, &zeros, self.now);
@@ -507,6 +526,7 @@ impl World {
                 let mut digests = Vec::new();
                 for &(id, extent) in &post.pieces {
                     self.check_moved(id, extent);
+                    self.check_kept(id, extent);
                     let version = self.files[&id].version;
                     let corrupt = self.chance(self.faults.corrupt_ppm);
                     content.push((id, extent, version, corrupt));
@@ -520,6 +540,7 @@ impl World {
                 }
             }
             Effect::Hash { file, extent } => self.later(5, Event::Hashed(file, extent)),
+            Effect::Stored { file, extent } => self.stored(file, extent),
             Effect::HashZeros { file, extent } => {
                 self.later(20, Event::ZerosHashed(file, extent));
             }
@@ -595,6 +616,9 @@ impl World {
                     if refused {
                         return (request.file, Err(fault(Code::Denied)));
                     }
+                    if request.stream {
+                        return (request.file, Ok(None));
+                    }
                     // The source may have changed since the client described it.
                     let current = i64::from(self.files[&request.file].version);
                     let same = request.info.mtime_ns == current;
@@ -604,6 +628,7 @@ impl World {
                 self.later(10, Event::Created(answers));
             }
             Effect::Absorb(absorb) => self.absorb(absorb),
+            Effect::Sized { file, size } => assert_eq!(size, self.files[&file].size),
             Effect::Zero { file, extent } => {
                 let refused = self.chance(self.faults.refuse_ppm / 20);
                 self.later(20, Event::ZerosStored(file, extent, refused));
@@ -661,7 +686,8 @@ impl World {
 
     /// Holes are not moved, in a world where they stay.
     fn check_moved(&self, id: FileId, extent: Extent) {
-        let holes = self.faults.change_ppm == 0 && self.files[&id].size > GRAIN_BYTES;
+        let file = &self.files[&id];
+        let holes = self.faults.change_ppm == 0 && file.size > GRAIN_BYTES && file.grown.is_none();
         let moved = holes && grains(extent).any(|grain| is_hole(id, grain, 0));
         assert!(!moved, "a hole was moved as data");
     }
@@ -671,6 +697,7 @@ impl World {
         let file = self.model(id);
         assert!(!std::mem::replace(&mut file.ended, true), "ended twice");
         let version = file.landed_version(id);
+        assert!(file.kept.is_empty(), "bytes of a stream are kept for ever");
         assert_eq!(root, root_of(id, file.size, version), "the root is of something else");
     }
 

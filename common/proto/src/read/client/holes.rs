@@ -21,6 +21,7 @@ impl ReadClient {
                     Ok(digests) => {
                         file.unverified_bytes -= zero.extent.len;
                         file.root.insert_run(zero.extent.offset, &digests);
+                        self.came(zero.extent);
                     }
                     Err(fault) => file.doom = Some(fault),
                 }
