@@ -2,6 +2,8 @@
 //! session, by the rules of cp. Also lists. Called by the binary, by tests and
 //! by the quickstart; tells everything to an observer.
 
+mod pipes;
+
 use crate::glob;
 use crate::local::{local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
@@ -60,6 +62,7 @@ impl CopyError {
 
 /// Finds the server of a copy: one side, and only one, must be remote.
 pub fn server_of(options: &CopyOptions) -> Result<&Remote, CopyError> {
+    pipes::check(options)?;
     let usage = |cause: &str, hint: &str| {
         Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
     };
@@ -90,7 +93,7 @@ pub fn server_of(options: &CopyOptions) -> Result<&Remote, CopyError> {
 fn remote(location: &Location) -> Option<&Remote> {
     match location {
         Location::Remote(remote) => Some(remote),
-        Location::Local(_) => None,
+        Location::Local(_) | Location::Pipe => None,
     }
 }
 
@@ -106,6 +109,10 @@ pub async fn copy(
     let mut plan = Plan { peer, work: Vec::new(), failures: Vec::new() };
     match &options.target {
         Location::Local(target) => plan.downloads(options, target, &mut first).await?,
+        Location::Pipe => plan.download_to_pipe(options, &mut first).await?,
+        Location::Remote(target) if options.sources == [Location::Pipe] => {
+            plan.upload_from_pipe(target, &mut first).await?;
+        }
         Location::Remote(target) => plan.uploads(options, target, &mut first).await?,
     }
     for failure in &plan.failures {

@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
+mod ends;
 mod glob;
 mod likeness;
 mod local;
 pub mod location;
 pub mod pace;
 mod patience;
+mod pipe;
 mod reconnect;
 pub mod report;
 pub mod rules;

@@ -16,6 +16,8 @@ pub enum Location {
     Local(PathBuf),
     /// On a server.
     Remote(Remote),
+    /// Standard input, as a source, or standard output, as the target.
+    Pipe,
 }
 
 /// A path on a server, export first.
@@ -44,8 +46,9 @@ pub struct LocationError {
 }
 
 impl Location {
-    /// Reads `HOST:/EXPORT/PATH`, `rdma://HOST[:PORT]/EXPORT/PATH`, or a local path. A local
-    /// path with a colon in it is written with a slash before the colon, as for scp: `./a:b`.
+    /// Reads `HOST:/EXPORT/PATH`, `rdma://HOST[:PORT]/EXPORT/PATH`, `-`, or a local path. A local
+    /// path with a colon in it is written with a slash before the colon, as for scp: `./a:b`; a
+    /// file that is called `-` is `./-`.
     pub fn parse(argument: &OsStr) -> Result<Self, LocationError> {
         let bytes = argument.as_bytes();
         let fail = |cause: String| LocationError {
@@ -54,6 +57,9 @@ impl Location {
         };
         if bytes.is_empty() {
             return Err(fail("it is empty".into()));
+        }
+        if bytes == b"-" {
+            return Ok(Self::Pipe);
         }
         let (authority, path, with_port) = if let Some(rest) = bytes.strip_prefix(b"rdma://") {
             let cut = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
@@ -141,7 +147,7 @@ mod tests {
     fn remote(text: &str) -> (String, u16, String) {
         match Location::parse(OsStr::new(text)).expect("parses") {
             Location::Remote(remote) => (remote.host, remote.port, remote.path.to_string()),
-            Location::Local(path) => panic!("{text} is local: {path:?}"),
+            other => panic!("{text} is not remote: {other:?}"),
         }
     }
 
@@ -160,7 +166,8 @@ mod tests {
 
     #[test]
     fn a_slash_before_the_colon_makes_it_local() {
-        for local in ["a.bin", "./a:b", "/a:b", "dir/x:y", ":x"] {
+        assert_eq!(Location::parse(OsStr::new("-")), Ok(Location::Pipe));
+        for local in ["a.bin", "./a:b", "/a:b", "dir/x:y", ":x", "./-", "-x"] {
             let parsed = Location::parse(OsStr::new(local)).expect("parses");
             assert_eq!(parsed, Location::Local(local.into()));
         }
@@ -184,7 +191,7 @@ mod tests {
     fn trailing_slash_and_dot_are_remembered() {
         let parse = |text: &str| match Location::parse(OsStr::new(text)).expect("parses") {
             Location::Remote(remote) => (remote.is_folder, remote.contents),
-            Location::Local(_) => panic!("local"),
+            _ => panic!("local"),
         };
         assert_eq!(parse("h:/data/"), (true, false));
         assert_eq!(parse("h:/data/."), (false, true));

@@ -32,13 +32,15 @@ pub(crate) async fn copy(
     options.connect.fingerprint = Some(session.server());
     let mut ledger = Ledger::new(&peer);
     let mut patience = Patience::new(options.timeout, Instant::now());
+    // What went through a pipe is gone: there is nothing to go on with.
+    let piped = work.iter().any(|work| matches!(work, Work::ToPipe(_) | Work::FromPipe(_)));
     let broken = loop {
         session.obey(rules.clone());
         let copied = session.copy(work, ledger, observer, &mut stop).await;
         let Copied { achieved, broken, .. } = copied;
         ledger = copied.ledger;
         let fault = match broken {
-            Some(fault) if may_go_on(fault.code) => fault,
+            Some(fault) if may_go_on(fault.code) && !piped => fault,
             end => {
                 session.close().await;
                 break end;

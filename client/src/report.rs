@@ -184,6 +184,10 @@ pub struct Summary {
     /// Bytes of a source that were hashed again because the server had them already and what
     /// was hashed before could not be trusted.
     pub rehashed_bytes: u64,
+    /// Bytes that links carried, those that were moved again included.
+    pub moved_bytes: u64,
+    /// Bytes of these that were holes, and not moved.
+    pub hole_bytes: u64,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

@@ -5,11 +5,10 @@
 //! Buffers: a slot leaves its pool with an operation and comes back with the
 //! completion, on success, failure and flush alike.
 
+use crate::ends::{Goal, Origin};
 use crate::likeness::{self, Likeness};
 use crate::session::Event;
-use crate::sink::Sink;
 use std::collections::HashMap;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +16,6 @@ use tokio::sync::mpsc;
 use verbatim_fabric::slots::SlotPool;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
-use verbatim_files::Source;
 use verbatim_proto::message::{LinkId, Piece};
 use verbatim_proto::read::{Fetch, Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
@@ -31,7 +29,7 @@ pub(crate) enum Command {
     /// Read a chunk into these places.
     Fetch(Fetch, Vec<Landing>),
     /// Write a chunk of these sources.
-    Post(Post, Vec<Arc<Source>>),
+    Post(Post, Vec<Origin>),
     /// Read nothing: compare the digests of a chunk with these files; those that were given up
     /// are none. Needs no link.
     Compare(Fetch, Vec<Option<Likeness>>),
@@ -41,7 +39,7 @@ pub(crate) enum Command {
 
 /// Where one piece of a chunk goes, and how long its file is.
 pub(crate) struct Landing {
-    pub sink: Arc<Sink>,
+    pub goal: Goal,
     pub size: u64,
 }
 
@@ -49,6 +47,10 @@ pub(crate) struct Landing {
 #[derive(Default)]
 pub(crate) struct Stats {
     pub bytes: AtomicU64,
+    /// Bytes of these that links carried.
+    pub moved: AtomicU64,
+    /// Bytes of these that were holes.
+    pub holes: AtomicU64,
     pub hash_ns: AtomicU64,
     pub disk_ns: AtomicU64,
     pub link_ns: AtomicU64,
@@ -123,7 +125,7 @@ impl ClientWorker {
         }
     }
 
-    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Arc<Source>]) {
+    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Origin]) {
         let Post { grant, pieces, again } = post;
         let tag = grant.tag;
         let key = key_of(grant.link);
@@ -140,7 +142,9 @@ impl ClientWorker {
         // A chunk of one file can be sent from the file. One that did not match is sent as it
         // was hashed, so that a file that keeps changing is found out by its own check.
         let sends_from_file = links.get(&key).is_some_and(|link| link.limits().sends_from_file);
-        let from_file = sends_from_file && pieces.len() == 1 && !again;
+        let whole = sends_from_file && pieces.len() == 1 && !again;
+        let file = sources[0].file().filter(|_| whole);
+        let from_file = file.is_some();
         let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_file);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
@@ -150,8 +154,8 @@ impl ClientWorker {
             self.links.get_mut(&key).expect("it was just there").writes.push(buffer);
             return self.tell(Event::Posted { tag, posted });
         };
-        if from_file {
-            buffer.set_origin(sources[0].file().clone(), pieces[0].1.offset);
+        if let Some(source) = file {
+            buffer.set_origin(source.file().clone(), pieces[0].1.offset);
         }
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let ticket = self.ticket();
@@ -176,7 +180,7 @@ impl ClientWorker {
         &self,
         buffer: &mut Buffer,
         pieces: &[(verbatim_proto::FileId, Extent)],
-        sources: &[Arc<Source>],
+        sources: &[Origin],
         from_file: bool,
     ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
         let mut rest: &mut [u8] = buffer;
@@ -185,7 +189,7 @@ impl ClientWorker {
         for (index, ((_, extent), source)) in pieces.iter().zip(sources).enumerate() {
             let (piece, behind) = rest.split_at_mut(extent.len as usize);
             rest = behind;
-            let size = source.identity().size;
+            let size = source.size();
             let mut values = Vec::new();
             // Asked before the bytes are read: a write behind them must be seen.
             let settled = source.is_settled();
@@ -194,8 +198,8 @@ impl ClientWorker {
                 let at = if from_file { 0 } else { done as usize };
                 let grain = &mut piece[at..at + len as usize];
                 let begin = Instant::now();
-                if let Err(error) = source.file().read_exact_at(grain, offset) {
-                    faults.push((index, source.read_fault(&error)));
+                if let Err(fault) = source.read_at(grain, offset) {
+                    faults.push((index, fault));
                     break;
                 }
                 let read = begin.elapsed();
@@ -226,9 +230,12 @@ impl ClientWorker {
     }
 
     fn land_piece(&self, bytes: &[u8], piece: &Piece, landing: &Landing) -> PieceOutcome {
-        let target = match landing.sink.target() {
-            Ok(target) => target,
-            Err(fault) => return PieceOutcome::Failed(fault),
+        let target = match &landing.goal {
+            Goal::File(sink) => match sink.target() {
+                Ok(target) => Some(target),
+                Err(fault) => return PieceOutcome::Failed(fault),
+            },
+            Goal::Pipe(_) => None,
         };
         let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
         let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
@@ -238,16 +245,19 @@ impl ClientWorker {
                 return PieceOutcome::Mismatch;
             }
             let hashed = begin.elapsed();
-            if let Err(fault) = target.write_at(grain, offset) {
+            let written = target.as_ref().map_or(Ok(()), |target| target.write_at(grain, offset));
+            if let Err(fault) = written {
                 return PieceOutcome::Failed(fault);
             }
             self.stats.add(begin.elapsed() - hashed, hashed);
         }
-        self.stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
-        match target.verified(piece.extent, &piece.digests) {
-            Ok(()) => PieceOutcome::Verified,
-            Err(fault) => PieceOutcome::Failed(fault),
+        self.stats.moved(piece.extent.len);
+        // A pipe takes a piece when all of it is verified: nothing can be taken back.
+        if let Goal::Pipe(outlet) = &landing.goal {
+            outlet.put(piece.extent.offset, bytes);
         }
+        let noted = target.map_or(Ok(()), |target| target.verified(piece.extent, &piece.digests));
+        noted.map_or_else(PieceOutcome::Failed, |()| PieceOutcome::Verified)
     }
 
     /// An operation ended: its buffer goes home, and the session is told.
@@ -271,7 +281,7 @@ impl ClientWorker {
                     pools.writes.push(buffer);
                 }
                 if ok {
-                    self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+                    self.stats.moved(bytes);
                 }
             }
         }
@@ -339,6 +349,18 @@ impl Stats {
     pub fn add(&self, disk: Duration, hash: Duration) {
         self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
         self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn moved(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Zeros of a hole were hashed, and made where they were not.
+    pub fn zeroed(&self, bytes: u64, time: Duration) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.holes.fetch_add(bytes, Ordering::Relaxed);
+        self.add(Duration::ZERO, time);
     }
 
     /// What most of the time went into.

@@ -232,6 +232,7 @@ async fn transfer(from: Location, to: Location, session: SessionOptions) -> Outc
     let root = match &from {
         Location::Local(path) => path.display().to_string(),
         Location::Remote(remote) => remote.to_string(),
+        Location::Pipe => "-".into(),
     };
     let options =
         CopyOptions { sources: vec![from], target: to, recursive: true, rules: Rules::default() };

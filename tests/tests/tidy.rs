@@ -54,9 +54,8 @@ const FILE_RATCHET: &[(&str, usize)] = &[];
 /// Files over `CODE_LINES_MAX`, with their lines before the tests.
 const CODE_RATCHET: &[(&str, usize)] = &[
     ("common/proto/src/message.rs", 442),
-    ("common/proto/src/read/client.rs", 445),
-    ("common/proto/src/write/client.rs", 520),
-    ("common/proto/src/write/server.rs", 408),
+    ("common/proto/src/read/client.rs", 435),
+    ("common/proto/src/write/client.rs", 512),
 ];
 
 /// Functions over `FUNCTION_LINES_MAX`, as `file::name`, with their lines.

@@ -4,15 +4,17 @@
 
 use super::ledger::Item;
 use super::queue::LargestFirst;
-use super::{Core, UploadSource};
+use super::{Core, Event, UploadSource};
 use crate::likeness::Likeness;
 use crate::report::FileDone;
 use crate::worker::Command;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use verbatim_files::Source;
+use verbatim_files::holes::hash_zeros;
 use verbatim_proto::message::{ClientMessage, FileId, LinkId};
-use verbatim_proto::read::{ClientEffect, Fetch};
+use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// A file that is on both sides, or should be.
@@ -104,6 +106,7 @@ impl Core {
                 }
             }
             ClientEffect::Fetch(fetch) => self.compare(fetch),
+            ClientEffect::Zero(zero) => self.compare_hole(zero),
             ClientEffect::DropLink { .. } => {
                 let seconds = self.options.timeout.as_secs();
                 let text = format!("reading a chunk on this machine took longer than {seconds} s");
@@ -132,6 +135,30 @@ impl Core {
         };
         let likenesses = fetch.chunk.pieces.iter().map(likeness).collect();
         self.tell(fetch.link, Command::Compare(fetch, likenesses));
+    }
+
+    /// A hole on the server reads as zeros: so must the same range here.
+    fn compare_hole(&mut self, zero: Zero) {
+        let Some(file) = self.compares.files.get(&zero.file) else { return };
+        let (source, size, extent) = (file.source.clone(), file.size, zero.extent);
+        let stats = self.stats.clone();
+        self.job(move || {
+            let zeros = hash_zeros(size, extent);
+            let answer = source.hash(extent).and_then(|here| {
+                source.hand_out(extent, &here);
+                match here == zeros {
+                    true => Ok(zeros),
+                    false => {
+                        let text = format!("it is no hole here, from byte {}", extent.offset);
+                        Err(Fault::new(Code::Mismatch, text))
+                    }
+                }
+            });
+            if answer.is_ok() {
+                stats.bytes.fetch_add(extent.len, Ordering::Relaxed);
+            }
+            Event::Zeroed(zero, answer)
+        });
     }
 
     /// The file here was looked at again: what was compared is one version of it, or not.

@@ -116,6 +116,8 @@ impl Core {
             Work::Upload(upload) => self.offer(vec![Offer::File(item, upload)]),
             Work::DownloadTree(tree) => self.add_remote_tree(number, tree),
             Work::UploadTree(tree) => self.add_local_tree(number, tree),
+            Work::ToPipe(work) => self.add_to_pipe(item, work),
+            Work::FromPipe(work) => self.add_from_pipe(item, work),
         }
     }
 
@@ -237,6 +239,12 @@ impl Core {
                 self.ledger.summary.rehashed_bytes += hashed;
                 self.write.hashed(file, extent, answer.map(|(digests, _)| digests));
             }
+            Event::Zeroed(zero, answer) => self.read.zeroed(zero, answer, now),
+            Event::ZerosHashed { file, extent, digests } => {
+                self.write.zeros_hashed(file, extent, &digests, now);
+            }
+            Event::HolesFound(file, survey) => self.write.found(file, survey),
+            Event::Pipe(file, event) => self.pipe_event(file, event),
             Event::LocalPage(page) => self.local_page(page),
         }
     }
@@ -322,7 +330,7 @@ impl Core {
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
             bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_idle(),
+            searching: !self.trees.is_idle() || self.is_streaming(),
             links: self.links.up_count(),
             elapsed: self.now(),
             quiet: self.quiet(),
@@ -366,6 +374,8 @@ impl Core {
         let posted = self.carrier.posted();
         summary.rdma.reads += posted.reads;
         summary.rdma.writes += posted.writes;
+        summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
+        summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
         summary.limited_by = self.stats.limit();
         summary.mismatches += self.read.mismatches() + self.write.mismatches();
         summary.links_lost += self.links.lost;

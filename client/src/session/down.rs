@@ -4,6 +4,7 @@
 use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
+use crate::ends::Goal;
 use crate::report::FileDone;
 use crate::rules::Task;
 use crate::sink::Sink;
@@ -11,9 +12,10 @@ use crate::worker::{Command, Landing};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
-use verbatim_proto::read::{ClientEffect, Fetch};
+use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Class, Code, Digest, Fault, WirePath};
 
@@ -43,12 +45,14 @@ pub(super) struct Downloads {
     files: HashMap<FileId, File>,
     whole: Vec<(FileId, Digest, Arc<Sink>)>,
     commits: usize,
+    /// Verified, and not yet all through its pipe.
+    pub piped: Option<(FileId, Digest)>,
 }
 
 struct File {
     item: Item,
     label: String,
-    sink: Arc<Sink>,
+    goal: Goal,
     size: u64,
 }
 
@@ -59,7 +63,18 @@ impl Downloads {
 
     /// Whether files that are all here are being made durable, or will be.
     pub fn is_landing(&self) -> bool {
-        self.commits > 0 || !self.whole.is_empty()
+        self.commits > 0 || !self.whole.is_empty() || self.piped.is_some()
+    }
+
+    /// Counts a file as begun.
+    pub fn begin(&mut self, id: FileId, item: Item, label: String, goal: Goal, size: u64) {
+        self.files.insert(id, File { item, label, goal, size });
+    }
+
+    /// A file is where it goes.
+    pub fn end(&mut self, id: FileId, digest: Digest) -> Option<(Item, FileDone)> {
+        let File { item, label, goal, size } = self.files.remove(&id)?;
+        Some((item, FileDone { path: label, local: goal.shown(), bytes: size, digest }))
     }
 
     pub fn queued(&self) -> usize {
@@ -90,8 +105,7 @@ impl Core {
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             self.read.open(id, download.remote, have, now);
-            let file = File { item, label: download.label, sink, size: download.size };
-            self.downloads.files.insert(id, file);
+            self.downloads.begin(id, item, download.label, Goal::File(sink), download.size);
         }
     }
 
@@ -108,18 +122,22 @@ impl Core {
                 self.progress.bytes_known += info.size;
                 self.progress.bytes_known -= file.size;
                 file.size = info.size;
-                if let Err(fault) = file.sink.opened(info) {
+                if let Err(fault) = file.goal.opened(info) {
                     // What an earlier run left is as good as it was.
-                    drop(file.sink.leave());
+                    file.goal.leave();
                     self.read.fail(id, fault);
                 }
             }
             ClientEffect::Fetch(fetch) => self.fetch(fetch),
+            ClientEffect::Zero(zero) => self.zero(zero),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
-            ClientEffect::Restart { file } => self.downloads.files[&file].sink.forget(),
+            ClientEffect::Restart { file } => self.downloads.files[&file].goal.forget(),
             ClientEffect::Finished { file, root } => {
-                let sink = self.downloads.files[&file].sink.clone();
-                self.downloads.whole.push((file, root, sink));
+                let File { goal, size, .. } = &self.downloads.files[&file];
+                match (goal.clone(), *size) {
+                    (Goal::File(sink), _) => self.downloads.whole.push((file, root, sink)),
+                    (Goal::Pipe(outlet), size) => self.pipe_whole(file, root, &outlet, size),
+                }
             }
             ClientEffect::Failed { file, fault } => self.download_failed(file, fault),
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -129,21 +147,35 @@ impl Core {
     fn fetch(&mut self, fetch: Fetch) {
         let landing = |piece: &verbatim_proto::message::Piece| {
             let file = &self.downloads.files[&piece.file];
-            Landing { sink: file.sink.clone(), size: file.size }
+            Landing { goal: file.goal.clone(), size: file.size }
         };
         let landings = fetch.chunk.pieces.iter().map(landing).collect();
         let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
         self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
     }
 
-    fn download_failed(&mut self, id: FileId, fault: Fault) {
+    fn zero(&mut self, zero: Zero) {
+        let file = &self.downloads.files[&zero.file];
+        let (goal, size, stats) = (file.goal.clone(), file.size, self.stats.clone());
+        self.job(move || {
+            let begin = Instant::now();
+            // The target must not outlive the answer: a restart removes it.
+            let answer = goal.zero(zero.extent, size);
+            if answer.is_ok() {
+                stats.zeroed(zero.extent.len, begin.elapsed());
+            }
+            Event::Zeroed(zero, answer)
+        });
+    }
+
+    pub(super) fn download_failed(&mut self, id: FileId, fault: Fault) {
         if let Some(file) = self.downloads.files.remove(&id) {
             // What is verified of it stays so, unless it is not worth going on with.
             match fault.class() {
-                Class::Retry if fault.code != Code::Changed => drop(file.sink.leave()),
-                _ => file.sink.forget(),
+                Class::Retry if fault.code != Code::Changed => file.goal.leave(),
+                _ => file.goal.forget(),
             }
-            self.failed(file.item, file.label, fault);
+            self.failed(file.item, file.label, file.goal.explain(fault));
         }
     }
 
@@ -163,10 +195,8 @@ impl Core {
             match answer {
                 Err(fault) => self.download_failed(id, fault),
                 Ok(()) => {
-                    let file = self.downloads.files.remove(&id).expect("whole files are known");
-                    let (path, local) = (file.label, file.sink.shown());
-                    let done = FileDone { path, local, bytes: file.size, digest: root };
-                    self.done(file.item, done);
+                    let (item, done) = self.downloads.end(id, root).expect("whole files are known");
+                    self.done(item, done);
                 }
             }
         }
@@ -176,8 +206,15 @@ impl Core {
     pub(super) fn leave_downloads(&mut self) {
         let downloads = std::mem::take(&mut self.downloads);
         for (_, file) in downloads.files {
-            drop(file.sink.leave());
-            self.ledger.leave(file.item, file.label, true);
+            file.goal.leave();
+            match (&file.goal, &self.broken) {
+                // What went through a pipe cannot be gone on with.
+                (Goal::Pipe(_), Some(fault)) => {
+                    let fault = file.goal.explain(fault.clone());
+                    self.failed(file.item, file.label, fault);
+                }
+                _ => self.ledger.leave(file.item, file.label, true),
+            }
         }
         for (item, download) in downloads.queue.into_items() {
             self.ledger.leave(item, download.label, false);

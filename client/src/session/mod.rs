@@ -15,6 +15,7 @@ mod core;
 mod down;
 mod ledger;
 mod links;
+mod pipes;
 mod queue;
 mod trees;
 mod up;
@@ -22,6 +23,7 @@ mod up;
 use crate::location::peer;
 use crate::pace::Pace;
 use crate::patience::Achieved;
+use crate::pipe::PipeEvent;
 use crate::report::{Observer, Progress};
 use crate::rules::Rules;
 use crate::worker::{ClientWorker, Stats};
@@ -42,10 +44,10 @@ use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
-use verbatim_proto::read::{self, Outcome, ReadClient};
+use verbatim_proto::read::{self, Outcome, ReadClient, Zero};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault};
+use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Survey};
 
 pub use carrier::{CarrierOptions, Transport};
 pub use down::Download;
@@ -145,6 +147,14 @@ pub(crate) enum Event {
         extent: Extent,
         answer: Result<(Vec<Digest>, u64), Fault>,
     },
+    Zeroed(Zero, Result<Vec<Digest>, Fault>),
+    ZerosHashed {
+        file: FileId,
+        extent: Extent,
+        digests: Vec<Digest>,
+    },
+    HolesFound(FileId, Survey),
+    Pipe(FileId, PipeEvent),
     LocalPage(trees::LocalPage),
 }
 
@@ -159,8 +169,13 @@ pub enum Work {
     DownloadTree(trees::RemoteTree),
     /// A local folder and all in it, to send.
     UploadTree(trees::LocalTree),
+    /// A file to write to standard output; the only work of its session.
+    ToPipe(ToPipe),
+    /// Standard input, to send.
+    FromPipe(FromPipe),
 }
 
+pub use pipes::{FromPipe, ToPipe};
 pub use trees::{LocalTree, RemoteTree};
 
 /// A session.
@@ -282,7 +297,16 @@ impl Session {
                 break;
             }
         }
-        self.keep_landed().await;
+        let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
+        if self.core.broken.as_ref().is_some_and(interrupted) {
+            // The reader of a pipe may never take the rest: do not wait for it.
+            self.core.downloads.piped = None;
+        }
+        if self.core.downloads.piped.is_some() {
+            tokio::select! { () = self.keep_landed() => {}, () = &mut *stop => {} }
+        } else {
+            self.keep_landed().await;
+        }
         self.core.leave();
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
@@ -301,9 +325,13 @@ impl Session {
         self.core.advance();
         while self.core.downloads.is_landing() {
             let Some(event) = self.events.recv().await else { break };
-            if let Event::Landed(answers) = event {
-                self.core.landed(answers);
-                self.core.commit_landed();
+            match event {
+                Event::Landed(answers) => {
+                    self.core.landed(answers);
+                    self.core.commit_landed();
+                }
+                Event::Pipe(file, event) => self.core.pipe_event(file, event),
+                _ => {}
             }
         }
         if self.core.is_done() {

@@ -4,6 +4,7 @@
 use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
+use crate::ends::Origin;
 use crate::report::FileDone;
 use crate::worker::Command;
 use rustix::fs::OFlags;
@@ -13,9 +14,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
+use verbatim_files::holes::hash_zeros;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
+use verbatim_proto::units::STREAM_BYTES_MAX;
 use verbatim_proto::write::{ClientEffect, Post};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
@@ -53,8 +57,11 @@ pub(super) struct Uploads {
 
 struct File {
     item: Item,
-    upload: Upload,
-    source: Arc<Source>,
+    /// How the user would name it.
+    label: String,
+    /// What to send again if it changes; none of a pipe.
+    upload: Option<Upload>,
+    source: Origin,
 }
 
 impl Uploads {
@@ -69,6 +76,21 @@ impl Uploads {
     /// Has a source looked at again, once it was read to its end.
     pub fn check_later(&mut self, file: FileId, root: Digest, source: Arc<Source>) {
         self.unchecked.push((file, root, source));
+    }
+
+    /// Counts a pipe as begun.
+    pub fn begin(&mut self, id: FileId, item: Item, label: &str, source: Origin) {
+        self.files.insert(id, File { item, label: label.into(), upload: None, source });
+    }
+
+    /// Whether a pipe is being read that has not ended.
+    pub fn is_streaming(&self) -> bool {
+        self.files.values().any(|file| file.source.size() == STREAM_BYTES_MAX)
+    }
+
+    /// The file of an upload that is no pipe.
+    fn source(&self, id: FileId) -> Arc<Source> {
+        self.files[&id].source.file().expect("pipes are not looked at").clone()
     }
 }
 
@@ -116,9 +138,10 @@ impl Core {
                     source = source.remember_in(&self.memos());
                 }
                 let now = self.now();
-                self.write.create(id, upload.remote.clone(), source.info(), now);
-                let source = Arc::new(source);
-                self.uploads.files.insert(id, File { item, upload, source });
+                let survey = source.find_holes(0);
+                self.write.create(id, upload.remote.clone(), source.info(), survey, now);
+                let (label, source) = (upload.label.clone(), Origin::File(Arc::new(source)));
+                self.uploads.files.insert(id, File { item, label, upload: Some(upload), source });
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());
@@ -134,33 +157,66 @@ impl Core {
             }
             ClientEffect::Post(post) => self.post(post),
             ClientEffect::Hash { file, extent } => {
-                let source = self.uploads.files[&file].source.clone();
+                let source = self.uploads.source(file);
                 self.hashing += 1;
                 self.job(move || {
                     let answer = source.recall(extent);
                     Event::Hashed { file, extent, answer }
                 });
             }
-            ClientEffect::CheckSource { file, root } => {
-                let source = self.uploads.files[&file].source.clone();
-                self.uploads.check_later(file, root, source);
+            ClientEffect::HashZeros { file, extent } => {
+                let size = self.uploads.files[&file].source.size();
+                let stats = self.stats.clone();
+                self.job(move || {
+                    let begin = Instant::now();
+                    let digests = hash_zeros(size, extent);
+                    stats.zeroed(extent.len, begin.elapsed());
+                    Event::ZerosHashed { file, extent, digests }
+                });
             }
+            ClientEffect::FindHoles { file, from } => {
+                let source = self.uploads.source(file);
+                self.job(move || Event::HolesFound(file, source.find_holes(from)));
+            }
+            ClientEffect::Stored { file, extent } => {
+                if let Some(Origin::Pipe(inlet)) =
+                    self.uploads.files.get(&file).map(|file| &file.source)
+                {
+                    inlet.release(extent);
+                }
+            }
+            ClientEffect::CheckSource { file, root } => match &self.uploads.files[&file].source {
+                Origin::File(source) => {
+                    let source = source.clone();
+                    self.uploads.check_later(file, root, source);
+                }
+                // What was read was read once, and no second look would tell more.
+                Origin::Pipe(_) => self.write.source_checked(file, root, Ok(())),
+            },
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
                 let known = self.uploads.files.remove(&file).expect("begun files are known");
-                self.begin_upload(file, known.item, known.upload);
+                let upload = known.upload.expect("pipes are not begun again");
+                self.begin_upload(file, known.item, upload);
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
-                let bytes = file.source.identity().size;
-                file.source.forget();
-                let (path, local) = (file.upload.label.clone(), file.upload.label);
+                let bytes = file.source.size();
+                let local = match &file.source {
+                    Origin::File(source) => {
+                        source.forget();
+                        file.label.clone()
+                    }
+                    Origin::Pipe(_) => "-".into(),
+                };
+                let path = file.label;
                 self.done(file.item, FileDone { path, local, bytes, digest: root });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.
                 if let Some(file) = self.uploads.files.remove(&file) {
-                    self.failed(file.item, file.upload.label, fault);
+                    file.source.close();
+                    self.failed(file.item, file.label, file.source.explain(fault));
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -201,7 +257,7 @@ impl Core {
             let bytes = have.iter().map(|extent| extent.len).sum();
             if bytes > 0 {
                 let item = file.item;
-                tracing::info!(path = file.upload.label, bytes, "copy resumed");
+                tracing::info!(path = file.label, bytes, "copy resumed");
                 self.found(item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
@@ -212,7 +268,15 @@ impl Core {
     pub(super) fn leave_uploads(&mut self) {
         let uploads = std::mem::take(&mut self.uploads);
         for file in uploads.files.into_values() {
-            self.ledger.leave(file.item, file.upload.label, true);
+            file.source.close();
+            match (&file.source, &self.broken) {
+                // What came through a pipe cannot be gone on with.
+                (Origin::Pipe(_), Some(fault)) => {
+                    let fault = file.source.explain(fault.clone());
+                    self.failed(file.item, file.label, fault);
+                }
+                _ => self.ledger.leave(file.item, file.label, true),
+            }
         }
         for (item, upload) in uploads.queue.into_items() {
             self.ledger.leave(item, upload.label, false);

@@ -7,6 +7,7 @@
 
 pub mod folder;
 pub mod hash;
+pub mod holes;
 pub mod identity;
 pub mod journal;
 pub mod limit;

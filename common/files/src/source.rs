@@ -1,8 +1,10 @@
 //! A file that is read for a copy: opened once, its identity taken, and asked at
 //! the end whether it is still the same. Where time stamps cannot tell, because
-//! it was written moments before, what was handed out is hashed again.
+//! it was written moments before, what was handed out is hashed again, and its
+//! holes are looked for again.
 
 use crate::hash::hash_extent;
+use crate::holes::find_holes;
 use crate::identity::Identity;
 use crate::memo::Memo;
 use std::fs::File;
@@ -11,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Survey};
 
 /// What the kernel counts allocation in, whatever the file system's own blocks are.
 const BLOCK_BYTES: u64 = 512;
@@ -34,10 +36,17 @@ pub struct Source {
 #[derive(Debug, Default)]
 struct Handed {
     extents: ExtentSet,
-    sum: [u64; 4],
+    sum: Sum,
     /// Grains that were handed out before, one at a time: only retries get here, so they are few.
     again: Vec<(u64, Digest)>,
+    /// Where its holes were, as a sum, and how far they were looked for.
+    holes: Sum,
+    holes_until: u64,
 }
+
+/// A sum that any order gives alike.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sum([u64; 4]);
 
 impl Source {
     /// Takes the identity of an open file; `name` is for messages.
@@ -148,6 +157,17 @@ impl Source {
         handed.add(extent, digests);
     }
 
+    /// Looks for holes from `from` on: first from the beginning, then from where the last look
+    /// ended.
+    pub fn find_holes(&self, from: u64) -> Survey {
+        let survey = find_holes(&self.file, self.identity.size, from);
+        if self.racy {
+            let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+            handed.add_holes(&survey, from);
+        }
+        survey
+    }
+
     /// Says whether the file is still what it was when it was opened, so that what was handed
     /// out is one version of it.
     pub fn check(&self) -> Result<(), Fault> {
@@ -171,7 +191,11 @@ impl Source {
                 now.add(extent, &digests);
             }
         }
-        same &= now.sum == handed.sum;
+        while now.holes_until < handed.holes_until {
+            let from = now.holes_until;
+            now.add_holes(&find_holes(&self.file, self.identity.size, from), from);
+        }
+        same &= now.sum == handed.sum && now.holes == handed.holes;
         if same { Ok(()) } else { Err(self.changed("changed while it was read")) }
     }
 
@@ -190,12 +214,23 @@ impl Handed {
             let mut keyed = [0_u8; 40];
             keyed[..8].copy_from_slice(&index.to_le_bytes());
             keyed[8..].copy_from_slice(&digest.0);
-            let Digest(mixed) = Digest::of(&keyed);
-            for (sum, part) in self.sum.iter_mut().zip(mixed.chunks_exact(8)) {
-                *sum ^= u64::from_le_bytes(part.try_into().expect("8 bytes"));
-            }
+            self.sum.add(&keyed);
         }
         self.extents.insert(extent);
+    }
+
+    /// Adds what a look found, unless it was looked there before.
+    fn add_holes(&mut self, survey: &Survey, from: u64) {
+        if from != self.holes_until {
+            return;
+        }
+        for hole in &survey.holes {
+            let mut keyed = [0_u8; 16];
+            keyed[..8].copy_from_slice(&hole.offset.to_le_bytes());
+            keyed[8..].copy_from_slice(&hole.len.to_le_bytes());
+            self.holes.add(&keyed);
+        }
+        self.holes_until = survey.until;
     }
 
     /// Whether what was handed out again in this range has these digests.
@@ -203,6 +238,15 @@ impl Handed {
         let first = extent.offset / GRAIN_BYTES;
         let now = |index: u64| index.checked_sub(first).and_then(|at| digests.get(at as usize));
         self.again.iter().all(|(index, digest)| now(*index).is_none_or(|now| now == digest))
+    }
+}
+
+impl Sum {
+    fn add(&mut self, bytes: &[u8]) {
+        let Digest(mixed) = Digest::of(bytes);
+        for (sum, part) in self.0.iter_mut().zip(mixed.chunks_exact(8)) {
+            *sum ^= u64::from_le_bytes(part.try_into().expect("8 bytes"));
+        }
     }
 }
 
@@ -269,6 +313,21 @@ mod tests {
         assert_eq!(source.recall(whole).expect("hashes").1, 300_000, "it was forgotten");
         assert_eq!(source.recall(whole).expect("known").1, 0, "and is known again");
         drop(file);
+    }
+
+    #[test]
+    fn a_hole_that_is_filled_is_a_change_although_the_time_stamps_hide_it() {
+        let file = tempfile::tempfile().expect("file");
+        file.set_len(40 * GRAIN_BYTES).expect("grows");
+        file.write_all_at(b"data", 20 * GRAIN_BYTES).expect("writes");
+        let source = Source::new(file.try_clone().expect("clones"), "a.bin").expect("source");
+        let survey = source.find_holes(0);
+        assert_eq!((survey.holes.len(), survey.until), (2, 40 * GRAIN_BYTES));
+        assert_eq!(source.check(), Ok(()));
+        file.write_all_at(&[1], 30 * GRAIN_BYTES + 3).expect("fills a hole");
+        let identity = Identity::of(&file).expect("identity");
+        let source = Source { identity, ..source };
+        assert_eq!(source.check().expect_err("changed").code, Code::Changed);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! unless it was made to last: then a later run goes on with it.
 
 use crate::folder::Folder;
+use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
 use crate::partial;
 use crate::space::Room;
@@ -43,6 +44,8 @@ pub struct Target {
     journal: Option<(File, Vec<u8>)>,
     /// The source may not be written by its owner; what lasts must be, until it is whole.
     read_only: AtomicBool,
+    /// How long it is to be, where that was not known when it was made.
+    end: OnceLock<u64>,
     gone: AtomicBool,
     /// What was set aside for it.
     room: OnceLock<Room>,
@@ -120,8 +123,8 @@ impl Target {
         journal: Option<(File, Vec<u8>)>,
     ) -> Self {
         let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (path, room) = (path.clone(), OnceLock::new());
-        Self { file, folder, temporary, name, path, journal, read_only, gone, room }
+        let (path, room, end) = (path.clone(), OnceLock::new(), OnceLock::new());
+        Self { file, folder, temporary, name, path, journal, read_only, end, gone, room }
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -159,8 +162,17 @@ impl Target {
         let _ = fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
+    /// Says how long a file is that was made without its size. Zeros at its end may be a hole,
+    /// which no write has made part of it.
+    pub fn end_at(&self, size: u64) {
+        let _ = self.end.set(size);
+    }
+
     /// Makes all of it durable under its temporary name, with the mode it is to have.
     fn flush(&self) -> std::io::Result<()> {
+        if let Some(size) = self.end.get() {
+            self.file.set_len(*size)?;
+        }
         if self.journal.is_some() && self.read_only.load(Ordering::Relaxed) {
             let mode = self.file.metadata()?.permissions().mode();
             self.file.set_permissions(Permissions::from_mode(mode & !0o200))?;
@@ -194,13 +206,36 @@ impl Target {
         if let Some(room) = self.room.get() {
             room.used(bytes.len() as u64);
         }
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if bytes.len() >= HOLE_BYTES_MIN
-            && is_zero(bytes)
-            && fallocate(&self.file, hole, offset, bytes.len() as u64).is_ok()
-        {
+        let extent = Extent::new(offset, bytes.len() as u64);
+        if bytes.len() >= HOLE_BYTES_MIN && is_zero(bytes) && self.punch(extent) {
             return Ok(());
         }
+        self.write(bytes, offset)
+    }
+
+    /// Makes a range zeros, whatever was there, and notes that it is verified. The range is at most
+    /// a window,
+    /// whole grains of a file of `size` bytes; returns the digests of zeros there.
+    pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
+        if !self.punch(extent) {
+            let end = extent.offset + extent.len;
+            for offset in (extent.offset..end).step_by(ZEROS.len()) {
+                let len = (end - offset).min(ZEROS.len() as u64);
+                self.write(&ZEROS[..len as usize], offset)?;
+            }
+        }
+        let digests = hash_zeros(size, extent);
+        self.verified(extent, &digests)?;
+        Ok(digests)
+    }
+
+    /// Makes a range a hole; false where the file system cannot.
+    fn punch(&self, extent: Extent) -> bool {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, hole, extent.offset, extent.len).is_ok()
+    }
+
+    fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Fault> {
         let result = self.file.write_all_at(bytes, offset);
         result.map_err(|e| Fault::from_io(format!("cannot write {}", self.path), &e))
     }
@@ -467,6 +502,46 @@ mod tests {
         let copy = dir.path().join("a");
         assert_eq!(fs::read(&copy).expect("reads"), vec![0; 1 << 20]);
         assert_eq!(fs::metadata(&copy).expect("there").blocks(), 0, "a hole takes no blocks");
+    }
+
+    #[test]
+    fn a_stream_is_as_long_as_it_is_said_to_be_also_where_it_ends_with_zeros() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let target = Target::create(&folder, &path("a"), 0, 0o644).expect("creates");
+        target.write_at(&vec![7; 1 << 18], 0).expect("writes");
+        target.write_at(&vec![0; 1 << 18], 1 << 18).expect("punches");
+        target.end_at(1 << 19);
+        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
+        assert_eq!(fs::metadata(dir.path().join("a")).expect("there").len(), 1 << 19);
+    }
+
+    #[test]
+    fn a_hole_is_zeros_whatever_was_there_and_is_noted() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        leave_partial(&folder, &key);
+        let (target, _) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
+        let part = fs::OpenOptions::new().write(true).open(hidden(dir.path(), "-part"));
+        let garbage = vec![9; 4 * GRAIN_BYTES as usize];
+        part.expect("opens").write_all_at(&garbage, 8 * GRAIN_BYTES).expect("writes");
+        let extent = Extent::new(2 * GRAIN_BYTES, SIZE - 2 * GRAIN_BYTES);
+        let digests = target.zero(extent, SIZE).expect("zeroes");
+        drop(target);
+        let (target, have) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
+        assert_eq!(have.extents.bytes(), SIZE, "the journal knows the hole");
+        let mut bytes = vec![0; SIZE as usize];
+        target.file.read_exact_at(&mut bytes, 0).expect("reads");
+        assert_eq!(have.root.finish(), Some(Digest::of(&bytes)));
+        assert_eq!(
+            digests,
+            Digest::of_grains(extent.offset, SIZE, &bytes[extent.offset as usize..])
+        );
+        let blocks = target.file.metadata().expect("there").blocks();
+        assert_eq!(blocks * 512, 2 * GRAIN_BYTES, "the hole takes no blocks");
+        target.discard();
     }
 
     #[test]

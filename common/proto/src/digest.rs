@@ -2,7 +2,7 @@
 //! the value `b3sum` prints. A grain's value depends on its offset and never
 //! splits. A file of at most one grain has no tree: its one value is the root.
 
-use crate::units::{GRAIN_BYTES, grain_count};
+use crate::units::{GRAIN_BYTES, STREAM_BYTES_MAX, grain_count};
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -97,12 +97,28 @@ pub struct RootBuilder {
     /// subtrees of a file may be shorter than their level says.
     nodes: BTreeMap<u64, (u32, Digest)>,
     seen: u64,
+    /// Whether its size is not known yet.
+    open: bool,
 }
 
 impl RootBuilder {
     /// A builder for a file of `size` bytes.
     pub fn new(size: u64) -> Self {
-        Self { grains: grain_count(size), nodes: BTreeMap::new(), seen: 0 }
+        Self { grains: grain_count(size), nodes: BTreeMap::new(), seen: 0, open: false }
+    }
+
+    /// A builder for a file of more than one grain whose size is told later, with `close`.
+    pub fn open() -> Self {
+        Self { open: true, ..Self::new(STREAM_BYTES_MAX) }
+    }
+
+    /// Says how long the file is.
+    pub fn close(&mut self, size: u64) {
+        self.open = false;
+        self.grains = grain_count(size);
+        for (first, (level, value)) in std::mem::take(&mut self.nodes) {
+            self.merge(first, level, value);
+        }
     }
 
     /// Adds the value of grain number `grain`. Each grain is added once.
@@ -112,12 +128,20 @@ impl RootBuilder {
     pub fn insert(&mut self, grain: u64, value: Digest) {
         assert!(grain < self.grains, "grain {grain} of {}", self.grains);
         self.seen += 1;
-        let (mut first, mut level, mut value) = (grain, 0_u32, value);
+        self.merge(grain, 0, value);
+    }
+
+    /// Adds a subtree, and merges it with its siblings as far as they are there.
+    fn merge(&mut self, mut first: u64, mut level: u32, mut value: Digest) {
         loop {
             let width = 1_u64 << level;
             let sibling = first ^ width;
-            // The last merge makes the root and belongs to `finish`.
-            let covers_all = width * 2 >= self.grains;
+            // The last merge makes the root and belongs to `finish`. While the size is not known,
+            // any merge with the first grain could be the last.
+            let covers_all = match self.open {
+                true => first.min(sibling) == 0,
+                false => width * 2 >= self.grains,
+            };
             let other = match self.nodes.get(&sibling) {
                 Some(&(other_level, other)) if other_level == level && !covers_all => other,
                 _ => break,
@@ -191,6 +215,28 @@ mod tests {
                 assert_eq!(root_in_order(&bytes, &order), Digest::of(&bytes), "size {len}");
             }
         }
+    }
+
+    #[test]
+    fn a_size_that_is_told_last_gives_the_ordinary_root() {
+        let grain = GRAIN_BYTES as usize;
+        for grains in 1..18_usize {
+            for tail in [1, grain / 2, grain] {
+                let bytes = content(grains * grain + tail);
+                let size = bytes.len() as u64;
+                let values = Digest::of_grains(0, size, &bytes);
+                for known in 0..=values.len() {
+                    let mut builder = RootBuilder::open();
+                    builder.insert_run(0, &values[..known]);
+                    builder.close(size);
+                    builder.insert_run((known * grain) as u64, &values[known..]);
+                    assert_eq!(builder.finish(), Some(Digest::of(&bytes)), "{size} at {known}");
+                }
+            }
+        }
+        let mut builder = RootBuilder::open();
+        (0..100_000).for_each(|grain| builder.insert(grain, Digest([grain as u8; 32])));
+        assert!(builder.held() <= 40, "held {}", builder.held());
     }
 
     #[test]

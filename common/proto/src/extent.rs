@@ -129,10 +129,30 @@ impl ExtentSet {
         true
     }
 
+    /// Takes out what of `extent` is in the set, and returns it.
+    pub fn take_common(&mut self, extent: Extent) -> Vec<Extent> {
+        let end = extent.offset.saturating_add(extent.len);
+        let before = self.ranges.range(..end).rev();
+        let touched = before.take_while(|(_, range_end)| **range_end > extent.offset);
+        let cut = touched.map(|(&start, &range_end)| {
+            let start = start.max(extent.offset);
+            Extent::new(start, range_end.min(end) - start)
+        });
+        let mut common: Vec<Extent> = cut.collect();
+        common.reverse();
+        common.iter().for_each(|part| assert!(self.take(*part), "the part was just listed"));
+        common
+    }
+
     /// Takes the first range out, cut at the next multiple of `grid` and at most that long.
     pub fn take_first(&mut self, grid: u64) -> Option<Extent> {
-        let (&start, &end) = self.ranges.iter().next()?;
-        let cut = (start / grid + 1).saturating_mul(grid).min(end);
+        self.take_first_below(grid, u64::MAX)
+    }
+
+    /// Takes the first range out as `take_first` does, and nothing from `below` on.
+    pub fn take_first_below(&mut self, grid: u64, below: u64) -> Option<Extent> {
+        let (&start, &end) = self.ranges.iter().next().filter(|(start, _)| **start < below)?;
+        let cut = (start / grid + 1).saturating_mul(grid).min(end).min(below);
         self.ranges.remove(&start);
         if cut < end {
             self.ranges.insert(cut, end);
@@ -188,6 +208,17 @@ mod tests {
             for pair in ranges.windows(2) {
                 prop_assert!(pair[0].offset + pair[0].len < pair[1].offset, "ranges touch");
             }
+        }
+
+        #[test]
+        fn take_common_is_the_intersection(
+            extents in prop::collection::vec((0..SPAN, 1..SPAN), 0..8), offset in 0..SPAN, len in 0..SPAN,
+        ) {
+            let mut set: ExtentSet = extents.iter().map(|&(o, l)| Extent::new(o, l)).collect();
+            let (before, range) = (bytes_of(&set), (offset..offset + len).collect::<BTreeSet<u64>>());
+            let common: ExtentSet = set.take_common(Extent::new(offset, len)).into_iter().collect();
+            prop_assert_eq!(bytes_of(&common), before.intersection(&range).copied().collect());
+            prop_assert_eq!(bytes_of(&set), before.difference(&range).copied().collect());
         }
 
         #[test]

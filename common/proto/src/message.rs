@@ -3,43 +3,14 @@
 //! machine that takes it. Append variants and fields behind a new version;
 //! the golden bytes in `tests/golden.rs` make an accidental change fail.
 
+pub use crate::holes::{Holes, WindowHoles};
+pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::{Digest, Extent, Fault, Look, Scan, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN.
 pub const VERSIONS: &[&[u8]] = &[b"verbatim/1"];
-
-/// A file of this session, numbered by the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct FileId(pub u32);
-
-/// A leased window, numbered by the server and never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct WindowId(pub u64);
-
-/// One granted use of an upload slot. Never used again: a late write names a dead tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Tag(pub u32);
-
-/// A link of this session. A stream that fails over keeps its index in a new epoch; what
-/// names an older epoch is void.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct LinkId {
-    /// Which stream.
-    pub index: u16,
-    /// Which try at it.
-    pub epoch: u16,
-}
-
-/// Registered memory of the server, as a client addresses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Region {
-    /// The key that opens it, on links of this session alone.
-    pub key: u64,
-    /// The address of its first byte.
-    pub base: u64,
-}
 
 /// What a client says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -328,6 +299,8 @@ pub enum ReadReply {
         /// One answer per file: whether it is still what was opened.
         files: Vec<(FileId, Result<(), Fault>)>,
     },
+    /// What of a file is holes: zeros that are not leased. Released like a window.
+    Holes(WindowHoles),
 }
 
 /// A registered window: its pieces lie in it one behind the other.
@@ -375,6 +348,15 @@ pub enum WriteRequest {
         /// The files.
         files: Vec<FileId>,
     },
+    /// What of a file is holes: zeros that are not sent. One list of a file at a time.
+    Holes(Holes),
+    /// How long a stream is; said before what lies in its last grain.
+    End {
+        /// The file.
+        file: FileId,
+        /// Its size.
+        size: u64,
+    },
 }
 
 /// A file to create.
@@ -386,6 +368,8 @@ pub struct CreateFile {
     pub path: WirePath,
     /// What it will be.
     pub info: FileInfo,
+    /// Whether its size is not known yet: it is what `End` will say.
+    pub stream: bool,
 }
 
 /// What a written chunk must hold, said over TLS so that the data path cannot vouch for itself.
@@ -416,6 +400,13 @@ pub enum WriteReply {
     Committed {
         /// One answer per file.
         files: Vec<(FileId, Result<(), Fault>)>,
+    },
+    /// The answer to `Holes`: they are zeros in the temporary file too.
+    Zeroed {
+        /// The file.
+        file: FileId,
+        /// Whether they are.
+        answer: Result<(), Fault>,
     },
 }
 

@@ -46,6 +46,21 @@ pub const LINKS_MAX: usize = 64;
 /// Upload slots granted on each link.
 pub const SLOTS_PER_LINK: u16 = 4;
 
+/// Longer than any file: what stands for the size of one that is not known yet.
+pub const STREAM_BYTES_MAX: u64 = 1 << 62;
+
+/// How far behind the last byte that was taken a file that is read in order may be fetched.
+pub const ORDERED_AHEAD_BYTES: u64 = 16 << 20;
+
+/// Holes named in one message.
+pub const HOLES_MAX: usize = 256;
+
+/// Lists of holes a writing client may have unanswered.
+pub const HOLE_LISTS_MAX: usize = 16;
+
+/// Steps of zeroing, or of hashing zeros, that one machine has under way.
+pub const ZEROING_MAX: usize = 4;
+
 /// The largest control frame, length prefix not counted: 1 MiB.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 

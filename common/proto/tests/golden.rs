@@ -13,9 +13,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, JoinSecret, Lease, LinkAnswer, LinkOffer,
-    NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome,
-    WriteReply, WriteRequest,
+    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease, LinkAnswer,
+    LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict,
+    Welcome, WindowHoles, WriteReply, WriteRequest,
 };
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
@@ -51,9 +51,9 @@ macro_rules! variants {
 variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye => client());
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
-variants!(ReadReply: Opened Lease Failed Closed => read_replies());
-variants!(WriteRequest: Create Sent Commit Discard => write_requests());
-variants!(WriteReply: Created Granted Committed => write_replies());
+variants!(ReadReply: Opened Lease Failed Closed Holes => read_replies());
+variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
+variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
     LinkOffer::Sim,
@@ -150,16 +150,19 @@ fn read_replies() -> Vec<ReadReply> {
         ReadReply::Lease(Lease { window: WindowId(5), region, pieces: vec![piece()] }),
         ReadReply::Failed { file: FileId(3), fault: fault() },
         ReadReply::Closed { files: vec![(FileId(3), Ok(())), (FileId(4), Err(fault()))] },
+        ReadReply::Holes(WindowHoles { window: WindowId(6), holes: holes() }),
     ]
 }
 
 fn write_requests() -> Vec<WriteRequest> {
-    let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info() };
+    let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info(), stream: true };
     vec![
         WriteRequest::Create { files: vec![file] },
         WriteRequest::Sent { chunks: vec![SentChunk { tag: Tag(900), pieces: vec![piece()] }] },
         WriteRequest::Commit { files: vec![(FileId(6), Digest([0xd1; 32]))] },
         WriteRequest::Discard { files: vec![FileId(6), FileId(200)] },
+        WriteRequest::Holes(holes()),
+        WriteRequest::End { file: FileId(6), size: 5_000_000_000 },
     ]
 }
 
@@ -172,6 +175,8 @@ fn write_replies() -> Vec<WriteReply> {
         WriteReply::Created { files: vec![(FileId(6), Ok(have)), (FileId(7), Err(fault()))] },
         WriteReply::Granted { verdicts, grants: vec![grant] },
         WriteReply::Committed { files: vec![(FileId(6), Ok(())), (FileId(7), Err(fault()))] },
+        WriteReply::Zeroed { file: FileId(6), answer: Ok(()) },
+        WriteReply::Zeroed { file: FileId(6), answer: Err(fault()) },
     ]
 }
 
@@ -194,6 +199,11 @@ fn info() -> FileInfo {
 
 fn entry() -> Entry {
     Entry { path: path("a.bin"), kind: EntryKind::File, size: 300, mode: 0o600, mtime_ns: -1 }
+}
+
+fn holes() -> Holes {
+    let extents = vec![Extent::new(1 << 18, 1 << 40), Extent::new(1 << 41, 1 << 18)];
+    Holes { file: FileId(6), extents }
 }
 
 fn piece() -> Piece {
@@ -380,6 +390,8 @@ ReadReply::Failed
     1d0000000203071963616e6e6f7420777269746520783a206469736b2066756c6c
 ReadReply::Closed
     21000000030203000401071963616e6e6f7420777269746520783a206469736b2066756c6c
+ReadReply::Holes
+    1600000004060602808010808080808020808080808040808010
 WriteRequest::Create
     1d00000000010607782f622e62696e80e497d012a403aab4aed8c7bfce972f8020
 WriteRequest::Sent
@@ -389,6 +401,10 @@ WriteRequest::Commit
     23000000020106d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1
 WriteRequest::Discard
     05000000030206c801
+WriteRequest::Holes
+    15000000040602808010808080808020808080808040808010
+WriteRequest::End
+    07000000050680e497d012
 WriteReply::Created
     2a000000000206000200808010808040050701071963616e6e6f7420777269746520783a206469736b206675
     6c6c
@@ -396,6 +412,10 @@ WriteReply::Granted
     1b0000000101840702000101ffffffff0f0281040180a0808080e01f808040
 WriteReply::Committed
     21000000020206000701071963616e6e6f7420777269746520783a206469736b2066756c6c
+WriteReply::Zeroed
+    03000000030600
+WriteReply::Zeroed#2
+    1e000000030601071963616e6e6f7420777269746520783a206469736b2066756c6c
 LinkOffer::Tcp
     0100000000
 LinkOffer::Sim

@@ -1,6 +1,6 @@
 //! Client and server machines in pairs, on a virtual clock, with seeded faults:
 //! corruption, lost and duplicated completions, dying links, sources that
-//! change, files that cannot be opened or written. No bytes move: a grain's
+//! change, files that cannot be opened or written, holes. No bytes move: a grain's
 //! content is a version number, so a thousand schedules take seconds.
 //!
 //! A failing seed prints itself; `SEED=n cargo test -p verbatim-proto --test
@@ -22,9 +22,13 @@ fn seeds() -> Vec<u64> {
 }
 
 fn run_all(faults: Faults, check: impl Fn(&World)) {
+    run_each(|seed| World::new(seed, faults), check);
+}
+
+fn run_each(make: impl Fn(u64) -> World, check: impl Fn(&World)) {
     for seed in seeds() {
         println!("SEED={seed}");
-        let mut world = World::new(seed, faults);
+        let mut world = make(seed);
         world.run();
         check(&world);
     }
@@ -32,13 +36,15 @@ fn run_all(faults: Faults, check: impl Fn(&World)) {
 
 #[test]
 fn without_faults_every_file_arrives_whole_both_ways() {
-    let resumed = std::cell::Cell::new(0);
+    let (resumed, zeroed) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     run_all(Faults::default(), |world| {
         assert_eq!(world.finished(), world.file_count());
         assert_eq!(world.mismatches(), 0);
         resumed.set(resumed.get() + world.resumed());
+        zeroed.set(zeroed.get() + world.zeroed());
     });
     assert!(resumed.get() > SEEDS || std::env::var("SEED").is_ok(), "nothing was resumed");
+    assert!(zeroed.get() > SEEDS || std::env::var("SEED").is_ok(), "no hole was named");
 }
 
 #[test]
@@ -53,7 +59,7 @@ fn corruption_is_fetched_or_sent_again() {
 fn corruption_that_never_ends_fails_the_file_and_never_finishes_it() {
     let faults = Faults { corrupt_ppm: 1_000_000, ..Faults::default() };
     run_all(faults, |world| {
-        assert!(world.finished() <= world.empty_files() + world.resumed() as usize);
+        assert!(world.finished() <= world.unmoved_files() + world.resumed() as usize);
         assert_eq!(world.finished() + world.failed(), world.file_count());
     });
 }
@@ -101,4 +107,28 @@ fn everything_at_once_ends_with_whole_files_or_clear_failures() {
     run_all(faults, |world| {
         assert_eq!(world.finished() + world.failed(), world.file_count());
     });
+}
+
+#[test]
+fn a_file_in_order_arrives_whole_however_slowly_it_is_taken() {
+    run_each(
+        |seed| World::ordered(seed, Faults::default()),
+        |world| assert_eq!(world.finished(), 1, "a slow taker is not a silent server"),
+    );
+}
+
+#[test]
+fn a_file_in_order_that_cannot_arrive_fails_and_nothing_hangs() {
+    let faults = Faults {
+        corrupt_ppm: 50_000,
+        lose_ppm: 5_000,
+        duplicate_ppm: 20_000,
+        death_ppm: 10_000,
+        change_ppm: 100_000,
+        refuse_ppm: 20_000,
+    };
+    run_each(
+        |seed| World::ordered(seed, faults),
+        |world| assert_eq!(world.finished() + world.failed(), 1),
+    );
 }

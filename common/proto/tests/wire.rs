@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, JoinSecret, Lease, LinkAnswer, LinkOffer,
-    NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome,
-    WriteReply, WriteRequest,
+    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease, LinkAnswer,
+    LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict,
+    Welcome, WindowHoles, WriteReply, WriteRequest,
 };
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::wire::{PREFIX_BYTES, WireError, body_bytes, decode, encode};
@@ -67,6 +67,10 @@ fn piece() -> impl Strategy<Value = Piece> {
         extent,
         digests,
     })
+}
+
+fn holes() -> impl Strategy<Value = Holes> {
+    (file(), list(extent())).prop_map(|(file, extents)| Holes { file, extents })
 }
 
 fn info() -> impl Strategy<Value = FileInfo> {
@@ -137,12 +141,15 @@ fn read_reply() -> impl Strategy<Value = ReadReply> {
         }),
         (file(), fault()).prop_map(|(file, fault)| ReadReply::Failed { file, fault }),
         list((file(), or_fault(Just(())))).prop_map(|files| ReadReply::Closed { files }),
+        (any::<u64>(), holes()).prop_map(|(window, holes)| {
+            ReadReply::Holes(WindowHoles { window: WindowId(window), holes })
+        }),
     ]
 }
 
 fn write_request() -> impl Strategy<Value = WriteRequest> {
-    let create =
-        (file(), path(), info()).prop_map(|(file, path, info)| CreateFile { file, path, info });
+    let create = (file(), path(), info(), any::<bool>())
+        .prop_map(|(file, path, info, stream)| CreateFile { file, path, info, stream });
     let chunk =
         (any::<u32>(), list(piece())).prop_map(|(tag, pieces)| SentChunk { tag: Tag(tag), pieces });
     prop_oneof![
@@ -150,6 +157,8 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         list(chunk).prop_map(|chunks| WriteRequest::Sent { chunks }),
         list((file(), digest())).prop_map(|files| WriteRequest::Commit { files }),
         list(file()).prop_map(|files| WriteRequest::Discard { files }),
+        holes().prop_map(WriteRequest::Holes),
+        (file(), any::<u64>()).prop_map(|(file, size)| WriteRequest::End { file, size }),
     ]
 }
 
@@ -167,6 +176,7 @@ fn write_reply() -> impl Strategy<Value = WriteReply> {
         (list((tag(), list(verdict))), list(grant))
             .prop_map(|(verdicts, grants)| WriteReply::Granted { verdicts, grants }),
         list((file(), or_fault(Just(())))).prop_map(|files| WriteReply::Committed { files }),
+        (file(), or_fault(Just(()))).prop_map(|(file, answer)| WriteReply::Zeroed { file, answer }),
     ]
 }
 

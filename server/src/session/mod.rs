@@ -34,7 +34,7 @@ use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
-use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
+use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Survey, WirePath};
 use writing::Writing;
 
 /// Events that may wait for one session. Jobs in flight are bounded by the machines, far
@@ -78,10 +78,12 @@ impl Shared {
 pub(crate) enum Event {
     /// Send this to the client.
     Reply(ServerMessage),
-    Opened(Vec<(FileId, Result<Arc<reading::Open>, Fault>)>),
+    Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
+    Found(FileId, Survey),
     Prepared(WindowId, Prepared, Option<reading::Window>),
     Closed(Vec<(FileId, Result<(), Fault>)>),
     Created(Vec<(FileId, Result<writing::Created, Fault>)>),
+    Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
     Committed(Vec<(FileId, Result<(), Fault>)>),
     Page(u32, catalog::Page),
     Made(u32, Vec<Result<(), Fault>>),
@@ -243,9 +245,13 @@ impl Session {
         match event {
             Event::Reply(message) => self.send(message)?,
             Event::Opened(answers) => self.opened(answers),
+            Event::Found(file, survey) => self.reading.machine.found(file, survey),
             Event::Prepared(id, answer, window) => self.prepared(id, answer, window),
             Event::Closed(answers) => self.reading.machine.closed(answers),
             Event::Created(answers) => self.created(answers),
+            Event::Zeroed(file, extent, answer) => {
+                self.writing.machine.zeroed(file, extent, answer);
+            }
             Event::Committed(answers) => self.writing.machine.committed(answers),
             Event::Page(request, page) => self.page(request, page)?,
             Event::Made(request, answers) => self.made(request, answers)?,

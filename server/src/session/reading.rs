@@ -12,7 +12,7 @@ use verbatim_files::{Identity, Source};
 use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
-use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, Survey, WirePath};
 
 /// Windows that are copies at a time: each takes as much memory as it is long.
 const COPIED_WINDOWS_MAX: usize = 4;
@@ -34,6 +34,9 @@ pub(crate) struct Open {
     source: Source,
 }
 
+/// A file that was opened, and the holes it begins with.
+pub(crate) type Opened = (Arc<Open>, Survey);
+
 /// A registered window.
 pub(crate) struct Window {
     key: u64,
@@ -52,6 +55,7 @@ impl Session {
                 self.job(move || Event::Opened(open_all(&shared, files)));
             }
             ServerEffect::Prepare(prepare) => self.prepare(prepare),
+            ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
             ServerEffect::Retire(id) => self.retire(id),
             ServerEffect::Close(ids) => {
                 let files = ids.into_iter().map(|id| (id, self.reading.files.remove(&id)));
@@ -67,16 +71,28 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn opened(&mut self, answers: Vec<(FileId, Result<Arc<Open>, Fault>)>) {
+    pub(super) fn opened(&mut self, answers: Vec<(FileId, Result<Opened, Fault>)>) {
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
-            told.push((id, answer.as_ref().map(|open| open.source.info()).map_err(Clone::clone)));
-            if let Ok(open) = answer {
-                tracing::debug!(session = self.id, path = %open.path, "file opened");
-                self.reading.files.insert(id, open);
-            }
+            told.push((
+                id,
+                answer.map(|(open, survey)| {
+                    tracing::debug!(session = self.id, path = %open.path, "file opened");
+                    let info = open.source.info();
+                    self.reading.files.insert(id, open);
+                    (info, survey)
+                }),
+            ));
         }
         self.reading.machine.opened(told);
+    }
+
+    fn find_holes(&mut self, id: FileId, from: u64) {
+        let open = self.reading.files.get(&id).cloned();
+        self.job(move || {
+            let open = open.expect("the machine asks about open files");
+            Event::Found(id, open.source.find_holes(from))
+        });
     }
 
     fn prepare(&mut self, prepare: Prepare) {
@@ -112,11 +128,12 @@ impl Session {
     }
 }
 
-fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Arc<Open>, Fault>)> {
+fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, Fault>)> {
     let open = |path: &WirePath| {
         let (export, path) = shared.resolve(path)?;
         let source = open_source(&export, &path)?;
-        Ok(Arc::new(Open { export, path, source }))
+        let survey = source.find_holes(0);
+        Ok((Arc::new(Open { export, path, source }), survey))
     };
     files.into_iter().map(|request| (request.file, open(&request.path))).collect()
 }

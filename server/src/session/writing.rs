@@ -14,7 +14,7 @@ use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, ServerMessage};
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Code, Digest, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// The writing half of a session.
 #[derive(Default)]
@@ -42,6 +42,13 @@ impl Session {
             ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
             ServerEffect::Create(files) => self.create(files),
             ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
+            ServerEffect::Sized { file, size } => {
+                self.writing.sizes.insert(file, size);
+                if let Some(target) = self.writing.targets.get(&file) {
+                    target.end_at(size);
+                }
+            }
+            ServerEffect::Zero { file, extent } => self.zero(file, extent),
             ServerEffect::Commit(ids) => self.commit(ids),
             ServerEffect::Discard(ids) => {
                 for id in ids {
@@ -96,6 +103,11 @@ impl Session {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));
                 }
+                if request.stream {
+                    // It cannot be gone on with, so it does not last.
+                    let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
+                    return Ok((Arc::new(target), None));
+                }
                 let key = format!(
                     "{who} {} {} {}",
                     request.path, request.info.size, request.info.mtime_ns
@@ -139,6 +151,18 @@ impl Session {
         let pieces = pieces.into_iter().map(landing).collect();
         let session = self.events.clone();
         self.tell(self.worker_of(link), Command::Absorb { tag, slot, pieces, session })
+    }
+
+    fn zero(&mut self, id: FileId, extent: Extent) {
+        let target = self.writing.targets.get(&id).cloned();
+        let size = self.writing.sizes.get(&id).copied();
+        self.job(move || {
+            let (target, size) = target.zip(size).expect("files with holes are open");
+            let answer = target.zero(extent, size);
+            // The target must not outlive the answer: a discard removes it.
+            drop(target);
+            Event::Zeroed(id, extent, answer)
+        });
     }
 
     fn commit(&mut self, ids: Vec<FileId>) {

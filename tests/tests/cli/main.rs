@@ -10,6 +10,7 @@ mod habits;
 mod hardship;
 mod keys;
 mod large;
+mod pipes;
 #[path = "../../src/process.rs"]
 mod process;
 mod reconnecting;

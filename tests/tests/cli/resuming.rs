@@ -41,7 +41,7 @@ pub(crate) fn told(stdout: &str, key: &str) -> u64 {
 fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let World { serve, dir } = World::new();
-        make_sparse(&dir.path().join("data/big"), 4);
+        make_sparse(&dir.path().join("data/big"), 8);
         let out = dir.path().join("out");
         let command = ["--json".to_owned(), serve.at("data/big"), text(&out)];
         let mut copy = serve.start_cp(&command);
@@ -55,7 +55,7 @@ fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
         let done = serve.cp(&command).done();
         assert!(told(&done.stdout, "resumed_bytes") > 0, "{done:?}");
         assert_eq!(names(&out), ["big"], "something is left behind");
-        assert_eq!(fs::metadata(out.join("big")).unwrap().len(), 4 << 30);
+        assert_eq!(fs::metadata(out.join("big")).unwrap().len(), 8 << 30);
     }
 }
 
@@ -63,7 +63,7 @@ fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
 fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
     let World { serve, dir } = World::new();
     let (big, landing) = (dir.path().join("big"), dir.path().join("in"));
-    make_sparse(&big, 4);
+    make_sparse(&big, 8);
     let command = ["--json".to_owned(), text(&big), serve.at("in")];
     let mut copy = serve.start_cp(&command);
     wait_for_journal(&mut copy, &landing);
@@ -72,14 +72,14 @@ fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
     assert!(!landing.join("big").exists(), "a partial file has the final name");
     serve.cp(&command).done();
     wait_for("only the file is there", BEGIN_MAX, || (names(&landing) == ["big"]).then_some(()));
-    assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), 4 << 30);
+    assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), 8 << 30);
 }
 
 #[test]
 fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
     let World { serve, dir } = World::new();
     let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
-    make_sparse(&source, 4);
+    make_sparse(&source, 8);
     let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
     wait_for_journal(&mut copy, &out);
     copy.signal(Signal::KILL);

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// How long a copy may take to write its first bytes.
 pub(crate) const BEGIN_MAX: Duration = Duration::from_secs(20);
 
-/// Makes a file that takes `gib` GiB of time but hardly any disk: behind its beginning is a hole.
+/// Makes a file whose copy takes the time of hashing `gib` GiB of zeros, and hardly any disk:
+/// behind its beginning is a hole.
 pub(crate) fn make_sparse(path: &Path, gib: u64) {
     fs::write(path, bytes(gib, 8 << 20)).expect("a file");
     let file = fs::OpenOptions::new().write(true).open(path);
@@ -48,7 +49,7 @@ fn an_idle_server_stops_at_once_and_takes_its_door_away() {
 #[test]
 fn a_running_download_may_finish_when_the_server_stops() {
     let World { serve, dir } = World::new();
-    make_sparse(&dir.path().join("data/big"), 1);
+    make_sparse(&dir.path().join("data/big"), 3);
     let out = dir.path().join("out");
     let copy = serve.start_cp(&[&serve.at("data/big"), &text(&out)]);
     finishes_while_draining(serve, copy, &out);
@@ -58,21 +59,21 @@ fn a_running_download_may_finish_when_the_server_stops() {
 fn a_running_upload_may_finish_when_the_server_stops() {
     let World { serve, dir } = World::new();
     let big = dir.path().join("big");
-    make_sparse(&big, 1);
+    make_sparse(&big, 3);
     let copy = serve.start_cp(&[&text(&big), &serve.at("in")]);
     finishes_while_draining(serve, copy, &dir.path().join("in"));
 }
 
-/// Stops the server in the middle of a copy of `big`, 1 GiB, into a folder that was empty.
+/// Stops the server in the middle of a copy of `big`, 3 GiB, into a folder that was empty.
 /// Links that are still on their way are made all the same; new clients are sent away.
 fn finishes_while_draining(mut serve: Serve, mut copy: Running, folder: &Path) {
     wait_for_bytes(&mut copy, folder);
     serve.signal(Signal::TERM);
     let line = serve.said(" draining ");
-    assert!(line.contains("sessions=1"), "the copy was over too soon: {line}");
+    assert!(!line.contains("sessions=0"), "the copy was over too soon: {line}");
     serve.cp(&["--list", &serve.at("data")]).refused(3, &["the server is stopping"]);
     copy.end().done();
     assert_eq!(serve.end(), Some(0));
     assert_eq!(names(folder), ["big"]);
-    assert_eq!(fs::metadata(folder.join("big")).expect("it is there").len(), 1 << 30);
+    assert_eq!(fs::metadata(folder.join("big")).expect("it is there").len(), 3 << 30);
 }

@@ -28,6 +28,10 @@ use verbatim_proto::units::{
 ///
 /// Fifos, sockets and devices in a tree are named, skipped, and no failure.
 ///
+/// A single - as the source is standard input, as the target standard output:
+/// tar c . | rdma-cp - HOST:/EXPORT/x.tar, rdma-cp HOST:/EXPORT/x.tar - | tar x.
+/// What goes through a pipe is verified like any file, and cannot be resumed.
+///
 /// Exit codes: 0 done, 1 some files failed, 2 bad usage, 3 cannot connect or not
 /// let in, 4 a digest mismatch that survived retries or that --verify found, 130
 /// interrupted.
@@ -92,6 +96,13 @@ pub struct Flags {
     /// is not looked for.
     #[arg(long, conflicts_with_all = ["no_clobber", "update", "force"])]
     verify: bool,
+
+    /// Copy standard input to TARGET; the same as - for the source.
+    ///
+    /// The end of the input ends the file: a producer that dies looks like one that is
+    /// done, so check its exit code too (set -o pipefail).
+    #[arg(long)]
+    stdin: bool,
 
     /// List a remote folder, or with HOST:/ the exports, instead of copying.
     ///
@@ -200,6 +211,11 @@ impl FlagError {
 }
 
 impl Flags {
+    /// Whether standard output is for data alone.
+    pub fn to_stdout(&self) -> bool {
+        self.paths.len() > 1 && self.paths.last().is_some_and(|path| path == "-")
+    }
+
     pub fn log_level(&self) -> &'static str {
         match self.verbose {
             0 | 1 => "warn",
@@ -220,6 +236,9 @@ impl Flags {
             .map(|path| Location::parse(path).map_err(|e| plain(e.to_string())))
             .collect();
         let mut places = places?;
+        if self.stdin {
+            places.insert(0, Location::Pipe);
+        }
         if self.list {
             return match (places.pop(), places.is_empty()) {
                 (Some(Location::Remote(remote)), true) => Ok(Task::List(remote)),
@@ -230,6 +249,10 @@ impl Flags {
             };
         }
         match (places.pop(), places.is_empty()) {
+            (Some(Location::Pipe), false) if self.json || self.digest => Err(FlagError::usage(
+                "--json and --digest print where the file goes",
+                Some("leave them out: the digest is told on standard error".into()),
+            )),
             (Some(target), false) => {
                 let (recursive, rules) = (self.recursive, self.rules()?);
                 Ok(Task::Copy(CopyOptions { sources: places, target, recursive, rules }))

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> ExitCode {
-    let json = flags.json;
+    let json = flags.json && !flags.to_stdout();
     let task = match flags.task() {
         Ok(task) => task,
         Err(error) => return complain(&error.cause, error.hint, error.exit, json),

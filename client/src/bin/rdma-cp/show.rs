@@ -113,6 +113,9 @@ impl Show {
             let bytes = BinaryBytes(summary.rehashed_bytes);
             eprintln!("{bytes} that the server had were hashed again");
         }
+        if summary.hole_bytes > 0 {
+            eprintln!("{} were holes, and not moved", BinaryBytes(summary.hole_bytes));
+        }
         if summary.reconnects > 0 {
             let times = if summary.reconnects == 1 { "time" } else { "times" };
             eprintln!("the server was lost and reached again {} {times}", summary.reconnects);
@@ -295,6 +298,8 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "bytes": summary.bytes,
         "resumed_bytes": summary.resumed_bytes,
         "rehashed_bytes": summary.rehashed_bytes,
+        "moved_bytes": summary.moved_bytes,
+        "hole_bytes": summary.hole_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
         "transport": summary.transport,

@@ -1,6 +1,7 @@
 //! Cuts a leased window into chunks, and checks that its pieces are what they
 //! must be. Called by the read client alone.
 
+use crate::holes::is_whole;
 use crate::message::{Lease, Piece, WindowId};
 use crate::units::GRAIN_BYTES;
 use crate::{Extent, Fault, fault::Code};
@@ -84,11 +85,8 @@ fn parts(piece: &Piece, chunk_bytes: u64) -> impl Iterator<Item = Piece> + '_ {
 /// Checks that a piece is whole grains of a file of `size` bytes, with a digest for each.
 pub(crate) fn check_piece(piece: &Piece, size: u64) -> Result<(), Fault> {
     let Extent { offset, len } = piece.extent;
-    let whole = piece.extent.fits(size)
-        && len > 0
-        && offset.is_multiple_of(GRAIN_BYTES)
-        && (len.is_multiple_of(GRAIN_BYTES) || offset + len == size)
-        && piece.digests.len() as u64 == len.div_ceil(GRAIN_BYTES);
+    let whole =
+        is_whole(piece.extent, size) && piece.digests.len() as u64 == len.div_ceil(GRAIN_BYTES);
     if whole {
         return Ok(());
     }

@@ -6,11 +6,16 @@
 //! again when its source changed. A file that fails is drained first: nothing
 //! of it is in flight when the driver is told.
 
+mod holes;
+mod ordered;
+mod waiting;
+
 use super::chunk::{Chunk, check_piece};
 use super::slots::Slots;
 use super::types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome};
 use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
+use crate::holes::Zeros;
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::units::{
@@ -36,7 +41,7 @@ struct File {
     unleased: ExtentSet,
     unverified_bytes: u64,
     root: RootBuilder,
-    /// Pieces of this file in chunks that are ready or in flight.
+    /// Pieces of this file in chunks that are ready or in flight, and parts of its holes.
     pending: usize,
     /// Where digests did not match, and how often.
     bad: BTreeMap<u64, u8>,
@@ -45,6 +50,7 @@ struct File {
 }
 
 struct Window {
+    /// Chunks, or parts of holes, that are not done with.
     chunks: usize,
     refresh: Vec<(FileId, Extent)>,
 }
@@ -60,6 +66,8 @@ pub struct ReadClient {
     files: HashMap<FileId, File>,
     windows: HashMap<WindowId, Window>,
     ready: VecDeque<Chunk>,
+    zeros: Zeros<(WindowId, FileId)>,
+    order: Option<ordered::Order>,
     slots: Slots,
     flights: HashMap<(LinkId, u16), Flight>,
     to_open: Vec<OpenFile>,
@@ -78,6 +86,8 @@ impl ReadClient {
             files: HashMap::new(),
             windows: HashMap::new(),
             ready: VecDeque::new(),
+            zeros: Zeros::default(),
+            order: None,
             slots: Slots::new(options.slots_per_link),
             flights: HashMap::new(),
             to_open: Vec::new(),
@@ -183,6 +193,7 @@ impl ReadClient {
                 files.into_iter().try_for_each(|(file, answer)| self.opened(file, answer))
             }
             ReadReply::Lease(lease) => self.leased(&lease),
+            ReadReply::Holes(holes) => self.holes(holes),
             ReadReply::Failed { file, fault } => {
                 self.doom(file, fault);
                 Ok(())
@@ -199,7 +210,8 @@ impl ReadClient {
     /// Puts ready chunks into free slots and sends what is due. Call after every event.
     pub fn advance(&mut self, now: Duration) {
         self.drop_doomed_chunks();
-        while let Some(chunk) = self.ready.pop_front() {
+        self.zero_holes();
+        while let Some(chunk) = self.next_ready() {
             let Some((link, slot)) = self.slots.take() else {
                 self.ready.push_front(chunk);
                 break;
@@ -211,15 +223,6 @@ impl ReadClient {
         self.end_files();
         self.flush();
         self.expire(now);
-    }
-
-    /// When `advance` must be called at the latest.
-    pub fn deadline(&self) -> Option<Duration> {
-        if self.flights.is_empty() {
-            return (!self.is_idle()).then(|| self.heard + self.options.timeout);
-        }
-        let waiting = self.flights.iter().filter(|((id, _), _)| !self.slots.is_dropping(*id));
-        waiting.map(|(_, flight)| flight.deadline).min()
     }
 
     fn opened(&mut self, id: FileId, answer: Result<FileInfo, Fault>) -> Result<(), Fault> {
@@ -290,6 +293,7 @@ impl ReadClient {
                 file.bad.remove(&piece.extent.offset);
                 file.unverified_bytes -= piece.extent.len;
                 file.root.insert_run(piece.extent.offset, &piece.digests);
+                self.came(piece.extent);
             }
             PieceOutcome::Failed(fault) => file.doom = Some(fault),
             PieceOutcome::Mismatch => self.mismatched(chunk, index),
@@ -415,20 +419,6 @@ impl ReadClient {
         }
         for files in batches(&mut self.to_close) {
             send(ReadRequest::Close { files });
-        }
-    }
-
-    fn expire(&mut self, now: Duration) {
-        for ((id, _), flight) in &self.flights {
-            if flight.deadline <= now && self.slots.drop_link(*id) {
-                self.effects.push_back(ClientEffect::DropLink { link: *id });
-            }
-        }
-        if !self.is_idle() && self.flights.is_empty() && self.heard + self.options.timeout <= now {
-            let seconds = self.options.timeout.as_secs();
-            let text = format!("server said nothing for {seconds} s");
-            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
-            self.heard = now;
         }
     }
 }

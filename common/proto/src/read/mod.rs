@@ -8,6 +8,7 @@
 //!   Open{files}            ------------->    Open, fstat
 //!                          <-------------    Opened{info}
 //!                          <-------------    Lease{window, region, pieces, digests}
+//!                          <-------------    Holes{window, extents}, instead of zeros
 //!   READ chunks of the window (no message per chunk), verify, pwrite
 //!   Release{window}        ------------->    deregister, lease the next
 //!   Close{files}           ------------->    identity the same?
@@ -24,5 +25,5 @@ pub(crate) use chunk::check_piece;
 
 pub use chunk::Chunk;
 pub use client::ReadClient;
-pub use server::{Prepare, Prepared, ReadServer, ServerEffect};
-pub use types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome};
+pub use server::{Opened, Prepare, Prepared, ReadServer, ServerEffect};
+pub use types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome, Zero};

@@ -1,13 +1,15 @@
 //! The reading server: opens what it is asked for, has windows prepared within
 //! the client's credit, leases them, takes them back. Driven by the server's
 //! session, one machine per client. Files of at most a grain are packed, many
-//! in one window; larger ones get windows of their own, in order, and first.
+//! in one window; larger ones get windows of their own, in order, and first, and
+//! their holes are named instead of leased.
 //!
 //! A window is preparing, then leased, then retired: by `Release`, by
 //! `Refresh`, or by the end of the session. Never earlier, because a client's
 //! read of a retired window kills its queue pair.
 
 use crate::batch::{batches, unexpected};
+use crate::holes::{Holes, Search, Survey, WindowHoles};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::units::{
@@ -26,6 +28,13 @@ pub enum ServerEffect {
     Open(Vec<OpenFile>),
     /// Make a window; answer with `prepared`.
     Prepare(Prepare),
+    /// Look for holes of a file from here on; answer with `found`.
+    FindHoles {
+        /// The file.
+        file: FileId,
+        /// From where on.
+        from: u64,
+    },
     /// The client is done with this window: take it back.
     Retire(WindowId),
     /// Compare the identity of these with that at open, and close them; answer with `closed`.
@@ -56,12 +65,17 @@ pub struct Prepared {
     pub pieces: Vec<Result<Vec<Digest>, Fault>>,
 }
 
+/// A file that was opened, and the holes it begins with.
+pub type Opened = (FileInfo, Survey);
+
 struct File {
     size: u64,
     unleased: ExtentSet,
+    search: Search,
     have: Vec<Extent>,
     open: bool,
     closing: bool,
+    /// Windows, and a search for holes, that the driver is at.
     preparing: usize,
 }
 
@@ -72,6 +86,18 @@ struct Window {
     pieces: Vec<(FileId, Extent)>,
     packed: bool,
     leased: bool,
+    /// Whether holes stand behind it, and no memory.
+    is_holes: bool,
+}
+
+/// What comes next of a large file.
+enum Next {
+    Holes(Vec<Extent>),
+    Data(Extent),
+    Find(u64),
+    /// The driver is looking.
+    Wait,
+    Over,
 }
 
 /// The machine.
@@ -133,13 +159,19 @@ impl ReadServer {
     }
 
     /// The driver opened a batch, or could not.
-    pub fn opened(&mut self, answers: Vec<(FileId, Result<FileInfo, Fault>)>) {
-        for (id, answer) in &answers {
-            let Ok(info) = answer else {
-                self.files.remove(id);
-                continue;
+    pub fn opened(&mut self, answers: Vec<(FileId, Result<Opened, Fault>)>) {
+        let mut told = Vec::with_capacity(answers.len());
+        for (id, answer) in answers {
+            let (info, survey) = match answer {
+                Ok(answer) => answer,
+                Err(fault) => {
+                    self.files.remove(&id);
+                    told.push((id, Err(fault)));
+                    continue;
+                }
             };
-            let file = self.files.get_mut(id).expect("the driver answers what it was asked");
+            told.push((id, Ok(info)));
+            let file = self.files.get_mut(&id).expect("the driver answers what it was asked");
             file.open = true;
             file.size = info.size;
             file.unleased = ExtentSet::whole(info.size);
@@ -147,15 +179,25 @@ impl ReadServer {
                 // What the client has of a file that shrank since is no use to it.
                 file.unleased.take(extent);
             }
-            match file.unleased.bytes() {
+            let wanted = file.unleased.bytes();
+            file.search.answer(survey, info.size, &mut file.unleased);
+            match wanted {
                 0 => {}
                 bytes if bytes == info.size && bytes <= PACKED_FILE_BYTES_MAX => {
-                    self.small.push_back(*id);
+                    self.small.push_back(id);
                 }
-                _ => self.large.push_back(*id),
+                _ => self.large.push_back(id),
             }
         }
-        self.effects.push_back(ServerEffect::Send(ReadReply::Opened { files: answers }));
+        self.effects.push_back(ServerEffect::Send(ReadReply::Opened { files: told }));
+        self.advance();
+    }
+
+    /// The driver looked for holes.
+    pub fn found(&mut self, id: FileId, survey: Survey) {
+        let file = self.files.get_mut(&id).expect("a file stays while its holes are looked for");
+        file.preparing -= 1;
+        file.search.answer(survey, file.size, &mut file.unleased);
         self.advance();
     }
 
@@ -205,6 +247,7 @@ impl ReadServer {
             let file = File {
                 size: 0,
                 unleased: ExtentSet::new(),
+                search: Search::default(),
                 have: request.have.clone(),
                 open: false,
                 closing: false,
@@ -261,8 +304,10 @@ impl ReadServer {
     }
 
     fn retire(&mut self, id: WindowId) {
-        self.windows.remove(&id);
-        self.effects.push_back(ServerEffect::Retire(id));
+        let window = self.windows.remove(&id);
+        if window.is_some_and(|window| !window.is_holes) {
+            self.effects.push_back(ServerEffect::Retire(id));
+        }
     }
 
     /// Prepares windows as long as there is credit, and closes what is no longer in preparation.
@@ -276,9 +321,15 @@ impl ReadServer {
                 self.prepare(pieces, true, false);
             } else if let Some(&id) = self.large.front() {
                 let file = self.files.get_mut(&id).expect("closed files leave the queue");
-                match file.unleased.take_first(WINDOW_BYTES) {
-                    Some(extent) => self.prepare(vec![(id, extent)], false, false),
-                    None => drop(self.large.pop_front()),
+                match file.next() {
+                    Next::Holes(extents) => self.name_holes(id, extents),
+                    Next::Data(extent) => self.prepare(vec![(id, extent)], false, false),
+                    Next::Find(from) => {
+                        file.preparing += 1;
+                        self.effects.push_back(ServerEffect::FindHoles { file: id, from });
+                    }
+                    Next::Wait => break,
+                    Next::Over => drop(self.large.pop_front()),
                 }
             } else {
                 break;
@@ -324,15 +375,47 @@ impl ReadServer {
         pieces
     }
 
-    fn prepare(&mut self, pieces: Vec<(FileId, Extent)>, packed: bool, fresh: bool) {
-        let window = WindowId(self.next_window);
+    fn next_id(&mut self) -> WindowId {
         self.next_window += 1;
+        WindowId(self.next_window - 1)
+    }
+
+    /// Names holes to the client; the list takes the credit of a window until it is released.
+    fn name_holes(&mut self, file: FileId, extents: Vec<Extent>) {
+        let window = self.next_id();
+        self.windows.insert(
+            window,
+            Window { pieces: Vec::new(), packed: false, leased: true, is_holes: true },
+        );
+        let holes = WindowHoles { window, holes: Holes { file, extents } };
+        self.effects.push_back(ServerEffect::Send(ReadReply::Holes(holes)));
+    }
+
+    fn prepare(&mut self, pieces: Vec<(FileId, Extent)>, packed: bool, fresh: bool) {
+        let window = self.next_id();
         for (id, _) in &pieces {
             self.files.get_mut(id).expect("closed files leave the queue").preparing += 1;
         }
-        self.windows.insert(window, Window { pieces: pieces.clone(), packed, leased: false });
+        let made = Window { pieces: pieces.clone(), packed, leased: false, is_holes: false };
+        self.windows.insert(window, made);
         let prepare = Prepare { window, pieces, packed, fresh };
         self.effects.push_back(ServerEffect::Prepare(prepare));
+    }
+}
+
+impl File {
+    fn next(&mut self) -> Next {
+        if let Some(extents) = self.search.next_list() {
+            return Next::Holes(extents);
+        }
+        if let Some(extent) = self.unleased.take_first_below(WINDOW_BYTES, self.search.until()) {
+            return Next::Data(extent);
+        }
+        match self.search.question(self.size) {
+            Some(from) => Next::Find(from),
+            None if self.search.is_over(self.size) => Next::Over,
+            None => Next::Wait,
+        }
     }
 }
 
@@ -351,7 +434,9 @@ mod tests {
         machine.request(ReadRequest::Open { files });
         assert!(matches!(machine.next_effect(), Some(ServerEffect::Open(_))));
         let info = |size| FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size };
-        let answers = (0..).zip(&sizes).map(|(id, &size)| (FileId(id), Ok(info(size))));
+        let survey = |size| Survey { holes: Vec::new(), until: size };
+        let answers =
+            (0..).zip(&sizes).map(|(id, &size)| (FileId(id), Ok((info(size), survey(size)))));
         machine.opened(answers.collect());
         let mut packed = Vec::new();
         while let Some(effect) = machine.next_effect() {

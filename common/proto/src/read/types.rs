@@ -2,8 +2,8 @@
 //! and the outcomes the driver answers with. Plain values without behaviour.
 
 use super::chunk::Chunk;
-use crate::message::{FileId, FileInfo, LinkId, ReadRequest};
-use crate::{Digest, ExtentSet, Fault, RootBuilder};
+use crate::message::{FileId, FileInfo, LinkId, ReadRequest, WindowId};
+use crate::{Digest, Extent, ExtentSet, Fault, RootBuilder};
 use std::time::Duration;
 
 /// How a session reads.
@@ -44,6 +44,8 @@ pub enum ClientEffect {
     },
     /// Read a chunk, verify it, write it; answer with `fetched`.
     Fetch(Fetch),
+    /// Make a range of the target zeros, and hash zeros; answer with `zeroed`.
+    Zero(Zero),
     /// This link gave no answer in time: end it; answer with `link_down`.
     DropLink {
         /// The link.
@@ -81,6 +83,17 @@ pub struct Fetch {
     pub slot: u16,
     /// What to read, and what must be in it.
     pub chunk: Chunk,
+}
+
+/// A hole, or a part of one, to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zero {
+    /// What the list of holes is known by.
+    pub window: WindowId,
+    /// The file.
+    pub file: FileId,
+    /// The range.
+    pub extent: Extent,
 }
 
 /// How a read ended.

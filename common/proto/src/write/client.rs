@@ -8,9 +8,14 @@
 //! A dead link's flights stay until the server has fenced it, because a late
 //! write must find nothing.
 
+mod holes;
+mod stream;
+mod waiting;
+
 use super::types::{ClientEffect, ClientOptions, Post, Posted};
 use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
+use crate::holes::{Search, Survey, Zeros};
 use crate::message::{CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk, Tag, Verdict};
 use crate::message::{WriteReply, WriteRequest};
 use crate::units::{
@@ -32,17 +37,29 @@ enum Stage {
 
 struct File {
     path: WirePath,
+    size: u64,
     stage: Stage,
     unsent: ExtentSet,
+    /// The holes it begins with, until the server has said what it has.
+    survey: Option<Survey>,
+    search: Search,
+    /// Whether a list of its holes is not answered.
+    naming: bool,
+    /// Parts of that list that are not hashed.
+    holes_left: usize,
     unhashed: ExtentSet,
     hashing: bool,
-    /// Pieces of this file in flight.
+    /// Pieces of this file in flight, parts of its holes, and questions about them.
     pending: usize,
     root: RootBuilder,
     bad: BTreeMap<u64, u8>,
     attempts: u8,
     /// An earlier run had sent some of it.
     resumed: bool,
+    /// Its source is read once, so that somebody keeps its bytes.
+    stream: bool,
+    /// That source has not ended.
+    streaming: bool,
     doom: Option<Fault>,
 }
 
@@ -62,11 +79,16 @@ pub struct WriteClient {
     queue: VecDeque<FileId>,
     grants: VecDeque<Grant>,
     flights: HashMap<Tag, Flight>,
+    zeros: Zeros<FileId>,
+    /// Lists of holes that are not answered.
+    lists: usize,
     /// Links the driver can write to; a grant may come before its link is made.
     up: HashSet<LinkId>,
     dead: HashSet<LinkId>,
     dropping: HashSet<LinkId>,
     to_create: Vec<CreateFile>,
+    /// Streams that have ended, with their sizes.
+    to_end: Vec<(FileId, u64)>,
     to_say: Vec<SentChunk>,
     to_commit: Vec<(FileId, Digest)>,
     to_discard: Vec<FileId>,
@@ -84,10 +106,13 @@ impl WriteClient {
             queue: VecDeque::new(),
             grants: VecDeque::new(),
             flights: HashMap::new(),
+            zeros: Zeros::default(),
+            lists: 0,
             up: HashSet::new(),
             dead: HashSet::new(),
             dropping: HashSet::new(),
             to_create: Vec::new(),
+            to_end: Vec::new(),
             to_say: Vec::new(),
             to_commit: Vec::new(),
             to_discard: Vec::new(),
@@ -117,35 +142,27 @@ impl WriteClient {
         self.effects.pop_front()
     }
 
-    /// Adds a file, or begins one again after `Restart`.
+    /// Adds a file with the holes it begins with, or begins one again after `Restart`.
     ///
     /// # Panics
     /// When there is no room or the number is in use: a bug of the driver.
-    pub fn create(&mut self, file: FileId, path: WirePath, info: FileInfo, now: Duration) {
+    pub fn create(
+        &mut self,
+        file: FileId,
+        path: WirePath,
+        info: FileInfo,
+        survey: Survey,
+        now: Duration,
+    ) {
         self.touch(now);
         let earlier = self.files.remove(&file);
         let fresh = earlier.as_ref().is_none_or(|earlier| earlier.stage == Stage::Restarting);
         assert!(fresh, "file {file:?} is in use");
         assert!(self.room() > 0, "no room for another file");
-        let mut root = RootBuilder::new(info.size);
-        if info.size == 0 {
-            root.insert(0, Digest::of(b""));
-        }
-        let state = File {
-            path: path.clone(),
-            stage: Stage::Creating,
-            unsent: ExtentSet::whole(info.size),
-            unhashed: ExtentSet::new(),
-            hashing: false,
-            pending: 0,
-            root,
-            bad: BTreeMap::new(),
-            attempts: earlier.map_or(1, |earlier| earlier.attempts),
-            resumed: false,
-            doom: None,
-        };
+        let mut state = File::new(&path, info, survey);
+        state.attempts = earlier.map_or(1, |earlier| earlier.attempts);
         self.files.insert(file, state);
-        self.to_create.push(CreateFile { file, path, info });
+        self.to_create.push(CreateFile { file, path, info, stream: false });
     }
 
     /// Gives a file up for a reason of the driver's.
@@ -253,6 +270,7 @@ impl WriteClient {
             WriteReply::Committed { files } => {
                 files.into_iter().try_for_each(|(file, answer)| self.committed(file, answer))
             }
+            WriteReply::Zeroed { file, answer } => self.zeroed(file, answer),
         };
         if let Err(fault) = taken {
             self.effects.push_back(ClientEffect::Broken(fault));
@@ -275,22 +293,11 @@ impl WriteClient {
             });
             self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
         }
+        self.say_ends();
+        self.name_holes();
         self.end_files();
         self.flush();
         self.expire(now);
-    }
-
-    /// When `advance` must be called at the latest.
-    pub fn deadline(&self) -> Option<Duration> {
-        if self.flights.is_empty() {
-            return (!self.is_idle()).then(|| self.heard + self.options.timeout);
-        }
-        let waiting = self.flights.values().filter(|flight| !self.is_ending(flight.grant.link));
-        waiting.map(|flight| flight.deadline).min().or(Some(self.heard + self.options.timeout))
-    }
-
-    fn is_ending(&self, link: LinkId) -> bool {
-        self.dead.contains(&link) || self.dropping.contains(&link)
     }
 
     fn tags_on(&self, link: LinkId) -> impl Iterator<Item = Tag> + '_ {
@@ -315,6 +322,8 @@ impl WriteClient {
                     }
                     file.unhashed.insert(extent);
                 }
+                let survey = file.survey.take().expect("a file is created once");
+                file.search.answer(survey, file.size, &mut file.unsent);
                 self.queue.push_back(id);
             }
         }
@@ -346,6 +355,9 @@ impl WriteClient {
                     file.pending -= 1;
                     file.bad.remove(&extent.offset);
                     file.root.insert_run(extent.offset, &digests);
+                    if file.stream {
+                        self.effects.push_back(ClientEffect::Stored { file: id, extent });
+                    }
                 }
                 Verdict::Mismatch => self.mismatched(id, extent),
                 Verdict::Failed(fault) => {
@@ -419,7 +431,7 @@ impl WriteClient {
                 self.queue.pop_front();
                 continue;
             };
-            let next = file.unsent.iter().next();
+            let next = file.next_unsent();
             // A file that was begun again may still stand here from its first try.
             let sending = file.doom.is_none() && file.stage == Stage::Sending;
             let Some(next) = next.filter(|_| sending) else {
@@ -450,7 +462,7 @@ impl WriteClient {
             } else if let Some(extent) = file.unhashed.take_first(WINDOW_BYTES) {
                 file.hashing = true;
                 self.effects.push_back(ClientEffect::Hash { file: id, extent });
-            } else if file.unsent.is_empty() {
+            } else if file.unsent.is_empty() && file.search.is_over(file.size) && !file.streaming {
                 file.stage = Stage::Checking;
                 let root = file.root.finish().expect("every grain was stored or hashed");
                 self.effects.push_back(ClientEffect::CheckSource { file: id, root });
@@ -489,26 +501,6 @@ impl WriteClient {
         }
         for files in batches(&mut self.to_commit) {
             send(WriteRequest::Commit { files });
-        }
-    }
-
-    fn expire(&mut self, now: Duration) {
-        let none_waits = self.flights.values().all(|flight| self.is_ending(flight.grant.link));
-        if !self.is_idle() && none_waits && self.heard + self.options.timeout <= now {
-            let seconds = self.options.timeout.as_secs();
-            let text = format!("server said nothing for {seconds} s");
-            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
-            self.heard = now;
-        }
-        let late = self.flights.values().filter(|flight| flight.deadline <= now);
-        let late: HashSet<LinkId> = late.map(|flight| flight.grant.link).collect();
-        for link in late {
-            if !self.is_ending(link) {
-                self.dropping.insert(link);
-                // The server has a while to fence it, from now on.
-                self.heard = now;
-                self.effects.push_back(ClientEffect::DropLink { link });
-            }
         }
     }
 }

@@ -9,6 +9,8 @@
 //!   pread, hash, WRITE + notification on the grant's link
 //!   Sent{tag, pieces, digests} --------->    copy out, hash, compare, pwrite
 //!                          <-------------    Granted{verdicts, slots again}
+//!   Holes{extents}, instead of zeros --->    punch, hash zeros
+//!                          <-------------    Zeroed
 //!   Commit{root}           ------------->    compare, fsync, rename, fsync folder
 //!                          <-------------    Committed
 //! ```

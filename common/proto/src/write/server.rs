@@ -8,15 +8,22 @@
 //! absorbing, and answers when the last absorbing one is judged. Ranges are
 //! claimed when they are sent, so that no byte is stored twice.
 
+mod fences;
+mod holes;
+mod stream;
+
 use super::types::{Absorb, ServerEffect, SlotId};
 use crate::batch::unexpected;
 use crate::digest::{Digest, RootBuilder};
+use crate::holes::Zeros;
 use crate::message::{
     CreateFile, FileId, FileInfo, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict,
 };
 use crate::message::{WriteReply, WriteRequest};
 use crate::read::{Have, check_piece};
-use crate::units::{BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK};
+use crate::units::{
+    BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX,
+};
 use crate::{Code, Extent, ExtentSet, Fault};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -33,7 +40,11 @@ struct File {
     unclaimed: ExtentSet,
     unstored_bytes: u64,
     root: RootBuilder,
+    /// Chunks and lists of holes that the driver is at.
     absorbing: usize,
+    holes: Option<holes::List>,
+    /// Its size is not known yet.
+    streaming: bool,
     discarded: bool,
 }
 
@@ -66,6 +77,7 @@ pub struct WriteServer {
     links: HashMap<LinkId, LinkState>,
     slots: HashMap<SlotId, Slot>,
     uses: HashMap<Tag, Use>,
+    zeros: Zeros<FileId>,
     next_tag: u32,
     writing: bool,
     fences: BTreeSet<LinkId>,
@@ -116,25 +128,6 @@ impl WriteServer {
             self.grant(id);
         }
         self.flush();
-    }
-
-    /// The driver found a link dead, or killed it.
-    pub fn killed(&mut self, link: LinkId) {
-        if let Some(state) = self.links.get_mut(&link) {
-            *state = LinkState::Dead;
-            self.settle(link);
-        }
-    }
-
-    /// The client asks that a link be dead.
-    pub fn fence(&mut self, link: LinkId) {
-        match self.links.get(&link) {
-            Some(_) => {
-                self.fences.insert(link);
-                self.effects.push_back(ServerEffect::Kill(link));
-            }
-            None => self.effects.push_back(ServerEffect::Fenced(link)),
-        }
     }
 
     /// A notification came in on a link.
@@ -214,12 +207,15 @@ impl WriteServer {
                 chunks.into_iter().try_for_each(|chunk| self.sent(chunk))
             }
             WriteRequest::Commit { files } => self.commit(files),
+            WriteRequest::Holes(holes) => self.holes(holes),
+            WriteRequest::End { file, size } => self.end(file, size),
             WriteRequest::Discard { files } => {
                 for id in files {
                     if let Some(file) = self.files.get_mut(&id) {
                         file.discarded = true;
                     }
                 }
+                self.zero_holes();
                 self.discard_idle();
                 Ok(())
             }
@@ -234,8 +230,14 @@ impl WriteServer {
             let text = format!("client created more than {OPEN_FILES_MAX} files at a time");
             return Err(Fault::new(Code::Limit, text));
         }
-        for CreateFile { file, info, .. } in &files {
-            let mut root = RootBuilder::new(info.size);
+        for CreateFile { file, info, stream, .. } in &files {
+            if *stream != (info.size == STREAM_BYTES_MAX) || info.size > STREAM_BYTES_MAX {
+                return Err(unexpected("size that cannot be", *file));
+            }
+            let mut root = match stream {
+                true => RootBuilder::open(),
+                false => RootBuilder::new(info.size),
+            };
             if info.size == 0 {
                 root.insert(0, Digest::of(b""));
             }
@@ -246,6 +248,8 @@ impl WriteServer {
                 unstored_bytes: info.size,
                 root,
                 absorbing: 0,
+                holes: None,
+                streaming: *stream,
                 discarded: false,
             };
             if self.files.insert(*file, state).is_some() {
@@ -300,7 +304,7 @@ impl WriteServer {
         for (id, root) in files {
             let file = self.files.get(&id).filter(|file| file.open && !file.discarded);
             let file = file.ok_or_else(|| unexpected("commit", id))?;
-            if file.unstored_bytes > 0 || file.absorbing > 0 {
+            if file.unstored_bytes > 0 || file.absorbing > 0 || file.streaming {
                 return Err(unexpected("commit of a file that is not whole", id));
             }
             if file.root.finish() == Some(root) {
@@ -352,37 +356,6 @@ impl WriteServer {
         let used = Use { slot: id, link, sent: None, notified: false, absorbing: false };
         self.uses.insert(tag, used);
         self.grants.push(Grant { tag, link, region, bytes });
-    }
-
-    /// Voids what a dead link has not finished; says so once nothing of it is absorbing.
-    fn settle(&mut self, link: LinkId) {
-        if self.links.get(&link) != Some(&LinkState::Dead) {
-            return;
-        }
-        let on_link = |used: &Use| used.link == link;
-        if self.uses.values().any(|used| on_link(used) && used.absorbing) {
-            return;
-        }
-        let void: Vec<Use> =
-            self.uses.extract_if(|_, used| on_link(used)).map(|(_, used)| used).collect();
-        for piece in void.into_iter().flat_map(|used| used.sent.unwrap_or_default()) {
-            if let Some(file) = self.files.get_mut(&piece.file) {
-                file.absorbing -= 1;
-                file.unclaimed.insert(piece.extent);
-            }
-        }
-        let before = self.slots.len();
-        self.slots.retain(|_, slot| slot.link != link);
-        if self.slots.len() < before {
-            self.effects.push_back(ServerEffect::Free(link));
-        }
-        self.flush();
-        // The client asks for a fence when it finds the link dead; answer only then.
-        if self.fences.remove(&link) {
-            self.links.remove(&link);
-            self.effects.push_back(ServerEffect::Fenced(link));
-        }
-        self.discard_idle();
     }
 
     fn discard_idle(&mut self) {

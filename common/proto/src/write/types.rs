@@ -21,12 +21,33 @@ pub enum ClientEffect {
     Send(WriteRequest),
     /// Read, hash and write a chunk; answer with `posted`.
     Post(Post),
+    /// A range of a stream is stored, and its bytes are not needed again.
+    Stored {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
     /// Hash what the server already has of this file; answer with `hashed`.
     Hash {
         /// The file.
         file: FileId,
         /// The range.
         extent: Extent,
+    },
+    /// Hash zeros as this range of a file; answer with `zeros_hashed`.
+    HashZeros {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
+    /// Look for holes of the source from here on; answer with `found`.
+    FindHoles {
+        /// The file.
+        file: FileId,
+        /// From where on.
+        from: u64,
     },
     /// Say whether the source is still what it was; answer with `source_checked`.
     CheckSource {
@@ -105,6 +126,20 @@ pub enum ServerEffect {
     Create(Vec<CreateFile>),
     /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
     Absorb(Absorb),
+    /// A stream is this long.
+    Sized {
+        /// The file.
+        file: FileId,
+        /// Its size.
+        size: u64,
+    },
+    /// Make a range of a temporary file zeros, and hash zeros; answer with `zeroed`.
+    Zero {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
     /// Make these durable and rename them; answer with `committed`.
     Commit(Vec<FileId>),
     /// Remove the temporary files of these.

@@ -1,7 +1,12 @@
 //! The world of the machine tests: two machines a side, an ordered control
-//! channel each way, links that die, and files whose content is a version.
+//! channel each way, links that die, and files whose content is a version. A
+//! third of the files is sparse, with other holes in each version.
 //! Checks on the way what must hold at every moment; `machines.rs` checks ends.
 
+mod content;
+mod streams;
+
+use content::{digests_of, grains, is_hole, root_of, survey, value_of, zeros_at};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
@@ -14,6 +19,8 @@ use verbatim_proto::write::{self, Posted, SlotId, WriteClient, WriteServer};
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, RootBuilder, WirePath};
 
 const LINKS: u16 = 3;
+/// What an earlier session left where nothing is verified.
+const GARBAGE: Digest = Digest([0xEE; 32]);
 const STEPS_MAX: usize = 200_000;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -32,7 +39,13 @@ pub struct Faults {
 enum Event {
     ToServer(ClientMessage),
     ToClient(ServerMessage),
-    Opened(Vec<(FileId, Result<FileInfo, Fault>)>),
+    Opened(Vec<(FileId, Result<read::Opened, Fault>)>),
+    Found { id: FileId, from: u64, up: bool },
+    Zeroed(read::Zero, bool),
+    ZerosHashed(FileId, Extent),
+    Grow(FileId),
+    Take(FileId),
+    ZerosStored(FileId, Extent, bool),
     Prepared(WindowId, Prepared),
     Closed(Vec<(FileId, u32)>),
     Fetched(LinkId, u16, read::Chunk),
@@ -75,9 +88,14 @@ struct Model {
     size: u64,
     version: u32,
     opened: u32,
-    /// Grain -> version that landed.
-    landed: BTreeMap<u64, u32>,
+    /// Grain -> what landed.
+    landed: BTreeMap<u64, Digest>,
     ended: bool,
+    /// Of a stream: what was read of its source, and what of that is not stored.
+    grown: Option<u64>,
+    kept: ExtentSet,
+    /// Of a file in order: how far it was taken.
+    taken: Option<u64>,
 }
 
 pub struct World {
@@ -104,6 +122,8 @@ pub struct World {
     failed: usize,
     deaths: u64,
     resumed: u64,
+    zeroed: u64,
+    in_order: bool,
 }
 
 impl World {
@@ -138,6 +158,8 @@ impl World {
             failed: 0,
             deaths: 0,
             resumed: 0,
+            zeroed: 0,
+            in_order: false,
         }
     }
 
@@ -157,12 +179,22 @@ impl World {
         self.resumed
     }
 
+    /// Ranges that were named as holes instead of moved.
+    pub fn zeroed(&self) -> u64 {
+        self.zeroed
+    }
+
     pub fn file_count(&self) -> usize {
         self.files.len()
     }
 
-    pub fn empty_files(&self) -> usize {
-        self.files.values().filter(|file| file.size == 0).count()
+    /// Files of which nothing need move: empty, or one hole.
+    pub fn unmoved_files(&self) -> usize {
+        let all_hole = |id: FileId, size: u64| {
+            size > GRAIN_BYTES && (0..grain_count(size)).all(|grain| is_hole(id, grain, 0))
+        };
+        let unmoved = |(id, file): &(&FileId, &Model)| file.size == 0 || all_hole(**id, file.size);
+        self.files.iter().filter(unmoved).count()
     }
 
     pub fn mismatches(&self) -> u64 {
@@ -195,6 +227,9 @@ impl World {
     }
 
     fn populate(&mut self) {
+        if self.in_order {
+            return self.populate_ordered();
+        }
         let chunk = u64::from(CHUNK_BYTES_DEFAULT);
         let sizes =
             [0, 1, GRAIN_BYTES - 1, GRAIN_BYTES, GRAIN_BYTES + 1, chunk - 1, chunk, chunk + 1];
@@ -208,6 +243,10 @@ impl World {
             let upload = self.roll(2) == 0;
             let id = FileId(number);
             self.files.insert(id, Model { size, ..Model::default() });
+            if upload && self.roll(3) == 0 {
+                self.begin_stream(id);
+                continue;
+            }
             if upload {
                 self.begin_upload(id);
             } else {
@@ -228,11 +267,15 @@ impl World {
         }
         let file = self.model(id);
         let (mut extents, mut root) = (ExtentSet::new(), RootBuilder::new(size));
-        for grain in (0..grain_count(size)).step_by(3) {
-            let offset = grain * GRAIN_BYTES;
-            extents.insert(Extent::new(offset, GRAIN_BYTES.min(size - offset)));
-            root.insert(grain, value_of(id, grain, file.version));
-            file.landed.insert(grain, file.version);
+        for grain in 0..grain_count(size) {
+            let value = value_of(id, grain, file.version);
+            let verified = grain % 3 == 0;
+            file.landed.insert(grain, if verified { value } else { GARBAGE });
+            if verified {
+                let offset = grain * GRAIN_BYTES;
+                extents.insert(Extent::new(offset, GRAIN_BYTES.min(size - offset)));
+                root.insert(grain, value);
+            }
         }
         let mtime_ns = i64::from(file.version);
         self.resumed += 1;
@@ -255,7 +298,8 @@ impl World {
         file.opened = file.version;
         let (size, mtime_ns) = (file.size, i64::from(file.version));
         let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
-        self.write_client.create(id, path_of(id), info, self.now);
+        let survey = survey(id, info.size, file.version, 0);
+        self.write_client.create(id, path_of(id), info, survey, self.now);
     }
 
     fn happen(&mut self, event: Event) {
@@ -271,6 +315,27 @@ impl World {
                 });
                 let answers = answers.collect();
                 self.read_server.closed(answers);
+            }
+            Event::Found { id, from, up } => {
+                let survey = survey(id, self.files[&id].size, self.files[&id].version, from);
+                match up {
+                    true => self.write_client.found(id, survey),
+                    false => self.read_server.found(id, survey),
+                }
+            }
+            Event::Zeroed(zero, refused) => {
+                let answer = self.zero(zero.file, zero.extent, refused);
+                self.read_client.zeroed(zero, answer, self.now);
+            }
+            Event::Grow(id) => self.grow(id),
+            Event::Take(id) => self.take(id),
+            Event::ZerosHashed(id, extent) => {
+                let zeros: Vec<Digest> = grains(extent).map(zeros_at).collect();
+                self.write_client.zeros_hashed(id, extent, &zeros, self.now);
+            }
+            Event::ZerosStored(id, extent, refused) => {
+                let answer = self.zero(id, extent, refused);
+                self.write_server.zeroed(id, extent, answer);
             }
             Event::Fetched(link, slot, chunk) => self.fetched(link, slot, chunk),
             Event::Posted(tag, link, posted) => self.posted(tag, link, posted),
@@ -345,8 +410,7 @@ impl World {
             } else if corrupt || !same {
                 PieceOutcome::Mismatch
             } else {
-                let version = file.version;
-                file.landed.extend(grains(piece.extent).map(|grain| (grain, version)));
+                file.landed.extend(grains(piece.extent).zip(piece.digests.iter().copied()));
                 PieceOutcome::Verified
             });
         }
@@ -382,11 +446,7 @@ impl World {
 
     fn committed(&mut self, files: Vec<FileId>) {
         let answers = files.into_iter().map(|id| {
-            let file = self.model(id);
-            let versions: HashSet<u32> = file.landed.values().copied().collect();
-            assert!(versions.len() <= 1, "a mixture was committed: {versions:?}");
-            let whole = file.size == 0 || file.landed.len() as u64 == grain_count(file.size);
-            assert!(whole, "committed with grains missing");
+            self.files[&id].landed_version(id);
             (id, Ok(()))
         });
         let answers = answers.collect();
@@ -436,10 +496,19 @@ impl World {
             Effect::Fetch(fetch) => {
                 assert!(self.in_slot.insert((fetch.link, fetch.slot)), "a slot is used twice");
                 assert!(self.windows[&fetch.chunk.window], "a retired window is read");
+                fetch
+                    .chunk
+                    .pieces
+                    .iter()
+                    .for_each(|piece| self.check_moved(piece.file, piece.extent));
                 self.disturb(fetch.link);
                 if !self.chance(self.faults.lose_ppm) {
                     self.later(20, Event::Fetched(fetch.link, fetch.slot, fetch.chunk));
                 }
+            }
+            Effect::Zero(zero) => {
+                let refused = self.chance(self.faults.refuse_ppm / 20);
+                self.later(20, Event::Zeroed(zero, refused));
             }
             Effect::DropLink { link } => self.link_dies(link),
             Effect::Restart { file } => self.model(file).landed.clear(),
@@ -457,6 +526,8 @@ impl World {
                 let mut content = Vec::new();
                 let mut digests = Vec::new();
                 for &(id, extent) in &post.pieces {
+                    self.check_moved(id, extent);
+                    self.check_kept(id, extent);
                     let version = self.files[&id].version;
                     let corrupt = self.chance(self.faults.corrupt_ppm);
                     content.push((id, extent, version, corrupt));
@@ -470,6 +541,13 @@ impl World {
                 }
             }
             Effect::Hash { file, extent } => self.later(5, Event::Hashed(file, extent)),
+            Effect::Stored { file, extent } => self.stored(file, extent),
+            Effect::HashZeros { file, extent } => {
+                self.later(20, Event::ZerosHashed(file, extent));
+            }
+            Effect::FindHoles { file: id, from } => {
+                self.later(5, Event::Found { id, from, up: true });
+            }
             Effect::CheckSource { file, root } => self.later(5, Event::SourceChecked(file, root)),
             Effect::DropLink { link } => self.link_dies(link),
             Effect::Restart { file } => self.begin_upload(file),
@@ -491,7 +569,9 @@ impl World {
                     let mtime_ns = i64::from(file.version);
                     let size = file.size;
                     let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
-                    (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(info) })
+                    let survey = survey(request.file, file.size, file.version, 0);
+                    let answer = (info, survey);
+                    (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(answer) })
                 });
                 let answers = answers.collect();
                 self.later(10, Event::Opened(answers));
@@ -511,6 +591,9 @@ impl World {
                 let some = pieces.iter().any(Result::is_ok);
                 let region = some.then_some(Region { key: prepare.window.0, base: 0 });
                 self.later(10, Event::Prepared(prepare.window, Prepared { region, pieces }));
+            }
+            Effect::FindHoles { file: id, from } => {
+                self.later(5, Event::Found { id, from, up: false });
             }
             Effect::Retire(window) => {
                 assert_eq!(self.windows.insert(window, false), Some(true), "retired twice");
@@ -535,6 +618,9 @@ impl World {
                     if refused {
                         return (request.file, Err(fault(Code::Denied)));
                     }
+                    if request.stream {
+                        return (request.file, Ok(None));
+                    }
                     // The source may have changed since the client described it.
                     let current = i64::from(self.files[&request.file].version);
                     let same = request.info.mtime_ns == current;
@@ -544,6 +630,11 @@ impl World {
                 self.later(10, Event::Created(answers));
             }
             Effect::Absorb(absorb) => self.absorb(absorb),
+            Effect::Sized { file, size } => assert_eq!(size, self.files[&file].size),
+            Effect::Zero { file, extent } => {
+                let refused = self.chance(self.faults.refuse_ppm / 20);
+                self.later(20, Event::ZerosStored(file, extent, refused));
+            }
             Effect::Commit(files) => self.later(20, Event::Committed(files)),
             Effect::Discard(files) => {
                 for id in files {
@@ -575,7 +666,8 @@ impl World {
             } else {
                 let file = self.model(id);
                 for grain in grains(extent) {
-                    assert!(file.landed.insert(grain, version).is_none(), "stored twice");
+                    let before = file.landed.insert(grain, value_of(id, grain, version));
+                    assert!(before.is_none_or(|before| before == GARBAGE), "stored twice");
                 }
                 Verdict::Stored
             });
@@ -583,16 +675,32 @@ impl World {
         self.later(10, Event::Absorbed(absorb, verdicts));
     }
 
+    /// A hole is made at the other side, whatever was there before.
+    fn zero(&mut self, id: FileId, extent: Extent, refused: bool) -> Result<Vec<Digest>, Fault> {
+        if refused {
+            return Err(fault(Code::NoSpace));
+        }
+        self.zeroed += 1;
+        let zeros: Vec<Digest> = grains(extent).map(zeros_at).collect();
+        self.model(id).landed.extend(grains(extent).zip(zeros.iter().copied()));
+        Ok(zeros)
+    }
+
+    /// Holes are not moved, in a world where they stay.
+    fn check_moved(&self, id: FileId, extent: Extent) {
+        let file = &self.files[&id];
+        let holes = self.faults.change_ppm == 0 && file.size > GRAIN_BYTES && file.grown.is_none();
+        let moved = holes && grains(extent).any(|grain| is_hole(id, grain, 0));
+        assert!(!moved, "a hole was moved as data");
+    }
+
     fn finish(&mut self, id: FileId, root: Digest) {
         self.finished += 1;
         let file = self.model(id);
         assert!(!std::mem::replace(&mut file.ended, true), "ended twice");
-        let versions: HashSet<u32> = file.landed.values().copied().collect();
-        assert!(versions.len() <= 1, "a mixture of versions was finished: {versions:?}");
-        let version = versions.into_iter().next().unwrap_or(0);
+        let version = file.landed_version(id);
+        assert!(file.kept.is_empty(), "bytes of a stream are kept for ever");
         assert_eq!(root, root_of(id, file.size, version), "the root is of something else");
-        let whole = file.size == 0 || file.landed.len() as u64 == grain_count(file.size);
-        assert!(whole, "finished with grains missing");
     }
 
     fn fail(&mut self, id: FileId, _fault: &Fault) {
@@ -647,37 +755,22 @@ impl World {
     }
 }
 
+impl Model {
+    /// The version that landed: all of it, and of no other.
+    fn landed_version(&self, id: FileId) -> u32 {
+        let grains = if self.size == 0 { 0 } else { grain_count(self.size) };
+        let landed = |version: &u32| {
+            (0..grains).all(|grain| self.landed.get(&grain) == Some(&value_of(id, grain, *version)))
+        };
+        let version = (0..=self.version).rev().find(landed);
+        version.unwrap_or_else(|| panic!("a mixture, or not all, is under the final name"))
+    }
+}
+
 fn path_of(id: FileId) -> WirePath {
     WirePath::parse(format!("data/{}", id.0).as_bytes()).expect("holds in this world")
 }
 
 fn fault(code: Code) -> Fault {
     Fault::new(code, "seeded")
-}
-
-fn grains(extent: Extent) -> std::ops::Range<u64> {
-    extent.offset / GRAIN_BYTES..(extent.offset + extent.len).div_ceil(GRAIN_BYTES)
-}
-
-/// The value of a grain is a function of file, place and version.
-fn value_of(id: FileId, grain: u64, version: u32) -> Digest {
-    let mut value = [0; 32];
-    value[..4].copy_from_slice(&id.0.to_le_bytes());
-    value[4..12].copy_from_slice(&grain.to_le_bytes());
-    value[12..16].copy_from_slice(&version.to_le_bytes());
-    Digest(value)
-}
-
-fn digests_of(id: FileId, extent: Extent, version: u32) -> Vec<Digest> {
-    grains(extent).map(|grain| value_of(id, grain, version)).collect()
-}
-
-fn root_of(id: FileId, size: u64, version: u32) -> Digest {
-    let mut builder = RootBuilder::new(size);
-    if size == 0 {
-        builder.insert(0, Digest::of(b""));
-    } else {
-        builder.insert_run(0, &digests_of(id, Extent::new(0, size), version));
-    }
-    builder.finish().expect("holds in this world")
 }

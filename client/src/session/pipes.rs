@@ -1,0 +1,106 @@
+//! Copies through pipes: a stream from standard input, a file to standard
+//! output. The machines see a file that grows, or one that is read in order;
+//! what the pipe does comes as events.
+
+use super::Core;
+use super::ledger::Item;
+use crate::ends::{Goal, Origin};
+use crate::pipe::{Inlet, Outlet, PipeEvent};
+use std::time::SystemTime;
+use verbatim_proto::message::{FileId, FileInfo};
+use verbatim_proto::{Digest, WirePath};
+
+/// A file to write to standard output.
+#[derive(Clone)]
+pub struct ToPipe {
+    /// Where from, export first.
+    pub remote: WirePath,
+    /// How long it is, as far as is known.
+    pub size: u64,
+    /// How the user would name it.
+    pub label: String,
+}
+
+/// Standard input, to be sent.
+#[derive(Clone)]
+pub struct FromPipe {
+    /// Where to, export first.
+    pub remote: WirePath,
+}
+
+/// How people are told of standard input.
+const STDIN_LABEL: &str = "standard input";
+
+/// The permission bits of a file that comes out of a pipe, before the server's umask.
+const PIPE_MODE: u32 = 0o666;
+
+impl Core {
+    pub(super) fn add_to_pipe(&mut self, item: Item, work: ToPipe) {
+        let (id, now) = (self.file(), self.now());
+        self.progress.files_known += 1;
+        self.progress.bytes_known += work.size;
+        self.read.open_ordered(id, work.remote, now);
+        let goal = Goal::Pipe(Outlet::of_stdout(id, self.events.clone()));
+        self.downloads.begin(id, item, work.label, goal, work.size);
+    }
+
+    pub(super) fn add_from_pipe(&mut self, item: Item, work: FromPipe) {
+        let (id, now) = (self.file(), self.now());
+        self.progress.files_known += 1;
+        let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let mtime_ns = age.map_or(0, |age| age.as_nanos() as i64);
+        let info = FileInfo { size: 0, mode: PIPE_MODE, mtime_ns, allocated: 0 };
+        self.write.create_stream(id, work.remote, info, now);
+        let chunk_bytes = self.options.connect.chunk_bytes as usize;
+        let inlet = Inlet::of_stdin(id, chunk_bytes, self.events.clone());
+        self.uploads.begin(id, item, STDIN_LABEL, Origin::Pipe(inlet));
+    }
+
+    pub(super) fn pipe_event(&mut self, id: FileId, event: PipeEvent) {
+        let now = self.now();
+        match event {
+            PipeEvent::Read { extent, size } => {
+                self.progress.bytes_known += extent.len;
+                if let Some(size) = size {
+                    self.write.ended(id, size, now);
+                }
+                if extent.len > 0 {
+                    self.write.grew(id, extent, now);
+                }
+            }
+            PipeEvent::Written(offset) => self.read.taken(offset, now),
+            PipeEvent::Ended => self.pipe_ended(id),
+            PipeEvent::Failed(fault) => match self.downloads.piped {
+                // All of it came, and not all of it could be written.
+                Some((piped, _)) if piped == id => {
+                    self.downloads.piped = None;
+                    self.download_failed(id, fault);
+                }
+                _ => {
+                    self.read.fail(id, fault.clone());
+                    self.write.fail(id, fault);
+                }
+            },
+        }
+    }
+
+    /// All of a file is verified: the pipe may end when it has taken all.
+    pub(super) fn pipe_whole(&mut self, id: FileId, root: Digest, outlet: &Outlet, size: u64) {
+        self.downloads.piped = Some((id, root));
+        outlet.end_at(size);
+    }
+
+    fn pipe_ended(&mut self, id: FileId) {
+        let Some((_, digest)) = self.downloads.piped.take_if(|(piped, _)| *piped == id) else {
+            return;
+        };
+        if let Some((item, done)) = self.downloads.end(id, digest) {
+            self.done(item, done);
+        }
+    }
+
+    /// Whether standard input has not ended, so that the size of the work is not known.
+    pub(super) fn is_streaming(&self) -> bool {
+        self.uploads.is_streaming()
+    }
+}

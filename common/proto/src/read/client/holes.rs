@@ -1,0 +1,76 @@
+//! Holes of files that are read: taken like a lease, made zeros in the target by
+//! the driver a step at a time, counted in like chunks, and given back.
+
+use super::{ReadClient, Stage, Window};
+use crate::batch::unexpected;
+use crate::holes::WindowHoles;
+use crate::message::WindowId;
+use crate::read::types::{ClientEffect, Zero};
+use crate::{Code, Digest, Fault, FileId};
+use std::time::Duration;
+
+impl ReadClient {
+    /// A range is zeros in its target, or could not be made so. The digests are of zeros there.
+    pub fn zeroed(&mut self, zero: Zero, answer: Result<Vec<Digest>, Fault>, now: Duration) {
+        self.touch(now);
+        self.zeros.ended();
+        if let Some(file) = self.files.get_mut(&zero.file) {
+            file.pending -= 1;
+            if file.doom.is_none() && file.stage == Stage::Fetching {
+                match answer {
+                    Ok(digests) => {
+                        file.unverified_bytes -= zero.extent.len;
+                        file.root.insert_run(zero.extent.offset, &digests);
+                        self.came(zero.extent);
+                    }
+                    Err(fault) => file.doom = Some(fault),
+                }
+            }
+        }
+        self.chunk_done(zero.window);
+    }
+
+    pub(super) fn holes(&mut self, list: WindowHoles) -> Result<(), Fault> {
+        let WindowHoles { window, holes } = list;
+        if self.windows.contains_key(&window) {
+            return Err(Fault::new(Code::Protocol, "server named holes as a window it leased"));
+        }
+        let file = self.files.get_mut(&holes.file).filter(|file| file.stage != Stage::Opening);
+        let file = file.ok_or_else(|| unexpected("list of holes", holes.file))?;
+        holes.check(file.size)?;
+        for extent in &holes.extents {
+            if !file.unleased.take(*extent) {
+                return Err(unexpected("hole that was leased before", holes.file));
+            }
+            self.zeros.push((window, holes.file), *extent);
+        }
+        file.pending += holes.extents.len();
+        let parts = Window { chunks: holes.extents.len(), refresh: Vec::new() };
+        self.windows.insert(window, parts);
+        Ok(())
+    }
+
+    /// Has the driver zero what may be, and forgets what nobody wants any more.
+    pub(super) fn zero_holes(&mut self) {
+        let files = &self.files;
+        let unwanted = |(_, id): &(WindowId, FileId)| {
+            let file = files.get(id);
+            file.is_none_or(|file| file.doom.is_some() || file.stage != Stage::Fetching)
+        };
+        for (window, id) in self.zeros.forget(unwanted) {
+            if let Some(file) = self.files.get_mut(&id) {
+                file.pending -= 1;
+            }
+            self.chunk_done(window);
+        }
+        while let Some(step) = self.zeros.begin() {
+            let (window, file) = step.of;
+            if step.was_cut {
+                self.windows.get_mut(&window).expect("a hole keeps its window").chunks += 1;
+                self.files.get_mut(&file).expect("a hole keeps its file").pending += 1;
+            }
+            let zero = Zero { window, file, extent: step.extent };
+            self.effects.push_back(ClientEffect::Zero(zero));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Holes of files that are sent: named to the server a list at a time, and
+//! hashed here as zeros, because the root must be of all of the file. The next
+//! list of a file goes out when the last one is done with on both sides.
+
+use super::{File, Stage, WriteClient};
+use crate::batch::unexpected;
+use crate::holes::{Holes, Survey};
+use crate::message::WriteRequest;
+use crate::units::HOLE_LISTS_MAX;
+use crate::write::types::ClientEffect;
+use crate::{Digest, Extent, Fault, FileId};
+use std::time::Duration;
+
+impl WriteClient {
+    /// The driver looked for holes.
+    pub fn found(&mut self, id: FileId, survey: Survey) {
+        let file = self.files.get_mut(&id).expect("a file stays while its holes are looked for");
+        file.pending -= 1;
+        file.search.answer(survey, file.size, &mut file.unsent);
+        if !self.queue.contains(&id) {
+            self.queue.push_front(id);
+        }
+    }
+
+    /// Zeros were hashed as a range of a file.
+    pub fn zeros_hashed(&mut self, id: FileId, extent: Extent, digests: &[Digest], now: Duration) {
+        self.touch(now);
+        self.zeros.ended();
+        let file = self.files.get_mut(&id).expect("a hole keeps its file");
+        file.hole_done();
+        file.root.insert_run(extent.offset, digests);
+    }
+
+    pub(super) fn zeroed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
+        let file = self.files.get_mut(&id).filter(|file| file.naming);
+        let file = file.ok_or_else(|| unexpected("answer to holes", id))?;
+        file.naming = false;
+        file.pending -= 1;
+        self.lists -= 1;
+        if let Err(fault) = answer {
+            self.fail(id, fault);
+        }
+        Ok(())
+    }
+
+    /// Names holes, looks for more where all data is sent, and has zeros hashed.
+    pub(super) fn name_holes(&mut self) {
+        let files = &self.files;
+        for id in self.zeros.forget(|id| files.get(id).is_none_or(|file| file.doom.is_some())) {
+            if let Some(file) = self.files.get_mut(&id) {
+                file.hole_done();
+            }
+        }
+        for (&id, file) in &mut self.files {
+            if file.stage != Stage::Sending || file.doom.is_some() {
+                continue;
+            }
+            let may_name = !file.naming && file.holes_left == 0 && self.lists < HOLE_LISTS_MAX;
+            if may_name && let Some(extents) = file.search.next_list() {
+                extents.iter().for_each(|extent| self.zeros.push(id, *extent));
+                file.naming = true;
+                file.holes_left = extents.len();
+                file.pending += 1 + extents.len();
+                self.lists += 1;
+                let holes = WriteRequest::Holes(Holes { file: id, extents });
+                self.effects.push_back(ClientEffect::Send(holes));
+            }
+            if file.next_unsent().is_none()
+                && let Some(from) = file.search.question(file.size)
+            {
+                file.pending += 1;
+                self.effects.push_back(ClientEffect::FindHoles { file: id, from });
+            }
+        }
+        while let Some(step) = self.zeros.begin() {
+            if step.was_cut {
+                let file = self.files.get_mut(&step.of).expect("a hole keeps its file");
+                file.pending += 1;
+                file.holes_left += 1;
+            }
+            let (file, extent) = (step.of, step.extent);
+            self.effects.push_back(ClientEffect::HashZeros { file, extent });
+        }
+    }
+}
+
+impl File {
+    fn hole_done(&mut self) {
+        self.pending -= 1;
+        self.holes_left -= 1;
+    }
+
+    /// The first range that is to be sent, as far as holes are told from data.
+    pub(super) fn next_unsent(&self) -> Option<Extent> {
+        let first = self.unsent.iter().next()?;
+        let len = self.search.until().saturating_sub(first.offset).min(first.len);
+        (len > 0).then_some(Extent::new(first.offset, len))
+    }
+}
