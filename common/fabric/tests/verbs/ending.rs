@@ -58,6 +58,48 @@ fn abort_with_operations_in_flight_returns_every_buffer() {
     assert_eq!(leaked_count(), 0);
 }
 
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn abort_does_not_wait_for_a_peer_that_is_gone() {
+    let offers = domain();
+    // Two minutes until the device itself gives up.
+    let options = Options { timeout_exponent: 22, ..Options::default() };
+    let mut ends = Ends::between(sibling(&offers), offers, options);
+    let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
+    ends.far.abort(&mut Vec::new());
+    for ticket in 0..8 {
+        let op = Op::Read { from: range(region, 0), into: empty(4096) };
+        ends.near.submit(Ticket(ticket), op).expect("room");
+    }
+    let mut completions = Vec::new();
+    ends.near.poll(&mut completions).expect("it knows of nothing yet");
+    let begin = Instant::now();
+    ends.near.abort(&mut completions);
+    assert!(begin.elapsed() < Duration::from_secs(4), "waited for what was never flushed");
+    assert_all_back(&completions, 8);
+    let failed = |it: &Completion| matches!(it, Completion::Done { result: Err(_), .. });
+    assert!(completions.iter().all(failed), "{completions:?}");
+    assert_eq!(ends.asks.counters().reads(), 8);
+    assert_eq!(leaked_count(), 0);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn what_was_done_before_an_abort_is_not_called_lost() {
+    let mut ends = Ends::new();
+    let slot = SharedSlot::new(4096).expect("slot");
+    let region = ends.register(Memory::Upload(slot.clone()));
+    let op = Op::Write { from: buffer_with(&[7; 4096]), to: range(region, 0) };
+    ends.near.submit(Ticket(0), op).expect("room");
+    until(|| bytes_of(&slot) == [7; 4096]);
+    // The acknowledgement is still on its way; nobody polls for it.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut completions = Vec::new();
+    ends.near.abort(&mut completions);
+    only(completions, 0);
+    assert_eq!(ends.asks.counters().writes(), 1);
+}
+
 /// Asserts that each of the operations 0 to `count` ended once.
 fn assert_all_back(completions: &[Completion], count: u64) {
     let mut tickets: Vec<u64> = completions

@@ -103,10 +103,11 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Bytes that are the same at no two places a power of two apart, as those of a piece that went
+/// astray would be.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len)
-        .map(|at| (at.wrapping_mul(31).wrapping_add(at >> 8).wrapping_add(seed)) as u8)
-        .collect()
+    let mixed = |at: usize| ((at + seed * 977) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..len).map(|at| (mixed(at) >> 56) as u8).collect()
 }
 
 fn buffer_with(bytes: &[u8]) -> Buffer {

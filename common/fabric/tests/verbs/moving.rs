@@ -140,6 +140,7 @@ fn a_link_takes_as_much_as_it_says_and_then_is_full() {
 #[ignore = "needs an RDMA device; run tests/softroce/run"]
 fn a_sleeping_driver_is_woken_by_completions_and_notifications() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    const ROUNDS: u32 = 1000;
     let mut ends = Ends::new();
     let slot = SharedSlot::new(4096).expect("slot");
     let region = ends.register(Memory::Upload(slot.clone()));
@@ -159,20 +160,30 @@ fn a_sleeping_driver_is_woken_by_completions_and_notifications() {
             assert!(begin.elapsed() < DEADLINE, "woken for nothing again and again");
         }
     };
-    for round in 0..200_u32 {
+    // When a driver looks decides which race it meets: sweep over the time an operation takes,
+    // so that some completions come just before the queue is armed, and some just after.
+    let mut takes = Duration::from_micros(100);
+    for round in 0..ROUNDS {
         let from = buffer_with(&round.to_be_bytes());
         let op = Op::WriteNotify { from, to: range(region, 0), tag: round };
-        // The far end sleeps before anything is on its way, the near end right after.
+        // The far end sleeps before anything is on its way, the near end looks some time after.
         let mut far = Vec::new();
         ends.far.poll(&mut far).expect("lives");
+        let begin = Instant::now();
         ends.near.submit(Ticket(1), op).expect("room");
+        while begin.elapsed() < takes * (round % 97) / 64 {
+            std::hint::spin_loop();
+        }
         let mut near = Vec::new();
         wait(&mut ends.near, &mut near);
+        if round % 97 == 0 {
+            takes = begin.elapsed().min(Duration::from_millis(20));
+        }
         only(near, 1);
         wait(&mut ends.far, &mut far);
         assert!(matches!(far[..], [Completion::Notified { tag }] if tag == round), "{far:?}");
     }
-    assert_eq!(ends.asks.counters().writes(), 200);
+    assert_eq!(ends.asks.counters().writes(), u64::from(ROUNDS));
 }
 
 #[test]
