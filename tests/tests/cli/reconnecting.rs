@@ -3,7 +3,7 @@
 //! server that never comes back ends it in time, and Ctrl-C ends it at once.
 
 use crate::process::{Home, Running, Serve, Signal, wait_for};
-use crate::resuming::{told, wait_for_journal};
+use crate::resuming::{make_settled, told, wait_for_growth};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{assert_same, bytes, names, text};
 use serde_json::Value;
@@ -66,19 +66,19 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
             true => (place.path("big"), place.path("in")),
             false => (place.path("data/big"), place.path("out")),
         };
-        make_sparse(&from, 4);
+        make_settled(&from);
         let command = match up {
             true => ["--json".to_owned(), text(&from), serve.at("in")],
             false => ["--json".to_owned(), serve.at("data/big"), text(&landing)],
         };
         let mut copy = serve.start_cp(&command);
+        let mut journal = 0;
         for _ in 0..2 {
-            wait_for_journal(&mut copy, &landing);
+            journal = wait_for_growth(&mut copy, &landing, journal);
             place.kill(serve);
             std::thread::sleep(Duration::from_millis(300));
             assert!(!copy.has_ended(), "it does not wait for the server: {:?}", copy.end());
             serve = place.serve();
-            serve.said("session began");
         }
         let ended = copy.end().done();
         assert_eq!(told(&ended.stdout, "reconnects"), 2, "{ended:?}");

@@ -236,7 +236,8 @@ impl World {
         }
         let mtime_ns = i64::from(file.version);
         self.resumed += 1;
-        Some(read::Have { size, mtime_ns, extents, root })
+        let version = Some(mtime_ns as u64);
+        Some(read::Have { size, mtime_ns, version, extents, root })
     }
 
     fn model(&mut self, id: FileId) -> &mut Model {
@@ -253,8 +254,7 @@ impl World {
     fn begin_upload(&mut self, id: FileId) {
         let file = self.model(id);
         file.opened = file.version;
-        let (size, mtime_ns) = (file.size, i64::from(file.version));
-        let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
+        let info = info_of(file.size, i64::from(file.version));
         self.write_client.create(id, path_of(id), info, self.now);
     }
 
@@ -488,9 +488,7 @@ impl World {
                     let refused = self.chance(self.faults.refuse_ppm);
                     let file = self.model(request.file);
                     file.opened = file.version;
-                    let mtime_ns = i64::from(file.version);
-                    let size = file.size;
-                    let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
+                    let info = info_of(file.size, i64::from(file.version));
                     (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(info) })
                 });
                 let answers = answers.collect();
@@ -645,6 +643,11 @@ impl World {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         (z ^ (z >> 31)) % below
     }
+}
+
+fn info_of(size: u64, mtime_ns: i64) -> FileInfo {
+    let version = Some(mtime_ns as u64);
+    FileInfo { size, mode: 0o644, mtime_ns, allocated: size, version }
 }
 
 fn path_of(id: FileId) -> WirePath {
