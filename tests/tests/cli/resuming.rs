@@ -116,27 +116,27 @@ fn cut_upload() -> (World, [String; 3]) {
     (world, command)
 }
 
-/// Changes a few bytes of each chunk of a large file, and nothing else that is easy to see: its size and
-/// the time of its content are as before, and in the end it is not young.
+/// Changes a few bytes of each chunk of a large file, and nothing else that is easy to see: its
+/// size and the time of its content are as before, and in the end it is not young.
 fn rewrite_behind_its_time(path: &Path) {
-    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-    let before = file.metadata().unwrap().modified().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(path).expect("opens");
+    let before = file.metadata().expect("it is there").modified().expect("has a time");
     for chunk in 0..1024 {
-        file.write_all_at(b"another", 1000 + (chunk << 20)).unwrap();
+        file.write_all_at(b"another", 1000 + (chunk << 20)).expect("writes");
     }
-    file.set_modified(before).unwrap();
+    file.set_modified(before).expect("sets the time");
     drop(file);
     std::thread::sleep(Duration::from_millis(2100));
 }
 
 /// Compares the beginning of large files, and of each of their first thousand chunks.
 fn assert_begin_alike(left: &Path, right: &Path) {
-    let files = [left, right].map(|path| fs::File::open(path).unwrap());
+    let files = [left, right].map(|path| fs::File::open(path).expect("opens"));
     let whole = (0, 9 << 20);
     for (offset, len) in [whole].into_iter().chain((0..1024).map(|chunk| (chunk << 20, 4096))) {
         let mut bytes = [vec![0; len], vec![1; len]];
         for (bytes, file) in bytes.iter_mut().zip(&files) {
-            file.read_exact_at(bytes, offset).unwrap();
+            file.read_exact_at(bytes, offset).expect("reads");
         }
         assert!(bytes[0] == bytes[1], "the copy is not what its source is, behind {offset}");
     }
@@ -148,7 +148,7 @@ fn finish_upload(world: &World, command: &[String]) -> (u64, u64) {
     wait_for("only the file is there", BEGIN_MAX, || {
         (names(&world.path("in")) == ["big"]).then_some(())
     });
-    assert_eq!(fs::metadata(world.path("in/big")).unwrap().len(), 4 << 30);
+    assert_eq!(fs::metadata(world.path("in/big")).expect("it is there").len(), 4 << 30);
     assert_begin_alike(&world.path("big"), &world.path("in/big"));
     (told(&done.stdout, "resumed_bytes"), told(&done.stdout, "rehashed_bytes"))
 }
