@@ -40,6 +40,11 @@ impl Sink {
             return None;
         }
         let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key)?;
+        if have.version.is_none() {
+            // Its source was so young that what is there now cannot be told from it.
+            target.discard();
+            return None;
+        }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.target = Some(Arc::new(target));
         state.had = have.extents.bytes();

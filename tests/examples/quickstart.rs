@@ -290,9 +290,9 @@ fn print_summary(summary: &Summary) {
         size(summary.rate()),
         summary.files as f64 / seconds,
     );
-    println!("   over {}, limited by the {}", summary.transport, summary.limited_by);
+    println!("   transport: {}, limited by the {}", summary.transport, summary.limited_by);
     if let Some(reason) = &summary.reason {
-        println!("   {}: {reason}", summary.transport);
+        println!("   {reason}");
     }
 }
 

@@ -11,6 +11,7 @@ mod asking;
 mod carrier;
 mod choices;
 mod compare;
+mod copying;
 mod core;
 mod down;
 mod ledger;
@@ -22,9 +23,8 @@ mod up;
 
 use crate::location::peer;
 use crate::pace::Pace;
-use crate::patience::Achieved;
 use crate::pipe::PipeEvent;
-use crate::report::{Observer, Progress};
+use crate::report::Progress;
 use crate::rules::Rules;
 use crate::worker::{ClientWorker, Stats};
 use carrier::Carrier;
@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
 use up::Uploads;
-use verbatim_control::{ConnectOptions, ControlError, Fingerprint, Outbox, Receiver, connect};
+use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
@@ -47,9 +47,10 @@ use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient, Zero};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Survey};
+use verbatim_proto::{ClientMessage, Digest, Extent, Fault, Survey};
 
 pub use carrier::{CarrierOptions, Transport};
+pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
 pub use up::{Upload, UploadSource};
@@ -59,9 +60,6 @@ const EVENTS_MAX: usize = 16 << 10;
 
 /// Files open at a time, those that are being made durable included.
 const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
-
-/// How often an observer hears of progress.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Reads in flight on each link.
 const READS_PER_LINK: u16 = 3;
@@ -252,93 +250,6 @@ impl Session {
         self.core.rules = Arc::new(rules);
     }
 
-    /// Who the server is.
-    pub(crate) fn server(&self) -> Fingerprint {
-        self.core.server
-    }
-
-    /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
-    /// completes, which is then not to be asked again, or when the session breaks. What is
-    /// unfinished then is let go of, not failed.
-    pub(crate) async fn copy(
-        &mut self,
-        work: &[Work],
-        ledger: Ledger,
-        observer: &mut dyn Observer,
-        stop: &mut (impl Future<Output = ()> + Unpin),
-    ) -> Copied {
-        self.core.take_up(ledger);
-        for (number, work) in (0..).zip(work) {
-            self.core.add(number, work.clone());
-        }
-        self.core.attach_all();
-        let mut last = Instant::now();
-        let mut moved = Moved::default();
-        while !self.core.is_done() {
-            tokio::select! {
-                biased;
-                () = &mut *stop => {
-                    let fault = Fault::new(Code::Interrupted, "interrupted");
-                    self.core.broken.get_or_insert(fault);
-                }
-                turned = self.turn() => {
-                    if let Err(error) = turned {
-                        self.core.broken.get_or_insert(fault_of(&error));
-                    }
-                }
-            }
-            self.core.report(observer);
-            moved.look(self.core.moved_bytes());
-            if last.elapsed() >= PROGRESS_EVERY {
-                last = Instant::now();
-                observer.progress(&self.core.progress_now());
-            }
-            if self.core.broken.is_some() {
-                break;
-            }
-        }
-        let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
-        if self.core.broken.as_ref().is_some_and(interrupted) {
-            // The reader of a pipe may never take the rest: do not wait for it.
-            self.core.downloads.piped = None;
-        }
-        if self.core.downloads.piped.is_some() {
-            tokio::select! { () = self.keep_landed() => {}, () = &mut *stop => {} }
-        } else {
-            self.keep_landed().await;
-        }
-        self.core.leave();
-        self.core.report(observer);
-        observer.progress(&self.core.progress_now());
-        let ledger = self.core.hand_over();
-        let found_bytes = self.core.found_bytes;
-        let achieved = Achieved { over: ledger.over_count(), found_bytes, moved: moved.at };
-        Copied { ledger, achieved, broken: self.core.broken.clone() }
-    }
-
-    /// Makes files durable that are all here: a session that broke behind their last byte is
-    /// nothing to them. One that broke when all was done did not break at all.
-    async fn keep_landed(&mut self) {
-        if self.core.broken.is_none() {
-            return;
-        }
-        self.core.advance();
-        while self.core.downloads.is_landing() {
-            let Some(event) = self.events.recv().await else { break };
-            match event {
-                Event::Landed(answers) => {
-                    self.core.landed(answers);
-                    self.core.commit_landed();
-                }
-                Event::Pipe(file, event) => self.core.pipe_event(file, event),
-                _ => {}
-            }
-        }
-        if self.core.is_done() {
-            self.core.broken = None;
-        }
-    }
-
     /// Says goodbye.
     pub async fn close(self) {
         // The server notices either way.
@@ -388,42 +299,6 @@ impl Session {
         }
         Ok(())
     }
-}
-
-/// What became of a copy in one session.
-pub(crate) struct Copied {
-    pub ledger: Ledger,
-    pub achieved: Achieved,
-    /// Why the session ended before its work did.
-    pub broken: Option<Fault>,
-}
-
-/// When a number last grew.
-#[derive(Default)]
-struct Moved {
-    bytes: u64,
-    at: Option<Instant>,
-}
-
-impl Moved {
-    fn look(&mut self, bytes: u64) {
-        if bytes > self.bytes {
-            *self = Self { bytes, at: Some(Instant::now()) };
-        }
-    }
-}
-
-/// What the end of a connection means for the copy.
-pub(crate) fn fault_of(error: &ClientError) -> Fault {
-    let code = match error {
-        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
-        ClientError::Control(ControlError::Refused(fault)) => fault.code,
-        ClientError::Control(ControlError::TimedOut { .. }) => Code::TimedOut,
-        ClientError::Control(ControlError::Wire(_)) => Code::Protocol,
-        ClientError::Control(_) => Code::LinkLost,
-        ClientError::Fabric(_) => Code::Io,
-    };
-    Fault::new(code, error.to_string())
 }
 
 /// How long saying goodbye may take.

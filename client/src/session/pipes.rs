@@ -49,7 +49,7 @@ impl Core {
         self.progress.files_known += 1;
         let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mtime_ns = age.map_or(0, |age| age.as_nanos() as i64);
-        let info = FileInfo { size: 0, mode: PIPE_MODE, mtime_ns, allocated: 0 };
+        let info = FileInfo { size: 0, mode: PIPE_MODE, mtime_ns, allocated: 0, version: None };
         self.write.create_stream(id, work.remote, info, now);
         let chunk_bytes = self.options.connect.chunk_bytes as usize;
         let inlet = Inlet::of_stdin(id, chunk_bytes, self.events.clone());

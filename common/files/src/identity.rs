@@ -7,6 +7,7 @@ use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp, fstatvfs, statx};
 use std::fs::File;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
+use verbatim_proto::Digest;
 use verbatim_proto::units::RACY_NS;
 
 /// The identity of a file's content. The birth time stands for the inode's generation: an
@@ -39,6 +40,16 @@ impl Identity {
             mtime_ns: nanoseconds(&stat.stx_mtime),
             ctime_ns: nanoseconds(&stat.stx_ctime),
         })
+    }
+
+    /// A number for all of it: another one for another content.
+    pub fn version(&self) -> u64 {
+        let Self { file_system, inode, born_ns, size, mtime_ns, ctime_ns } = *self;
+        let numbers = [file_system, inode, born_ns as u64, size, mtime_ns as u64, ctime_ns as u64];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let Digest(hash) = Digest::of(&bytes);
+        // Zero stands for none where it is written down.
+        u64::from_le_bytes(hash[..8].try_into().expect("8 of 32 bytes")).max(1)
     }
 
     /// Whether a later write could hide behind the same time stamps. A stamp from the future

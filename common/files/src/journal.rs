@@ -8,11 +8,12 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent};
 
-const MAGIC: [u8; 8] = *b"VBTMJRN1";
-const HEAD_BYTES: usize = 8 + 36 + 8 + 8 + CHECK_BYTES;
+const MAGIC: [u8; 8] = *b"VBTMJRN2";
+const HEAD_BYTES: usize = 8 + 36 + 8 + 8 + 8 + CHECK_BYTES;
 const CHECK_BYTES: usize = 8;
 pub(crate) const BOOT_BYTES: usize = 36;
 
@@ -28,12 +29,15 @@ pub struct Head {
     pub size: u64,
     /// When the source's content had changed.
     pub mtime_ns: i64,
+    /// Its version, if it was known.
+    pub version: Option<u64>,
 }
 
 impl Head {
     /// The head of a journal that begins now.
-    pub fn now(size: u64, mtime_ns: i64) -> Self {
-        Self { boot: boot_id(), size, mtime_ns }
+    pub fn now(info: &FileInfo) -> Self {
+        let FileInfo { size, mtime_ns, version, .. } = *info;
+        Self { boot: boot_id(), size, mtime_ns, version }
     }
 
     /// Whether it was written since this machine was started.
@@ -46,6 +50,7 @@ impl Head {
         bytes.extend_from_slice(&self.boot);
         bytes.extend_from_slice(&self.size.to_le_bytes());
         bytes.extend_from_slice(&self.mtime_ns.to_le_bytes());
+        bytes.extend_from_slice(&self.version.unwrap_or(0).to_le_bytes());
         seal(bytes)
     }
 
@@ -53,11 +58,13 @@ impl Head {
         let body = unseal(bytes)?.strip_prefix(&MAGIC)?;
         let (boot, body) = body.split_first_chunk::<BOOT_BYTES>()?;
         let (size, body) = body.split_first_chunk::<8>()?;
-        let mtime_ns = body.first_chunk::<8>()?;
+        let (mtime_ns, body) = body.split_first_chunk::<8>()?;
+        let version = u64::from_le_bytes(*body.first_chunk::<8>()?);
         Some(Self {
             boot: *boot,
             size: u64::from_le_bytes(*size),
             mtime_ns: i64::from_le_bytes(*mtime_ns),
+            version: (version != 0).then_some(version),
         })
     }
 }
@@ -153,7 +160,8 @@ mod tests {
 
     fn sample() -> (File, Records) {
         let mut file = tempfile::tempfile().expect("file");
-        begin(&mut file, &Head::now(SIZE, 7)).expect("begins");
+        let info = FileInfo { size: SIZE, mode: 0, mtime_ns: 7, allocated: SIZE, version: Some(9) };
+        begin(&mut file, &Head::now(&info)).expect("begins");
         let records = vec![
             (Extent::new(GRAIN_BYTES, GRAIN_BYTES), vec![Digest([1; 32])]),
             (Extent::new(2 * GRAIN_BYTES, GRAIN_BYTES + 5), vec![Digest([2; 32]), Digest([3; 32])]),
@@ -177,7 +185,7 @@ mod tests {
     fn what_was_appended_is_read_and_is_of_this_boot() {
         let (file, records) = sample();
         let (head, read) = load(&file).expect("a journal");
-        assert_eq!((head.size, head.mtime_ns), (SIZE, 7));
+        assert_eq!((head.size, head.mtime_ns, head.version), (SIZE, 7, Some(9)));
         assert!(head.is_of_this_boot());
         assert_eq!(read, records);
     }

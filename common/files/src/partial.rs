@@ -66,7 +66,8 @@ pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)
     // Go on behind the last good record; what is cut there would hide all that follows.
     journal.set_len(good).ok()?;
     journal.rewind().ok()?;
-    let have = Have { size: head.size, mtime_ns: head.mtime_ns, extents, root };
+    let journal::Head { size, mtime_ns, version, .. } = head;
+    let have = Have { size, mtime_ns, version, extents, root };
     Some((part, journal, have))
 }
 

@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn info(size: u64) -> FileInfo {
-        FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size }
+        FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size, version: None }
     }
 
     #[test]

@@ -132,7 +132,8 @@ impl Source {
     /// What the other side is told of it.
     pub fn info(&self) -> FileInfo {
         let Identity { size, mtime_ns, .. } = self.identity;
-        FileInfo { size, mode: self.mode, mtime_ns, allocated: self.allocated }
+        let version = (!self.racy).then(|| self.identity.version());
+        FileInfo { size, mode: self.mode, mtime_ns, allocated: self.allocated, version }
     }
 
     /// Hashes a range of it.

@@ -82,7 +82,7 @@ impl Target {
         let made = file
             .set_len(0)
             .and_then(|()| file.set_len(info.size))
-            .and_then(|()| journal::begin(&mut journal, &Head::now(info.size, info.mtime_ns)));
+            .and_then(|()| journal::begin(&mut journal, &Head::now(info)));
         made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         let journal = Some((journal, names.journal));
         let target = Self::of(file, parent, names.part, name, path, journal);
@@ -416,7 +416,7 @@ mod tests {
     const SIZE: u64 = LASTING_BYTES_MIN;
 
     fn info(mode: u32) -> FileInfo {
-        FileInfo { size: SIZE, mode, mtime_ns: 5, allocated: SIZE }
+        FileInfo { size: SIZE, mode, mtime_ns: 5, allocated: SIZE, version: None }
     }
 
     /// A lasting target with its first two grains written and noted, then left.

@@ -14,6 +14,9 @@ pub struct FileInfo {
     pub mtime_ns: i64,
     /// How many bytes it takes where it is. Holes take none.
     pub allocated: u64,
+    /// Changes with everything that tells one content of the file from another, more than its
+    /// time. None while a later write could hide: what is copied then cannot be gone on with.
+    pub version: Option<u64>,
 }
 
 impl FileInfo {

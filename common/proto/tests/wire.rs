@@ -74,11 +74,13 @@ fn holes() -> impl Strategy<Value = Holes> {
 }
 
 fn info() -> impl Strategy<Value = FileInfo> {
-    any::<(u64, u32, i64, u64)>().prop_map(|(size, mode, mtime_ns, allocated)| FileInfo {
+    let values = any::<(u64, u32, i64, u64, Option<u64>)>();
+    values.prop_map(|(size, mode, mtime_ns, allocated, version)| FileInfo {
         size,
         mode,
         mtime_ns,
         allocated,
+        version,
     })
 }
 

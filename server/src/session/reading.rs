@@ -7,6 +7,7 @@ use crate::rdma::SessionDomain;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, FabricError, MappedFile, Memory, RegionHandle, SharedSlot};
 use verbatim_files::{Identity, Source};
 use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
@@ -129,14 +130,40 @@ impl Session {
 }
 
 fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, Fault>)> {
+    let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
         let (export, path) = shared.resolve(path)?;
-        let source = open_source(&export, &path)?;
+        let source = settle(open_source(&export, &path)?, until, || open_source(&export, &path))?;
         let survey = source.find_holes(0);
         Ok((Arc::new(Open { export, path, source }), survey))
     };
     files.into_iter().map(|request| (request.file, open(&request.path))).collect()
 }
+
+/// Waits for a large source that was just written, until a later write could not hide. It costs
+/// no more than hashing all of it again at the end, and a copy that is cut short can go on.
+fn settle(
+    source: Source,
+    until: Instant,
+    again: impl FnOnce() -> Result<Source, Fault>,
+) -> Result<Source, Fault> {
+    if !source.is_racy() || source.identity().size < SETTLE_BYTES_MIN {
+        return Ok(source);
+    }
+    while !source.is_settled() && Instant::now() < until {
+        std::thread::sleep(SETTLE_LOOK_EVERY);
+    }
+    again()
+}
+
+/// Sources from this size on are waited for: hashing them takes about as long.
+const SETTLE_BYTES_MIN: u64 = 8 << 30;
+
+/// How long all files of one request wait for that.
+const SETTLE_MAX: Duration = Duration::from_millis(2100);
+
+/// How often it is looked whether they still must.
+const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Makes a window of a range of one file.
 fn map(

@@ -3,7 +3,7 @@
 //! server that never comes back ends it in time, and Ctrl-C ends it at once.
 
 use crate::process::{Home, Running, Serve, Signal, wait_for};
-use crate::resuming::{told, wait_for_journal};
+use crate::resuming::{make_settled, told, wait_for_growth};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{assert_same, bytes, names, text};
 use serde_json::Value;
@@ -23,9 +23,9 @@ struct Place {
 
 impl Place {
     fn new() -> (Self, Serve) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a temporary folder");
         for folder in ["data", "in", "out"] {
-            fs::create_dir(dir.path().join(folder)).unwrap();
+            fs::create_dir(dir.path().join(folder)).expect("a folder");
         }
         let home = Arc::new(Home::new());
         let mut place = Self { dir, home, address: "127.0.0.1:0".into() };
@@ -66,19 +66,19 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
             true => (place.path("big"), place.path("in")),
             false => (place.path("data/big"), place.path("out")),
         };
-        make_sparse(&from, 4);
+        make_settled(&from);
         let command = match up {
             true => ["--json".to_owned(), text(&from), serve.at("in")],
             false => ["--json".to_owned(), serve.at("data/big"), text(&landing)],
         };
         let mut copy = serve.start_cp(&command);
+        let mut journal = 0;
         for _ in 0..2 {
-            wait_for_journal(&mut copy, &landing);
+            journal = wait_for_growth(&mut copy, &landing, journal);
             place.kill(serve);
             std::thread::sleep(Duration::from_millis(300));
             assert!(!copy.has_ended(), "it does not wait for the server: {:?}", copy.end());
             serve = place.serve();
-            serve.said("session began");
         }
         let ended = copy.end().done();
         assert_eq!(told(&ended.stdout, "reconnects"), 2, "{ended:?}");
@@ -97,11 +97,15 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
 /// Compares the part of a sparse file that is not a hole, and the lengths.
 fn assert_begins_alike(left: &Path, right: &Path) {
     use std::os::unix::fs::FileExt;
-    let (left, right) = (fs::File::open(left).unwrap(), fs::File::open(right).unwrap());
-    assert_eq!(left.metadata().unwrap().len(), right.metadata().unwrap().len());
+    let (left, right) =
+        (fs::File::open(left).expect("opens"), fs::File::open(right).expect("opens"));
+    assert_eq!(
+        left.metadata().expect("it is there").len(),
+        right.metadata().expect("it is there").len()
+    );
     let (mut a, mut b) = (vec![0; 9 << 20], vec![1; 9 << 20]);
-    left.read_exact_at(&mut a, 0).unwrap();
-    right.read_exact_at(&mut b, 0).unwrap();
+    left.read_exact_at(&mut a, 0).expect("reads");
+    right.read_exact_at(&mut b, 0).expect("reads");
     assert!(a == b, "they differ");
 }
 
@@ -122,7 +126,7 @@ fn a_tree_of_small_files_is_told_once_each_whatever_happens_to_the_server() {
         }
         rustix::fs::mknodat(
             rustix::fs::CWD,
-            &from.join("fifo"),
+            from.join("fifo"),
             rustix::fs::FileType::Fifo,
             rustix::fs::Mode::from_raw_mode(0o600),
             0,

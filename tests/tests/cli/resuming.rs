@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout)] // a failing seed prints itself
 
-use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::process::{Ended, Home, Running, Serve, Signal, wait_for};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, bytes, names, text};
 use std::fs;
@@ -22,12 +22,24 @@ const BIG_BYTES: usize = 96 << 20;
 
 /// Waits until a journal in the folder speaks of a dozen chunks.
 pub(crate) fn wait_for_journal(copy: &mut Running, folder: &Path) {
+    wait_for_growth(copy, folder, 0);
+}
+
+/// Waits until a journal in the folder speaks of a dozen chunks more than when it was `before`
+/// bytes long; says how long it is then.
+pub(crate) fn wait_for_growth(copy: &mut Running, folder: &Path, before: u64) -> u64 {
     wait_for("some of the copy is verified", BEGIN_MAX, || {
         assert!(!copy.has_ended(), "the copy ended before it was looked at");
         let journals = names(folder).into_iter().filter(|name| name.ends_with("-journal"));
         let longest = journals.filter_map(|name| Some(fs::metadata(folder.join(name)).ok()?.len()));
-        (longest.max() > Some(2000)).then_some(())
-    });
+        longest.max().filter(|longest| *longest > before + 2000)
+    })
+}
+
+/// Makes a file of 8 GiB, and waits until a later write would change its time.
+pub(crate) fn make_settled(path: &Path) {
+    make_sparse(path, 8);
+    std::thread::sleep(Duration::from_millis(2100));
 }
 
 /// What a summary line of `--json` says of one number.
@@ -41,7 +53,7 @@ pub(crate) fn told(stdout: &str, key: &str) -> u64 {
 fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let World { serve, dir } = World::new();
-        make_sparse(&dir.path().join("data/big"), 8);
+        make_settled(&dir.path().join("data/big"));
         let out = dir.path().join("out");
         let command = ["--json".to_owned(), serve.at("data/big"), text(&out)];
         let mut copy = serve.start_cp(&command);
@@ -79,7 +91,7 @@ fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
 fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
     let World { serve, dir } = World::new();
     let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
-    make_sparse(&source, 8);
+    make_settled(&source);
     let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
     wait_for_journal(&mut copy, &out);
     copy.signal(Signal::KILL);
@@ -95,8 +107,7 @@ fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
 /// two seconds old before that, so that what is read of it may be noted.
 fn cut_upload() -> (World, [String; 3]) {
     let world = World::new();
-    make_sparse(&world.path("big"), 4);
-    std::thread::sleep(Duration::from_millis(2100));
+    make_settled(&world.path("big"));
     let command = ["--json".to_owned(), world.text("big"), world.serve.at("in")];
     let mut copy = world.serve.start_cp(&command);
     wait_for_journal(&mut copy, &world.path("in"));
@@ -105,18 +116,40 @@ fn cut_upload() -> (World, [String; 3]) {
     (world, command)
 }
 
+/// Changes a few bytes of each chunk of a large file, and nothing else that is easy to see: its
+/// size and the time of its content are as before, and in the end it is not young.
+fn rewrite_behind_its_time(path: &Path) {
+    let file = fs::OpenOptions::new().write(true).open(path).expect("opens");
+    let before = file.metadata().expect("it is there").modified().expect("has a time");
+    for chunk in 0..1024 {
+        file.write_all_at(b"another", 1000 + (chunk << 20)).expect("writes");
+    }
+    file.set_modified(before).expect("sets the time");
+    drop(file);
+    std::thread::sleep(Duration::from_millis(2100));
+}
+
+/// Compares the beginning of large files, and of each of their first thousand chunks.
+fn assert_begin_alike(left: &Path, right: &Path) {
+    let files = [left, right].map(|path| fs::File::open(path).expect("opens"));
+    let whole = (0, 9 << 20);
+    for (offset, len) in [whole].into_iter().chain((0..1024).map(|chunk| (chunk << 20, 4096))) {
+        let mut bytes = [vec![0; len], vec![1; len]];
+        for (bytes, file) in bytes.iter_mut().zip(&files) {
+            file.read_exact_at(bytes, offset).expect("reads");
+        }
+        assert!(bytes[0] == bytes[1], "the copy is not what its source is, behind {offset}");
+    }
+}
+
 /// Runs the upload again; says how much the server had, and how much of that was hashed again.
 fn finish_upload(world: &World, command: &[String]) -> (u64, u64) {
     let done = world.serve.cp(command).done();
     wait_for("only the file is there", BEGIN_MAX, || {
         (names(&world.path("in")) == ["big"]).then_some(())
     });
-    assert_eq!(fs::metadata(world.path("in/big")).unwrap().len(), 4 << 30);
-    let mut begins = [vec![0; 9 << 20], vec![1; 9 << 20]];
-    for (bytes, path) in begins.iter_mut().zip(["big", "in/big"]) {
-        fs::File::open(world.path(path)).unwrap().read_exact_at(bytes, 0).unwrap();
-    }
-    assert!(begins[0] == begins[1], "the copy is not what its source is");
+    assert_eq!(fs::metadata(world.path("in/big")).expect("it is there").len(), 4 << 30);
+    assert_begin_alike(&world.path("big"), &world.path("in/big"));
     (told(&done.stdout, "resumed_bytes"), told(&done.stdout, "rehashed_bytes"))
 }
 
@@ -142,15 +175,38 @@ fn an_upload_without_its_notes_hashes_what_the_server_has() {
 #[test]
 fn a_source_that_was_rewritten_behind_its_time_is_not_believed_by_the_notes() {
     let (world, command) = cut_upload();
-    // Same size, same time of change, another byte in what the server has.
-    let file = fs::OpenOptions::new().write(true).open(world.path("big")).unwrap();
-    let before = file.metadata().unwrap().modified().unwrap();
-    file.write_all_at(b"another", 1000).unwrap();
-    file.set_modified(before).unwrap();
-    drop(file);
-    // It is not young either: only the time of its inode tells.
-    std::thread::sleep(Duration::from_millis(2100));
+    rewrite_behind_its_time(&world.path("big"));
     finish_upload(&world, &command);
+}
+
+#[test]
+fn a_download_is_not_mixed_with_a_source_that_was_rewritten_behind_its_time() {
+    let World { serve, dir } = World::new();
+    let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
+    make_settled(&source);
+    let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
+    wait_for_journal(&mut copy, &out);
+    copy.signal(Signal::KILL);
+    drop(copy.end());
+    rewrite_behind_its_time(&source);
+    serve.cp(&[serve.at("data/big"), text(&out)]).done();
+    assert_begin_alike(&source, &out.join("big"));
+    assert_eq!(names(&out), ["big"], "something is left behind");
+}
+
+#[test]
+fn a_source_that_is_too_young_to_be_told_from_a_later_one_is_copied_anew() {
+    let World { serve, dir } = World::new();
+    let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
+    fs::write(&source, bytes(3, BIG_BYTES)).unwrap();
+    let command = ["--json".to_owned(), serve.at("data/big"), text(&out)];
+    let mut copy = serve.start_cp(&command);
+    wait_for_bytes(&mut copy, &out);
+    copy.signal(Signal::KILL);
+    drop(copy.end());
+    let done = serve.cp(&command).done();
+    assert_eq!(told(&done.stdout, "resumed_bytes"), 0);
+    assert_eq!(names(&out), ["big"], "something is left behind");
 }
 
 /// A pause that a seed decides, up to `max_ms`.
@@ -201,6 +257,15 @@ fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
     }
 }
 
+/// A copy may only end well; but one whose server was killed at its first question has not begun.
+fn had_begun(ended: Ended) -> bool {
+    if ended.code == Some(3) && ended.stderr.starts_with("rdma-cp: connection lost") {
+        return false;
+    }
+    ended.done();
+    true
+}
+
 #[test]
 fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
     for up in [false, true] {
@@ -223,24 +288,26 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         };
         let mut copy = serve.start_cp(&command);
         for seed in 0..KILLS {
-            // The copy that runs comes back by itself.
-            serve.said("session began");
+            // The copy that runs comes back by itself, unless that was its end.
+            wait_for("it comes back or ends", BEGIN_MAX, || {
+                (copy.has_ended() || serve.log().contains("session began")).then_some(())
+            });
+            if copy.has_ended() {
+                if had_begun(copy.end()) {
+                    fs::remove_file(landing.join("big")).expect("the copy is there");
+                }
+                copy = serve.start_cp(&command);
+                serve.said("session began");
+            }
             pause(seed, 400);
             serve.signal(Signal::KILL);
             assert_eq!(serve.end(), None, "it was killed");
             check(&landing.join("big"), &content);
             serve = Serve::of(&home, &address, &exports);
-            if copy.has_ended() {
-                let ended = copy.end();
-                // One whose server was killed at its first question has not begun.
-                if ended.code != Some(3) || !ended.stderr.contains("connection lost") {
-                    ended.done();
-                    fs::remove_file(landing.join("big")).expect("the copy is there");
-                }
-                copy = serve.start_cp(&command);
-            }
         }
-        copy.end().done();
+        if !had_begun(copy.end()) {
+            serve.cp(&command).done();
+        }
         check(&landing.join("big"), &content);
         wait_for("only the file is there", BEGIN_MAX, || {
             (names(&landing) == ["big"]).then_some(())

@@ -58,7 +58,7 @@ struct Small {
 
 impl Small {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a temporary folder");
         make_samples(dir.path());
         let landing = text(&dir.path().join("in"));
         let home = Arc::new(Home::new().wrapped(&[&ON_SMALL_DISK[..], &[&landing]].concat()));

@@ -244,7 +244,7 @@ impl ReadClient {
             file.root.insert(0, Digest::of(b""));
         }
         match file.have.take() {
-            Some(have) if have.is_of(&info) => {
+            Some(have) if have.is_exactly(&info) => {
                 have.extents.iter().for_each(|extent| assert!(file.unleased.take(extent)));
                 file.root = have.root;
             }

@@ -433,7 +433,8 @@ mod tests {
         let files = (0..sizes.len() as u32).map(open).collect();
         machine.request(ReadRequest::Open { files });
         assert!(matches!(machine.next_effect(), Some(ServerEffect::Open(_))));
-        let info = |size| FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size };
+        let info =
+            |size| FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
         let survey = |size| Survey { holes: Vec::new(), until: size };
         let answers =
             (0..).zip(&sizes).map(|(id, &size)| (FileId(id), Ok((info(size), survey(size)))));

@@ -24,6 +24,8 @@ pub struct Have {
     pub size: u64,
     /// When its content had changed.
     pub mtime_ns: i64,
+    /// Its version, if it was known.
+    pub version: Option<u64>,
     /// What of it is verified.
     pub extents: ExtentSet,
     /// The digests of those extents.
@@ -117,8 +119,14 @@ pub enum PieceOutcome {
 }
 
 impl Have {
-    /// Whether it is of the version that is there now.
+    /// Whether it looks like what is there now. Enough for a sender, who compares the digest of
+    /// all of it in the end.
     pub fn is_of(&self, info: &FileInfo) -> bool {
         self.size == info.size && self.mtime_ns == info.mtime_ns
+    }
+
+    /// Whether it is of the very version that is there now.
+    pub fn is_exactly(&self, info: &FileInfo) -> bool {
+        self.is_of(info) && self.version.is_some() && self.version == info.version
     }
 }

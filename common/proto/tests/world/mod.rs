@@ -279,7 +279,8 @@ impl World {
         }
         let mtime_ns = i64::from(file.version);
         self.resumed += 1;
-        Some(read::Have { size, mtime_ns, extents, root })
+        let version = Some(mtime_ns as u64);
+        Some(read::Have { size, mtime_ns, version, extents, root })
     }
 
     fn model(&mut self, id: FileId) -> &mut Model {
@@ -296,8 +297,7 @@ impl World {
     fn begin_upload(&mut self, id: FileId) {
         let file = self.model(id);
         file.opened = file.version;
-        let (size, mtime_ns) = (file.size, i64::from(file.version));
-        let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
+        let info = info_of(file.size, i64::from(file.version));
         let survey = survey(id, info.size, file.version, 0);
         self.write_client.create(id, path_of(id), info, survey, self.now);
     }
@@ -566,9 +566,7 @@ impl World {
                     let refused = self.chance(self.faults.refuse_ppm);
                     let file = self.model(request.file);
                     file.opened = file.version;
-                    let mtime_ns = i64::from(file.version);
-                    let size = file.size;
-                    let info = FileInfo { size, mode: 0o644, mtime_ns, allocated: size };
+                    let info = info_of(file.size, i64::from(file.version));
                     let survey = survey(request.file, file.size, file.version, 0);
                     let answer = (info, survey);
                     (request.file, if refused { Err(fault(Code::Denied)) } else { Ok(answer) })
@@ -765,6 +763,11 @@ impl Model {
         let version = (0..=self.version).rev().find(landed);
         version.unwrap_or_else(|| panic!("a mixture, or not all, is under the final name"))
     }
+}
+
+fn info_of(size: u64, mtime_ns: i64) -> FileInfo {
+    let version = Some(mtime_ns as u64);
+    FileInfo { size, mode: 0o644, mtime_ns, allocated: size, version }
 }
 
 fn path_of(id: FileId) -> WirePath {

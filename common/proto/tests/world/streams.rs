@@ -54,7 +54,7 @@ impl World {
 
     pub(super) fn begin_stream(&mut self, id: FileId) {
         self.model(id).grown = Some(0);
-        let info = FileInfo { size: 0, mode: 0o666, mtime_ns: 0, allocated: 0 };
+        let info = FileInfo { size: 0, mode: 0o666, mtime_ns: 0, allocated: 0, version: None };
         self.write_client.create_stream(id, path_of(id), info, self.now);
         self.later(30, Event::Grow(id));
     }
