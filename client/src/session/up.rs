@@ -21,7 +21,7 @@ use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
 use verbatim_proto::units::STREAM_BYTES_MAX;
 use verbatim_proto::write::{ClientEffect, Post};
-use verbatim_proto::{Code, Digest, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// A file to send.
 #[derive(Clone)]
@@ -164,16 +164,7 @@ impl Core {
                     Event::Hashed { file, extent, answer }
                 });
             }
-            ClientEffect::HashZeros { file, extent } => {
-                let size = self.uploads.files[&file].source.size();
-                let stats = self.stats.clone();
-                self.job(move || {
-                    let begin = Instant::now();
-                    let digests = hash_zeros(size, extent);
-                    stats.zeroed(extent.len, begin.elapsed());
-                    Event::ZerosHashed { file, extent, digests }
-                });
-            }
+            ClientEffect::HashZeros { file, extent } => self.hash_zeros(file, extent),
             ClientEffect::FindHoles { file, from } => {
                 let source = self.uploads.source(file);
                 self.job(move || Event::HolesFound(file, source.find_holes(from)));
@@ -221,6 +212,21 @@ impl Core {
             }
             ClientEffect::Broken(fault) => self.broke(fault),
         }
+    }
+
+    /// Hashes a hole, which is not read; what comes out is noted as that of data is.
+    fn hash_zeros(&mut self, file: FileId, extent: Extent) {
+        let (source, stats) = (self.uploads.files[&file].source.clone(), self.stats.clone());
+        self.job(move || {
+            let begin = Instant::now();
+            let settled = source.is_settled();
+            let digests = hash_zeros(source.size(), extent);
+            if settled {
+                source.note(extent, &digests);
+            }
+            stats.zeroed(extent.len, begin.elapsed());
+            Event::ZerosHashed { file, extent, digests }
+        });
     }
 
     /// Looks again at the sources of files that are sent: have they changed meanwhile?

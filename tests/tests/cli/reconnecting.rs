@@ -3,13 +3,13 @@
 //! server that never comes back ends it in time, and Ctrl-C ends it at once.
 
 use crate::process::{Home, Running, Serve, Signal, wait_for};
-use crate::resuming::{make_settled, told, wait_for_growth};
+use crate::resuming::{BIG_BYTES, SLOWLY, make_settled, told, wait_for_growth};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{assert_same, bytes, names, text};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -68,8 +68,8 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
         };
         make_settled(&from);
         let command = match up {
-            true => ["--json".to_owned(), text(&from), serve.at("in")],
-            false => ["--json".to_owned(), serve.at("data/big"), text(&landing)],
+            true => ["--json".to_owned(), SLOWLY.into(), text(&from), serve.at("in")],
+            false => ["--json".to_owned(), SLOWLY.into(), serve.at("data/big"), text(&landing)],
         };
         let mut copy = serve.start_cp(&command);
         let mut journal = 0;
@@ -83,30 +83,15 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
         let ended = copy.end().done();
         assert_eq!(told(&ended.stdout, "reconnects"), 2, "{ended:?}");
         assert_eq!(told(&ended.stdout, "resumed_bytes"), 0, "no earlier run copied anything");
-        assert_eq!(told(&ended.stdout, "bytes"), 4 << 30);
+        assert_eq!(told(&ended.stdout, "bytes"), BIG_BYTES as u64);
         assert!(!events(&ended.stdout, "retrying").is_empty(), "{ended:?}");
         assert_eq!(events(&ended.stdout, "reconnected").len(), 2, "{ended:?}");
         assert_eq!(events(&ended.stdout, "file").len(), 1, "{ended:?}");
-        assert_begins_alike(&from, &landing.join("big"));
+        assert_same(&from, &landing.join("big"));
         wait_for("only the file is there", BEGIN_MAX, || {
             (names(&landing) == ["big"]).then_some(())
         });
     }
-}
-
-/// Compares the part of a sparse file that is not a hole, and the lengths.
-fn assert_begins_alike(left: &Path, right: &Path) {
-    use std::os::unix::fs::FileExt;
-    let (left, right) =
-        (fs::File::open(left).expect("opens"), fs::File::open(right).expect("opens"));
-    assert_eq!(
-        left.metadata().expect("it is there").len(),
-        right.metadata().expect("it is there").len()
-    );
-    let (mut a, mut b) = (vec![0; 9 << 20], vec![1; 9 << 20]);
-    left.read_exact_at(&mut a, 0).expect("reads");
-    right.read_exact_at(&mut b, 0).expect("reads");
-    assert!(a == b, "they differ");
 }
 
 #[test]
@@ -157,13 +142,14 @@ fn a_tree_of_small_files_is_told_once_each_whatever_happens_to_the_server() {
         }
         assert!(restarts > 0, "the copy was over too soon");
         let ended = copy.end();
-        assert_eq!(ended.code, Some(1), "only the fifo is not copied: {}", ended.stderr);
+        assert_eq!(ended.code, Some(0), "only the fifo is not copied: {}", ended.stderr);
         let files = events(&ended.stdout, "file");
         let paths: HashSet<_> = files.iter().map(|f| f["path"].as_str().unwrap()).collect();
         assert_eq!((files.len(), paths.len()), (FILES, FILES), "each file is told once");
-        let errors = events(&ended.stdout, "error");
-        assert_eq!(errors.len(), 1, "{errors:?}");
-        assert!(errors[0]["path"].as_str().unwrap().ends_with("fifo"), "{errors:?}");
+        assert!(events(&ended.stdout, "error").is_empty(), "{ended:?}");
+        let skipped = events(&ended.stdout, "skipped");
+        assert_eq!(skipped.len(), 1, "{skipped:?}");
+        assert!(skipped[0]["path"].as_str().unwrap().ends_with("fifo"), "{skipped:?}");
         assert_eq!(told(&ended.stdout, "files"), FILES as u64);
         for number in 0..FILES {
             let name = format!("{}/{number}", number / 300);

@@ -7,7 +7,7 @@
 
 use crate::process::{Ended, Home, Running, Serve, Signal, wait_for};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
-use crate::{World, bytes, names, text};
+use crate::{World, assert_same, bytes, names, text};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -18,7 +18,7 @@ use std::time::Duration;
 const KILLS: u64 = 30;
 
 /// A file whose copy takes a few hundred milliseconds.
-const BIG_BYTES: usize = 96 << 20;
+pub(crate) const BIG_BYTES: usize = 96 << 20;
 
 /// Waits until a journal in the folder speaks of a dozen chunks.
 pub(crate) fn wait_for_journal(copy: &mut Running, folder: &Path) {
@@ -36,10 +36,18 @@ pub(crate) fn wait_for_growth(copy: &mut Running, folder: &Path, before: u64) ->
     })
 }
 
-/// Makes a file of 8 GiB, and waits until a later write would change its time.
+/// Makes a file, and waits until a later write would change its time.
 pub(crate) fn make_settled(path: &Path) {
-    make_sparse(path, 8);
+    fs::write(path, bytes(9, BIG_BYTES)).expect("a file");
     std::thread::sleep(Duration::from_millis(2100));
+}
+
+/// Makes the copy of such a file take some seconds.
+pub(crate) const SLOWLY: &str = "--bwlimit=32M";
+
+/// The same command, slowly.
+fn slowly(command: &[String]) -> Vec<String> {
+    [&[SLOWLY.to_owned()], command].concat()
 }
 
 /// What a summary line of `--json` says of one number.
@@ -56,7 +64,7 @@ fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
         make_settled(&dir.path().join("data/big"));
         let out = dir.path().join("out");
         let command = ["--json".to_owned(), serve.at("data/big"), text(&out)];
-        let mut copy = serve.start_cp(&command);
+        let mut copy = serve.start_cp(&slowly(&command));
         wait_for_journal(&mut copy, &out);
         copy.signal(signal);
         let cut = copy.end();
@@ -67,7 +75,7 @@ fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
         let done = serve.cp(&command).done();
         assert!(told(&done.stdout, "resumed_bytes") > 0, "{done:?}");
         assert_eq!(names(&out), ["big"], "something is left behind");
-        assert_eq!(fs::metadata(out.join("big")).unwrap().len(), 8 << 30);
+        assert_eq!(fs::metadata(out.join("big")).unwrap().len(), BIG_BYTES as u64);
     }
 }
 
@@ -75,16 +83,16 @@ fn an_interrupted_download_keeps_what_is_verified_and_goes_on() {
 fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
     let World { serve, dir } = World::new();
     let (big, landing) = (dir.path().join("big"), dir.path().join("in"));
-    make_sparse(&big, 8);
+    fs::write(&big, bytes(8, BIG_BYTES)).unwrap();
     let command = ["--json".to_owned(), text(&big), serve.at("in")];
-    let mut copy = serve.start_cp(&command);
+    let mut copy = serve.start_cp(&slowly(&command));
     wait_for_journal(&mut copy, &landing);
     copy.signal(Signal::INT);
     copy.end().refused(130, &[]);
     assert!(!landing.join("big").exists(), "a partial file has the final name");
     serve.cp(&command).done();
     wait_for("only the file is there", BEGIN_MAX, || (names(&landing) == ["big"]).then_some(()));
-    assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), 8 << 30);
+    assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), BIG_BYTES as u64);
 }
 
 #[test]
@@ -92,7 +100,7 @@ fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
     let World { serve, dir } = World::new();
     let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
     make_settled(&source);
-    let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
+    let mut copy = serve.start_cp(&slowly(&[serve.at("data/big"), text(&out)]));
     wait_for_journal(&mut copy, &out);
     copy.signal(Signal::KILL);
     drop(copy.end());
@@ -103,13 +111,13 @@ fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
     assert_eq!(names(&out), ["big"], "something is left behind");
 }
 
-/// Uploads a file of 4 GiB until some of it is verified, and kills the client. The source is
+/// Uploads a file until some of it is verified, and kills the client. The source is
 /// two seconds old before that, so that what is read of it may be noted.
 fn cut_upload() -> (World, [String; 3]) {
     let world = World::new();
     make_settled(&world.path("big"));
     let command = ["--json".to_owned(), world.text("big"), world.serve.at("in")];
-    let mut copy = world.serve.start_cp(&command);
+    let mut copy = world.serve.start_cp(&slowly(&command));
     wait_for_journal(&mut copy, &world.path("in"));
     copy.signal(Signal::KILL);
     drop(copy.end());
@@ -121,25 +129,12 @@ fn cut_upload() -> (World, [String; 3]) {
 fn rewrite_behind_its_time(path: &Path) {
     let file = fs::OpenOptions::new().write(true).open(path).expect("opens");
     let before = file.metadata().expect("it is there").modified().expect("has a time");
-    for chunk in 0..1024 {
+    for chunk in 0..BIG_BYTES as u64 >> 20 {
         file.write_all_at(b"another", 1000 + (chunk << 20)).expect("writes");
     }
     file.set_modified(before).expect("sets the time");
     drop(file);
     std::thread::sleep(Duration::from_millis(2100));
-}
-
-/// Compares the beginning of large files, and of each of their first thousand chunks.
-fn assert_begin_alike(left: &Path, right: &Path) {
-    let files = [left, right].map(|path| fs::File::open(path).expect("opens"));
-    let whole = (0, 9 << 20);
-    for (offset, len) in [whole].into_iter().chain((0..1024).map(|chunk| (chunk << 20, 4096))) {
-        let mut bytes = [vec![0; len], vec![1; len]];
-        for (bytes, file) in bytes.iter_mut().zip(&files) {
-            file.read_exact_at(bytes, offset).expect("reads");
-        }
-        assert!(bytes[0] == bytes[1], "the copy is not what its source is, behind {offset}");
-    }
 }
 
 /// Runs the upload again; says how much the server had, and how much of that was hashed again.
@@ -148,8 +143,8 @@ fn finish_upload(world: &World, command: &[String]) -> (u64, u64) {
     wait_for("only the file is there", BEGIN_MAX, || {
         (names(&world.path("in")) == ["big"]).then_some(())
     });
-    assert_eq!(fs::metadata(world.path("in/big")).expect("it is there").len(), 4 << 30);
-    assert_begin_alike(&world.path("big"), &world.path("in/big"));
+    assert_eq!(fs::metadata(world.path("in/big")).expect("it is there").len(), BIG_BYTES as u64);
+    assert_same(&world.path("big"), &world.path("in/big"));
     (told(&done.stdout, "resumed_bytes"), told(&done.stdout, "rehashed_bytes"))
 }
 
@@ -184,13 +179,13 @@ fn a_download_is_not_mixed_with_a_source_that_was_rewritten_behind_its_time() {
     let World { serve, dir } = World::new();
     let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
     make_settled(&source);
-    let mut copy = serve.start_cp(&[serve.at("data/big"), text(&out)]);
+    let mut copy = serve.start_cp(&slowly(&[serve.at("data/big"), text(&out)]));
     wait_for_journal(&mut copy, &out);
     copy.signal(Signal::KILL);
     drop(copy.end());
     rewrite_behind_its_time(&source);
     serve.cp(&[serve.at("data/big"), text(&out)]).done();
-    assert_begin_alike(&source, &out.join("big"));
+    assert_same(&source, &out.join("big"));
     assert_eq!(names(&out), ["big"], "something is left behind");
 }
 
