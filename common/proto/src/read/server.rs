@@ -8,14 +8,13 @@
 //! `Refresh`, or by the end of the session. Never earlier, because a client's
 //! read of a retired window kills its queue pair.
 
-use crate::batch::{batches, unexpected};
-use crate::holes::{Holes, Search, Survey, WindowHoles};
+mod leasing;
+
+use crate::batch::unexpected;
+use crate::holes::{Search, Survey};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
-use crate::units::{
-    BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_BYTES_MAX, PACK_FILES_MAX, PACKED_FILE_BYTES_MAX,
-    WINDOW_BYTES, WINDOWS_MAX,
-};
+use crate::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX};
 use crate::{Code, Digest, Extent, ExtentSet, Fault};
 use std::collections::{HashMap, VecDeque};
 
@@ -79,25 +78,12 @@ struct File {
     preparing: usize,
 }
 
-/// Windows of large files while small ones wait.
-const LARGE_WINDOWS_MAX: usize = WINDOWS_MAX / 4 * 3;
-
 struct Window {
     pieces: Vec<(FileId, Extent)>,
     packed: bool,
     leased: bool,
     /// Whether holes stand behind it, and no memory.
     is_holes: bool,
-}
-
-/// What comes next of a large file.
-enum Next {
-    Holes(Vec<Extent>),
-    Data(Extent),
-    Find(u64),
-    /// The driver is looking.
-    Wait,
-    Over,
 }
 
 /// The machine.
@@ -308,144 +294,5 @@ impl ReadServer {
         if window.is_some_and(|window| !window.is_holes) {
             self.effects.push_back(ServerEffect::Retire(id));
         }
-    }
-
-    /// Prepares windows as long as there is credit, and closes what is no longer in preparation.
-    fn advance(&mut self) {
-        while self.windows.len() < WINDOWS_MAX.min(self.windows_max.unwrap_or(WINDOWS_MAX)) {
-            if let Some(pieces) = self.fresh.pop_front() {
-                let packed = self.is_packed(&pieces);
-                self.prepare(pieces, packed, true);
-            } else if !self.small.is_empty() && self.is_small_next() {
-                let pieces = self.next_pack();
-                self.prepare(pieces, true, false);
-            } else if let Some(&id) = self.large.front() {
-                let file = self.files.get_mut(&id).expect("closed files leave the queue");
-                match file.next() {
-                    Next::Holes(extents) => self.name_holes(id, extents),
-                    Next::Data(extent) => self.prepare(vec![(id, extent)], false, false),
-                    Next::Find(from) => {
-                        file.preparing += 1;
-                        self.effects.push_back(ServerEffect::FindHoles { file: id, from });
-                    }
-                    Next::Wait => break,
-                    Next::Over => drop(self.large.pop_front()),
-                }
-            } else {
-                break;
-            }
-        }
-        let files = &self.files;
-        let ready = |id: &mut FileId| files.get(id).is_none_or(|file| file.preparing == 0);
-        let mut closing: Vec<FileId> = self.to_close.extract_if(.., ready).collect();
-        for files in batches(&mut closing) {
-            self.effects.push_back(ServerEffect::Close(files));
-        }
-    }
-
-    /// Large files go first, so that none of them is left alone at the end; small ones always
-    /// have some windows too.
-    fn is_small_next(&self) -> bool {
-        let large = self.windows.values().filter(|window| !window.packed).count();
-        self.large.is_empty() || large >= LARGE_WINDOWS_MAX
-    }
-
-    /// Whether these pieces are whole small files, which are staged, not mapped.
-    fn is_packed(&self, pieces: &[(FileId, Extent)]) -> bool {
-        pieces.iter().all(|(id, extent)| {
-            extent.offset == 0
-                && extent.len <= PACKED_FILE_BYTES_MAX
-                && self.files.get(id).is_some_and(|file| file.size == extent.len)
-        })
-    }
-
-    fn next_pack(&mut self) -> Vec<(FileId, Extent)> {
-        let mut pieces = Vec::new();
-        let mut bytes = 0;
-        while let Some(&id) = self.small.front() {
-            let file = self.files.get_mut(&id).expect("closed files leave the queue");
-            bytes += file.size;
-            if pieces.len() == PACK_FILES_MAX || bytes > u64::from(PACK_BYTES_MAX) {
-                break;
-            }
-            file.unleased = ExtentSet::new();
-            pieces.push((id, Extent::new(0, file.size)));
-            self.small.pop_front();
-        }
-        pieces
-    }
-
-    fn next_id(&mut self) -> WindowId {
-        self.next_window += 1;
-        WindowId(self.next_window - 1)
-    }
-
-    /// Names holes to the client; the list takes the credit of a window until it is released.
-    fn name_holes(&mut self, file: FileId, extents: Vec<Extent>) {
-        let window = self.next_id();
-        self.windows.insert(
-            window,
-            Window { pieces: Vec::new(), packed: false, leased: true, is_holes: true },
-        );
-        let holes = WindowHoles { window, holes: Holes { file, extents } };
-        self.effects.push_back(ServerEffect::Send(ReadReply::Holes(holes)));
-    }
-
-    fn prepare(&mut self, pieces: Vec<(FileId, Extent)>, packed: bool, fresh: bool) {
-        let window = self.next_id();
-        for (id, _) in &pieces {
-            self.files.get_mut(id).expect("closed files leave the queue").preparing += 1;
-        }
-        let made = Window { pieces: pieces.clone(), packed, leased: false, is_holes: false };
-        self.windows.insert(window, made);
-        let prepare = Prepare { window, pieces, packed, fresh };
-        self.effects.push_back(ServerEffect::Prepare(prepare));
-    }
-}
-
-impl File {
-    fn next(&mut self) -> Next {
-        if let Some(extents) = self.search.next_list() {
-            return Next::Holes(extents);
-        }
-        if let Some(extent) = self.unleased.take_first_below(WINDOW_BYTES, self.search.until()) {
-            return Next::Data(extent);
-        }
-        match self.search.question(self.size) {
-            Some(from) => Next::Find(from),
-            None if self.search.is_over(self.size) => Next::Over,
-            None => Next::Wait,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::WirePath;
-    use crate::units::GRAIN_BYTES;
-
-    #[test]
-    fn a_large_file_is_leased_before_small_ones_but_not_instead_of_them() {
-        let mut machine = ReadServer::new();
-        let sizes: Vec<u64> = (0..200).map(|_| GRAIN_BYTES).chain([1 << 30]).collect();
-        let open = |file| OpenFile { file: FileId(file), path: WirePath::root(), have: vec![] };
-        let files = (0..sizes.len() as u32).map(open).collect();
-        machine.request(ReadRequest::Open { files });
-        assert!(matches!(machine.next_effect(), Some(ServerEffect::Open(_))));
-        let info =
-            |size| FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
-        let survey = |size| Survey { holes: Vec::new(), until: size };
-        let answers =
-            (0..).zip(&sizes).map(|(id, &size)| (FileId(id), Ok((info(size), survey(size)))));
-        machine.opened(answers.collect());
-        let mut packed = Vec::new();
-        while let Some(effect) = machine.next_effect() {
-            if let ServerEffect::Prepare(prepare) = effect {
-                packed.push(prepare.packed);
-            }
-        }
-        let expected: Vec<bool> = (0..WINDOWS_MAX).map(|at| at >= LARGE_WINDOWS_MAX).collect();
-        assert_eq!(packed, expected);
     }
 }
