@@ -3,6 +3,7 @@
 //! without writing, chunk sizes and rates. Every flag in both directions.
 
 use crate::process::{Ended, Home, Signal};
+use crate::resuming::make_settled;
 use crate::stopping::wait_for_bytes;
 use crate::{World, assert_same, bytes, names};
 use std::ffi::{OsStr, OsString};
@@ -545,7 +546,7 @@ fn fifos_in_a_tree_are_skipped_with_a_warning_both_ways() {
 #[test]
 fn a_limited_copy_stops_at_once_when_it_is_interrupted() {
     let world = World::new();
-    fs::write(world.path("data/big"), bytes(4, 64 << 20)).unwrap();
+    make_settled(&world.path("data/big"));
     let out = world.path("out");
     let arguments = ["--bwlimit", "8M", &world.serve.at("data/big"), &world.text("out")];
     let mut copy = world.serve.start_cp(&arguments);
