@@ -3,7 +3,7 @@
 //! binary prints them, tests compare them.
 
 use std::time::Duration;
-use verbatim_proto::{Code, Digest, Fault};
+use verbatim_proto::{Code, Digest, Dropped, Fault};
 
 /// Takes what a copy tells.
 pub trait Observer: Send {
@@ -92,6 +92,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes of these that an earlier run had copied.
     pub resumed_bytes: u64,
+    /// What of the metadata was not kept.
+    pub dropped: Dropped,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

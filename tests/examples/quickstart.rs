@@ -201,6 +201,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
         },
         streams: 4,
         timeout,
+        preserve: false,
         sim: None,
     }
 }

@@ -157,7 +157,13 @@ impl Pair {
             timeout,
         };
         Job {
-            session: SessionOptions { connect, streams: 2, timeout, sim: self.sim.clone() },
+            session: SessionOptions {
+                connect,
+                streams: 2,
+                timeout,
+                preserve: false,
+                sim: self.sim.clone(),
+            },
             options: CopyOptions { sources, target, recursive: true },
             stop: None,
             root: self.folder.path().to_owned(),

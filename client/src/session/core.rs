@@ -87,14 +87,14 @@ impl Core {
 
     pub(super) fn add(&mut self, work: Work) {
         match work {
-            Work::Download(download) => self.add_download(download),
-            Work::Upload(upload) => self.add_upload(upload),
+            Work::Download(download) => self.add_download(download, None),
+            Work::Upload(upload) => self.add_upload(upload, None),
             Work::DownloadTree(tree) => self.add_remote_tree(tree),
             Work::UploadTree(tree) => self.add_local_tree(tree),
         }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(super) fn is_done(&mut self) -> bool {
         self.downloads.is_idle() && self.uploads.is_idle() && self.trees.is_idle()
     }
 
@@ -152,6 +152,7 @@ impl Core {
             ServerMessage::Read(reply) => self.read.reply(reply, now),
             ServerMessage::Write(reply) => self.write.reply(reply, now),
             ServerMessage::Working => {}
+            ServerMessage::Dropped(dropped) => self.summary.dropped += dropped,
             ServerMessage::Refused(fault) => self.broke(fault),
             ServerMessage::Welcome(_) => {
                 self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
@@ -184,6 +185,7 @@ impl Core {
             }
             Event::Hashed { file, extent, answer } => self.write.hashed(file, extent, answer),
             Event::LocalPage(page) => self.local_page(page),
+            Event::Ended(answers) => self.ended(answers),
         }
     }
 
@@ -241,7 +243,7 @@ impl Core {
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
             bytes: self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_idle(),
+            searching: !self.trees.is_found(),
             links: self.links.up_count(),
             elapsed: self.now(),
             ..self.progress.clone()

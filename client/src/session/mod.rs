@@ -8,6 +8,7 @@
 
 mod core;
 mod down;
+mod endings;
 mod links;
 mod trees;
 mod up;
@@ -32,7 +33,7 @@ use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
 
 pub use down::Download;
 pub use up::{Upload, UploadSource};
@@ -58,6 +59,8 @@ pub struct SessionOptions {
     pub streams: u16,
     /// After how long without an answer the peer is given up.
     pub timeout: Duration,
+    /// Whether modes, times, attributes and owners are kept.
+    pub preserve: bool,
     /// A simulated network to make links on, for tests.
     pub sim: Option<SimNet>,
 }
@@ -103,10 +106,11 @@ pub(crate) enum Event {
     LinkMade { link: LinkId, made: Result<Box<dyn Link>, FabricError> },
     LinkWanted { link: LinkId },
     WorkerFailed(FabricError),
-    Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
-    SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
+    Landed(down::Landed),
+    SourcesChecked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     Hashed { file: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault> },
     LocalPage(trees::LocalPage),
+    Ended(Vec<(String, Result<Dropped, Fault>)>),
 }
 
 /// Something to copy.
@@ -160,7 +164,12 @@ impl Session {
             stats,
             begin: Instant::now(),
             sending: VecDeque::new(),
-            read: ReadClient::new(read::ClientOptions { chunk_bytes, slots_per_link, timeout }),
+            read: ReadClient::new(read::ClientOptions {
+                chunk_bytes,
+                slots_per_link,
+                timeout,
+                describe: options.preserve,
+            }),
             write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
             links: Links::default(),
             downloads: Downloads::default(),
@@ -205,7 +214,12 @@ impl Session {
     ) -> Result<(), ClientError> {
         let request = self.core.request();
         let path = path.clone();
-        self.core.sending.push_back(ClientMessage::Scan { request, path, recursive });
+        self.core.sending.push_back(ClientMessage::Scan {
+            request,
+            path,
+            recursive,
+            describe: false,
+        });
         self.core.trees.list(request);
         self.core.asking = true;
         loop {

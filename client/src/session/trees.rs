@@ -1,19 +1,24 @@
 //! Trees: remote folders are scanned and local ones walked a page at a time,
 //! while what was found before is copied. A page is asked for only when little
 //! is left to do, so a tree of any size takes one page of memory. Folders are
-//! made before what is in them.
+//! made before what is in them, and finished after it by `endings`.
 
+use super::endings::{Endings, Nest, Place, Within};
 use super::{Core, Download, Event, Upload, UploadSource};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
-use verbatim_files::{Folder, Walk};
+use verbatim_files::walk::Describe;
+use verbatim_files::{Folder, Rules, Walk};
 use verbatim_proto::message::{ClientMessage, Entry, EntryKind, NewEntry};
-use verbatim_proto::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
+use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// Files that wait before another page is asked for.
 const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
+
+/// Requests to make something that may wait for their answer; the server takes more.
+const MAKING_MAX: usize = 64;
 
 /// A remote folder to fetch.
 pub struct RemoteTree {
@@ -41,13 +46,14 @@ type Listed = (Vec<Entry>, Vec<(WirePath, Fault)>, bool);
 
 #[derive(Default)]
 pub(super) struct Trees {
-    remote: HashMap<u32, RemoteTree>,
+    remote: HashMap<u32, (RemoteTree, Nest)>,
     /// Scans with more pages to ask for.
     ready: VecDeque<u32>,
     /// Trees whose walk rests between two pages, or has not begun.
-    local: VecDeque<(Arc<LocalTree>, Option<Box<Walk>>)>,
+    local: VecDeque<Walking>,
     walking: usize,
     making: HashMap<u32, Making>,
+    pub endings: Endings,
     listing: Option<u32>,
     listed: VecDeque<Listed>,
 }
@@ -55,23 +61,34 @@ pub(super) struct Trees {
 /// Folders and links that the server was asked to make, and the files that wait for them.
 struct Making {
     labels: Vec<String>,
-    files: Vec<Upload>,
+    files: Vec<(Upload, Within)>,
+}
+
+/// A local tree, how far its walk is, and the folders it is in.
+struct Walking {
+    tree: Arc<LocalTree>,
+    walk: Option<Box<Walk>>,
+    nest: Nest,
 }
 
 /// What a walk found.
 pub(crate) struct LocalPage {
-    tree: Arc<LocalTree>,
-    walk: Option<Box<Walk>>,
+    walking: Walking,
     entries: Vec<Entry>,
     faults: Vec<(WirePath, Fault)>,
 }
 
 impl Trees {
-    pub fn is_idle(&self) -> bool {
+    /// Whether nothing is left to find or to make, but perhaps to finish.
+    pub fn is_found(&self) -> bool {
         self.remote.is_empty()
             && self.local.is_empty()
             && self.walking == 0
             && self.making.is_empty()
+    }
+
+    pub fn is_idle(&mut self) -> bool {
+        self.is_found() && self.endings.is_idle()
     }
 
     /// Whether the server was asked for a page, or to make something, and has not answered.
@@ -91,20 +108,35 @@ impl Trees {
 
 impl Core {
     pub(super) fn add_remote_tree(&mut self, tree: RemoteTree) {
-        if let Err(fault) = tree.folder.make_folder(&tree.local, 0o755) {
+        let describe = self.options.preserve;
+        if let Err(fault) = tree.folder.make_folder(&tree.local, 0o755, describe) {
             return self.failed(tree.label, fault);
         }
         let request = self.request();
         let path = tree.remote.clone();
-        self.sending.push_back(ClientMessage::Scan { request, path, recursive: true });
-        self.trees.remote.insert(request, tree);
+        self.sending.push_back(ClientMessage::Scan { request, path, recursive: true, describe });
+        self.trees.remote.insert(request, (tree, Nest::default()));
     }
 
     pub(super) fn add_local_tree(&mut self, tree: LocalTree) {
-        let entry = NewEntry { path: tree.remote.clone(), kind: EntryKind::Folder, mode: 0o755 };
+        let entry = self.new_folder(tree.remote.clone(), 0o755);
         let label = tree.label.clone();
         self.make(vec![(entry, label)], Vec::new());
-        self.trees.local.push_back((Arc::new(tree), None));
+        let nest = Nest::default();
+        self.trees.local.push_back(Walking { tree: Arc::new(tree), walk: None, nest });
+    }
+
+    /// A folder for the server to make. One that is to keep its metadata gets it last, and is
+    /// nobody else's business until then.
+    fn new_folder(&self, path: WirePath, mode: u32) -> NewEntry {
+        let unfinished = self.options.preserve;
+        let mode = if unfinished { 0o700 } else { mode };
+        NewEntry { path, kind: EntryKind::Folder, mode, meta: None, unfinished }
+    }
+
+    /// Whether the server may be asked to make more.
+    pub(super) fn can_make(&self) -> bool {
+        self.trees.making.len() < MAKING_MAX
     }
 
     /// Asks for pages while little is left to do.
@@ -118,11 +150,14 @@ impl Core {
         let waiting: usize = self.trees.making.values().map(|making| making.files.len()).sum();
         if self.uploads.queued() + waiting < QUEUE_LOW
             && self.trees.walking == 0
-            && let Some((tree, walk)) = self.trees.local.pop_front()
+            && self.can_make()
+            && let Some(walking) = self.trees.local.pop_front()
         {
             self.trees.walking += 1;
-            self.job(move || Event::LocalPage(walk_page(tree, walk)));
+            let describe = self.options.preserve;
+            self.job(move || Event::LocalPage(walk_page(walking, describe)));
         }
+        self.pump_endings();
     }
 
     pub(super) fn remote_page(
@@ -135,33 +170,53 @@ impl Core {
         if self.trees.listing == Some(request) {
             return self.trees.listed.push_back((entries, faults, done));
         }
-        let Some(tree) = self.trees.remote.remove(&request) else {
+        let Some((tree, mut nest)) = self.trees.remote.remove(&request) else {
             return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         for (path, fault) in faults {
             self.failed(label_of(&tree.label, &path), fault);
         }
         for entry in entries {
-            self.remote_entry(&tree, entry);
+            self.remote_entry(&tree, &mut nest, entry);
         }
         if !done {
-            self.trees.remote.insert(request, tree);
+            self.trees.remote.insert(request, (tree, nest));
             self.trees.ready.push_back(request);
         }
     }
 
-    fn remote_entry(&mut self, tree: &RemoteTree, entry: Entry) {
+    fn remote_entry(&mut self, tree: &RemoteTree, nest: &mut Nest, entry: Entry) {
         let label = label_of(&tree.label, &entry.path);
         let local = tree.local.join(&entry.path);
+        let within = nest.around(&entry.path);
         let made = match entry.kind {
-            EntryKind::File => {
-                let remote = tree.remote.join(&entry.path);
-                let folder = tree.folder.clone();
-                let download = Download { remote, folder, local, size: entry.size, label };
-                return self.add_download(download);
+            EntryKind::File => match tree.remote.join(&entry.path).checked() {
+                Ok(remote) => {
+                    let (folder, size) = (tree.folder.clone(), entry.size);
+                    let download = Download { remote, folder, local, size, label };
+                    return self.add_download(download, within);
+                }
+                Err(fault) => Err(fault),
+            },
+            EntryKind::Folder => {
+                let made = match (entry.path.is_root(), &entry.meta) {
+                    (true, _) => Ok(()),
+                    (false, None) => tree.folder.make_folder(&local, entry.mode, false),
+                    (false, Some(_)) => tree.folder.make_folder(&local, 0o700, true),
+                };
+                if let (Ok(()), Some(meta)) = (&made, entry.meta) {
+                    let place = Place::Local(tree.folder.clone(), local);
+                    let ending = self.trees.endings.plan(place, label.clone(), *meta, within);
+                    nest.enter(entry.path, ending);
+                }
+                made
             }
-            EntryKind::Folder => tree.folder.make_folder(&local, entry.mode),
-            EntryKind::Symlink { target } => tree.folder.make_symlink(&local, &target),
+            EntryKind::Symlink { target } => {
+                let rules = Rules::of_user();
+                let keep = entry.meta.as_deref().map(|meta| (meta, &rules));
+                let made = tree.folder.make_symlink(&local, &target, keep);
+                made.map(|dropped| self.summary.dropped += dropped)
+            }
             EntryKind::Special => Err(special()),
         };
         if let Err(fault) = made {
@@ -171,7 +226,8 @@ impl Core {
 
     pub(super) fn local_page(&mut self, page: LocalPage) {
         self.trees.walking -= 1;
-        let LocalPage { tree, walk, entries, faults } = page;
+        let LocalPage { mut walking, entries, faults } = page;
+        let tree = walking.tree.clone();
         for (path, fault) in faults {
             self.failed(label_of(&tree.label, &path), fault);
         }
@@ -179,42 +235,66 @@ impl Core {
         let mut makes = Vec::new();
         for entry in entries {
             let label = label_of(&tree.label, &entry.path);
-            let path = tree.remote.join(&entry.path);
+            let path = match tree.remote.join(&entry.path).checked() {
+                Ok(path) => path,
+                Err(fault) => {
+                    self.failed(label, fault);
+                    continue;
+                }
+            };
+            let within = walking.nest.around(&entry.path);
             match entry.kind {
                 EntryKind::File => {
                     let source = UploadSource::Below(tree.folder.clone(), entry.path);
-                    files.push(Upload { source, remote: path, size: entry.size, label });
+                    files.push((Upload { source, remote: path, size: entry.size, label }, within));
+                }
+                EntryKind::Folder => {
+                    if !entry.path.is_root() {
+                        makes.push((self.new_folder(path.clone(), entry.mode), label.clone()));
+                    }
+                    if let Some(meta) = entry.meta {
+                        let place = Place::Remote(path);
+                        let ending = self.trees.endings.plan(place, label, *meta, within);
+                        walking.nest.enter(entry.path, ending);
+                    }
                 }
                 EntryKind::Special => self.failed(label, special()),
-                kind => makes.push((NewEntry { path, kind, mode: entry.mode }, label)),
+                kind @ EntryKind::Symlink { .. } => {
+                    let (mode, meta) = (entry.mode, entry.meta);
+                    makes.push((NewEntry { path, kind, mode, meta, unfinished: false }, label));
+                }
             }
         }
         self.make(makes, files);
-        if walk.is_some() {
-            self.trees.local.push_back((tree, walk));
+        if walking.walk.is_some() {
+            self.trees.local.push_back(walking);
         }
     }
 
     /// Has entries made, and then the files added. The server makes them in order, so files
     /// wait for the last request that could hold their folder.
-    fn make(&mut self, mut makes: Vec<(NewEntry, String)>, files: Vec<Upload>) {
-        let mut files = Some(files);
-        if makes.is_empty() && self.trees.making.is_empty() {
-            return files.into_iter().flatten().for_each(|file| self.add_upload(file));
+    pub(super) fn make(&mut self, makes: Vec<(NewEntry, String)>, files: Vec<(Upload, Within)>) {
+        if makes.is_empty() && (self.trees.making.is_empty() || files.is_empty()) {
+            return self.add_uploads(files);
         }
+        let mut requests = cut(makes);
         // An empty request still comes back behind those before it.
-        loop {
-            let rest = makes.split_off(makes.len().min(BATCH_FILES_MAX));
-            let (entries, labels) = std::mem::replace(&mut makes, rest).into_iter().unzip();
-            let request = self.request();
-            self.sending.push_back(ClientMessage::Make { request, entries });
-            let last = makes.is_empty();
-            let files = if last { files.take().unwrap_or_default() } else { Vec::new() };
-            self.trees.making.insert(request, Making { labels, files });
-            if last {
-                return;
-            }
+        let last = requests.pop().unwrap_or_default();
+        for makes in requests {
+            self.request_make(makes, Vec::new());
         }
+        self.request_make(last, files);
+    }
+
+    fn request_make(&mut self, makes: Vec<(NewEntry, String)>, files: Vec<(Upload, Within)>) {
+        let (entries, labels) = makes.into_iter().unzip();
+        let request = self.request();
+        self.sending.push_back(ClientMessage::Make { request, entries });
+        self.trees.making.insert(request, Making { labels, files });
+    }
+
+    fn add_uploads(&mut self, files: Vec<(Upload, Within)>) {
+        files.into_iter().for_each(|(file, within)| self.add_upload(file, within));
     }
 
     pub(super) fn made(&mut self, request: u32, answers: Vec<Result<(), Fault>>) {
@@ -226,29 +306,64 @@ impl Core {
                 self.failed(label, fault);
             }
         }
-        making.files.into_iter().for_each(|file| self.add_upload(file));
+        self.add_uploads(making.files);
     }
 }
 
-fn walk_page(tree: Arc<LocalTree>, walk: Option<Box<Walk>>) -> LocalPage {
-    let begin = || Walk::new(tree.folder.open_folder(&WirePath::root())?, true).map(Box::new);
-    let mut page = LocalPage { tree: tree.clone(), walk: None, entries: vec![], faults: vec![] };
-    let mut walk = match walk.map_or_else(begin, Ok) {
-        Ok(walk) => walk,
-        Err(fault) => {
-            page.faults.push((WirePath::root(), fault));
-            return page;
-        }
-    };
-    while page.entries.len() < PAGE_ENTRIES_MAX {
-        match walk.next() {
-            Some(Ok(entry)) => page.entries.push(entry),
-            Some(Err(fault)) => page.faults.push(fault),
-            None => return page,
+/// Cuts a list into requests that stay below the largest frame.
+fn cut(makes: Vec<(NewEntry, String)>) -> Vec<Vec<(NewEntry, String)>> {
+    let mut requests: Vec<Vec<_>> = Vec::new();
+    let mut bytes = 0;
+    for make in makes {
+        bytes += make.0.weight();
+        match requests.last_mut() {
+            Some(request) if request.len() < BATCH_FILES_MAX && bytes < FRAME_BYTES_MAX / 2 => {
+                request.push(make);
+            }
+            _ => {
+                bytes = make.0.weight();
+                requests.push(vec![make]);
+            }
         }
     }
-    page.walk = Some(walk);
-    page
+    requests
+}
+
+fn walk_page(walking: Walking, describe: bool) -> LocalPage {
+    let Walking { tree, walk, nest } = walking;
+    let begin = || {
+        let walk = Walk::new(tree.folder.open_folder(&WirePath::root())?, true)?;
+        let walk = if describe { walk.describing(Describe { trusted: true })? } else { walk };
+        Ok(Box::new(walk))
+    };
+    let (mut entries, mut faults) = (Vec::new(), Vec::new());
+    let walk = match walk.map_or_else(begin, Ok) {
+        Ok(walk) => next_page(walk, &mut entries, &mut faults),
+        Err(fault) => {
+            faults.push((WirePath::root(), fault));
+            None
+        }
+    };
+    LocalPage { walking: Walking { tree, walk, nest }, entries, faults }
+}
+
+/// Fills a page; returns the walk if there is more.
+fn next_page(
+    mut walk: Box<Walk>,
+    entries: &mut Vec<Entry>,
+    faults: &mut Vec<(WirePath, Fault)>,
+) -> Option<Box<Walk>> {
+    let mut bytes = 0;
+    while entries.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX {
+        match walk.next()? {
+            Ok(entry) => {
+                bytes += entry.weight();
+                entries.push(entry);
+            }
+            Err(fault) => faults.push(fault),
+        }
+    }
+    Some(walk)
 }
 
 fn special() -> Fault {

@@ -1,6 +1,7 @@
 //! Uploads: opens sources as there is room, hands chunks to workers with the
 //! files they come from, and looks at each source again before it is committed.
 
+use super::endings::Within;
 use super::{Core, Event};
 use crate::report::FileDone;
 use crate::worker::Command;
@@ -38,7 +39,7 @@ pub enum UploadSource {
 
 #[derive(Default)]
 pub(super) struct Uploads {
-    queue: VecDeque<Upload>,
+    queue: VecDeque<(Upload, Within)>,
     files: HashMap<FileId, File>,
     /// Sent whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
@@ -46,6 +47,8 @@ pub(super) struct Uploads {
 
 struct File {
     upload: Upload,
+    /// Ends after this file.
+    within: Within,
     source: Arc<Source>,
 }
 
@@ -81,26 +84,31 @@ impl UploadSource {
 }
 
 impl Core {
-    pub(super) fn add_upload(&mut self, upload: Upload) {
+    pub(super) fn add_upload(&mut self, upload: Upload, within: Within) {
         self.progress.files_known += 1;
         self.progress.bytes_known += upload.size;
-        self.uploads.queue.push_back(upload);
+        self.uploads.queue.push_back((upload, within));
     }
 
     pub(super) fn pump_uploads(&mut self) {
         while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
-            let Some(upload) = self.uploads.queue.pop_front() else { return };
+            let Some((upload, within)) = self.uploads.queue.pop_front() else { return };
             let id = self.file();
-            self.begin_upload(id, upload);
+            self.begin_upload(id, upload, within);
         }
     }
 
-    fn begin_upload(&mut self, id: FileId, upload: Upload) {
+    fn begin_upload(&mut self, id: FileId, upload: Upload, within: Within) {
         match upload.source.open(&upload.label) {
             Ok(source) => {
                 let now = self.now();
-                self.write.create(id, upload.remote.clone(), source.info(), now);
-                self.uploads.files.insert(id, File { upload, source: Arc::new(source) });
+                let mut info = source.info();
+                if self.options.preserve {
+                    // Nobody else's business until it has all of its metadata.
+                    info.mode &= 0o700;
+                }
+                self.write.create(id, upload.remote.clone(), info, now);
+                self.uploads.files.insert(id, File { upload, within, source: Arc::new(source) });
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());
@@ -128,8 +136,8 @@ impl Core {
             }
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
-                let known = self.uploads.files.remove(&file);
-                self.begin_upload(file, known.expect("begun files are known").upload);
+                let known = self.uploads.files.remove(&file).expect("begun files are known");
+                self.begin_upload(file, known.upload, known.within);
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
@@ -153,8 +161,13 @@ impl Core {
             return;
         }
         let files = std::mem::take(&mut self.uploads.unchecked);
+        let preserve = self.options.preserve;
         self.job(move || {
-            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
+            let kept = |source: &Source| {
+                source.check()?;
+                preserve.then(|| source.meta(true).map(Box::new)).transpose()
+            };
+            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, kept(&source));
             Event::SourcesChecked(files.into_iter().map(check).collect())
         });
     }
@@ -168,7 +181,7 @@ impl Core {
     pub(super) fn drop_uploads(&mut self, fault: &Fault) {
         let uploads = std::mem::take(&mut self.uploads);
         let begun = uploads.files.into_values().map(|file| file.upload);
-        for upload in begun.chain(uploads.queue) {
+        for upload in begun.chain(uploads.queue.into_iter().map(|(upload, _)| upload)) {
             self.failed(upload.label, fault.clone());
         }
     }

@@ -10,6 +10,7 @@ pub mod hash;
 pub mod identity;
 pub mod journal;
 pub mod limit;
+pub mod meta;
 pub mod partial;
 pub mod source;
 pub mod target;
@@ -17,6 +18,7 @@ pub mod walk;
 
 pub use folder::Folder;
 pub use identity::Identity;
+pub use meta::Rules;
 pub use source::Source;
 pub use target::Target;
 pub use walk::Walk;

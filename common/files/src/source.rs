@@ -4,12 +4,13 @@
 
 use crate::hash::hash_extent;
 use crate::identity::Identity;
+use crate::meta;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta};
 
 /// A source of a copy.
 #[derive(Debug)]
@@ -17,7 +18,8 @@ pub struct Source {
     file: Arc<File>,
     name: String,
     identity: Identity,
-    mode: u32,
+    /// What it is to keep beside its content, without attributes, as it was before it was read.
+    meta: Meta,
     racy: bool,
     handed: Mutex<Handed>,
 }
@@ -41,7 +43,7 @@ impl Source {
             file: Arc::new(file),
             name: name.to_string(),
             identity,
-            mode: u32::from(stat.stx_mode) & 0o7777,
+            meta: meta::of_status(&stat),
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
         })
@@ -64,7 +66,17 @@ impl Source {
 
     /// What the other side is told of it.
     pub fn info(&self) -> FileInfo {
-        FileInfo { size: self.identity.size, mode: self.mode, mtime_ns: self.identity.mtime_ns }
+        FileInfo {
+            size: self.identity.size,
+            mode: self.meta.mode,
+            mtime_ns: self.identity.mtime_ns,
+        }
+    }
+
+    /// What it is to keep beside its content; `trusted.*` only where `trusted` says so.
+    pub fn meta(&self, trusted: bool) -> Result<Meta, Fault> {
+        let xattrs = meta::xattrs_of(&*self.file, trusted, &self.name)?;
+        Ok(Meta { xattrs, ..self.meta.clone() })
     }
 
     /// Hashes a range of it.

@@ -7,9 +7,11 @@
 
 mod batch;
 pub mod digest;
+pub mod entry;
 pub mod extent;
 pub mod fault;
 pub mod message;
+pub mod meta;
 pub mod path;
 pub mod read;
 pub mod units;
@@ -20,4 +22,5 @@ pub use digest::{Digest, GrainHasher, RootBuilder};
 pub use extent::{Extent, ExtentSet};
 pub use fault::{Class, Code, Fault};
 pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, WindowId};
+pub use meta::{Dropped, Kept, Meta};
 pub use path::WirePath;

@@ -9,15 +9,16 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, JoinSecret, Lease, LinkAnswer, LinkOffer,
-    NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict, Welcome,
-    WriteReply, WriteRequest,
+    CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, JoinSecret, Lease,
+    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk,
+    Verdict, Welcome, WriteReply, WriteRequest,
 };
+use verbatim_proto::meta::Xattr;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::wire::{PREFIX_BYTES, WireError, body_bytes, decode, encode};
 use verbatim_proto::{
-    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Region, ServerMessage, Tag,
-    WindowId, WirePath,
+    ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId, Meta, Region,
+    ServerMessage, Tag, WindowId, WirePath,
 };
 
 /// Entries of a generated list: enough to have none, one and several.
@@ -83,17 +84,30 @@ fn kind() -> impl Strategy<Value = EntryKind> {
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
-    (path(), kind(), info()).prop_map(|(path, kind, info)| Entry {
+    (path(), kind(), info(), kept()).prop_map(|(path, kind, info, meta)| Entry {
         path,
         kind,
         size: info.size,
         mode: info.mode,
         mtime_ns: info.mtime_ns,
+        meta,
     })
 }
 
 fn new_entry() -> impl Strategy<Value = NewEntry> {
-    (path(), kind(), any::<u32>()).prop_map(|(path, kind, mode)| NewEntry { path, kind, mode })
+    (path(), kind(), any::<u32>(), kept(), any::<bool>()).prop_map(
+        |(path, kind, mode, meta, unfinished)| NewEntry { path, kind, mode, meta, unfinished },
+    )
+}
+
+fn kept() -> impl Strategy<Value = Kept> {
+    let bytes = || vec(any::<u8>(), 0..20);
+    let xattr = (bytes(), bytes()).prop_map(|(name, value)| Xattr { name, value });
+    let numbers = any::<(u32, u32, u32, i64, i64)>();
+    let meta = (numbers, list(xattr)).prop_map(|((mode, uid, gid, atime_ns, mtime_ns), xattrs)| {
+        Box::new(Meta { mode, uid, gid, atime_ns, mtime_ns, xattrs })
+    });
+    prop::option::of(meta)
 }
 
 fn or_fault<T: Clone + std::fmt::Debug>(
@@ -114,7 +128,8 @@ fn read_request() -> impl Strategy<Value = ReadRequest> {
         list(window()).prop_map(|windows| ReadRequest::Release { windows }),
         (window(), list((file(), extent())))
             .prop_map(|(window, pieces)| ReadRequest::Refresh { window, pieces }),
-        list(file()).prop_map(|files| ReadRequest::Close { files }),
+        (list(file()), any::<bool>())
+            .prop_map(|(files, describe)| ReadRequest::Close { files, describe }),
     ]
 }
 
@@ -126,7 +141,7 @@ fn read_reply() -> impl Strategy<Value = ReadReply> {
             ReadReply::Lease(Lease { window: WindowId(window), region, pieces })
         }),
         (file(), fault()).prop_map(|(file, fault)| ReadReply::Failed { file, fault }),
-        list((file(), or_fault(Just(())))).prop_map(|files| ReadReply::Closed { files }),
+        list((file(), or_fault(kept()))).prop_map(|files| ReadReply::Closed { files }),
     ]
 }
 
@@ -135,10 +150,12 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         (file(), path(), info()).prop_map(|(file, path, info)| CreateFile { file, path, info });
     let chunk =
         (any::<u32>(), list(piece())).prop_map(|(tag, pieces)| SentChunk { tag: Tag(tag), pieces });
+    let commit =
+        (file(), digest(), kept()).prop_map(|(file, root, meta)| CommitFile { file, root, meta });
     prop_oneof![
         list(create).prop_map(|files| WriteRequest::Create { files }),
         list(chunk).prop_map(|chunks| WriteRequest::Sent { chunks }),
-        list((file(), digest())).prop_map(|files| WriteRequest::Commit { files }),
+        list(commit).prop_map(|files| WriteRequest::Commit { files }),
         list(file()).prop_map(|files| WriteRequest::Discard { files }),
     ]
 }
@@ -172,9 +189,14 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         (link(), offer).prop_map(|(link, offer)| ClientMessage::Attach { link, offer }),
         link().prop_map(|link| ClientMessage::Fence { link }),
         (any::<u32>(), path()).prop_map(|(request, path)| ClientMessage::Stat { request, path }),
-        (any::<u32>(), path(), any::<bool>()).prop_map(|(request, path, recursive)| {
-            ClientMessage::Scan { request, path, recursive }
-        }),
+        (any::<u32>(), path(), any::<bool>(), any::<bool>()).prop_map(
+            |(request, path, recursive, describe)| ClientMessage::Scan {
+                request,
+                path,
+                recursive,
+                describe
+            }
+        ),
         any::<u32>().prop_map(|request| ClientMessage::ScanMore { request }),
         (any::<u32>(), list(new_entry()))
             .prop_map(|(request, entries)| ClientMessage::Make { request, entries }),
@@ -211,6 +233,9 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
         read_reply().prop_map(ServerMessage::Read),
         write_reply().prop_map(ServerMessage::Write),
         Just(ServerMessage::Working),
+        any::<(u64, u64, u64)>().prop_map(|(owners, special_bits, xattrs)| {
+            ServerMessage::Dropped(Dropped { owners, special_bits, xattrs })
+        }),
     ]
 }
 

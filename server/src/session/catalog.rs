@@ -6,9 +6,10 @@ use super::{End, Event, Session, Shared};
 use crate::export::Mode;
 use std::collections::{HashMap, VecDeque};
 use verbatim_files::Walk;
+use verbatim_files::walk::Describe;
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Dropped, Fault, WirePath};
 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
@@ -51,6 +52,7 @@ impl Session {
         request: u32,
         path: WirePath,
         recursive: bool,
+        describe: bool,
     ) -> Result<(), End> {
         if self.catalog.scans.len() >= SCANS_MAX || self.catalog.scans.contains_key(&request) {
             let text = format!("a session may have {SCANS_MAX} scans");
@@ -59,7 +61,7 @@ impl Session {
         self.catalog.scans.insert(request, None);
         let shared = self.shared.clone();
         self.job(move || {
-            let page = match begin(&shared, &path, recursive) {
+            let page = match begin(&shared, &path, recursive, describe) {
                 Ok(scan) => next_page(scan),
                 Err(fault) => {
                     let faults = vec![(WirePath::root(), fault)];
@@ -110,8 +112,10 @@ impl Session {
         self.catalog.making = true;
         let shared = self.shared.clone();
         self.job(move || {
-            let answers = entries.iter().map(|entry| make(&shared, entry)).collect();
-            Event::Made(request, answers)
+            let mut dropped = Dropped::default();
+            let mut make_one = |entry| make(&shared, entry).map(|not_kept| dropped += not_kept);
+            let answers = entries.iter().map(&mut make_one).collect();
+            Event::Made(request, answers, dropped)
         });
     }
 
@@ -134,7 +138,7 @@ fn stat(shared: &Shared, path: &WirePath) -> Result<Entry, Fault> {
     Ok(Entry { path: path.clone(), ..export.folder.stat(&below, true)? })
 }
 
-fn begin(shared: &Shared, path: &WirePath, recursive: bool) -> Result<Scan, Fault> {
+fn begin(shared: &Shared, path: &WirePath, recursive: bool, describe: bool) -> Result<Scan, Fault> {
     if path.is_root() {
         let names = shared.exports.keys().map(|name| WirePath::parse(name));
         let entries: Result<Vec<_>, Fault> = names.map(|name| name.map(folder_entry)).collect();
@@ -142,11 +146,15 @@ fn begin(shared: &Shared, path: &WirePath, recursive: bool) -> Result<Scan, Faul
     }
     let (export, below) = shared.resolve(path)?;
     let folder = export.folder.open_folder(&below)?;
-    Ok(Scan::Walk(Box::new(Walk::new(folder, recursive)?)))
+    let mut walk = Walk::new(folder, recursive)?;
+    if describe {
+        walk = walk.describing(Describe { trusted: export.rules.privileged_xattrs })?;
+    }
+    Ok(Scan::Walk(Box::new(walk)))
 }
 
 fn folder_entry(path: WirePath) -> Entry {
-    Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0 }
+    Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0, meta: None }
 }
 
 fn next_page(scan: Scan) -> Page {
@@ -159,7 +167,7 @@ fn next_page(scan: Scan) -> Page {
     while page.entries.len() + page.faults.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX / 4 {
         match walk.next() {
             Some(Ok(entry)) => {
-                bytes += entry.path.as_bytes().len() + 64;
+                bytes += entry.weight();
                 page.entries.push(entry);
             }
             Some(Err((path, fault))) => {
@@ -173,15 +181,25 @@ fn next_page(scan: Scan) -> Page {
     page
 }
 
-fn make(shared: &Shared, entry: &NewEntry) -> Result<(), Fault> {
+fn make(shared: &Shared, entry: &NewEntry) -> Result<Dropped, Fault> {
     let (export, path) = shared.resolve(&entry.path)?;
     if export.mode == Mode::ReadOnly && !path.is_root() {
         let text = format!("cannot make {}: the export is read-only", entry.path);
         return Err(Fault::new(Code::ReadOnly, text));
     }
+    let (folder, rules) = (&export.folder, &export.rules);
+    let keep = entry.meta.as_deref().map(|meta| (meta, rules));
     match &entry.kind {
-        EntryKind::Folder => export.folder.make_folder(&path, entry.mode),
-        EntryKind::Symlink { target } => export.folder.make_symlink(&path, target),
+        EntryKind::Folder => match keep {
+            // How an export itself looks is for who exports it to say.
+            Some(_) if path.is_root() => Ok(Dropped::default()),
+            Some((meta, rules)) => folder.describe(&path, meta, rules),
+            None => {
+                folder.make_folder(&path, entry.mode, entry.unfinished)?;
+                Ok(Dropped::default())
+            }
+        },
+        EntryKind::Symlink { target } => folder.make_symlink(&path, target, keep),
         EntryKind::File | EntryKind::Special => {
             Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
         }

@@ -29,11 +29,11 @@ use verbatim_control::{ControlError, Outbox, Receiver};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, SoftDomain};
-use verbatim_files::{Folder, Source};
+use verbatim_files::{Folder, Rules, Source};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
-use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
+use verbatim_proto::{ClientMessage, Code, Dropped, Fault, Kept, WirePath};
 use writing::Writing;
 
 /// Events that may wait for one session. Jobs in flight are bounded by the machines, far
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
 pub(crate) struct ExportFolder {
     pub folder: Folder,
     pub mode: Mode,
+    /// What of the metadata of uploads is kept.
+    pub rules: Rules,
 }
 
 impl Shared {
@@ -78,11 +80,11 @@ pub(crate) enum Event {
     Reply(ServerMessage),
     Opened(Vec<(FileId, Result<Arc<reading::Open>, Fault>)>),
     Prepared(WindowId, Prepared, Option<reading::Window>),
-    Closed(Vec<(FileId, Result<(), Fault>)>),
+    Closed(Vec<(FileId, Result<Kept, Fault>)>),
     Created(Vec<(FileId, Result<writing::Created, Fault>)>),
-    Committed(Vec<(FileId, Result<(), Fault>)>),
+    Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
     Page(u32, catalog::Page),
-    Made(u32, Vec<Result<(), Fault>>),
+    Made(u32, Vec<Result<(), Fault>>, Dropped),
     /// A data connection was made.
     Joined {
         link: LinkId,
@@ -117,6 +119,8 @@ pub(crate) struct Session {
     reading: Reading,
     writing: Writing,
     catalog: Catalog,
+    /// What of the client's metadata was not kept.
+    dropped: Dropped,
 }
 
 /// Why a session is over.
@@ -152,6 +156,7 @@ impl Session {
             reading: Reading::default(),
             writing: Writing::default(),
             catalog: Catalog::default(),
+            dropped: Dropped::default(),
         };
         (session, receiver)
     }
@@ -216,8 +221,8 @@ impl Session {
             ClientMessage::Attach { link, offer } => self.attach(link, offer)?,
             ClientMessage::Fence { link } => self.writing.machine.fence(link),
             ClientMessage::Stat { request, path } => self.stat(request, path),
-            ClientMessage::Scan { request, path, recursive } => {
-                self.scan(request, path, recursive)?;
+            ClientMessage::Scan { request, path, recursive, describe } => {
+                self.scan(request, path, recursive, describe)?;
             }
             ClientMessage::ScanMore { request } => self.scan_more(request)?,
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
@@ -242,9 +247,15 @@ impl Session {
             Event::Prepared(id, answer, window) => self.prepared(id, answer, window),
             Event::Closed(answers) => self.reading.machine.closed(answers),
             Event::Created(answers) => self.created(answers),
-            Event::Committed(answers) => self.writing.machine.committed(answers),
+            Event::Committed(answers, dropped) => {
+                self.tell_dropped(dropped)?;
+                self.writing.machine.committed(answers);
+            }
             Event::Page(request, page) => self.page(request, page)?,
-            Event::Made(request, answers) => self.made(request, answers)?,
+            Event::Made(request, answers, dropped) => {
+                self.tell_dropped(dropped)?;
+                self.made(request, answers)?;
+            }
             Event::Joined { link, stream } => self.joined(link, stream),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
@@ -270,6 +281,15 @@ impl Session {
         self.outbox.push(message).map_err(End::Lost)
     }
 
+    /// Tells the client what of its metadata was not kept, before it hears of the files.
+    fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        self.dropped += dropped;
+        self.send(ServerMessage::Dropped(dropped))
+    }
+
     /// Starts file work on the blocking pool; its event comes back to this session.
     fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
         self.jobs += 1;
@@ -283,6 +303,10 @@ impl Session {
     async fn finish(mut self, end: End) {
         self.drop_links();
         let session = self.id;
+        if !self.dropped.is_empty() {
+            let Dropped { owners, special_bits, xattrs } = self.dropped;
+            tracing::info!(session, owners, special_bits, xattrs, "metadata not kept");
+        }
         match end {
             End::Bye => tracing::info!(session, "session ended"),
             End::Lost(error) => tracing::info!(session, %error, "session lost"),

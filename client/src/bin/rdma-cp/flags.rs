@@ -29,6 +29,16 @@ pub struct Flags {
     #[arg(short, long)]
     pub recursive: bool,
 
+    /// Keep modes, times, extended attributes, access control lists and owners.
+    ///
+    /// Without it a copy has the permission bits of its source, as the umask allows,
+    /// and the time of now. Owners are kept where the receiving side is root: this
+    /// command, or a server whose export says owner = "client". A server drops setuid
+    /// bits and security attributes unless its export allows them; what is not kept is
+    /// counted at the end.
+    #[arg(short, long)]
+    preserve: bool,
+
     /// List a remote folder, or with HOST:/ the exports, instead of copying.
     ///
     /// With -r, everything below it.
@@ -181,6 +191,7 @@ impl Flags {
             },
             streams: self.streams,
             timeout,
+            preserve: self.preserve,
             sim: None,
         })
     }

@@ -1,0 +1,206 @@
+//! Folders get their metadata last: a file that lands in a folder changes its
+//! time, and a folder that may not be written to must take its files first.
+//!
+//! Everything that is still to be done in a folder holds its `Ending`; when the
+//! last holder is gone, the ending is due. A folder holds that of the folder it
+//! is in, so the innermost come first. At any time there are as many endings as
+//! the walk is deep and files are under way, however large the tree is.
+
+use super::{Core, Event};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use verbatim_files::{Folder, Rules};
+use verbatim_proto::message::{EntryKind, NewEntry};
+use verbatim_proto::units::BATCH_FILES_MAX;
+use verbatim_proto::{Dropped, Fault, Meta, WirePath};
+
+/// A folder whose metadata is set when nothing in it is left to do.
+pub(crate) struct Ending {
+    due: Option<Due>,
+    endings: Sender<Due>,
+    /// The folder it is in ends after it.
+    _within: Within,
+}
+
+/// What holds up the end of a folder, if it has one.
+pub(crate) type Within = Option<Arc<Ending>>;
+
+/// A folder that got all that is in it.
+pub(crate) struct Due {
+    place: Place,
+    label: String,
+    meta: Meta,
+}
+
+/// Where a folder is.
+pub(crate) enum Place {
+    Local(Arc<Folder>, WirePath),
+    Remote(WirePath),
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // A session that is over sets no more metadata.
+        let _ = self.due.take().map(|due| self.endings.send(due));
+    }
+}
+
+/// The folders a walk is in, the innermost last.
+#[derive(Default)]
+pub(super) struct Nest {
+    open: Vec<(WirePath, Arc<Ending>)>,
+}
+
+impl Nest {
+    /// Leaves the folders that `path` is not in, and returns the one it is in.
+    pub fn around(&mut self, path: &WirePath) -> Within {
+        while self.open.last().is_some_and(|(folder, _)| !is_in(path, folder)) {
+            self.open.pop();
+        }
+        self.open.last().map(|(_, ending)| ending.clone())
+    }
+
+    /// Enters a folder.
+    pub fn enter(&mut self, path: WirePath, ending: Arc<Ending>) {
+        self.open.push((path, ending));
+    }
+}
+
+fn is_in(path: &WirePath, folder: &WirePath) -> bool {
+    let rest = path.as_bytes().strip_prefix(folder.as_bytes());
+    rest.is_some_and(|rest| !rest.is_empty() && (folder.is_root() || rest.starts_with(b"/")))
+}
+
+/// The endings of a session.
+pub(super) struct Endings {
+    sender: Sender<Due>,
+    receiver: Receiver<Due>,
+    /// Those of local folders that are due.
+    local: Vec<Due>,
+    /// Those of remote folders that are due.
+    remote: Vec<Due>,
+    /// Whether a job sets those of local folders.
+    setting: bool,
+}
+
+impl Default for Endings {
+    fn default() -> Self {
+        let (sender, receiver) = channel();
+        Self { sender, receiver, local: Vec::new(), remote: Vec::new(), setting: false }
+    }
+}
+
+impl Endings {
+    /// Plans the end of a folder.
+    pub fn plan(&self, place: Place, label: String, meta: Meta, within: Within) -> Arc<Ending> {
+        let due = Some(Due { place, label, meta });
+        Arc::new(Ending { due, endings: self.sender.clone(), _within: within })
+    }
+
+    pub fn is_idle(&mut self) -> bool {
+        self.gather();
+        self.local.is_empty() && self.remote.is_empty() && !self.setting
+    }
+
+    fn gather(&mut self) {
+        for due in self.receiver.try_iter() {
+            match due.place {
+                Place::Local(..) => self.local.push(due),
+                Place::Remote(_) => self.remote.push(due),
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Sets the metadata of folders that are done: of local ones in a job, one at a time, and
+    /// of remote ones by the server; both in order, because the inner ones come first.
+    pub(super) fn pump_endings(&mut self) {
+        let endings = &mut self.trees.endings;
+        endings.gather();
+        if !endings.setting && !endings.local.is_empty() {
+            endings.setting = true;
+            let count = endings.local.len().min(BATCH_FILES_MAX);
+            let batch: Vec<Due> = endings.local.drain(..count).collect();
+            self.job(move || Event::Ended(set_all(batch)));
+        }
+        if self.can_make() {
+            let remote = std::mem::take(&mut self.trees.endings.remote);
+            let entries = remote.into_iter().filter_map(Due::entry).collect();
+            self.make(entries, Vec::new());
+        }
+    }
+
+    pub(super) fn ended(&mut self, answers: Vec<(String, Result<Dropped, Fault>)>) {
+        self.trees.endings.setting = false;
+        for (label, answer) in answers {
+            match answer {
+                Ok(dropped) => self.summary.dropped += dropped,
+                Err(fault) => self.failed(label, fault),
+            }
+        }
+    }
+}
+
+impl Due {
+    /// What the server is asked.
+    fn entry(self) -> Option<(NewEntry, String)> {
+        let Place::Remote(path) = self.place else { return None };
+        let (kind, meta) = (EntryKind::Folder, Some(Box::new(self.meta)));
+        let entry = NewEntry { path, kind, mode: 0o700, meta, unfinished: false };
+        Some((entry, self.label))
+    }
+}
+
+fn set_all(batch: Vec<Due>) -> Vec<(String, Result<Dropped, Fault>)> {
+    let rules = Rules::of_user();
+    let set = |Due { place, label, meta }| match place {
+        Place::Local(folder, path) => (label, folder.describe(&path, &meta, &rules)),
+        Place::Remote(_) => (label, Ok(Dropped::default())),
+    };
+    batch.into_iter().map(set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> WirePath {
+        WirePath::parse(text.as_bytes()).expect("plain")
+    }
+
+    /// The labels of the endings that are due.
+    fn due(endings: &mut Endings) -> Vec<String> {
+        endings.gather();
+        endings.remote.drain(..).map(|due| due.label).collect()
+    }
+
+    fn enter(endings: &Endings, nest: &mut Nest, name: &str) -> Within {
+        let within = nest.around(&path(name));
+        let place = Place::Remote(path(name));
+        let ending = endings.plan(place, name.into(), Meta::default(), within);
+        nest.enter(path(name), ending.clone());
+        Some(ending)
+    }
+
+    #[test]
+    fn a_folder_ends_after_all_in_it_and_the_inner_ones_first() {
+        let mut endings = Endings::default();
+        let mut nest = Nest::default();
+        drop(enter(&endings, &mut nest, ""));
+        drop(enter(&endings, &mut nest, "a"));
+        let file = nest.around(&path("a/file"));
+        drop(enter(&endings, &mut nest, "a/b"));
+        drop(enter(&endings, &mut nest, "a/b/c"));
+        // A name that only begins alike is not in the folder.
+        drop(enter(&endings, &mut nest, "a/bc"));
+        assert_eq!(due(&mut endings), ["a/b/c", "a/b"]);
+        drop(enter(&endings, &mut nest, "d"));
+        assert_eq!(due(&mut endings), ["a/bc"], "a file of a is under way");
+        drop(file);
+        assert_eq!(due(&mut endings), ["a"]);
+        assert!(endings.is_idle());
+        drop(nest);
+        assert_eq!(due(&mut endings), ["d", ""]);
+    }
+}
