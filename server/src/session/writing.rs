@@ -152,15 +152,12 @@ impl Session {
             (id, self.writing.targets.remove(&id).expect("whole files are open"), meta)
         };
         let files: Vec<_> = files.into_iter().map(take).collect();
-        self.job(move || {
-            let (answers, dropped) = commit(files);
-            Event::Committed(answers, dropped)
-        });
+        self.job(move || commit(files));
     }
 }
 
 /// Gives whole files their metadata, then makes those that took it durable under their names.
-fn commit(files: Vec<(FileId, Landed, Kept)>) -> (Vec<(FileId, Result<(), Fault>)>, Dropped) {
+fn commit(files: Vec<(FileId, Landed, Kept)>) -> Event {
     let mut dropped = Dropped::default();
     let (mut answers, mut whole) = (Vec::new(), Vec::new());
     for (id, Landed { target, rules }, meta) in files {
@@ -177,7 +174,7 @@ fn commit(files: Vec<(FileId, Landed, Kept)>) -> (Vec<(FileId, Result<(), Fault>
     }
     let (ids, targets): (Vec<FileId>, Vec<Arc<Target>>) = whole.into_iter().unzip();
     answers.extend(ids.into_iter().zip(Target::commit(&targets)));
-    (answers, dropped)
+    Event::Committed(answers, dropped)
 }
 
 /// Makes a temporary file, or takes up the one an earlier session of the same client left.

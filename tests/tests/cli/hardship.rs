@@ -82,7 +82,7 @@ fn a_full_disk_at_the_target_of_an_upload_leaves_the_old_file() {
 }
 
 /// A user without rights, whose folders are its own. Permissions mean nothing to root.
-fn powerless() -> Option<Home> {
+pub fn powerless() -> Option<Home> {
     if !is_root() {
         return Some(Home::new());
     }

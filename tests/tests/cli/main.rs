@@ -7,8 +7,10 @@
 
 mod copying;
 mod hardship;
+mod keeping;
 mod keys;
 mod large;
+mod names;
 #[path = "../../src/process.rs"]
 mod process;
 mod resuming;
