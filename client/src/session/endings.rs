@@ -102,6 +102,11 @@ impl Endings {
         self.local.is_empty() && self.remote.is_empty() && !self.setting
     }
 
+    /// How many folders are done and wait for their metadata.
+    pub fn queued(&self) -> usize {
+        self.local.len() + self.remote.len()
+    }
+
     fn gather(&mut self) {
         for due in self.receiver.try_iter() {
             match due.place {
@@ -124,9 +129,10 @@ impl Core {
             let batch: Vec<Due> = endings.local.drain(..count).collect();
             self.job(move || Event::Ended(set_all(batch)));
         }
-        if self.can_make() {
-            let remote = std::mem::take(&mut self.trees.endings.remote);
-            let entries = remote.into_iter().filter_map(Due::entry).collect();
+        while self.can_make() && !self.trees.endings.remote.is_empty() {
+            let remote = &mut self.trees.endings.remote;
+            let batch = remote.drain(..remote.len().min(BATCH_FILES_MAX));
+            let entries = batch.filter_map(Due::entry).collect();
             self.make(entries, Vec::new());
         }
     }

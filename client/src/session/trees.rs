@@ -141,14 +141,15 @@ impl Core {
 
     /// Asks for pages while little is left to do.
     pub(super) fn pump_trees(&mut self) {
-        if self.downloads.queued() < QUEUE_LOW
+        self.pump_endings();
+        if self.downloads.queued() + self.trees.endings.queued() < QUEUE_LOW
             && let Some(request) = self.trees.ready.pop_front()
         {
             self.quiet_since = Instant::now();
             self.sending.push_back(ClientMessage::ScanMore { request });
         }
         let waiting: usize = self.trees.making.values().map(|making| making.files.len()).sum();
-        if self.uploads.queued() + waiting < QUEUE_LOW
+        if self.uploads.queued() + self.trees.endings.queued() + waiting < QUEUE_LOW
             && self.trees.walking == 0
             && self.can_make()
             && let Some(walking) = self.trees.local.pop_front()
@@ -157,7 +158,6 @@ impl Core {
             let describe = self.options.preserve;
             self.job(move || Event::LocalPage(walk_page(walking, describe)));
         }
-        self.pump_endings();
     }
 
     pub(super) fn remote_page(

@@ -184,7 +184,8 @@ impl Folder {
         if path.is_root() {
             return openat(&*self.fd, c".", flags | OFlags::CLOEXEC, Mode::empty());
         }
-        // Longer than the kernel takes at a time: folder by folder, each beneath the one before.
+        // Longer than the kernel takes at a time: in steps, each beneath the folder reached so
+        // far. A link that climbs out of its step is refused, even if it stays in the export.
         let mut rest = path.as_bytes();
         let mut reached: Option<OwnedFd> = None;
         while rest.len() > PATH_STEP_MAX {

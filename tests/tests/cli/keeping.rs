@@ -242,11 +242,11 @@ fn without_the_flag_a_copy_has_permission_bits_and_the_time_of_now() {
 
 /// Files, folders and links that would give their user power, or belong to others.
 fn make_powerful(root: &Path) {
-    fs::create_dir_all(root.join("shared")).unwrap();
-    fs::create_dir_all(root.join("public")).unwrap();
+    fs::create_dir_all(root.join("shared")).expect("a sample");
+    fs::create_dir_all(root.join("public")).expect("a sample");
     let file = |name: &str, uid, mode| {
-        fs::write(root.join(name), b"#!/bin/sh").unwrap();
-        lchown(root.join(name), Some(uid), Some(uid)).unwrap();
+        fs::write(root.join(name), b"#!/bin/sh").expect("a sample");
+        lchown(root.join(name), Some(uid), Some(uid)).expect("a sample");
         set_mode(&root.join(name), mode);
     };
     file("root", 0, 0o6755);
@@ -255,15 +255,18 @@ fn make_powerful(root: &Path) {
     file("shared/by user", 1234, 0o644);
     set_xattr(&root.join("capable"), "security.capability", &capability());
     set_xattr(&root.join("capable"), "trusted.verbatim", b"x");
-    symlink("root", root.join("link")).unwrap();
-    lchown(root.join("link"), Some(1234), Some(1234)).unwrap();
-    lchown(root.join("shared"), Some(1234), Some(0)).unwrap();
+    symlink("root", root.join("link")).expect("a sample");
+    lchown(root.join("link"), Some(1234), Some(1234)).expect("a sample");
+    lchown(root.join("shared"), Some(1234), Some(0)).expect("a sample");
     set_mode(&root.join("shared"), 0o2777);
     set_mode(&root.join("public"), 0o1777);
 }
 
-/// What became of it: mode and owner by path, and the names of attributes that are left.
-fn power(root: &Path) -> (BTreeMap<String, (u32, (u32, u32))>, Vec<String>) {
+/// Mode and owner by path.
+type Modes = BTreeMap<String, (u32, (u32, u32))>;
+
+/// What became of it, and the names of attributes that are left.
+fn power(root: &Path) -> (Modes, Vec<String>) {
     let all = all(root);
     let xattrs = all.values().flat_map(|seen| seen.xattrs.keys());
     let xattrs = xattrs.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
@@ -271,16 +274,13 @@ fn power(root: &Path) -> (BTreeMap<String, (u32, (u32, u32))>, Vec<String>) {
     (all.iter().map(short).filter(|(path, _)| !path.is_empty()).collect(), xattrs)
 }
 
-fn expected(list: &[(&str, u32, u32, u32)]) -> BTreeMap<String, (u32, (u32, u32))> {
+fn expected(list: &[(&str, u32, u32, u32)]) -> Modes {
     list.iter().map(|&(name, mode, uid, gid)| (name.to_owned(), (mode, (uid, gid)))).collect()
 }
 
 /// Uploads everything powerful to a server of root with these lines in its export; returns what
 /// is there then, what the client said and what the server logged.
-fn upload_as_root(
-    test: &str,
-    lines: &str,
-) -> Option<(BTreeMap<String, (u32, (u32, u32))>, Vec<String>, String, String)> {
+fn upload_as_root(test: &str, lines: &str) -> Option<(Modes, Vec<String>, String, String)> {
     if !is_root() {
         skip(test, "only root can make files that give power");
         return None;
@@ -290,7 +290,7 @@ fn upload_as_root(
     make_powerful(&at("data"));
     let config = at("serve.toml");
     let export = format!("[[export]]\nname = \"in\"\npath = {:?}\nmode = \"rw\"\n", at("in"));
-    fs::write(&config, format!("{export}{lines}")).unwrap();
+    fs::write(&config, format!("{export}{lines}")).expect("a sample");
     let home = Arc::new(Home::new());
     let mut serve = Serve::of(&home, "127.0.0.1:0", &["--config", &text(&config)]);
     let said = done(serve.cp(&["-rp", &text(&at("data")), &serve.at("in/up")]));

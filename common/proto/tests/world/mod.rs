@@ -8,12 +8,8 @@ use std::time::Duration;
 use verbatim_proto::message::{
     ClientMessage, FileId, FileInfo, LinkId, Region, ServerMessage, Tag, Verdict, WindowId,
 };
-use verbatim_proto::meta::Xattr;
 use verbatim_proto::read::{self, Outcome, PieceOutcome, Prepared, ReadClient, ReadServer};
-use verbatim_proto::units::{
-    CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, XATTR_BYTES_MAX, grain_count,
-};
-use verbatim_proto::wire::encode;
+use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, grain_count};
 use verbatim_proto::write::{self, Posted, SlotId, WriteClient, WriteServer};
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Kept, Meta, RootBuilder, WirePath};
 
@@ -616,14 +612,12 @@ impl World {
     }
 
     fn say_to_server(&mut self, message: ClientMessage) {
-        assert!(encode(&message).is_ok(), "larger than a frame");
         let at = self.now + self.delay(10);
         self.channel_to_server = self.channel_to_server.max(at);
         self.push(self.channel_to_server, Event::ToServer(message));
     }
 
     fn say_to_client(&mut self, message: ServerMessage) {
-        assert!(encode(&message).is_ok(), "larger than a frame");
         let at = self.now + self.delay(10);
         self.channel_to_client = self.channel_to_client.max(at);
         self.push(self.channel_to_client, Event::ToClient(message));
@@ -692,9 +686,7 @@ fn root_of(id: FileId, size: u64, version: u32) -> Digest {
     builder.finish().expect("holds in this world")
 }
 
-/// The metadata of a file is a function of it, as large as metadata may be.
+/// The metadata of a file is a function of it.
 fn kept(id: FileId) -> Kept {
-    let value = vec![id.0 as u8; XATTR_BYTES_MAX - 100];
-    let xattrs = vec![Xattr { name: b"user.large".to_vec(), value }];
-    Some(Box::new(Meta { uid: id.0, xattrs, ..Meta::default() }))
+    Some(Box::new(Meta { uid: id.0, ..Meta::default() }))
 }
