@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::{Code, Digest, Fault};
+use verbatim_proto::{Code, Digest, Dropped, Fault};
 
 /// Takes what a copy tells.
 pub trait Observer: Send {
@@ -184,6 +184,8 @@ pub struct Summary {
     /// Bytes of a source that were hashed again because the server had them already and what
     /// was hashed before could not be trusted.
     pub rehashed_bytes: u64,
+    /// What of the metadata was not kept.
+    pub dropped: Dropped,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

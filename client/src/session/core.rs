@@ -6,6 +6,7 @@ use super::carrier::Carrier;
 use super::choices::{Choices, Offer};
 use super::compare::Compares;
 use super::down::Downloads;
+use super::endings::Mark;
 use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::trees::Trees;
@@ -110,16 +111,16 @@ impl Core {
         if matches!(work, Work::Upload(_) | Work::UploadTree(_)) && number == 0 {
             verbatim_files::memo::tidy(&self.memos(), SystemTime::now());
         }
-        let item = Item::new(number, &WirePath::root());
+        let mark = Mark::alone(Item::new(number, &WirePath::root()));
         match work {
-            Work::Download(download) => self.add_download(item, download),
-            Work::Upload(upload) => self.offer(vec![Offer::File(item, upload)]),
+            Work::Download(download) => self.add_download(mark, download),
+            Work::Upload(upload) => self.offer(vec![Offer::File(mark, upload)]),
             Work::DownloadTree(tree) => self.add_remote_tree(number, tree),
             Work::UploadTree(tree) => self.add_local_tree(number, tree),
         }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(super) fn is_done(&mut self) -> bool {
         self.downloads.is_idle()
             && self.uploads.is_idle()
             && self.compares.is_idle()
@@ -195,6 +196,7 @@ impl Core {
                 self.write.reply(reply, now);
             }
             ServerMessage::Working => {}
+            ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
             // A server that tells us that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
                 self.broke(Fault::new(Code::LinkLost, text));
@@ -226,7 +228,7 @@ impl Core {
                 self.hashing -= 1;
                 for (file, root, answer) in answers {
                     match self.rules.task {
-                        Task::Verify => self.compared(file, root, answer),
+                        Task::Verify => self.compared(file, root, answer.map(drop)),
                         _ => self.write.source_checked(file, root, answer),
                     }
                 }
@@ -238,6 +240,7 @@ impl Core {
                 self.write.hashed(file, extent, answer.map(|(digests, _)| digests));
             }
             Event::LocalPage(page) => self.local_page(page),
+            Event::Ended(answers) => self.ended(answers),
         }
     }
 
@@ -312,6 +315,8 @@ impl Core {
 
     /// Lets go of what is unfinished, for another session or for none.
     pub(super) fn leave(&mut self) {
+        // First: letting go of a file must not end its folder.
+        self.leave_endings();
         self.leave_downloads();
         self.leave_uploads();
         self.leave_compares();
@@ -322,7 +327,7 @@ impl Core {
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
             bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_idle(),
+            searching: !self.trees.is_found(),
             links: self.links.up_count(),
             elapsed: self.now(),
             quiet: self.quiet(),

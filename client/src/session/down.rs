@@ -1,6 +1,7 @@
 //! Downloads: opens files as there is room, hands chunks to workers with the
 //! places they go to, and commits what is whole in batches.
 
+use super::endings::Mark;
 use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
@@ -11,11 +12,11 @@ use crate::worker::{Command, Landing};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use verbatim_files::{Folder, Target};
+use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::read::{ClientEffect, Fetch};
 use verbatim_proto::units::BATCH_FILES_MAX;
-use verbatim_proto::{Class, Code, Digest, Fault, WirePath};
+use verbatim_proto::{Class, Code, Digest, Dropped, Fault, Kept, WirePath};
 
 /// Commits at a time: one flushes while the next one gathers.
 const COMMITS_MAX: usize = 2;
@@ -39,18 +40,29 @@ pub struct Download {
 
 #[derive(Default)]
 pub(super) struct Downloads {
-    queue: LargestFirst<(Item, Download)>,
+    queue: LargestFirst<(Mark, Download)>,
     files: HashMap<FileId, File>,
-    whole: Vec<(FileId, Digest, Arc<Sink>)>,
+    whole: Vec<Whole>,
     commits: usize,
 }
 
 struct File {
-    item: Item,
+    mark: Mark,
     label: String,
     sink: Arc<Sink>,
     size: u64,
 }
+
+/// A file that is all here.
+struct Whole {
+    id: FileId,
+    root: Digest,
+    sink: Arc<Sink>,
+    meta: Kept,
+}
+
+/// What became of a batch of such files, and what of their metadata was not kept.
+pub(crate) type Landed = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
 
 impl Downloads {
     pub fn is_idle(&self) -> bool {
@@ -68,17 +80,17 @@ impl Downloads {
 }
 
 impl Core {
-    pub(super) fn queue_download(&mut self, item: Item, download: Download) {
+    pub(super) fn queue_download(&mut self, mark: Mark, download: Download) {
         self.progress.files_known += 1;
         self.progress.bytes_known += download.size;
-        self.downloads.queue.push(download.size, (item, download));
+        self.downloads.queue.push(download.size, (mark, download));
     }
 
     pub(super) fn pump_downloads(&mut self) {
         let now = self.now();
         // A file holds a descriptor until it is durable; a slow disk slows down what is opened.
         while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
-            let Some((item, download)) = self.downloads.queue.pop() else { return };
+            let Some((mark, download)) = self.downloads.queue.pop() else { return };
             let id = self.file();
             let key = format!("{} {}", self.server, download.remote);
             let sink = Sink::new(download.folder, download.local, Digest::of(key.as_bytes()));
@@ -86,11 +98,11 @@ impl Core {
             if let Some(have) = &have {
                 let bytes = have.extents.bytes();
                 tracing::info!(path = download.label, bytes, "copy resumed");
-                self.found(item, bytes);
+                self.found(mark.item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             self.read.open(id, download.remote, have, now);
-            let file = File { item, label: download.label, sink, size: download.size };
+            let file = File { mark, label: download.label, sink, size: download.size };
             self.downloads.files.insert(id, file);
         }
     }
@@ -103,7 +115,11 @@ impl Core {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
             }
-            ClientEffect::Opened { file: id, info } => {
+            ClientEffect::Opened { file: id, mut info } => {
+                if self.options.preserve {
+                    // Nobody else's business until it has all of its metadata.
+                    info.mode &= 0o700;
+                }
                 let file = self.downloads.files.get_mut(&id).expect("opened files are known");
                 self.progress.bytes_known += info.size;
                 self.progress.bytes_known -= file.size;
@@ -117,9 +133,9 @@ impl Core {
             ClientEffect::Fetch(fetch) => self.fetch(fetch),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => self.downloads.files[&file].sink.forget(),
-            ClientEffect::Finished { file, root } => {
-                let sink = self.downloads.files[&file].sink.clone();
-                self.downloads.whole.push((file, root, sink));
+            ClientEffect::Finished { file: id, root, meta } => {
+                let sink = self.downloads.files[&id].sink.clone();
+                self.downloads.whole.push(Whole { id, root, sink, meta });
             }
             ClientEffect::Failed { file, fault } => self.download_failed(file, fault),
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -143,7 +159,7 @@ impl Core {
                 Class::Retry if fault.code != Code::Changed => drop(file.sink.leave()),
                 _ => file.sink.forget(),
             }
-            self.failed(file.item, file.label, fault);
+            self.failed(file.mark.item, file.label, fault);
         }
     }
 
@@ -157,8 +173,9 @@ impl Core {
         }
     }
 
-    pub(super) fn landed(&mut self, answers: Vec<(FileId, Digest, Result<(), Fault>)>) {
+    pub(super) fn landed(&mut self, (answers, dropped): Landed) {
         self.downloads.commits -= 1;
+        self.ledger.summary.dropped += dropped;
         for (id, root, answer) in answers {
             match answer {
                 Err(fault) => self.download_failed(id, fault),
@@ -166,7 +183,7 @@ impl Core {
                     let file = self.downloads.files.remove(&id).expect("whole files are known");
                     let (path, local) = (file.label, file.sink.shown());
                     let done = FileDone { path, local, bytes: file.size, digest: root };
-                    self.done(file.item, done);
+                    self.done(file.mark.item, done);
                 }
             }
         }
@@ -177,10 +194,10 @@ impl Core {
         let downloads = std::mem::take(&mut self.downloads);
         for (_, file) in downloads.files {
             drop(file.sink.leave());
-            self.ledger.leave(file.item, file.label, true);
+            self.ledger.leave(file.mark.item, file.label, true);
         }
-        for (item, download) in downloads.queue.into_items() {
-            self.ledger.leave(item, download.label, false);
+        for (mark, download) in downloads.queue.into_items() {
+            self.ledger.leave(mark.item, download.label, false);
         }
     }
 
@@ -194,14 +211,24 @@ impl Core {
     }
 }
 
-fn commit(batch: Vec<(FileId, Digest, Arc<Sink>)>) -> Vec<(FileId, Digest, Result<(), Fault>)> {
-    // An empty file has no first byte that would have made its target.
-    let made: Vec<_> = batch.iter().map(|(_, _, sink)| sink.target()).collect();
+fn commit(batch: Vec<Whole>) -> Landed {
+    let rules = Rules::of_user();
+    let mut dropped = Dropped::default();
+    let mut place = |whole: &Whole| {
+        // An empty file has no first byte that would have made its target.
+        let target = whole.sink.target()?;
+        if let Some(meta) = &whole.meta {
+            dropped += target.describe(meta, &rules)?;
+        }
+        Ok(target)
+    };
+    let made: Vec<Result<Arc<Target>, Fault>> = batch.iter().map(&mut place).collect();
     let targets: Vec<Arc<Target>> = made.iter().filter_map(|made| made.clone().ok()).collect();
     let mut answers = Target::commit(&targets).into_iter();
     let results = made.into_iter().map(|made| match made {
         Ok(_) => answers.next().expect("one answer per target"),
         Err(fault) => Err(fault),
     });
-    batch.iter().zip(results).map(|((id, root, _), result)| (*id, *root, result)).collect()
+    let told = batch.iter().zip(results);
+    (told.map(|(whole, result)| (whole.id, whole.root, result)).collect(), dropped)
 }

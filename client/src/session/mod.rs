@@ -1,7 +1,8 @@
 //! A session with one server: the control connection, the links, the machines,
 //! and the work that is left. One task takes messages of the server and events
 //! of workers and jobs, feeds the machines and does what they ask; `links`,
-//! `down`, `up`, `trees`, `choices` and `compare` each do one kind of work.
+//! `down`, `up`, `trees`, `walking`, `making`, `endings`, `choices` and `compare`
+//! each do one kind of work.
 //!
 //! A session ends when its work is done, or breaks: then it lets go of what is
 //! unfinished, and its ledger goes to the next one. Whether there is a next one
@@ -11,18 +12,21 @@ mod asking;
 mod carrier;
 mod choices;
 mod compare;
+mod copying;
 mod core;
 mod down;
+mod endings;
 mod ledger;
 mod links;
+mod making;
 mod queue;
 mod trees;
 mod up;
+mod walking;
 
 use crate::location::peer;
 use crate::pace::Pace;
-use crate::patience::Achieved;
-use crate::report::{Observer, Progress};
+use crate::report::Progress;
 use crate::rules::Rules;
 use crate::worker::{ClientWorker, Stats};
 use carrier::Carrier;
@@ -37,7 +41,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
 use up::Uploads;
-use verbatim_control::{ConnectOptions, ControlError, Fingerprint, Outbox, Receiver, connect};
+use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
@@ -45,21 +49,21 @@ use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault};
+use verbatim_proto::{ClientMessage, Digest, Extent, Fault, Kept};
 
 pub use carrier::{CarrierOptions, Transport};
+pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
+pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
+pub use walking::LocalTree;
 
 /// Events that may wait for a session; slots and jobs are bounded far below this.
 const EVENTS_MAX: usize = 16 << 10;
 
 /// Files open at a time, those that are being made durable included.
 const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
-
-/// How often an observer hears of progress.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Reads in flight on each link.
 const READS_PER_LINK: u16 = 3;
@@ -75,6 +79,8 @@ pub struct SessionOptions {
     pub timeout: Duration,
     /// What data moves over.
     pub carrier: CarrierOptions,
+    /// Whether modes, times, attributes and owners are kept.
+    pub preserve: bool,
     /// How many bytes of data may go in a second; none for all there is.
     pub bytes_per_second: Option<u64>,
     /// A simulated network to make links on, for tests.
@@ -137,15 +143,17 @@ pub(crate) enum Event {
         link: LinkId,
     },
     WorkerFailed(FabricError),
-    Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
-    SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
+    Landed(down::Landed),
+    /// Whether sources are still what was sent, and their metadata where that is kept.
+    SourcesChecked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
     Hashed {
         file: FileId,
         extent: Extent,
         answer: Result<(Vec<Digest>, u64), Fault>,
     },
-    LocalPage(trees::LocalPage),
+    LocalPage(walking::LocalPage),
+    Ended(endings::Ended),
 }
 
 /// Something to copy.
@@ -156,12 +164,10 @@ pub enum Work {
     /// A file to send.
     Upload(Upload),
     /// A remote folder and all in it, to fetch.
-    DownloadTree(trees::RemoteTree),
+    DownloadTree(RemoteTree),
     /// A local folder and all in it, to send.
-    UploadTree(trees::LocalTree),
+    UploadTree(LocalTree),
 }
-
-pub use trees::{LocalTree, RemoteTree};
 
 /// A session.
 pub struct Session {
@@ -205,7 +211,12 @@ impl Session {
             workers,
             stats,
             sending: VecDeque::new(),
-            read: ReadClient::new(read::ClientOptions { chunk_bytes, slots_per_link, timeout }),
+            read: ReadClient::new(read::ClientOptions {
+                chunk_bytes,
+                slots_per_link,
+                timeout,
+                describe: options.preserve,
+            }),
             write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
             links: Links::default(),
             downloads: Downloads::default(),
@@ -235,80 +246,6 @@ impl Session {
     /// Copies by these rules from now on.
     pub fn obey(&mut self, rules: Rules) {
         self.core.rules = Arc::new(rules);
-    }
-
-    /// Who the server is.
-    pub(crate) fn server(&self) -> Fingerprint {
-        self.core.server
-    }
-
-    /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
-    /// completes, which is then not to be asked again, or when the session breaks. What is
-    /// unfinished then is let go of, not failed.
-    pub(crate) async fn copy(
-        &mut self,
-        work: &[Work],
-        ledger: Ledger,
-        observer: &mut dyn Observer,
-        stop: &mut (impl Future<Output = ()> + Unpin),
-    ) -> Copied {
-        self.core.take_up(ledger);
-        for (number, work) in (0..).zip(work) {
-            self.core.add(number, work.clone());
-        }
-        self.core.attach_all();
-        let mut last = Instant::now();
-        let mut moved = Moved::default();
-        while !self.core.is_done() {
-            tokio::select! {
-                biased;
-                () = &mut *stop => {
-                    let fault = Fault::new(Code::Interrupted, "interrupted");
-                    self.core.broken.get_or_insert(fault);
-                }
-                turned = self.turn() => {
-                    if let Err(error) = turned {
-                        self.core.broken.get_or_insert(fault_of(&error));
-                    }
-                }
-            }
-            self.core.report(observer);
-            moved.look(self.core.moved_bytes());
-            if last.elapsed() >= PROGRESS_EVERY {
-                last = Instant::now();
-                observer.progress(&self.core.progress_now());
-            }
-            if self.core.broken.is_some() {
-                break;
-            }
-        }
-        self.keep_landed().await;
-        self.core.leave();
-        self.core.report(observer);
-        observer.progress(&self.core.progress_now());
-        let ledger = self.core.hand_over();
-        let found_bytes = self.core.found_bytes;
-        let achieved = Achieved { over: ledger.over_count(), found_bytes, moved: moved.at };
-        Copied { ledger, achieved, broken: self.core.broken.clone() }
-    }
-
-    /// Makes files durable that are all here: a session that broke behind their last byte is
-    /// nothing to them. One that broke when all was done did not break at all.
-    async fn keep_landed(&mut self) {
-        if self.core.broken.is_none() {
-            return;
-        }
-        self.core.advance();
-        while self.core.downloads.is_landing() {
-            let Some(event) = self.events.recv().await else { break };
-            if let Event::Landed(answers) = event {
-                self.core.landed(answers);
-                self.core.commit_landed();
-            }
-        }
-        if self.core.is_done() {
-            self.core.broken = None;
-        }
     }
 
     /// Says goodbye.
@@ -360,42 +297,6 @@ impl Session {
         }
         Ok(())
     }
-}
-
-/// What became of a copy in one session.
-pub(crate) struct Copied {
-    pub ledger: Ledger,
-    pub achieved: Achieved,
-    /// Why the session ended before its work did.
-    pub broken: Option<Fault>,
-}
-
-/// When a number last grew.
-#[derive(Default)]
-struct Moved {
-    bytes: u64,
-    at: Option<Instant>,
-}
-
-impl Moved {
-    fn look(&mut self, bytes: u64) {
-        if bytes > self.bytes {
-            *self = Self { bytes, at: Some(Instant::now()) };
-        }
-    }
-}
-
-/// What the end of a connection means for the copy.
-pub(crate) fn fault_of(error: &ClientError) -> Fault {
-    let code = match error {
-        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
-        ClientError::Control(ControlError::Refused(fault)) => fault.code,
-        ClientError::Control(ControlError::TimedOut { .. }) => Code::TimedOut,
-        ClientError::Control(ControlError::Wire(_)) => Code::Protocol,
-        ClientError::Control(_) => Code::LinkLost,
-        ClientError::Fabric(_) => Code::Io,
-    };
-    Fault::new(code, error.to_string())
 }
 
 /// How long saying goodbye may take.

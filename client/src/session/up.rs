@@ -1,7 +1,7 @@
 //! Uploads: opens sources as there is room, hands chunks to workers with the
 //! files they come from, and looks at each source again before it is committed.
 
-use super::ledger::Item;
+use super::endings::Mark;
 use super::queue::LargestFirst;
 use super::{Core, Event};
 use crate::report::FileDone;
@@ -45,14 +45,14 @@ pub enum UploadSource {
 
 #[derive(Default)]
 pub(super) struct Uploads {
-    queue: LargestFirst<(Item, Upload)>,
+    queue: LargestFirst<(Mark, Upload)>,
     files: HashMap<FileId, File>,
     /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
 }
 
 struct File {
-    item: Item,
+    mark: Mark,
     upload: Upload,
     source: Arc<Source>,
 }
@@ -94,21 +94,21 @@ impl UploadSource {
 }
 
 impl Core {
-    pub(super) fn queue_upload(&mut self, item: Item, upload: Upload) {
+    pub(super) fn queue_upload(&mut self, mark: Mark, upload: Upload) {
         self.progress.files_known += 1;
         self.progress.bytes_known += upload.size;
-        self.uploads.queue.push(upload.size, (item, upload));
+        self.uploads.queue.push(upload.size, (mark, upload));
     }
 
     pub(super) fn pump_uploads(&mut self) {
         while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
-            let Some((item, upload)) = self.uploads.queue.pop() else { return };
+            let Some((mark, upload)) = self.uploads.queue.pop() else { return };
             let id = self.file();
-            self.begin_upload(id, item, upload);
+            self.begin_upload(id, mark, upload);
         }
     }
 
-    fn begin_upload(&mut self, id: FileId, item: Item, upload: Upload) {
+    fn begin_upload(&mut self, id: FileId, mark: Mark, upload: Upload) {
         match upload.source.open(&upload.label) {
             Ok(mut source) => {
                 // Only what lasts on the server can be gone on with.
@@ -116,13 +116,18 @@ impl Core {
                     source = source.remember_in(&self.memos());
                 }
                 let now = self.now();
-                self.write.create(id, upload.remote.clone(), source.info(), now);
+                let mut info = source.info();
+                if self.options.preserve {
+                    // Nobody else's business until it has all of its metadata.
+                    info.mode &= 0o700;
+                }
+                self.write.create(id, upload.remote.clone(), info, now);
                 let source = Arc::new(source);
-                self.uploads.files.insert(id, File { item, upload, source });
+                self.uploads.files.insert(id, File { mark, upload, source });
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());
-                self.failed(item, upload.label, fault);
+                self.failed(mark.item, upload.label, fault);
             }
         }
     }
@@ -148,19 +153,19 @@ impl Core {
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
                 let known = self.uploads.files.remove(&file).expect("begun files are known");
-                self.begin_upload(file, known.item, known.upload);
+                self.begin_upload(file, known.mark, known.upload);
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
                 let bytes = file.source.identity().size;
                 file.source.forget();
                 let (path, local) = (file.upload.label.clone(), file.upload.label);
-                self.done(file.item, FileDone { path, local, bytes, digest: root });
+                self.done(file.mark.item, FileDone { path, local, bytes, digest: root });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.
                 if let Some(file) = self.uploads.files.remove(&file) {
-                    self.failed(file.item, file.upload.label, fault);
+                    self.failed(file.mark.item, file.upload.label, fault);
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -174,8 +179,13 @@ impl Core {
         }
         let files = std::mem::take(&mut self.uploads.unchecked);
         self.hashing += 1;
+        let preserve = self.options.preserve;
         self.job(move || {
-            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
+            let kept = |source: &Source| {
+                source.check()?;
+                preserve.then(|| source.meta(true).map(Box::new)).transpose()
+            };
+            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, kept(&source));
             Event::SourcesChecked(files.into_iter().map(check).collect())
         });
     }
@@ -200,7 +210,7 @@ impl Core {
             let (Ok(have), Some(file)) = (answer, self.uploads.files.get(id)) else { continue };
             let bytes = have.iter().map(|extent| extent.len).sum();
             if bytes > 0 {
-                let item = file.item;
+                let item = file.mark.item;
                 tracing::info!(path = file.upload.label, bytes, "copy resumed");
                 self.found(item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -212,10 +222,10 @@ impl Core {
     pub(super) fn leave_uploads(&mut self) {
         let uploads = std::mem::take(&mut self.uploads);
         for file in uploads.files.into_values() {
-            self.ledger.leave(file.item, file.upload.label, true);
+            self.ledger.leave(file.mark.item, file.upload.label, true);
         }
-        for (item, upload) in uploads.queue.into_items() {
-            self.ledger.leave(item, upload.label, false);
+        for (mark, upload) in uploads.queue.into_items() {
+            self.ledger.leave(mark.item, upload.label, false);
         }
     }
 }

@@ -5,13 +5,14 @@
 use crate::hash::hash_extent;
 use crate::identity::Identity;
 use crate::memo::Memo;
+use crate::meta;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta};
 
 /// What the kernel counts allocation in, whatever the file system's own blocks are.
 const BLOCK_BYTES: u64 = 512;
@@ -22,8 +23,9 @@ pub struct Source {
     file: Arc<File>,
     name: String,
     identity: Identity,
-    mode: u32,
     allocated: u64,
+    /// What it is to keep beside its content, without attributes, as it was before it was read.
+    meta: Meta,
     racy: bool,
     handed: Mutex<Handed>,
     /// What is known of it from an earlier try to send it.
@@ -49,8 +51,8 @@ impl Source {
             file: Arc::new(file),
             name: name.to_string(),
             identity,
-            mode: u32::from(stat.stx_mode) & 0o7777,
             allocated: stat.stx_blocks.saturating_mul(BLOCK_BYTES),
+            meta: meta::of_status(&stat),
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
             memo: None,
@@ -123,7 +125,13 @@ impl Source {
     /// What the other side is told of it.
     pub fn info(&self) -> FileInfo {
         let Identity { size, mtime_ns, .. } = self.identity;
-        FileInfo { size, mode: self.mode, mtime_ns, allocated: self.allocated }
+        FileInfo { size, mode: self.meta.mode, mtime_ns, allocated: self.allocated }
+    }
+
+    /// What it is to keep beside its content; `trusted.*` only where `trusted` says so.
+    pub fn meta(&self, trusted: bool) -> Result<Meta, Fault> {
+        let xattrs = meta::xattrs_of(&*self.file, trusted, &self.name)?;
+        Ok(Meta { xattrs, ..self.meta.clone() })
     }
 
     /// Hashes a range of it.

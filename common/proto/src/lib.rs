@@ -7,11 +7,13 @@
 
 mod batch;
 pub mod digest;
+pub mod entry;
 pub mod extent;
 pub mod fault;
 mod info;
 pub mod looking;
 pub mod message;
+pub mod meta;
 pub mod path;
 pub mod pattern;
 pub mod read;
@@ -24,5 +26,6 @@ pub use extent::{Extent, ExtentSet};
 pub use fault::{Class, Code, Fault};
 pub use looking::{Look, Scan};
 pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, WindowId};
+pub use meta::{Dropped, Kept, Meta};
 pub use path::WirePath;
 pub use pattern::{Excludes, Pattern};

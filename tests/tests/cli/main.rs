@@ -8,8 +8,10 @@
 mod copying;
 mod habits;
 mod hardship;
+mod keeping;
 mod keys;
 mod large;
+mod names;
 #[path = "../../src/process.rs"]
 mod process;
 mod reconnecting;

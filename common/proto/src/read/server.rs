@@ -7,9 +7,10 @@
 //! `Refresh`, or by the end of the session. Never earlier, because a client's
 //! read of a retired window kills its queue pair.
 
-use crate::batch::{batches, unexpected};
+use crate::batch::{batches, batches_by, unexpected};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
+use crate::meta::{Kept, Meta};
 use crate::units::{
     BATCH_FILES_MAX, OPEN_FILES_MAX, PACK_BYTES_MAX, PACK_FILES_MAX, PACKED_FILE_BYTES_MAX,
     WINDOW_BYTES, WINDOWS_MAX,
@@ -28,8 +29,9 @@ pub enum ServerEffect {
     Prepare(Prepare),
     /// The client is done with this window: take it back.
     Retire(WindowId),
-    /// Compare the identity of these with that at open, and close them; answer with `closed`.
-    Close(Vec<FileId>),
+    /// Compare the identity of these with that at open, and close them; answer with `closed`,
+    /// with their metadata where it says so.
+    Close(Vec<(FileId, bool)>),
     /// The client broke the protocol or a bound: end the session.
     Broken(Fault),
 }
@@ -86,7 +88,7 @@ pub struct ReadServer {
     /// Fewer than `WINDOWS_MAX` where windows are dear.
     windows_max: Option<usize>,
     next_window: u64,
-    to_close: Vec<FileId>,
+    to_close: Vec<(FileId, bool)>,
     effects: VecDeque<ServerEffect>,
 }
 
@@ -124,7 +126,9 @@ impl ReadServer {
                 windows.into_iter().try_for_each(|window| self.release(window))
             }
             ReadRequest::Refresh { window, pieces } => self.refresh(window, pieces),
-            ReadRequest::Close { files } => files.into_iter().try_for_each(|file| self.close(file)),
+            ReadRequest::Close { files, describe } => {
+                files.into_iter().try_for_each(|file| self.close(file, describe))
+            }
         };
         if let Err(fault) = taken {
             self.effects.push_back(ServerEffect::Broken(fault));
@@ -189,11 +193,17 @@ impl ReadServer {
     }
 
     /// The driver compared and closed a batch.
-    pub fn closed(&mut self, answers: Vec<(FileId, Result<(), Fault>)>) {
+    pub fn closed(&mut self, mut answers: Vec<(FileId, Result<Kept, Fault>)>) {
         for (id, _) in &answers {
             self.files.remove(id);
         }
-        self.effects.push_back(ServerEffect::Send(ReadReply::Closed { files: answers }));
+        let weight = |(_, answer): &(FileId, Result<Kept, Fault>)| match answer {
+            Ok(meta) => meta.as_deref().map_or(0, Meta::weight),
+            Err(fault) => fault.text.len(),
+        };
+        for files in batches_by(&mut answers, weight) {
+            self.effects.push_back(ServerEffect::Send(ReadReply::Closed { files }));
+        }
     }
 
     fn open(&mut self, files: Vec<OpenFile>) -> Result<(), Fault> {
@@ -250,13 +260,13 @@ impl ReadServer {
         Ok(())
     }
 
-    fn close(&mut self, id: FileId) -> Result<(), Fault> {
+    fn close(&mut self, id: FileId, describe: bool) -> Result<(), Fault> {
         let file = self.files.get_mut(&id).filter(|file| file.open && !file.closing);
         file.ok_or_else(|| unexpected("close", id))?.closing = true;
         self.large.retain(|&queued| queued != id);
         self.small.retain(|&queued| queued != id);
         self.fresh.retain(|pieces| pieces.iter().all(|&(file, _)| file != id));
-        self.to_close.push(id);
+        self.to_close.push((id, describe));
         Ok(())
     }
 
@@ -285,8 +295,9 @@ impl ReadServer {
             }
         }
         let files = &self.files;
-        let ready = |id: &mut FileId| files.get(id).is_none_or(|file| file.preparing == 0);
-        let mut closing: Vec<FileId> = self.to_close.extract_if(.., ready).collect();
+        let ready =
+            |(id, _): &mut (FileId, bool)| files.get(id).is_none_or(|file| file.preparing == 0);
+        let mut closing: Vec<_> = self.to_close.extract_if(.., ready).collect();
         for files in batches(&mut closing) {
             self.effects.push_back(ServerEffect::Close(files));
         }

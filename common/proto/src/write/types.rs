@@ -2,6 +2,7 @@
 //! effects, and the outcomes the drivers answer with. Plain values.
 
 use crate::message::{CreateFile, FileId, Grant, LinkId, Piece, Tag, WriteReply, WriteRequest};
+use crate::meta::Kept;
 use crate::{Digest, Extent, Fault};
 use std::time::Duration;
 
@@ -105,8 +106,8 @@ pub enum ServerEffect {
     Create(Vec<CreateFile>),
     /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
     Absorb(Absorb),
-    /// Make these durable and rename them; answer with `committed`.
-    Commit(Vec<FileId>),
+    /// Give these their metadata, make them durable, rename them; answer with `committed`.
+    Commit(Vec<(FileId, Kept)>),
     /// Remove the temporary files of these.
     Discard(Vec<FileId>),
     /// Kill a link; answer with `killed`.

@@ -1,0 +1,129 @@
+//! A copy within one session: takes up the ledger of those before it, turns until
+//! the work is done or the session breaks, and hands the ledger on. Called by
+//! `reconnect`; what a turn is, is in `mod.rs`.
+
+use super::{ClientError, Event, Ledger, Session, Work};
+use crate::patience::Achieved;
+use crate::report::Observer;
+use std::time::{Duration, Instant};
+use verbatim_control::{ControlError, Fingerprint};
+use verbatim_proto::{Code, Fault};
+
+/// How often an observer hears of progress.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+impl Session {
+    /// Who the server is.
+    pub(crate) fn server(&self) -> Fingerprint {
+        self.core.server
+    }
+
+    /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
+    /// completes, which is then not to be asked again, or when the session breaks. What is
+    /// unfinished then is let go of, not failed.
+    pub(crate) async fn copy(
+        &mut self,
+        work: &[Work],
+        ledger: Ledger,
+        observer: &mut dyn Observer,
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Copied {
+        self.core.take_up(ledger);
+        for (number, work) in (0..).zip(work) {
+            self.core.add(number, work.clone());
+        }
+        self.core.attach_all();
+        let mut last = Instant::now();
+        let mut moved = Moved::default();
+        while !self.core.is_done() {
+            tokio::select! {
+                biased;
+                () = &mut *stop => {
+                    let fault = Fault::new(Code::Interrupted, "interrupted");
+                    self.core.broken.get_or_insert(fault);
+                }
+                turned = self.turn() => {
+                    if let Err(error) = turned {
+                        self.core.broken.get_or_insert(fault_of(&error));
+                    }
+                }
+            }
+            self.core.report(observer);
+            moved.look(self.core.moved_bytes());
+            if last.elapsed() >= PROGRESS_EVERY {
+                last = Instant::now();
+                observer.progress(&self.core.progress_now());
+            }
+            if self.core.broken.is_some() {
+                break;
+            }
+        }
+        self.keep_landed().await;
+        self.core.leave();
+        self.core.report(observer);
+        observer.progress(&self.core.progress_now());
+        let ledger = self.core.hand_over();
+        let found_bytes = self.core.found_bytes;
+        let achieved = Achieved { over: ledger.over_count(), found_bytes, moved: moved.at };
+        Copied { ledger, achieved, broken: self.core.broken.clone() }
+    }
+
+    /// Makes files durable that are all here, and finishes folders that are done: a session
+    /// that broke behind their last byte is nothing to them. One that broke when all was done
+    /// did not break at all.
+    async fn keep_landed(&mut self) {
+        if self.core.broken.is_none() {
+            return;
+        }
+        self.core.advance();
+        while self.core.downloads.is_landing() || self.core.trees.endings.is_setting() {
+            match self.events.recv().await {
+                Some(Event::Landed(answers)) => self.core.landed(answers),
+                Some(Event::Ended(answers)) => self.core.ended(answers),
+                Some(_) => {}
+                None => break,
+            }
+            self.core.commit_landed();
+            self.core.pump_endings();
+        }
+        if self.core.is_done() {
+            self.core.broken = None;
+        }
+    }
+}
+
+/// What became of a copy in one session.
+pub(crate) struct Copied {
+    pub ledger: Ledger,
+    pub achieved: Achieved,
+    /// Why the session ended before its work did.
+    pub broken: Option<Fault>,
+}
+
+/// When a number last grew.
+#[derive(Default)]
+struct Moved {
+    bytes: u64,
+    at: Option<Instant>,
+}
+
+impl Moved {
+    fn look(&mut self, bytes: u64) {
+        if bytes > self.bytes {
+            *self = Self { bytes, at: Some(Instant::now()) };
+        }
+    }
+}
+
+/// What the end of a connection means for the copy.
+pub(crate) fn fault_of(error: &ClientError) -> Fault {
+    let code = match error {
+        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
+        ClientError::Control(ControlError::Refused(fault)) => fault.code,
+        ClientError::Control(ControlError::TimedOut { .. }) => Code::TimedOut,
+        ClientError::Control(ControlError::Wire(_)) => Code::Protocol,
+        ClientError::Control(_) => Code::LinkLost,
+        ClientError::Fabric(_) => Code::Io,
+    };
+    Fault::new(code, error.to_string())
+}
