@@ -9,7 +9,7 @@ use crate::local::{local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
 use crate::reconnect;
 use crate::report::{Failure, Observer, Summary};
-use crate::rules::Rules;
+use crate::rules::{Rules, Task};
 use crate::session::{
     ClientError, Download, LocalTree, RemoteTree, Session, SessionOptions, Upload, UploadSource,
     Work,
@@ -105,6 +105,9 @@ pub async fn copy(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
     let peer = server_of(options)?.peer();
+    // Where nothing is written, nothing is kept.
+    let preserve = session.preserve && options.rules.task == Task::Copy;
+    let session = SessionOptions { preserve, ..session };
     let mut first = Session::connect(session.clone()).await?;
     let mut plan = Plan { peer, work: Vec::new(), failures: Vec::new() };
     match &options.target {

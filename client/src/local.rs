@@ -30,7 +30,7 @@ pub(crate) fn look_at(path: &Path) -> Result<Entry, Fault> {
     let mtime_ns =
         metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
     let (size, mode) = (metadata.len(), metadata.mode() & 0o7777);
-    Ok(Entry { path: WirePath::root(), kind, size, mode, mtime_ns })
+    Ok(Entry { path: WirePath::root(), kind, size, mode, mtime_ns, meta: None })
 }
 
 /// The folder a new local name goes into, and the name.

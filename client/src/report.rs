@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::{Code, Digest, Fault};
+use verbatim_proto::{Code, Digest, Dropped, Fault};
 
 /// Takes what a copy tells.
 pub trait Observer: Send {
@@ -188,6 +188,8 @@ pub struct Summary {
     pub moved_bytes: u64,
     /// Bytes of these that were holes, and not moved.
     pub hole_bytes: u64,
+    /// What of the metadata was not kept.
+    pub dropped: Dropped,
     /// How long it took.
     pub elapsed: Duration,
     /// What carried the data.

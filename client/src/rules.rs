@@ -73,7 +73,7 @@ mod tests {
     fn what_is_there_is_kept_as_the_rule_says() {
         let there = |mtime_ns| {
             let (path, kind) = (WirePath::root(), EntryKind::File);
-            Some(Entry { path, kind, size: 0, mode: 0, mtime_ns })
+            Some(Entry { path, kind, size: 0, mode: 0, mtime_ns, meta: None })
         };
         let rules = |replace| Rules { replace, ..Rules::default() };
         let skip = |replace, there: Option<Entry>| rules(replace).skip(there.as_ref(), 5);

@@ -89,7 +89,7 @@ impl Config {
         let mut config: Self =
             toml::from_str(text).map_err(|error| bad_toml(&error, text, origin))?;
         for export in &mut config.exports {
-            *export = Export::new(&export.name, &export.path, export.mode)?;
+            *export = export.clone().checked()?;
         }
         check_names(&config.exports)?;
         Ok(config)
@@ -249,7 +249,7 @@ fn as_table(config: &Config) -> Table {
 
 /// Every key there is, with its table. The defaults are the list: no second one can differ.
 fn known_keys() -> Vec<String> {
-    let sample = Export { name: "a".into(), path: "/a".into(), mode: Default::default() };
+    let sample = Export::new("a", Path::new("/a"), Default::default()).expect("a good export");
     keys_of(&as_table(&Config { exports: vec![sample], ..Config::default() }))
 }
 

@@ -1,5 +1,5 @@
-//! Exports: the folders a server offers, each under a name and with a mode.
-//! It owns the command-line form `[NAME=]PATH[:ro|:rw]` and the rules for
+//! Exports: the folders a server offers, each under a name and with a mode, and
+//! with rules for whom uploads belong to. It owns the command-line form `[NAME=]PATH[:ro|:rw]` and the rules for
 //! names, and checks that what is exported is there. It never opens a file
 //! below an export and never resolves a client's path. The configuration and
 //! the binary call it once, at start.
@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use verbatim_files::Rules;
 use verbatim_proto::Fault;
 use verbatim_proto::units::NAME_BYTES_MAX;
 
@@ -26,6 +27,33 @@ pub struct Export {
     /// What clients may do in it.
     #[serde(default)]
     pub mode: Mode,
+    /// Whom uploads belong to.
+    #[serde(default)]
+    pub owner: Owner,
+    /// Whether what claims to be root's goes to another user.
+    #[serde(default = "yes")]
+    pub root_squash: bool,
+    /// That user.
+    #[serde(default = "nobody")]
+    pub squash_uid: u32,
+    /// Its group.
+    #[serde(default = "nobody")]
+    pub squash_gid: u32,
+    /// Whether setuid, setgid and sticky bits may arrive.
+    #[serde(default)]
+    pub allow_setuid: bool,
+    /// Whether `security.*` and `trusted.*` attributes may arrive.
+    #[serde(default)]
+    pub allow_security_xattrs: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The user whom systems call nobody, and its group.
+fn nobody() -> u32 {
+    65534
 }
 
 impl Export {
@@ -57,9 +85,57 @@ impl Export {
         };
         match fault_of_name(&name) {
             Some(why) => refuse(format!("its name {why}"), "choose a plain name, such as data"),
-            None => Ok(Self { name, path: path.into(), mode }),
+            None => Ok(Self {
+                name,
+                path: path.into(),
+                mode,
+                owner: Owner::Server,
+                root_squash: true,
+                squash_uid: nobody(),
+                squash_gid: nobody(),
+                allow_setuid: false,
+                allow_security_xattrs: false,
+            }),
         }
     }
+
+    /// Checks an export as it stands in a file, and names it where it has no name.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        let Self { name, .. } = Self::new(&self.name, &self.path, self.mode)?;
+        for (key, id) in [("squash_uid", self.squash_uid), ("squash_gid", self.squash_gid)] {
+            if id == 0 || id == u32::MAX {
+                return Err(ConfigError::BadExport {
+                    export: name,
+                    why: format!("{key} = {id} is not a user or group to give root's files to"),
+                    hint: "set root_squash = false to let clients make files of root".into(),
+                });
+            }
+        }
+        Ok(Self { name, ..self })
+    }
+
+    /// What of metadata may arrive in it. Only root can give files away.
+    pub fn rules(&self) -> Rules {
+        let user = Rules::of_user();
+        Rules {
+            give_away: user.give_away && self.owner == Owner::Client,
+            squash: self.root_squash.then_some((self.squash_uid, self.squash_gid)),
+            special_bits: self.allow_setuid,
+            privileged_xattrs: self.allow_security_xattrs,
+            ..user
+        }
+    }
+}
+
+/// Whom uploads belong to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Owner {
+    /// The server's user.
+    #[default]
+    Server,
+    /// Whom the client says, where the server is root.
+    Client,
 }
 
 /// What clients may do in an export.
@@ -187,7 +263,10 @@ mod tests {
     }
 
     fn export(name: &str, path: impl AsRef<OsStr>, mode: Mode) -> Export {
-        Export { name: name.into(), path: Path::new(&path).into(), mode }
+        Export {
+            path: Path::new(&path).into(),
+            ..Export::new(name, Path::new("/x"), mode).unwrap()
+        }
     }
 
     #[test]
@@ -285,5 +364,22 @@ mod tests {
         let error = check(&dir.path().join("none")).unwrap_err();
         assert!(error.to_string().ends_with("as n: no such file or directory"), "{error}");
         assert_eq!(error.hint().unwrap(), "create the folder, or correct the path");
+    }
+
+    #[test]
+    fn root_s_files_are_squashed_to_somebody_who_is_not_root() {
+        let plain = parse(b"/srv/data").unwrap();
+        assert_eq!(plain.rules().squash, Some((65534, 65534)));
+        assert!(!plain.rules().give_away && !plain.rules().special_bits);
+        let open = Export { root_squash: false, ..plain.clone() };
+        assert_eq!(open.checked().unwrap().rules().squash, None);
+        for id in [0, u32::MAX] {
+            let error = Export { squash_gid: id, ..plain.clone() }.checked().unwrap_err();
+            assert!(error.to_string().contains(&format!("squash_gid = {id}")), "{error}");
+            assert!(error.hint().unwrap().contains("root_squash = false"));
+        }
+        let given = Export { owner: Owner::Client, ..plain };
+        let root = rustix::process::geteuid().is_root();
+        assert_eq!(given.rules().give_away, root, "only root gives files away");
     }
 }

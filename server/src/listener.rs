@@ -5,7 +5,7 @@
 
 use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError};
-use crate::export::check_exports;
+use crate::export::{Owner, check_exports};
 use crate::joins::Joins;
 use crate::reaper::Reaper;
 use crate::session::{Event, ExportFolder, Session, Shared};
@@ -304,7 +304,12 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
     let mut exports = BTreeMap::new();
     for export in &config.exports {
         let folder = Folder::open(&export.path).map_err(ServerError::Export)?;
-        let open = Arc::new(ExportFolder { folder, mode: export.mode });
+        let rules = export.rules();
+        if export.owner == Owner::Client && !rules.give_away {
+            let name = &export.name;
+            tracing::warn!(name, "owner is client, but only root can give files away");
+        }
+        let open = Arc::new(ExportFolder { folder, mode: export.mode, rules });
         exports.insert(export.name.clone().into_bytes(), open);
     }
     let cache = if config.cache.enabled {

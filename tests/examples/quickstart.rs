@@ -223,6 +223,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
         timeout,
         carrier: CarrierOptions::default(),
         bytes_per_second: None,
+        preserve: false,
         sim: None,
     }
 }

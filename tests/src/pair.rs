@@ -169,6 +169,7 @@ impl Pair {
                 timeout,
                 carrier: CarrierOptions { transport: self.transport, ..Default::default() },
                 bytes_per_second: None,
+                preserve: false,
                 sim: self.sim.clone(),
             },
             options: CopyOptions { sources, target, recursive: true, rules: Rules::default() },

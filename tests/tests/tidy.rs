@@ -53,7 +53,7 @@ const FILE_RATCHET: &[(&str, usize)] = &[];
 
 /// Files over `CODE_LINES_MAX`, with their lines before the tests.
 const CODE_RATCHET: &[(&str, usize)] = &[
-    ("common/proto/src/message.rs", 442),
+    ("common/proto/src/message.rs", 418),
     ("common/proto/src/read/client.rs", 435),
     ("common/proto/src/write/client.rs", 512),
 ];

@@ -3,6 +3,7 @@
 //! here; on the way up the server is asked, many paths at a time.
 
 use super::compare::Compare;
+use super::endings::Mark;
 use super::ledger::Item;
 use super::{Core, Download, Upload, UploadSource};
 use crate::location::shown;
@@ -20,10 +21,10 @@ const LOOKS_MAX: usize = 16;
 
 /// Something to send, before it is known whether it is sent.
 pub(super) enum Offer {
-    File(Item, Upload),
+    File(Mark, Upload),
     /// A folder or a link.
     Entry {
-        item: Item,
+        mark: Mark,
         entry: NewEntry,
         mtime_ns: i64,
         label: String,
@@ -73,7 +74,7 @@ impl Offer {
 
     fn item(&self) -> Item {
         match self {
-            Self::File(item, _) | Self::Entry { item, .. } => *item,
+            Self::File(mark, _) | Self::Entry { mark, .. } => mark.item,
         }
     }
 
@@ -106,7 +107,8 @@ pub(super) fn look_batches<T>(items: Vec<T>, path_of: impl Fn(&T) -> &[u8]) -> V
 
 /// The way down.
 impl Core {
-    pub(super) fn add_download(&mut self, item: Item, download: Download) {
+    pub(super) fn add_download(&mut self, mark: Mark, download: Download) {
+        let item = mark.item;
         if self.ledger.is_over(item) {
             return;
         }
@@ -127,10 +129,11 @@ impl Core {
             let (kind, bytes) = (EntryKind::File, download.size);
             return self.planned(item, Planned { path, target, kind, bytes });
         }
-        self.queue_download(item, download);
+        self.queue_download(mark, download);
     }
 
-    /// A folder of a remote tree: made, told of, or looked for.
+    /// A folder of a remote tree: made, told of, or looked for. One that is to keep its metadata
+    /// gets it last, and is nobody else's business until then.
     pub(super) fn take_folder(
         &mut self,
         item: Item,
@@ -140,8 +143,14 @@ impl Core {
         label: &str,
     ) -> Result<(), Fault> {
         match self.rules.task {
-            Task::Copy if self.rules.force => folder.force_folder(local, mode),
-            Task::Copy => folder.make_folder(local, mode),
+            Task::Copy => {
+                let unfinished = self.options.preserve;
+                let mode = if unfinished { 0o700 } else { mode };
+                match self.rules.force {
+                    true => folder.force_folder(local, mode, unfinished),
+                    false => folder.make_folder(local, mode, unfinished),
+                }
+            }
             Task::DryRun => {
                 let (path, target) = (label.to_owned(), folder.shown(local));
                 self.planned(item, Planned { path, target, kind: EntryKind::Folder, bytes: 0 });
@@ -157,22 +166,27 @@ impl Core {
         item: Item,
         folder: &Arc<Folder>,
         local: &WirePath,
-        leads_to: &[u8],
-        mtime_ns: i64,
+        link: &Entry,
         label: &str,
     ) -> Result<(), Fault> {
-        let kind = EntryKind::Symlink { target: leads_to.to_vec() };
         if self.rules.task == Task::Verify {
-            return compare_kinds(&kind, &folder.stat(local, false)?);
+            return compare_kinds(&link.kind, &folder.stat(local, false)?);
         }
-        if self.skip_at(item, folder, local, mtime_ns, label)? {
+        if self.skip_at(item, folder, local, link.mtime_ns, label)? {
             return Ok(());
         }
-        if self.rules.task == Task::Copy {
-            return folder.make_symlink(local, leads_to);
+        match &link.kind {
+            EntryKind::Symlink { target } if self.rules.task == Task::Copy => {
+                let allowed = verbatim_files::Rules::of_user();
+                let keep = link.meta.as_deref().map(|meta| (meta, &allowed));
+                self.ledger.summary.dropped += folder.make_symlink(local, target, keep)?;
+            }
+            kind => {
+                let (path, target) = (label.to_owned(), folder.shown(local));
+                let kind = kind.clone();
+                self.planned(item, Planned { path, target, kind, bytes: 0 });
+            }
         }
-        let (path, target) = (label.to_owned(), folder.shown(local));
-        self.planned(item, Planned { path, target, kind, bytes: 0 });
         Ok(())
     }
 
@@ -209,7 +223,7 @@ impl Core {
         let offers: Vec<Offer> = offers.into_iter().filter(|offer| !over(offer)).collect();
         for offer in offers {
             match offer {
-                Offer::File(item, upload) if verify => self.compare_upload(item, upload),
+                Offer::File(mark, upload) if verify => self.compare_upload(mark.item, upload),
                 // An existing folder is fine, whatever is kept.
                 offer if verify || must_look && !offer.is_folder() => {
                     self.choices.waiting.push_back(offer);
@@ -300,8 +314,8 @@ impl Core {
                 continue;
             }
             match offer {
-                Offer::File(item, upload) => files.push((item, upload)),
-                Offer::Entry { item, entry, label, .. } => makes.push((entry, (item, label))),
+                Offer::File(mark, upload) => files.push((mark, upload)),
+                Offer::Entry { mark, entry, label, .. } => makes.push((entry, (mark, label))),
             }
         }
         if !makes.is_empty() || !files.is_empty() {

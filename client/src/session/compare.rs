@@ -114,7 +114,7 @@ impl Core {
             }
             // Nothing has landed that could be forgotten.
             ClientEffect::Restart { .. } => {}
-            ClientEffect::Finished { file, root } => {
+            ClientEffect::Finished { file, root, .. } => {
                 let source = self.compares.files[&file].source.clone();
                 self.uploads.check_later(file, root, source);
             }

@@ -77,23 +77,24 @@ impl Session {
         Copied { ledger, achieved, broken: self.core.broken.clone() }
     }
 
-    /// Makes files durable that are all here: a session that broke behind their last byte is
-    /// nothing to them. One that broke when all was done did not break at all.
+    /// Makes files durable that are all here, and finishes folders that are done: a session
+    /// that broke behind their last byte is nothing to them. One that broke when all was done
+    /// did not break at all.
     async fn keep_landed(&mut self) {
         if self.core.broken.is_none() {
             return;
         }
         self.core.advance();
-        while self.core.downloads.is_landing() {
-            let Some(event) = self.events.recv().await else { break };
-            match event {
-                Event::Landed(answers) => {
-                    self.core.landed(answers);
-                    self.core.commit_landed();
-                }
-                Event::Pipe(file, event) => self.core.pipe_event(file, event),
-                _ => {}
+        while self.core.downloads.is_landing() || self.core.trees.endings.is_setting() {
+            match self.events.recv().await {
+                Some(Event::Landed(answers)) => self.core.landed(answers),
+                Some(Event::Ended(answers)) => self.core.ended(answers),
+                Some(Event::Pipe(file, event)) => self.core.pipe_event(file, event),
+                Some(_) => {}
+                None => break,
             }
+            self.core.commit_landed();
+            self.core.pump_endings();
         }
         if self.core.is_done() {
             self.core.broken = None;

@@ -6,6 +6,7 @@ use super::carrier::Carrier;
 use super::choices::{Choices, Offer};
 use super::compare::Compares;
 use super::down::Downloads;
+use super::endings::Mark;
 use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::trees::Trees;
@@ -110,18 +111,18 @@ impl Core {
         if matches!(work, Work::Upload(_) | Work::UploadTree(_)) && number == 0 {
             verbatim_files::memo::tidy(&self.memos(), SystemTime::now());
         }
-        let item = Item::new(number, &WirePath::root());
+        let mark = Mark::alone(Item::new(number, &WirePath::root()));
         match work {
-            Work::Download(download) => self.add_download(item, download),
-            Work::Upload(upload) => self.offer(vec![Offer::File(item, upload)]),
+            Work::Download(download) => self.add_download(mark, download),
+            Work::Upload(upload) => self.offer(vec![Offer::File(mark, upload)]),
             Work::DownloadTree(tree) => self.add_remote_tree(number, tree),
             Work::UploadTree(tree) => self.add_local_tree(number, tree),
-            Work::ToPipe(work) => self.add_to_pipe(item, work),
-            Work::FromPipe(work) => self.add_from_pipe(item, work),
+            Work::ToPipe(work) => self.add_to_pipe(mark, work),
+            Work::FromPipe(work) => self.add_from_pipe(mark, work),
         }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(super) fn is_done(&mut self) -> bool {
         self.downloads.is_idle()
             && self.uploads.is_idle()
             && self.compares.is_idle()
@@ -197,6 +198,7 @@ impl Core {
                 self.write.reply(reply, now);
             }
             ServerMessage::Working => {}
+            ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
             // A server that tells us that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
                 self.broke(Fault::new(Code::LinkLost, text));
@@ -228,7 +230,7 @@ impl Core {
                 self.hashing -= 1;
                 for (file, root, answer) in answers {
                     match self.rules.task {
-                        Task::Verify => self.compared(file, root, answer),
+                        Task::Verify => self.compared(file, root, answer.map(drop)),
                         _ => self.write.source_checked(file, root, answer),
                     }
                 }
@@ -246,6 +248,7 @@ impl Core {
             Event::HolesFound(file, survey) => self.write.found(file, survey),
             Event::Pipe(file, event) => self.pipe_event(file, event),
             Event::LocalPage(page) => self.local_page(page),
+            Event::Ended(answers) => self.ended(answers),
         }
     }
 
@@ -320,6 +323,8 @@ impl Core {
 
     /// Lets go of what is unfinished, for another session or for none.
     pub(super) fn leave(&mut self) {
+        // First: letting go of a file must not end its folder.
+        self.leave_endings();
         self.leave_downloads();
         self.leave_uploads();
         self.leave_compares();
@@ -330,7 +335,7 @@ impl Core {
     pub(super) fn progress_now(&self) -> Progress {
         Progress {
             bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_idle() || self.is_streaming(),
+            searching: !self.trees.is_found() || self.is_streaming(),
             links: self.links.up_count(),
             elapsed: self.now(),
             quiet: self.quiet(),

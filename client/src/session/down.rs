@@ -1,6 +1,7 @@
 //! Downloads: opens files as there is room, hands chunks to workers with the
 //! places they go to, and commits what is whole in batches.
 
+use super::endings::Mark;
 use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
@@ -13,11 +14,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use verbatim_files::{Folder, Target};
+use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
-use verbatim_proto::{Class, Code, Digest, Fault, WirePath};
+use verbatim_proto::{Class, Code, Digest, Dropped, Fault, Kept, WirePath};
 
 /// Commits at a time: one flushes while the next one gathers.
 const COMMITS_MAX: usize = 2;
@@ -41,20 +42,31 @@ pub struct Download {
 
 #[derive(Default)]
 pub(super) struct Downloads {
-    queue: LargestFirst<(Item, Download)>,
+    queue: LargestFirst<(Mark, Download)>,
     files: HashMap<FileId, File>,
-    whole: Vec<(FileId, Digest, Arc<Sink>)>,
+    whole: Vec<Whole>,
     commits: usize,
     /// Verified, and not yet all through its pipe.
     pub piped: Option<(FileId, Digest)>,
 }
 
 struct File {
-    item: Item,
+    mark: Mark,
     label: String,
     goal: Goal,
     size: u64,
 }
+
+/// A file that is all here.
+struct Whole {
+    id: FileId,
+    root: Digest,
+    sink: Arc<Sink>,
+    meta: Kept,
+}
+
+/// What became of a batch of such files, and what of their metadata was not kept.
+pub(crate) type Landed = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
 
 impl Downloads {
     pub fn is_idle(&self) -> bool {
@@ -67,14 +79,14 @@ impl Downloads {
     }
 
     /// Counts a file as begun.
-    pub fn begin(&mut self, id: FileId, item: Item, label: String, goal: Goal, size: u64) {
-        self.files.insert(id, File { item, label, goal, size });
+    pub fn begin(&mut self, id: FileId, mark: Mark, label: String, goal: Goal, size: u64) {
+        self.files.insert(id, File { mark, label, goal, size });
     }
 
     /// A file is where it goes.
     pub fn end(&mut self, id: FileId, digest: Digest) -> Option<(Item, FileDone)> {
-        let File { item, label, goal, size } = self.files.remove(&id)?;
-        Some((item, FileDone { path: label, local: goal.shown(), bytes: size, digest }))
+        let File { mark, label, goal, size } = self.files.remove(&id)?;
+        Some((mark.item, FileDone { path: label, local: goal.shown(), bytes: size, digest }))
     }
 
     pub fn queued(&self) -> usize {
@@ -83,17 +95,17 @@ impl Downloads {
 }
 
 impl Core {
-    pub(super) fn queue_download(&mut self, item: Item, download: Download) {
+    pub(super) fn queue_download(&mut self, mark: Mark, download: Download) {
         self.progress.files_known += 1;
         self.progress.bytes_known += download.size;
-        self.downloads.queue.push(download.size, (item, download));
+        self.downloads.queue.push(download.size, (mark, download));
     }
 
     pub(super) fn pump_downloads(&mut self) {
         let now = self.now();
         // A file holds a descriptor until it is durable; a slow disk slows down what is opened.
         while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
-            let Some((item, download)) = self.downloads.queue.pop() else { return };
+            let Some((mark, download)) = self.downloads.queue.pop() else { return };
             let id = self.file();
             let key = format!("{} {}", self.server, download.remote);
             let sink = Sink::new(download.folder, download.local, Digest::of(key.as_bytes()));
@@ -101,11 +113,11 @@ impl Core {
             if let Some(have) = &have {
                 let bytes = have.extents.bytes();
                 tracing::info!(path = download.label, bytes, "copy resumed");
-                self.found(item, bytes);
+                self.found(mark.item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             self.read.open(id, download.remote, have, now);
-            self.downloads.begin(id, item, download.label, Goal::File(sink), download.size);
+            self.downloads.begin(id, mark, download.label, Goal::File(sink), download.size);
         }
     }
 
@@ -117,7 +129,11 @@ impl Core {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
             }
-            ClientEffect::Opened { file: id, info } => {
+            ClientEffect::Opened { file: id, mut info } => {
+                if self.options.preserve {
+                    // Nobody else's business until it has all of its metadata.
+                    info.mode &= 0o700;
+                }
                 let file = self.downloads.files.get_mut(&id).expect("opened files are known");
                 self.progress.bytes_known += info.size;
                 self.progress.bytes_known -= file.size;
@@ -132,11 +148,13 @@ impl Core {
             ClientEffect::Zero(zero) => self.zero(zero),
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => self.downloads.files[&file].goal.forget(),
-            ClientEffect::Finished { file, root } => {
-                let File { goal, size, .. } = &self.downloads.files[&file];
+            ClientEffect::Finished { file: id, root, meta } => {
+                let File { goal, size, .. } = &self.downloads.files[&id];
                 match (goal.clone(), *size) {
-                    (Goal::File(sink), _) => self.downloads.whole.push((file, root, sink)),
-                    (Goal::Pipe(outlet), size) => self.pipe_whole(file, root, &outlet, size),
+                    (Goal::File(sink), _) => {
+                        self.downloads.whole.push(Whole { id, root, sink, meta });
+                    }
+                    (Goal::Pipe(outlet), size) => self.pipe_whole(id, root, &outlet, size),
                 }
             }
             ClientEffect::Failed { file, fault } => self.download_failed(file, fault),
@@ -175,7 +193,7 @@ impl Core {
                 Class::Retry if fault.code != Code::Changed => file.goal.leave(),
                 _ => file.goal.forget(),
             }
-            self.failed(file.item, file.label, file.goal.explain(fault));
+            self.failed(file.mark.item, file.label, file.goal.explain(fault));
         }
     }
 
@@ -189,8 +207,9 @@ impl Core {
         }
     }
 
-    pub(super) fn landed(&mut self, answers: Vec<(FileId, Digest, Result<(), Fault>)>) {
+    pub(super) fn landed(&mut self, (answers, dropped): Landed) {
         self.downloads.commits -= 1;
+        self.ledger.summary.dropped += dropped;
         for (id, root, answer) in answers {
             match answer {
                 Err(fault) => self.download_failed(id, fault),
@@ -211,13 +230,13 @@ impl Core {
                 // What went through a pipe cannot be gone on with.
                 (Goal::Pipe(_), Some(fault)) => {
                     let fault = file.goal.explain(fault.clone());
-                    self.failed(file.item, file.label, fault);
+                    self.failed(file.mark.item, file.label, fault);
                 }
-                _ => self.ledger.leave(file.item, file.label, true),
+                _ => self.ledger.leave(file.mark.item, file.label, true),
             }
         }
-        for (item, download) in downloads.queue.into_items() {
-            self.ledger.leave(item, download.label, false);
+        for (mark, download) in downloads.queue.into_items() {
+            self.ledger.leave(mark.item, download.label, false);
         }
     }
 
@@ -231,14 +250,24 @@ impl Core {
     }
 }
 
-fn commit(batch: Vec<(FileId, Digest, Arc<Sink>)>) -> Vec<(FileId, Digest, Result<(), Fault>)> {
-    // An empty file has no first byte that would have made its target.
-    let made: Vec<_> = batch.iter().map(|(_, _, sink)| sink.target()).collect();
+fn commit(batch: Vec<Whole>) -> Landed {
+    let rules = Rules::of_user();
+    let mut dropped = Dropped::default();
+    let mut place = |whole: &Whole| {
+        // An empty file has no first byte that would have made its target.
+        let target = whole.sink.target()?;
+        if let Some(meta) = &whole.meta {
+            dropped += target.describe(meta, &rules)?;
+        }
+        Ok(target)
+    };
+    let made: Vec<Result<Arc<Target>, Fault>> = batch.iter().map(&mut place).collect();
     let targets: Vec<Arc<Target>> = made.iter().filter_map(|made| made.clone().ok()).collect();
     let mut answers = Target::commit(&targets).into_iter();
     let results = made.into_iter().map(|made| match made {
         Ok(_) => answers.next().expect("one answer per target"),
         Err(fault) => Err(fault),
     });
-    batch.iter().zip(results).map(|((id, root, _), result)| (*id, *root, result)).collect()
+    let told = batch.iter().zip(results);
+    (told.map(|(whole, result)| (whole.id, whole.root, result)).collect(), dropped)
 }

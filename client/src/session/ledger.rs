@@ -127,6 +127,11 @@ impl Ledger {
         }
     }
 
+    /// A folder or link is made, or has its metadata.
+    pub fn made(&mut self, item: Item) {
+        self.left.remove(&item);
+    }
+
     /// All of a tree was looked at.
     pub fn looked_at(&mut self, work: u32) {
         self.left.remove(&Item::rest(work));

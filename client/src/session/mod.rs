@@ -1,7 +1,8 @@
 //! A session with one server: the control connection, the links, the machines,
 //! and the work that is left. One task takes messages of the server and events
 //! of workers and jobs, feeds the machines and does what they ask; `links`,
-//! `down`, `up`, `trees`, `choices` and `compare` each do one kind of work.
+//! `down`, `up`, `trees`, `walking`, `making`, `endings`, `choices` and `compare`
+//! each do one kind of work.
 //!
 //! A session ends when its work is done, or breaks: then it lets go of what is
 //! unfinished, and its ledger goes to the next one. Whether there is a next one
@@ -14,12 +15,15 @@ mod compare;
 mod copying;
 mod core;
 mod down;
+mod endings;
 mod ledger;
 mod links;
+mod making;
 mod pipes;
 mod queue;
 mod trees;
 mod up;
+mod walking;
 
 use crate::location::peer;
 use crate::pace::Pace;
@@ -47,13 +51,15 @@ use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient, Zero};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Digest, Extent, Fault, Survey};
+use verbatim_proto::{ClientMessage, Digest, Extent, Fault, Kept, Survey};
 
 pub use carrier::{CarrierOptions, Transport};
 pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
+pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
+pub use walking::LocalTree;
 
 /// Events that may wait for a session; slots and jobs are bounded far below this.
 const EVENTS_MAX: usize = 16 << 10;
@@ -75,6 +81,8 @@ pub struct SessionOptions {
     pub timeout: Duration,
     /// What data moves over.
     pub carrier: CarrierOptions,
+    /// Whether modes, times, attributes and owners are kept.
+    pub preserve: bool,
     /// How many bytes of data may go in a second; none for all there is.
     pub bytes_per_second: Option<u64>,
     /// A simulated network to make links on, for tests.
@@ -137,8 +145,9 @@ pub(crate) enum Event {
         link: LinkId,
     },
     WorkerFailed(FabricError),
-    Landed(Vec<(FileId, Digest, Result<(), Fault>)>),
-    SourcesChecked(Vec<(FileId, Digest, Result<(), Fault>)>),
+    Landed(down::Landed),
+    /// Whether sources are still what was sent, and their metadata where that is kept.
+    SourcesChecked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
     Hashed {
         file: FileId,
@@ -153,7 +162,8 @@ pub(crate) enum Event {
     },
     HolesFound(FileId, Survey),
     Pipe(FileId, PipeEvent),
-    LocalPage(trees::LocalPage),
+    LocalPage(walking::LocalPage),
+    Ended(endings::Ended),
 }
 
 /// Something to copy.
@@ -164,9 +174,9 @@ pub enum Work {
     /// A file to send.
     Upload(Upload),
     /// A remote folder and all in it, to fetch.
-    DownloadTree(trees::RemoteTree),
+    DownloadTree(RemoteTree),
     /// A local folder and all in it, to send.
-    UploadTree(trees::LocalTree),
+    UploadTree(LocalTree),
     /// A file to write to standard output; the only work of its session.
     ToPipe(ToPipe),
     /// Standard input, to send.
@@ -174,7 +184,6 @@ pub enum Work {
 }
 
 pub use pipes::{FromPipe, ToPipe};
-pub use trees::{LocalTree, RemoteTree};
 
 /// A session.
 pub struct Session {
@@ -218,7 +227,12 @@ impl Session {
             workers,
             stats,
             sending: VecDeque::new(),
-            read: ReadClient::new(read::ClientOptions { chunk_bytes, slots_per_link, timeout }),
+            read: ReadClient::new(read::ClientOptions {
+                chunk_bytes,
+                slots_per_link,
+                timeout,
+                describe: options.preserve,
+            }),
             write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
             links: Links::default(),
             downloads: Downloads::default(),

@@ -3,7 +3,7 @@
 //! what the pipe does comes as events.
 
 use super::Core;
-use super::ledger::Item;
+use super::endings::Mark;
 use crate::ends::{Goal, Origin};
 use crate::pipe::{Inlet, Outlet, PipeEvent};
 use std::time::SystemTime;
@@ -35,16 +35,16 @@ const STDIN_LABEL: &str = "standard input";
 const PIPE_MODE: u32 = 0o666;
 
 impl Core {
-    pub(super) fn add_to_pipe(&mut self, item: Item, work: ToPipe) {
+    pub(super) fn add_to_pipe(&mut self, mark: Mark, work: ToPipe) {
         let (id, now) = (self.file(), self.now());
         self.progress.files_known += 1;
         self.progress.bytes_known += work.size;
         self.read.open_ordered(id, work.remote, now);
         let goal = Goal::Pipe(Outlet::of_stdout(id, self.events.clone()));
-        self.downloads.begin(id, item, work.label, goal, work.size);
+        self.downloads.begin(id, mark, work.label, goal, work.size);
     }
 
-    pub(super) fn add_from_pipe(&mut self, item: Item, work: FromPipe) {
+    pub(super) fn add_from_pipe(&mut self, mark: Mark, work: FromPipe) {
         let (id, now) = (self.file(), self.now());
         self.progress.files_known += 1;
         let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -53,7 +53,7 @@ impl Core {
         self.write.create_stream(id, work.remote, info, now);
         let chunk_bytes = self.options.connect.chunk_bytes as usize;
         let inlet = Inlet::of_stdin(id, chunk_bytes, self.events.clone());
-        self.uploads.begin(id, item, STDIN_LABEL, Origin::Pipe(inlet));
+        self.uploads.begin(id, mark, STDIN_LABEL, Origin::Pipe(inlet));
     }
 
     pub(super) fn pipe_event(&mut self, id: FileId, event: PipeEvent) {

@@ -1,7 +1,7 @@
 //! Uploads: opens sources as there is room, hands chunks to workers with the
 //! files they come from, and looks at each source again before it is committed.
 
-use super::ledger::Item;
+use super::endings::Mark;
 use super::queue::LargestFirst;
 use super::{Core, Event};
 use crate::ends::Origin;
@@ -49,14 +49,14 @@ pub enum UploadSource {
 
 #[derive(Default)]
 pub(super) struct Uploads {
-    queue: LargestFirst<(Item, Upload)>,
+    queue: LargestFirst<(Mark, Upload)>,
     files: HashMap<FileId, File>,
     /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
 }
 
 struct File {
-    item: Item,
+    mark: Mark,
     /// How the user would name it.
     label: String,
     /// What to send again if it changes; none of a pipe.
@@ -79,8 +79,8 @@ impl Uploads {
     }
 
     /// Counts a pipe as begun.
-    pub fn begin(&mut self, id: FileId, item: Item, label: &str, source: Origin) {
-        self.files.insert(id, File { item, label: label.into(), upload: None, source });
+    pub fn begin(&mut self, id: FileId, mark: Mark, label: &str, source: Origin) {
+        self.files.insert(id, File { mark, label: label.into(), upload: None, source });
     }
 
     /// Whether a pipe is being read that has not ended.
@@ -116,21 +116,21 @@ impl UploadSource {
 }
 
 impl Core {
-    pub(super) fn queue_upload(&mut self, item: Item, upload: Upload) {
+    pub(super) fn queue_upload(&mut self, mark: Mark, upload: Upload) {
         self.progress.files_known += 1;
         self.progress.bytes_known += upload.size;
-        self.uploads.queue.push(upload.size, (item, upload));
+        self.uploads.queue.push(upload.size, (mark, upload));
     }
 
     pub(super) fn pump_uploads(&mut self) {
         while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
-            let Some((item, upload)) = self.uploads.queue.pop() else { return };
+            let Some((mark, upload)) = self.uploads.queue.pop() else { return };
             let id = self.file();
-            self.begin_upload(id, item, upload);
+            self.begin_upload(id, mark, upload);
         }
     }
 
-    fn begin_upload(&mut self, id: FileId, item: Item, upload: Upload) {
+    fn begin_upload(&mut self, id: FileId, mark: Mark, upload: Upload) {
         match upload.source.open(&upload.label) {
             Ok(mut source) => {
                 // Only what lasts on the server can be gone on with.
@@ -138,14 +138,19 @@ impl Core {
                     source = source.remember_in(&self.memos());
                 }
                 let now = self.now();
+                let mut info = source.info();
+                if self.options.preserve {
+                    // Nobody else's business until it has all of its metadata.
+                    info.mode &= 0o700;
+                }
                 let survey = source.find_holes(0);
-                self.write.create(id, upload.remote.clone(), source.info(), survey, now);
+                self.write.create(id, upload.remote.clone(), info, survey, now);
                 let (label, source) = (upload.label.clone(), Origin::File(Arc::new(source)));
-                self.uploads.files.insert(id, File { item, label, upload: Some(upload), source });
+                self.uploads.files.insert(id, File { mark, label, upload: Some(upload), source });
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());
-                self.failed(item, upload.label, fault);
+                self.failed(mark.item, upload.label, fault);
             }
         }
     }
@@ -182,13 +187,13 @@ impl Core {
                     self.uploads.check_later(file, root, source);
                 }
                 // What was read was read once, and no second look would tell more.
-                Origin::Pipe(_) => self.write.source_checked(file, root, Ok(())),
+                Origin::Pipe(_) => self.write.source_checked(file, root, Ok(None)),
             },
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => {
                 let known = self.uploads.files.remove(&file).expect("begun files are known");
                 let upload = known.upload.expect("pipes are not begun again");
-                self.begin_upload(file, known.item, upload);
+                self.begin_upload(file, known.mark, upload);
             }
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
@@ -201,13 +206,13 @@ impl Core {
                     Origin::Pipe(_) => "-".into(),
                 };
                 let path = file.label;
-                self.done(file.item, FileDone { path, local, bytes, digest: root });
+                self.done(file.mark.item, FileDone { path, local, bytes, digest: root });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.
                 if let Some(file) = self.uploads.files.remove(&file) {
                     file.source.close();
-                    self.failed(file.item, file.label, file.source.explain(fault));
+                    self.failed(file.mark.item, file.label, file.source.explain(fault));
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),
@@ -236,8 +241,13 @@ impl Core {
         }
         let files = std::mem::take(&mut self.uploads.unchecked);
         self.hashing += 1;
+        let preserve = self.options.preserve;
         self.job(move || {
-            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
+            let kept = |source: &Source| {
+                source.check()?;
+                preserve.then(|| source.meta(true).map(Box::new)).transpose()
+            };
+            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, kept(&source));
             Event::SourcesChecked(files.into_iter().map(check).collect())
         });
     }
@@ -262,7 +272,7 @@ impl Core {
             let (Ok(have), Some(file)) = (answer, self.uploads.files.get(id)) else { continue };
             let bytes = have.iter().map(|extent| extent.len).sum();
             if bytes > 0 {
-                let item = file.item;
+                let item = file.mark.item;
                 tracing::info!(path = file.label, bytes, "copy resumed");
                 self.found(item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -279,13 +289,13 @@ impl Core {
                 // What came through a pipe cannot be gone on with.
                 (Origin::Pipe(_), Some(fault)) => {
                     let fault = file.source.explain(fault.clone());
-                    self.failed(file.item, file.label, fault);
+                    self.failed(file.mark.item, file.label, fault);
                 }
-                _ => self.ledger.leave(file.item, file.label, true),
+                _ => self.ledger.leave(file.mark.item, file.label, true),
             }
         }
-        for (item, upload) in uploads.queue.into_items() {
-            self.ledger.leave(item, upload.label, false);
+        for (mark, upload) in uploads.queue.into_items() {
+            self.ledger.leave(mark.item, upload.label, false);
         }
     }
 }

@@ -5,18 +5,19 @@
 //! One folder is free: that of a user who has links of his own tree followed.
 
 use crate::identity::{nanoseconds, stat_open};
+use crate::meta::{self, Kind, Rules};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::fs::{mkdirat, openat, openat2, readlinkat, renameat, statx, symlinkat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Dropped, Fault, Meta, WirePath};
 
 /// Parent folders kept open for the next file in them.
 const PARENTS_MAX: usize = 32;
@@ -129,8 +130,9 @@ impl Folder {
         entry_of(&fd, c"", path.clone(), &stat).map_err(|e| Fault::from_io(&what, &e))
     }
 
-    /// Makes a folder; an existing one is fine.
-    pub fn make_folder(&self, path: &WirePath, mode: u32) -> Result<(), Fault> {
+    /// Makes a folder; an existing one is fine. One that is `unfinished` gets its metadata
+    /// later: until then its owner may use it, also if it was there and said otherwise.
+    pub fn make_folder(&self, path: &WirePath, mode: u32, unfinished: bool) -> Result<(), Fault> {
         let Some(name) = path.name() else { return Ok(()) };
         let what = format!("cannot make folder {path}");
         let parent = self.open_parent(path)?;
@@ -138,7 +140,13 @@ impl Folder {
         match mkdirat(&*parent, OsStr::from_bytes(name), mode) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::EXIST) => match self.stat(path, true) {
-                Ok(Entry { kind: EntryKind::Folder, .. }) => Ok(()),
+                Ok(Entry { kind: EntryKind::Folder, .. }) => {
+                    if unfinished {
+                        // Where it cannot be opened up, what is made in it says why.
+                        let _ = self.open_up(path);
+                    }
+                    Ok(())
+                }
                 // A link may lead to a folder elsewhere: it is not in the way, it is refused.
                 Err(fault) if fault.code != Code::NotFound => Err(fault),
                 _ => Err(Fault::new(Code::NotFolder, format!("{what}: a file is in its place"))),
@@ -149,52 +157,102 @@ impl Folder {
 
     /// Makes a folder, in place of a file or a link that is no folder. A folder is never
     /// removed, and nothing is that cannot be replaced.
-    pub fn force_folder(&self, path: &WirePath, mode: u32) -> Result<(), Fault> {
-        match self.make_folder(path, mode) {
+    pub fn force_folder(&self, path: &WirePath, mode: u32, unfinished: bool) -> Result<(), Fault> {
+        match self.make_folder(path, mode, unfinished) {
             Err(fault) if fault.code == Code::NotFolder => {
                 let Some(name) = path.name() else { return Err(fault) };
                 let parent = self.open_parent(path)?;
                 unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty()).map_err(|e| {
                     Fault::from_io(format!("cannot remove {path} for a folder"), &e.into())
                 })?;
-                self.make_folder(path, mode)
+                self.make_folder(path, mode, unfinished)
             }
             made => made,
         }
     }
 
-    /// Makes a symbolic link in place of what is there, which must not be a folder.
-    pub fn make_symlink(&self, path: &WirePath, target: &[u8]) -> Result<(), Fault> {
+    /// Lets the owner of a folder, if that is this user, read and write it. Root need not ask.
+    fn open_up(&self, path: &WirePath) -> Result<(), rustix::io::Errno> {
+        let fd = self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let user = rustix::process::geteuid();
+        if user.is_root() || stat.st_uid != user.as_raw() || stat.st_mode & 0o700 == 0o700 {
+            return Ok(());
+        }
+        // It may not be open to reading, and what was resolved is what must change.
+        let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        rustix::fs::chmod(name, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))
+    }
+
+    /// Gives a folder what the rules allow of this metadata; says what was not kept.
+    pub fn describe(&self, path: &WirePath, meta: &Meta, rules: &Rules) -> Result<Dropped, Fault> {
+        let fd = self.open_folder(path)?;
+        meta::apply(fd, &format!("folder {path}"), Kind::Folder, meta, rules)
+    }
+
+    /// Makes a symbolic link in place of what is there, which must not be a folder. Its owner
+    /// and times are set before it takes its name; says what was not kept.
+    pub fn make_symlink(
+        &self,
+        path: &WirePath,
+        target: &[u8],
+        keep: Option<(&Meta, &Rules)>,
+    ) -> Result<Dropped, Fault> {
         let what = format!("cannot make link {path}");
         let name = path.name();
         let name = name.ok_or_else(|| Fault::new(Code::BadPath, format!("{what}: no name")))?;
         let parent = self.open_parent(path)?;
         let temporary = crate::target::temporary_name(name);
         let io = |error: rustix::io::Errno| Fault::from_io(&what, &error.into());
-        symlinkat(OsStr::from_bytes(target), &*parent, OsStr::from_bytes(&temporary))
-            .map_err(io)?;
-        let renamed =
-            renameat(&*parent, OsStr::from_bytes(&temporary), &*parent, OsStr::from_bytes(name));
+        let temporary = OsStr::from_bytes(&temporary);
+        symlinkat(OsStr::from_bytes(target), &*parent, temporary).map_err(io)?;
+        let kept = keep.map_or(Ok(Dropped::default()), |(meta, rules)| {
+            meta::apply_to_link(&*parent, temporary, meta, rules)
+        });
+        let renamed = kept.and_then(|dropped| {
+            renameat(&*parent, temporary, &*parent, OsStr::from_bytes(name)).map(|()| dropped)
+        });
         renamed.map_err(|error| {
-            // The rename's error is what matters; the link may stay if this fails too.
-            let _ = unlinkat(&*parent, OsStr::from_bytes(&temporary), AtFlags::empty());
+            // The first error is what matters; the link may stay if this fails too.
+            let _ = unlinkat(&*parent, temporary, AtFlags::empty());
             io(error)
         })
     }
 
     fn resolve(&self, path: &WirePath, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
-        let flags = flags | OFlags::CLOEXEC;
         if path.is_root() {
-            return openat(&*self.fd, c".", flags, Mode::empty());
+            return openat(&*self.fd, c".", flags | OFlags::CLOEXEC, Mode::empty());
         }
+        // Longer than the kernel takes at a time: in steps, each beneath the folder reached so
+        // far. A link that climbs out of its step is refused, even if it stays in the export.
+        let mut rest = path.as_bytes();
+        let mut reached: Option<OwnedFd> = None;
+        while rest.len() > PATH_STEP_MAX {
+            let cut = rest[..=PATH_STEP_MAX].iter().rposition(|&byte| byte == b'/');
+            let cut = cut.ok_or(rustix::io::Errno::NAMETOOLONG)?;
+            let at = reached.as_ref().unwrap_or(&self.fd);
+            let next = self.resolve_step(at, &rest[..cut], OFlags::PATH | OFlags::DIRECTORY)?;
+            reached = Some(next);
+            rest = &rest[cut + 1..];
+        }
+        self.resolve_step(reached.as_ref().unwrap_or(&self.fd), rest, flags)
+    }
+
+    /// Opens a path below what was reached so far, and beneath it unless the folder is free.
+    fn resolve_step(
+        &self,
+        at: &OwnedFd,
+        path: &[u8],
+        flags: OFlags,
+    ) -> Result<OwnedFd, rustix::io::Errno> {
         let resolve = match self.beneath {
             true => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
             false => ResolveFlags::empty(),
         };
-        let name = OsStr::from_bytes(path.as_bytes());
+        let (path, flags) = (OsStr::from_bytes(path), flags | OFlags::CLOEXEC);
         // The kernel asks to try again when a rename raced with the look-up.
         for _ in 0..RESOLVE_TRIES_MAX {
-            match openat2(&*self.fd, name, flags, Mode::empty(), resolve) {
+            match openat2(at, path, flags, Mode::empty(), resolve) {
                 Err(rustix::io::Errno::AGAIN) => {}
                 result => return result,
             }
@@ -202,6 +260,9 @@ impl Folder {
         Err(rustix::io::Errno::AGAIN)
     }
 }
+
+/// The longest path that the kernel takes, without the zero behind it.
+const PATH_STEP_MAX: usize = 4095;
 
 /// How often a look-up that raced with a rename is tried.
 const RESOLVE_TRIES_MAX: usize = 64;
@@ -238,7 +299,7 @@ pub(crate) fn entry_of(
     };
     let size = if kind == EntryKind::File { stat.stx_size } else { 0 };
     let mode = u32::from(stat.stx_mode) & 0o7777;
-    Ok(Entry { path, kind, size, mode, mtime_ns: nanoseconds(&stat.stx_mtime) })
+    Ok(Entry { path, kind, size, mode, mtime_ns: nanoseconds(&stat.stx_mtime), meta: None })
 }
 
 /// The status of a name in an open folder, of the link itself where it is one.
@@ -312,9 +373,12 @@ mod tests {
     #[test]
     fn making_a_folder_twice_is_fine_and_over_a_file_is_not() {
         let (_keep, folder) = sample();
-        folder.make_folder(&path("sub/new"), 0o755).expect("makes");
-        folder.make_folder(&path("sub/new"), 0o755).expect("is there");
-        assert_eq!(folder.make_folder(&path("a"), 0o755).expect_err("file").code, Code::NotFolder);
+        folder.make_folder(&path("sub/new"), 0o755, false).expect("makes");
+        folder.make_folder(&path("sub/new"), 0o755, false).expect("is there");
+        assert_eq!(
+            folder.make_folder(&path("a"), 0o755, false).expect_err("file").code,
+            Code::NotFolder
+        );
     }
 
     #[test]
@@ -323,11 +387,12 @@ mod tests {
         fs::write(keep.path().join("export/sub/kept"), b"").expect("writes");
         symlink("nothing", keep.path().join("export/dangling")).expect("links");
         for name in ["a", "dangling", "sub"] {
-            folder.force_folder(&path(name), 0o755).expect("makes");
+            folder.force_folder(&path(name), 0o755, false).expect("makes");
             assert!(keep.path().join("export").join(name).is_dir());
         }
         assert!(keep.path().join("export/sub/kept").exists(), "a folder stays as it is");
-        assert!(folder.force_folder(&path("absolute"), 0o755).is_err(), "it may lead to a folder");
+        let made = folder.force_folder(&path("absolute"), 0o755, false);
+        assert!(made.is_err(), "it may lead to a folder");
         assert!(keep.path().join("export/absolute").is_symlink());
     }
 
@@ -346,10 +411,10 @@ mod tests {
     #[test]
     fn a_symlink_replaces_a_file_but_not_a_folder() {
         let (_keep, folder) = sample();
-        folder.make_symlink(&path("a"), b"sub").expect("links");
+        folder.make_symlink(&path("a"), b"sub", None).expect("links");
         let entry = folder.stat(&path("a"), false).expect("there");
         assert_eq!(entry.kind, EntryKind::Symlink { target: b"sub".to_vec() });
-        assert!(folder.make_symlink(&path("sub"), b"a").is_err());
+        assert!(folder.make_symlink(&path("sub"), b"a", None).is_err());
         let left = fs::read_dir(folder.path()).expect("lists").count();
         assert_eq!(left, 5, "no temporary link is left");
     }

@@ -12,6 +12,7 @@ pub mod identity;
 pub mod journal;
 pub mod limit;
 pub mod memo;
+pub mod meta;
 pub mod partial;
 pub mod reap;
 pub mod source;
@@ -21,6 +22,7 @@ pub mod walk;
 
 pub use folder::Folder;
 pub use identity::Identity;
+pub use meta::Rules;
 pub use source::Source;
 pub use target::Target;
 pub use walk::Walk;

@@ -7,13 +7,14 @@ use crate::hash::hash_extent;
 use crate::holes::find_holes;
 use crate::identity::Identity;
 use crate::memo::Memo;
+use crate::meta;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Survey};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta, Survey};
 
 /// What the kernel counts allocation in, whatever the file system's own blocks are.
 const BLOCK_BYTES: u64 = 512;
@@ -24,8 +25,9 @@ pub struct Source {
     file: Arc<File>,
     name: String,
     identity: Identity,
-    mode: u32,
     allocated: u64,
+    /// What it is to keep beside its content, without attributes, as it was before it was read.
+    meta: Meta,
     racy: bool,
     handed: Mutex<Handed>,
     /// What is known of it from an earlier try to send it.
@@ -58,8 +60,8 @@ impl Source {
             file: Arc::new(file),
             name: name.to_string(),
             identity,
-            mode: u32::from(stat.stx_mode) & 0o7777,
             allocated: stat.stx_blocks.saturating_mul(BLOCK_BYTES),
+            meta: meta::of_status(&stat),
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
             memo: None,
@@ -133,7 +135,13 @@ impl Source {
     pub fn info(&self) -> FileInfo {
         let Identity { size, mtime_ns, .. } = self.identity;
         let version = (!self.racy).then(|| self.identity.version());
-        FileInfo { size, mode: self.mode, mtime_ns, allocated: self.allocated, version }
+        FileInfo { size, mode: self.meta.mode, mtime_ns, allocated: self.allocated, version }
+    }
+
+    /// What it is to keep beside its content; `trusted.*` only where `trusted` says so.
+    pub fn meta(&self, trusted: bool) -> Result<Meta, Fault> {
+        let xattrs = meta::xattrs_of(&*self.file, trusted, &self.name)?;
+        Ok(Meta { xattrs, ..self.meta.clone() })
     }
 
     /// Hashes a range of it.

@@ -7,6 +7,7 @@
 use crate::folder::Folder;
 use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
+use crate::meta::{self, Kind, Rules};
 use crate::partial;
 use crate::space::Room;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
@@ -21,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::units::NAME_BYTES_MAX;
-use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
 
 /// Files flushed at the same time.
 const FLUSHES_MAX: usize = 8;
@@ -151,6 +152,13 @@ impl Target {
     /// Says what mode the source has, for a file that an earlier run made.
     pub fn set_mode(&self, mode: u32) {
         self.read_only.store(mode & 0o200 == 0, Ordering::Relaxed);
+    }
+
+    /// Gives it what the rules allow of its source's metadata, before it takes its name; says
+    /// what was not kept. The last thing before `commit`: a write would change its times.
+    pub fn describe(&self, meta: &Meta, rules: &Rules) -> Result<Dropped, Fault> {
+        self.read_only.store(false, Ordering::Relaxed);
+        meta::apply(&self.file, &self.path.to_string(), Kind::File, meta, rules)
     }
 
     /// Has the kernel begin to write it to disk, and does not wait. What a whole batch allocates

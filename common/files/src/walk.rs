@@ -6,15 +6,17 @@
 
 use crate::folder::{Folder, entry_of, stat_name};
 use crate::identity::stat_open;
+use crate::meta::{of_status, xattrs_of};
 use rustix::fs::{Dir, Mode, OFlags, openat};
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Fault, Meta, WirePath};
 
 /// How deep a tree may be: each level holds a descriptor.
-const DEPTH_MAX: usize = 256;
+const DEPTH_MAX: usize = 512;
 
 /// A walk in progress. Yields a folder before what is in it.
 pub struct Walk {
@@ -24,11 +26,22 @@ pub struct Walk {
     following: Option<(Folder, WirePath)>,
     /// Whether the last entry was a folder, and the walk is in it.
     entered: bool,
+    describe: Option<Describe>,
+    /// What comes before the next name.
+    owed: VecDeque<Found>,
 }
+
+/// Says how much of the metadata of folders and links is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Describe {
+    /// Whether `trusted.*` is.
+    pub trusted: bool,
+}
+
+type Found = Result<Entry, (WirePath, Fault)>;
 
 struct Level {
     path: WirePath,
-    fd: OwnedFd,
     dir: Dir,
     /// Which folder it is, where links are followed.
     identity: Option<(u32, u32, u64)>,
@@ -38,14 +51,55 @@ impl Walk {
     /// Begins at an open folder; paths are relative to it.
     pub fn new(folder: OwnedFd, recursive: bool) -> Result<Self, Fault> {
         let level = Level::new(folder, WirePath::root())?;
-        Ok(Self { levels: vec![level], recursive, following: None, entered: false })
+        Ok(Self {
+            levels: vec![level],
+            recursive,
+            following: None,
+            entered: false,
+            describe: None,
+            owed: VecDeque::new(),
+        })
+    }
+
+    /// Tells the metadata of folders and links, and first of all the folder it begins at.
+    /// That of files is told by who opens them.
+    pub fn describing(mut self, describe: Describe) -> Result<Self, Fault> {
+        self.describe = Some(describe);
+        if let Some(level) = self.levels.last() {
+            let what = |e: std::io::Error| Fault::from_io("cannot look at the folder", &e);
+            let stat = stat_open(level.fd()?).map_err(what)?;
+            let entry = entry_of(level.fd()?, c"", WirePath::root(), &stat).map_err(what)?;
+            self.owe_folder(entry)?;
+        }
+        Ok(self)
+    }
+
+    /// Owes the caller the folder that was entered last, with its metadata where that is told.
+    /// Attributes that cannot be told are a fault, but no reason to leave out what is in the
+    /// folder.
+    fn owe_folder(&mut self, mut entry: Entry) -> Result<(), Fault> {
+        let mut fault = None;
+        if let (Some(level), Some(describe)) = (self.levels.last(), self.describe) {
+            // Of what was opened: behind a link that is another folder than was looked at.
+            let what = format!("folder {}", entry.path);
+            let io = |e: std::io::Error| Fault::from_io(format!("cannot look at {what}"), &e);
+            let stat = stat_open(level.fd()?).map_err(io)?;
+            let xattrs = xattrs_of(level.fd()?, describe.trusted, &what).unwrap_or_else(|error| {
+                fault = Some((entry.path.clone(), error));
+                Vec::new()
+            });
+            entry.meta = Some(Box::new(Meta { xattrs, ..of_status(&stat) }));
+        }
+        self.owed.push_back(Ok(entry));
+        self.owed.extend(fault.map(Err));
+        Ok(())
     }
 
     /// Begins at `base` in a folder, and shows links as what they lead to in that folder.
     pub fn following(folder: Folder, base: WirePath, recursive: bool) -> Result<Self, Fault> {
         let mut walk = Self::new(folder.open_folder(&base)?, recursive)?;
         let level = &mut walk.levels[0];
-        level.identity = Some(identity_of(&level.fd, &level.path)?);
+        level.identity = Some(identity_of(level.fd()?, &level.path)?);
         walk.following = Some((folder, base));
         Ok(walk)
     }
@@ -54,6 +108,8 @@ impl Walk {
     pub fn leave(&mut self) {
         if std::mem::take(&mut self.entered) {
             self.levels.pop();
+            // What could not be told of it is nobody's business either.
+            self.owed.clear();
         }
     }
 
@@ -68,13 +124,13 @@ impl Walk {
             _ => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let what = || format!("cannot read folder {}", entry.path);
-                openat(&level.fd, name, flags, Mode::empty())
+                openat(level.fd()?, name, flags, Mode::empty())
                     .map_err(|e| Fault::from_io(what(), &e.into()))?
             }
         };
         let mut level = Level::new(fd, entry.path.clone())?;
         if self.following.is_some() {
-            let identity = identity_of(&level.fd, &entry.path)?;
+            let identity = identity_of(level.fd()?, &entry.path)?;
             if self.levels.iter().any(|above| above.identity == Some(identity)) {
                 let text = format!("{} leads in a circle: it is a folder it is in", entry.path);
                 return Err(Fault::new(Code::Limit, text));
@@ -89,8 +145,14 @@ impl Walk {
     /// What a name of the last level is, and whether it is a link that was followed.
     fn look(&self, name: &OsStr, path: &WirePath) -> Result<Option<(Entry, bool)>, Fault> {
         let Some(level) = self.levels.last() else { return Ok(None) };
-        let found = stat_name(&level.fd, name)
-            .and_then(|stat| entry_of(&level.fd, name, path.clone(), &stat));
+        let fd = level.fd()?;
+        let found = stat_name(fd, name).and_then(|stat| {
+            let mut entry = entry_of(fd, name, path.clone(), &stat)?;
+            if self.describe.is_some() && matches!(entry.kind, EntryKind::Symlink { .. }) {
+                entry.meta = Some(Box::new(of_status(&stat)));
+            }
+            Ok(entry)
+        });
         let entry = match found {
             Ok(entry) => entry,
             // It was there a moment ago; nobody asked for this one.
@@ -98,6 +160,8 @@ impl Walk {
             Err(error) => return Err(Fault::from_io(format!("cannot look at {path}"), &error)),
         };
         match &self.following {
+            // What is behind a link has metadata of its own: of a folder it is told when that is
+            // entered.
             Some((folder, base)) if matches!(entry.kind, EntryKind::Symlink { .. }) => {
                 let behind = folder.stat(&base.join(path), true)?;
                 Ok(Some((Entry { path: path.clone(), ..behind }, true)))
@@ -108,7 +172,7 @@ impl Walk {
 }
 
 /// What tells one folder from all others.
-fn identity_of(fd: &OwnedFd, path: &WirePath) -> Result<(u32, u32, u64), Fault> {
+fn identity_of(fd: BorrowedFd<'_>, path: &WirePath) -> Result<(u32, u32, u64), Fault> {
     let what = || format!("cannot look at {path}");
     let stat = stat_open(fd).map_err(|e| Fault::from_io(what(), &e))?;
     Ok((stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino))
@@ -117,8 +181,13 @@ fn identity_of(fd: &OwnedFd, path: &WirePath) -> Result<(u32, u32, u64), Fault> 
 impl Level {
     fn new(fd: OwnedFd, path: WirePath) -> Result<Self, Fault> {
         let what = format!("cannot read folder {path}");
-        let dir = Dir::read_from(&fd).map_err(|e| Fault::from_io(&what, &e.into()))?;
-        Ok(Self { path, fd, dir, identity: None })
+        let dir = Dir::new(fd).map_err(|e| Fault::from_io(&what, &e.into()))?;
+        Ok(Self { path, dir, identity: None })
+    }
+
+    fn fd(&self) -> Result<BorrowedFd<'_>, Fault> {
+        let what = || format!("cannot read folder {}", self.path);
+        self.dir.fd().map_err(|e| Fault::from_io(what(), &e.into()))
     }
 
     /// The next name, or `None` at the end.
@@ -140,11 +209,14 @@ impl Level {
 }
 
 impl Iterator for Walk {
-    type Item = Result<Entry, (WirePath, Fault)>;
+    type Item = Found;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.entered = false;
         loop {
+            if let Some(owed) = self.owed.pop_front() {
+                return Some(owed);
+            }
             let level = self.levels.last_mut()?;
             let name = match level.next_name() {
                 None => {
@@ -158,23 +230,22 @@ impl Iterator for Walk {
                 }
                 Some(Ok(name)) => name,
             };
-            let below = match WirePath::parse(name.as_bytes()) {
-                Ok(below) => below,
+            let path = match level.path.with(name.as_bytes()) {
+                Ok(path) => path,
                 Err(fault) => return Some(Err((level.path.clone(), fault))),
             };
-            let path = level.path.join(&below);
             let (entry, is_link) = match self.look(&name, &path) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(fault) => return Some(Err((path, fault))),
             };
-            if self.recursive
-                && entry.kind == EntryKind::Folder
-                && let Err(fault) = self.enter(&entry, &name, is_link)
-            {
+            if !self.recursive || entry.kind != EntryKind::Folder {
+                return Some(Ok(entry));
+            }
+            let entered = self.enter(&entry, &name, is_link);
+            if let Err(fault) = entered.and_then(|()| self.owe_folder(entry)) {
                 return Some(Err((path, fault)));
             }
-            return Some(Ok(entry));
         }
     }
 }
@@ -267,5 +338,88 @@ mod tests {
         }
         names.sort();
         assert_eq!(names, ["a", "x", "x/y"]);
+    }
+
+    #[test]
+    fn a_walk_that_follows_tells_the_metadata_of_what_is_behind_links() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir_all(dir.path().join("a/b")).expect("folders");
+        fs::set_permissions(dir.path().join("a"), fs::Permissions::from_mode(0o2711)).expect("own");
+        symlink("a", dir.path().join("link")).expect("links");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let mut walk = Walk::following(folder, WirePath::root(), true)
+            .and_then(|walk| walk.describing(Describe { trusted: false }))
+            .expect("begins");
+        let mut told = Vec::new();
+        while let Some(entry) = walk.next() {
+            let entry = entry.expect("readable");
+            let meta = entry.meta.expect("all are folders");
+            if entry.path.name() == Some(b"link") {
+                assert_eq!(meta.mode & 0o7777, 0o2711, "not that of the link");
+                walk.leave();
+            }
+            told.push(entry.path.to_string());
+        }
+        told.sort();
+        assert_eq!(told, ["", "a", "a/b", "link"]);
+    }
+
+    /// Makes folders in each other, deeper than any path the kernel takes.
+    fn dig(root: &std::path::Path, name: &str, depth: usize) {
+        let mut at: OwnedFd = fs::File::open(root).expect("opens").into();
+        for _ in 0..depth {
+            rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)).expect("makes");
+            at = openat(&at, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+                .expect("opens");
+        }
+    }
+
+    #[test]
+    fn too_deep_a_tree_is_a_fault_and_the_rest_is_seen() {
+        let dir = tempfile::tempdir().expect("folder");
+        dig(dir.path(), "d", DEPTH_MAX + 10);
+        fs::write(dir.path().join("z"), b"").expect("writes");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let fd = folder.open_folder(&WirePath::root()).expect("opens");
+        let (seen, faults): (Vec<_>, Vec<_>) =
+            Walk::new(fd, true).expect("begins").partition(Result::is_ok);
+        assert_eq!(seen.len(), DEPTH_MAX, "all but the deepest, and the file");
+        let (_, fault) = faults[0].as_ref().expect_err("a fault");
+        assert_eq!((faults.len(), fault.code), (1, Code::Limit), "{fault}");
+        assert!(fault.text.ends_with("is deeper than 512 levels"), "{fault}");
+    }
+
+    #[test]
+    fn a_path_too_long_for_the_wire_is_a_fault() {
+        let dir = tempfile::tempdir().expect("folder");
+        dig(dir.path(), &"n".repeat(250), 140);
+        let folder = Folder::open(dir.path()).expect("opens");
+        let fd = folder.open_folder(&WirePath::root()).expect("opens");
+        let (seen, faults): (Vec<_>, Vec<_>) =
+            Walk::new(fd, true).expect("begins").partition(Result::is_ok);
+        assert_eq!(seen.len(), verbatim_proto::units::PATH_BYTES_MAX / 251);
+        let (_, fault) = faults[0].as_ref().expect_err("a fault");
+        assert_eq!((faults.len(), fault.code), (1, Code::Limit), "{fault}");
+        let deepest = &seen.last().expect("some").as_ref().expect("seen").path;
+        folder.open_folder(deepest).expect("a long path is resolved");
+        assert_eq!(folder.stat(deepest, false).expect("there").kind, EntryKind::Folder);
+    }
+
+    #[test]
+    fn a_describing_walk_begins_with_its_folder_and_tells_folders_and_links() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir(dir.path().join("a")).expect("folder");
+        fs::write(dir.path().join("a/b"), b"").expect("writes");
+        symlink("a", dir.path().join("link")).expect("links");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let fd = folder.open_folder(&WirePath::root()).expect("opens");
+        let walk = Walk::new(fd, true).expect("begins");
+        let walk = walk.describing(Describe { trusted: true }).expect("begins");
+        let told: Vec<Entry> = walk.map(|entry| entry.expect("readable")).collect();
+        assert!(told[0].path.is_root());
+        for entry in told {
+            assert_eq!(entry.meta.is_some(), entry.kind != EntryKind::File, "{}", entry.path);
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Lists cut into messages of bounded length, and the fault for a message that
 //! nobody asked for. Shared by the machines.
 
-use crate::message::FileId;
+use crate::message::{CommitFile, FileId};
+use crate::meta::Meta;
 use crate::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use crate::{Code, Fault};
 
@@ -32,3 +33,13 @@ pub(crate) fn batches_by<T>(list: &mut Vec<T>, bytes_of: impl Fn(&T) -> usize) -
 pub(crate) fn unexpected(what: &str, file: FileId) -> Fault {
     Fault::new(Code::Protocol, format!("peer sent a {what}, unasked, for file {}", file.0))
 }
+
+impl CommitFile {
+    /// About how many bytes it takes in a message.
+    pub(crate) fn weight(&self) -> usize {
+        self.meta.as_deref().map_or(0, Meta::weight) + COMMIT_BYTES
+    }
+}
+
+/// What a file to commit takes without metadata.
+const COMMIT_BYTES: usize = 48;

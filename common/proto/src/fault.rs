@@ -87,11 +87,7 @@ pub struct Fault {
 impl Fault {
     /// A fault with this code and text.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        let mut text: String = text.into();
-        if let Some((cut, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
-            text.truncate(cut);
-        }
-        Self { code, text }
+        Self { code, text: shortened(text.into()) }
     }
 
     /// What may be done about it.
@@ -119,8 +115,19 @@ impl Fault {
     }
 }
 
-/// The longest text; a path of any length may be in it, and a frame has a bound.
-const TEXT_CHARS_MAX: usize = 1024;
+/// The longest text in bytes; a path of any length may be in it, and a frame has a bound.
+const TEXT_BYTES_MAX: usize = 1024;
+
+/// Takes what is too much out of the middle: what was tried is in front, the cause at the end.
+fn shortened(text: String) -> String {
+    if text.len() <= TEXT_BYTES_MAX {
+        return text;
+    }
+    let half = TEXT_BYTES_MAX / 2 - 2;
+    let head = text.floor_char_boundary(half);
+    let tail = text.ceil_char_boundary(text.len() - half);
+    format!("{}...{}", &text[..head], &text[tail..])
+}
 
 /// The operating system's own words, without Rust's "(os error n)".
 fn plain(error: &std::io::Error) -> String {
@@ -140,5 +147,14 @@ mod tests {
         let fault = Fault::from_io("cannot open data/a.bin", &error);
         assert_eq!(fault.code, Code::Denied);
         assert_eq!(fault.to_string(), "cannot open data/a.bin: permission denied");
+    }
+
+    #[test]
+    fn a_long_path_leaves_room_for_the_cause() {
+        let what = format!("cannot open {}", "\u{e9}/".repeat(4000));
+        let fault = Fault::from_io(what, &std::io::Error::from_raw_os_error(13));
+        assert!(fault.text.starts_with("cannot open \u{e9}/"), "{fault}");
+        assert!(fault.text.ends_with("/: permission denied"), "{fault}");
+        assert!(fault.text.len() <= TEXT_BYTES_MAX, "{}", fault.text.len());
     }
 }

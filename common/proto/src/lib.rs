@@ -7,6 +7,7 @@
 
 mod batch;
 pub mod digest;
+pub mod entry;
 pub mod extent;
 pub mod fault;
 pub mod holes;
@@ -14,6 +15,7 @@ pub mod ids;
 mod info;
 pub mod looking;
 pub mod message;
+pub mod meta;
 pub mod path;
 pub mod pattern;
 pub mod read;
@@ -27,5 +29,6 @@ pub use fault::{Class, Code, Fault};
 pub use holes::Survey;
 pub use looking::{Look, Scan};
 pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, WindowId};
+pub use meta::{Dropped, Kept, Meta};
 pub use path::WirePath;
 pub use pattern::{Excludes, Pattern};

@@ -22,6 +22,8 @@ pub struct Scan {
     pub recursive: bool,
     /// Whether links are listed as what they lead to, and folders behind them are gone into.
     pub follow: bool,
+    /// Whether folders and links come with their metadata, and the folder itself first.
+    pub describe: bool,
     /// What is left out, and not gone into: patterns as `Excludes` reads them.
     pub exclude: Vec<Vec<u8>>,
 }

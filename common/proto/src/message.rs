@@ -3,9 +3,11 @@
 //! machine that takes it. Append variants and fields behind a new version;
 //! the golden bytes in `tests/golden.rs` make an accidental change fail.
 
+pub use crate::entry::{Entry, EntryKind, NewEntry};
 pub use crate::holes::{Holes, WindowHoles};
 pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
+use crate::meta::{Dropped, Kept};
 use crate::{Digest, Extent, Fault, Look, Scan, WirePath};
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +115,8 @@ pub enum ServerMessage {
     Write(WriteReply),
     /// Still at work on what was asked: hashing, flushing. Sent every few seconds meanwhile.
     Working,
+    /// What of the metadata was not kept since this was last said.
+    Dropped(Dropped),
 }
 
 /// Who a client is, and what it would like.
@@ -193,51 +197,6 @@ pub enum LinkAnswer {
     },
 }
 
-/// What kind of thing an entry is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EntryKind {
-    /// A regular file.
-    File,
-    /// A folder, or an export.
-    Folder,
-    /// A symbolic link, with what it points to.
-    Symlink {
-        /// The bytes of the target.
-        #[serde(with = "serde_bytes")]
-        target: Vec<u8>,
-    },
-    /// A fifo, socket or device.
-    Special,
-}
-
-/// One thing in a folder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// Where it is, relative to what was asked for.
-    pub path: WirePath,
-    /// What it is.
-    pub kind: EntryKind,
-    /// How many bytes a file has.
-    pub size: u64,
-    /// The permission bits.
-    pub mode: u32,
-    /// When its content changed, in nanoseconds since 1970.
-    pub mtime_ns: i64,
-}
-
-/// A folder or symbolic link to make.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NewEntry {
-    /// Where, export first.
-    pub path: WirePath,
-    /// A folder (an existing one is fine) or a symbolic link (replaces one).
-    pub kind: EntryKind,
-    /// Whether a file that is where a folder goes is removed.
-    pub force: bool,
-    /// The permission bits of a new folder.
-    pub mode: u32,
-}
-
 /// A client asks the read machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReadRequest {
@@ -263,6 +222,8 @@ pub enum ReadRequest {
     Close {
         /// The files.
         files: Vec<FileId>,
+        /// Whether they come with their metadata.
+        describe: bool,
     },
 }
 
@@ -296,8 +257,8 @@ pub enum ReadReply {
     },
     /// The answer to `Close`.
     Closed {
-        /// One answer per file: whether it is still what was opened.
-        files: Vec<(FileId, Result<(), Fault>)>,
+        /// One answer per file: whether it is still what was opened, and its metadata.
+        files: Vec<(FileId, Result<Kept, Fault>)>,
     },
     /// What of a file is holes: zeros that are not leased. Released like a window.
     Holes(WindowHoles),
@@ -341,7 +302,7 @@ pub enum WriteRequest {
     /// All of these files is there: compare, make durable, rename.
     Commit {
         /// The files with their roots.
-        files: Vec<(FileId, Digest)>,
+        files: Vec<CommitFile>,
     },
     /// Forget these files.
     Discard {
@@ -370,6 +331,17 @@ pub struct CreateFile {
     pub info: FileInfo,
     /// Whether its size is not known yet: it is what `End` will say.
     pub stream: bool,
+}
+
+/// A file that is all there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommitFile {
+    /// The file.
+    pub file: FileId,
+    /// The digest of all of it.
+    pub root: Digest,
+    /// What it gets before it takes its name, if it is to keep more than its mode.
+    pub meta: Kept,
 }
 
 /// What a written chunk must hold, said over TLS so that the data path cannot vouch for itself.

@@ -20,10 +20,7 @@ impl WirePath {
     /// Takes a path as a user or a peer wrote it: leading, trailing and repeated slashes and
     /// `.` are dropped, `..` and NUL are refused.
     pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
-        if bytes.len() > PATH_BYTES_MAX {
-            let text = format!("path of {} bytes is longer than {PATH_BYTES_MAX}", bytes.len());
-            return Err(Fault::new(Code::BadPath, text));
-        }
+        check_length(bytes)?;
         let mut plain = Vec::with_capacity(bytes.len());
         for name in bytes.split(|&byte| byte == b'/') {
             if name.is_empty() || name == b"." {
@@ -72,12 +69,31 @@ impl WirePath {
         Self([self.0.as_slice(), b"/", &below.0].concat())
     }
 
+    /// This path with one name under it, if that is a name and the whole is not too long.
+    pub fn with(&self, name: &[u8]) -> Result<Self, Fault> {
+        self.join(&Self::parse(name)?).checked()
+    }
+
+    /// Refuses a path that grew, by joining, beyond what may cross the wire.
+    pub fn checked(self) -> Result<Self, Fault> {
+        check_length(&self.0)?;
+        Ok(self)
+    }
+
     /// The first name and the rest.
     pub fn split_first(&self) -> Option<(&[u8], Self)> {
         let first = self.names().next()?;
         let rest = self.0.get(first.len() + 1..).unwrap_or_default();
         Some((first, Self(rest.to_vec())))
     }
+}
+
+fn check_length(bytes: &[u8]) -> Result<(), Fault> {
+    if bytes.len() > PATH_BYTES_MAX {
+        let text = format!("path of {} bytes is longer than {PATH_BYTES_MAX}", bytes.len());
+        return Err(Fault::new(Code::Limit, text));
+    }
+    Ok(())
 }
 
 fn check_name(name: &[u8], path: &[u8]) -> Result<(), Fault> {
@@ -155,6 +171,15 @@ mod tests {
         for bad in [&b".."[..], b"a/../..", b"a/\0", &[b'x'; 256]] {
             assert_eq!(WirePath::parse(bad).expect_err("refused").code, Code::BadPath);
         }
+    }
+
+    #[test]
+    fn a_path_that_grew_too_long_is_refused_before_a_peer_refuses_it() {
+        let deep = WirePath::parse("folder/".repeat(4681).as_bytes()).expect("just short enough");
+        assert_eq!(deep.as_bytes().len(), PATH_BYTES_MAX - 2);
+        assert_eq!(deep.with(b"a").expect("fits").as_bytes().len(), PATH_BYTES_MAX);
+        assert_eq!(deep.with(b"ab").expect_err("too long").code, Code::Limit);
+        assert!(deep.join(&deep).checked().is_err());
     }
 
     #[test]

@@ -140,7 +140,8 @@ impl Excludes {
     /// Whether a path of a tree is left out, where the folders it is in are not.
     pub fn excludes(&self, path: &WirePath, is_folder: bool) -> bool {
         let fits = |rule: &Rule| (is_folder || !rule.only_folders) && rule.matches(path);
-        self.rules.iter().any(fits)
+        // The root of a tree has no name; whether it is copied was decided by who named it.
+        !path.is_root() && self.rules.iter().any(fits)
     }
 }
 
@@ -347,6 +348,7 @@ mod tests {
         assert!(excluded(&["a/**/x"], "a/x", false) && excluded(&["a/**/x"], "a/b/c/x", false));
         assert!(excluded(&["cache/"], "a/cache", true) && !excluded(&["cache/"], "a/cache", false));
         assert!(!excluded(&[], "a", false));
+        assert!(!excluded(&["**", "/**", "*"], "", true), "the root of a tree stays");
     }
 
     #[test]

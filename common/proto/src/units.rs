@@ -70,6 +70,10 @@ pub const PATH_BYTES_MAX: usize = 32 << 10;
 /// The longest name of one folder entry, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
+/// What the extended attributes of one file may take, names and values together: 64 KiB. A
+/// message holds several such files.
+pub const XATTR_BYTES_MAX: usize = 64 << 10;
+
 /// How often a server that is at work says so.
 pub const WORKING_SECONDS: u64 = 1;
 

@@ -13,14 +13,15 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease, LinkAnswer,
-    LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict,
-    Welcome, WindowHoles, WriteReply, WriteRequest,
+    CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
+    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk,
+    Verdict, Welcome, WindowHoles, WriteReply, WriteRequest,
 };
+use verbatim_proto::meta::Xattr;
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
-    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Look, Region, Scan, ServerMessage,
-    Tag, WindowId, WirePath,
+    ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId, Look, Meta, Region,
+    Scan, ServerMessage, Tag, WindowId, WirePath,
 };
 
 /// An enum that crosses the wire, with a sample of each of its variants.
@@ -49,7 +50,7 @@ macro_rules! variants {
 }
 
 variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye => client());
-variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working => server());
+variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
@@ -89,13 +90,25 @@ fn codes() -> Vec<Code> {
 fn client() -> Vec<ClientMessage> {
     let (request, agent) = (7, "rdma-cp 0.1".to_owned());
     let proof = Some(Proof { key: [0xab; 32], signature: vec![0xcd; 64] });
-    let folder =
-        NewEntry { path: path("x/new"), kind: EntryKind::Folder, force: true, mode: 0o755 };
-    let kind = EntryKind::Symlink { target: b"new".to_vec() };
-    let symlink = NewEntry { path: path("x/link"), kind, force: false, mode: 0o777 };
+    let folder = NewEntry {
+        path: path("x/new"),
+        kind: EntryKind::Folder,
+        force: true,
+        mode: 0o755,
+        meta: None,
+        unfinished: true,
+    };
+    let symlink = NewEntry {
+        path: path("x/link"),
+        kind: EntryKind::Symlink { target: b"new".to_vec() },
+        force: false,
+        mode: 0o777,
+        meta: kept(),
+        unfinished: false,
+    };
     let look = Look { follow: true, paths: vec![path("x/a.bin"), path("y")] };
     let exclude = vec![b"*.tmp".to_vec()];
-    let scan = Scan { path: path("x"), recursive: true, follow: false, exclude };
+    let scan = Scan { path: path("x"), recursive: true, follow: false, describe: true, exclude };
     vec![
         ClientMessage::Hello(Hello { agent: agent.clone(), proof, chunk_bytes: 1 << 20 }),
         ClientMessage::Hello(Hello { agent, proof: None, chunk_bytes: 1 << 18 }),
@@ -105,7 +118,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Scan { request, scan },
         ClientMessage::ScanMore { request: u32::MAX },
         ClientMessage::Make { request, entries: vec![folder, symlink] },
-        ClientMessage::Read(ReadRequest::Close { files: vec![FileId(1)] }),
+        ClientMessage::Read(ReadRequest::Close { files: vec![FileId(1)], describe: false }),
         ClientMessage::Write(WriteRequest::Discard { files: vec![FileId(2)] }),
         ClientMessage::Bye,
     ]
@@ -124,9 +137,10 @@ fn server() -> Vec<ServerMessage> {
         ServerMessage::Stated { request, answers: vec![Ok(entry()), Err(fault())] },
         ServerMessage::Page { request, entries, faults, done: true },
         ServerMessage::Made { request, answers: vec![Ok(()), Err(fault())] },
-        ServerMessage::Read(ReadReply::Closed { files: vec![(FileId(1), Ok(()))] }),
+        ServerMessage::Read(ReadReply::Closed { files: vec![(FileId(1), Ok(None))] }),
         ServerMessage::Write(WriteReply::Committed { files: vec![(FileId(2), Ok(()))] }),
         ServerMessage::Working,
+        ServerMessage::Dropped(Dropped { owners: 1, special_bits: 300, xattrs: 0 }),
     ]
 }
 
@@ -139,7 +153,7 @@ fn read_requests() -> Vec<ReadRequest> {
         },
         ReadRequest::Release { windows: vec![WindowId(1), WindowId(u64::MAX)] },
         ReadRequest::Refresh { window: WindowId(5), pieces },
-        ReadRequest::Close { files: vec![FileId(0), FileId(u32::MAX)] },
+        ReadRequest::Close { files: vec![FileId(0), FileId(u32::MAX)], describe: true },
     ]
 }
 
@@ -149,17 +163,18 @@ fn read_replies() -> Vec<ReadReply> {
         ReadReply::Opened { files: vec![(FileId(3), Ok(info())), (FileId(4), Err(fault()))] },
         ReadReply::Lease(Lease { window: WindowId(5), region, pieces: vec![piece()] }),
         ReadReply::Failed { file: FileId(3), fault: fault() },
-        ReadReply::Closed { files: vec![(FileId(3), Ok(())), (FileId(4), Err(fault()))] },
+        ReadReply::Closed { files: vec![(FileId(3), Ok(kept())), (FileId(4), Err(fault()))] },
         ReadReply::Holes(WindowHoles { window: WindowId(6), holes: holes() }),
     ]
 }
 
 fn write_requests() -> Vec<WriteRequest> {
     let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info(), stream: true };
+    let commit = CommitFile { file: FileId(6), root: Digest([0xd1; 32]), meta: kept() };
     vec![
         WriteRequest::Create { files: vec![file] },
         WriteRequest::Sent { chunks: vec![SentChunk { tag: Tag(900), pieces: vec![piece()] }] },
-        WriteRequest::Commit { files: vec![(FileId(6), Digest([0xd1; 32]))] },
+        WriteRequest::Commit { files: vec![commit] },
         WriteRequest::Discard { files: vec![FileId(6), FileId(200)] },
         WriteRequest::Holes(holes()),
         WriteRequest::End { file: FileId(6), size: 5_000_000_000 },
@@ -198,7 +213,20 @@ fn info() -> FileInfo {
 }
 
 fn entry() -> Entry {
-    Entry { path: path("a.bin"), kind: EntryKind::File, size: 300, mode: 0o600, mtime_ns: -1 }
+    Entry {
+        path: path("a.bin"),
+        kind: EntryKind::File,
+        size: 300,
+        mode: 0o600,
+        mtime_ns: -1,
+        meta: None,
+    }
+}
+
+fn kept() -> Kept {
+    let xattrs = vec![Xattr { name: b"user.a".to_vec(), value: b"\xff\0".to_vec() }];
+    let (uid, gid) = (1000, u32::MAX);
+    Some(Box::new(Meta { mode: 0o4755, uid, gid, atime_ns: -1, mtime_ns: 5, xattrs }))
 }
 
 fn holes() -> Holes {
@@ -336,13 +364,14 @@ ClientMessage::Fence
 ClientMessage::Stat
     0e0000000307010207782f612e62696e0179
 ClientMessage::Scan
-    0d00000004070178010001052a2e746d70
+    0e0000000407017801000101052a2e746d70
 ClientMessage::ScanMore
     0600000005ffffffff0f
 ClientMessage::Make
-    1c00000006070205782f6e65770101ed0306782f6c696e6b02036e657700ff03
+    3600000006070205782f6e65770101ed03000106782f6c696e6b02036e657700ff0301ed13e807ffffffff0f
+    010a0106757365722e6102ff0000
 ClientMessage::Read
-    0400000007030101
+    050000000703010100
 ClientMessage::Write
     0400000008030102
 ClientMessage::Bye
@@ -358,19 +387,21 @@ ServerMessage::Attached#2
 ServerMessage::Fenced
     0400000003028104
 ServerMessage::Stated
-    2c0000000407020005612e62696e00ac0280030101071963616e6e6f7420777269746520783a206469736b20
-    66756c6c
+    2d0000000407020005612e62696e00ac028003010001071963616e6e6f7420777269746520783a206469736b
+    2066756c6c
 ServerMessage::Page
-    3300000005070105612e62696e00ac0280030101066c6f636b6564071963616e6e6f7420777269746520783a
-    206469736b2066756c6c01
+    3400000005070105612e62696e00ac028003010001066c6f636b6564071963616e6e6f742077726974652078
+    3a206469736b2066756c6c01
 ServerMessage::Made
     200000000607020001071963616e6e6f7420777269746520783a206469736b2066756c6c
 ServerMessage::Read
-    050000000703010100
+    06000000070301010000
 ServerMessage::Write
     050000000802010200
 ServerMessage::Working
     0100000009
+ServerMessage::Dropped
+    050000000a01ac0200
 ReadRequest::Open
     1000000000010307782f612e62696e0100808040
 ReadRequest::Release
@@ -378,7 +409,7 @@ ReadRequest::Release
 ReadRequest::Refresh
     0b0000000205010380808008808010
 ReadRequest::Close
-    08000000030200ffffffff0f
+    09000000030200ffffffff0f01
 ReadReply::Opened
     360000000002030080e497d012a403aab4aed8c7bfce972f802001ac020401071963616e6e6f742077726974
     6520783a206469736b2066756c6c
@@ -389,7 +420,8 @@ ReadReply::Lease
 ReadReply::Failed
     1d0000000203071963616e6e6f7420777269746520783a206469736b2066756c6c
 ReadReply::Closed
-    21000000030203000401071963616e6e6f7420777269746520783a206469736b2066756c6c
+    380000000302030001ed13e807ffffffff0f010a0106757365722e6102ff000401071963616e6e6f74207772
+    69746520783a206469736b2066756c6c
 ReadReply::Holes
     1600000004060602808010808080808020808080808040808010
 WriteRequest::Create
@@ -398,7 +430,8 @@ WriteRequest::Sent
     4d000000010184070103808010e0a71202111111111111111111111111111111111111111111111111111111
     11111111112222222222222222222222222222222222222222222222222222222222222222
 WriteRequest::Commit
-    23000000020106d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1
+    3a000000020106d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d101ed13e807
+    ffffffff0f010a0106757365722e6102ff00
 WriteRequest::Discard
     05000000030206c801
 WriteRequest::Holes

@@ -9,15 +9,16 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
-    CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease, LinkAnswer,
-    LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk, Verdict,
-    Welcome, WindowHoles, WriteReply, WriteRequest,
+    CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
+    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk,
+    Verdict, Welcome, WindowHoles, WriteReply, WriteRequest,
 };
+use verbatim_proto::meta::Xattr;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::wire::{PREFIX_BYTES, WireError, body_bytes, decode, encode};
 use verbatim_proto::{
-    ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, Look, Region, Scan, ServerMessage,
-    Tag, WindowId, WirePath,
+    ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId, Look, Meta, Region,
+    Scan, ServerMessage, Tag, WindowId, WirePath,
 };
 
 /// Entries of a generated list: enough to have none, one and several.
@@ -94,22 +95,37 @@ fn kind() -> impl Strategy<Value = EntryKind> {
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
-    (path(), kind(), info()).prop_map(|(path, kind, info)| Entry {
+    (path(), kind(), info(), kept()).prop_map(|(path, kind, info, meta)| Entry {
         path,
         kind,
         size: info.size,
         mode: info.mode,
         mtime_ns: info.mtime_ns,
+        meta,
     })
 }
 
 fn new_entry() -> impl Strategy<Value = NewEntry> {
-    (path(), kind(), any::<bool>(), any::<u32>()).prop_map(|(path, kind, force, mode)| NewEntry {
-        path,
-        kind,
-        force,
-        mode,
-    })
+    (path(), kind(), any::<bool>(), any::<u32>(), kept(), any::<bool>()).prop_map(
+        |(path, kind, force, mode, meta, unfinished)| NewEntry {
+            path,
+            kind,
+            force,
+            mode,
+            meta,
+            unfinished,
+        },
+    )
+}
+
+fn kept() -> impl Strategy<Value = Kept> {
+    let bytes = || vec(any::<u8>(), 0..20);
+    let xattr = (bytes(), bytes()).prop_map(|(name, value)| Xattr { name, value });
+    let numbers = any::<(u32, u32, u32, i64, i64)>();
+    let meta = (numbers, list(xattr)).prop_map(|((mode, uid, gid, atime_ns, mtime_ns), xattrs)| {
+        Box::new(Meta { mode, uid, gid, atime_ns, mtime_ns, xattrs })
+    });
+    prop::option::of(meta)
 }
 
 fn or_fault<T: Clone + std::fmt::Debug>(
@@ -130,7 +146,8 @@ fn read_request() -> impl Strategy<Value = ReadRequest> {
         list(window()).prop_map(|windows| ReadRequest::Release { windows }),
         (window(), list((file(), extent())))
             .prop_map(|(window, pieces)| ReadRequest::Refresh { window, pieces }),
-        list(file()).prop_map(|files| ReadRequest::Close { files }),
+        (list(file()), any::<bool>())
+            .prop_map(|(files, describe)| ReadRequest::Close { files, describe }),
     ]
 }
 
@@ -142,7 +159,7 @@ fn read_reply() -> impl Strategy<Value = ReadReply> {
             ReadReply::Lease(Lease { window: WindowId(window), region, pieces })
         }),
         (file(), fault()).prop_map(|(file, fault)| ReadReply::Failed { file, fault }),
-        list((file(), or_fault(Just(())))).prop_map(|files| ReadReply::Closed { files }),
+        list((file(), or_fault(kept()))).prop_map(|files| ReadReply::Closed { files }),
         (any::<u64>(), holes()).prop_map(|(window, holes)| {
             ReadReply::Holes(WindowHoles { window: WindowId(window), holes })
         }),
@@ -154,10 +171,12 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         .prop_map(|(file, path, info, stream)| CreateFile { file, path, info, stream });
     let chunk =
         (any::<u32>(), list(piece())).prop_map(|(tag, pieces)| SentChunk { tag: Tag(tag), pieces });
+    let commit =
+        (file(), digest(), kept()).prop_map(|(file, root, meta)| CommitFile { file, root, meta });
     prop_oneof![
         list(create).prop_map(|files| WriteRequest::Create { files }),
         list(chunk).prop_map(|chunks| WriteRequest::Sent { chunks }),
-        list((file(), digest())).prop_map(|files| WriteRequest::Commit { files }),
+        list(commit).prop_map(|files| WriteRequest::Commit { files }),
         list(file()).prop_map(|files| WriteRequest::Discard { files }),
         holes().prop_map(WriteRequest::Holes),
         (file(), any::<u64>()).prop_map(|(file, size)| WriteRequest::End { file, size }),
@@ -184,8 +203,15 @@ fn write_reply() -> impl Strategy<Value = WriteReply> {
 
 fn scan() -> impl Strategy<Value = Scan> {
     let exclude = list(vec(any::<u8>(), 0..20));
-    (path(), any::<bool>(), any::<bool>(), exclude)
-        .prop_map(|(path, recursive, follow, exclude)| Scan { path, recursive, follow, exclude })
+    (path(), any::<[bool; 3]>(), exclude).prop_map(
+        |(path, [recursive, follow, describe], exclude)| Scan {
+            path,
+            recursive,
+            follow,
+            describe,
+            exclude,
+        },
+    )
 }
 
 fn client_message() -> impl Strategy<Value = ClientMessage> {
@@ -239,6 +265,9 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
         read_reply().prop_map(ServerMessage::Read),
         write_reply().prop_map(ServerMessage::Write),
         Just(ServerMessage::Working),
+        any::<(u64, u64, u64)>().prop_map(|(owners, special_bits, xattrs)| {
+            ServerMessage::Dropped(Dropped { owners, special_bits, xattrs })
+        }),
     ]
 }
 

@@ -6,9 +6,10 @@ use super::{End, Event, Session, Shared};
 use crate::export::Mode;
 use std::collections::{HashMap, VecDeque};
 use verbatim_files::Walk;
+use verbatim_files::walk::Describe;
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{Code, Excludes, Fault, Look, Scan as ScanRequest, WirePath};
+use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, WirePath};
 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
@@ -110,8 +111,10 @@ impl Session {
         self.catalog.making = true;
         let shared = self.shared.clone();
         self.job(move || {
-            let answers = entries.iter().map(|entry| make(&shared, entry)).collect();
-            Event::Made(request, answers)
+            let mut dropped = Dropped::default();
+            let mut make_one = |entry| make(&shared, entry).map(|not_kept| dropped += not_kept);
+            let answers = entries.iter().map(&mut make_one).collect();
+            Event::Made(request, answers, dropped)
         });
     }
 
@@ -136,7 +139,7 @@ fn stat(shared: &Shared, path: &WirePath, follow: bool) -> Result<Entry, Fault> 
 }
 
 fn begin(shared: &Shared, scan: ScanRequest) -> Result<Scan, Fault> {
-    let ScanRequest { path, recursive, follow, exclude } = scan;
+    let ScanRequest { path, recursive, follow, describe, exclude } = scan;
     let exclude = Excludes::parse(exclude)?;
     if path.is_root() {
         let names = shared.exports.keys().map(|name| WirePath::parse(name));
@@ -144,15 +147,18 @@ fn begin(shared: &Shared, scan: ScanRequest) -> Result<Scan, Fault> {
         return entries.map(Scan::Exports);
     }
     let (export, below) = shared.resolve(&path)?;
-    let walk = match follow {
+    let mut walk = match follow {
         true => Walk::following(export.folder.share(), below, recursive)?,
         false => Walk::new(export.folder.open_folder(&below)?, recursive)?,
     };
+    if describe {
+        walk = walk.describing(Describe { trusted: export.rules.privileged_xattrs })?;
+    }
     Ok(Scan::Walk(Box::new(walk), exclude))
 }
 
 fn folder_entry(path: WirePath) -> Entry {
-    Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0 }
+    Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0, meta: None }
 }
 
 fn next_page(scan: Scan) -> Page {
@@ -168,7 +174,7 @@ fn next_page(scan: Scan) -> Page {
                 walk.leave();
             }
             Some(Ok(entry)) => {
-                bytes += bytes_of(&entry);
+                bytes += entry.weight();
                 page.entries.push(entry);
             }
             Some(Err((path, fault))) => {
@@ -182,25 +188,28 @@ fn next_page(scan: Scan) -> Page {
     page
 }
 
-/// About what an entry takes in a page.
-fn bytes_of(entry: &Entry) -> usize {
-    let target = match &entry.kind {
-        EntryKind::Symlink { target } => target.len(),
-        _ => 0,
-    };
-    entry.path.as_bytes().len() + target + 64
-}
-
-fn make(shared: &Shared, entry: &NewEntry) -> Result<(), Fault> {
+fn make(shared: &Shared, entry: &NewEntry) -> Result<Dropped, Fault> {
     let (export, path) = shared.resolve(&entry.path)?;
     if export.mode == Mode::ReadOnly && !path.is_root() {
         let text = format!("cannot make {}: the export is read-only", entry.path);
         return Err(Fault::new(Code::ReadOnly, text));
     }
+    let (folder, rules) = (&export.folder, &export.rules);
+    let keep = entry.meta.as_deref().map(|meta| (meta, rules));
     match &entry.kind {
-        EntryKind::Folder if entry.force => export.folder.force_folder(&path, entry.mode),
-        EntryKind::Folder => export.folder.make_folder(&path, entry.mode),
-        EntryKind::Symlink { target } => export.folder.make_symlink(&path, target),
+        EntryKind::Folder => match keep {
+            // How an export itself looks is for who exports it to say.
+            Some(_) if path.is_root() => Ok(Dropped::default()),
+            Some((meta, rules)) => folder.describe(&path, meta, rules),
+            None => {
+                let made = match entry.force {
+                    true => folder.force_folder(&path, entry.mode, entry.unfinished),
+                    false => folder.make_folder(&path, entry.mode, entry.unfinished),
+                };
+                made.map(|()| Dropped::default())
+            }
+        },
+        EntryKind::Symlink { target } => folder.make_symlink(&path, target, keep),
         EntryKind::File | EntryKind::Special => {
             Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
         }

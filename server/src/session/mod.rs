@@ -30,11 +30,11 @@ use verbatim_control::{ControlError, Outbox, Receiver};
 use verbatim_fabric::FabricError;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_files::{Folder, Source};
+use verbatim_files::{Folder, Rules, Source};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
-use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Survey, WirePath};
+use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey, WirePath};
 use writing::Writing;
 
 /// Events that may wait for one session. Jobs in flight are bounded by the machines, far
@@ -58,6 +58,8 @@ pub(crate) struct Shared {
 pub(crate) struct ExportFolder {
     pub folder: Folder,
     pub mode: Mode,
+    /// What of the metadata of uploads is kept.
+    pub rules: Rules,
 }
 
 impl Shared {
@@ -81,12 +83,12 @@ pub(crate) enum Event {
     Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
     Found(FileId, Survey),
     Prepared(WindowId, Prepared, Option<reading::Window>),
-    Closed(Vec<(FileId, Result<(), Fault>)>),
+    Closed(Vec<(FileId, Result<Kept, Fault>)>),
     Created(Vec<(FileId, Result<writing::Created, Fault>)>),
     Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
-    Committed(Vec<(FileId, Result<(), Fault>)>),
+    Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
     Page(u32, catalog::Page),
-    Made(u32, Vec<Result<(), Fault>>),
+    Made(u32, Vec<Result<(), Fault>>, Dropped),
     /// A data connection was made.
     Joined {
         link: LinkId,
@@ -123,6 +125,8 @@ pub(crate) struct Session {
     reading: Reading,
     writing: Writing,
     catalog: Catalog,
+    /// What of the client's metadata was not kept.
+    dropped: Dropped,
 }
 
 /// Why a session is over.
@@ -160,6 +164,7 @@ impl Session {
             reading: Reading::default(),
             writing: Writing::default(),
             catalog: Catalog::default(),
+            dropped: Dropped::default(),
         };
         (session, receiver)
     }
@@ -252,9 +257,15 @@ impl Session {
             Event::Zeroed(file, extent, answer) => {
                 self.writing.machine.zeroed(file, extent, answer);
             }
-            Event::Committed(answers) => self.writing.machine.committed(answers),
+            Event::Committed(answers, dropped) => {
+                self.tell_dropped(dropped)?;
+                self.writing.machine.committed(answers);
+            }
             Event::Page(request, page) => self.page(request, page)?,
-            Event::Made(request, answers) => self.made(request, answers)?,
+            Event::Made(request, answers, dropped) => {
+                self.tell_dropped(dropped)?;
+                self.made(request, answers)?;
+            }
             Event::Joined { link, stream } => self.joined(link, stream),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
@@ -280,6 +291,15 @@ impl Session {
         self.outbox.push(message).map_err(End::Lost)
     }
 
+    /// Tells the client what of its metadata was not kept, before it hears of the files.
+    fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        self.dropped += dropped;
+        self.send(ServerMessage::Dropped(dropped))
+    }
+
     /// Starts file work on the blocking pool; its event comes back to this session.
     fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
         self.jobs += 1;
@@ -296,6 +316,10 @@ impl Session {
         // what lasts of its files.
         self.writing = Writing::default();
         let session = self.id;
+        if !self.dropped.is_empty() {
+            let Dropped { owners, special_bits, xattrs } = self.dropped;
+            tracing::info!(session, owners, special_bits, xattrs, "metadata not kept");
+        }
         match end {
             End::Bye => tracing::info!(session, "session ended"),
             End::Lost(error) => tracing::info!(session, %error, "session lost"),

@@ -13,7 +13,7 @@ use verbatim_files::{Identity, Source};
 use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
-use verbatim_proto::{Code, Digest, Extent, Fault, Survey, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, Kept, Survey, WirePath};
 
 /// Windows that are copies at a time: each takes as much memory as it is long.
 const COPIED_WINDOWS_MAX: usize = 4;
@@ -59,12 +59,15 @@ impl Session {
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
             ServerEffect::Retire(id) => self.retire(id),
             ServerEffect::Close(ids) => {
-                let files = ids.into_iter().map(|id| (id, self.reading.files.remove(&id)));
+                let files = ids
+                    .into_iter()
+                    .map(|(id, describe)| (id, self.reading.files.remove(&id), describe));
                 let files: Vec<_> = files.collect();
                 self.job(move || {
-                    let check =
-                        |open: Option<Arc<Open>>| open.map_or(Ok(()), |open| open.source.check());
-                    Event::Closed(files.into_iter().map(|(id, open)| (id, check(open))).collect())
+                    let close = |(id, open, describe): (FileId, Option<Arc<Open>>, bool)| {
+                        (id, open.map_or(Ok(None), |open| open.close(describe)))
+                    };
+                    Event::Closed(files.into_iter().map(close).collect())
                 });
             }
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
@@ -254,6 +257,14 @@ fn digests_of(
 }
 
 impl Open {
+    /// Says whether it is still what was opened; its metadata, where it is asked for.
+    fn close(&self, describe: bool) -> Result<Kept, Fault> {
+        self.source.check()?;
+        let trusted = self.export.rules.privileged_xattrs;
+        let meta = describe.then(|| self.source.meta(trusted)).transpose()?;
+        Ok(meta.map(Box::new))
+    }
+
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
     fn again(&self, shared: &Shared) -> Result<Source, Fault> {
         shared.cache.forget(self.source.identity());

@@ -10,24 +10,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Folder, Target};
+use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, ServerMessage};
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
 
 /// The writing half of a session.
 #[derive(Default)]
 pub(super) struct Writing {
     pub machine: WriteServer,
-    targets: HashMap<FileId, Arc<Target>>,
+    targets: HashMap<FileId, Landed>,
     sizes: HashMap<FileId, u64>,
     slots: HashMap<SlotId, Slot>,
     next_slot: u32,
 }
 
 /// A temporary file, and what an earlier session left in it.
-pub(crate) type Created = (Arc<Target>, Option<Have>);
+pub(crate) type Created = (Landed, Option<Have>);
+
+/// A temporary file, and what of its source's metadata it may keep.
+#[derive(Clone)]
+pub(crate) struct Landed {
+    target: Arc<Target>,
+    rules: Rules,
+}
 
 struct Slot {
     link: LinkId,
@@ -44,8 +51,8 @@ impl Session {
             ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
             ServerEffect::Sized { file, size } => {
                 self.writing.sizes.insert(file, size);
-                if let Some(target) = self.writing.targets.get(&file) {
-                    target.end_at(size);
+                if let Some(landed) = self.writing.targets.get(&file) {
+                    landed.target.end_at(size);
                 }
             }
             ServerEffect::Zero { file, extent } => self.zero(file, extent),
@@ -53,8 +60,8 @@ impl Session {
             ServerEffect::Discard(ids) => {
                 for id in ids {
                     self.writing.sizes.remove(&id);
-                    if let Some(target) = self.writing.targets.remove(&id) {
-                        target.discard();
+                    if let Some(landed) = self.writing.targets.remove(&id) {
+                        landed.target.discard();
                     }
                 }
             }
@@ -103,10 +110,11 @@ impl Session {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));
                 }
+                let landed = |target| Landed { target: Arc::new(target), rules: export.rules };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
                     let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
-                    return Ok((Arc::new(target), None));
+                    return Ok((landed(target), None));
                 }
                 let key = format!(
                     "{who} {} {} {}",
@@ -114,7 +122,8 @@ impl Session {
                 );
                 let key = Digest::of(key.as_bytes());
                 wait_for_release(&export.folder, &path, &request.info, &key, until);
-                create(&export.folder, &path, &request.info, &key)
+                let (target, have) = create(&export.folder, &path, &request.info, &key)?;
+                Ok((landed(target), have))
             };
             Event::Created(
                 files.iter().map(|request| (request.file, create_one(request))).collect(),
@@ -126,8 +135,8 @@ impl Session {
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
             match answer {
-                Ok((target, have)) => {
-                    self.writing.targets.insert(id, target);
+                Ok((landed, have)) => {
+                    self.writing.targets.insert(id, landed);
                     told.push((id, Ok(have)));
                 }
                 Err(fault) => {
@@ -144,7 +153,7 @@ impl Session {
         let writing = &self.writing;
         let slot = writing.slots[&slot].memory.clone();
         let landing = |piece: verbatim_proto::message::Piece| Landing {
-            target: writing.targets.get(&piece.file).cloned(),
+            target: writing.targets.get(&piece.file).map(|landed| landed.target.clone()),
             size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
             piece,
         };
@@ -154,30 +163,46 @@ impl Session {
     }
 
     fn zero(&mut self, id: FileId, extent: Extent) {
-        let target = self.writing.targets.get(&id).cloned();
+        let landed = self.writing.targets.get(&id).cloned();
         let size = self.writing.sizes.get(&id).copied();
         self.job(move || {
-            let (target, size) = target.zip(size).expect("files with holes are open");
-            let answer = target.zero(extent, size);
+            let (landed, size) = landed.zip(size).expect("files with holes are open");
+            let answer = landed.target.zero(extent, size);
             // The target must not outlive the answer: a discard removes it.
-            drop(target);
+            drop(landed);
             Event::Zeroed(id, extent, answer)
         });
     }
 
-    fn commit(&mut self, ids: Vec<FileId>) {
-        let targets: Vec<Arc<Target>> = ids
-            .iter()
-            .map(|id| self.writing.targets.remove(id).expect("whole files are open"))
-            .collect();
-        for id in &ids {
-            self.writing.sizes.remove(id);
-        }
-        self.job(move || {
-            let answers = Target::commit(&targets);
-            Event::Committed(ids.into_iter().zip(answers).collect())
-        });
+    fn commit(&mut self, files: Vec<(FileId, Kept)>) {
+        let take = |(id, meta): (FileId, Kept)| {
+            self.writing.sizes.remove(&id);
+            (id, self.writing.targets.remove(&id).expect("whole files are open"), meta)
+        };
+        let files: Vec<_> = files.into_iter().map(take).collect();
+        self.job(move || commit(files));
     }
+}
+
+/// Gives whole files their metadata, then makes those that took it durable under their names.
+fn commit(files: Vec<(FileId, Landed, Kept)>) -> Event {
+    let mut dropped = Dropped::default();
+    let (mut answers, mut whole) = (Vec::new(), Vec::new());
+    for (id, Landed { target, rules }, meta) in files {
+        match meta.map_or(Ok(Dropped::default()), |meta| target.describe(&meta, &rules)) {
+            Ok(not_kept) => {
+                dropped += not_kept;
+                whole.push((id, target));
+            }
+            Err(fault) => {
+                target.discard();
+                answers.push((id, Err(fault)));
+            }
+        }
+    }
+    let (ids, targets): (Vec<FileId>, Vec<Arc<Target>>) = whole.into_iter().unzip();
+    answers.extend(ids.into_iter().zip(Target::commit(&targets)));
+    Event::Committed(answers, dropped)
 }
 
 /// Waits a little for what an earlier session of the same client has not let go of yet: a
@@ -207,18 +232,18 @@ fn create(
     path: &WirePath,
     info: &FileInfo,
     key: &Digest,
-) -> Result<Created, Fault> {
+) -> Result<(Target, Option<Have>), Fault> {
     let left = (info.size >= LASTING_BYTES_MIN).then(|| Target::find_lasting(folder, path, key));
     if let Some((target, have)) = left.flatten() {
         if have.is_of(info) {
             target.set_mode(info.mode);
             target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
-            return Ok((Arc::new(target), Some(have)));
+            return Ok((target, Some(have)));
         }
         target.discard();
     }
     let room = Target::room_for(folder, path, info, 0)?;
     let target = Target::create_lasting(folder, path, info, key)?;
     target.set_room(room);
-    Ok((Arc::new(target), None))
+    Ok((target, None))
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 const NOBODY: u32 = 65534;
 
 /// A user without rights, whose folders are its own. Permissions mean nothing to root.
-fn powerless() -> Option<Home> {
+pub fn powerless() -> Option<Home> {
     if !is_root() {
         return Some(Home::new());
     }

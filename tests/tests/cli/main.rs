@@ -8,8 +8,10 @@
 mod copying;
 mod habits;
 mod hardship;
+mod keeping;
 mod keys;
 mod large;
+mod names;
 mod pipes;
 #[path = "../../src/process.rs"]
 mod process;

@@ -46,6 +46,16 @@ pub struct Flags {
     #[arg(short, long)]
     pub recursive: bool,
 
+    /// Keep modes, times, extended attributes, access control lists and owners.
+    ///
+    /// Without it a copy has the permission bits of its source, as the umask allows,
+    /// and the time of now. Owners are kept where the receiving side is root: this
+    /// command, or a server whose export says owner = "client". A server drops setuid
+    /// bits and security attributes unless its export allows them; what is not kept is
+    /// counted at the end.
+    #[arg(short, long)]
+    preserve: bool,
+
     /// Copy what links in a tree lead to, instead of the links.
     ///
     /// Links on the server are followed within their export; one that leads out of
@@ -332,6 +342,7 @@ impl Flags {
             timeout,
             carrier: self.carrier.options(),
             bytes_per_second: self.bwlimit,
+            preserve: self.preserve,
             sim: None,
         })
     }

@@ -126,6 +126,9 @@ impl Show {
                 "{mismatches} chunks did not match and were moved again, {links_lost} links were lost"
             );
         }
+        if !summary.dropped.is_empty() {
+            eprintln!("not kept: {}", summary.dropped);
+        }
         if summary.failed > 0 {
             eprintln!("{} not copied", summary.failed);
         }
@@ -310,6 +313,11 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "mismatches": summary.mismatches,
         "links_lost": summary.links_lost,
         "reconnects": summary.reconnects,
+        "not_kept": {
+            "owners": summary.dropped.owners,
+            "special_bits": summary.dropped.special_bits,
+            "xattrs": summary.dropped.xattrs,
+        },
         "exit": exit as u8,
     });
     println!("{line}");

@@ -21,7 +21,7 @@ use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply
 use crate::units::{
     CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, OPEN_FILES_MAX,
 };
-use crate::{Code, Extent, ExtentSet, Fault, WirePath};
+use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -382,16 +382,16 @@ impl ReadClient {
         }
     }
 
-    fn closed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
+    fn closed(&mut self, id: FileId, answer: Result<Kept, Fault>) -> Result<(), Fault> {
         let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Closing);
         let file = file.ok_or_else(|| unexpected("answer to a close", id))?;
         let fault = match (file.doom.take(), answer) {
             (Some(doom), _) => doom,
             (None, Err(fault)) => fault,
-            (None, Ok(())) => {
+            (None, Ok(meta)) => {
                 let root = file.root.finish().expect("every grain was verified");
                 self.files.remove(&id);
-                self.effects.push_back(ClientEffect::Finished { file: id, root });
+                self.effects.push_back(ClientEffect::Finished { file: id, root, meta });
                 return Ok(());
             }
         };
@@ -418,7 +418,7 @@ impl ReadClient {
             send(ReadRequest::Release { windows });
         }
         for files in batches(&mut self.to_close) {
-            send(ReadRequest::Close { files });
+            send(ReadRequest::Close { files, describe: self.options.describe });
         }
     }
 }

@@ -10,10 +10,11 @@
 
 mod leasing;
 
-use crate::batch::unexpected;
+use crate::batch::{batches_by, unexpected};
 use crate::holes::{Search, Survey};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
+use crate::meta::{Kept, Meta};
 use crate::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX};
 use crate::{Code, Digest, Extent, ExtentSet, Fault};
 use std::collections::{HashMap, VecDeque};
@@ -36,8 +37,9 @@ pub enum ServerEffect {
     },
     /// The client is done with this window: take it back.
     Retire(WindowId),
-    /// Compare the identity of these with that at open, and close them; answer with `closed`.
-    Close(Vec<FileId>),
+    /// Compare the identity of these with that at open, and close them; answer with `closed`,
+    /// with their metadata where it says so.
+    Close(Vec<(FileId, bool)>),
     /// The client broke the protocol or a bound: end the session.
     Broken(Fault),
 }
@@ -98,7 +100,7 @@ pub struct ReadServer {
     /// Fewer than `WINDOWS_MAX` where windows are dear.
     windows_max: Option<usize>,
     next_window: u64,
-    to_close: Vec<FileId>,
+    to_close: Vec<(FileId, bool)>,
     effects: VecDeque<ServerEffect>,
 }
 
@@ -136,7 +138,9 @@ impl ReadServer {
                 windows.into_iter().try_for_each(|window| self.release(window))
             }
             ReadRequest::Refresh { window, pieces } => self.refresh(window, pieces),
-            ReadRequest::Close { files } => files.into_iter().try_for_each(|file| self.close(file)),
+            ReadRequest::Close { files, describe } => {
+                files.into_iter().try_for_each(|file| self.close(file, describe))
+            }
         };
         if let Err(fault) = taken {
             self.effects.push_back(ServerEffect::Broken(fault));
@@ -217,11 +221,17 @@ impl ReadServer {
     }
 
     /// The driver compared and closed a batch.
-    pub fn closed(&mut self, answers: Vec<(FileId, Result<(), Fault>)>) {
+    pub fn closed(&mut self, mut answers: Vec<(FileId, Result<Kept, Fault>)>) {
         for (id, _) in &answers {
             self.files.remove(id);
         }
-        self.effects.push_back(ServerEffect::Send(ReadReply::Closed { files: answers }));
+        let weight = |(_, answer): &(FileId, Result<Kept, Fault>)| match answer {
+            Ok(meta) => meta.as_deref().map_or(0, Meta::weight),
+            Err(fault) => fault.text.len(),
+        };
+        for files in batches_by(&mut answers, weight) {
+            self.effects.push_back(ServerEffect::Send(ReadReply::Closed { files }));
+        }
     }
 
     fn open(&mut self, files: Vec<OpenFile>) -> Result<(), Fault> {
@@ -279,13 +289,13 @@ impl ReadServer {
         Ok(())
     }
 
-    fn close(&mut self, id: FileId) -> Result<(), Fault> {
+    fn close(&mut self, id: FileId, describe: bool) -> Result<(), Fault> {
         let file = self.files.get_mut(&id).filter(|file| file.open && !file.closing);
         file.ok_or_else(|| unexpected("close", id))?.closing = true;
         self.large.retain(|&queued| queued != id);
         self.small.retain(|&queued| queued != id);
         self.fresh.retain(|pieces| pieces.iter().all(|&(file, _)| file != id));
-        self.to_close.push(id);
+        self.to_close.push((id, describe));
         Ok(())
     }
 

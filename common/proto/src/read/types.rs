@@ -3,6 +3,7 @@
 
 use super::chunk::Chunk;
 use crate::message::{FileId, FileInfo, LinkId, ReadRequest, WindowId};
+use crate::meta::Kept;
 use crate::{Digest, Extent, ExtentSet, Fault, RootBuilder};
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ pub struct ClientOptions {
     pub slots_per_link: u16,
     /// After how long without an answer a link, or the peer, is given up.
     pub timeout: Duration,
+    /// Whether the metadata of files is asked for.
+    pub describe: bool,
 }
 
 /// What is already there of a file that is resumed, and of which version of it.
@@ -64,6 +67,8 @@ pub enum ClientEffect {
         file: FileId,
         /// Its digest.
         root: Digest,
+        /// Its metadata, if that was asked for.
+        meta: Kept,
     },
     /// The file failed; nothing of it is in flight.
     Failed {

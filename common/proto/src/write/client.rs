@@ -16,13 +16,13 @@ use super::types::{ClientEffect, ClientOptions, Post, Posted};
 use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
 use crate::holes::{Search, Survey, Zeros};
-use crate::message::{CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk, Tag, Verdict};
-use crate::message::{WriteReply, WriteRequest};
+use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
+use crate::message::{Tag, Verdict, WriteReply, WriteRequest};
 use crate::units::{
     CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX,
     WINDOW_BYTES,
 };
-use crate::{Code, Extent, ExtentSet, Fault, WirePath};
+use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ pub struct WriteClient {
     /// Streams that have ended, with their sizes.
     to_end: Vec<(FileId, u64)>,
     to_say: Vec<SentChunk>,
-    to_commit: Vec<(FileId, Digest)>,
+    to_commit: Vec<CommitFile>,
     to_discard: Vec<FileId>,
     effects: VecDeque<ClientEffect>,
     heard: Duration,
@@ -242,13 +242,13 @@ impl WriteClient {
         }
     }
 
-    /// The driver compared the source with what it was at first.
-    pub fn source_checked(&mut self, id: FileId, root: Digest, answer: Result<(), Fault>) {
+    /// The driver compared the source with what it was at first, and says what it is to keep.
+    pub fn source_checked(&mut self, id: FileId, root: Digest, answer: Result<Kept, Fault>) {
         let Some(file) = self.files.get_mut(&id) else { return };
         match answer {
-            Ok(()) => {
+            Ok(meta) => {
                 file.stage = Stage::Committing;
-                self.to_commit.push((id, root));
+                self.to_commit.push(CommitFile { file: id, root, meta });
             }
             Err(fault) => {
                 file.doom = Some(fault);
@@ -499,7 +499,7 @@ impl WriteClient {
         for chunks in batches_by(&mut self.to_say, |chunk| chunk.pieces.len() * PIECE_BYTES) {
             send(WriteRequest::Sent { chunks });
         }
-        for files in batches(&mut self.to_commit) {
+        for files in batches_by(&mut self.to_commit, CommitFile::weight) {
             send(WriteRequest::Commit { files });
         }
     }

@@ -17,7 +17,7 @@ use crate::batch::unexpected;
 use crate::digest::{Digest, RootBuilder};
 use crate::holes::Zeros;
 use crate::message::{
-    CreateFile, FileId, FileInfo, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict,
+    CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict,
 };
 use crate::message::{WriteReply, WriteRequest};
 use crate::read::{Have, check_piece};
@@ -298,17 +298,17 @@ impl WriteServer {
         Ok(())
     }
 
-    fn commit(&mut self, files: Vec<(FileId, Digest)>) -> Result<(), Fault> {
+    fn commit(&mut self, files: Vec<CommitFile>) -> Result<(), Fault> {
         let mut whole = Vec::new();
         let mut refused = Vec::new();
-        for (id, root) in files {
+        for CommitFile { file: id, root, meta } in files {
             let file = self.files.get(&id).filter(|file| file.open && !file.discarded);
             let file = file.ok_or_else(|| unexpected("commit", id))?;
             if file.unstored_bytes > 0 || file.absorbing > 0 || file.streaming {
                 return Err(unexpected("commit of a file that is not whole", id));
             }
             if file.root.finish() == Some(root) {
-                whole.push(id);
+                whole.push((id, meta));
             } else {
                 let text = "digest of the whole file does not match";
                 refused.push((id, Err(Fault::new(Code::Mismatch, text))));

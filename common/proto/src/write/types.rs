@@ -2,6 +2,7 @@
 //! effects, and the outcomes the drivers answer with. Plain values.
 
 use crate::message::{CreateFile, FileId, Grant, LinkId, Piece, Tag, WriteReply, WriteRequest};
+use crate::meta::Kept;
 use crate::{Digest, Extent, Fault};
 use std::time::Duration;
 
@@ -140,8 +141,8 @@ pub enum ServerEffect {
         /// The range.
         extent: Extent,
     },
-    /// Make these durable and rename them; answer with `committed`.
-    Commit(Vec<FileId>),
+    /// Give these their metadata, make them durable, rename them; answer with `committed`.
+    Commit(Vec<(FileId, Kept)>),
     /// Remove the temporary files of these.
     Discard(Vec<FileId>),
     /// Kill a link; answer with `killed`.

@@ -16,7 +16,7 @@ use verbatim_proto::message::{
 use verbatim_proto::read::{self, Outcome, PieceOutcome, Prepared, ReadClient, ReadServer};
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, grain_count};
 use verbatim_proto::write::{self, Posted, SlotId, WriteClient, WriteServer};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, RootBuilder, WirePath};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Kept, Meta, RootBuilder, WirePath};
 
 const LINKS: u16 = 3;
 /// What an earlier session left where nothing is verified.
@@ -54,7 +54,7 @@ enum Event {
     Provisioned(LinkId),
     Notified(LinkId, Tag),
     Absorbed(write::Absorb, Vec<Verdict>),
-    Committed(Vec<FileId>),
+    Committed(Vec<(FileId, Kept)>),
     Hashed(FileId, Extent),
     SourceChecked(FileId, Digest),
     Killed(LinkId),
@@ -132,6 +132,7 @@ impl World {
             chunk_bytes: CHUNK_BYTES_DEFAULT,
             slots_per_link: 3,
             timeout: TIMEOUT,
+            describe: true,
         };
         let write_options =
             write::ClientOptions { chunk_bytes: CHUNK_BYTES_DEFAULT, timeout: TIMEOUT };
@@ -311,7 +312,7 @@ impl World {
             Event::Closed(files) => {
                 let answers = files.into_iter().map(|(id, opened)| {
                     let same = self.files[&id].version == opened;
-                    (id, if same { Ok(()) } else { Err(fault(Code::Changed)) })
+                    (id, if same { Ok(kept(id)) } else { Err(fault(Code::Changed)) })
                 });
                 let answers = answers.collect();
                 self.read_server.closed(answers);
@@ -351,7 +352,7 @@ impl World {
             Event::SourceChecked(id, root) => {
                 let file = &self.files[&id];
                 let same = file.version == file.opened;
-                let answer = if same { Ok(()) } else { Err(fault(Code::Changed)) };
+                let answer = if same { Ok(kept(id)) } else { Err(fault(Code::Changed)) };
                 self.write_client.source_checked(id, root, answer);
             }
             Event::Killed(link) => {
@@ -444,8 +445,9 @@ impl World {
         self.write_server.provisioned(link, slots);
     }
 
-    fn committed(&mut self, files: Vec<FileId>) {
-        let answers = files.into_iter().map(|id| {
+    fn committed(&mut self, files: Vec<(FileId, Kept)>) {
+        let answers = files.into_iter().map(|(id, meta)| {
+            assert_eq!(meta, kept(id), "committed with the metadata of another");
             self.files[&id].landed_version(id);
             (id, Ok(()))
         });
@@ -512,7 +514,10 @@ impl World {
             }
             Effect::DropLink { link } => self.link_dies(link),
             Effect::Restart { file } => self.model(file).landed.clear(),
-            Effect::Finished { file, root } => self.finish(file, root),
+            Effect::Finished { file, root, meta } => {
+                assert_eq!(meta, kept(file), "finished with the metadata of another");
+                self.finish(file, root);
+            }
             Effect::Failed { file, fault } => self.fail(file, &fault),
             Effect::Broken(fault) => panic!("read client broke: {fault}"),
         }
@@ -597,7 +602,8 @@ impl World {
                 assert_eq!(self.windows.insert(window, false), Some(true), "retired twice");
             }
             Effect::Close(files) => {
-                let files = files.into_iter().map(|id| (id, self.files[&id].opened)).collect();
+                assert!(files.iter().all(|(_, describe)| *describe), "metadata was asked for");
+                let files = files.into_iter().map(|(id, _)| (id, self.files[&id].opened)).collect();
                 self.later(5, Event::Closed(files));
             }
             Effect::Broken(fault) => panic!("read server broke: {fault}"),
@@ -776,4 +782,9 @@ fn path_of(id: FileId) -> WirePath {
 
 fn fault(code: Code) -> Fault {
     Fault::new(code, "seeded")
+}
+
+/// The metadata of a file is a function of it.
+fn kept(id: FileId) -> Kept {
+    Some(Box::new(Meta { uid: id.0, ..Meta::default() }))
 }

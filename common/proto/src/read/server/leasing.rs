@@ -50,8 +50,9 @@ impl ReadServer {
             }
         }
         let files = &self.files;
-        let ready = |id: &mut FileId| files.get(id).is_none_or(|file| file.preparing == 0);
-        let mut closing: Vec<FileId> = self.to_close.extract_if(.., ready).collect();
+        let ready =
+            |(id, _): &mut (FileId, bool)| files.get(id).is_none_or(|file| file.preparing == 0);
+        let mut closing: Vec<_> = self.to_close.extract_if(.., ready).collect();
         for files in batches(&mut closing) {
             self.effects.push_back(ServerEffect::Close(files));
         }

@@ -1,0 +1,401 @@
+//! Metadata: reads it from what is open, decides what of it is allowed here, and
+//! gives it to a file before it takes its name. The decision is a pure function
+//! of what the source claims and of the rules of the receiving side; nothing
+//! here trusts a claim. Called by sources and walks on one side, by targets and
+//! folders on the other.
+
+use crate::identity::nanoseconds;
+use rustix::fs::{AtFlags, Gid, Mode, Statx, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{chownat, fchmod, fchown, futimens, utimensat};
+use rustix::fs::{fgetxattr, flistxattr, fremovexattr, fsetxattr};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use verbatim_proto::meta::Xattr;
+use verbatim_proto::units::XATTR_BYTES_MAX;
+use verbatim_proto::{Dropped, Fault, Meta};
+
+/// What the receiving side allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Who makes files here: the user and group of this process.
+    pub user: (u32, u32),
+    /// Whether files get the owner and group that their source claims. Needs root.
+    pub give_away: bool,
+    /// Who gets what claims to be root's; `None` lets it be root's. While this is set, no file
+    /// of root gets a setuid or setgid bit.
+    pub squash: Option<(u32, u32)>,
+    /// Whether setuid, setgid and sticky bits may arrive.
+    pub special_bits: bool,
+    /// Whether `security.*` and `trusted.*` may arrive; file capabilities are among them.
+    pub privileged_xattrs: bool,
+}
+
+/// What metadata is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link: it has no mode and no attributes of its own.
+    Link,
+}
+
+/// What of some metadata is set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed<'m> {
+    /// To whom it is given, if to anybody.
+    pub owner: Option<(u32, u32)>,
+    /// The permission bits.
+    pub mode: u32,
+    /// The extended attributes.
+    pub xattrs: Vec<&'m Xattr>,
+}
+
+impl Rules {
+    /// What cp -a keeps for this user: root everything, others what is theirs to set.
+    pub fn of_user() -> Self {
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        Self {
+            user: (uid.as_raw(), gid.as_raw()),
+            give_away: uid.is_root(),
+            squash: None,
+            special_bits: true,
+            privileged_xattrs: uid.is_root(),
+        }
+    }
+}
+
+/// Decides what of metadata is set here, and counts what is not.
+pub fn allowed<'m>(meta: &'m Meta, kind: Kind, rules: &Rules) -> (Allowed<'m>, Dropped) {
+    let mut dropped = Dropped::default();
+    let claimed = (meta.uid, meta.gid);
+    let owner = if rules.give_away {
+        let (uid, gid) = rules.squash.unwrap_or((0, 0));
+        // The highest number is nobody's: given to chown it would leave the file root's.
+        let unless_root = |id: u32, squash| if id == 0 || id == u32::MAX { squash } else { id };
+        (unless_root(meta.uid, uid), unless_root(meta.gid, gid))
+    } else {
+        rules.user
+    };
+    dropped.owners += u64::from(owner != claimed);
+    let mode = if kind == Kind::Link { 0 } else { allowed_mode(meta, kind, owner, rules) };
+    let lost = kind != Kind::Link && mode != meta.mode & 0o7777;
+    dropped.special_bits += u64::from(lost);
+    let (xattrs, refused): (Vec<_>, Vec<_>) =
+        meta.xattrs.iter().partition(|xattr| is_allowed(&xattr.name, kind, rules));
+    dropped.xattrs += refused.len() as u64;
+    (Allowed { owner: rules.give_away.then_some(owner), mode, xattrs }, dropped)
+}
+
+fn allowed_mode(meta: &Meta, kind: Kind, owner: (u32, u32), rules: &Rules) -> u32 {
+    let mut mode = meta.mode & 0o7777;
+    if !rules.special_bits {
+        // On a folder the sticky bit only protects; on a file it is a bit nobody asked for.
+        mode &= if kind == Kind::Folder { 0o1777 } else { 0o777 };
+    }
+    // As cp: the bits speak of an owner, and this is another one. And root's are root's to set.
+    let squashed = |id: u32| rules.squash.is_some() && id == 0;
+    if owner.0 != meta.uid || squashed(owner.0) {
+        mode &= !0o4000;
+    }
+    if owner.1 != meta.gid || squashed(owner.1) {
+        mode &= !0o2000;
+    }
+    mode
+}
+
+fn is_allowed(name: &[u8], kind: Kind, rules: &Rules) -> bool {
+    let privileged = name.starts_with(b"security.") || name.starts_with(b"trusted.");
+    match kind {
+        _ if privileged => rules.privileged_xattrs && kind != Kind::Link,
+        Kind::File => name.starts_with(b"user.") || name == ACL_ACCESS,
+        Kind::Folder => name.starts_with(b"user.") || name == ACL_ACCESS || name == ACL_DEFAULT,
+        Kind::Link => false,
+    }
+}
+
+/// The access control list of a file or folder.
+const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+
+/// The list that what is made in a folder begins with.
+const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// Labels that the security modules of one machine put on its files; elsewhere they mean nothing.
+const LABELS: [&[u8]; 4] =
+    [b"security.selinux", b"security.SMACK64", b"security.ima", b"security.evm"];
+
+/// The metadata that a status tells: all but the extended attributes.
+pub(crate) fn of_status(stat: &Statx) -> Meta {
+    Meta {
+        mode: u32::from(stat.stx_mode) & 0o7777,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        atime_ns: nanoseconds(&stat.stx_atime),
+        mtime_ns: nanoseconds(&stat.stx_mtime),
+        xattrs: Vec::new(),
+    }
+}
+
+/// Reads the extended attributes of what is open; `trusted.*` only where `trusted` says so,
+/// because only root may see them. `what` is for messages.
+pub fn xattrs_of(fd: impl AsFd, trusted: bool, what: &str) -> Result<Vec<Xattr>, Fault> {
+    let fault =
+        |e: Errno| Fault::from_io(format!("cannot read extended attributes of {what}"), &e.into());
+    let mut names = vec![0; NAMES_BYTES];
+    let count = match flistxattr(&fd, &mut names) {
+        Err(Errno::RANGE) => {
+            names.resize(XATTR_BYTES_MAX, 0);
+            flistxattr(&fd, &mut names)
+        }
+        other => other,
+    };
+    let count = match count {
+        Ok(count) => count,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(error) => return Err(fault(error)),
+    };
+    let is_kept = |name: &[u8]| {
+        let told = trusted || !name.starts_with(b"trusted.");
+        !name.is_empty() && told && !LABELS.iter().any(|label| name.starts_with(label))
+    };
+    let mut xattrs = Vec::new();
+    let mut value = Vec::new();
+    for name in names[..count].split(|&byte| byte == 0).filter(|name| is_kept(name)) {
+        value.resize(XATTR_BYTES_MAX, 0);
+        match fgetxattr(&fd, OsStr::from_bytes(name), value.as_mut_slice()) {
+            Ok(len) => xattrs.push(Xattr { name: name.to_vec(), value: value[..len].to_vec() }),
+            // Removed meanwhile, or not for this user to see.
+            Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => {}
+            Err(error) => return Err(fault(error)),
+        }
+    }
+    let all = Meta { xattrs, ..Meta::default() };
+    check(&all, what)?;
+    Ok(all.xattrs)
+}
+
+/// Room for the names of most files.
+const NAMES_BYTES: usize = 1024;
+
+/// Gives an open file or folder what the rules allow of this metadata, and says what they, or
+/// its file system, do not. `what` is for messages.
+pub fn apply(
+    fd: impl AsFd,
+    what: &str,
+    kind: Kind,
+    meta: &Meta,
+    rules: &Rules,
+) -> Result<Dropped, Fault> {
+    let fault = |part: &str, error: Errno| {
+        Fault::from_io(format!("cannot keep {part} of {what}"), &error.into())
+    };
+    check(meta, what)?;
+    let (Allowed { owner, mut mode, xattrs }, mut dropped) = allowed(meta, kind, rules);
+    if let Some((uid, gid)) = owner {
+        match fchown(&fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))) {
+            Ok(()) => {}
+            // Root of a container, or of a file system that squashes it, may not either.
+            Err(Errno::PERM | Errno::INVAL) => {
+                dropped.owners = 1;
+                mode &= !0o6000;
+            }
+            Err(error) => return Err(fault("the owner", error)),
+        }
+    }
+    // Attributes need write permission, which the final mode may not give.
+    if !xattrs.is_empty() {
+        let open = if kind == Kind::Folder { 0o700 } else { 0o600 };
+        fchmod(&fd, Mode::from_raw_mode(open)).map_err(|e| fault("the mode", e))?;
+    }
+    for acl in [ACL_ACCESS, ACL_DEFAULT] {
+        if !xattrs.iter().any(|xattr| xattr.name == acl) {
+            // One that its folder handed down is not the source's. Mostly there is none.
+            let _ = fremovexattr(&fd, OsStr::from_bytes(acl));
+        }
+    }
+    for xattr in xattrs {
+        let name = OsStr::from_bytes(&xattr.name);
+        match fsetxattr(&fd, name, &xattr.value, XattrFlags::empty()) {
+            Ok(()) => {}
+            Err(Errno::OPNOTSUPP | Errno::PERM) => {
+                dropped.xattrs += 1;
+                if xattr.name == ACL_ACCESS {
+                    // With a list, the bits of the group are its mask, and more than it gives.
+                    mode &= !0o070;
+                }
+            }
+            Err(error) => return Err(fault(&format!("attribute {}", name.display()), error)),
+        }
+    }
+    fchmod(&fd, Mode::from_raw_mode(mode)).map_err(|e| fault("the mode", e))?;
+    futimens(&fd, &times(meta)).map_err(|e| fault("the times", e))?;
+    Ok(dropped)
+}
+
+/// Gives a symbolic link in an open folder its owner and times.
+pub(crate) fn apply_to_link(
+    folder: impl AsFd,
+    name: &OsStr,
+    meta: &Meta,
+    rules: &Rules,
+) -> Result<Dropped, Errno> {
+    let (Allowed { owner, .. }, mut dropped) = allowed(meta, Kind::Link, rules);
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    if let Some((uid, gid)) = owner {
+        match chownat(&folder, name, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), flags) {
+            Err(Errno::PERM | Errno::INVAL) => dropped.owners = 1,
+            result => result?,
+        }
+    }
+    utimensat(&folder, name, &times(meta), flags)?;
+    Ok(dropped)
+}
+
+fn times(meta: &Meta) -> Timestamps {
+    let stamp = |ns: i64| Timespec {
+        tv_sec: ns.div_euclid(NS_PER_SECOND),
+        tv_nsec: ns.rem_euclid(NS_PER_SECOND),
+    };
+    Timestamps { last_access: stamp(meta.atime_ns), last_modification: stamp(meta.mtime_ns) }
+}
+
+const NS_PER_SECOND: i64 = 1_000_000_000;
+
+/// Refuses metadata that is none, naming what it is of.
+fn check(meta: &Meta, what: &str) -> Result<(), Fault> {
+    meta.check().map_err(|f| Fault::new(f.code, format!("cannot keep {what}: {}", f.text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    const SERVER: Rules = Rules {
+        user: (0, 0),
+        give_away: false,
+        squash: Some((65534, 65534)),
+        special_bits: false,
+        privileged_xattrs: false,
+    };
+
+    fn claim(uid: u32, gid: u32, mode: u32, names: &[&str]) -> Meta {
+        let xattr = |name: &&str| Xattr { name: name.as_bytes().to_vec(), value: b"v".to_vec() };
+        let xattrs = names.iter().map(xattr).collect();
+        Meta { mode, uid, gid, atime_ns: 1, mtime_ns: 2, xattrs }
+    }
+
+    fn owner(meta: &Meta, rules: &Rules) -> (Option<(u32, u32)>, u64) {
+        let (allowed, dropped) = allowed(meta, Kind::File, rules);
+        (allowed.owner, dropped.owners)
+    }
+
+    #[test]
+    fn owners_are_kept_only_where_they_are_given_away_and_never_root() {
+        let given = Rules { give_away: true, ..SERVER };
+        let open = Rules { squash: None, ..given };
+        assert_eq!(owner(&claim(7, 8, 0, &[]), &SERVER), (None, 1));
+        assert_eq!(owner(&claim(0, 0, 0, &[]), &SERVER), (None, 0), "it is root's anyway");
+        assert_eq!(owner(&claim(7, 8, 0, &[]), &given), (Some((7, 8)), 0));
+        assert_eq!(owner(&claim(0, 8, 0, &[]), &given), (Some((65534, 8)), 1));
+        assert_eq!(owner(&claim(7, 0, 0, &[]), &given), (Some((7, 65534)), 1));
+        assert_eq!(owner(&claim(0, 0, 0, &[]), &open), (Some((0, 0)), 0));
+        // What chown takes for "as it is" must not leave the file root's.
+        let nobody = claim(u32::MAX, u32::MAX, 0, &[]);
+        assert_eq!(owner(&nobody, &given), (Some((65534, 65534)), 1));
+    }
+
+    fn mode(meta: &Meta, kind: Kind, rules: &Rules) -> u32 {
+        let (allowed, dropped) = allowed(meta, kind, rules);
+        assert_eq!(dropped.special_bits, u64::from(allowed.mode != meta.mode), "it is counted");
+        allowed.mode
+    }
+
+    #[test]
+    fn special_bits_are_dropped_unless_allowed_and_never_root_s() {
+        let root = |mode| claim(0, 0, mode, &[]);
+        assert_eq!(mode(&root(0o7755), Kind::File, &SERVER), 0o755);
+        assert_eq!(mode(&root(0o7777), Kind::Folder, &SERVER), 0o1777, "sticky folders protect");
+        assert_eq!(mode(&root(0o644), Kind::File, &SERVER), 0o644);
+        let bits = Rules { special_bits: true, ..SERVER };
+        assert_eq!(mode(&root(0o6755), Kind::File, &bits), 0o755, "the owner would be root");
+        assert_eq!(mode(&claim(7, 8, 0o6755, &[]), Kind::File, &bits), 0o755, "of another owner");
+        let given = Rules { give_away: true, ..bits };
+        assert_eq!(mode(&claim(7, 8, 0o6755, &[]), Kind::File, &given), 0o6755);
+        assert_eq!(mode(&claim(0, 8, 0o6755, &[]), Kind::File, &given), 0o2755);
+        assert_eq!(mode(&claim(7, 0, 0o6755, &[]), Kind::File, &given), 0o4755);
+        let open = Rules { squash: None, ..given };
+        assert_eq!(mode(&root(0o6755), Kind::File, &open), 0o6755);
+    }
+
+    #[test]
+    fn attributes_that_give_power_are_dropped_unless_allowed() {
+        let names = [
+            "user.a",
+            "system.posix_acl_access",
+            "system.posix_acl_default",
+            "security.capability",
+            "trusted.overlay.redirect",
+            "system.nfs4_acl",
+            "strange",
+        ];
+        let meta = claim(0, 0, 0, &names);
+        let kept = |kind, rules: &Rules| {
+            let (allowed, dropped) = allowed(&meta, kind, rules);
+            assert_eq!(allowed.xattrs.len() as u64 + dropped.xattrs, names.len() as u64);
+            let name = |xattr: &&Xattr| String::from_utf8_lossy(&xattr.name).into_owned();
+            allowed.xattrs.iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(Kind::File, &SERVER), names[..2]);
+        assert_eq!(kept(Kind::Folder, &SERVER), names[..3]);
+        assert_eq!(kept(Kind::Link, &SERVER), [""; 0]);
+        let open = Rules { privileged_xattrs: true, ..SERVER };
+        assert_eq!(kept(Kind::Folder, &open), names[..5]);
+        assert_eq!(kept(Kind::Link, &open), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_read_of_a_file_is_what_another_gets() {
+        let (from, to) = (file(), file());
+        let mut meta = Meta { mode: 0o440, atime_ns: -1_500_000_001, ..of(&from) };
+        meta.mtime_ns = 1_234_567_890_123_456_789;
+        meta.xattrs.push(Xattr { name: b"user.\xff".to_vec(), value: vec![0, 255] });
+        meta.xattrs.push(Xattr { name: b"user.empty".to_vec(), value: Vec::new() });
+        let dropped = apply(&from, "from", Kind::File, &meta, &Rules::of_user()).expect("applies");
+        if dropped.xattrs > 0 {
+            return; // A file system without attributes: nothing to compare.
+        }
+        let mut read = Meta { xattrs: xattrs_of(&from, true, "from").expect("reads"), ..of(&from) };
+        read.xattrs.sort_by(|a, b| a.name.cmp(&b.name));
+        meta.xattrs.sort_by(|a, b| a.name.cmp(&b.name));
+        assert_eq!(read, meta);
+        apply(&to, "to", Kind::File, &read, &Rules::of_user()).expect("applies");
+        let again = xattrs_of(&to, true, "to").expect("reads");
+        assert_eq!(again.len(), 2);
+        assert_eq!(Meta { xattrs: Vec::new(), ..of(&to) }, Meta { xattrs: Vec::new(), ..meta });
+    }
+
+    #[test]
+    fn too_many_attributes_are_a_fault_of_their_file() {
+        let value = vec![1; XATTR_BYTES_MAX];
+        let xattrs = vec![Xattr { name: b"user.a".to_vec(), value }];
+        let file = file();
+        let before = file.metadata().expect("status").mode();
+        let meta = Meta { mode: 0o777, xattrs, ..of(&file) };
+        let fault = apply(&file, "big", Kind::File, &meta, &Rules::of_user()).expect_err("refused");
+        assert!(fault.text.starts_with("cannot keep big: extended attributes of 65"), "{fault}");
+        assert_eq!(file.metadata().expect("status").mode(), before, "nothing was set");
+    }
+
+    fn file() -> File {
+        tempfile::tempfile().expect("file")
+    }
+
+    fn of(file: &File) -> Meta {
+        of_status(&crate::identity::stat_open(file).expect("status"))
+    }
+}
