@@ -331,7 +331,7 @@ const DIGESTS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;
 mod tests {
     use super::store::{CORRUPT_NAME, FILE_NAME, MEMORY_BYTES_MAX};
     use super::*;
-    use std::sync::Mutex;
+    use std::sync::{LazyLock, Mutex};
     use tempfile::TempDir;
     use tracing::field::{Field, Visit};
     use tracing::span;
@@ -634,6 +634,10 @@ mod tests {
 
     /// Runs `work` and returns the messages of the warnings it gave on this thread.
     fn watch<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+        // With one subscriber alone, a thread without it decides for all that nobody listens.
+        static SECOND: LazyLock<tracing::Dispatch> =
+            LazyLock::new(|| tracing::Dispatch::new(Warnings(Arc::default())));
+        LazyLock::force(&SECOND);
         let warnings = Arc::new(Mutex::new(Vec::new()));
         let value = tracing::subscriber::with_default(Warnings(Arc::clone(&warnings)), work);
         let texts = warnings.lock().unwrap().clone();
