@@ -247,6 +247,12 @@ impl Job {
         self
     }
 
+    /// Moves no more than this many bytes a second.
+    pub fn paced(mut self, bytes_per_second: u64) -> Self {
+        self.session.bytes_per_second = Some(bytes_per_second);
+        self
+    }
+
     /// Says when this many bytes are verified; nothing, if the copy is over before.
     pub fn tell_when(mut self, bytes: u64) -> (Self, mpsc::Receiver<()>) {
         let (sender, receiver) = mpsc::channel();

@@ -29,8 +29,11 @@ fn slow_sim() -> (Backend, usize) {
 }
 
 fn verbs() -> (Backend, usize) {
-    (Backend::Verbs, 96 << 20)
+    (Backend::Verbs, 16 << 20)
 }
+
+/// What no link in these tests exceeds.
+const BYTES_PER_SECOND: u64 = 8 << 20;
 
 fn changing((backend, size): (Backend, usize), change: impl Fn(usize) -> Change) {
     let pair = Pair::in_memory(backend);
@@ -42,7 +45,7 @@ fn changing((backend, size): (Backend, usize), change: impl Fn(usize) -> Change)
     for (source, target, job) in jobs {
         tree::write(&source, &versions[0]);
         let (changed, copied) = std::thread::scope(|scope| {
-            let (job, moved) = job.tell_when(size as u64 / 8);
+            let (job, moved) = job.paced(BYTES_PER_SECOND).tell_when(size as u64 / 8);
             let (make, source) = (&make, &source);
             let changer = scope.spawn(move || {
                 let begun = moved.recv_timeout(Duration::from_secs(50)).is_ok();

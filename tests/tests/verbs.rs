@@ -12,8 +12,9 @@ use tempfile::TempDir;
 use verbatim_tests::process::{Ended, Home, Running, Serve, Signal, wait_for};
 use verbatim_tests::tree;
 
-/// A file whose copy takes a second or more on a software device.
-const BIG_BYTES: usize = 160 << 20;
+/// A file whose copy takes two seconds, slowly.
+const BIG_BYTES: usize = 32 << 20;
+const SLOWLY: &str = "--bwlimit=16M";
 
 /// How long a copy may take to begin.
 const BEGIN_MAX: Duration = Duration::from_secs(30);
@@ -88,8 +89,10 @@ fn a_client_killed_at_any_moment_goes_on_over_verbs() {
     tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
     let serve = Serve::start(&exports(dir.path()));
     let landing = dir.path().join("in");
-    let down = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
-    let up = ["--json".into(), data.join("big").display().to_string(), serve.at("in")];
+    let down =
+        ["--json".to_owned(), SLOWLY.into(), serve.at("data/big"), out.display().to_string()];
+    let up =
+        ["--json".into(), SLOWLY.into(), data.join("big").display().to_string(), serve.at("in")];
     for (command, folder, reads) in [(down, out, true), (up, landing, false)] {
         let mut copy = serve.start_cp(&command);
         wait_for_journal(&mut copy, &folder);
@@ -114,7 +117,8 @@ fn a_server_killed_in_the_middle_is_gone_on_with_when_it_is_back() {
     let home = Arc::new(Home::new());
     let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
     let listen = serve.address.to_string();
-    let command = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
+    let command =
+        ["--json".to_owned(), SLOWLY.into(), serve.at("data/big"), out.display().to_string()];
     let mut copy = serve.start_cp(&command);
     wait_for_journal(&mut copy, &out);
     serve.signal(Signal::KILL);
@@ -153,8 +157,10 @@ fn a_port_that_goes_down_in_the_middle_is_left_for_tcp() {
     let out = dir.path().join("out");
     tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
     let serve = Serve::start(&exports(dir.path()));
-    let down = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
-    let up = ["--json".into(), data.join("big").display().to_string(), serve.at("in")];
+    let down =
+        ["--json".to_owned(), SLOWLY.into(), serve.at("data/big"), out.display().to_string()];
+    let up =
+        ["--json".into(), SLOWLY.into(), data.join("big").display().to_string(), serve.at("in")];
     for (command, folder) in [(down, out), (up, landing)] {
         let mut copy = serve.start_cp(&command);
         wait_for_journal(&mut copy, &folder);

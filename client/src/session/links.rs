@@ -127,7 +127,8 @@ impl Core {
         self.links.coming.remove(&link);
         if self.carrier.is_verbs() {
             if self.options.carrier.transport == Transport::Verbs {
-                return self.broke(Fault::new(Code::LinkLost, format!("no RDMA: {reason}")));
+                // Not a lost link, which would be tried again: it would be refused again.
+                return self.broke(Fault::new(Code::Limit, reason));
             }
             tracing::warn!(peer = self.peer, reason, "data moves over TCP");
             self.carrier.fall_back(reason);
