@@ -9,7 +9,7 @@ use verbatim_fabric::verbs::{
     self, Address, Context, DomainLimits, FileWindows, Options, Place, VerbsDomain, VerbsEndpoint,
     VerbsLink, Wish,
 };
-use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SharedSlot, SoftDomain};
+use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SoftDomain};
 use verbatim_proto::units::SLOTS_PER_LINK;
 
 /// How RDMA is used.
@@ -33,19 +33,13 @@ impl Rdma {
             return Err(FabricError::device("no RDMA", "it is switched off", hint));
         }
         let wish = Wish { local: self.wish.local.or(local), ..self.wish.clone() };
-        verbs::usable(&wish).map_err(|reasons| {
-            let reason = reasons.first().expect("a refusal has a reason");
-            FabricError::device("no RDMA", reason.to_string(), reason.hint())
-        })
+        verbs::find_place(&wish)
     }
 
     /// Logs what clients can expect: which device, and how files of each folder are offered.
     pub fn announce<'a>(&self, folders: impl Iterator<Item = &'a std::path::Path>) {
         let opened = self.place(None).and_then(|place| {
-            let opened = Context::open(&place.device);
-            let context = opened.map_err(|reason| {
-                FabricError::device("no RDMA", reason.to_string(), reason.hint())
-            })?;
+            let context = Context::open(&place.device)?;
             Ok((place, context))
         });
         let (place, context) = match opened {
@@ -99,23 +93,15 @@ impl SessionDomain {
             }
             let place = rdma.place(local)?;
             let domain = VerbsDomain::open(&place, rdma.limits)?;
+            domain.try_pinning(slot_bytes * usize::from(SLOTS_PER_LINK))?;
             // Only this task sets it.
             let _ = self.device.set((place, domain));
         }
         let (place, domain) = self.device.get().expect("it was just set");
-        try_pinning(domain, slot_bytes)?;
         let endpoint = VerbsEndpoint::new(domain, place, rdma.options)?;
         let address = endpoint.address().to_bytes().to_vec();
         Ok((endpoint.connect(&peer)?, address))
     }
-}
-
-/// Registers what the slots of one link take, and gives it back.
-fn try_pinning(domain: &VerbsDomain, slot_bytes: usize) -> Result<(), FabricError> {
-    let slot = SharedSlot::new(slot_bytes * usize::from(SLOTS_PER_LINK))?;
-    let handle = domain.register(Memory::Upload(slot))?;
-    domain.deregister(handle.key);
-    Ok(())
 }
 
 impl Domain for SessionDomain {
@@ -155,6 +141,7 @@ impl Domain for SessionDomain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verbatim_fabric::SharedSlot;
 
     #[test]
     fn without_a_device_a_session_registers_softly() {

@@ -11,7 +11,7 @@ use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::verbs::{
     self, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint, Wish,
 };
-use verbatim_fabric::{Domain, FabricError, Link, Memory, SharedSlot};
+use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{LinkId, LinkOffer};
 
 /// What the user wants data to move over.
@@ -78,7 +78,7 @@ impl Carrier {
         match Rdma::open(options, server, buffer_bytes) {
             Ok(rdma) => Ok(Self::Verbs(Box::new(rdma))),
             Err(error) if options.transport == Transport::Verbs => Err(error),
-            Err(error) => Ok(Self::tcp(reason_of(&error))),
+            Err(error) => Ok(Self::tcp(error.with_hint())),
         }
     }
 
@@ -102,11 +102,12 @@ impl Carrier {
 
     /// Connects what was offered to the server's half.
     pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<Box<dyn Link>, FabricError> {
-        let Self::Verbs(rdma) = self else {
-            return Err(FabricError::Protocol("a queue pair that was not asked for".into()));
+        let offered = match self {
+            Self::Verbs(rdma) => rdma.offered.remove(&link),
+            Self::Sim(_) | Self::Tcp { .. } => None,
         };
-        let unknown = || FabricError::Protocol("a queue pair that was not asked for".into());
-        let endpoint = rdma.offered.remove(&link).ok_or_else(unknown)?;
+        let unasked = || FabricError::Protocol("a queue pair that was not asked for".into());
+        let endpoint = offered.ok_or_else(unasked)?;
         Ok(Box::new(endpoint.connect(&Address::from_bytes(peer)?)?))
     }
 
@@ -149,11 +150,9 @@ impl Rdma {
     ) -> Result<Self, FabricError> {
         let local = verbs::local_address_towards(server);
         let wish = Wish { local: options.wish.local.or(local), ..options.wish.clone() };
-        let place = place_for(&wish)?;
+        let place = verbs::find_place(&wish)?;
         let domain = VerbsDomain::open(&place, DomainLimits::default())?;
-        // Better now than with the first chunk: a limit on pinned memory does not go away.
-        let handle = domain.register(Memory::Upload(SharedSlot::new(buffer_bytes)?))?;
-        domain.deregister(handle.key);
+        domain.try_pinning(buffer_bytes)?;
         let options = Options { busy_poll: options.busy_poll, ..Options::default() };
         Ok(Self { domain, place, wish, options, offered: HashMap::new() })
     }
@@ -163,23 +162,8 @@ impl Rdma {
     fn endpoint(&mut self) -> Result<VerbsEndpoint, FabricError> {
         VerbsEndpoint::new(&self.domain, &self.place, self.options).or_else(|_| {
             let device = Some(self.place.device.clone());
-            self.place = place_for(&Wish { device, ..self.wish.clone() })?;
+            self.place = verbs::find_place(&Wish { device, ..self.wish.clone() })?;
             VerbsEndpoint::new(&self.domain, &self.place, self.options)
         })
-    }
-}
-
-fn place_for(wish: &Wish) -> Result<Place, FabricError> {
-    verbs::usable(wish).map_err(|reasons| {
-        let reason = reasons.first().expect("a refusal has a reason");
-        FabricError::device("no RDMA", reason.to_string(), reason.hint())
-    })
-}
-
-/// An error as the reason for TCP: cause and fix in one line.
-pub(super) fn reason_of(error: &FabricError) -> String {
-    match error.hint() {
-        Some(hint) => format!("{error}; {hint}"),
-        None => error.to_string(),
     }
 }

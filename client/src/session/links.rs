@@ -2,7 +2,7 @@
 //! is lost, given up when new ones die without carrying a chunk. Those of a
 //! device that fails are made anew over TCP.
 
-use super::carrier::{Carrier, Transport, reason_of};
+use super::carrier::{Carrier, Transport};
 use super::{Core, Event, READS_PER_LINK};
 use crate::rules::Task;
 use crate::worker::Command;
@@ -87,7 +87,7 @@ impl Core {
         self.links.coming.insert(link);
         match self.carrier.offer(link) {
             Ok(offer) => self.sending.push_back(ClientMessage::Attach { link, offer }),
-            Err(error) => self.fall_back(link, reason_of(&error)),
+            Err(error) => self.fall_back(link, error.with_hint()),
         }
     }
 
@@ -112,7 +112,7 @@ impl Core {
             }
             Ok(LinkAnswer::Verbs { address }) => match self.carrier.connect(link, &address) {
                 Ok(made) => self.link_made(link, Ok(made)),
-                Err(error) => self.fall_back(link, reason_of(&error)),
+                Err(error) => self.fall_back(link, error.with_hint()),
             },
             Err(fault) if self.carrier.is_verbs() => {
                 self.fall_back(link, format!("the server: {}", fault.text));
@@ -165,7 +165,7 @@ impl Core {
         self.read.link_down(id, now);
         self.write.link_down(id, now);
         self.sending.push_back(ClientMessage::Fence { link: id });
-        self.revive(id, &reason_of(error));
+        self.revive(id, &error.with_hint());
     }
 
     pub(super) fn fenced(&mut self, link: LinkId) {

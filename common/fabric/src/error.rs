@@ -56,6 +56,14 @@ impl FabricError {
         Self::Device { what: what.into(), cause: cause.into(), hint: hint.into() }
     }
 
+    /// The error and what to do about it, in one line.
+    pub fn with_hint(&self) -> String {
+        match self.hint() {
+            Some(hint) => format!("{self}; {hint}"),
+            None => self.to_string(),
+        }
+    }
+
     /// What to do about it, where there is something.
     pub fn hint(&self) -> Option<&str> {
         match self {

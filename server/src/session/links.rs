@@ -57,16 +57,10 @@ impl Session {
                 Ok(LinkAnswer::Sim { endpoint })
             }
             LinkOffer::Verbs { address: peer } => {
-                let made = self.domain.connect(
-                    &self.shared.rdma,
-                    self.local,
-                    &peer,
-                    self.chunk_bytes as usize,
-                );
-                let (made, address) = made.map_err(|error| {
-                    let hint = error.hint().map_or(String::new(), |hint| format!("; {hint}"));
-                    Fault::new(Code::NotFound, format!("{error}{hint}"))
-                })?;
+                let (rdma, slot_bytes) = (&self.shared.rdma, self.chunk_bytes as usize);
+                let made = self.domain.connect(rdma, self.local, &peer, slot_bytes);
+                let (made, address) =
+                    made.map_err(|error| Fault::new(Code::NotFound, error.with_hint()))?;
                 self.adopt(link, Box::new(made));
                 Ok(LinkAnswer::Verbs { address })
             }

@@ -201,8 +201,7 @@ fn try_map(
     let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
         .and_then(|mapped| domain.register(Memory::File(mapped)));
     let fault = |error: FabricError| {
-        let hint = error.hint().map_or(String::new(), |hint| format!("; {hint}"));
-        Fault::new(Code::Limit, format!("cannot register {}: {error}{hint}", open.path))
+        Fault::new(Code::Limit, format!("cannot register {}: {}", open.path, error.with_hint()))
     };
     match mapped {
         Ok(handle) => Ok((handle, false, digests)),

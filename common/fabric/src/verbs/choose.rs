@@ -7,6 +7,7 @@
 //! link-local. Among equals the first, so that both runs of a command agree.
 
 use super::device::{DeviceInfo, GidInfo, GidKind, LinkLayer, PortInfo, Transport};
+use crate::error::FabricError;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// What the user or the driver asks for. Nothing set means: choose.
@@ -109,6 +110,12 @@ pub enum Reason {
         /// " 3" when one was asked for.
         wanted: String,
     },
+}
+
+impl From<Reason> for FabricError {
+    fn from(reason: Reason) -> Self {
+        Self::device("no RDMA", reason.to_string(), reason.hint())
+    }
 }
 
 impl Reason {

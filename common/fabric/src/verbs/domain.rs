@@ -7,7 +7,7 @@ use super::context::Context;
 use super::region::{Counters, DomainLimits, Pd, Registered};
 use crate::domain::{Domain, RegionHandle};
 use crate::error::FabricError;
-use crate::memory::Memory;
+use crate::memory::{Memory, SharedSlot};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,10 +28,13 @@ impl VerbsDomain {
 
     /// Opens the device of a place and makes a domain on it.
     pub fn open(place: &Place, limits: DomainLimits) -> Result<Arc<Self>, FabricError> {
-        let context = Context::open(&place.device).map_err(|reason| {
-            FabricError::device("cannot use RDMA", reason.to_string(), reason.hint())
-        })?;
-        Self::new(&context, limits)
+        Self::new(&Context::open(&place.device)?, limits)
+    }
+
+    /// Registers so many bytes and gives them back: what cannot be pinned is better known
+    /// before data moves.
+    pub fn try_pinning(&self, bytes: usize) -> Result<(), FabricError> {
+        Registered::new(&self.pd, Memory::Upload(SharedSlot::new(bytes)?)).map(drop)
     }
 
     /// The device.

@@ -39,6 +39,7 @@ mod region;
 mod request;
 mod status;
 
+use crate::error::FabricError;
 pub use choose::{Place, Reason, Wish, choose};
 pub use context::{Context, DeviceLimits};
 pub use device::{
@@ -53,7 +54,15 @@ pub(crate) use region::LocalRegions;
 pub use region::{Counters, DomainLimits, leaked_count};
 pub use status::{Status, explain};
 
-/// Chooses where links start on this machine, or says why none can.
+/// Chooses where links start on this machine, or says the first reason why none can.
+pub fn find_place(wish: &Wish) -> Result<Place, FabricError> {
+    usable(wish).map_err(|reasons| {
+        let first = reasons.into_iter().next();
+        first.expect("a refusal has a reason").into()
+    })
+}
+
+/// Chooses where links start on this machine, or says all reasons why none can.
 pub fn usable(wish: &Wish) -> Result<Place, Vec<Reason>> {
     let devices = devices().map_err(|reason| vec![reason])?;
     choose(&devices, wish)
