@@ -216,7 +216,7 @@ fn wait_until_free(job: impl Fn() -> verbatim_tests::pair::Job) -> Copied {
 fn forget_half(path: &Path, layout: &Layout) -> Vec<u64> {
     let mut records = Vec::new();
     let file = File::open(path).expect("opens");
-    let read = journal::read(&file, |extent, digests| records.push((extent, digests)));
+    let read = journal::read(&file, |_, extent, digests| records.push((extent, digests)));
     let (head, _) = read.expect("a journal");
     let starts: Vec<u64> = layout.data.iter().map(|&(offset, _)| offset).collect();
     let is_data = |extent: &Extent| starts.contains(&extent.offset);

@@ -88,9 +88,10 @@ pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result
     file.write_all(&seal(bytes))
 }
 
-/// Reads a journal from its beginning: the head, and then each good record to `each`. `None`
-/// when it is no journal. Returns how long the good part is.
-pub fn read(file: &File, mut each: impl FnMut(Extent, Vec<Digest>)) -> Option<(Head, u64)> {
+/// Reads a journal from its beginning: each good record goes to `each`, with the head, and none
+/// is kept: the journal of a large file is long. `None` when it is no journal. Returns the head,
+/// and how long the good part is.
+pub fn read(file: &File, mut each: impl FnMut(&Head, Extent, Vec<Digest>)) -> Option<(Head, u64)> {
     let mut input = io::BufReader::new(file);
     let mut head = [0; HEAD_BYTES];
     input.read_exact(&mut head).ok()?;
@@ -98,7 +99,7 @@ pub fn read(file: &File, mut each: impl FnMut(Extent, Vec<Digest>)) -> Option<(H
     let mut good = HEAD_BYTES as u64;
     while let Some((extent, digests, bytes)) = read_record(&mut input, head.size) {
         good += bytes;
-        each(extent, digests);
+        each(&head, extent, digests);
     }
     Some((head, good))
 }
@@ -177,7 +178,7 @@ mod tests {
         let mut start = file;
         start.rewind().expect("rewinds");
         let mut records = Vec::new();
-        let (head, _) = read(file, |extent, digests| records.push((extent, digests)))?;
+        let (head, _) = read(file, |_, extent, digests| records.push((extent, digests)))?;
         Some((head, records))
     }
 

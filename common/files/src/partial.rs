@@ -48,20 +48,21 @@ pub(crate) fn begin(folder: &OwnedFd, names: &Names, mode: u32) -> Option<(File,
 pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)> {
     let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
     let mut journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
-    let mut records = Vec::new();
-    let (head, good) = journal::read(&journal, |extent, digests| records.push((extent, digests)))?;
-    if part.metadata().ok()?.len() != head.size {
-        return None;
-    }
-    let trusted = head.is_of_this_boot();
+    let length = part.metadata().ok()?.len();
     let mut extents = ExtentSet::new();
-    let mut root = RootBuilder::new(head.size);
-    for (extent, digests) in records {
+    let mut root = RootBuilder::new(length);
+    // Asked once a journal, not once a record.
+    let mut trusted = None;
+    let (head, good) = journal::read(&journal, |head, extent, digests| {
+        let trusted = *trusted.get_or_insert_with(|| head.is_of_this_boot());
         let there = || hash_extent(&part, head.size, extent).is_ok_and(|now| now == digests);
-        if !extents.intersects(extent) && (trusted || there()) {
+        if head.size == length && !extents.intersects(extent) && (trusted || there()) {
             extents.insert(extent);
             root.insert_run(extent.offset, &digests);
         }
+    })?;
+    if head.size != length {
+        return None;
     }
     // Go on behind the last good record; what is cut there would hide all that follows.
     journal.set_len(good).ok()?;

@@ -476,7 +476,7 @@ mod tests {
         let name = hidden(dir.path(), "-journal");
         let mut records = Vec::new();
         let old = File::open(&name).expect("opens");
-        let head = journal::read(&old, |extent, digests| records.push((extent, digests)));
+        let head = journal::read(&old, |_, extent, digests| records.push((extent, digests)));
         let head = Head { boot: [b'x'; 36], ..head.expect("a journal").0 };
         let mut file = File::create(&name).expect("opens");
         journal::begin(&mut file, &head).expect("begins");
