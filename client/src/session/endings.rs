@@ -77,7 +77,7 @@ pub(super) struct Nest {
 impl Nest {
     /// Leaves the folders that `path` is not in, and returns the one it is in.
     pub fn around(&mut self, path: &WirePath) -> Within {
-        while self.open.last().is_some_and(|(folder, _)| !is_in(path, folder)) {
+        while self.open.last().is_some_and(|(folder, _)| !path.is_below(folder)) {
             self.open.pop();
         }
         self.open.last().map(|(_, ending)| ending.clone())
@@ -87,11 +87,6 @@ impl Nest {
     pub fn enter(&mut self, path: WirePath, ending: Arc<Ending>) {
         self.open.push((path, ending));
     }
-}
-
-fn is_in(path: &WirePath, folder: &WirePath) -> bool {
-    let rest = path.as_bytes().strip_prefix(folder.as_bytes());
-    rest.is_some_and(|rest| !rest.is_empty() && (folder.is_root() || rest.starts_with(b"/")))
 }
 
 /// The endings of a session.

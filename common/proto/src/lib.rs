@@ -18,7 +18,9 @@ pub mod message;
 pub mod meta;
 pub mod path;
 pub mod pattern;
+pub mod plan;
 pub mod read;
+pub mod tree;
 pub mod units;
 pub mod wire;
 pub mod write;
@@ -32,3 +34,4 @@ pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, Win
 pub use meta::{Dropped, Kept, Meta};
 pub use path::WirePath;
 pub use pattern::{Excludes, Pattern};
+pub use tree::{Node, Twin};

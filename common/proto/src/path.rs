@@ -80,6 +80,20 @@ impl WirePath {
         Ok(self)
     }
 
+    /// Whether this lies below `folder`, at any depth. Nothing is below itself.
+    pub fn is_below(&self, folder: &Self) -> bool {
+        let rest = self.0.strip_prefix(folder.0.as_slice());
+        rest.is_some_and(|rest| !rest.is_empty() && (folder.is_root() || rest.starts_with(b"/")))
+    }
+
+    /// The order of a walk that sorts every folder by its names: a folder, then all below it,
+    /// then the next name.
+    pub fn tree_cmp(&self, other: &Self) -> std::cmp::Ordering {
+        // No name holds a NUL byte, so a slash that counts as one is less than any letter.
+        let key = |byte: &u8| if *byte == b'/' { 0 } else { *byte };
+        self.0.iter().map(key).cmp(other.0.iter().map(key))
+    }
+
     /// The first name and the rest.
     pub fn split_first(&self) -> Option<(&[u8], Self)> {
         let first = self.names().next()?;
@@ -188,6 +202,15 @@ mod tests {
             let frame = postcard::to_stdvec(serde_bytes::Bytes::new(bad)).expect("encodes");
             assert!(postcard::from_bytes::<WirePath>(&frame).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_order_of_trees_keeps_a_folder_together() {
+        let path = |text: &str| WirePath::parse(text.as_bytes()).expect("plain");
+        let order = ["", "a", "a/b", "a/b/c", "a/c", "a b", "a-b", "ab"].map(path);
+        assert!(order.is_sorted_by(|a, b| a.tree_cmp(b).is_lt()));
+        assert!(path("a/b").is_below(&path("a")) && path("a").is_below(&WirePath::root()));
+        assert!(!path("ab").is_below(&path("a")) && !path("a").is_below(&path("a")));
     }
 
     proptest! {

@@ -1,0 +1,375 @@
+//! The merge of two sorted streams. Takes entries of either side as they come,
+//! and says what it needs when it has none; every entry is looked at once. A
+//! stream that is not sorted, or has an entry outside its folders, is refused:
+//! the other side is not believed.
+
+use super::compare::{content, metadata};
+use super::links::{Links, Role};
+use super::{Options, Step, What, Why};
+use crate::tree::{EntryKind, Found, Node};
+use crate::{Code, Fault, WirePath};
+use std::cmp::Ordering;
+use std::collections::{HashSet, VecDeque};
+
+/// Which of the two trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What the target is to be.
+    Source,
+    /// What it is.
+    Target,
+}
+
+/// What comes next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// This is to be done.
+    Step(Box<Step>),
+    /// More entries of these sides are needed.
+    Need {
+        /// Of the source.
+        source: bool,
+        /// Of the target.
+        target: bool,
+    },
+    /// Nothing more.
+    End,
+}
+
+/// What was seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Entries of the source, its root not counted.
+    pub source: u64,
+    /// Entries of the target, its root not counted.
+    pub target: u64,
+    /// Deletes among the steps.
+    pub deletes: u64,
+    /// Entries of the source that cannot be told.
+    pub faults: u64,
+}
+
+/// A merge under way.
+#[derive(Debug)]
+pub struct Diff {
+    options: Options,
+    source: Stream,
+    target: Stream,
+    /// The folders of the source that the merge is in, the innermost last.
+    folders: Vec<Open>,
+    /// What is below this at the target is neither looked at nor deleted.
+    kept: Option<WirePath>,
+    /// What is below this in the source cannot be done.
+    blocked: Option<WirePath>,
+    links: Links,
+    steps: VecDeque<Step>,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    found: VecDeque<Found>,
+    ended: bool,
+    last: Option<WirePath>,
+}
+
+/// A folder of the source, and whether something in it changes.
+#[derive(Debug)]
+struct Open {
+    node: Box<Node>,
+    why: Why,
+    dirty: bool,
+    /// Its names in one case, where the target does not tell them apart.
+    names: HashSet<Vec<u8>>,
+}
+
+impl Diff {
+    /// A merge of two trees of which nothing is known yet.
+    pub fn new(options: Options) -> Self {
+        let delete = options.delete && !options.fold_case;
+        Self {
+            options: Options { delete, ..options },
+            source: Stream::default(),
+            target: Stream::default(),
+            folders: Vec::new(),
+            kept: None,
+            blocked: None,
+            links: Links::default(),
+            steps: VecDeque::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Takes entries of one side, behind those before; `done` says that there are no more.
+    pub fn push(&mut self, side: Side, found: Vec<Found>, done: bool) -> Result<(), Fault> {
+        let stream = self.stream(side);
+        for found in found {
+            let path = path_of(&found);
+            if stream.last.as_ref().is_some_and(|last| last.tree_cmp(path).is_ge()) {
+                let text = format!("{path} came out of order in a list of a tree");
+                return Err(Fault::new(Code::Protocol, text));
+            }
+            stream.last = Some(path.clone());
+            stream.found.push_back(found);
+        }
+        stream.ended |= done;
+        Ok(())
+    }
+
+    /// How many entries wait to be looked at.
+    pub fn waiting(&self, side: Side) -> usize {
+        match side {
+            Side::Source => self.source.found.len(),
+            Side::Target => self.target.found.len(),
+        }
+    }
+
+    /// What was seen so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn stream(&mut self, side: Side) -> &mut Stream {
+        match side {
+            Side::Source => &mut self.source,
+            Side::Target => &mut self.target,
+        }
+    }
+
+    /// Says what is to be done next. A fault ends the merge: the other side misbehaves.
+    pub fn next_step(&mut self) -> Result<Next, Fault> {
+        loop {
+            if let Some(step) = self.steps.pop_front() {
+                return Ok(Next::Step(Box::new(step)));
+            }
+            let (source, target) = (self.source.lacks(), self.target.lacks());
+            if source || target {
+                return Ok(Next::Need { source, target });
+            }
+            let order = match (self.source.found.front(), self.target.found.front()) {
+                (None, None) if self.folders.is_empty() => return Ok(Next::End),
+                (None, None) => {
+                    self.leave_folders(None);
+                    continue;
+                }
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(source), Some(target)) => path_of(source).tree_cmp(path_of(target)),
+            };
+            let source = if order.is_le() { self.source.found.pop_front() } else { None };
+            let target = if order.is_ge() { self.target.found.pop_front() } else { None };
+            self.meet(source, target)?;
+        }
+    }
+
+    /// Looks at what one or both sides have at a path.
+    fn meet(&mut self, source: Option<Found>, target: Option<Found>) -> Result<(), Fault> {
+        let path = source.as_ref().or(target.as_ref()).map(path_of).cloned().unwrap_or_default();
+        self.leave_folders(Some(&path));
+        self.counts.source += u64::from(source.is_some() && !path.is_root());
+        self.counts.target += u64::from(target.is_some() && !path.is_root());
+        if source.is_some() {
+            self.check_parent(&path)?;
+        }
+        let is_below = |of: &Option<WirePath>| of.as_ref().is_some_and(|of| path.is_below(of));
+        if source.is_some() && is_below(&self.blocked) {
+            return Ok(());
+        }
+        match (source, target) {
+            (Some(Err((path, fault))), _) => {
+                self.counts.faults += 1;
+                self.kept = Some(path.clone());
+                self.refuse(path, fault);
+            }
+            (Some(Ok(_)), Some(Err((path, fault)))) => self.block(path, fault),
+            (Some(Ok(node)), target) => {
+                let target = target.and_then(Result::ok);
+                self.wanted(node, target.as_deref());
+            }
+            // Nobody asked for it, and whether it would be deleted is another matter.
+            (None, Some(Err((path, fault)))) if self.options.delete && !is_below(&self.kept) => {
+                self.refuse(path, fault);
+            }
+            (None, Some(Ok(node))) if !is_below(&self.kept) => self.extra(&node),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An entry of the source must be in a folder of the source.
+    fn check_parent(&self, path: &WirePath) -> Result<(), Fault> {
+        let known = |folder: &WirePath| path.is_root() || path.parent() == *folder;
+        let blocked = self.blocked.as_ref().is_some_and(|blocked| path.is_below(blocked));
+        if blocked || self.folders.last().map_or(path.is_root(), |open| known(&open.node.path)) {
+            return Ok(());
+        }
+        Err(Fault::new(Code::Protocol, format!("{path} came without the folder it is in")))
+    }
+
+    /// Finishes the folders that `path` is not in.
+    fn leave_folders(&mut self, path: Option<&WirePath>) {
+        let is_in = |open: &Open| path.is_some_and(|path| path.is_below(&open.node.path));
+        while let Some(open) = self.folders.pop_if(|open| !is_in(open)) {
+            if open.dirty || !open.why.is_empty() {
+                let (what, why) = (What::Finish { node: open.node }, open.why);
+                self.steps.push_back(Step { what, why });
+            }
+        }
+    }
+
+    /// Something of the source, and what the target has of that name.
+    fn wanted(&mut self, node: Box<Node>, there: Option<&Node>) {
+        if self.is_twice(&node) {
+            let text = "another name of the same folder differs only in case, and the target \
+                        does not tell them apart";
+            return self.block(node.path, Fault::new(Code::BadPath, text));
+        }
+        match node.kind {
+            EntryKind::Special => {
+                self.kept = Some(node.path.clone());
+                self.steps
+                    .push_back(Step { what: What::Skip { path: node.path }, why: Why::default() });
+            }
+            EntryKind::Folder => self.wanted_folder(node, there),
+            EntryKind::File | EntryKind::Symlink { .. } => {
+                let in_the_way = there.is_some_and(Node::is_folder);
+                if in_the_way && !self.options.delete {
+                    let fault = Fault::new(Code::IsFolder, "a folder is in its place");
+                    self.kept = Some(node.path.clone());
+                    return self.refuse(node.path, fault);
+                }
+                if in_the_way {
+                    self.delete(node.path.clone(), true);
+                }
+                match node.kind {
+                    EntryKind::File => self.wanted_file(node, there),
+                    _ => self.wanted_link(node, there),
+                }
+            }
+        }
+    }
+
+    /// Whether the target would take it for another entry of the same folder.
+    fn is_twice(&mut self, node: &Node) -> bool {
+        let (Some(open), Some(name)) = (self.folders.last_mut(), node.path.name()) else {
+            return false;
+        };
+        let folded = || String::from_utf8_lossy(name).to_lowercase().into_bytes();
+        self.options.fold_case && !open.names.insert(folded())
+    }
+
+    fn wanted_folder(&mut self, node: Box<Node>, there: Option<&Node>) {
+        let why = match there {
+            Some(there) if there.is_folder() => metadata(&node, there),
+            Some(_) if !self.options.delete => {
+                let text = "something that is no folder is in its place";
+                return self.block(node.path, Fault::new(Code::NotFolder, text));
+            }
+            there => {
+                let replace = there.is_some();
+                self.counts.deletes += u64::from(replace);
+                let why = if replace { Why::KIND } else { Why::NEW };
+                self.change(What::MakeFolder { node: node.clone(), replace }, why);
+                // Its metadata follows without a reason of its own.
+                let names = HashSet::new();
+                self.folders.push(Open { node, why: Why::default(), dirty: true, names });
+                return;
+            }
+        };
+        self.folders.push(Open { node, why, dirty: false, names: HashSet::new() });
+    }
+
+    fn wanted_file(&mut self, node: Box<Node>, there: Option<&Node>) {
+        let late = there.is_some_and(Node::is_folder);
+        let file = there.filter(|there| there.kind == EntryKind::File);
+        let was = file.and_then(|file| file.twin);
+        match self.links.role(node.twin, was) {
+            Role::Right => return,
+            Role::Follower(to) => {
+                let new = there.is_none();
+                let why = Why { new, kind: !new && file.is_none(), link: true, ..Why::default() };
+                return self.change(What::Link { path: node.path, to, late }, why);
+            }
+            Role::Leader => {}
+        }
+        let Some(file) = file else {
+            self.links.lead(&node.path, node.twin, None);
+            let why = if there.is_some() { Why::KIND } else { Why::NEW };
+            return self.change(What::Fetch { node, there: false, late }, why);
+        };
+        let about = metadata(&node, file);
+        let mut why = content(&node, file, &self.options);
+        why.link = !self.links.may_keep(was);
+        if !why.is_empty() {
+            self.links.lead(&node.path, node.twin, None);
+            let why = Why { size: why.size, content: why.content, link: why.link, ..about };
+            return self.change(What::Fetch { node, there: true, late }, why);
+        }
+        self.links.lead(&node.path, node.twin, was);
+        if !about.is_empty() {
+            // Done to the file itself: the time of its folder stays.
+            self.steps.push_back(Step { what: What::Describe { node }, why: about });
+        }
+    }
+
+    fn wanted_link(&mut self, node: Box<Node>, there: Option<&Node>) {
+        let late = there.is_some_and(Node::is_folder);
+        let why = match there {
+            None => Why::NEW,
+            Some(there) => match &there.kind {
+                EntryKind::Symlink { .. } => {
+                    Why { content: node.kind != there.kind, ..metadata(&node, there) }
+                }
+                _ => Why::KIND,
+            },
+        };
+        if !why.is_empty() {
+            self.change(What::Symlink { node, late }, why);
+        }
+    }
+
+    /// Something that only the target has.
+    fn extra(&mut self, node: &Node) {
+        if self.options.delete && !node.path.is_root() {
+            self.delete(node.path.clone(), node.is_folder());
+        }
+    }
+
+    fn delete(&mut self, path: WirePath, is_folder: bool) {
+        self.counts.deletes += 1;
+        self.change(What::Delete { path, is_folder }, Why::GONE);
+    }
+
+    /// A step that changes the time of the folder it is done in.
+    fn change(&mut self, what: What, why: Why) {
+        if let Some(open) = self.folders.last_mut() {
+            open.dirty = true;
+        }
+        self.steps.push_back(Step { what, why });
+    }
+
+    /// Something cannot be done, and nothing below it.
+    fn block(&mut self, path: WirePath, fault: Fault) {
+        self.blocked = Some(path.clone());
+        self.kept = Some(path.clone());
+        self.refuse(path, fault);
+    }
+
+    fn refuse(&mut self, path: WirePath, fault: Fault) {
+        self.steps.push_back(Step { what: What::Refuse { path, fault }, why: Why::default() });
+    }
+}
+
+impl Stream {
+    /// Whether it is not known what comes next.
+    fn lacks(&self) -> bool {
+        self.found.is_empty() && !self.ended
+    }
+}
+
+fn path_of(found: &Found) -> &WirePath {
+    match found {
+        Ok(node) => &node.path,
+        Err((path, _)) => path,
+    }
+}

@@ -1,0 +1,232 @@
+//! Plans, on trees that are made up: whatever two trees and options there are, a
+//! plan that is done makes the target equal to the source, and the next plan is
+//! empty. Also what a plan must never do.
+
+#![forbid(unsafe_code)]
+
+mod model;
+
+use model::{Inode, Thing, Tree};
+use proptest::prelude::*;
+use verbatim_proto::plan::{Diff, Next, Options, Side, Step, What};
+use verbatim_proto::tree::Found;
+use verbatim_proto::{Code, Fault, Meta, WirePath};
+
+/// A plan, from streams that come in pages of any length.
+fn plan(source: &[Found], target: &[Found], options: Options, page: usize) -> (Vec<Step>, Diff) {
+    let mut diff = Diff::new(options);
+    let mut left = [source.chunks(page), target.chunks(page)];
+    let mut steps = Vec::new();
+    loop {
+        match diff.next_step().expect("the streams are sorted") {
+            Next::Step(step) => steps.push(*step),
+            Next::End => return (steps, diff),
+            Next::Need { source, target } => {
+                assert!(source || target);
+                for (needed, side, at) in [(source, Side::Source, 0), (target, Side::Target, 1)] {
+                    if needed {
+                        let page = left[at].next().unwrap_or_default().to_vec();
+                        let done = left[at].len() == 0;
+                        diff.push(side, page, done).expect("the streams are sorted");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn path(text: &str) -> WirePath {
+    WirePath::parse(text.as_bytes()).expect("plain")
+}
+
+fn meta() -> impl Strategy<Value = Meta> {
+    (0..2u32, 0..2u32, 0..3i64).prop_map(|(mode, uid, mtime_ns)| Meta {
+        mode: 0o700 + mode,
+        uid,
+        mtime_ns,
+        ..Meta::default()
+    })
+}
+
+/// A tree of a few names, so that two of them have much in common. Where contents are not
+/// compared they follow from size and time, as that is what is looked at.
+fn tree(checksum: bool) -> impl Strategy<Value = Tree> {
+    let name = || (0..4usize).prop_map(|at| ["a", "b", "a b", "B"][at]);
+    let place = prop::collection::vec(name(), 1..4).prop_map(|names| path(&names.join("/")));
+    let thing = (0..12u8, meta(), 0..3u8, 0..2u64, 0..4u64);
+    let things = prop::collection::vec((place, thing), 0..24);
+    (meta(), things).prop_map(move |(root, things)| {
+        let mut tree = Tree { next: 100, ..Tree::default() };
+        tree.things.insert(WirePath::root(), Thing::Folder(root));
+        for (path, (kind, meta, content, size, twin)) in things {
+            add(&mut tree, path, kind, meta, (content, size, twin), checksum);
+        }
+        tree
+    })
+}
+
+fn add(
+    tree: &mut Tree,
+    path: WirePath,
+    kind: u8,
+    meta: Meta,
+    (content, size, twin): (u8, u64, u64),
+    checksum: bool,
+) {
+    let above = std::iter::successors(Some(path.parent()), |at| Some(at.parent()));
+    let above: Vec<WirePath> = above.take_while(|at| !at.is_root()).collect();
+    let is_folder = |at: &WirePath| matches!(tree.things.get(at), None | Some(Thing::Folder(_)));
+    if !above.iter().all(is_folder) || tree.things.contains_key(&path) {
+        return;
+    }
+    for at in above {
+        tree.things.entry(at).or_insert_with(|| Thing::Folder(meta.clone()));
+    }
+    let content = if checksum { content } else { (size * 3 + meta.mtime_ns as u64) as u8 };
+    let thing = match kind {
+        0..=1 => Thing::Folder(meta),
+        2..=3 => Thing::Link(vec![b'x' + content % 2], Meta { mode: 0, ..meta }),
+        4 => Thing::Special,
+        // A file of several names, perhaps.
+        5..=7 => {
+            tree.inodes.entry(twin).or_insert(Inode { content, size, meta });
+            Thing::File(twin)
+        }
+        _ => {
+            tree.next += 1;
+            tree.inodes.insert(tree.next, Inode { content, size, meta });
+            Thing::File(tree.next)
+        }
+    };
+    tree.things.insert(path, thing);
+}
+
+/// Paths of the source that no plan can do: special files, and what is refused.
+fn excused(steps: &[Step], path: &WirePath) -> bool {
+    steps.iter().any(|step| match &step.what {
+        What::Skip { path: left } | What::Refuse { path: left, .. } => {
+            path == left || path.is_below(left)
+        }
+        _ => false,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn a_plan_that_is_done_makes_the_target_equal_and_the_next_one_is_empty(
+        (checksum, source, target) in any::<bool>()
+            .prop_flat_map(|checksum| (Just(checksum), tree(checksum), tree(checksum))),
+        delete in any::<bool>(),
+        page in 1..9usize,
+    ) {
+        let options = Options { delete, checksum, fold_case: false };
+        let (steps, diff) = plan(&source.found(1), &target.found(2), options, page);
+        let mut result = target.clone();
+        result.apply(&source, &steps);
+        for path in source.things.keys().filter(|path| !excused(&steps, path)) {
+            let (wanted, is) = (source.shown(path), result.shown(path));
+            let (wanted, is) = (wanted.expect("it is there"), is);
+            prop_assert_eq!(Some(&wanted.0), is.as_ref().map(|(text, _)| text), "{}", path);
+        }
+        prop_assert!(same_names(&source, &result, &steps), "{:?}", result);
+        for (path, thing) in &result.things {
+            let extra = !source.things.contains_key(path);
+            prop_assert!(!extra || !delete || excused(&steps, path), "{} is left", path);
+            prop_assert!(!extra || target.things.get(path) == Some(thing), "{} was changed", path);
+        }
+        let deletes = steps.iter().filter(|step| matches!(&step.what, What::Delete { .. } | What::MakeFolder { replace: true, .. })).count();
+        prop_assert_eq!(diff.counts().deletes, deletes as u64);
+        let (again, _) = plan(&source.found(1), &result.found(2), options, page);
+        let left: Vec<_> = again.iter().filter(|step| step.what.is_change()).collect();
+        prop_assert!(left.is_empty(), "{left:#?}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_in_the_source_is_neither_deleted_nor_touched(
+        source in tree(false), target in tree(false), at in 0..30usize,
+    ) {
+        let mut found = source.found(1);
+        if found.len() < 2 {
+            return Ok(());
+        }
+        let at = 1 + at % (found.len() - 1);
+        let path = found[at].as_ref().expect("an entry").path.clone();
+        found.retain(|found| !found.as_ref().is_ok_and(|node| node.path.is_below(&path)));
+        found[at] = Err((path.clone(), Fault::new(Code::Denied, "no")));
+        let options = Options { delete: true, ..Options::default() };
+        let (steps, diff) = plan(&found, &target.found(2), options, 3);
+        prop_assert_eq!(diff.counts().faults, 1);
+        for step in steps.iter().filter(|step| step.what.is_change()) {
+            let touched = step.what.path();
+            prop_assert!(*touched != path && !touched.is_below(&path), "{step:?}");
+        }
+    }
+}
+
+/// Whether two names are one file in the result exactly where they are in the source.
+fn same_names(source: &Tree, result: &Tree, steps: &[Step]) -> bool {
+    let files: Vec<_> = source
+        .things
+        .iter()
+        .filter(|(path, thing)| matches!(thing, Thing::File(_)) && !excused(steps, path))
+        .collect();
+    files.iter().all(|(a, thing_a)| {
+        files.iter().all(|(b, thing_b)| {
+            (thing_a == thing_b) == (result.things.get(*a) == result.things.get(*b))
+        })
+    })
+}
+
+fn small(names: &[&str]) -> Tree {
+    let mut tree = Tree::default();
+    tree.things.insert(WirePath::root(), Thing::Folder(Meta::default()));
+    for name in names {
+        add(&mut tree, path(name), 9, Meta::default(), (0, 1, 0), false);
+    }
+    tree
+}
+
+#[test]
+fn names_that_differ_in_case_are_one_where_the_target_says_so() {
+    let options = Options { delete: true, fold_case: true, ..Options::default() };
+    let source = small(&["A/x", "a/y", "b"]);
+    let (steps, _) = plan(&source.found(1), &small(&["B", "old"]).found(2), options, 2);
+    let refused: Vec<_> = steps
+        .iter()
+        .filter(|step| matches!(step.what, What::Refuse { .. }))
+        .map(|step| step.what.path().to_string())
+        .collect();
+    assert_eq!(refused, ["a"]);
+    let deletes = steps.iter().any(|step| matches!(step.what, What::Delete { .. }));
+    assert!(!deletes, "a name in another case may be a file of the source: {steps:?}");
+}
+
+#[test]
+fn files_of_their_own_do_not_stay_names_of_one_file() {
+    let source = small(&["a", "b", "c"]);
+    let mut target = source.clone();
+    let one = target.things[&path("a")].clone();
+    target.things.insert(path("b"), one);
+    let (steps, _) = plan(&source.found(1), &target.found(2), Options::default(), 2);
+    target.apply(&source, &steps);
+    assert_ne!(target.things[&path("a")], target.things[&path("b")], "{steps:#?}");
+    let (again, _) = plan(&source.found(1), &target.found(2), Options::default(), 2);
+    assert!(again.is_empty(), "{again:#?}");
+}
+
+#[test]
+fn streams_that_are_no_trees_are_refused() {
+    let mut unsorted = small(&["a", "b"]).found(1);
+    unsorted.swap(1, 2);
+    let mut diff = Diff::new(Options::default());
+    assert_eq!(diff.push(Side::Source, unsorted, true).expect_err("refused").code, Code::Protocol);
+    let mut orphan = small(&["a/b"]).found(1);
+    drop(orphan.remove(1));
+    let mut diff = Diff::new(Options::default());
+    diff.push(Side::Source, orphan, true).expect("sorted");
+    diff.push(Side::Target, Vec::new(), true).expect("empty");
+    let end = std::iter::repeat_with(|| diff.next_step()).find(|next| next.is_err());
+    assert_eq!(end.expect("it ends").expect_err("refused").code, Code::Protocol);
+}
