@@ -97,16 +97,28 @@ impl Home {
             }
             None => Command::new(binary),
         };
+        command.arg("--state").arg(self.state()).args(arguments);
+        self.surround(&mut command);
         command
-            .arg("--state")
-            .arg(self.state())
-            .args(arguments)
+    }
+
+    /// Prepares a command of the system, in the surroundings of this user.
+    #[allow(dead_code, reason = "not every test target asks somebody")]
+    pub fn command_of(&self, name: &str) -> Command {
+        let mut command = Command::new(name);
+        self.surround(&mut command);
+        command
+    }
+
+    fn surround(&self, command: &mut Command) {
+        command
             .env("HOME", self.dir.path())
             .env("XDG_STATE_HOME", self.dir.path().join("state"))
             .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
             .env_remove("RUST_LOG")
+            .env_remove("RDMA_TOKEN")
+            .env_remove("RDMA_TOKEN_FILE")
             .stdin(Stdio::null());
-        command
     }
 
     /// Runs `rdma-cp` to its end.
@@ -146,6 +158,12 @@ impl Running {
     /// Its process number.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What it reads, where the command has a pipe for it.
+    #[allow(dead_code, reason = "not every test target types")]
+    pub fn stdin(&mut self) -> std::process::ChildStdin {
+        self.child.stdin.take().expect("it is piped")
     }
 
     /// Whether it has ended.

@@ -2,9 +2,11 @@
 //! given, left in a local door, or met before. Everything else ends with exit
 //! code 3 and says what to do.
 
-use crate::process::{Home, Serve};
-use crate::{World, exports, make_samples, names, text};
+use crate::process::{Home, Running, Serve, skip};
+use crate::{World, exports, make_samples, names, text, works};
+use std::io::Write;
 use std::net::TcpListener;
+use std::process::Stdio;
 use std::sync::Arc;
 
 /// A port of 127.0.0.1 that somebody had a moment ago, and nobody has now.
@@ -108,4 +110,44 @@ fn a_door_that_a_dead_server_left_does_not_vouch_for_another() {
     let _new = Serve::of(&Arc::new(Home::new()), &address, &exports(dir.path()));
     let ended = old_home.cp(&[&from, &text(&dir.path().join("out"))]);
     ended.refused(3, &["cannot trust", "local/", "hint: another server has this port now"]);
+}
+
+/// Runs `rdma-cp` of this user at a terminal of its own, with somebody who types this.
+fn at_a_terminal(home: &Home, arguments: &[&str], typed: &str) -> crate::process::Ended {
+    let line = home.command("rdma-cp", arguments);
+    let words = [line.get_program()].into_iter().chain(line.get_args());
+    let quoted: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+    let mut command = home.command_of("script");
+    // -e: the exit code of the command. Its terminal is not ours, so nobody else is asked.
+    command.args(["-qec", &quoted.join(" "), "/dev/null"]).stdin(Stdio::piped());
+    let mut running = Running::start(command);
+    // Stays open: an end of input would be an answer.
+    let mut keyboard = running.stdin();
+    keyboard.write_all(typed.as_bytes()).expect("it is typed");
+    running.end()
+}
+
+#[test]
+fn somebody_at_a_terminal_is_asked_about_a_stranger_once() {
+    if !works("script", &["--version"]) {
+        return skip("somebody_at_a_terminal_is_asked_about_a_stranger_once", "no script command");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    make_samples(dir.path());
+    let open = [exports(dir.path()).to_vec(), vec!["--insecure-no-auth".into()]].concat();
+    let serve = Serve::start(&open);
+    let (from, out) = (serve.at("data/b.bin"), dir.path().join("out"));
+    let stranger = Home::new();
+    let known = stranger.path().join("config/verbatim/known_servers");
+
+    let ended = at_a_terminal(&stranger, &[&from, &text(&out)], "no\n");
+    assert_eq!(ended.code, Some(3), "{ended:#?}");
+    assert!(ended.stdout.contains(&serve.fingerprint), "{ended:#?}");
+    assert!(names(&out).is_empty() && !known.exists());
+
+    at_a_terminal(&stranger, &[&from, &text(&out)], "yes\n").done();
+    assert_eq!(names(&out), ["b.bin"]);
+    assert!(std::fs::read_to_string(&known).unwrap().contains(&serve.fingerprint));
+    // Known from now on, to scripts as well.
+    stranger.cp(&[&from, &text(&out)]).done();
 }

@@ -174,6 +174,10 @@ pub struct Flags {
     fingerprint: Option<Fingerprint>,
 
     /// Accept an unknown server now, and only the same one later.
+    ///
+    /// Without it, somebody at a terminal is shown the fingerprint and asked; a script
+    /// is refused. Servers that were accepted are in known_servers in
+    /// $XDG_CONFIG_HOME/verbatim. One that has changed is refused either way.
     #[arg(long)]
     trust_on_first_use: bool,
 

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
+mod ask;
 mod carrier;
 mod flags;
 mod show;
@@ -49,7 +50,11 @@ async fn run(flags: Flags) -> ExitCode {
                 Ok(session) => session,
                 Err(error) => return complain(&error.cause, error.hint, error.exit, json),
             };
-            let listed = list(&remote, session, flags.recursive, |entry| print_entry(&entry, json));
+            let config_dir = session.connect.config_dir.clone();
+            let listed = ask::introduced(&config_dir, async || {
+                let print = |entry| print_entry(&entry, json);
+                list(&remote, session.clone(), flags.recursive, print).await
+            });
             match listed.await {
                 Ok(failures) => {
                     failures.iter().for_each(|failure| show::print_failure("list", failure, json));
@@ -67,7 +72,11 @@ async fn run(flags: Flags) -> ExitCode {
                 Err(error) => return refused(&error, json),
             };
             let mut show = Show::new(&flags, options.rules.task);
-            match copy(&options, session, &mut show, interrupted()).await {
+            let config_dir = session.connect.config_dir.clone();
+            let copied = ask::introduced(&config_dir, async || {
+                copy(&options, session.clone(), &mut show, interrupted()).await
+            });
+            match copied.await {
                 Ok(summary) => show.finish(&summary).into(),
                 Err(error) => refused(&error, json),
             }

@@ -1,0 +1,110 @@
+//! Strangers: asks the person at the terminal whether an unknown server is the
+//! one that is meant, as ssh does, and remembers a yes. Never asks a script:
+//! without a terminal the answer is no, and the error says what to add.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::Path;
+use verbatim_client::ClientError;
+use verbatim_client::copy::CopyError;
+use verbatim_control::{ControlError, Distrust, Fingerprint, KnownServers};
+
+/// How often an answer that is none is asked for again.
+const QUESTIONS_MAX: usize = 3;
+
+/// Does it. Where that fails because the server is a stranger, and somebody at a terminal
+/// vouches for it, remembers the server and does it once more.
+pub async fn introduced<T>(
+    config_dir: &Path,
+    mut attempt: impl AsyncFnMut() -> Result<T, CopyError>,
+) -> Result<T, CopyError> {
+    let error = match attempt().await {
+        Err(error) => error,
+        done => return done,
+    };
+    let Some((peer, presented)) = stranger(&error) else { return Err(error) };
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Err(error);
+    }
+    // Nothing else is under way, so this thread may wait for a person.
+    if !vouched(peer, presented, io::stderr(), io::stdin().lock()).unwrap_or(false) {
+        return Err(error);
+    }
+    let remembered = KnownServers::in_dir(config_dir).remember(peer, presented);
+    remembered.map_err(ClientError::Control)?;
+    attempt().await
+}
+
+/// The server that nobody vouches for, if that is what went wrong.
+fn stranger(error: &CopyError) -> Option<(&str, Fingerprint)> {
+    match error {
+        CopyError::Client(ClientError::Control(ControlError::NotTrusted {
+            peer,
+            because: Distrust::Unknown { presented },
+        })) => Some((peer, *presented)),
+        _ => None,
+    }
+}
+
+/// Shows who presented what, and takes yes, no, or the fingerprint as the server printed it.
+fn vouched(
+    peer: &str,
+    presented: Fingerprint,
+    mut terminal: impl Write,
+    mut answers: impl BufRead,
+) -> io::Result<bool> {
+    writeln!(terminal, "{peer} is not known here. It presents {presented}")?;
+    writeln!(terminal, "Compare it with what the server printed at its start.")?;
+    for _ in 0..QUESTIONS_MAX {
+        write!(terminal, "Trust it from now on (yes, no, or its fingerprint)? ")?;
+        terminal.flush()?;
+        let mut line = String::new();
+        if answers.read_line(&mut line)? == 0 {
+            return Ok(false);
+        }
+        match line.trim() {
+            "yes" => return Ok(true),
+            "no" => return Ok(false),
+            typed => match typed.parse::<Fingerprint>() {
+                Ok(typed) => return Ok(typed == presented),
+                Err(_) => writeln!(terminal, "That is none of them.")?,
+            },
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHOWN: &str = "SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+    fn answered(answers: &str) -> (bool, String) {
+        let mut said = Vec::new();
+        let presented = SHOWN.parse().expect("a fingerprint");
+        let vouched = vouched("host7:1", presented, &mut said, answers.as_bytes());
+        (vouched.expect("memory takes and gives"), String::from_utf8(said).expect("text"))
+    }
+
+    #[test]
+    fn only_yes_and_the_right_fingerprint_vouch_for_a_server() {
+        let other = SHOWN.replace("AAA", "QQQ");
+        for (answers, expected) in [
+            ("yes\n", true),
+            (&format!(" {SHOWN} \n"), true),
+            ("no\n", false),
+            (&format!("{other}\n"), false),
+            ("", false),
+            ("y\nyes\n", true),
+            ("\n\n\nyes\n", false),
+        ] {
+            assert_eq!(answered(answers).0, expected, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn the_question_shows_who_it_is_about() {
+        let (_, said) = answered("no\n");
+        assert!(said.contains("host7:1") && said.contains(SHOWN), "{said}");
+    }
+}
