@@ -20,6 +20,7 @@ use crate::rules::{Rules, Task};
 use crate::worker::{Command, Stats};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -225,6 +226,12 @@ impl Core {
             Event::WorkerFailed(error) => {
                 self.broke(Fault::new(Code::Io, error.to_string()));
             }
+            Event::Panicked => {
+                self.broke(Fault::new(
+                    Code::Bug,
+                    "a job failed here; the message above says where",
+                ));
+            }
             Event::Landed(answers) => self.landed(answers),
             Event::SourcesChecked(answers) => {
                 self.hashing -= 1;
@@ -282,8 +289,10 @@ impl Core {
     pub(super) fn job(&self, work: impl FnOnce() -> Event + Send + 'static) {
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
-            // A session that is gone needs no answer.
-            let _ = events.try_send(work());
+            // A session that is gone needs no answer; one that is waits for this one, so that a
+            // job that panics tells it too.
+            let event = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked);
+            let _ = events.try_send(event);
         });
     }
 

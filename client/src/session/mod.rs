@@ -145,6 +145,8 @@ pub(crate) enum Event {
         link: LinkId,
     },
     WorkerFailed(FabricError),
+    /// A job panicked: what it would have told will never come.
+    Panicked,
     Landed(down::Landed),
     /// Whether sources are still what was sent, and their metadata where that is kept.
     SourcesChecked(Vec<(FileId, Digest, Result<Kept, Fault>)>),

@@ -57,6 +57,8 @@ pub enum Code {
     Stopping,
     /// The user interrupted it.
     Interrupted,
+    /// Something happened that only a bug can make happen.
+    Bug,
 }
 
 impl Code {
@@ -70,6 +72,7 @@ impl Code {
             Self::ReadOnly | Self::NoSpace | Self::Io | Self::Limit | Self::Mismatch => Class::Peer,
             Self::Protocol | Self::Version | Self::NotAuthenticated => Class::Peer,
             Self::BadPath | Self::Interrupted => Class::Local,
+            Self::Bug => Class::Bug,
         }
     }
 }

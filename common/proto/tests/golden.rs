@@ -78,13 +78,13 @@ variants!(Verdict: Stored Mismatch Failed => vec![
 ]);
 variants!(Code: NotFound Denied BadPath IsFolder NotFolder Special ReadOnly NoSpace Changed
     Mismatch Io Limit Protocol Version NotAuthenticated LinkLost TimedOut Stopping
-    Interrupted => codes());
+    Interrupted Bug => codes());
 
 fn codes() -> Vec<Code> {
     use Code::*;
     let first = [NotFound, Denied, BadPath, IsFolder, NotFolder, Special, ReadOnly, NoSpace];
     let second = [Changed, Mismatch, Io, Limit, Protocol, Version, NotAuthenticated, LinkLost];
-    [&first[..], &second, &[TimedOut, Stopping, Interrupted]].concat()
+    [&first[..], &second, &[TimedOut, Stopping, Interrupted, Bug]].concat()
 }
 
 fn client() -> Vec<ClientMessage> {
@@ -513,4 +513,6 @@ Code::Stopping
     0100000011
 Code::Interrupted
     0100000012
+Code::Bug
+    0100000013
 ";

@@ -21,6 +21,7 @@ use links::Links;
 use reading::Reading;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -78,6 +79,8 @@ impl Shared {
 
 /// What jobs and workers tell a session.
 pub(crate) enum Event {
+    /// A job panicked: what it would have told will never come.
+    Panicked,
     /// Send this to the client.
     Reply(ServerMessage),
     Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
@@ -248,6 +251,10 @@ impl Session {
         );
         self.jobs -= usize::from(from_job);
         match event {
+            Event::Panicked => {
+                let text = "the server failed at a job of this session; its log says where";
+                return Err(End::Refused(Fault::new(Code::Bug, text)));
+            }
             Event::Reply(message) => self.send(message)?,
             Event::Opened(answers) => self.opened(answers),
             Event::Found(file, survey) => self.reading.machine.found(file, survey),
@@ -306,7 +313,7 @@ impl Session {
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
             // A session that is gone needs no answer.
-            let _ = events.try_send(work());
+            let _ = events.try_send(event_of(work));
         });
     }
 
@@ -335,7 +342,24 @@ impl Session {
     }
 }
 
+/// Does a job. One that panics is told all the same: a session that waits for it would say for
+/// ever that it is at work.
+fn event_of(work: impl FnOnce() -> Event) -> Event {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked)
+}
+
 /// Opens a source in its export.
 fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Source, Fault> {
     Source::new(export.folder.open_file(path)?, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_panics_is_told_to_its_session() {
+        assert!(matches!(event_of(|| panic!("a test's own")), Event::Panicked));
+        assert!(matches!(event_of(|| Event::Closed(Vec::new())), Event::Closed(_)));
+    }
 }
