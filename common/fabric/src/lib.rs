@@ -7,6 +7,7 @@ pub mod domain;
 pub mod error;
 pub mod link;
 pub mod memory;
+pub mod ports;
 pub mod sim;
 pub mod slots;
 pub mod tcp;

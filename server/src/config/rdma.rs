@@ -42,7 +42,7 @@ impl Rdma {
             device: (!self.device.is_empty()).then(|| self.device.clone()),
             port: u8::try_from(self.port).ok().filter(|&port| port > 0),
             gid_index: u8::try_from(self.gid_index).ok(),
-            local: None,
+            ..Wish::default()
         };
         let pinned_bytes_max = u64::from(self.pinned_mb_per_session) << 20;
         crate::rdma::Rdma {

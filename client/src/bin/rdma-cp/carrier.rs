@@ -54,7 +54,7 @@ impl CarrierFlags {
             Kind::Tcp => Transport::Tcp,
         };
         let (device, port, gid_index) = (self.device.clone(), self.port, self.gid_index);
-        let wish = Wish { device, port, gid_index, local: None };
+        let wish = Wish { device, port, gid_index, ..Wish::default() };
         CarrierOptions { transport, wish, busy_poll: self.busy_poll }
     }
 }

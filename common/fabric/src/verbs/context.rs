@@ -5,11 +5,11 @@
 //!
 //! A context lives as long as anything made from it: domains hold it.
 
-use super::choose::Reason;
-use super::device::{DeviceList, PortState, empty_entries};
+use super::device::DeviceList;
 use super::ffi::{self, Plain as _};
 use super::library::{Library, library};
 use crate::error::FabricError;
+use crate::ports::{PortState, Reason};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -90,10 +90,8 @@ impl Context {
     /// Opens a device by name.
     pub fn open(name: &str) -> Result<Arc<Self>, Reason> {
         let list = DeviceList::new()?;
-        let listed = list.iter().find(|listed| listed.name() == name).ok_or_else(|| {
-            let known: Vec<_> = list.iter().map(|listed| listed.name()).collect();
-            Reason::NoSuchDevice { name: name.into(), known: known.join(", ") }
-        })?;
+        let listed = list.iter().find(|listed| listed.name() == name);
+        let listed = listed.ok_or_else(|| Reason::NoDriver { device: name.into() })?;
         let unusable =
             |cause: io::Error| Reason::Unusable { device: name.into(), cause: cause.to_string() };
         listed.open().map(Arc::new).map_err(unusable)
@@ -174,17 +172,6 @@ impl Context {
         // SAFETY: the context is open, `pkey` is ours to be written.
         let code = unsafe { (self.library.ibv_query_pkey)(self.raw(), port, 0, &raw mut pkey) };
         check(code).map(|()| u16::from_be(pkey))
-    }
-
-    /// All addresses of all ports, when the library can tell.
-    pub(super) fn query_gid_table(&self, count_max: usize) -> Option<Vec<ffi::GidEntry>> {
-        let query = self.library.query_gid_table?;
-        let mut entries = empty_entries(count_max);
-        let bytes = size_of::<ffi::GidEntry>();
-        // SAFETY: the context is open, and `entries` has room for `count_max` of that size.
-        let count = unsafe { query(self.raw(), entries.as_mut_ptr(), count_max, 0, bytes) };
-        entries.truncate(usize::try_from(count).ok()?);
-        Some(entries)
     }
 
     /// Grows with every event; a link that sees it grow asks for `trouble`.
@@ -272,8 +259,9 @@ impl Context {
         failed("the port lost the address of the link", hint)
     }
 
-    /// Looks at a port before a link is made on it: what was heard of it may be old.
-    pub(super) fn expect_active(&self, port: u8) -> Result<(), FabricError> {
+    /// Looks at a port before a link is made on it: what was heard of it may be old. Tells what
+    /// only the device knows, such as its MTU.
+    pub(super) fn expect_active(&self, port: u8) -> Result<ffi::PortAttr, FabricError> {
         self.take_events();
         let what = || format!("cannot make a link on {}/{port}", self.name);
         let attr = self
@@ -284,7 +272,7 @@ impl Context {
             return Err(FabricError::device(what(), "the port is not ACTIVE", hint));
         }
         self.state.lock().unwrap_or_else(PoisonError::into_inner).ports_down.remove(&port);
-        Ok(())
+        Ok(attr)
     }
 
     /// Forgets queues that are gone: their names may be used again.

@@ -2,12 +2,12 @@
 //! what the client's queue pairs may name. Another client's domain on the same
 //! device knows none of its keys. Dropping it takes every region back.
 
-use super::choose::Place;
 use super::context::Context;
 use super::region::{Counters, DomainLimits, Pd, Registered};
 use crate::domain::{Domain, RegionHandle};
 use crate::error::FabricError;
 use crate::memory::{Memory, SharedSlot};
+use crate::ports::Place;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -3,9 +3,7 @@
 //! peer's address it becomes a link. Addresses travel over the control
 //! connection, so this file neither sends nor trusts: what a peer says is checked.
 
-use super::choose::Place;
 use super::context::Footing;
-use super::device::{GidKind, LinkLayer};
 use super::domain::VerbsDomain;
 use super::ffi::{self, Plain as _};
 use super::link::VerbsLink;
@@ -13,6 +11,7 @@ use super::queue::{Depths, Queue};
 use super::request::RECEIVE;
 use crate::error::FabricError;
 use crate::memory::random_u64;
+use crate::ports::{GidKind, LinkLayer, Place};
 
 /// Numbers of queue pairs and packets have this many bits.
 const NUMBER_MASK: u32 = 0xff_ffff;
@@ -195,7 +194,8 @@ impl VerbsEndpoint {
     pub fn new(domain: &VerbsDomain, place: &Place, options: Options) -> Result<Self, FabricError> {
         let context = domain.context().clone();
         let happened = context.happened();
-        context.expect_active(place.port)?;
+        let port = context.expect_active(place.port)?;
+        let options = Options { piece_bytes: options.piece_bytes.min(port.max_msg_sz), ..options };
         let depths = Depths {
             sends: options.requests_max,
             receives: options.receives,
@@ -220,11 +220,11 @@ impl VerbsEndpoint {
             link_layer: place.link_layer,
             gid_kind: place.gid.kind,
             gid: place.gid.raw,
-            lid: place.lid,
+            lid: port.lid,
             pkey: context.query_pkey(place.port).unwrap_or(u16::MAX),
             queue_pair: queue.number() & NUMBER_MASK,
             packet: random_u64()? as u32 & NUMBER_MASK,
-            mtu: place.mtu as u8,
+            mtu: port.active_mtu.clamp(ffi::IBV_MTU_256, ffi::IBV_MTU_4096) as u8,
             reads_posted_max: limits.reads_posted_max.min(options.reads_max),
             reads_served_max: limits.reads_served_max.min(options.reads_max),
             receives,
@@ -350,7 +350,7 @@ fn set_up(place: &Place, step: &str, error: &std::io::Error) -> FabricError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::device::GidInfo;
+    use crate::ports::GidInfo;
 
     fn address() -> Address {
         Address {
@@ -372,11 +372,12 @@ mod tests {
         Place {
             device: "mlx5_0".into(),
             port: 2,
-            gid: GidInfo { index: 3, raw: [1; 16], kind: GidKind::RoceV2 },
+            gid: GidInfo { index: 3, raw: [1; 16], kind: GidKind::RoceV2, netdev: None },
             link_layer: LinkLayer::Ethernet,
-            mtu: 3,
-            lid: 0,
-            message_bytes_max: 1 << 30,
+            netdev: None,
+            rate_mbit: 100_000,
+            numa_node: None,
+            why: String::new(),
         }
     }
 

@@ -3,8 +3,8 @@
 //! that it loads keep pointers into it. Nobody calls it but this module's
 //! neighbours, each of which wraps one kind of object.
 
-use super::choose::Reason;
 use super::ffi;
+use crate::ports::Reason;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -113,9 +113,6 @@ optional {
     /// Registers memory under an address of choice; knows optional flags. Since 1.8.
     reg_mr_iova2 = "ibv_reg_mr_iova2": fn(*mut ffi::Pd, *mut c_void, usize, u64, c_uint)
         -> *mut ffi::Mr;
-    /// All addresses of a device with their types. Since 1.11.
-    query_gid_table = "_ibv_query_gid_table":
-        fn(*mut ffi::Context, *mut ffi::GidEntry, usize, u32, usize) -> isize;
 }
 }
 

@@ -8,7 +8,6 @@
 //! completes comes back when the queue pair is gone, which ends the device's use
 //! as well; where even that fails the buffer is the device's for good, and counted.
 
-use super::choose::Place;
 use super::context::Footing;
 use super::endpoint::Options;
 use super::ffi::{self, Plain as _};
@@ -20,6 +19,7 @@ use super::status;
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
 use crate::memory::Buffer;
+use crate::ports::Place;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -82,7 +82,7 @@ impl VerbsLink {
         footing: Footing,
         happened: u64,
     ) -> Self {
-        let piece_bytes = options.piece_bytes.min(place.message_bytes_max).max(1) as usize;
+        let piece_bytes = options.piece_bytes.max(1) as usize;
         Self {
             queue,
             in_flight: Flights::default(),

@@ -5,8 +5,9 @@
 //! From the bottom: `ffi` declares, `library` loads, `context` is an open device
 //! with its events, `region` registered memory, `domain` what one peer may name,
 //! `queue` one queue pair, `endpoint` makes it, `link` drives it:
-//! `request` cuts, `flights` keeps what is under way. `device` lists
-//! what there is and `choose` picks; `status` explains; `probe` tries files.
+//! `request` cuts, `flights` keeps what is under way. `device` is
+//! the library's list; `status` explains; `probe` tries files. What there is and
+//! which of it is used is not decided here: `ports` does, without the library.
 //!
 //! Who keeps whom: link -> queue -> domain -> context; a region keeps its domain,
 //! a buffer its regions. So nothing is freed under anything that uses it, in
@@ -23,7 +24,6 @@
 
 #![allow(unsafe_code)]
 
-mod choose;
 mod context;
 mod device;
 mod domain;
@@ -40,12 +40,10 @@ mod request;
 mod status;
 
 use crate::error::FabricError;
-pub use choose::{Place, Reason, Wish, choose};
-pub use context::{Context, DeviceLimits};
-pub use device::{
-    DeviceInfo, GidInfo, GidKind, LinkLayer, PortInfo, PortState, Transport, devices,
-    local_address_towards,
+pub use crate::ports::{
+    GidInfo, GidKind, LinkLayer, Machine, Place, Reason, Wish, local_address_towards,
 };
+pub use context::{Context, DeviceLimits};
 pub use domain::VerbsDomain;
 pub use endpoint::{ADDRESS_BYTES, Address, Options, VerbsEndpoint};
 pub use link::VerbsLink;
@@ -56,14 +54,22 @@ pub use status::{Status, explain};
 
 /// Chooses where links start on this machine, or says the first reason why none can.
 pub fn find_place(wish: &Wish) -> Result<Place, FabricError> {
+    find_places(wish).map(|mut places| places.swap_remove(0))
+}
+
+/// Lists where links can start on this machine, the best first, or says the first reason why
+/// none can. At least one.
+pub fn find_places(wish: &Wish) -> Result<Vec<Place>, FabricError> {
     usable(wish).map_err(|reasons| {
         let first = reasons.into_iter().next();
         first.expect("a refusal has a reason").into()
     })
 }
 
-/// Chooses where links start on this machine, or says all reasons why none can.
-pub fn usable(wish: &Wish) -> Result<Place, Vec<Reason>> {
-    let devices = devices().map_err(|reason| vec![reason])?;
-    choose(&devices, wish)
+/// Lists where links can start on this machine, the best first, or says all reasons why none
+/// can. The library is opened only where there is a device for it.
+pub fn usable(wish: &Wish) -> Result<Vec<Place>, Vec<Reason>> {
+    let places = crate::ports::choose(&Machine::here(), wish)?;
+    library::library().map_err(|reason| vec![reason])?;
+    Ok(places)
 }

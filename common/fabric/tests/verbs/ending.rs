@@ -145,6 +145,7 @@ fn a_port_that_goes_down_ends_its_links_and_new_ones_work_when_it_is_back() {
     // Only a guest says which: nobody's real network is touched.
     let Ok(netdev) = std::env::var("VERBATIM_RDMA_NETDEV") else { return };
     let mut ends = Ends::new();
+    let known = place();
     let region = ends.register(Memory::Staged(slot_with(&pattern(4096, 1))));
     let read = || Op::Read { from: range(region, 0), into: empty(4096) };
     ends.near.submit(Ticket(1), read()).expect("room");
@@ -160,7 +161,7 @@ fn a_port_that_goes_down_ends_its_links_and_new_ones_work_when_it_is_back() {
         assert!(error.to_string().contains("the port went down"), "{error}");
         assert!(completions.is_empty(), "{completions:?}");
     }
-    let refused = VerbsEndpoint::new(&ends.asks, &place_down(), Options::default());
+    let refused = VerbsEndpoint::new(&ends.asks, &known, Options::default());
     let refused = refused.map(drop).expect_err("the port is down").to_string();
     assert!(refused.contains("the port is not ACTIVE"), "{refused}");
 
@@ -182,7 +183,7 @@ fn a_link_ends_when_its_port_loses_the_address_it_uses() {
     };
     let index_of = |address: &str| {
         let at = Wish { local: Some(address.parse().expect("address")), ..Wish::default() };
-        let place = usable(&at).expect("a place");
+        let place = find_place(&at).expect("a place");
         (place.gid.ip().to_string() == address).then_some(place)
     };
     ip("add", "10.77.0.1/24");
@@ -221,21 +222,4 @@ fn a_link_ends_when_its_port_loses_the_address_it_uses() {
     other.near.submit(Ticket(2), op).expect("room");
     only(other.near_completes(1), 2);
     assert_eq!(ends.asks.counters().reads(), 2);
-}
-
-/// The place of a port that is down, as it was known before.
-fn place_down() -> Place {
-    let devices = devices().expect("the library is there");
-    let device = devices.first().expect("a device");
-    let port = device.ports.first().expect("a port");
-    let gid = GidInfo { index: 0, raw: [0; 16], kind: GidKind::RoceV2 };
-    Place {
-        device: device.name.clone(),
-        port: port.number,
-        gid,
-        link_layer: port.link_layer,
-        mtu: port.mtu,
-        lid: port.lid,
-        message_bytes_max: port.message_bytes_max,
-    }
 }

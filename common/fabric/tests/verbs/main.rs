@@ -13,8 +13,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::verbs::{
-    Context, DomainLimits, FileWindows, GidInfo, GidKind, Options, Place, VerbsDomain,
-    VerbsEndpoint, VerbsLink, Wish, devices, leaked_count, probe, usable,
+    Context, DomainLimits, FileWindows, Options, Place, VerbsDomain, VerbsEndpoint, VerbsLink,
+    Wish, find_place, leaked_count, probe, usable,
 };
 use verbatim_fabric::{
     Buffer, Completion, Domain, FabricError, Link, MappedFile, Memory, Op, RegionHandle,
@@ -27,7 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 fn place() -> Place {
     let device = std::env::var("VERBATIM_RDMA_DEVICE").ok();
     let wish = Wish { device, ..Wish::default() };
-    usable(&wish).expect("an RDMA device with an ACTIVE port")
+    find_place(&wish).expect("an RDMA device with an ACTIVE port")
 }
 
 fn domain() -> Arc<VerbsDomain> {

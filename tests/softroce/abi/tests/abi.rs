@@ -114,9 +114,6 @@ fn objects() -> Vec<Item> {
         prefix Qp: ibv_qp {
             context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type,
         }
-        whole GidEntry: ibv_gid_entry {
-            gid, gid_index, port_num, gid_type, ndev_ifindex,
-        }
         whole DeviceAttr: ibv_device_attr {
             fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id,
             hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe,
@@ -192,8 +189,6 @@ fn numbers_in() -> BTreeMap<&'static str, u64> {
         IBV_LINK_LAYER_UNSPECIFIED = IBV_LINK_LAYER_UNSPECIFIED,
         IBV_LINK_LAYER_INFINIBAND = IBV_LINK_LAYER_INFINIBAND,
         IBV_LINK_LAYER_ETHERNET = IBV_LINK_LAYER_ETHERNET,
-        IBV_TRANSPORT_IB = IBV_TRANSPORT_IB,
-        IBV_TRANSPORT_IWARP = IBV_TRANSPORT_IWARP,
         IBV_MTU_256 = IBV_MTU_256,
         IBV_MTU_4096 = IBV_MTU_4096,
         IBV_GID_TYPE_IB = IBV_GID_TYPE_IB,

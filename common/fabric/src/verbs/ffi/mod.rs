@@ -45,10 +45,6 @@ constants! {
     IBV_LINK_LAYER_INFINIBAND: u8 = 1;
     /// Ethernet: RoCE.
     IBV_LINK_LAYER_ETHERNET: u8 = 2;
-    /// The transport of InfiniBand and of RoCE.
-    IBV_TRANSPORT_IB: c_int = 0;
-    /// iWARP, which needs the connection manager.
-    IBV_TRANSPORT_IWARP: c_int = 1;
     /// The path MTU of 256 bytes; each next number doubles it.
     IBV_MTU_256: c_uint = 1;
     /// The path MTU of 4096 bytes, the largest.

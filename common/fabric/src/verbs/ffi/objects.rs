@@ -146,25 +146,6 @@ pub struct Gid {
 // SAFETY: bytes only.
 unsafe impl Plain for Gid {}
 
-/// `struct ibv_gid_entry`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct GidEntry {
-    /// The address.
-    pub gid: Gid,
-    /// Where in the port's table it is.
-    pub gid_index: u32,
-    /// The port.
-    pub port_num: u32,
-    /// `IBV_GID_TYPE_*`.
-    pub gid_type: u32,
-    /// The network device it came from, 0 for none.
-    pub ndev_ifindex: u32,
-}
-
-// SAFETY: bytes and integers only.
-unsafe impl Plain for GidEntry {}
-
 /// `struct ibv_device_attr`: what a device can do.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
