@@ -19,6 +19,7 @@ pub mod source;
 pub mod space;
 pub mod target;
 pub mod walk;
+pub mod watch;
 
 pub use folder::Folder;
 pub use identity::Identity;
@@ -26,3 +27,4 @@ pub use meta::Rules;
 pub use source::Source;
 pub use target::Target;
 pub use walk::Walk;
+pub use watch::{Told, Watching};

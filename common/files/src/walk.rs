@@ -113,6 +113,11 @@ impl Walk {
         }
     }
 
+    /// The folder that came last, open and not yet read; none if the last was no folder.
+    pub(crate) fn entered(&self) -> Option<BorrowedFd<'_>> {
+        self.levels.last().filter(|_| self.entered).and_then(|level| level.fd().ok())
+    }
+
     fn enter(&mut self, entry: &Entry, name: &OsStr, is_link: bool) -> Result<(), Fault> {
         if self.levels.len() >= DEPTH_MAX {
             let text = format!("folder {} is deeper than {DEPTH_MAX} levels", entry.path);
@@ -172,7 +177,7 @@ impl Walk {
 }
 
 /// What tells one folder from all others.
-fn identity_of(fd: BorrowedFd<'_>, path: &WirePath) -> Result<(u32, u32, u64), Fault> {
+pub(crate) fn identity_of(fd: BorrowedFd<'_>, path: &WirePath) -> Result<(u32, u32, u64), Fault> {
     let what = || format!("cannot look at {path}");
     let stat = stat_open(fd).map_err(|e| Fault::from_io(what(), &e))?;
     Ok((stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino))

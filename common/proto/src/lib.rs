@@ -22,6 +22,7 @@ pub mod plan;
 pub mod read;
 pub mod tree;
 pub mod units;
+pub mod watching;
 pub mod wire;
 pub mod write;
 
@@ -35,3 +36,4 @@ pub use meta::{Dropped, Kept, Meta};
 pub use path::WirePath;
 pub use pattern::{Excludes, Pattern};
 pub use tree::{Node, Twin};
+pub use watching::{Change, Changes, Watch, WatchReply, WatchRequest};

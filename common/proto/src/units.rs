@@ -40,6 +40,9 @@ pub const LOOK_PATHS_MAX: usize = 128;
 /// Entries in one page of a scan.
 pub const PAGE_ENTRIES_MAX: usize = 1024;
 
+/// Changes of a watched folder told in one message.
+pub const CHANGES_MAX: usize = 512;
+
 /// Links one client may have.
 pub const LINKS_MAX: usize = 64;
 

@@ -1,0 +1,182 @@
+//! Watching a folder and all below it: what changes is told in batches, each
+//! when it was asked for. A thread of its own waits for the kernel, so the
+//! caller never does. Used by the server for its clients, and by the client for
+//! what it sends.
+//!
+//! What is not seen: a store through somebody's shared mapping, and changes
+//! that another machine makes to a file system both have mounted.
+
+mod coalesce;
+mod kernel;
+mod tree;
+mod watcher;
+
+pub use coalesce::Timing;
+
+use crate::Folder;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use verbatim_proto::{Changes, Code, Excludes, Fault, WirePath};
+use watcher::{Watched, Watcher};
+
+/// How often it is looked whether the folder is where it was.
+const PLACE_CHECK: Duration = Duration::from_secs(2);
+
+/// The shortest time between two beginnings: a tree in which too much happens must not keep a
+/// core busy for ever.
+const AGAIN_MIN: Duration = Duration::from_secs(1);
+
+/// What is told of a watched folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// What changed. The first says `rescan`: from then on nothing is missed.
+    Changed(Changes),
+    /// It cannot be watched, or no longer, and why. Nothing is told behind this.
+    Ended(Fault),
+}
+
+/// A folder that is watched until this is dropped.
+#[derive(Debug)]
+pub struct Watching {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Wakes the thread.
+    bell: OwnedFd,
+    /// Whether a batch was asked for.
+    wanted: AtomicBool,
+    stopped: AtomicBool,
+}
+
+impl Watching {
+    /// Watches `base` in a folder; `tell` is called by the watching thread, and must not block.
+    pub fn begin(
+        folder: Folder,
+        base: WirePath,
+        excludes: Excludes,
+        timing: Timing,
+        tell: impl FnMut(Told) + Send + 'static,
+    ) -> Result<Self, Fault> {
+        let cannot = |error: &std::io::Error| Fault::from_io("cannot begin to watch", error);
+        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let bell = bell.map_err(|error| cannot(&error.into()))?;
+        let (wanted, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { bell, wanted, stopped });
+        let watched = Watched { folder, base, excludes };
+        let mut turn = Turn { shared: shared.clone(), begin: Instant::now(), tell };
+        let run = move || {
+            let Err(fault) = turn.run(watched, timing);
+            if !turn.shared.stopped.load(Ordering::Acquire) {
+                (turn.tell)(Told::Ended(fault));
+            }
+        };
+        let spawned = std::thread::Builder::new().name("watch".into()).spawn(run);
+        spawned.map_err(|error| cannot(&error))?;
+        Ok(Self { shared })
+    }
+
+    /// Asks for one more batch.
+    pub fn more(&self) {
+        self.shared.wanted.store(true, Ordering::Release);
+        self.shared.ring();
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::Release);
+        self.shared.ring();
+    }
+}
+
+impl Shared {
+    fn ring(&self) {
+        // A bell that is full has rung.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The watching thread.
+struct Turn<T> {
+    shared: Arc<Shared>,
+    begin: Instant,
+    tell: T,
+}
+
+enum Never {}
+
+impl<T: FnMut(Told)> Turn<T> {
+    fn run(&mut self, watched: Watched, timing: Timing) -> Result<Never, Fault> {
+        let shared = self.shared.clone();
+        let going = Box::new(move || !shared.stopped.load(Ordering::Acquire));
+        let mut watcher = Watcher::begin(watched, timing, going)?;
+        (self.tell)(Told::Changed(Changes::rescan()));
+        let mut place_checked = Duration::ZERO;
+        loop {
+            self.wait(&watcher)?;
+            let now = self.begin.elapsed();
+            let happened = watcher.kernel.read()?;
+            if watcher.take(happened, now)? {
+                self.pause()?;
+                watcher.begin_again()?;
+            }
+            if now.saturating_sub(place_checked) >= PLACE_CHECK {
+                watcher.check_place()?;
+                place_checked = now;
+            }
+            if !self.shared.wanted.load(Ordering::Acquire) {
+                continue;
+            }
+            if let Some(changes) = watcher.pending.take(self.begin.elapsed()) {
+                // Before it is told: who is told may ask for more at once.
+                self.shared.wanted.store(false, Ordering::Release);
+                (self.tell)(Told::Changed(changes));
+            }
+        }
+    }
+
+    /// Sleeps until something happens, is due, or is asked for.
+    fn wait(&self, watcher: &Watcher) -> Result<(), Fault> {
+        let wanted = self.shared.wanted.load(Ordering::Acquire);
+        let due = watcher.pending.due().filter(|_| wanted);
+        let left = due.map(|due| due.saturating_sub(self.begin.elapsed()));
+        let timeout = left.unwrap_or(PLACE_CHECK).min(PLACE_CHECK);
+        self.poll(Some(watcher), timeout)
+    }
+
+    /// Lets others work for a while, unless it is over.
+    fn pause(&self) -> Result<(), Fault> {
+        let end = Instant::now() + AGAIN_MIN;
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
+            self.poll(None, left)?;
+        }
+        Ok(())
+    }
+
+    fn poll(&self, watcher: Option<&Watcher>, timeout: Duration) -> Result<(), Fault> {
+        let bell = PollFd::new(&self.shared.bell, PollFlags::IN);
+        let kernel =
+            watcher.map(|watcher| PollFd::from_borrowed_fd(watcher.kernel.as_fd(), PollFlags::IN));
+        let mut fds: Vec<_> = [Some(bell), kernel].into_iter().flatten().collect();
+        let timeout = Timespec::try_from(timeout).unwrap_or_default();
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(Fault::from_io("cannot wait for changes", &error.into())),
+        }
+        // Empty, or it wakes us again at once.
+        let _ = rustix::io::read(&self.shared.bell, &mut [0; 8]);
+        match self.shared.stopped.load(Ordering::Acquire) {
+            true => Err(Fault::new(Code::Interrupted, "watching was ended")),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

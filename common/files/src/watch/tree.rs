@@ -1,0 +1,156 @@
+//! The folders that are watched, by the number the kernel gave each and by name.
+//! A folder knows its parent, not its path, so that it takes its own name and no
+//! more. Pure; asks nobody whether it is right. Used by `watcher`.
+
+use std::collections::{BTreeMap, HashMap};
+use verbatim_proto::WirePath;
+
+/// The watched folders.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    folders: HashMap<i32, Place>,
+    names: BTreeMap<(i32, Box<[u8]>), i32>,
+}
+
+#[derive(Debug)]
+struct Place {
+    parent: i32,
+    name: Box<[u8]>,
+}
+
+/// Deeper than any path can be.
+const DEPTH_MAX: usize = verbatim_proto::units::PATH_BYTES_MAX / 2;
+
+/// The parent of the root: no watch has this number.
+const NOWHERE: i32 = -1;
+
+impl Tree {
+    /// A tree with its root.
+    pub fn new(root: i32) -> Self {
+        let mut tree = Self::default();
+        tree.folders.insert(root, Place { parent: NOWHERE, name: Box::default() });
+        tree
+    }
+
+    /// How many folders there are.
+    pub fn len(&self) -> usize {
+        self.folders.len()
+    }
+
+    /// Whether a folder is the root.
+    pub fn is_root(&self, folder: i32) -> bool {
+        self.folders.get(&folder).is_some_and(|place| place.parent == NOWHERE)
+    }
+
+    /// Where a folder is; none for one that is not known, or deeper than any path.
+    pub fn path(&self, folder: i32) -> Option<WirePath> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut at = self.folders.get(&folder)?;
+        while at.parent != NOWHERE {
+            // Folders that were moved into each other while this was not told.
+            if names.len() > DEPTH_MAX {
+                return None;
+            }
+            names.push(&at.name);
+            at = self.folders.get(&at.parent)?;
+        }
+        names.reverse();
+        WirePath::parse(&names.join(&b'/')).ok()
+    }
+
+    /// The folder of this name in another.
+    pub fn child(&self, parent: i32, name: &[u8]) -> Option<i32> {
+        self.names.get(&(parent, name.into())).copied()
+    }
+
+    /// Puts a folder in its place. Returns what is not watched any more: another folder that had
+    /// the place, and all below it. A folder that was elsewhere is moved.
+    pub fn insert(&mut self, parent: i32, name: &[u8], folder: i32) -> Vec<i32> {
+        if self.is_root(folder) || self.child(parent, name) == Some(folder) {
+            return Vec::new();
+        }
+        let gone = self.child(parent, name).map_or_else(Vec::new, |other| self.remove(other));
+        if let Some(old) = self.folders.remove(&folder) {
+            self.names.remove(&(old.parent, old.name));
+        }
+        self.names.insert((parent, name.into()), folder);
+        self.folders.insert(folder, Place { parent, name: name.into() });
+        gone
+    }
+
+    /// Forgets a folder and all below it; returns them.
+    pub fn remove(&mut self, folder: i32) -> Vec<i32> {
+        let mut gone = Vec::new();
+        let mut next = vec![folder];
+        while let Some(folder) = next.pop() {
+            let Some(place) = self.folders.remove(&folder) else { continue };
+            self.names.remove(&(place.parent, place.name));
+            let below =
+                self.names.range((folder, Box::default())..).map(|(key, child)| (key, *child));
+            next.extend(
+                below.take_while(|((parent, _), _)| *parent == folder).map(|(_, child)| child),
+            );
+            gone.push(folder);
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(tree: &Tree, folder: i32) -> Option<String> {
+        tree.path(folder).map(|path| path.to_string())
+    }
+
+    fn sample() -> Tree {
+        let mut tree = Tree::new(1);
+        for (parent, name, folder) in [(1, "a", 2), (2, "b", 3), (3, "c", 4), (1, "z", 5)] {
+            assert!(tree.insert(parent, name.as_bytes(), folder).is_empty());
+        }
+        tree
+    }
+
+    #[test]
+    fn a_folder_has_the_path_of_those_it_is_in() {
+        let tree = sample();
+        assert_eq!(shown(&tree, 1).as_deref(), Some(""));
+        assert_eq!(shown(&tree, 4).as_deref(), Some("a/b/c"));
+        assert_eq!(shown(&tree, 9), None);
+        assert!(tree.is_root(1) && !tree.is_root(2) && !tree.is_root(9));
+    }
+
+    #[test]
+    fn what_is_removed_goes_with_all_below_it() {
+        let mut tree = sample();
+        let mut gone = tree.remove(2);
+        gone.sort_unstable();
+        assert_eq!(gone, [2, 3, 4]);
+        assert_eq!((tree.len(), tree.names.len()), (2, 1));
+        assert_eq!((shown(&tree, 4), tree.child(1, b"a")), (None, None));
+        assert_eq!(tree.child(1, b"z"), Some(5));
+        assert!(tree.remove(2).is_empty());
+    }
+
+    #[test]
+    fn a_folder_that_moves_takes_its_folders_along() {
+        let mut tree = sample();
+        assert!(tree.insert(5, b"b2", 3).is_empty());
+        assert_eq!(shown(&tree, 4).as_deref(), Some("z/b2/c"));
+        assert_eq!(tree.child(2, b"b"), None);
+        assert_eq!((tree.len(), tree.names.len()), (5, 4));
+    }
+
+    #[test]
+    fn a_folder_in_place_of_another_ends_that_one() {
+        let mut tree = sample();
+        let mut gone = tree.insert(1, b"a", 7);
+        gone.sort_unstable();
+        assert_eq!(gone, [2, 3, 4]);
+        assert_eq!(tree.child(1, b"a"), Some(7));
+        assert!(tree.insert(1, b"a", 7).is_empty(), "again");
+        assert!(tree.insert(7, b"root", 1).is_empty(), "a root that is mounted below itself");
+        assert_eq!(shown(&tree, 1).as_deref(), Some(""));
+    }
+}
