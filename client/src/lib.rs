@@ -21,6 +21,7 @@ pub mod session;
 mod sink;
 pub mod size;
 pub mod targets;
+pub mod watching;
 mod worker;
 
 pub use copy::{CopyOptions, copy, list};
@@ -30,3 +31,4 @@ pub use report::{
 };
 pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};
+pub use watching::{Heard, Watching};

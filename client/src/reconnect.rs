@@ -76,7 +76,7 @@ fn may_go_on(code: Code) -> bool {
 
 /// Whether a server that cannot be had just now may be there later. One that does not let us
 /// in, or is not who it was, is not asked twice.
-fn may_come_back(error: &ClientError) -> bool {
+pub(crate) fn may_come_back(error: &ClientError) -> bool {
     match error {
         ClientError::Control(error) => match error {
             ControlError::CannotConnect { .. }
@@ -145,7 +145,7 @@ impl Again<'_> {
 }
 
 /// A number that clients that broke together do not share.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
 }

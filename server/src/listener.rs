@@ -8,7 +8,7 @@ use crate::config::{Config, ConfigError};
 use crate::export::{Owner, check_exports};
 use crate::joins::Joins;
 use crate::reaper::Reaper;
-use crate::session::{Event, ExportFolder, Session, Shared};
+use crate::session::{Event, ExportFolder, SERVER_WATCHES_MAX, Session, Shared};
 use crate::worker::ServerWorker;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -332,5 +332,6 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
         rdma,
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
+        watches: Arc::new(Semaphore::new(SERVER_WATCHES_MAX)),
     })
 }

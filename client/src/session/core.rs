@@ -198,7 +198,8 @@ impl Core {
                 self.created(&reply);
                 self.write.reply(reply, now);
             }
-            ServerMessage::Working => {}
+            // This session watches nothing: whoever does has one of its own.
+            ServerMessage::Working | ServerMessage::Watch(_) => {}
             ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
             // A server that tells us that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {

@@ -8,7 +8,7 @@ pub use crate::holes::{Holes, WindowHoles};
 pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::meta::{Dropped, Kept};
-use crate::{Digest, Extent, Fault, Look, Scan, WirePath};
+use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN.
@@ -63,6 +63,8 @@ pub enum ClientMessage {
     Write(WriteRequest),
     /// I am done; end the session.
     Bye,
+    /// About folders that are watched.
+    Watch(WatchRequest),
 }
 
 /// What a server says.
@@ -117,6 +119,8 @@ pub enum ServerMessage {
     Working,
     /// What of the metadata was not kept since this was last said.
     Dropped(Dropped),
+    /// What changed in folders that are watched.
+    Watch(WatchReply),
 }
 
 /// Who a client is, and what it would like.

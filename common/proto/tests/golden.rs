@@ -20,8 +20,9 @@ use verbatim_proto::message::{
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
-    ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId, Look, Meta, Region,
-    Scan, ServerMessage, Tag, WindowId, WirePath,
+    Change, Changes, ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId,
+    Look, Meta, Region, Scan, ServerMessage, Tag, Watch, WatchReply, WatchRequest, WindowId,
+    WirePath,
 };
 
 /// An enum that crosses the wire, with a sample of each of its variants.
@@ -49,12 +50,15 @@ macro_rules! variants {
     };
 }
 
-variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye => client());
-variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped => server());
+variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch => client());
+variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
+    Watch => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
 variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
+variants!(WatchRequest: Begin More End => watch_requests());
+variants!(WatchReply: Changed Ended => watch_replies());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
     LinkOffer::Sim,
@@ -121,6 +125,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Read(ReadRequest::Close { files: vec![FileId(1)], describe: false }),
         ClientMessage::Write(WriteRequest::Discard { files: vec![FileId(2)] }),
         ClientMessage::Bye,
+        ClientMessage::Watch(WatchRequest::More { request }),
     ]
 }
 
@@ -141,6 +146,26 @@ fn server() -> Vec<ServerMessage> {
         ServerMessage::Write(WriteReply::Committed { files: vec![(FileId(2), Ok(()))] }),
         ServerMessage::Working,
         ServerMessage::Dropped(Dropped { owners: 1, special_bits: 300, xattrs: 0 }),
+        ServerMessage::Watch(WatchReply::Ended { request, fault: fault() }),
+    ]
+}
+
+fn watch_requests() -> Vec<WatchRequest> {
+    let watch = Watch { path: path("x/data"), exclude: vec![b"*.tmp".to_vec()] };
+    vec![
+        WatchRequest::Begin { request: 300, watch },
+        WatchRequest::More { request: 300 },
+        WatchRequest::End { request: u32::MAX },
+    ]
+}
+
+fn watch_replies() -> Vec<WatchReply> {
+    let change = |name: &str, below| Change { path: path(name), below };
+    let changes = Changes { changes: vec![change("", false), change("a/b", true)], rescan: false };
+    vec![
+        WatchReply::Changed { request: 300, changes },
+        WatchReply::Changed { request: 300, changes: Changes::rescan() },
+        WatchReply::Ended { request: 300, fault: fault() },
     ]
 }
 
@@ -296,6 +321,8 @@ fn compare_all(table: &mut BTreeMap<String, String>) -> String {
         compare::<ReadReply>,
         compare::<WriteRequest>,
         compare::<WriteReply>,
+        compare::<WatchRequest>,
+        compare::<WatchReply>,
         compare::<LinkOffer>,
         compare::<LinkAnswer>,
         compare::<EntryKind>,
@@ -340,6 +367,8 @@ fn every_variant_has_a_sample() {
         missing::<ReadReply>(),
         missing::<WriteRequest>(),
         missing::<WriteReply>(),
+        missing::<WatchRequest>(),
+        missing::<WatchReply>(),
         missing::<LinkOffer>(),
         missing::<LinkAnswer>(),
         missing::<EntryKind>(),
@@ -515,4 +544,20 @@ Code::Interrupted
     0100000012
 Code::Bug
     0100000013
+ClientMessage::Watch
+    030000000a0107
+ServerMessage::Watch
+    1e0000000b0107071963616e6e6f7420777269746520783a206469736b2066756c6c
+WatchRequest::Begin
+    1100000000ac0206782f6461746101052a2e746d70
+WatchRequest::More
+    0300000001ac02
+WatchRequest::End
+    0600000002ffffffff0f
+WatchReply::Changed
+    0c00000000ac0202000003612f620100
+WatchReply::Changed#2
+    0500000000ac020001
+WatchReply::Ended
+    1e00000001ac02071963616e6e6f7420777269746520783a206469736b2066756c6c
 ";

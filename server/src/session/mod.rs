@@ -9,6 +9,7 @@
 mod catalog;
 mod links;
 mod reading;
+mod watching;
 mod writing;
 
 use crate::cache::DigestCache;
@@ -25,17 +26,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Receiver};
 use verbatim_fabric::FabricError;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_files::{Folder, Rules, Source};
+use verbatim_files::{Folder, Rules, Source, Told};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey, WirePath};
+pub(crate) use watching::SERVER_WATCHES_MAX;
+use watching::Watches;
 use writing::Writing;
 
 /// Events that may wait for one session. Jobs in flight are bounded by the machines, far
@@ -53,6 +56,8 @@ pub(crate) struct Shared {
     pub rdma: Rdma,
     pub links_max: u16,
     pub idle: Duration,
+    /// Room for watched folders.
+    pub watches: Arc<Semaphore>,
 }
 
 /// An export, open.
@@ -109,6 +114,8 @@ pub(crate) enum Event {
         link: LinkId,
         why: Option<FabricError>,
     },
+    /// A watched folder changed.
+    Watched(u32, Told),
 }
 
 /// A session and everything it owns.
@@ -128,6 +135,7 @@ pub(crate) struct Session {
     reading: Reading,
     writing: Writing,
     catalog: Catalog,
+    watches: Watches,
     /// What of the client's metadata was not kept.
     dropped: Dropped,
 }
@@ -167,6 +175,7 @@ impl Session {
             reading: Reading::default(),
             writing: Writing::default(),
             catalog: Catalog::default(),
+            watches: Watches::default(),
             dropped: Dropped::default(),
         };
         (session, receiver)
@@ -237,6 +246,7 @@ impl Session {
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
             ClientMessage::Read(request) => self.reading.machine.request(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
+            ClientMessage::Watch(request) => self.watch(request)?,
         }
         Ok(())
     }
@@ -248,6 +258,7 @@ impl Session {
                 | Event::Notified { .. }
                 | Event::Absorbed { .. }
                 | Event::LinkDead { .. }
+                | Event::Watched(..)
         );
         self.jobs -= usize::from(from_job);
         match event {
@@ -277,6 +288,7 @@ impl Session {
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
             Event::LinkDead { link, why } => self.link_dead(link, why),
+            Event::Watched(request, told) => self.watched(request, told)?,
         }
         Ok(())
     }
@@ -322,6 +334,7 @@ impl Session {
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
         self.writing = Writing::default();
+        self.watches = Watches::default();
         let session = self.id;
         if !self.dropped.is_empty() {
             let Dropped { owners, special_bits, xattrs } = self.dropped;

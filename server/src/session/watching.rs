@@ -1,0 +1,96 @@
+//! Folders that a client watches. Each is watched by a thread of its own, which
+//! tells this session one batch for each that the client asks for; what waits
+//! meanwhile is bounded there. Whoever may read a folder may watch it. The end
+//! of a session ends its watches.
+
+use super::{End, Event, Session};
+use std::collections::HashMap;
+use tokio::sync::OwnedSemaphorePermit;
+use verbatim_files::watch::Timing;
+use verbatim_files::{Told, Watching};
+use verbatim_proto::message::ServerMessage;
+use verbatim_proto::{Code, Excludes, Fault, Watch, WatchReply, WatchRequest};
+
+/// Folders one session may watch.
+const WATCHES_MAX: usize = 4;
+
+/// Folders that all sessions of a server may watch: each has a thread.
+pub(crate) const SERVER_WATCHES_MAX: usize = 256;
+
+/// The watches of a session, by request.
+#[derive(Default)]
+pub(super) struct Watches {
+    watches: HashMap<u32, Held>,
+}
+
+/// A watch, and its place among those of the server.
+struct Held {
+    watching: Watching,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Session {
+    pub(super) fn watch(&mut self, request: WatchRequest) -> Result<(), End> {
+        let watches = &mut self.watches.watches;
+        match request {
+            WatchRequest::Begin { request, watch } => match self.begin_watch(request, watch) {
+                Ok(()) => Ok(()),
+                Err(fault) => self.send(ended(request, fault)),
+            },
+            // One that ended by itself is not known any more: its client hears of it.
+            WatchRequest::More { request } => {
+                watches.get(&request).inspect(|held| held.watching.more());
+                Ok(())
+            }
+            WatchRequest::End { request } => {
+                watches.remove(&request);
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_watch(&mut self, request: u32, watch: Watch) -> Result<(), Fault> {
+        let limit = |text: String| Err(Fault::new(Code::Limit, text));
+        if self.watches.watches.contains_key(&request) {
+            return Err(Fault::new(Code::Protocol, "a watch of this number is open"));
+        }
+        if self.watches.watches.len() >= WATCHES_MAX {
+            return limit(format!("a session may watch {WATCHES_MAX} folders"));
+        }
+        let Ok(place) = self.shared.watches.clone().try_acquire_owned() else {
+            return limit(format!("the server watches {SERVER_WATCHES_MAX} folders already"));
+        };
+        let excludes = Excludes::parse(watch.exclude)?;
+        let (export, below) = self.shared.resolve(&watch.path)?;
+        let events = self.events.clone();
+        let tell = move |told| {
+            // A session that is gone needs no answer.
+            let _ = events.blocking_send(Event::Watched(request, told));
+        };
+        let folder = export.folder.share();
+        let watching = Watching::begin(folder, below, excludes, Timing::default(), tell)?;
+        tracing::info!(session = self.id, path = %watch.path, "folder watched");
+        self.watches.watches.insert(request, Held { watching, _place: place });
+        Ok(())
+    }
+
+    pub(super) fn watched(&mut self, request: u32, told: Told) -> Result<(), End> {
+        if !self.watches.watches.contains_key(&request) {
+            return Ok(());
+        }
+        match told {
+            Told::Changed(changes) => {
+                self.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
+            }
+            Told::Ended(fault) => {
+                tracing::info!(session = self.id, cause = %fault, "watch ended");
+                self.watches.watches.remove(&request);
+                self.send(ended(request, fault))
+            }
+        }
+    }
+}
+
+fn ended(request: u32, fault: Fault) -> ServerMessage {
+    ServerMessage::Watch(WatchReply::Ended { request, fault })
+}
