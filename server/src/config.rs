@@ -328,7 +328,7 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 }
 
 /// The numbers each key may have.
-const RANGES: [(&str, RangeInclusive<i64>); 11] = [
+const RANGES: [(&str, RangeInclusive<i64>); 12] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
@@ -338,6 +338,7 @@ const RANGES: [(&str, RangeInclusive<i64>); 11] = [
     ("rdma.port", 0..=255),
     ("rdma.gid_index", -1..=255),
     ("rdma.pinned_mb_per_session", 64..=1_048_576),
+    ("rdma.pin_budget_mb", 8..=16_777_216),
     ("cache.size_mb", 1..=65536),
     ("uploads.keep_hours", 0..=87600),
 ];

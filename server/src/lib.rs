@@ -7,8 +7,10 @@
 pub mod cache;
 pub mod config;
 pub mod export;
+mod hashing;
 mod joins;
 mod listener;
+mod pins;
 mod rdma;
 mod reaper;
 mod session;

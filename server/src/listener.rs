@@ -6,6 +6,7 @@
 use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError};
 use crate::export::{Owner, check_exports};
+use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::reaper::Reaper;
 use crate::session::{Event, ExportFolder, SERVER_WATCHES_MAX, Session, Shared};
@@ -324,7 +325,7 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
     rdma.announce(config.exports.iter().map(|export| export.path.as_path()));
     Ok(Shared {
         exports,
-        cache,
+        hashing: Hashing::new(cache),
         workers,
         joins: Joins::default(),
         next_link: AtomicU64::new(0),

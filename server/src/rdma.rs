@@ -3,17 +3,19 @@
 //! mirrors it under the same names for TCP links, so that a client whose device
 //! fails goes on over TCP with the windows and grants it has.
 
+use crate::pins::{Pin, Pins, Share};
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use verbatim_fabric::verbs::{
     self, Address, Context, DomainLimits, FileWindows, Options, Place, VerbsDomain, VerbsEndpoint,
     VerbsLink, Wish,
 };
 use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SoftDomain};
-use verbatim_proto::units::SLOTS_PER_LINK;
+use verbatim_proto::units::WINDOW_BYTES;
 
 /// How RDMA is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Rdma {
     /// Whether clients may use it at all.
     pub enabled: bool,
@@ -23,6 +25,8 @@ pub(crate) struct Rdma {
     pub limits: DomainLimits,
     /// How links are.
     pub options: Options,
+    /// What all clients together may have.
+    pub pins: Option<Arc<Pins>>,
 }
 
 impl Rdma {
@@ -34,6 +38,10 @@ impl Rdma {
         }
         let wish = Wish { local: self.wish.local.or(local), ..self.wish.clone() };
         verbs::find_place(&wish)
+    }
+
+    fn pins(&self) -> Result<&Arc<Pins>, FabricError> {
+        self.pins.as_ref().ok_or_else(|| FabricError::Limit("the server may pin nothing".into()))
     }
 
     /// Logs what clients can expect: which device, and how files of each folder are offered.
@@ -49,7 +57,8 @@ impl Rdma {
                 return tracing::info!(%error, hint, "data moves over TCP");
             }
         };
-        tracing::info!(device = place.device, port = place.port, "RDMA is offered");
+        let pin_budget_mb = self.pins.as_ref().map_or(0, |pins| pins.budget() >> 20);
+        tracing::info!(device = place.device, port = place.port, pin_budget_mb, "RDMA is offered");
         for folder in folders {
             let path = folder.display();
             match verbs::probe(&context, folder) {
@@ -67,7 +76,16 @@ impl Rdma {
 pub(crate) struct SessionDomain {
     soft: Arc<SoftDomain>,
     /// Set by the first link that runs over a device.
-    device: OnceLock<(Place, Arc<VerbsDomain>)>,
+    device: OnceLock<Device>,
+    /// What the regions take of the budget. Behind `device`: given back after they are gone.
+    pins: Mutex<HashMap<u64, Pin>>,
+}
+
+/// The device that a session is served from.
+struct Device {
+    place: Place,
+    domain: Arc<VerbsDomain>,
+    share: Share,
 }
 
 impl SessionDomain {
@@ -77,13 +95,14 @@ impl SessionDomain {
     }
 
     /// Makes the server's half of a queue pair for a client that reached us at `local`. It will
-    /// need slots of this length: where they cannot be pinned, the client is told why.
+    /// need slots of this length: where none can be pinned, the client is told why. `bell` is rung
+    /// when something that `pin` refused may be had.
     pub fn connect(
         &self,
         rdma: &Rdma,
-        local: Option<IpAddr>,
+        (local, slot_bytes): (Option<IpAddr>, u64),
         peer: &[u8],
-        slot_bytes: usize,
+        bell: impl Fn() + Send + Sync + 'static,
     ) -> Result<(VerbsLink, Vec<u8>), FabricError> {
         let peer = Address::from_bytes(peer)?;
         if self.device.get().is_none() {
@@ -92,21 +111,44 @@ impl SessionDomain {
                 return Err(FabricError::Limit("the session began without a device".into()));
             }
             let place = rdma.place(local)?;
+            let share = rdma.pins()?.admit(slot_bytes, bell)?;
             let domain = VerbsDomain::open(&place, rdma.limits)?;
-            domain.try_pinning(slot_bytes * usize::from(SLOTS_PER_LINK))?;
+            domain.try_pinning(share.floor() as usize)?;
             // Only this task sets it.
-            let _ = self.device.set((place, domain));
+            let _ = self.device.set(Device { place, domain, share });
         }
-        let (place, domain) = self.device.get().expect("it was just set");
+        let Device { place, domain, .. } = self.device.get().expect("it was just set");
         let endpoint = VerbsEndpoint::new(domain, place, rdma.options)?;
         let address = endpoint.address().to_bytes().to_vec();
         Ok((endpoint.connect(&peer)?, address))
+    }
+
+    /// Takes so many bytes of the client's part of the budget. None means: the bell will ring.
+    /// Without a device nothing is pinned, and nothing taken.
+    pub fn pin(&self, bytes: u64) -> Option<Pin> {
+        self.device.get().map_or_else(|| Some(Pin::none()), |device| device.share.pin(bytes))
+    }
+
+    /// How long windows should be now.
+    pub fn window_bytes(&self) -> u64 {
+        self.device.get().map_or(WINDOW_BYTES, |device| device.share.window_bytes())
+    }
+
+    /// Keeps what a region takes of the budget until it is taken back.
+    pub fn keep(&self, key: u64, pin: Pin) {
+        self.pins().insert(key, pin);
+    }
+
+    fn pins(&self) -> MutexGuard<'_, HashMap<u64, Pin>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Domain for SessionDomain {
     fn register(&self, memory: Memory) -> Result<RegionHandle, FabricError> {
-        let Some((_, device)) = self.device.get() else { return self.soft.register(memory) };
+        let Some(Device { domain: device, .. }) = self.device.get() else {
+            return self.soft.register(memory);
+        };
         let handle = match device.register(memory.clone()) {
             Ok(handle) => handle,
             // A file may be copied instead; what is a copy already is left to TCP: the client's
@@ -128,9 +170,12 @@ impl Domain for SessionDomain {
 
     fn deregister(&self, key: u64) {
         self.soft.deregister(key);
-        if let Some((_, device)) = self.device.get() {
-            device.deregister(key);
+        if let Some(Device { domain, .. }) = self.device.get() {
+            domain.deregister(key);
         }
+        // Not under the lock: it rings bells.
+        let pin = self.pins().remove(&key);
+        drop(pin);
     }
 
     fn region_count(&self) -> usize {
@@ -147,12 +192,14 @@ mod tests {
     fn without_a_device_a_session_registers_softly() {
         let domain = SessionDomain::default();
         let slot = SharedSlot::new(10).expect("slot");
+        let pin = domain.pin(u64::MAX).expect("nothing is pinned");
         let handle = domain.register(Memory::Upload(slot)).expect("registers");
+        domain.keep(handle.key, pin);
         assert_eq!((handle.base, domain.region_count()), (0, 1));
-        let late = domain.connect(&Rdma::default(), None, &[], 1);
+        let late = domain.connect(&Rdma::default(), (None, 1), &[], || ());
         assert!(late.is_err(), "an address that is none");
         domain.deregister(handle.key);
-        assert_eq!(domain.region_count(), 0);
+        assert_eq!((domain.region_count(), domain.pins().len()), (0, 0));
     }
 
     #[test]

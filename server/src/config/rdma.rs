@@ -1,6 +1,7 @@
 //! The `[rdma]` table of the configuration: which device is used, and what one
 //! client may pin. Nothing set means: choose by the address the client used.
 
+use crate::pins::Pins;
 use serde::{Deserialize, Serialize};
 use verbatim_fabric::verbs::{DomainLimits, Options, Wish};
 
@@ -20,6 +21,8 @@ pub struct Rdma {
     pub busy_poll: bool,
     /// What one client's session may pin, in MiB.
     pub pinned_mb_per_session: u32,
+    /// What all clients together may pin, in MiB.
+    pub pin_budget_mb: u32,
 }
 
 impl Default for Rdma {
@@ -31,6 +34,7 @@ impl Default for Rdma {
             gid_index: -1,
             busy_poll: false,
             pinned_mb_per_session: 1024,
+            pin_budget_mb: 4096,
         }
     }
 }
@@ -50,6 +54,7 @@ impl Rdma {
             wish,
             limits: DomainLimits { pinned_bytes_max, ..DomainLimits::default() },
             options: Options { busy_poll: self.busy_poll, ..Options::default() },
+            pins: Some(Pins::new(u64::from(self.pin_budget_mb) << 20)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The links of a session: made on request, handed to a worker each, killed on
 //! request or when they die. A link's name is used once.
 
-use super::{End, Session};
+use super::{End, Event, Session};
 use crate::worker::Command;
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -57,11 +57,15 @@ impl Session {
                 Ok(LinkAnswer::Sim { endpoint })
             }
             LinkOffer::Verbs { address: peer } => {
-                let (rdma, slot_bytes) = (&self.shared.rdma, self.chunk_bytes as usize);
-                let made = self.domain.connect(rdma, self.local, &peer, slot_bytes);
+                let events = self.events.clone();
+                // A bell that is not heard is made up for by the next tick.
+                let bell = move || drop(events.try_send(Event::PinsFree));
+                let wanted = (self.local, u64::from(self.chunk_bytes));
+                let made = self.domain.connect(&self.shared.rdma, wanted, &peer, bell);
                 let (made, address) =
                     made.map_err(|error| Fault::new(Code::NotFound, error.with_hint()))?;
                 self.adopt(link, Box::new(made));
+                self.lease_more();
                 Ok(LinkAnswer::Verbs { address })
             }
         }
@@ -96,6 +100,7 @@ impl Session {
             tracing::debug!(session = self.id, ?link, %error, "link lost");
         }
         self.links.live.remove(&link);
+        self.writing.wants_no_slots(link);
         self.writing.machine.killed(link);
     }
 

@@ -12,8 +12,8 @@ mod reading;
 mod watching;
 mod writing;
 
-use crate::cache::DigestCache;
 use crate::export::Mode;
+use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::rdma::{Rdma, SessionDomain};
 use crate::worker::Command;
@@ -48,7 +48,7 @@ pub(crate) const EVENTS_MAX: usize = 16 << 10;
 /// What all sessions share.
 pub(crate) struct Shared {
     pub exports: BTreeMap<Vec<u8>, Arc<ExportFolder>>,
-    pub cache: DigestCache,
+    pub hashing: Hashing,
     pub workers: Vec<WorkerHandle<Command>>,
     pub joins: Joins,
     pub next_link: AtomicU64,
@@ -116,6 +116,8 @@ pub(crate) enum Event {
     },
     /// A watched folder changed.
     Watched(u32, Told),
+    /// Something may be pinned that could not be.
+    PinsFree,
 }
 
 /// A session and everything it owns.
@@ -220,7 +222,10 @@ impl Session {
     }
 
     fn tick(&mut self, heard: Instant) -> Result<(), End> {
-        if self.jobs > 0 {
+        if self.waits_for_pins() {
+            self.pins_free()?;
+        }
+        if self.jobs > 0 || self.waits_for_pins() {
             self.send(ServerMessage::Working)?;
         }
         if self.is_idle() && heard.elapsed() > self.shared.idle {
@@ -259,6 +264,7 @@ impl Session {
                 | Event::Absorbed { .. }
                 | Event::LinkDead { .. }
                 | Event::Watched(..)
+                | Event::PinsFree
         );
         self.jobs -= usize::from(from_job);
         match event {
@@ -289,8 +295,19 @@ impl Session {
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
             Event::LinkDead { link, why } => self.link_dead(link, why),
             Event::Watched(request, told) => self.watched(request, told)?,
+            Event::PinsFree => self.pins_free()?,
         }
         Ok(())
+    }
+
+    /// Goes on with what waits for memory that may be pinned.
+    fn pins_free(&mut self) -> Result<(), End> {
+        self.lease_more();
+        self.provision_more()
+    }
+
+    fn waits_for_pins(&self) -> bool {
+        self.reading.waits || self.writing.waits()
     }
 
     /// Does what the machines ask, until they ask for nothing more.

@@ -3,13 +3,14 @@
 //! the file itself; a packed one is a slot that small files were read into.
 
 use super::{End, Event, ExportFolder, Session, Shared, open_source};
+use crate::pins::Pin;
 use crate::rdma::SessionDomain;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, FabricError, MappedFile, Memory, RegionHandle, SharedSlot};
-use verbatim_files::{Identity, Source};
+use verbatim_files::Source;
 use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
@@ -19,13 +20,29 @@ use verbatim_proto::{Code, Digest, Extent, Fault, Kept, Survey, WirePath};
 const COPIED_WINDOWS_MAX: usize = 4;
 
 /// The reading half of a session.
-#[derive(Default)]
 pub(super) struct Reading {
     pub machine: ReadServer,
     files: HashMap<FileId, Arc<Open>>,
     windows: HashMap<WindowId, Window>,
     /// Staging slots to use again.
     spare: Vec<SharedSlot>,
+    /// How long windows of large files are.
+    window_bytes: u64,
+    /// Whether windows wait until more may be pinned.
+    pub waits: bool,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self {
+            machine: ReadServer::new(),
+            files: HashMap::new(),
+            windows: HashMap::new(),
+            spare: Vec::new(),
+            window_bytes: WINDOW_BYTES,
+            waits: false,
+        }
+    }
 }
 
 /// A file that is open for a client.
@@ -102,17 +119,46 @@ impl Session {
     fn prepare(&mut self, prepare: Prepare) {
         let open = |(id, extent): &(FileId, Extent)| (self.reading.files.get(id).cloned(), *extent);
         let pieces: Vec<_> = prepare.pieces.iter().map(open).collect();
+        let bytes = match prepare.packed {
+            true => u64::from(PACK_BYTES_MAX),
+            false => pieces[0].1.len,
+        };
+        let Some(pin) = self.domain.pin(bytes) else { return self.put_off(prepare) };
         let shared = self.shared.clone();
         let domain = self.domain.clone();
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
+        let cell = self.reading.window_bytes;
         self.job(move || {
             let (answer, window) = if prepare.packed {
-                pack(&domain, spare, &pieces)
+                pack(&domain, spare, &pieces, pin)
             } else {
-                map(&shared, &domain, &pieces[0], prepare.fresh)
+                let job = Mapping { shared: &shared, domain: &domain, cell, fresh: prepare.fresh };
+                job.map(&pieces[0], pin)
             };
             Event::Prepared(prepare.window, answer, window)
         });
+    }
+
+    /// A window cannot be pinned now: a shorter one, or later.
+    fn put_off(&mut self, prepare: Prepare) {
+        self.reading.machine.put_off(prepare);
+        let bytes = self.domain.window_bytes();
+        if bytes < self.reading.window_bytes {
+            self.reading.window_bytes = bytes;
+            self.reading.machine.lease_windows_of(bytes);
+        } else {
+            self.reading.waits = true;
+        }
+    }
+
+    /// More may be pinned, or less is wanted by others: windows get the length that is fair now.
+    pub(super) fn lease_more(&mut self) {
+        let bytes = self.domain.window_bytes();
+        if self.reading.waits || bytes != self.reading.window_bytes {
+            self.reading.waits = false;
+            self.reading.window_bytes = bytes;
+            self.reading.machine.lease_windows_of(bytes);
+        }
     }
 
     pub(super) fn prepared(&mut self, id: WindowId, answer: Prepared, window: Option<Window>) {
@@ -129,6 +175,7 @@ impl Session {
         if self.reading.spare.len() < WINDOWS_MAX {
             self.reading.spare.extend(window.packed);
         }
+        self.lease_more();
     }
 }
 
@@ -168,50 +215,61 @@ const SETTLE_MAX: Duration = Duration::from_millis(2100);
 /// How often it is looked whether they still must.
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Makes a window of a range of one file.
-fn map(
-    shared: &Shared,
-    domain: &SessionDomain,
-    (open, extent): &(Option<Arc<Open>>, Extent),
+/// How a window of a range of one file is made.
+struct Mapping<'j> {
+    shared: &'j Shared,
+    domain: &'j SessionDomain,
+    /// How long windows of this client are.
+    cell: u64,
     fresh: bool,
-) -> (Prepared, Option<Window>) {
-    let made = try_map(shared, domain, open.as_deref(), *extent, fresh);
-    match made {
-        Ok((handle, copied, digests)) => {
-            let window = Window { key: handle.key, packed: None, copied };
-            let region = Region { key: handle.key, base: handle.base };
-            (Prepared { region: Some(region), pieces: vec![Ok(digests)] }, Some(window))
-        }
-        Err(fault) => (Prepared { region: None, pieces: vec![Err(fault)] }, None),
-    }
 }
 
-fn try_map(
-    shared: &Shared,
-    domain: &SessionDomain,
-    open: Option<&Open>,
-    extent: Extent,
-    fresh: bool,
-) -> Result<(RegionHandle, bool, Vec<Digest>), Fault> {
-    let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
-    let anew = if fresh { Some(open.again(shared)?) } else { None };
-    let source = anew.as_ref().unwrap_or(&open.source);
-    let digests = digests_of(shared, source, extent, fresh)?;
-    open.source.hand_out(extent, &digests);
-    let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
-        .and_then(|mapped| domain.register(Memory::File(mapped)));
-    let fault = |error: FabricError| {
-        Fault::new(Code::Limit, format!("cannot register {}: {}", open.path, error.with_hint()))
-    };
-    match mapped {
-        Ok(handle) => Ok((handle, false, digests)),
-        // Old kernels register no read-only mapping; and a file that shrank has none to register.
-        Err(error @ FabricError::Device { .. }) => {
-            tracing::debug!(path = %open.path, %error, "window is a copy");
-            let copy = copy_window(source, extent)?;
-            Ok((domain.register(Memory::Staged(copy)).map_err(fault)?, true, digests))
+impl Mapping<'_> {
+    fn map(
+        &self,
+        (open, extent): &(Option<Arc<Open>>, Extent),
+        pin: Pin,
+    ) -> (Prepared, Option<Window>) {
+        match self.try_map(open.as_deref(), *extent, pin) {
+            Ok((handle, copied, digests)) => {
+                let window = Window { key: handle.key, packed: None, copied };
+                let region = Region { key: handle.key, base: handle.base };
+                (Prepared { region: Some(region), pieces: vec![Ok(digests)] }, Some(window))
+            }
+            Err(fault) => (Prepared { region: None, pieces: vec![Err(fault)] }, None),
         }
-        Err(error) => Err(fault(error)),
+    }
+
+    fn try_map(
+        &self,
+        open: Option<&Open>,
+        extent: Extent,
+        pin: Pin,
+    ) -> Result<(RegionHandle, bool, Vec<Digest>), Fault> {
+        let Self { shared, domain, cell, fresh } = *self;
+        let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
+        let anew = if fresh { Some(open.again(shared)?) } else { None };
+        let source = anew.as_ref().unwrap_or(&open.source);
+        let digests = shared.hashing.digests(source, extent, cell, fresh)?;
+        open.source.hand_out(extent, &digests);
+        let fault = |error: FabricError| {
+            Fault::new(Code::Limit, format!("cannot register {}: {}", open.path, error.with_hint()))
+        };
+        let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
+            .and_then(|mapped| domain.register(Memory::File(mapped)));
+        let (handle, copied) = match mapped {
+            Ok(handle) => (handle, false),
+            // Old kernels register no read-only mapping; and a file that shrank has none to
+            // register.
+            Err(error @ FabricError::Device { .. }) => {
+                tracing::debug!(path = %open.path, %error, "window is a copy");
+                let copy = copy_window(source, extent)?;
+                (domain.register(Memory::Staged(copy)).map_err(fault)?, true)
+            }
+            Err(error) => return Err(fault(error)),
+        };
+        domain.keep(handle.key, pin);
+        Ok((handle, copied, digests))
     }
 }
 
@@ -227,34 +285,6 @@ fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
     Ok(slot)
 }
 
-/// The digests of a range: from the cache where it may be trusted, else by hashing.
-fn digests_of(
-    shared: &Shared,
-    source: &Source,
-    extent: Extent,
-    fresh: bool,
-) -> Result<Vec<Digest>, Fault> {
-    let identity = source.identity();
-    let on_grid = extent.offset.is_multiple_of(WINDOW_BYTES)
-        && extent.len == WINDOW_BYTES.min(identity.size - extent.offset);
-    if !on_grid || source.is_racy() {
-        return source.hash(extent);
-    }
-    let window = extent.offset / WINDOW_BYTES;
-    let cached = if fresh { None } else { shared.cache.get(identity, window) };
-    if let Some(digests) = cached {
-        tracing::debug!(inode = identity.inode, window, "digests from the cache");
-        return Ok(digests);
-    }
-    tracing::debug!(inode = identity.inode, window, "window hashed");
-    let digests = source.hash(extent)?;
-    // Only what did not change while it was hashed is worth keeping.
-    if Identity::of(source.file()).is_ok_and(|now| now == *identity) {
-        shared.cache.put(identity, window, &digests);
-    }
-    Ok(digests)
-}
-
 impl Open {
     /// Says whether it is still what was opened; its metadata, where it is asked for.
     fn close(&self, describe: bool) -> Result<Kept, Fault> {
@@ -266,7 +296,7 @@ impl Open {
 
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
     fn again(&self, shared: &Shared) -> Result<Source, Fault> {
-        shared.cache.forget(self.source.identity());
+        shared.hashing.forget(self.source.identity());
         let anew = open_source(&self.export, &self.path)?;
         if anew.identity() != self.source.identity() {
             let text = format!("{} changed while it was read", self.path);
@@ -281,6 +311,7 @@ fn pack(
     domain: &SessionDomain,
     spare: Option<SharedSlot>,
     pieces: &[(Option<Arc<Open>>, Extent)],
+    pin: Pin,
 ) -> (Prepared, Option<Window>) {
     let slot = match spare.map_or_else(|| SharedSlot::new(PACK_BYTES_MAX as usize), Ok) {
         Ok(slot) => slot,
@@ -301,6 +332,7 @@ fn pack(
     }
     match domain.register(Memory::Staged(slot.clone())) {
         Ok(handle) => {
+            domain.keep(handle.key, pin);
             let region = Region { key: handle.key, base: handle.base };
             let window = Window { key: handle.key, packed: Some(slot), copied: false };
             (Prepared { region: Some(region), pieces: answers }, Some(window))

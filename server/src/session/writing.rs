@@ -5,7 +5,7 @@
 use super::{End, Event, Session};
 use crate::export::Mode;
 use crate::worker::{Command, Landing};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, Memory, SharedSlot};
@@ -24,6 +24,8 @@ pub(super) struct Writing {
     sizes: HashMap<FileId, u64>,
     slots: HashMap<SlotId, Slot>,
     next_slot: u32,
+    /// Slots that links want and that cannot be pinned yet.
+    wanting: BTreeMap<LinkId, u16>,
 }
 
 /// A temporary file, and what an earlier session left in it.
@@ -34,6 +36,18 @@ pub(crate) type Created = (Landed, Option<Have>);
 pub(crate) struct Landed {
     target: Arc<Target>,
     rules: Rules,
+}
+
+impl Writing {
+    /// Whether slots wait until more may be pinned.
+    pub fn waits(&self) -> bool {
+        !self.wanting.is_empty()
+    }
+
+    /// A link is dead: no slots are made for it any more.
+    pub fn wants_no_slots(&mut self, link: LinkId) {
+        self.wanting.remove(&link);
+    }
 }
 
 struct Slot {
@@ -73,14 +87,21 @@ impl Session {
         Ok(())
     }
 
+    /// Makes slots for a link: as many as may be pinned, the others later.
     fn provision(&mut self, link: LinkId, count: u16) -> Result<(), End> {
         let refused = |error: verbatim_fabric::FabricError| {
             End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
         };
         let mut slots = Vec::new();
-        for _ in 0..count {
+        self.writing.wanting.remove(&link);
+        for made in 0..count {
+            let Some(pin) = self.domain.pin(u64::from(self.chunk_bytes)) else {
+                self.writing.wanting.insert(link, count - made);
+                break;
+            };
             let memory = SharedSlot::new(self.chunk_bytes as usize).map_err(refused)?;
             let handle = self.domain.register(Memory::Upload(memory.clone())).map_err(refused)?;
+            self.domain.keep(handle.key, pin);
             let id = SlotId(self.writing.next_slot);
             self.writing.next_slot += 1;
             self.writing.slots.insert(id, Slot { link, key: handle.key, memory });
@@ -88,6 +109,14 @@ impl Session {
             slots.push((id, region, self.chunk_bytes));
         }
         self.writing.machine.provisioned(link, slots);
+        Ok(())
+    }
+
+    /// Makes slots that could not be pinned before, those of the first link first.
+    pub(super) fn provision_more(&mut self) -> Result<(), End> {
+        for (link, count) in std::mem::take(&mut self.writing.wanting) {
+            self.provision(link, count)?;
+        }
         Ok(())
     }
 

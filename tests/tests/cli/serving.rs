@@ -4,6 +4,7 @@
 use crate::process::{Home, Serve, Signal, wait_for};
 use crate::{World, assert_same, exports, make_samples, names, text};
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -107,12 +108,28 @@ fn two_servers_of_one_user_both_work() {
     }
 }
 
+/// So many clients pull one file at the same time.
+fn copy_all(serve: &Serve, folder: &Path, clients: usize) {
+    let target = |client: usize| folder.join(format!("shared-{client}"));
+    let start = |client| serve.start_cp(&[serve.at("data/shared"), text(&target(client))]);
+    let running: Vec<_> = (0..clients).map(start).collect();
+    for copy in running {
+        copy.end().done();
+    }
+    let source = folder.with_file_name("data").join("shared");
+    for client in 0..clients {
+        assert_same(&source, &target(client));
+        fs::remove_file(target(client)).unwrap();
+    }
+}
+
 #[test]
 fn a_file_is_hashed_once_and_a_restart_remembers_it() {
     let dir = tempfile::tempdir().unwrap();
     make_samples(dir.path());
     let big = dir.path().join("data/big");
     fs::write(&big, crate::bytes(9, 40 << 20)).unwrap();
+    fs::write(dir.path().join("data/shared"), crate::bytes(8, 17 << 20)).unwrap();
     // An identity younger than this is not trusted, so it is not remembered either.
     std::thread::sleep(std::time::Duration::from_millis(2100));
     let home = Arc::new(Home::new());
@@ -129,10 +146,14 @@ fn a_file_is_hashed_once_and_a_restart_remembers_it() {
     let first = Serve::of(&home, "127.0.0.1:0", &arguments);
     copy(&first);
     assert_eq!((hashed(&first), cached(&first)), (3, 0), "40 MiB are 3 windows");
+    // As many clients at once as come: one of them has it hashed.
+    copy_all(&first, &dir.path().join("out"), 20);
+    let shared = 2;
+    assert_eq!((hashed(&first), cached(&first)), (3 + shared, 19 * shared), "17 MiB, 20 clients");
     // The cache is written behind the copy.
     std::thread::sleep(std::time::Duration::from_millis(500));
     copy(&first);
-    assert_eq!((hashed(&first), cached(&first)), (3, 3));
+    assert_eq!((hashed(&first), cached(&first)), (5, 38 + 3));
     first.signal(crate::process::Signal::TERM);
     assert_eq!(first.end(), Some(0));
     let second = Serve::of(&home, "127.0.0.1:0", &arguments);

@@ -15,7 +15,9 @@ use crate::holes::{Search, Survey};
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::meta::{Kept, Meta};
-use crate::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX};
+use crate::units::{
+    BATCH_FILES_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX, WINDOW_BYTES,
+};
 use crate::{Code, Digest, Extent, ExtentSet, Fault};
 use std::collections::{HashMap, VecDeque};
 
@@ -99,6 +101,10 @@ pub struct ReadServer {
     windows: HashMap<WindowId, Window>,
     /// Fewer than `WINDOWS_MAX` where windows are dear.
     windows_max: Option<usize>,
+    /// Shorter than `WINDOW_BYTES` where windows are dear.
+    window_bytes: Option<u64>,
+    /// The driver put a window off, and has not said to go on.
+    paused: bool,
     next_window: u64,
     to_close: Vec<(FileId, bool)>,
     effects: VecDeque<ServerEffect>,
@@ -113,6 +119,45 @@ impl ReadServer {
     /// Leases at most so many windows at a time from now on, one at least.
     pub fn lease_at_most(&mut self, windows: usize) {
         self.windows_max = Some(windows.max(1));
+    }
+
+    /// Windows of large files are this long from now on, and what was put off is asked for again.
+    ///
+    /// # Panics
+    /// When it is not a power of two of grains, up to a whole window: a bug of the driver.
+    pub fn lease_windows_of(&mut self, bytes: u64) {
+        assert!(bytes.is_power_of_two() && (GRAIN_BYTES..=WINDOW_BYTES).contains(&bytes));
+        self.window_bytes = Some(bytes);
+        self.paused = false;
+        self.advance();
+    }
+
+    /// The driver cannot make a window now. What was to go into it is asked for again after
+    /// `lease_windows_of`, in windows of the length given there.
+    pub fn put_off(&mut self, prepare: Prepare) {
+        let Prepare { window, pieces, packed, fresh } = prepare;
+        self.windows.remove(&window).expect("the driver puts off what it was asked for");
+        self.paused = true;
+        let mut left = Vec::new();
+        for (id, extent) in pieces {
+            let Some(file) = self.files.get_mut(&id) else { continue };
+            file.preparing -= 1;
+            if file.closing {
+                continue;
+            }
+            left.push((id, extent));
+            if !fresh {
+                file.unleased.insert(extent);
+            }
+        }
+        match (fresh, packed) {
+            _ if left.is_empty() => {}
+            (true, _) => self.fresh.push_front(left),
+            (false, true) => left.iter().rev().for_each(|(id, _)| self.small.push_front(*id)),
+            (false, false) if self.large.contains(&left[0].0) => {}
+            (false, false) => self.large.push_front(left[0].0),
+        }
+        self.advance();
     }
 
     /// The next thing the driver must do.

@@ -26,7 +26,9 @@ enum Next {
 impl ReadServer {
     /// Prepares windows as long as there is credit, and closes what is no longer in preparation.
     pub(super) fn advance(&mut self) {
-        while self.windows.len() < WINDOWS_MAX.min(self.windows_max.unwrap_or(WINDOWS_MAX)) {
+        let windows_max = WINDOWS_MAX.min(self.windows_max.unwrap_or(WINDOWS_MAX));
+        let window_bytes = self.window_bytes.unwrap_or(WINDOW_BYTES);
+        while self.windows.len() < windows_max && !self.paused {
             if let Some(pieces) = self.fresh.pop_front() {
                 let packed = self.is_packed(&pieces);
                 self.prepare(pieces, packed, true);
@@ -35,7 +37,7 @@ impl ReadServer {
                 self.prepare(pieces, true, false);
             } else if let Some(&id) = self.large.front() {
                 let file = self.files.get_mut(&id).expect("closed files leave the queue");
-                match file.next() {
+                match file.next(window_bytes) {
                     Next::Holes(extents) => self.name_holes(id, extents),
                     Next::Data(extent) => self.prepare(vec![(id, extent)], false, false),
                     Next::Find(from) => {
@@ -119,11 +121,11 @@ impl ReadServer {
 }
 
 impl File {
-    fn next(&mut self) -> Next {
+    fn next(&mut self, window_bytes: u64) -> Next {
         if let Some(extents) = self.search.next_list() {
             return Next::Holes(extents);
         }
-        if let Some(extent) = self.unleased.take_first_below(WINDOW_BYTES, self.search.until()) {
+        if let Some(extent) = self.unleased.take_first_below(window_bytes, self.search.until()) {
             return Next::Data(extent);
         }
         match self.search.question(self.size) {
@@ -137,14 +139,14 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{FileInfo, OpenFile, ReadRequest};
+    use crate::message::{FileInfo, OpenFile, ReadRequest, Region};
+    use crate::read::Prepared;
     use crate::units::GRAIN_BYTES;
-    use crate::{Survey, WirePath};
+    use crate::{Digest, Survey, WirePath};
 
-    #[test]
-    fn a_large_file_is_leased_before_small_ones_but_not_instead_of_them() {
+    /// A machine with open files of these sizes.
+    fn opened(sizes: &[u64]) -> ReadServer {
         let mut machine = ReadServer::new();
-        let sizes: Vec<u64> = (0..200).map(|_| GRAIN_BYTES).chain([1 << 30]).collect();
         let open = |file| OpenFile { file: FileId(file), path: WirePath::root(), have: vec![] };
         let files = (0..sizes.len() as u32).map(open).collect();
         machine.request(ReadRequest::Open { files });
@@ -153,15 +155,86 @@ mod tests {
             |size| FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
         let survey = |size| Survey { holes: Vec::new(), until: size };
         let answers =
-            (0..).zip(&sizes).map(|(id, &size)| (FileId(id), Ok((info(size), survey(size)))));
+            (0..).zip(sizes).map(|(id, &size)| (FileId(id), Ok((info(size), survey(size)))));
         machine.opened(answers.collect());
-        let mut packed = Vec::new();
-        while let Some(effect) = machine.next_effect() {
-            if let ServerEffect::Prepare(prepare) = effect {
-                packed.push(prepare.packed);
-            }
-        }
+        machine
+    }
+
+    fn prepares(machine: &mut ReadServer) -> Vec<Prepare> {
+        std::iter::from_fn(|| machine.next_effect())
+            .filter_map(|effect| match effect {
+                ServerEffect::Prepare(prepare) => Some(prepare),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_large_file_is_leased_before_small_ones_but_not_instead_of_them() {
+        let sizes: Vec<u64> = (0..200).map(|_| GRAIN_BYTES).chain([1 << 30]).collect();
+        let mut machine = opened(&sizes);
+        let packed: Vec<bool> = prepares(&mut machine).iter().map(|it| it.packed).collect();
         let expected: Vec<bool> = (0..WINDOWS_MAX).map(|at| at >= LARGE_WINDOWS_MAX).collect();
         assert_eq!(packed, expected);
+    }
+
+    /// A driver that has room for three windows of a mebibyte at a time, and gives them back as
+    /// they come: everything is leased once, in short windows, and nothing is asked for twice.
+    #[test]
+    fn what_is_put_off_is_asked_for_again_in_shorter_windows() {
+        const ROOM: u64 = 3 << 20;
+        let sizes: Vec<u64> = (0..9).map(|_| GRAIN_BYTES).chain([20 << 20, 5 << 20]).collect();
+        let mut machine = opened(&sizes);
+        let mut covered: Vec<ExtentSet> = sizes.iter().map(|_| ExtentSet::new()).collect();
+        let mut out: Vec<(WindowId, u64)> = Vec::new();
+        for turn in 0.. {
+            assert!(turn < 1000, "it never ends");
+            let asked = prepares(&mut machine);
+            if asked.is_empty() && out.is_empty() {
+                break;
+            }
+            for prepare in asked {
+                let bytes: u64 = prepare.pieces.iter().map(|(_, extent)| extent.len).sum();
+                let held: u64 = out.iter().map(|(_, bytes)| bytes).sum();
+                if held + bytes > ROOM {
+                    machine.put_off(prepare);
+                    continue;
+                }
+                for (file, extent) in &prepare.pieces {
+                    let seen = &mut covered[file.0 as usize];
+                    assert!(!seen.intersects(*extent), "{extent:?} is leased twice");
+                    seen.insert(*extent);
+                }
+                out.push((prepare.window, bytes));
+                let digests = |&(_, extent): &(FileId, Extent)| {
+                    Ok(vec![Digest([0; 32]); extent.len.div_ceil(GRAIN_BYTES) as usize])
+                };
+                let pieces = prepare.pieces.iter().map(digests).collect();
+                let region = Some(Region { key: 1, base: 0 });
+                machine.prepared(prepare.window, Prepared { region, pieces });
+            }
+            if !out.is_empty() {
+                let (window, _) = out.remove(0);
+                machine.request(ReadRequest::Release { windows: vec![window] });
+            }
+            machine.lease_windows_of(1 << 20);
+        }
+        for (size, seen) in sizes.iter().zip(&covered) {
+            assert_eq!(seen.bytes(), *size);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_closed_while_its_window_waits_ends() {
+        let mut machine = opened(&[20 << 20]);
+        let asked = prepares(&mut machine);
+        machine.request(ReadRequest::Close { files: vec![FileId(0)], describe: false });
+        for prepare in asked {
+            assert!(machine.next_effect().is_none(), "it is closed while it is prepared");
+            machine.put_off(prepare);
+        }
+        assert_eq!(machine.next_effect(), Some(ServerEffect::Close(vec![(FileId(0), false)])));
+        machine.closed(vec![(FileId(0), Ok(None))]);
+        assert!(machine.is_idle());
     }
 }

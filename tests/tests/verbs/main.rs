@@ -2,6 +2,8 @@
 //! guest kernel where this machine has no device. Every copy here must say that
 //! verbs carried it and that requests were posted, or why it went on over TCP.
 
+mod budget;
+
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,274 @@
+//! The digests of windows, hashed once however many clients ask at a time: who
+//! comes first hashes, the others wait for him, and all who come later find it in
+//! a short memory in front of the digest cache. Owns the cache. It never answers
+//! for an identity that may hide a later write. Called by jobs of sessions, which
+//! may block.
+
+use crate::cache::DigestCache;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use verbatim_files::{Identity, Source};
+use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
+use verbatim_proto::{Digest, Extent, Fault};
+
+/// Windows whose digests stay in memory: what was put into the cache is there a little later.
+const KNOWN_MAX: usize = 1024;
+
+/// The longest wait for another session's hashing; then it is done here as well.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// A window of a file, by the file's identity.
+type Key = (Identity, u64);
+
+/// Knows the digests of windows, or finds them out.
+pub(crate) struct Hashing {
+    cache: DigestCache,
+    book: Mutex<Book>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Book {
+    windows: HashMap<Key, Entry>,
+    /// Those that are known, the oldest first.
+    known: VecDeque<Key>,
+}
+
+enum Entry {
+    /// Somebody is at it.
+    Hashing,
+    Known(Arc<[Digest]>),
+}
+
+impl Hashing {
+    /// Asks this cache first.
+    pub fn new(cache: DigestCache) -> Self {
+        Self { cache, book: Mutex::default(), ended: Condvar::new() }
+    }
+
+    /// The digests of a range that lies in one window of the file. Ranges that are whole cells of
+    /// a grid of `cell` bytes make known all of their window; of others only they are hashed.
+    /// `fresh` trusts nothing that was known before.
+    pub fn digests(
+        &self,
+        source: &Source,
+        extent: Extent,
+        cell: u64,
+        fresh: bool,
+    ) -> Result<Vec<Digest>, Fault> {
+        let identity = source.identity();
+        let end = extent.offset + extent.len;
+        let whole_cells = extent.offset.is_multiple_of(cell)
+            && (end.is_multiple_of(cell) || end == identity.size);
+        if fresh || source.is_racy() {
+            return source.hash(extent);
+        }
+        let window = extent.offset / WINDOW_BYTES;
+        let known = match whole_cells {
+            true => self.window(source, window)?,
+            false => match self.find(identity, window) {
+                Some(digests) => digests,
+                None => return source.hash(extent),
+            },
+        };
+        let first = ((extent.offset % WINDOW_BYTES) / GRAIN_BYTES) as usize;
+        let count = extent.len.div_ceil(GRAIN_BYTES) as usize;
+        Ok(known[first..first + count].to_vec())
+    }
+
+    /// Forgets what is known of a file.
+    pub fn forget(&self, identity: &Identity) {
+        let mut book = self.book();
+        book.known.retain(|(known, _)| known != identity);
+        book.windows
+            .retain(|(known, _), entry| known != identity || matches!(entry, Entry::Hashing));
+        drop(book);
+        self.cache.forget(identity);
+    }
+
+    /// All digests of a window: known, waited for, or hashed here.
+    fn window(&self, source: &Source, window: u64) -> Result<Arc<[Digest]>, Fault> {
+        let identity = source.identity();
+        let turn = match self.wait((*identity, window)) {
+            Waited::Known(digests) => return Ok(digests),
+            Waited::Ours(turn) => turn,
+        };
+        if let Some(digests) = self.cache.get(identity, window) {
+            tracing::debug!(inode = identity.inode, window, "digests from the cache");
+            return Ok(turn.end(digests.into()));
+        }
+        tracing::debug!(inode = identity.inode, window, "window hashed");
+        let offset = window * WINDOW_BYTES;
+        let digests = source.hash(Extent::new(offset, WINDOW_BYTES.min(identity.size - offset)))?;
+        // Only what did not change while it was hashed is worth keeping.
+        if Identity::of(source.file()).is_ok_and(|now| now == *identity) {
+            self.cache.put(identity, window, &digests);
+            return Ok(turn.end(digests.into()));
+        }
+        Ok(digests.into())
+    }
+
+    /// What is known of a window without hashing.
+    fn find(&self, identity: &Identity, window: u64) -> Option<Arc<[Digest]>> {
+        match self.book().windows.get(&(*identity, window)) {
+            Some(Entry::Known(digests)) => Some(digests.clone()),
+            _ => self.cache.get(identity, window).map(Arc::from),
+        }
+    }
+
+    /// Waits while somebody else is at a window; then it is known, or this one's turn.
+    fn wait(&self, key: Key) -> Waited<'_> {
+        let until = Instant::now() + WAIT_MAX;
+        let mut book = self.book();
+        loop {
+            match book.windows.get(&key) {
+                Some(Entry::Known(digests)) => {
+                    let (identity, window) = key;
+                    tracing::debug!(inode = identity.inode, window, "digests from the cache");
+                    return Waited::Known(digests.clone());
+                }
+                Some(Entry::Hashing) if Instant::now() < until => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    let waited = self.ended.wait_timeout(book, left);
+                    book = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Some(Entry::Hashing) | None => {
+                    book.windows.insert(key, Entry::Hashing);
+                    return Waited::Ours(Turn { hashing: self, key });
+                }
+            }
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a wait ended.
+enum Waited<'h> {
+    Known(Arc<[Digest]>),
+    Ours(Turn<'h>),
+}
+
+/// The right to hash a window. However it ends, those who wait are woken.
+struct Turn<'h> {
+    hashing: &'h Hashing,
+    key: Key,
+}
+
+impl Turn<'_> {
+    /// Makes the digests known.
+    fn end(self, digests: Arc<[Digest]>) -> Arc<[Digest]> {
+        let mut book = self.hashing.book();
+        book.windows.insert(self.key, Entry::Known(digests.clone()));
+        book.known.push_back(self.key);
+        if book.known.len() > KNOWN_MAX
+            && let Some(oldest) = book.known.pop_front()
+        {
+            book.windows.remove(&oldest);
+        }
+        digests
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut book = self.hashing.book();
+        // One that failed is left to the next who comes.
+        if matches!(book.windows.get(&self.key), Some(Entry::Hashing)) {
+            book.windows.remove(&self.key);
+        }
+        drop(book);
+        self.hashing.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::sync::LazyLock;
+
+    /// A file of two windows and a bit, old enough to be trusted; one for all tests.
+    fn settled() -> Source {
+        static FILE: LazyLock<File> = LazyLock::new(|| {
+            let file = tempfile::tempfile().expect("a file");
+            let bytes: Vec<u8> = (0..SIZE).map(|at| (at / 777) as u8).collect();
+            file.write_all_at(&bytes, 0).expect("writes");
+            file
+        });
+        let source =
+            || Source::new(FILE.try_clone().expect("a descriptor"), "big").expect("a source");
+        let until = Instant::now() + Duration::from_secs(10);
+        while source().is_racy() {
+            assert!(Instant::now() < until, "it never settles");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        source()
+    }
+
+    const SIZE: u64 = 2 * WINDOW_BYTES + 3 * GRAIN_BYTES + 5;
+
+    #[test]
+    fn a_window_is_hashed_by_one_and_known_to_all_in_cells_of_any_size() {
+        let source = settled();
+        let hashing = Hashing::new(DigestCache::disabled());
+        let cell = 2 * GRAIN_BYTES;
+        let turn = match hashing.wait((*source.identity(), 0)) {
+            Waited::Ours(turn) => turn,
+            Waited::Known(_) => panic!("nothing is known yet"),
+        };
+        std::thread::scope(|scope| {
+            let ask = |at: u64| hashing.digests(&source, Extent::new(at, cell), cell, false);
+            let waiting: Vec<_> = (0..8).map(|at| scope.spawn(move || ask(at * cell))).collect();
+            // What they are told is what the one who hashes says: a mark that no bytes have.
+            let marks: Vec<Digest> = (0..64).map(|grain| Digest([grain; 32])).collect();
+            turn.end(marks.into());
+            for (at, answer) in waiting.into_iter().enumerate() {
+                let grain = (2 * at) as u8;
+                let expected = [Digest([grain; 32]), Digest([grain + 1; 32])];
+                assert_eq!(answer.join().expect("ends").expect("known"), expected);
+            }
+        });
+        let fresh = hashing.digests(&source, Extent::new(0, cell), cell, true).expect("hashes");
+        assert_eq!(fresh, source.hash(Extent::new(0, cell)).expect("hashes"));
+        hashing.forget(source.identity());
+        let anew = hashing.digests(&source, Extent::new(0, cell), cell, false).expect("hashes");
+        assert_eq!(anew, fresh, "what was forgotten is not told again");
+    }
+
+    #[test]
+    fn cells_of_a_window_have_the_digests_of_the_file() {
+        let source = settled();
+        let hashing = Hashing::new(DigestCache::disabled());
+        for (cell, offset, len) in [
+            (WINDOW_BYTES, WINDOW_BYTES, WINDOW_BYTES),
+            (GRAIN_BYTES, WINDOW_BYTES + GRAIN_BYTES, GRAIN_BYTES),
+            (1 << 20, 2 * WINDOW_BYTES, 3 * GRAIN_BYTES + 5),
+            (WINDOW_BYTES, 5 * GRAIN_BYTES, 2 * GRAIN_BYTES),
+        ] {
+            let extent = Extent::new(offset, len);
+            let told = hashing.digests(&source, extent, cell, false).expect("hashes");
+            assert_eq!(told, source.hash(extent).expect("hashes"), "cell {cell} at {offset}");
+        }
+        let known = hashing.book().windows.len();
+        assert_eq!(known, 2, "a part that is no cell makes nothing known");
+    }
+
+    #[test]
+    fn one_who_fails_leaves_the_turn_to_the_next() {
+        let source = settled();
+        let hashing = Hashing::new(DigestCache::disabled());
+        let key = (*source.identity(), 0);
+        let Waited::Ours(turn) = hashing.wait(key) else { panic!("nothing is known yet") };
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| matches!(hashing.wait(key), Waited::Ours(_)));
+            drop(turn);
+            assert!(next.join().expect("ends"), "the next one waits for ever or knows too much");
+        });
+        assert!(hashing.book().windows.is_empty(), "a turn that failed left something behind");
+    }
+}

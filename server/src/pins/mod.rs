@@ -1,0 +1,228 @@
+//! The pin budget: what the server may register with devices at a time, over all
+//! clients. A `Share` is one client's part of it, a `Pin` some bytes of that;
+//! dropping either gives it back and wakes those who wait. `book` decides; this
+//! file has the lock, the bells, and what the system allows at most. It registers
+//! nothing itself: sessions do, with a pin in hand.
+
+mod book;
+
+use book::Book;
+use rustix::process::{Resource, getrlimit};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use verbatim_fabric::FabricError;
+use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES};
+
+/// The budget of one server.
+pub(crate) struct Pins {
+    state: Mutex<State>,
+    limit: Limit,
+}
+
+struct State {
+    book: Book,
+    next_client: u64,
+    /// How those who wait are told that there is more.
+    bells: HashMap<u64, Bell>,
+}
+
+type Bell = Arc<dyn Fn() + Send + Sync>;
+
+/// What bounds the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    Configured,
+    Memlock,
+}
+
+impl Pins {
+    /// A budget of so many bytes, or of what the system lets this process pin, if that is less.
+    pub fn new(configured: u64) -> Arc<Self> {
+        let memlock = getrlimit(Resource::Memlock).current.filter(|_| !is_exempt());
+        let (budget, limit) = bounded(configured, memlock);
+        let state = State { book: Book::new(budget), next_client: 0, bells: HashMap::new() };
+        Arc::new(Self { state: Mutex::new(state), limit })
+    }
+
+    /// Bytes that may be pinned at a time.
+    pub fn budget(&self) -> u64 {
+        self.state().book.budget()
+    }
+
+    /// Lets a client in that has upload slots of this length; `bell` is rung when something it
+    /// was refused may be had.
+    pub fn admit(
+        self: &Arc<Self>,
+        slot_bytes: u64,
+        bell: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Share, FabricError> {
+        let floor = floor_bytes(slot_bytes);
+        let mut state = self.state();
+        let id = state.next_client;
+        if !state.book.admit(id, floor) {
+            return Err(self.refusal(&state.book));
+        }
+        state.next_client += 1;
+        state.bells.insert(id, Arc::new(bell));
+        drop(state);
+        Ok(Share(Arc::new(Account { pins: self.clone(), id, floor })))
+    }
+
+    fn refusal(&self, book: &Book) -> FabricError {
+        let what = "the server can pin nothing more";
+        let (allowed, clients) = (size(book.budget()), book.client_count());
+        match self.limit {
+            Limit::Memlock => FabricError::device(
+                what,
+                format!("its memlock limit allows {allowed}, and {clients} clients share that"),
+                "raise it: ulimit -l unlimited, or LimitMEMLOCK=infinity in the service",
+            ),
+            Limit::Configured => FabricError::device(
+                what,
+                format!("its budget is {allowed}, and {clients} clients share that"),
+                "raise rdma.pin_budget_mb in its configuration, or come back later",
+            ),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the book, and rings the bells of those whom that helps, without the lock.
+    fn change(&self, change: impl FnOnce(&mut Book) -> Vec<u64>) {
+        let mut state = self.state();
+        let waiting = change(&mut state.book);
+        let bells: Vec<Bell> =
+            waiting.iter().filter_map(|id| state.bells.get(id).cloned()).collect();
+        drop(state);
+        bells.iter().for_each(|bell| bell());
+    }
+}
+
+/// One client's part of the budget.
+pub(crate) struct Share(Arc<Account>);
+
+struct Account {
+    pins: Arc<Pins>,
+    id: u64,
+    floor: u64,
+}
+
+impl Share {
+    /// What nobody else can take: enough for some windows, a pack of small files or one slot.
+    pub fn floor(&self) -> u64 {
+        self.0.floor
+    }
+
+    /// Takes some of it; where there is not so much, the bell rings when there may be.
+    pub fn pin(&self, bytes: u64) -> Option<Pin> {
+        let taken = self.0.pins.state().book.ask(self.0.id, bytes);
+        taken.then(|| Pin { account: Some(self.0.clone()), bytes })
+    }
+
+    /// How long windows should be now.
+    pub fn window_bytes(&self) -> u64 {
+        self.0.pins.state().book.window_bytes(self.0.id, GRAIN_BYTES, WINDOW_BYTES)
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let mut state = self.pins.state();
+        state.bells.remove(&self.id);
+        let (held_bytes, peak_bytes) = state.book.held();
+        drop(state);
+        tracing::debug!(held_bytes, peak_bytes, "a client gave back what it pinned");
+        self.pins.change(|book| book.leave(self.id));
+    }
+}
+
+/// Bytes that may be pinned. Kept with what is pinned, and dropped behind it.
+pub(crate) struct Pin {
+    account: Option<Arc<Account>>,
+    bytes: u64,
+}
+
+impl Pin {
+    /// For memory that no device pins.
+    pub fn none() -> Self {
+        Self { account: None, bytes: 0 }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.pins.change(|book| book.give_back(account.id, self.bytes));
+        }
+    }
+}
+
+/// A client can go on with this alone: four grains, a pack of small files, or one slot.
+fn floor_bytes(slot_bytes: u64) -> u64 {
+    (4 * GRAIN_BYTES).max(u64::from(PACK_BYTES_MAX)).max(slot_bytes)
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
+/// The smaller bound. An eighth of the memlock limit is left to the queues of the devices.
+fn bounded(configured: u64, memlock: Option<u64>) -> (u64, Limit) {
+    match memlock.map(|limit| limit - limit / 8) {
+        Some(allowed) if allowed < configured => (allowed, Limit::Memlock),
+        _ => (configured, Limit::Configured),
+    }
+}
+
+/// Whether the memlock limit does not bind this process: CAP_IPC_LOCK, which root has.
+fn is_exempt() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn the_smaller_of_both_bounds_is_the_budget() {
+        assert_eq!(bounded(100, None), (100, Limit::Configured));
+        assert_eq!(bounded(100, Some(1000)), (100, Limit::Configured));
+        assert_eq!(bounded(1000, Some(80)), (70, Limit::Memlock));
+    }
+
+    #[test]
+    fn what_is_given_back_rings_the_bell_of_who_waits() {
+        let pins = Pins::new(4 << 20);
+        let rung = Arc::new(AtomicU32::new(0));
+        let bell = rung.clone();
+        let first = pins.admit(1 << 20, || ()).expect("room");
+        let second = pins.admit(1 << 20, move || drop(bell.fetch_add(1, Ordering::Relaxed)));
+        let second = second.expect("room");
+        let held: Vec<Pin> = std::iter::from_fn(|| first.pin(1 << 18)).collect();
+        let mine = second.pin(1 << 20).expect("its floor");
+        assert!(second.pin(1 << 20).is_none(), "more than there is");
+        assert_eq!(rung.load(Ordering::Relaxed), 0);
+        drop(held);
+        assert_eq!(rung.load(Ordering::Relaxed), 1, "once, not once a pin");
+        assert!(second.pin(1 << 20).is_some());
+        drop((mine, first, second));
+        let state = pins.state();
+        assert_eq!((state.book.held().0, state.book.client_count()), (0, 0));
+    }
+
+    #[test]
+    fn one_too_many_is_told_what_to_raise() {
+        let pins = Pins::new(1 << 20);
+        let _first = pins.admit(0, || ()).expect("room");
+        let error = pins.admit(0, || ()).err().expect("no room for two");
+        assert!(error.to_string().contains("its budget is 1 MiB"), "{error}");
+        assert!(error.hint().expect("a hint").contains("pin_budget_mb"));
+    }
+}

@@ -1,0 +1,120 @@
+//! The pin budget over a real device: what the kernel says is pinned never exceeds
+//! it, files far larger than it arrive, and many clients share it.
+
+use super::{assert_verbs, exports, folders, is_same, summary};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use verbatim_tests::process::{Home, Running, Serve};
+use verbatim_tests::tree;
+
+const MIB: usize = 1 << 20;
+
+/// Clients that come at once.
+const CLIENTS: usize = 20;
+
+fn serve(dir: &Path, budget_mb: u32) -> Serve {
+    let config = dir.join(format!("serve-{budget_mb}.toml"));
+    let text = format!("[rdma]\npin_budget_mb = {budget_mb}\n[log]\nlevel = \"debug\"\n");
+    fs::write(&config, text).expect("writes");
+    let [data, landing] = exports(dir);
+    let home = Arc::new(Home::new());
+    Serve::of(&home, "127.0.0.1:0", &["--config", &config.display().to_string(), &data, &landing])
+}
+
+/// What the kernel counts as pinned by a process, in bytes.
+fn pinned_by(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).expect("VmPin");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib << 10
+}
+
+/// Waits for copies; returns the most that the server had pinned meanwhile.
+fn watch(serve: &Serve, copies: &mut [Running]) -> u64 {
+    let mut most = 0;
+    while !copies.iter_mut().all(Running::has_ended) {
+        most = most.max(pinned_by(serve.id()));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    most
+}
+
+#[track_caller]
+fn assert_within(serve: &Serve, most: u64, budget_mb: u64) {
+    assert!(most > 0, "nothing was seen pinned");
+    assert!(most <= budget_mb << 20, "{most} bytes were pinned");
+    let log = serve.log();
+    let peaks = log
+        .split("peak_bytes=")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok());
+    let peak = peaks.max().expect("the server tells its peak");
+    assert!(peak <= budget_mb << 20 && peak + (1 << 20) >= most, "{peak} told, {most} seen");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_file_far_larger_than_the_budget_arrives_both_ways() {
+    let dir = folders();
+    let big = dir.path().join("data/big");
+    tree::write(&big, &tree::content(1, 256 * MIB));
+    let serve = serve(dir.path(), 8);
+    let out = dir.path().join("out").display().to_string();
+    let mut copies = [serve.start_cp(&["--json", &serve.at("data/big"), &out])];
+    let most = watch(&serve, &mut copies);
+    let [down] = copies;
+    assert_verbs(&down.end().done(), true);
+    assert!(is_same(big.clone(), dir.path().join("out/big")));
+    assert_within(&serve, most, 8);
+    fs::remove_file(dir.path().join("out/big")).expect("removes");
+
+    let mut copies = [serve.start_cp(&["--json", &big.display().to_string(), &serve.at("in")])];
+    let most = watch(&serve, &mut copies);
+    let [up] = copies;
+    assert_verbs(&up.end().done(), false);
+    assert!(is_same(big, dir.path().join("in/big")));
+    assert_within(&serve, most, 8);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn twenty_clients_share_the_budget_and_one_hashing() {
+    let dir = folders();
+    let big = dir.path().join("data/big");
+    tree::write(&big, &tree::content(1, 24 * MIB));
+    // An identity younger than this is not trusted, so it is hashed for each client.
+    std::thread::sleep(Duration::from_millis(2100));
+    for (budget_mb, all_verbs) in [(64, true), (8, false)] {
+        let serve = serve(dir.path(), budget_mb);
+        let target = |client: usize| dir.path().join(format!("out/{client}"));
+        let start = |client| {
+            let path = target(client).display().to_string();
+            serve.start_cp(&["--json", &serve.at("data/big"), &path])
+        };
+        let mut copies: Vec<Running> = (0..CLIENTS).map(start).collect();
+        let most = watch(&serve, &mut copies);
+        let mut over_verbs = 0;
+        for (client, copy) in copies.into_iter().enumerate() {
+            let done = copy.end().done();
+            assert!(is_same(big.clone(), target(client)), "client {client}");
+            fs::remove_file(target(client)).expect("removes");
+            let summary = summary(&done);
+            match summary["transport"].as_str() {
+                Some("tcp") => {
+                    let reason = summary["reason"].as_str().expect("a reason");
+                    assert!(!all_verbs && reason.contains("its budget is"), "{reason}");
+                }
+                _ => {
+                    assert_verbs(&done, true);
+                    over_verbs += 1;
+                }
+            }
+        }
+        assert!(over_verbs >= 2, "{over_verbs} of {CLIENTS} clients were served over verbs");
+        assert_within(&serve, most, u64::from(budget_mb));
+        let hashed = serve.log().matches("window hashed").count();
+        assert_eq!(hashed, 2, "24 MiB are two windows, for however many clients");
+    }
+}
