@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
 
+pub mod plot;
+pub mod scale;
 pub mod table;
 
 use std::path::{Path, PathBuf};

@@ -24,7 +24,9 @@ pub(super) struct LinkState {
     pub faults: Faults,
     pub limits: Limits,
     pub ends: [End; 2],
-    /// Until when the wire is busy, by the side that the data comes from.
+    /// The rail it runs on with others; absent when it has a wire of its own.
+    pub rail: Option<u16>,
+    /// Until when its own wire is busy, by the side that the data comes from.
     pub busy_ps: [u128; 2],
     /// How many handles are alive.
     pub holders: u8,
@@ -72,7 +74,16 @@ impl LinkState {
     /// A living link; `seed` and `number` decide its luck.
     pub fn new(seed: u64, number: u64, faults: Faults, limits: Limits) -> Self {
         let ends = [0, 1].map(|side| End::new(Rng::new(seed, number, side)));
-        Self { faults, limits, ends, busy_ps: [0; 2], holders: 0, again_count: 0, bytes: 0 }
+        Self {
+            faults,
+            limits,
+            ends,
+            rail: None,
+            busy_ps: [0; 2],
+            holders: 0,
+            again_count: 0,
+            bytes: 0,
+        }
     }
 
     /// Whether the link ended, for whatever reason.

@@ -73,7 +73,7 @@ pub struct SimCounts {
     pub duplicated: u64,
     /// Operations that arrived after one submitted later on the same end.
     pub reordered: u64,
-    /// Links killed by `death_ppm` or `die_after_bytes`.
+    /// Links killed by `death_ppm`, `die_after_bytes` or `cut_rail`.
     pub deaths: u64,
 }
 
@@ -91,6 +91,17 @@ impl SimNet {
     /// Replaces the limits of links made from now on: 64 operations of 16 MiB by default.
     pub fn set_limits(&self, limits: Limits) {
         self.state().limits = limits;
+    }
+
+    /// Puts links made from now on onto a rail: they share its bandwidth, which is that of the
+    /// faults they are made with. None gives each a wire of its own.
+    pub fn set_rail(&self, rail: Option<u16>) {
+        self.state().rail = rail;
+    }
+
+    /// Ends every link of a rail, as a port that goes down does.
+    pub fn cut_rail(&self, rail: u16) {
+        self.state().cut_rail(rail);
     }
 
     /// Makes a link and returns both ends; what one end submits names memory registered in

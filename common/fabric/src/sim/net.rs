@@ -21,6 +21,10 @@ pub(super) struct NetState {
     pub faults: Faults,
     pub limits: Limits,
     pub counts: SimCounts,
+    /// The rail that links are made on now.
+    pub rail: Option<u16>,
+    /// Until when each rail is busy, by the side that the data comes from.
+    rails_busy_ps: BTreeMap<u16, [u128; 2]>,
     seed: u64,
     clock: Clock,
     links: BTreeMap<u64, LinkState>,
@@ -60,6 +64,8 @@ impl NetState {
             faults,
             limits: LIMITS,
             counts: SimCounts::default(),
+            rail: None,
+            rails_busy_ps: BTreeMap::new(),
             seed,
             clock,
             links: BTreeMap::new(),
@@ -94,6 +100,7 @@ impl NetState {
         let number = self.links_made;
         let mut link = LinkState::new(self.seed, number, self.faults.clone(), self.limits);
         link.holders = if far.is_some() { 2 } else { 1 };
+        link.rail = self.rail;
         link.ends[0].domain = Some(near);
         link.ends[1].domain = far;
         self.links.insert(number, link);
@@ -139,7 +146,8 @@ impl NetState {
             self.counts.lost += 1;
         } else {
             let source = if matches!(op, Op::Read { .. }) { 1 - side } else { side };
-            let due_ns = due_ns(link, side, source, now_ns, len, &fate);
+            let rail = link.rail.map(|rail| self.rails_busy_ps.entry(rail).or_default());
+            let due_ns = due_ns(link, rail, [side, source], now_ns, len, &fate);
             let arrival = Arrival { link: number, side, what: What::Op };
             self.arrivals.insert((due_ns, self.submitted), arrival);
         }
@@ -188,6 +196,21 @@ impl NetState {
             }
             Completion::Notified { .. } => None,
         }));
+    }
+
+    /// Ends every link of a rail, as a port that goes down does.
+    pub fn cut_rail(&mut self, rail: u16) {
+        let on_rail = |link: &LinkState| link.rail == Some(rail) && !link.is_dead();
+        let cut: Vec<u64> = self
+            .links
+            .iter()
+            .filter(|(_, link)| on_rail(link))
+            .map(|(&number, _)| number)
+            .collect();
+        for number in cut {
+            self.counts.deaths += 1;
+            self.die(number, [FabricError::Closed, FabricError::Closed]);
+        }
     }
 
     /// Forgets one handle, and the link with its last.
@@ -246,16 +269,17 @@ impl NetState {
 }
 
 /// When an operation arrives: after what is on the wire before it, its own bytes and its
-/// latency, and not before its predecessors unless it is its fate to be late.
+/// latency, and not before its predecessors unless it is its fate to be late. The wire is the
+/// link's own, or that of its rail.
 fn due_ns(
     link: &mut LinkState,
-    side: usize,
-    source: usize,
+    rail: Option<&mut [u128; 2]>,
+    [side, source]: [usize; 2],
     now_ns: u64,
     len: usize,
     fate: &Fate,
 ) -> u64 {
-    let wire = &mut link.busy_ps[source];
+    let wire = &mut rail.unwrap_or(&mut link.busy_ps)[source];
     *wire = (*wire).max(u128::from(now_ns) * PS_PER_NS) + link.faults.wire_ps(len);
     let sent_ns = u64::try_from(wire.div_ceil(PS_PER_NS)).unwrap_or(u64::MAX);
     let order = &mut link.ends[side].in_order_ns;

@@ -1,0 +1,127 @@
+//! Draws small line charts as SVG: some panels beside each other, each with lines
+//! of points. Plain text out, no other crate; called by programs that write docs.
+
+use std::fmt::Write;
+
+/// One chart.
+pub struct Panel {
+    /// What is varied: the axis below.
+    pub title: String,
+    /// Names of the points on the axis below, evenly spaced.
+    pub ticks: Vec<String>,
+    /// Lines: a name, and a value for each tick.
+    pub lines: Vec<(String, Vec<f64>)>,
+    /// The unit of the values.
+    pub unit: String,
+}
+
+const WIDTH: f64 = 360.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 56.0;
+const TOP: f64 = 34.0;
+const BOTTOM: f64 = 58.0;
+const RIGHT: f64 = 16.0;
+const COLORS: [&str; 4] = ["#1f77b4", "#999999", "#d62728", "#2ca02c"];
+const COLUMNS: usize = 2;
+
+/// Draws panels, two in a row.
+pub fn draw(panels: &[Panel]) -> String {
+    let rows = panels.len().div_ceil(COLUMNS);
+    let (width, height) = (WIDTH * COLUMNS as f64, HEIGHT * rows as f64);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
+    );
+    for (index, panel) in panels.iter().enumerate() {
+        let (x, y) = (WIDTH * (index % COLUMNS) as f64, HEIGHT * (index / COLUMNS) as f64);
+        let _ = writeln!(svg, "<g transform=\"translate({x} {y})\">");
+        draw_panel(&mut svg, panel);
+        svg.push_str("</g>\n");
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn draw_panel(svg: &mut String, panel: &Panel) {
+    let most = panel.lines.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max);
+    let top = round_up(most);
+    let x = |at: usize| {
+        let steps = panel.ticks.len().saturating_sub(1).max(1) as f64;
+        LEFT + (WIDTH - LEFT - RIGHT) * at as f64 / steps
+    };
+    let y = |value: f64| HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / top;
+    let _ = writeln!(
+        svg,
+        "<text x=\"{LEFT}\" y=\"18\" font-weight=\"bold\">{}, by {}</text>",
+        panel.unit, panel.title
+    );
+    for quarter in 0..=4 {
+        let value = top * f64::from(quarter) / 4.0;
+        let at = y(value);
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{value:.0}</text>",
+            WIDTH - RIGHT,
+            LEFT - 6.0,
+            at + 4.0
+        );
+    }
+    for (at, tick) in panel.ticks.iter().enumerate() {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{tick}</text>",
+            x(at),
+            HEIGHT - BOTTOM + 16.0
+        );
+    }
+    for (number, (name, values)) in panel.lines.iter().enumerate() {
+        let color = COLORS[number % COLORS.len()];
+        let points: Vec<String> = values
+            .iter()
+            .enumerate()
+            .map(|(at, value)| format!("{:.1},{:.1}", x(at), y(*value)))
+            .collect();
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>",
+            points.join(" ")
+        );
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{color}\">{name}</text>",
+            LEFT + 120.0 * number as f64,
+            HEIGHT - BOTTOM + 36.0
+        );
+    }
+}
+
+/// The next number that is one, two or five of a power of ten.
+fn round_up(value: f64) -> f64 {
+    let power = 10_f64.powf(value.max(1.0).log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0];
+    steps.iter().map(|step| step * power).find(|top| *top >= value).unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_axis_ends_at_a_round_number() {
+        assert_eq!([3.0, 100.0, 380.0, 401.0].map(round_up), [5.0, 100.0, 500.0, 500.0]);
+    }
+
+    #[test]
+    fn every_value_is_a_point() {
+        let panel = Panel {
+            title: "rails".into(),
+            ticks: vec!["1".into(), "2".into(), "4".into()],
+            lines: vec![("measured".into(), vec![1.0, 2.0, 4.0])],
+            unit: "GB/s".into(),
+        };
+        let svg = draw(&[panel]);
+        assert!(svg.contains("points=\"56.0,168.4 200.0,134.8 344.0,67.6\""), "{svg}");
+    }
+}
