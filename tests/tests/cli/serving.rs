@@ -119,7 +119,7 @@ fn copy_all(serve: &Serve, folder: &Path, clients: usize) {
     let source = folder.with_file_name("data").join("shared");
     for client in 0..clients {
         assert_same(&source, &target(client));
-        fs::remove_file(target(client)).unwrap();
+        fs::remove_file(target(client)).expect("removes");
     }
 }
 
