@@ -203,7 +203,10 @@ mod tests {
         let rung = Arc::new(AtomicU32::new(0));
         let bell = rung.clone();
         let first = pins.admit(1 << 20, || ()).expect("room");
-        let second = pins.admit(1 << 20, move || drop(bell.fetch_add(1, Ordering::Relaxed)));
+        let ring = move || {
+            bell.fetch_add(1, Ordering::Relaxed);
+        };
+        let second = pins.admit(1 << 20, ring);
         let second = second.expect("room");
         let held: Vec<Pin> = std::iter::from_fn(|| first.pin(1 << 18)).collect();
         let mine = second.pin(1 << 20).expect("its floor");
