@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
+pub mod current;
 mod ends;
 mod glob;
 mod likeness;
