@@ -18,7 +18,7 @@ use toml::{Table, Value};
 use verbatim_proto::Fault;
 use verbatim_proto::units::LINKS_MAX;
 
-pub use tables::{Cache, Limits, Log, Uploads};
+pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Uploads};
 
 /// Everything that can be set; `configs/rdma-serve.toml` explains each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,6 +45,8 @@ pub struct Config {
     pub cache: Cache,
     /// What becomes of uploads that were not finished.
     pub uploads: Uploads,
+    /// The port for those who watch.
+    pub metrics: Metrics,
     /// What is logged, and how.
     pub log: Log,
     /// The folders that are offered.
@@ -65,6 +67,7 @@ impl Default for Config {
             rdma: Rdma::default(),
             cache: Cache::default(),
             uploads: Uploads::default(),
+            metrics: Metrics::default(),
             log: Log::default(),
             exports: Vec::new(),
         }
@@ -309,6 +312,15 @@ fn check_values(table: &Table, origin: &str) -> Result<(), ConfigError> {
         Some(value @ Value::String(text)) if text.parse::<SocketAddr>().is_err() => {
             let range = "an IP address and a port, such as 0.0.0.0:20490 or [::]:20490";
             return refuse("listen", value, range.into());
+        }
+        _ => {}
+    }
+    match find(table, "metrics.listen") {
+        Some(value @ Value::String(text))
+            if text != METRICS_OFF && text.parse::<SocketAddr>().is_err() =>
+        {
+            let range = "an IP address and a port, such as 127.0.0.1:9469, or off";
+            return refuse("metrics.listen", value, range.into());
         }
         _ => {}
     }

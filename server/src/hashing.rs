@@ -42,6 +42,11 @@ enum Entry {
 }
 
 impl Hashing {
+    /// The cache, for whoever asks what is in it.
+    pub fn cache(&self) -> &DigestCache {
+        &self.cache
+    }
+
     /// Asks this cache first.
     pub fn new(cache: DigestCache) -> Self {
         Self { cache, book: Mutex::default(), ended: Condvar::new() }

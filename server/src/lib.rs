@@ -10,6 +10,7 @@ pub mod export;
 mod hashing;
 mod joins;
 mod listener;
+mod observe;
 mod pins;
 mod rdma;
 mod reaper;
@@ -17,3 +18,4 @@ mod session;
 mod worker;
 
 pub use listener::{Server, ServerError, ServerOptions};
+pub use observe::MetricsError;

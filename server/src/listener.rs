@@ -8,11 +8,13 @@ use crate::config::{Config, ConfigError};
 use crate::export::{Owner, check_exports};
 use crate::hashing::Hashing;
 use crate::joins::Joins;
+use crate::observe::{About, Guest, MetricsError, Observatory, Page};
 use crate::reaper::Reaper;
 use crate::session::{Event, ExportFolder, SERVER_WATCHES_MAX, Session, Shared};
 use crate::worker::ServerWorker;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -31,12 +33,15 @@ use verbatim_files::Folder;
 use verbatim_proto::message::{ServerMessage, Welcome};
 use verbatim_proto::units::is_chunk_size;
 use verbatim_proto::{Code, Fault};
+use verbatim_telemetry::labels::Entry;
 
 /// What a server is started with, beside its configuration.
 #[derive(Default)]
 pub struct ServerOptions {
     /// A simulated network to offer links on, for tests.
     pub sim: Option<SimNet>,
+    /// The folder whose `sys` shows the devices that people see, if not /.
+    pub root: Option<PathBuf>,
 }
 
 /// Why a server could not start.
@@ -59,6 +64,9 @@ pub enum ServerError {
         /// What the system said.
         cause: String,
     },
+    /// Nobody could watch.
+    #[error("{0}")]
+    Metrics(#[from] MetricsError),
     /// No worker could be started.
     #[error("{0}")]
     Worker(#[from] verbatim_fabric::FabricError),
@@ -73,6 +81,7 @@ impl ServerError {
             Self::Listen { .. } => {
                 Some("another server may run there; give another one with --listen".into())
             }
+            Self::Metrics(error) => Some(error.hint()),
             Self::Export(_) | Self::Worker(_) => None,
         }
     }
@@ -85,6 +94,7 @@ pub struct Server {
     fingerprint: Fingerprint,
     shared: Arc<Shared>,
     config: Config,
+    page: Option<Page>,
     _door: LocalDoor,
 }
 
@@ -101,6 +111,7 @@ impl Server {
             address: config.listen,
             cause: Fault::from_io("", &error).text.trim_start_matches(": ").to_owned(),
         };
+        let page = Page::bind(&config.metrics).await?;
         let shared = Arc::new(share(&config, options)?);
         let socket = bind(config.listen).map_err(listen)?;
         let port = socket.local_addr().map_err(listen)?.port();
@@ -115,7 +126,20 @@ impl Server {
         let acceptor = Acceptor::new(&identity, policy)?;
         // Behind the new door: who connects from now on does not come with the key of an old one.
         let listener = socket.listen(BACKLOG).map_err(listen)?;
-        Ok(Self { listener, acceptor, fingerprint, shared, config, _door: door })
+        let server = Self { listener, acceptor, fingerprint, shared, config, page, _door: door };
+        let about = About {
+            address: Some(server.address()),
+            fingerprint: fingerprint.to_string(),
+            certificate_end: None,
+            no_rdma: server.shared.rdma.missing(),
+        };
+        server.shared.observatory.describe(about);
+        Ok(server)
+    }
+
+    /// Where metrics and the page are.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.page.as_ref().map(Page::address)
     }
 
     /// The address it listens on.
@@ -139,6 +163,12 @@ impl Server {
             handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
         });
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
+        let place = guests.shared.observatory.clone();
+        let mut watching = JoinSet::new();
+        watching.spawn(place.clone().watch(guests.shared.clone()));
+        if let Some(page) = self.page {
+            watching.spawn(page.serve(place.clone(), guests.shared.clone()));
+        }
         let _reaper = (!keep.is_zero()).then(|| Reaper::start(guests.shared.clone(), keep));
         let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
@@ -151,6 +181,7 @@ impl Server {
             let accepted = tokio::select! {
                 () = &mut stop, if ends.is_none() => {
                     stopping.send_replace(true);
+                    place.drain();
                     ends = Some(tokio::time::Instant::now() + drain);
                     tracing::info!(sessions = sessions.len(), seconds = drain.as_secs(), "draining");
                     continue;
@@ -173,6 +204,8 @@ impl Server {
             };
             let Ok(place) = places.clone().try_acquire_owned() else {
                 tracing::warn!(%peer, sessions = self.config.limits.sessions_max, "server is full");
+                place.metrics.entered(Entry::Full);
+                place.trouble(peer, Code::Limit, "the server is full: a client was sent away");
                 continue;
             };
             let (guests, stopping) = (guests.clone(), stopping.subscribe());
@@ -225,7 +258,12 @@ impl Guests {
         let local = stream.local_addr().map(|address| address.ip()).ok();
         match self.acceptor.accept(stream).await {
             Ok(accepted) => self.serve(accepted, peer, local, stopping).await,
-            Err(error) => tracing::warn!(%peer, %error, "client not let in"),
+            Err(error) => {
+                tracing::warn!(%peer, %error, "client not let in");
+                let place = &self.shared.observatory;
+                place.metrics.entered(Entry::Refused);
+                place.trouble(peer, Code::NotAuthenticated, format!("client not let in: {error}"));
+            }
         }
         drop(place);
     }
@@ -267,14 +305,12 @@ impl Guests {
             let _ = outbox.close().await;
             return;
         }
-        let (session, events) = Session::new(
-            id,
-            self.shared.clone(),
-            outbox,
-            hello.chunk_bytes,
-            who.to_string(),
-            local,
-        );
+        let place = &self.shared.observatory;
+        place.metrics.entered(Entry::Accepted);
+        let (who, agent, domain) = (who.to_string(), hello.agent, Arc::default());
+        let view = place.enter(Guest { id, peer, who, agent, domain });
+        let (session, events) =
+            Session::new(self.shared.clone(), outbox, hello.chunk_bytes, local, view);
         session.run(receiver, events, stopping).await;
     }
 }
@@ -331,6 +367,7 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
         next_link: AtomicU64::new(0),
         sim: options.sim,
         rdma,
+        observatory: Observatory::new(options.root.unwrap_or_else(|| "/".into())),
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
         watches: Arc::new(Semaphore::new(SERVER_WATCHES_MAX)),

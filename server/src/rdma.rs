@@ -3,6 +3,7 @@
 //! mirrors it under the same names for TCP links, so that a client whose device
 //! fails goes on over TCP with the windows and grants it has.
 
+use crate::observe::Missing;
 use crate::pins::{Pin, Pins, Share};
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -42,6 +43,18 @@ impl Rdma {
 
     fn pins(&self) -> Result<&Arc<Pins>, FabricError> {
         self.pins.as_ref().ok_or_else(|| FabricError::Limit("the server may pin nothing".into()))
+    }
+
+    /// Why there is none for clients, if there is none.
+    pub fn missing(&self) -> Option<Missing> {
+        let error = self.place(None).err()?;
+        let hint = error.hint().map(str::to_owned);
+        Some(Missing { disabled: !self.enabled, text: error.to_string(), hint })
+    }
+
+    /// What all sessions together may pin.
+    pub fn pinned_bytes_max(&self) -> u64 {
+        self.pins.as_ref().map_or(0, |pins| pins.budget())
     }
 
     /// Logs what clients can expect: which device, and how files of each folder are offered.
@@ -92,6 +105,16 @@ impl SessionDomain {
     /// What links without a device look into.
     pub fn soft(&self) -> &Arc<SoftDomain> {
         &self.soft
+    }
+
+    /// How many regions the client may name.
+    pub fn regions(&self) -> u64 {
+        self.soft.region_count() as u64
+    }
+
+    /// Bytes that are pinned for it.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.device.get().map_or(0, |device| device.domain.pinned_bytes())
     }
 
     /// Makes the server's half of a queue pair for a client that reached us at `local`. It will

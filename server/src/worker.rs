@@ -6,9 +6,11 @@
 //! A chunk is hashed and written a grain at a time, and the slot is held while a
 //! grain is: what is written is what was hashed, whatever the client sends.
 
+use crate::observe::View;
 use crate::session::{EVENTS_MAX, Event};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::mpsc;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Completion, FabricError, Link, SharedSlot};
@@ -16,13 +18,21 @@ use verbatim_files::Target;
 use verbatim_proto::message::{LinkId, Piece, Tag, Verdict};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Fault};
+use verbatim_telemetry::labels::Transport;
 
 /// What a session tells a worker.
 pub(crate) enum Command {
     /// Take this link.
     Adopt { key: LinkKey, id: LinkId, link: Box<dyn Link>, session: mpsc::Sender<Event> },
     /// Check and store a chunk.
-    Absorb { tag: Tag, slot: SharedSlot, pieces: Vec<Landing>, session: mpsc::Sender<Event> },
+    Absorb {
+        tag: Tag,
+        slot: SharedSlot,
+        pieces: Vec<Landing>,
+        session: mpsc::Sender<Event>,
+        view: Arc<View>,
+        transport: Transport,
+    },
     /// End this link, and say so.
     Kill { key: LinkKey, id: LinkId, session: mpsc::Sender<Event> },
 }
@@ -76,13 +86,16 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 self.owners.insert(key, (id, session));
                 links.insert(key, link);
             }
-            Command::Absorb { tag, slot, pieces, session } => {
+            Command::Absorb { tag, slot, pieces, session, view, transport } => {
+                let begin = Instant::now();
                 let mut at = 0;
                 let mut verdicts = Vec::with_capacity(pieces.len());
                 for landing in &pieces {
                     verdicts.push(Self::absorb(&slot, at, landing));
                     at += landing.piece.extent.len as usize;
                 }
+                let sizes = pieces.iter().map(|of| (of.piece.file, of.piece.extent.len));
+                view.stored(transport, sizes, &verdicts, begin.elapsed());
                 drop(pieces);
                 // A session that is gone needs no verdict.
                 let _ = session.try_send(Event::Absorbed { tag, verdicts });

@@ -22,7 +22,7 @@ use verbatim_client::{
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
-use verbatim_server::config::Config;
+use verbatim_server::config::{Config, Metrics};
 use verbatim_server::export::{Export, Mode};
 use verbatim_server::{Server, ServerOptions};
 
@@ -91,12 +91,13 @@ impl Pair {
             state: folder.path().join("state"),
             workers: 2,
             drain_seconds: 1,
+            metrics: Metrics::off(),
             exports: vec![export("ro", Mode::ReadOnly), export("rw", Mode::ReadWrite)],
             ..Config::default()
         };
         let (stop, stopped) = oneshot::channel();
         let (ready, port) = mpsc::channel();
-        let options = ServerOptions { sim: sim.clone() };
+        let options = ServerOptions { sim: sim.clone(), ..ServerOptions::default() };
         let serve = move || {
             runtime("server").block_on(async {
                 let server = Server::bind(config, options).await.expect("binds");

@@ -236,6 +236,8 @@ pub struct Serve {
     pub address: SocketAddr,
     /// Who it is: `SHA256:...`.
     pub fingerprint: String,
+    /// Where it shows metrics, if it does.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Serve {
@@ -246,8 +248,15 @@ impl Serve {
 
     /// Starts a server of a user on an address, and waits until it listens.
     pub fn of<A: AsRef<OsStr>>(home: &Arc<Home>, listen: &str, arguments: &[A]) -> Self {
+        let given = ["--listen", listen, "--metrics", "127.0.0.1:0"].map(OsStr::new);
+        let arguments = given.into_iter().chain(arguments.iter().map(AsRef::as_ref));
+        Self::plain(home, &arguments.collect::<Vec<_>>())
+    }
+
+    /// Starts a server with these arguments alone, and waits until it listens.
+    pub fn plain<A: AsRef<OsStr>>(home: &Arc<Home>, arguments: &[A]) -> Self {
         let mut command = home.command("rdma-serve", arguments);
-        command.args(["--listen", listen]).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
         let stderr = child.stderr.take().expect("it is piped");
         let log = Arc::new(Mutex::new(String::new()));
@@ -259,14 +268,19 @@ impl Serve {
             home: home.clone(),
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             fingerprint: String::new(),
+            metrics: None,
         };
         let line = serve.said(" listening ");
-        let field = |name: &str| {
+        let field = |line: &str, name: &str| {
             let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
             found.unwrap_or_else(|| panic!("no {name} in {line}")).to_owned()
         };
-        serve.address = field("address=").parse().expect("an address and a port");
-        serve.fingerprint = field("fingerprint=");
+        serve.address = field(&line, "address=").parse().expect("an address and a port");
+        serve.fingerprint = field(&line, "fingerprint=");
+        let log = serve.log();
+        let shown = log.lines().find(|line| line.contains(" metrics and page "));
+        serve.metrics =
+            shown.map(|line| field(line, "address=").parse().expect("an address and a port"));
         serve
     }
 

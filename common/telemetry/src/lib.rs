@@ -1,22 +1,11 @@
-//! Logging set-up shared by every command: one line per event on standard
-//! error, plain or JSON, at a level that `RUST_LOG` overrides. Metric
-//! definitions will live here too. Depends on nothing of ours.
+//! What people see of Verbatim while it runs: the set-up of logs, and the
+//! definitions of metrics. Each binary makes its own values and hands them down;
+//! there are no globals but the subscriber of logs. Depends on nothing of ours.
 
 #![forbid(unsafe_code)]
 
-use std::io::IsTerminal;
-use tracing_subscriber::EnvFilter;
+pub mod labels;
+mod logging;
+pub mod serve;
 
-/// Starts logging. `level` is a level or a filter; a second call changes nothing.
-pub fn start(level: &str, json: bool) {
-    let filter = EnvFilter::try_from_default_env()
-        .or_else(|_| EnvFilter::try_new(level))
-        .unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    // Failing to start means that somebody, a test most likely, logs already.
-    let _ = if json { lines.json().try_init() } else { lines.try_init() };
-}
+pub use logging::start;

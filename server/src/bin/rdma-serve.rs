@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
-use verbatim_server::config::{Config, ConfigError};
+use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::export::{ExportSpec, Mode};
 use verbatim_server::{Server, ServerError, ServerOptions};
 
@@ -61,6 +61,13 @@ struct Flags {
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 
+    /// Show metrics and a page on this address and port, or off [default: 127.0.0.1:9469].
+    ///
+    /// /metrics is for Prometheus, / for people, /readyz for load balancers. It is
+    /// plain HTTP for whoever can reach it. Port 0 takes a free one.
+    #[arg(long, value_name = "ADDR:PORT|off", value_parser = metrics_listen)]
+    metrics: Option<String>,
+
     /// Let in anybody who can connect.
     ///
     /// Only for networks where everybody may read, and write what is exported :rw.
@@ -84,9 +91,19 @@ impl Flags {
         }
         config.listen = self.listen.unwrap_or(config.listen);
         config.state = self.state.clone().unwrap_or(config.state);
+        if let Some(listen) = self.metrics.clone() {
+            config.metrics = Metrics { listen, asked_for: true };
+        }
         config.insecure_no_auth |= self.insecure_no_auth;
         config.check("the command line")?;
         Ok(config)
+    }
+}
+
+fn metrics_listen(text: &str) -> Result<String, String> {
+    match text == METRICS_OFF || text.parse::<SocketAddr>().is_ok() {
+        true => Ok(text.to_owned()),
+        false => Err("it must be an IP address and a port, or off".into()),
     }
 }
 
@@ -122,6 +139,9 @@ async fn serve(config: Config) -> Result<(), ServerError> {
     let open = config.insecure_no_auth;
     let server = Server::bind(config, ServerOptions::default()).await?;
     let (address, fingerprint) = (server.address(), server.fingerprint());
+    if let Some(address) = server.metrics_address() {
+        tracing::info!(%address, "metrics and page");
+    }
     for export in exports {
         let path = export.path.display().to_string();
         tracing::info!(name = export.name, path, mode = %export.mode, "export");

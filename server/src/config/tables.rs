@@ -2,6 +2,7 @@
 //! each key means to a user is said in `configs/rdma-serve.toml`.
 
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// What one server, and one client, may take.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +44,46 @@ pub struct Log {
     pub level: String,
     /// Whether each line is a JSON object.
     pub json: bool,
+}
+
+/// The port for those who watch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Its address and port, or `METRICS_OFF`.
+    pub listen: String,
+    /// Whether a flag asked for it.
+    #[serde(skip)]
+    pub asked_for: bool,
+}
+
+/// What stands for no port at all.
+pub const METRICS_OFF: &str = "off";
+
+/// The port that is taken when nothing is said.
+const METRICS_LISTEN: &str = "127.0.0.1:9469";
+
+impl Metrics {
+    /// None at all.
+    pub fn off() -> Self {
+        Self { listen: METRICS_OFF.into(), asked_for: false }
+    }
+
+    /// Where to listen; none if it is off.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listen.parse().ok()
+    }
+
+    /// Whether it must be had: by a flag, or because it is not the default.
+    pub fn is_asked_for(&self) -> bool {
+        self.asked_for || self.listen != METRICS_LISTEN
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { listen: METRICS_LISTEN.into(), asked_for: false }
+    }
 }
 
 impl Default for Limits {

@@ -11,6 +11,7 @@ use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{JoinSecret, LinkAnswer, LinkId, LinkOffer, ServerMessage};
 use verbatim_proto::{Code, Fault};
+use verbatim_telemetry::labels::{Fallback, Transport};
 
 /// Where the links of a session are.
 #[derive(Default)]
@@ -24,6 +25,9 @@ pub(super) struct Links {
 pub(super) struct Place {
     pub key: LinkKey,
     pub worker: usize,
+    pub transport: Transport,
+    /// Whether its end was asked for.
+    pub ending: bool,
 }
 
 impl Session {
@@ -46,6 +50,7 @@ impl Session {
         match offer {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
+                self.view.fell_back(self.shared.observatory.why_tcp());
                 self.shared.joins.expect(secret, link, self.events.clone());
                 Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) })
             }
@@ -62,8 +67,10 @@ impl Session {
                 let bell = move || drop(events.try_send(Event::PinsFree));
                 let wanted = (self.local, u64::from(self.chunk_bytes));
                 let made = self.domain.connect(&self.shared.rdma, wanted, &peer, bell);
-                let (made, address) =
-                    made.map_err(|error| Fault::new(Code::NotFound, error.with_hint()))?;
+                let (made, address) = made.map_err(|error| {
+                    self.view.fell_back(Fallback::Refused);
+                    Fault::new(Code::NotFound, error.with_hint())
+                })?;
                 self.adopt(link, Box::new(made));
                 self.lease_more();
                 Ok(LinkAnswer::Verbs { address })
@@ -83,6 +90,7 @@ impl Session {
         let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let worker = number as usize % self.shared.workers.len();
+        let transport = Transport::of(link.transport());
         tracing::debug!(session = self.id, ?id, transport = link.transport(), "link made");
         let session = self.events.clone();
         let told = self.shared.workers[worker].send(Command::Adopt { key, id, link, session });
@@ -90,24 +98,33 @@ impl Session {
             tracing::error!(session = self.id, %error, "worker takes no link");
             return;
         }
-        self.links.live.insert(id, Place { key, worker });
+        self.links.live.insert(id, Place { key, worker, transport, ending: false });
+        self.show_links();
         self.writing.machine.link_up(id);
     }
 
     /// A link died, or was killed.
     pub(super) fn link_dead(&mut self, link: LinkId, why: Option<FabricError>) {
-        if let Some(error) = why {
+        let place = self.links.live.remove(&link);
+        if let (Some(error), Some(Place { transport, .. })) = (why, place) {
             tracing::debug!(session = self.id, ?link, %error, "link lost");
+            self.view.link_lost(transport);
+            if transport == Transport::Verbs {
+                self.view.fell_back(Fallback::Lost);
+            }
         }
-        self.links.live.remove(&link);
         self.writing.wants_no_slots(link);
+        self.show_links();
         self.writing.machine.killed(link);
     }
 
     /// Ends a link; `LinkDead` comes back when nothing of it can land any more.
     pub(super) fn kill(&mut self, id: LinkId) -> Result<(), End> {
-        match self.links.live.get(&id) {
-            Some(&Place { key, worker }) => {
+        match self.links.live.get_mut(&id) {
+            Some(place) => {
+                place.ending = true;
+                let Place { key, worker, .. } = *place;
+                self.show_links();
                 let session = self.events.clone();
                 self.tell(worker, Command::Kill { key, id, session })
             }
@@ -118,9 +135,18 @@ impl Session {
         }
     }
 
-    /// The worker that has a link; any, when the link is gone.
-    pub(super) fn worker_of(&self, link: LinkId) -> usize {
-        self.links.live.get(&link).map_or(0, |place| place.worker)
+    /// Tells people which links there are.
+    fn show_links(&self) {
+        let live = self.links.live.values();
+        let up = live.clone().filter(|place| !place.ending).map(|place| place.transport);
+        let is_ending = |place: &&Place| place.ending && place.transport == Transport::Verbs;
+        self.view.links(up, live.clone().filter(is_ending).count() as u64);
+    }
+
+    /// The worker that has a link, and what carries it; any, when the link is gone.
+    pub(super) fn worker_of(&self, link: LinkId) -> (usize, Transport) {
+        let place = self.links.live.get(&link);
+        place.map_or((0, Transport::Tcp), |place| (place.worker, place.transport))
     }
 
     pub(super) fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
@@ -131,7 +157,7 @@ impl Session {
 
     /// Ends every link; nobody waits for the answers.
     pub(super) fn drop_links(&mut self) {
-        for (id, Place { key, worker }) in std::mem::take(&mut self.links.live) {
+        for (id, Place { key, worker, .. }) in std::mem::take(&mut self.links.live) {
             let session = self.events.clone();
             if let Err(error) = self.shared.workers[worker].send(Command::Kill { key, id, session })
             {

@@ -15,6 +15,7 @@ mod writing;
 use crate::export::Mode;
 use crate::hashing::Hashing;
 use crate::joins::Joins;
+use crate::observe::{Observatory, View};
 use crate::rdma::{Rdma, SessionDomain};
 use crate::worker::Command;
 use catalog::Catalog;
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     pub next_link: AtomicU64,
     pub sim: Option<SimNet>,
     pub rdma: Rdma,
+    pub observatory: Arc<Observatory>,
     pub links_max: u16,
     pub idle: Duration,
     /// Room for watched folders.
@@ -129,8 +131,8 @@ pub(crate) struct Session {
     /// Our address, as the client reached it.
     pub local: Option<IpAddr>,
     pub chunk_bytes: u32,
-    /// Who the client proved to be.
-    pub who: String,
+    /// What people see of it.
+    pub view: Arc<View>,
     events: mpsc::Sender<Event>,
     jobs: usize,
     links: Links,
@@ -155,22 +157,21 @@ pub(crate) enum End {
 impl Session {
     /// A session for a client that was welcomed.
     pub fn new(
-        id: u64,
         shared: Arc<Shared>,
         outbox: Outbox<ServerMessage>,
         chunk_bytes: u32,
-        who: String,
         local: Option<IpAddr>,
+        view: Arc<View>,
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let session = Self {
-            id,
+            id: view.id,
             shared,
             outbox,
-            domain: Arc::default(),
+            domain: view.domain.clone(),
             local,
             chunk_bytes,
-            who,
+            view,
             events,
             jobs: 0,
             links: Links::default(),
@@ -249,7 +250,10 @@ impl Session {
             ClientMessage::Scan { request, scan } => self.scan(request, scan)?,
             ClientMessage::ScanMore { request } => self.scan_more(request)?,
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
-            ClientMessage::Read(request) => self.reading.machine.request(request),
+            ClientMessage::Read(request) => {
+                self.look_at(&request);
+                self.reading.machine.request(request);
+            }
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watch(request)?,
         }
@@ -339,10 +343,12 @@ impl Session {
     /// Starts file work on the blocking pool; its event comes back to this session.
     fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
         self.jobs += 1;
-        let events = self.events.clone();
+        let (events, view, asked) = (self.events.clone(), self.view.clone(), Instant::now());
         tokio::task::spawn_blocking(move || {
+            let event = event_of(work);
+            view.answered(&event, asked.elapsed());
             // A session that is gone needs no answer.
-            let _ = events.try_send(event_of(work));
+            let _ = events.try_send(event);
         });
     }
 
@@ -362,6 +368,7 @@ impl Session {
             End::Lost(error) => tracing::info!(session, %error, "session lost"),
             End::Refused(fault) => {
                 tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
+                self.view.trouble(&fault);
                 // It is over either way.
                 let _ = self.outbox.push(ServerMessage::Refused(fault));
             }

@@ -3,6 +3,7 @@
 //! the file itself; a packed one is a slot that small files were read into.
 
 use super::{End, Event, ExportFolder, Session, Shared, open_source};
+use crate::observe::Taken;
 use crate::pins::Pin;
 use crate::rdma::SessionDomain;
 use std::collections::HashMap;
@@ -11,10 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, FabricError, MappedFile, Memory, RegionHandle, SharedSlot};
 use verbatim_files::Source;
-use verbatim_proto::message::{FileId, OpenFile, Region, ServerMessage, WindowId};
+use verbatim_proto::message::{FileId, OpenFile, ReadRequest, Region, ServerMessage, WindowId};
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
 use verbatim_proto::{Code, Digest, Extent, Fault, Kept, Survey, WirePath};
+use verbatim_telemetry::labels::Direction;
 
 /// Windows that are copies at a time: each takes as much memory as it is long.
 const COPIED_WINDOWS_MAX: usize = 4;
@@ -49,6 +51,8 @@ impl Default for Reading {
 pub(crate) struct Open {
     export: Arc<ExportFolder>,
     path: WirePath,
+    /// The path as the client names it, with its export.
+    name: WirePath,
     source: Source,
 }
 
@@ -62,6 +66,16 @@ pub(crate) struct Window {
     packed: Option<SharedSlot>,
     /// Whether it is a copy of a range that could not be registered itself.
     copied: bool,
+    /// What the client has of it.
+    taken: Taken,
+}
+
+impl Window {
+    /// The same, of this file alone.
+    fn of(mut self, file: Option<FileId>) -> Self {
+        self.taken.file = file;
+        self
+    }
 }
 
 impl Session {
@@ -76,9 +90,10 @@ impl Session {
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
             ServerEffect::Retire(id) => self.retire(id),
             ServerEffect::Close(ids) => {
-                let files = ids
-                    .into_iter()
-                    .map(|(id, describe)| (id, self.reading.files.remove(&id), describe));
+                let files = ids.into_iter().map(|(id, describe)| {
+                    self.view.over(Direction::Read, id);
+                    (id, self.reading.files.remove(&id), describe)
+                });
                 let files: Vec<_> = files.collect();
                 self.job(move || {
                     let close = |(id, open, describe): (FileId, Option<Arc<Open>>, bool)| {
@@ -100,6 +115,7 @@ impl Session {
                 answer.map(|(open, survey)| {
                     tracing::debug!(session = self.id, path = %open.path, "file opened");
                     let info = open.source.info();
+                    self.view.began(Direction::Read, id, &open.name, info.size, 0);
                     self.reading.files.insert(id, open);
                     (info, survey)
                 }),
@@ -135,6 +151,8 @@ impl Session {
                 let job = Mapping { shared: &shared, domain: &domain, cell, fresh: prepare.fresh };
                 job.map(&pieces[0], pin)
             };
+            let file = (!prepare.packed).then(|| prepare.pieces[0].0);
+            let window = window.map(|window| window.of(file));
             Event::Prepared(prepare.window, answer, window)
         });
     }
@@ -169,8 +187,20 @@ impl Session {
         self.reading.machine.prepared(id, answer);
     }
 
+    /// What a client read and does not match is not taken yet.
+    pub(super) fn look_at(&mut self, request: &ReadRequest) {
+        if let ReadRequest::Refresh { window, pieces } = request {
+            self.view.mismatched(pieces.len());
+            let again: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
+            if let Some(window) = self.reading.windows.get_mut(window) {
+                window.taken.bytes = window.taken.bytes.saturating_sub(again);
+            }
+        }
+    }
+
     fn retire(&mut self, id: WindowId) {
         let Some(window) = self.reading.windows.remove(&id) else { return };
+        self.view.taken(&window.taken, self.chunk_bytes);
         self.domain.deregister(window.key);
         if self.reading.spare.len() < WINDOWS_MAX {
             self.reading.spare.extend(window.packed);
@@ -185,9 +215,15 @@ fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened
         let (export, path) = shared.resolve(path)?;
         let source = settle(open_source(&export, &path)?, until, || open_source(&export, &path))?;
         let survey = source.find_holes(0);
-        Ok((Arc::new(Open { export, path, source }), survey))
+        Ok((export, path, source, survey))
     };
-    files.into_iter().map(|request| (request.file, open(&request.path))).collect()
+    let open_one = |request: OpenFile| {
+        let opened = open(&request.path).map(|(export, path, source, survey)| {
+            (Arc::new(Open { export, path, name: request.path, source }), survey)
+        });
+        (request.file, opened)
+    };
+    files.into_iter().map(open_one).collect()
 }
 
 /// Waits for a large source that was just written, until a later write could not hide. It costs
@@ -232,7 +268,8 @@ impl Mapping<'_> {
     ) -> (Prepared, Option<Window>) {
         match self.try_map(open.as_deref(), *extent, pin) {
             Ok((handle, copied, digests)) => {
-                let window = Window { key: handle.key, packed: None, copied };
+                let taken = Taken { file: None, bytes: extent.len, leased: Instant::now() };
+                let window = Window { key: handle.key, packed: None, copied, taken };
                 let region = Region { key: handle.key, base: handle.base };
                 (Prepared { region: Some(region), pieces: vec![Ok(digests)] }, Some(window))
             }
@@ -334,7 +371,8 @@ fn pack(
         Ok(handle) => {
             domain.keep(handle.key, pin);
             let region = Region { key: handle.key, base: handle.base };
-            let window = Window { key: handle.key, packed: Some(slot), copied: false };
+            let taken = Taken { file: None, bytes: at as u64, leased: Instant::now() };
+            let window = Window { key: handle.key, packed: Some(slot), copied: false, taken };
             (Prepared { region: Some(region), pieces: answers }, Some(window))
         }
         Err(error) => {

@@ -7,6 +7,7 @@ use crate::export::Mode;
 use crate::worker::{Command, Landing};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use verbatim_fabric::{Domain, Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
@@ -15,6 +16,7 @@ use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, Serv
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
+use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
 #[derive(Default)]
@@ -36,6 +38,7 @@ pub(crate) type Created = (Landed, Option<Have>);
 pub(crate) struct Landed {
     target: Arc<Target>,
     rules: Rules,
+    path: WirePath,
 }
 
 impl Writing {
@@ -74,6 +77,7 @@ impl Session {
             ServerEffect::Discard(ids) => {
                 for id in ids {
                     self.writing.sizes.remove(&id);
+                    self.view.over(Direction::Write, id);
                     if let Some(landed) = self.writing.targets.remove(&id) {
                         landed.target.discard();
                     }
@@ -108,6 +112,7 @@ impl Session {
             let region = Region { key: handle.key, base: handle.base };
             slots.push((id, region, self.chunk_bytes));
         }
+        self.show_slots();
         self.writing.machine.provisioned(link, slots);
         Ok(())
     }
@@ -124,13 +129,18 @@ impl Session {
         for (_, slot) in self.writing.slots.extract_if(|_, slot| slot.link == link) {
             self.domain.deregister(slot.key);
         }
+        self.show_slots();
+    }
+
+    fn show_slots(&self) {
+        self.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
     }
 
     fn create(&mut self, files: Vec<CreateFile>) {
         for request in &files {
             self.writing.sizes.insert(request.file, request.info.size);
         }
-        let (shared, who) = (self.shared.clone(), self.who.clone());
+        let (shared, view) = (self.shared.clone(), self.view.clone());
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |request: &CreateFile| {
@@ -139,15 +149,18 @@ impl Session {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));
                 }
-                let landed = |target| Landed { target: Arc::new(target), rules: export.rules };
+                let landed = |target| {
+                    let (path, rules) = (request.path.clone(), export.rules);
+                    Landed { target: Arc::new(target), rules, path }
+                };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
                     let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
                     return Ok((landed(target), None));
                 }
                 let key = format!(
-                    "{who} {} {} {}",
-                    request.path, request.info.size, request.info.mtime_ns
+                    "{} {} {} {}",
+                    view.who, request.path, request.info.size, request.info.mtime_ns
                 );
                 let key = Digest::of(key.as_bytes());
                 wait_for_release(&export.folder, &path, &request.info, &key, until);
@@ -165,6 +178,9 @@ impl Session {
         for (id, answer) in answers {
             match answer {
                 Ok((landed, have)) => {
+                    let bytes = self.writing.sizes.get(&id).copied().unwrap_or(0);
+                    let found = have.as_ref().map_or(0, |have| have.extents.bytes());
+                    self.view.began(Direction::Write, id, &landed.path, bytes, found);
                     self.writing.targets.insert(id, landed);
                     told.push((id, Ok(have)));
                 }
@@ -187,8 +203,9 @@ impl Session {
             piece,
         };
         let pieces = pieces.into_iter().map(landing).collect();
-        let session = self.events.clone();
-        self.tell(self.worker_of(link), Command::Absorb { tag, slot, pieces, session })
+        let (session, view) = (self.events.clone(), self.view.clone());
+        let (worker, transport) = self.worker_of(link);
+        self.tell(worker, Command::Absorb { tag, slot, pieces, session, view, transport })
     }
 
     fn zero(&mut self, id: FileId, extent: Extent) {
@@ -206,6 +223,7 @@ impl Session {
     fn commit(&mut self, files: Vec<(FileId, Kept)>) {
         let take = |(id, meta): (FileId, Kept)| {
             self.writing.sizes.remove(&id);
+            self.view.over(Direction::Write, id);
             (id, self.writing.targets.remove(&id).expect("whole files are open"), meta)
         };
         let files: Vec<_> = files.into_iter().map(take).collect();
@@ -217,7 +235,7 @@ impl Session {
 fn commit(files: Vec<(FileId, Landed, Kept)>) -> Event {
     let mut dropped = Dropped::default();
     let (mut answers, mut whole) = (Vec::new(), Vec::new());
-    for (id, Landed { target, rules }, meta) in files {
+    for (id, Landed { target, rules, .. }, meta) in files {
         match meta.map_or(Ok(Dropped::default()), |meta| target.describe(&meta, &rules)) {
             Ok(not_kept) => {
                 dropped += not_kept;

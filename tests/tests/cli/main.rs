@@ -8,6 +8,8 @@
 mod copying;
 mod habits;
 mod hardship;
+#[path = "../../src/http.rs"]
+mod http;
 mod keeping;
 mod keys;
 mod large;
@@ -22,6 +24,7 @@ mod space;
 mod stopping;
 mod telling;
 mod trust;
+mod watching;
 
 use process::Serve;
 use std::fs;

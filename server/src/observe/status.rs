@@ -1,0 +1,267 @@
+//! The status of a server as JSON: `/api/v1/status`. `docs/metrics.md` says what
+//! each field means; fields are added, never changed. Read-only, and without
+//! secrets: no tokens, no keys, no contents; names of files and clients are in it.
+
+use super::history::STEP_SECONDS;
+use super::view::{Moving, View};
+use super::{About, Observatory, Trouble, lock, seconds};
+use crate::cache::CacheHome;
+use crate::export::Mode;
+use crate::session::Shared;
+use serde::Serialize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
+use verbatim_telemetry::labels::Direction;
+
+/// All of it.
+#[derive(Serialize)]
+pub struct Status {
+    version: &'static str,
+    state: &'static str,
+    reason: Option<String>,
+    address: Option<String>,
+    fingerprint: String,
+    now: f64,
+    started: f64,
+    rdma: Rdma,
+    exports: Vec<Export>,
+    sessions: Vec<Session>,
+    throughput: Throughput,
+    devices: Vec<Device>,
+    memory: Memory,
+    cache: Cache,
+    errors: Vec<Error>,
+}
+
+#[derive(Serialize)]
+struct Rdma {
+    offered: bool,
+    reason: Option<String>,
+    hint: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Export {
+    name: String,
+    mode: &'static str,
+    free_bytes: Option<u64>,
+    size_bytes: Option<u64>,
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Session {
+    id: u64,
+    peer: String,
+    who: String,
+    agent: String,
+    seconds: f64,
+    transport: Option<&'static str>,
+    read_bytes: u64,
+    written_bytes: u64,
+    files: Vec<File>,
+}
+
+#[derive(Serialize)]
+struct File {
+    path: String,
+    direction: &'static str,
+    bytes: u64,
+    done_bytes: u64,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Throughput {
+    step_seconds: u64,
+    verbs: Rates,
+    tcp: Rates,
+}
+
+#[derive(Serialize)]
+struct Rates {
+    read: Vec<u64>,
+    write: Vec<u64>,
+}
+
+#[derive(Serialize)]
+struct Device {
+    device: String,
+    port: u8,
+    state: &'static str,
+    active: bool,
+    link_layer: &'static str,
+    bytes_per_second: f64,
+    received_bytes: Option<u64>,
+    sent_bytes: Option<u64>,
+    errors: u64,
+    finding: Option<String>,
+    hint: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Memory {
+    regions: u64,
+    pinned_bytes: u64,
+    pinned_bytes_max: u64,
+    slots: u64,
+}
+
+#[derive(Serialize)]
+struct Cache {
+    kept_in: &'static str,
+    hits: u64,
+    misses: u64,
+    entries: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Error {
+    time: f64,
+    text: String,
+    hint: Option<String>,
+    peer: Option<String>,
+    session: Option<u64>,
+}
+
+impl Observatory {
+    /// The status of now.
+    pub(super) fn status(&self, shared: &Shared) -> Status {
+        let levels = self.levels(shared);
+        let reason = self.unready();
+        let about = lock(&self.about).clone();
+        let state = match &reason {
+            None => "serving",
+            Some(reason) if reason == "draining" => "draining",
+            Some(_) => "not ready",
+        };
+        Status {
+            version: env!("CARGO_PKG_VERSION"),
+            state,
+            reason,
+            address: about.address.map(|address| address.to_string()),
+            fingerprint: about.fingerprint.clone(),
+            now: seconds(SystemTime::now()),
+            started: levels.start_time,
+            rdma: rdma(about),
+            exports: self.exports(shared),
+            sessions: self.views().iter().map(|view| session(view)).collect(),
+            throughput: self.throughput(),
+            devices: self.devices(),
+            memory: Memory {
+                regions: levels.regions,
+                pinned_bytes: levels.pinned_bytes,
+                pinned_bytes_max: levels.pinned_bytes_max,
+                slots: levels.slots,
+            },
+            cache: Cache {
+                kept_in: match shared.hashing.cache().home() {
+                    CacheHome::File => "file",
+                    CacheHome::Memory => "memory",
+                    CacheHome::Nowhere => "nowhere",
+                },
+                hits: levels.cache_lookups.0,
+                misses: levels.cache_lookups.1,
+                entries: levels.cache_entries,
+                bytes: levels.cache_bytes,
+            },
+            errors: lock(&self.troubles).iter().map(error).collect(),
+        }
+    }
+
+    fn exports(&self, shared: &Shared) -> Vec<Export> {
+        let survey = lock(&self.survey);
+        let export = |(name, export): (&Vec<u8>, &std::sync::Arc<crate::session::ExportFolder>)| {
+            let name = String::from_utf8_lossy(name).into_owned();
+            let levels = survey.exports.iter().find(|levels| levels.name == name);
+            let failed = survey.failed.iter().find(|(failed, _)| *failed == name);
+            Export {
+                mode: match export.mode {
+                    Mode::ReadOnly => "ro",
+                    Mode::ReadWrite => "rw",
+                },
+                free_bytes: levels.map(|levels| levels.free_bytes),
+                size_bytes: levels.map(|levels| levels.size_bytes),
+                error: failed.map(|(_, why)| why.clone()),
+                name,
+            }
+        };
+        shared.exports.iter().map(export).collect()
+    }
+
+    fn throughput(&self) -> Throughput {
+        let history = lock(&self.history);
+        let rates = |transport| Rates {
+            read: history.rates(transport, 0),
+            write: history.rates(transport, 1),
+        };
+        Throughput { step_seconds: STEP_SECONDS, verbs: rates(0), tcp: rates(1) }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        let survey = lock(&self.survey);
+        let device = |port: &super::ports::Port| {
+            let (finding, hint) = port.finding().unzip();
+            Device {
+                device: port.levels.device.clone(),
+                port: port.levels.port,
+                state: port.state,
+                active: port.levels.active,
+                link_layer: port.link_layer,
+                bytes_per_second: port.levels.bytes_per_second,
+                received_bytes: port.levels.bytes.map(|(received, _)| received),
+                sent_bytes: port.levels.bytes.map(|(_, sent)| sent),
+                errors: port.levels.errors.iter().map(|(_, count)| count).sum(),
+                finding,
+                hint,
+            }
+        };
+        survey.ports.iter().map(device).collect()
+    }
+}
+
+fn rdma(about: About) -> Rdma {
+    let missing = about.no_rdma;
+    Rdma {
+        offered: missing.is_none(),
+        hint: missing.as_ref().and_then(|missing| missing.hint.clone()),
+        reason: missing.map(|missing| missing.text),
+    }
+}
+
+fn session(view: &View) -> Session {
+    let mut files: Vec<_> = lock(&view.files).iter().map(|((way, _), of)| file(*way, of)).collect();
+    files.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    Session {
+        id: view.id,
+        peer: view.peer.to_string(),
+        who: view.who.clone(),
+        agent: view.agent.clone(),
+        seconds: view.began.elapsed().as_secs_f64(),
+        transport: view.transport().map(|transport| transport.word()),
+        read_bytes: view.moved[Direction::Read as usize].load(Relaxed),
+        written_bytes: view.moved[Direction::Write as usize].load(Relaxed),
+        files,
+    }
+}
+
+fn file(direction: Direction, moving: &Moving) -> File {
+    File {
+        path: moving.path.clone(),
+        direction: direction.word(),
+        bytes: moving.bytes,
+        done_bytes: moving.done_bytes.min(moving.bytes),
+        seconds: moving.began.elapsed().as_secs_f64(),
+    }
+}
+
+fn error(trouble: &Trouble) -> Error {
+    Error {
+        time: seconds(trouble.at),
+        text: trouble.text.clone(),
+        hint: trouble.hint.clone(),
+        peer: trouble.peer.map(|peer| peer.to_string()),
+        session: trouble.session,
+    }
+}

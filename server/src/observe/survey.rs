@@ -1,0 +1,56 @@
+//! What is looked at every few seconds on a thread of its own, because it may
+//! not answer: the file systems of exports, and the ports of RDMA devices.
+//! Whoever asks the server gets what the last look found.
+
+use super::ports::{Port, read_ports};
+use crate::session::ExportFolder;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use verbatim_proto::Fault;
+use verbatim_telemetry::serve::ExportLevels;
+
+/// A look that is older than this means that a file system does not answer.
+const STALE_AFTER: Duration = Duration::from_secs(30);
+
+/// What the last look found.
+#[derive(Clone, Default)]
+pub struct Survey {
+    pub at: Option<Instant>,
+    pub exports: Vec<ExportLevels>,
+    /// Exports whose file system failed, and why.
+    pub failed: Vec<(String, String)>,
+    pub ports: Vec<Port>,
+}
+
+impl Survey {
+    pub fn look(root: &Path, exports: &BTreeMap<Vec<u8>, Arc<ExportFolder>>) -> Self {
+        let mut survey = Self { ports: read_ports(root), ..Self::default() };
+        for (name, export) in exports {
+            let name = String::from_utf8_lossy(name).into_owned();
+            match rustix::fs::fstatvfs(export.folder.fd()) {
+                Ok(stat) => {
+                    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+                    let (free_bytes, size_bytes) = (bytes(stat.f_bavail), bytes(stat.f_blocks));
+                    survey.exports.push(ExportLevels { name, free_bytes, size_bytes });
+                }
+                Err(error) => {
+                    let fault = Fault::from_io("cannot be looked at", &error.into());
+                    survey.failed.push((name, fault.text));
+                }
+            }
+        }
+        survey.at = Some(Instant::now());
+        survey
+    }
+
+    /// Why clients would not be served, if they would not.
+    pub fn trouble(&self) -> Option<String> {
+        if let Some((name, why)) = self.failed.first() {
+            return Some(format!("export {name}: {why}"));
+        }
+        let age = self.at.map(|at| at.elapsed()).filter(|&age| age > STALE_AFTER)?;
+        Some(format!("a file system of an export has not answered for {} s", age.as_secs()))
+    }
+}

@@ -1,0 +1,253 @@
+//! One session as people see it: who, since when, over what, how much, and the
+//! larger files under way. The session, its jobs and the workers that store its
+//! chunks tell it what happens; each call is a few atomic additions. It goes
+//! when the last of them lets go of it.
+
+use super::{Observatory, lock};
+use crate::rdma::SessionDomain;
+use crate::session::Event;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use verbatim_proto::message::{FileId, Verdict as Stored};
+use verbatim_proto::{Fault, WirePath};
+use verbatim_telemetry::labels::{
+    Direction, Fallback, Operation, Outcome, Step, Transport, Verdict,
+};
+
+/// Files of a session that are shown.
+const FILES_MAX: usize = 64;
+
+/// Files from this size on are shown; smaller ones are over before anybody looks.
+const FILE_BYTES_MIN: u64 = 4 << 20;
+
+/// Who a session is of.
+pub(crate) struct Guest {
+    pub id: u64,
+    pub peer: SocketAddr,
+    pub who: String,
+    pub agent: String,
+    pub domain: Arc<SessionDomain>,
+}
+
+/// A session, as it is shown.
+pub(crate) struct View {
+    pub id: u64,
+    pub peer: SocketAddr,
+    pub who: String,
+    pub agent: String,
+    pub domain: Arc<SessionDomain>,
+    pub began: Instant,
+    pub moved: [AtomicU64; 2],
+    /// Queue pairs that are being ended.
+    pub ending: AtomicU64,
+    /// Upload slots.
+    pub slots: AtomicU64,
+    pub files: Mutex<HashMap<(Direction, FileId), Moving>>,
+    /// Links that are up, by transport.
+    links: [AtomicU64; 3],
+    fell_back: AtomicU64,
+    place: Arc<Observatory>,
+}
+
+/// A file under way.
+#[derive(Clone)]
+pub(crate) struct Moving {
+    pub path: String,
+    pub bytes: u64,
+    pub done_bytes: u64,
+    pub began: Instant,
+}
+
+impl View {
+    pub(super) fn new(place: Arc<Observatory>, guest: Guest) -> Self {
+        let Guest { id, peer, who, agent, domain } = guest;
+        Self {
+            id,
+            peer,
+            who,
+            agent,
+            domain,
+            began: Instant::now(),
+            moved: Default::default(),
+            ending: AtomicU64::new(0),
+            slots: AtomicU64::new(0),
+            files: Mutex::default(),
+            links: Default::default(),
+            fell_back: AtomicU64::new(0),
+            place,
+        }
+    }
+
+    /// Keeps an error that the client was told, and counts it.
+    pub fn trouble(&self, fault: &Fault) {
+        self.place.keep(Some(self.peer), Some(self.id), fault);
+    }
+
+    /// Takes what jobs answer: counts it, and how long it took since it was asked for.
+    pub fn answered(&self, event: &Event, time: Duration) {
+        let metrics = &self.place.metrics;
+        match event {
+            Event::Opened(answers) => {
+                metrics.took(Step::Open, time);
+                self.ended(
+                    Operation::Open,
+                    answers.iter().map(|(_, answer)| answer.as_ref().err()),
+                );
+            }
+            Event::Prepared(..) => metrics.took(Step::Prepare, time),
+            Event::Closed(answers) => {
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                self.ended(Operation::Close, faults);
+            }
+            Event::Created(answers) => {
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                self.ended(Operation::Create, faults);
+            }
+            Event::Committed(answers, _) => {
+                metrics.took(Step::Commit, time);
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                self.ended(Operation::Commit, faults);
+            }
+            Event::Page(..) => metrics.ended(Operation::Scan, Outcome::Ok, 1),
+            Event::Made(_, answers, _) => {
+                self.ended(Operation::Make, answers.iter().map(|answer| answer.as_ref().err()));
+            }
+            _ => {}
+        }
+    }
+
+    fn ended<'a>(&self, operation: Operation, faults: impl Iterator<Item = Option<&'a Fault>>) {
+        let (mut ok, mut failed) = (0, 0);
+        for fault in faults {
+            match fault {
+                None => ok += 1,
+                Some(fault) => {
+                    failed += 1;
+                    self.trouble(fault);
+                }
+            }
+        }
+        self.place.metrics.ended(operation, Outcome::Ok, ok);
+        self.place.metrics.ended(operation, Outcome::Failed, failed);
+    }
+
+    /// A file is under way.
+    pub fn began(&self, way: Direction, file: FileId, path: &WirePath, bytes: u64, have: u64) {
+        if bytes < FILE_BYTES_MIN {
+            return;
+        }
+        let mut files = lock(&self.files);
+        if files.len() < FILES_MAX {
+            let (path, began) = (path.to_string(), Instant::now());
+            files.insert((way, file), Moving { path, bytes, done_bytes: have, began });
+        }
+    }
+
+    /// A file is over, one way or another.
+    pub fn over(&self, way: Direction, file: FileId) {
+        lock(&self.files).remove(&(way, file));
+    }
+
+    fn add(&self, way: Direction, transport: Transport, file: Option<FileId>, bytes: u64) {
+        self.place.metrics.moved(way, transport, bytes);
+        self.moved[way as usize].fetch_add(bytes, Relaxed);
+        if let Some(file) = file
+            && let Some(moving) = lock(&self.files).get_mut(&(way, file))
+        {
+            moving.done_bytes += bytes;
+        }
+    }
+
+    /// A client gave a window back, and has verified what was in it.
+    pub fn taken(&self, window: &Taken, chunk_bytes: u32) {
+        // Without a link it compares digests, and nothing was moved.
+        let Some(transport) = self.transport() else { return };
+        let metrics = &self.place.metrics;
+        metrics.took(Step::Read, window.leased.elapsed());
+        let chunks = window.bytes.div_ceil(u64::from(chunk_bytes.max(1)));
+        metrics.checked(Direction::Read, transport, Verdict::Verified, chunks);
+        self.add(Direction::Read, transport, window.file, window.bytes);
+    }
+
+    /// A client says that what it read does not match.
+    pub fn mismatched(&self, pieces: usize) {
+        let transport = self.transport().unwrap_or(Transport::Tcp);
+        let metrics = &self.place.metrics;
+        metrics.checked(Direction::Read, transport, Verdict::Mismatched, pieces as u64);
+    }
+
+    /// A chunk was checked, and stored if it matched.
+    pub fn stored(
+        &self,
+        transport: Transport,
+        pieces: impl Iterator<Item = (FileId, u64)>,
+        verdicts: &[Stored],
+        time: Duration,
+    ) {
+        let metrics = &self.place.metrics;
+        metrics.took(Step::Write, time);
+        let mut worst = Verdict::Verified;
+        for ((file, bytes), verdict) in pieces.zip(verdicts) {
+            match verdict {
+                Stored::Stored => self.add(Direction::Write, transport, Some(file), bytes),
+                Stored::Mismatch => worst = Verdict::Mismatched,
+                Stored::Failed(fault) => {
+                    self.trouble(fault);
+                    worst = Verdict::Failed;
+                }
+            }
+        }
+        metrics.checked(Direction::Write, transport, worst, 1);
+        metrics.notified(transport);
+    }
+
+    /// These links are up, and so many queue pairs are being ended.
+    pub fn links(&self, up: impl Iterator<Item = Transport>, ending: u64) {
+        let mut counts = [0; 3];
+        up.for_each(|transport| counts[transport as usize] += 1);
+        for (counter, count) in self.links.iter().zip(counts) {
+            counter.store(count, Relaxed);
+        }
+        self.ending.store(ending, Relaxed);
+    }
+
+    /// A link died under the session.
+    pub fn link_lost(&self, transport: Transport) {
+        self.place.metrics.link_lost(transport);
+    }
+
+    /// The session moves to TCP; only the first reason counts, and a lost device behind it.
+    pub fn fell_back(&self, reason: Fallback) {
+        if self.fell_back.fetch_or(1 << reason as u64, Relaxed) == 0 || reason == Fallback::Lost {
+            self.place.metrics.fell_back(reason);
+        }
+    }
+
+    /// How many links of a kind are up.
+    pub fn links_of(&self, transport: Transport) -> u64 {
+        self.links[transport as usize].load(Relaxed)
+    }
+
+    /// What carries most of the session now, if anything does.
+    pub fn transport(&self) -> Option<Transport> {
+        let most = Transport::ALL.iter().rev().max_by_key(|&&of| self.links_of(of));
+        most.copied().filter(|&transport| self.links_of(transport) > 0)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.place.leave(self.id);
+    }
+}
+
+/// A window that a client had.
+pub(crate) struct Taken {
+    /// The file, if it is of one alone.
+    pub file: Option<FileId>,
+    pub bytes: u64,
+    pub leased: Instant,
+}

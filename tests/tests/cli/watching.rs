@@ -1,0 +1,125 @@
+//! What a server shows of itself: metrics, health, status. Asked as a scraper
+//! asks, while and behind real copies. The page, Prometheus and Grafana have a
+//! group of their own, `operate`.
+
+use crate::http::{get, request, series};
+use crate::process::{Home, Serve, wait_for};
+use crate::{World, text};
+use serde_json::Value;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+fn moved(address: SocketAddr, direction: &str) -> f64 {
+    let name = format!("rdma_serve_bytes_total{{direction=\"{direction}\",transport=\"tcp\"}}");
+    series(&get(address, "/metrics").body, &name).expect("the series is there")
+}
+
+#[test]
+fn what_is_copied_is_counted_once_and_by_direction() {
+    let world = World::new();
+    let at = world.serve.metrics.expect("it shows metrics");
+    assert_eq!((moved(at, "read"), moved(at, "write")), (0.0, 0.0));
+    let a_bytes = fs::metadata(world.path("data/a.bin")).unwrap().len() as f64;
+    world.serve.cp(&[world.serve.at("data/a.bin"), world.text("out")]).done();
+    wait_for("the windows are back", WAIT_MAX, || (moved(at, "read") > 0.0).then_some(()));
+    world.serve.cp(&["-r", &world.text("data"), &world.serve.at("in")]).done();
+    assert_eq!(moved(at, "read"), a_bytes);
+    assert_eq!(moved(at, "write"), a_bytes + 1.0 + 70_000.0);
+    // Digests are compared, and nothing is moved.
+    world.serve.cp(&["--verify", &world.serve.at("data/a.bin"), &world.text("out")]).done();
+    world.serve.cp(&[world.serve.at("data/none"), world.text("out")]).refused(1, &[]);
+    let page = get(at, "/metrics");
+    assert!(page.head.contains("application/openmetrics-text"), "{}", page.head);
+    let value = |name: &str| series(&page.body, name).unwrap_or_else(|| panic!("no {name}"));
+    let operations = |operation: &str, outcome: &str| {
+        let labels = format!("{{operation=\"{operation}\",outcome=\"{outcome}\"}}");
+        value(&format!("rdma_serve_operations_total{labels}"))
+    };
+    assert_eq!(value("rdma_serve_bytes_total{direction=\"read\",transport=\"tcp\"}"), a_bytes);
+    assert_eq!(operations("commit", "ok"), 4.0);
+    assert_eq!((operations("open", "ok"), operations("open", "failed")), (2.0, 0.0));
+    assert!(value("rdma_serve_step_seconds_count{step=\"commit\"}") > 0.0);
+    assert_eq!(value("rdma_serve_connections_total{result=\"accepted\"}"), 4.0);
+    assert_eq!(
+        value("rdma_serve_chunks_total{direction=\"read\",transport=\"tcp\",verdict=\"verified\"}"),
+        4.0
+    );
+}
+
+#[test]
+fn the_status_tells_who_is_in_and_what_went_wrong() {
+    let world = World::new();
+    let at = world.serve.metrics.expect("it shows metrics");
+    let big = world.path("data/big");
+    fs::write(&big, crate::bytes(5, 24 << 20)).unwrap();
+    let status = || -> Value { serde_json::from_str(&get(at, "/api/v1/status").body).unwrap() };
+    let slow = ["--bwlimit", "4M", &text(&big), &world.serve.at("in/big")].map(str::to_owned);
+    let mut copy = world.serve.start_cp(&slow);
+    let seen = wait_for("the copy shows", WAIT_MAX, || {
+        assert!(!copy.has_ended(), "it was over before it was seen");
+        let status = status();
+        let file = status["sessions"][0]["files"][0].clone();
+        (file["done_bytes"].as_u64()? > 0).then_some(status)
+    });
+    let session = &seen["sessions"][0];
+    assert_eq!(session["transport"], "tcp");
+    assert_eq!(session["who"], "local");
+    assert!(session["agent"].as_str().unwrap().starts_with("rdma-cp "), "{session}");
+    let file = &session["files"][0];
+    assert_eq!((&file["path"], &file["direction"]), (&"in/big".into(), &"write".into()));
+    assert_eq!(file["bytes"], 24 << 20);
+    drop(copy);
+    wait_for("the session goes", WAIT_MAX, || {
+        status()["sessions"].as_array()?.is_empty().then_some(())
+    });
+    world.serve.cp(&[&text(&big), &world.serve.at("data/new")]).refused(1, &["read-only"]);
+    let status = status();
+    assert_eq!(status["state"], "serving");
+    assert_eq!(status["address"], world.serve.address.to_string());
+    let exports: Vec<_> = status["exports"].as_array().unwrap().iter().collect();
+    assert_eq!((&exports[0]["name"], &exports[0]["mode"]), (&"data".into(), &"ro".into()));
+    assert_eq!((&exports[1]["name"], &exports[1]["mode"]), (&"in".into(), &"rw".into()));
+    let error = &status["errors"][0];
+    assert!(error["text"].as_str().unwrap().contains("read-only"), "{error}");
+    assert!(error["hint"].as_str().unwrap().contains(":rw"), "{error}");
+}
+
+#[test]
+fn the_port_is_for_reading_and_for_names_of_this_machine() {
+    let world = World::new();
+    let at = world.serve.metrics.expect("it shows metrics");
+    assert_eq!(get(at, "/healthz").body, "ok\n");
+    assert_eq!(get(at, "/readyz").status, 200);
+    let page = get(at, "/");
+    assert!(page.head.contains("default-src 'none'"), "{}", page.head);
+    let none = get(at, "/etc/passwd");
+    assert!(none.status == 404 && none.body.contains("/metrics"), "{none:?}");
+    for method in ["POST", "DELETE", "PUT"] {
+        assert_eq!(request(at, method, "/metrics", "localhost").status, 405);
+    }
+    assert_eq!(request(at, "GET", "/api/v1/status", "evil.example").status, 403);
+}
+
+#[test]
+fn a_port_that_was_asked_for_must_be_had_and_the_default_need_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = text(dir.path());
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ended = Home::new().serve(&["--listen", "127.0.0.1:0", "--metrics", &address, &export]);
+    let said = format!("cannot listen for metrics on {address}: address already in use");
+    ended.refused(1, &[&said, "hint: give another address with --metrics"]);
+    // Ours, or that of whoever else runs here: taken it is.
+    let _default = TcpListener::bind("127.0.0.1:9469");
+    let serve = Serve::plain(&Arc::new(Home::new()), &["--listen", "127.0.0.1:0", &export]);
+    let log = serve.log();
+    assert!(log.contains("WARN no metrics and no page"), "{log}");
+    assert_eq!(serve.metrics, None);
+    let off = ["--listen", "127.0.0.1:0", "--metrics", "off", &export];
+    let serve = Serve::plain(&Arc::new(Home::new()), &off);
+    assert_eq!((serve.metrics, serve.log().contains("WARN no metrics")), (None, false));
+}
