@@ -4,6 +4,7 @@
 //! large file lasts when a copy is cut short, and a later one goes on with it.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use verbatim_control::Fingerprint;
 use verbatim_files::space::Room;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Target};
@@ -15,8 +16,9 @@ use verbatim_proto::{Code, Digest, Fault, WirePath};
 pub(crate) struct Sink {
     folder: Arc<Folder>,
     path: WirePath,
-    /// What the same copy is known by in a later run.
-    key: Digest,
+    /// Whom it is copied from, and what.
+    server: Fingerprint,
+    remote: WirePath,
     state: Mutex<State>,
 }
 
@@ -30,8 +32,19 @@ struct State {
 }
 
 impl Sink {
-    pub fn new(folder: Arc<Folder>, path: WirePath, key: Digest) -> Arc<Self> {
-        Arc::new(Self { folder, path, key, state: Mutex::default() })
+    /// A place below `folder` for what is at `remote` of this server.
+    pub fn new(
+        folder: Arc<Folder>,
+        path: WirePath,
+        server: Fingerprint,
+        remote: WirePath,
+    ) -> Arc<Self> {
+        Arc::new(Self { folder, path, server, remote, state: Mutex::default() })
+    }
+
+    /// What the same copy is known by in a later run.
+    fn key(&self) -> Digest {
+        Digest::of(format!("{} {}", self.server, self.remote).as_bytes())
     }
 
     /// Takes up what an earlier run left of a file of about this size, if anything.
@@ -39,7 +52,7 @@ impl Sink {
         if size < LASTING_BYTES_MIN {
             return None;
         }
-        let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key)?;
+        let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key())?;
         if have.version.is_none() {
             // Its source was so young that what is there now cannot be told from it.
             target.discard();
@@ -82,7 +95,11 @@ impl Sink {
         // Bytes come after the answer to open, so only a copy that was given up has no answer.
         let gave_up = || Fault::new(Code::Interrupted, "the copy was given up");
         let info = state.info.ok_or_else(gave_up)?;
-        let target = Target::create_lasting(&self.folder, &self.path, &info, &self.key)?;
+        let (folder, path) = (&self.folder, &self.path);
+        let target = match info.size >= LASTING_BYTES_MIN {
+            true => Target::create_lasting(folder, path, &info, &self.key())?,
+            false => Target::create(folder, path, info.size, info.mode)?,
+        };
         target.set_room(state.room.take());
         Ok(state.target.insert(Arc::new(target)).clone())
     }

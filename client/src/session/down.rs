@@ -107,8 +107,8 @@ impl Core {
         while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
             let Some((mark, download)) = self.downloads.queue.pop() else { return };
             let id = self.file();
-            let key = format!("{} {}", self.server, download.remote);
-            let sink = Sink::new(download.folder, download.local, Digest::of(key.as_bytes()));
+            let Download { remote, folder, local, .. } = download;
+            let sink = Sink::new(folder, local, self.server, remote.clone());
             let have = sink.resume(download.size);
             if let Some(have) = &have {
                 let bytes = have.extents.bytes();
@@ -116,7 +116,7 @@ impl Core {
                 self.found(mark.item, bytes);
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
-            self.read.open(id, download.remote, have, now);
+            self.read.open(id, remote, have, now);
             self.downloads.begin(id, mark, download.label, Goal::File(sink), download.size);
         }
     }

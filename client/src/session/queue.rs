@@ -3,44 +3,48 @@
 //! packed, and those of one folder are best opened together.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use verbatim_proto::units::PACKED_FILE_BYTES_MAX;
 
 /// Things with a size, the largest first, those of one size in order.
 pub(super) struct LargestFirst<T> {
-    items: BTreeMap<(Reverse<u64>, u64), T>,
+    large: BTreeMap<(Reverse<u64>, u64), T>,
     next: u64,
+    /// All that travels packed is of one size.
+    small: VecDeque<T>,
 }
 
 impl<T> Default for LargestFirst<T> {
     fn default() -> Self {
-        Self { items: BTreeMap::new(), next: 0 }
+        Self { large: BTreeMap::new(), next: 0, small: VecDeque::new() }
     }
 }
 
 impl<T> LargestFirst<T> {
     pub fn push(&mut self, bytes: u64, item: T) {
-        // All that travels packed is of one size.
-        let bytes = if bytes <= PACKED_FILE_BYTES_MAX { 0 } else { bytes };
-        self.items.insert((Reverse(bytes), self.next), item);
+        if bytes <= PACKED_FILE_BYTES_MAX {
+            return self.small.push_back(item);
+        }
+        self.large.insert((Reverse(bytes), self.next), item);
         self.next += 1;
     }
 
     pub fn pop(&mut self) -> Option<T> {
-        self.items.pop_first().map(|(_, item)| item)
+        let large = self.large.pop_first().map(|(_, item)| item);
+        large.or_else(|| self.small.pop_front())
     }
 
     pub fn len(&self) -> usize {
-        self.items.len()
+        self.large.len() + self.small.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.large.is_empty() && self.small.is_empty()
     }
 
     /// All that is left, in order.
     pub fn into_items(self) -> impl Iterator<Item = T> {
-        self.items.into_values()
+        self.large.into_values().chain(self.small)
     }
 }
 

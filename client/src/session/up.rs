@@ -96,21 +96,18 @@ impl Uploads {
 
 impl UploadSource {
     pub(super) fn open(&self, label: &str) -> Result<Source, Fault> {
-        let file = match self {
-            Self::Below(folder, path) => folder.open_file(path)?,
-            Self::Path(path) => {
-                let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-                let what = format!("cannot open {label}");
-                let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-                let file = file.map_err(|e| Fault::from_io(&what, &e))?;
-                let kind = file.metadata().map_err(|e| Fault::from_io(&what, &e))?.file_type();
-                if !kind.is_file() {
-                    let text = format!("{what}: it is not a regular file");
-                    return Err(Fault::new(Code::Special, text));
-                }
-                file
-            }
+        let path = match self {
+            Self::Below(folder, path) => return Source::open(folder, path, label),
+            Self::Path(path) => path,
         };
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+        let what = format!("cannot open {label}");
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let file = file.map_err(|e| Fault::from_io(&what, &e))?;
+        let kind = file.metadata().map_err(|e| Fault::from_io(&what, &e))?.file_type();
+        if !kind.is_file() {
+            return Err(Fault::new(Code::Special, format!("{what}: it is not a regular file")));
+        }
         Source::new(file, label)
     }
 }

@@ -111,11 +111,10 @@ impl Core {
         }
         let mut offers = Vec::new();
         for entry in entries {
-            let item = Item::new(number, &entry.path);
             let label = label_of(&tree.label, &entry.path);
             match tree.remote.join(&entry.path).checked() {
                 Ok(remote) => offers.extend(self.local_entry(&mut walking, entry, remote, label)),
-                Err(fault) => self.failed(item, label, fault),
+                Err(fault) => self.failed(Item::new(number, &entry.path), label, fault),
             }
         }
         self.offer(offers);

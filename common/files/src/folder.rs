@@ -6,12 +6,13 @@
 
 use crate::identity::{nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
+use crate::opened::OpenFolder;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::fs::{mkdirat, openat, openat2, readlinkat, renameat, statx, symlinkat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +30,7 @@ const PARENT_LIFE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    fd: Arc<OwnedFd>,
+    fd: Arc<OpenFolder>,
     beneath: bool,
     parents: Mutex<Vec<Parent>>,
 }
@@ -37,7 +38,7 @@ pub struct Folder {
 #[derive(Debug)]
 struct Parent {
     path: WirePath,
-    fd: Arc<OwnedFd>,
+    fd: Arc<OpenFolder>,
     opened: Instant,
 }
 
@@ -48,7 +49,7 @@ impl Folder {
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| {
             Fault::from_io(format!("cannot open folder {}", path.display()), &e.into())
         })?;
-        let (path, fd) = (path.to_owned(), Arc::new(fd));
+        let (path, fd) = (path.to_owned(), Arc::new(OpenFolder::new(fd)));
         Ok(Self { path, fd, beneath: true, parents: Mutex::default() })
     }
 
@@ -74,23 +75,24 @@ impl Folder {
         self.path.join(OsStr::from_bytes(path.as_bytes())).display().to_string()
     }
 
-    /// The folder's own descriptor.
-    pub fn fd(&self) -> &Arc<OwnedFd> {
+    /// The folder itself, open.
+    pub fn fd(&self) -> &Arc<OpenFolder> {
         &self.fd
     }
 
-    /// Opens a regular file for reading. Anything else is refused without blocking on it.
-    pub fn open_file(&self, path: &WirePath) -> Result<File, Fault> {
-        let what = format!("cannot open {path}");
+    /// Opens a regular file for reading, and looks at it. Anything else is refused without
+    /// blocking on it.
+    pub(crate) fn open_file(&self, path: &WirePath) -> Result<(File, Statx), Fault> {
+        let what = || format!("cannot open {path}");
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = self.resolve(path, flags).map_err(|e| refused(&what, path, e))?;
-        let stat = stat_open(&fd).map_err(|e| Fault::from_io(&what, &e))?;
+        let fd = self.resolve(path, flags).map_err(|e| refused(&what(), path, e))?;
+        let stat = stat_open(&fd).map_err(|e| Fault::from_io(what(), &e))?;
         match rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()) {
-            rustix::fs::FileType::RegularFile => Ok(File::from(fd)),
+            rustix::fs::FileType::RegularFile => Ok((File::from(fd), stat)),
             rustix::fs::FileType::Directory => {
-                Err(Fault::new(Code::IsFolder, format!("{what}: it is a folder")))
+                Err(Fault::new(Code::IsFolder, format!("{}: it is a folder", what())))
             }
-            _ => Err(Fault::new(Code::Special, format!("{what}: it is not a regular file"))),
+            _ => Err(Fault::new(Code::Special, format!("{}: it is not a regular file", what()))),
         }
     }
 
@@ -101,21 +103,26 @@ impl Folder {
     }
 
     /// Opens the folder that `path` is in, from a few kept open.
-    pub fn open_parent(&self, path: &WirePath) -> Result<Arc<OwnedFd>, Fault> {
-        let parent = path.parent();
-        if parent.is_root() {
+    pub fn open_parent(&self, path: &WirePath) -> Result<Arc<OpenFolder>, Fault> {
+        let parent = path.parent_bytes();
+        if parent.is_empty() {
             return Ok(self.fd.clone());
         }
         let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        parents.retain(|known| known.opened.elapsed() < PARENT_LIFE);
-        if let Some(known) = parents.iter().find(|known| known.path == parent) {
+        let now = Instant::now();
+        // The oldest come first.
+        let is_old = |known: &&Parent| now.duration_since(known.opened) >= PARENT_LIFE;
+        let old = parents.iter().take_while(is_old).count();
+        parents.drain(..old);
+        if let Some(known) = parents.iter().rfind(|known| known.path.as_bytes() == parent) {
             return Ok(known.fd.clone());
         }
-        let fd = Arc::new(self.open_folder(&parent)?);
+        let parent = path.parent();
+        let fd = Arc::new(OpenFolder::new(self.open_folder(&parent)?));
         if parents.len() == PARENTS_MAX {
             parents.remove(0);
         }
-        parents.push(Parent { path: parent, fd: fd.clone(), opened: Instant::now() });
+        parents.push(Parent { path: parent, fd: fd.clone(), opened: now });
         Ok(fd)
     }
 
@@ -202,7 +209,7 @@ impl Folder {
         let name = path.name();
         let name = name.ok_or_else(|| Fault::new(Code::BadPath, format!("{what}: no name")))?;
         let parent = self.open_parent(path)?;
-        let temporary = crate::target::temporary_name(name);
+        let temporary = crate::naming::temporary_name(name);
         let io = |error: rustix::io::Errno| Fault::from_io(&what, &error.into());
         let temporary = OsStr::from_bytes(&temporary);
         symlinkat(OsStr::from_bytes(target), &*parent, temporary).map_err(io)?;
@@ -230,18 +237,18 @@ impl Folder {
         while rest.len() > PATH_STEP_MAX {
             let cut = rest[..=PATH_STEP_MAX].iter().rposition(|&byte| byte == b'/');
             let cut = cut.ok_or(rustix::io::Errno::NAMETOOLONG)?;
-            let at = reached.as_ref().unwrap_or(&self.fd);
+            let at = reached.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
             let next = self.resolve_step(at, &rest[..cut], OFlags::PATH | OFlags::DIRECTORY)?;
             reached = Some(next);
             rest = &rest[cut + 1..];
         }
-        self.resolve_step(reached.as_ref().unwrap_or(&self.fd), rest, flags)
+        self.resolve_step(reached.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd), rest, flags)
     }
 
     /// Opens a path below what was reached so far, and beneath it unless the folder is free.
     fn resolve_step(
         &self,
-        at: &OwnedFd,
+        at: BorrowedFd<'_>,
         path: &[u8],
         flags: OFlags,
     ) -> Result<OwnedFd, rustix::io::Errno> {

@@ -31,15 +31,28 @@ pub struct Identity {
 impl Identity {
     /// Takes the identity of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
-        let stat = stat_open(file)?;
-        Ok(Self {
-            file_system: fstatvfs(file)?.f_fsid,
+        Ok(Self::of_status(fstatvfs(file)?.f_fsid, &stat_open(file)?))
+    }
+
+    /// The identity of an open file that was looked at.
+    pub(crate) fn looked_at(file: &File, stat: &Statx) -> io::Result<Self> {
+        Ok(Self::of_status(fstatvfs(file)?.f_fsid, stat))
+    }
+
+    /// The identity that an open file has now. It cannot have moved to another file system.
+    pub(crate) fn now(&self, file: &File) -> io::Result<Self> {
+        Ok(Self::of_status(self.file_system, &stat_open(file)?))
+    }
+
+    fn of_status(file_system: u64, stat: &Statx) -> Self {
+        Self {
+            file_system,
             inode: stat.stx_ino,
             born_ns: nanoseconds(&stat.stx_btime),
             size: stat.stx_size,
             mtime_ns: nanoseconds(&stat.stx_mtime),
             ctime_ns: nanoseconds(&stat.stx_ctime),
-        })
+        }
     }
 
     /// A number for all of it: another one for another content.

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod commit;
 pub mod folder;
 pub mod hash;
 pub mod holes;
@@ -13,6 +14,8 @@ pub mod journal;
 pub mod limit;
 pub mod memo;
 pub mod meta;
+mod naming;
+mod opened;
 pub mod partial;
 pub mod reap;
 pub mod source;

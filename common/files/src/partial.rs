@@ -6,12 +6,12 @@
 
 use crate::hash::hash_extent;
 use crate::journal;
-use crate::target::{TEMPORARY_SUFFIX, hidden_name};
+use crate::naming::{TEMPORARY_SUFFIX, hidden_name};
+use crate::opened::OpenFolder;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags, flock, openat, statx};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Seek;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use verbatim_proto::read::Have;
@@ -37,7 +37,7 @@ impl Names {
 
 /// Opens, or makes, a partial file and its journal to begin with. `None` when they cannot be
 /// had for this process alone.
-pub(crate) fn begin(folder: &OwnedFd, names: &Names, mode: u32) -> Option<(File, File)> {
+pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32) -> Option<(File, File)> {
     let flags = OFlags::RDWR | OFlags::CREATE;
     let part = open_held(folder, &names.part, flags, mode)?;
     let journal = open_held(folder, &names.journal, flags | OFlags::APPEND, 0o600)?;
@@ -45,7 +45,7 @@ pub(crate) fn begin(folder: &OwnedFd, names: &Names, mode: u32) -> Option<(File,
 }
 
 /// Finds a partial file, its journal, and what of it is verified.
-pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)> {
+pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Have)> {
     let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
     let mut journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
     let length = part.metadata().ok()?.len();
@@ -73,7 +73,7 @@ pub(crate) fn find(folder: &OwnedFd, names: &Names) -> Option<(File, File, Have)
 }
 
 /// Whether there is a partial file that another process, or another session, has.
-pub(crate) fn is_held(folder: &OwnedFd, names: &Names) -> bool {
+pub(crate) fn is_held(folder: &OpenFolder, names: &Names) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(folder, OsStr::from_bytes(&names.part), flags, Mode::empty());
     let lock = fd.map(|fd| flock(&fd, FlockOperation::NonBlockingLockShared));
@@ -81,7 +81,12 @@ pub(crate) fn is_held(folder: &OwnedFd, names: &Names) -> bool {
 }
 
 /// Opens a file of ours and locks it; `None` when it is not ours alone.
-pub(crate) fn open_held(folder: &OwnedFd, name: &[u8], flags: OFlags, mode: u32) -> Option<File> {
+pub(crate) fn open_held(
+    folder: &OpenFolder,
+    name: &[u8],
+    flags: OFlags,
+    mode: u32,
+) -> Option<File> {
     let name = OsStr::from_bytes(name);
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(folder, name, flags, Mode::from_raw_mode(mode & 0o777 | 0o200)).ok()?;

@@ -3,18 +3,20 @@
 //! it was written moments before, what was handed out is hashed again, and its
 //! holes are looked for again.
 
+use crate::folder::Folder;
 use crate::hash::hash_extent;
 use crate::holes::find_holes;
-use crate::identity::Identity;
+use crate::identity::{Identity, stat_open};
 use crate::memo::Memo;
 use crate::meta;
+use rustix::fs::Statx;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta, Survey};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta, Survey, WirePath};
 
 /// What the kernel counts allocation in, whatever the file system's own blocks are.
 const BLOCK_BYTES: u64 = 512;
@@ -53,15 +55,30 @@ struct Sum([u64; 4]);
 impl Source {
     /// Takes the identity of an open file; `name` is for messages.
     pub fn new(file: File, name: impl std::fmt::Display) -> Result<Self, Fault> {
-        let what = format!("cannot look at {name}");
-        let identity = Identity::of(&file).map_err(|e| Fault::from_io(&what, &e))?;
-        let stat = crate::identity::stat_open(&file).map_err(|e| Fault::from_io(&what, &e))?;
+        let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {name}"), &e);
+        let stat = stat_open(&file).map_err(what)?;
+        Self::looked_at(file, &stat, name.to_string())
+    }
+
+    /// Opens a regular file below a folder; `name` is for messages.
+    pub fn open(
+        folder: &Folder,
+        path: &WirePath,
+        name: impl std::fmt::Display,
+    ) -> Result<Self, Fault> {
+        let (file, stat) = folder.open_file(path)?;
+        Self::looked_at(file, &stat, name.to_string())
+    }
+
+    fn looked_at(file: File, stat: &Statx, name: String) -> Result<Self, Fault> {
+        let identity = Identity::looked_at(&file, stat)
+            .map_err(|e| Fault::from_io(format!("cannot look at {name}"), &e))?;
         Ok(Self {
             file: Arc::new(file),
-            name: name.to_string(),
+            name,
             identity,
             allocated: stat.stx_blocks.saturating_mul(BLOCK_BYTES),
-            meta: meta::of_status(&stat),
+            meta: meta::of_status(stat),
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
             memo: None,
@@ -181,7 +198,7 @@ impl Source {
     /// out is one version of it.
     pub fn check(&self) -> Result<(), Fault> {
         let what = || format!("cannot look at {}", self.name);
-        let now = Identity::of(&self.file).map_err(|e| Fault::from_io(what(), &e))?;
+        let now = self.identity.now(&self.file).map_err(|e| Fault::from_io(what(), &e))?;
         if now != self.identity {
             return Err(self.changed("changed while it was read"));
         }

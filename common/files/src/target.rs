@@ -1,45 +1,38 @@
-//! Where a copy lands: a temporary file beside its final name, which takes that
-//! name only when all of it is there and verified. A batch becomes durable
-//! together: the files are flushed side by side, then renamed, then their
-//! folders are flushed. Dropping a target that was not committed removes it,
-//! unless it was made to last: then a later run goes on with it.
+//! Where a copy lands: a temporary file beside its final name, or in memory one
+//! that has no name, which takes its own only when all of it is there and
+//! verified; `commit` makes a batch of them durable. Dropping a target that was
+//! not committed removes it, unless it was made to last: then a later run goes on
+//! with it.
 
 use crate::folder::Folder;
 use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
 use crate::meta::{self, Kind, Rules};
+use crate::naming::{create_new, create_unnamed, link, rename, temporary_name};
+use crate::opened::OpenFolder;
 use crate::partial;
 use crate::space::Room;
-use rustix::fs::{Advice, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
-use rustix::fs::{fadvise, fallocate, flock, fsync, openat, renameat, unlinkat};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, fadvise, fallocate, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
-use verbatim_proto::units::NAME_BYTES_MAX;
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
-
-/// Files flushed at the same time.
-const FLUSHES_MAX: usize = 8;
 
 /// Files from this size on last when their copy is cut short.
 pub const LASTING_BYTES_MIN: u64 = 16 << 20;
-
-/// What every temporary name ends with.
-pub const TEMPORARY_SUFFIX: &[u8] = b".verbatim-part";
 
 /// A file that is being written.
 #[derive(Debug)]
 pub struct Target {
     file: File,
-    folder: Arc<OwnedFd>,
-    temporary: Vec<u8>,
-    name: Vec<u8>,
+    folder: Arc<OpenFolder>,
+    /// Its name until it is committed, where it has one.
+    temporary: Option<Vec<u8>>,
     path: WirePath,
     /// What is verified, and the name of that journal.
     journal: Option<(File, Vec<u8>)>,
@@ -57,15 +50,25 @@ impl Target {
     /// special bits, as the umask allows.
     pub fn create(folder: &Folder, path: &WirePath, size: u64, mode: u32) -> Result<Self, Fault> {
         let (parent, name) = place(folder, path)?;
-        let file = create_new(&parent, &temporary_name(&name), mode);
         let what = || format!("cannot create {path}");
-        let (file, temporary) = file.map_err(|e| Fault::from_io(what(), &e.into()))?;
-        file.set_len(size).map_err(|e| Fault::from_io(what(), &e))?;
-        Ok(Self::of(file, parent, temporary, name, path, None))
+        let made = match parent.is_in_memory().then(|| create_unnamed(&parent, mode)) {
+            Some(Ok(file)) => Ok((file, None)),
+            _ => {
+                let temporary = temporary_name(name);
+                create_new(&parent, &temporary, mode).map(|file| (file, Some(temporary)))
+            }
+        };
+        let (file, temporary) = made.map_err(|e| Fault::from_io(what(), &e.into()))?;
+        // A shorter one never has a hole, so that its bytes alone make it as long as it is.
+        if size >= HOLE_BYTES_MIN as u64 {
+            file.set_len(size).map_err(|e| Fault::from_io(what(), &e))?;
+        }
+        Ok(Self::of(file, parent, temporary, path, None))
     }
 
     /// Makes a temporary file that a later run finds again under the same `key`, with a journal
-    /// of what is verified. A small one, or one that another process has, is made plain.
+    /// of what is verified. Meant for files from `LASTING_BYTES_MIN` on; one that another process
+    /// has is made plain.
     pub fn create_lasting(
         folder: &Folder,
         path: &WirePath,
@@ -73,11 +76,8 @@ impl Target {
         key: &Digest,
     ) -> Result<Self, Fault> {
         let (parent, name) = place(folder, path)?;
-        let names = partial::Names::new(&name, key);
-        let lasting = (info.size >= LASTING_BYTES_MIN)
-            .then(|| partial::begin(&parent, &names, info.mode))
-            .flatten();
-        let Some((file, mut journal)) = lasting else {
+        let names = partial::Names::new(name, key);
+        let Some((file, mut journal)) = partial::begin(&parent, &names, info.mode) else {
             return Self::create(folder, path, info.size, info.mode);
         };
         let made = file
@@ -86,7 +86,7 @@ impl Target {
             .and_then(|()| journal::begin(&mut journal, &Head::now(info)));
         made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         let journal = Some((journal, names.journal));
-        let target = Self::of(file, parent, names.part, name, path, journal);
+        let target = Self::of(file, parent, Some(names.part), path, journal);
         target.set_mode(info.mode);
         Ok(target)
     }
@@ -95,37 +95,35 @@ impl Target {
     /// journal says within one boot, by hashing it again after another.
     pub fn find_lasting(folder: &Folder, path: &WirePath, key: &Digest) -> Option<(Self, Have)> {
         let (parent, name) = place(folder, path).ok()?;
-        let names = partial::Names::new(&name, key);
+        let names = partial::Names::new(name, key);
         let (file, journal, have) = partial::find(&parent, &names)?;
         let journal = Some((journal, names.journal));
-        Some((Self::of(file, parent, names.part, name, path, journal), have))
+        Some((Self::of(file, parent, Some(names.part), path, journal), have))
     }
 
-    /// Its name until it is committed.
-    #[cfg(test)]
-    pub(crate) fn temporary_name(&self) -> &[u8] {
-        &self.temporary
+    /// The folder it is in.
+    pub(crate) fn folder(&self) -> &Arc<OpenFolder> {
+        &self.folder
     }
 
     /// Whether what an earlier run left under this `key` is held by somebody just now.
     pub fn is_held(folder: &Folder, path: &WirePath, key: &Digest) -> bool {
         let placed = place(folder, path).ok();
         placed.is_some_and(|(parent, name)| {
-            partial::is_held(&parent, &partial::Names::new(&name, key))
+            partial::is_held(&parent, &partial::Names::new(name, key))
         })
     }
 
     fn of(
         file: File,
-        folder: Arc<OwnedFd>,
-        temporary: Vec<u8>,
-        name: Vec<u8>,
+        folder: Arc<OpenFolder>,
+        temporary: Option<Vec<u8>>,
         path: &WirePath,
         journal: Option<(File, Vec<u8>)>,
     ) -> Self {
         let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
         let (path, room, end) = (path.clone(), OnceLock::new(), OnceLock::new());
-        Self { file, folder, temporary, name, path, journal, read_only, end, gone, room }
+        Self { file, folder, temporary, path, journal, read_only, end, gone, room }
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -164,7 +162,7 @@ impl Target {
     /// Has the kernel begin to write it to disk, and does not wait. What a whole batch allocates
     /// is then in one transaction of the file system, and the first flush of the batch commits
     /// it for all: measured on ext4, a tenth of the transactions and half of the time.
-    fn begin_flush(&self) {
+    pub(crate) fn begin_flush(&self) {
         // Meant to drop the file from the page cache: what is dirty is written, and stays. Where
         // it does nothing, flushing takes longer.
         let _ = fadvise(&self.file, 0, None, Advice::DontNeed);
@@ -177,7 +175,11 @@ impl Target {
     }
 
     /// Makes all of it durable under its temporary name, with the mode it is to have.
-    fn flush(&self) -> std::io::Result<()> {
+    pub(crate) fn flush(&self) -> Result<(), Fault> {
+        self.try_flush().map_err(|e| Fault::from_io(format!("cannot flush {}", self.path), &e))
+    }
+
+    fn try_flush(&self) -> std::io::Result<()> {
         if let Some(size) = self.end.get() {
             self.file.set_len(*size)?;
         }
@@ -204,7 +206,7 @@ impl Target {
                 let _ = unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty());
             };
             self.journal.iter().for_each(|(_, name)| remove(name));
-            remove(&self.temporary);
+            self.temporary.iter().for_each(|name| remove(name));
         }
     }
 
@@ -221,11 +223,10 @@ impl Target {
         self.write(bytes, offset)
     }
 
-    /// Makes a range zeros, whatever was there, and notes that it is verified. The range is at most
-    /// a window,
-    /// whole grains of a file of `size` bytes; returns the digests of zeros there.
+    /// Makes a range zeros, whatever was there, and notes that it is verified. The range is at
+    /// most a window, whole grains of a file of `size` bytes; returns the digests of zeros there.
     pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
-        if !self.punch(extent) {
+        if size < HOLE_BYTES_MIN as u64 || !self.punch(extent) {
             let end = extent.offset + extent.len;
             for offset in (extent.offset..end).step_by(ZEROS.len()) {
                 let len = (end - offset).min(ZEROS.len() as u64);
@@ -248,41 +249,22 @@ impl Target {
         result.map_err(|e| Fault::from_io(format!("cannot write {}", self.path), &e))
     }
 
-    /// Makes a batch durable under its final names: one answer per target, in order.
-    pub fn commit(batch: &[Arc<Self>]) -> Vec<Result<(), Fault>> {
-        let mut answers = flush_all(batch);
-        let mut folders: Vec<Arc<OwnedFd>> = Vec::new();
-        for (target, answer) in batch.iter().zip(&mut answers) {
-            if answer.is_ok() {
-                *answer = target.rename();
-                let known = folders.iter().any(|known| Arc::ptr_eq(known, &target.folder));
-                if answer.is_ok() && !known {
-                    folders.push(target.folder.clone());
-                }
-            }
-        }
-        for folder in folders {
-            if let Err(error) = fsync(&*folder) {
-                let fault = Fault::from_io("cannot flush the folder", &error.into());
-                answers.iter_mut().for_each(|answer| *answer = Err(fault.clone()));
-            }
-        }
-        answers
-    }
-
-    fn rename(&self) -> Result<(), Fault> {
+    /// Gives it its final name.
+    pub(crate) fn rename(&self) -> Result<(), Fault> {
         // The journal first: without it the other file is only a temporary one.
         if let Some((_, name)) = &self.journal {
             let _ = unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty());
         }
-        let from = OsStr::from_bytes(&self.temporary);
-        let result = renameat(&*self.folder, from, &*self.folder, OsStr::from_bytes(&self.name));
+        let name = self.path.name().expect("a target has a name");
+        let result = match &self.temporary {
+            Some(temporary) => rename(&self.folder, temporary, name),
+            None => link(&self.file, &self.folder, name),
+        };
         if result.is_err() {
             self.discard();
         }
         self.gone.store(true, Ordering::Relaxed);
-        let what = format!("cannot rename into {}", self.path);
-        result.map_err(|e| Fault::from_io(what, &e.into()))
+        result.map_err(|e| Fault::from_io(format!("cannot rename into {}", self.path), &e.into()))
     }
 }
 
@@ -295,28 +277,13 @@ impl Drop for Target {
 }
 
 /// The folder a path is in, and its name there.
-fn place(folder: &Folder, path: &WirePath) -> Result<(Arc<OwnedFd>, Vec<u8>), Fault> {
+fn place<'a>(folder: &Folder, path: &'a WirePath) -> Result<(Arc<OpenFolder>, &'a [u8]), Fault> {
     let name = path.name();
     let no_name = || Fault::new(Code::IsFolder, format!("cannot create {path}: no name"));
-    Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?.to_vec()))
+    Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?))
 }
 
-/// Makes a file that was not there.
-fn create_new(
-    folder: &OwnedFd,
-    name: &[u8],
-    mode: u32,
-) -> Result<(File, Vec<u8>), rustix::io::Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(mode & 0o777);
-    let fd = openat(folder, OsStr::from_bytes(name), flags, mode)?;
-    // Says that somebody is at work on it; it is new, so nobody else can have it. Where the file
-    // system has no locks, its age says the same.
-    let _ = flock(&fd, FlockOperation::NonBlockingLockExclusive);
-    Ok((File::from(fd), name.to_vec()))
-}
-
-/// The shortest run of zeros that becomes a hole.
+/// The shortest run of zeros that becomes a hole. Nothing in a file that is shorter does.
 const HOLE_BYTES_MIN: usize = 64 << 10;
 
 /// Whether all bytes are zero; other data is told by its first bytes.
@@ -324,66 +291,11 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(1024).all(|part| part.iter().fold(0, |seen, byte| seen | byte) == 0)
 }
 
-/// Flushes files side by side; one answer per target, in order.
-fn flush_all(batch: &[Arc<Target>]) -> Vec<Result<(), Fault>> {
-    let flush = |target: &Arc<Target>| {
-        let what = || format!("cannot flush {}", target.path);
-        target.flush().map_err(|e| Fault::from_io(what(), &e))
-    };
-    if batch.len() == 1 {
-        return vec![flush(&batch[0])];
-    }
-    batch.iter().for_each(|target| target.begin_flush());
-    let next = AtomicUsize::new(0);
-    let mut answers = vec![Ok(()); batch.len()];
-    let done: Vec<_> = std::thread::scope(|scope| {
-        let flushers: Vec<_> = (0..FLUSHES_MAX.min(batch.len()))
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut done = Vec::new();
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(target) = batch.get(index) else { return done };
-                        done.push((index, flush(target)));
-                    }
-                })
-            })
-            .collect();
-        let results = flushers.into_iter().map(|flusher| flusher.join());
-        results.flat_map(|result| result.expect("flushing does not panic")).collect()
-    });
-    for (index, answer) in done {
-        answers[index] = answer;
-    }
-    answers
-}
-
-/// A hidden name beside `name` that no other process and no other target uses.
-pub(crate) fn temporary_name(name: &[u8]) -> Vec<u8> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let unique = format!("{}-{count}-{:08x}", std::process::id(), clock_bits());
-    hidden_name(name, &unique, TEMPORARY_SUFFIX)
-}
-
-/// A hidden name beside `name`, short enough for any file system.
-pub(crate) fn hidden_name(name: &[u8], unique: &str, suffix: &[u8]) -> Vec<u8> {
-    let keep = NAME_BYTES_MAX - 2 - unique.len() - suffix.len();
-    let kept = &name[..name.len().min(keep)];
-    [b".", kept, b".", unique.as_bytes(), suffix].concat()
-}
-
-/// Process numbers repeat, in containers above all: the clock tells them apart.
-fn clock_bits() -> u32 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |since| since.subsec_nanos() ^ since.as_secs() as u32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
-    use verbatim_proto::units::GRAIN_BYTES;
+    use verbatim_proto::units::{GRAIN_BYTES, NAME_BYTES_MAX};
 
     fn path(text: &str) -> WirePath {
         WirePath::parse(text.as_bytes()).expect("plain")
@@ -402,6 +314,42 @@ mod tests {
         let target = Target::create(&folder, &path("b"), 3, 0o644).expect("creates");
         drop(target);
         assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left behind");
+    }
+
+    /// Both kinds of temporary files, where this machine has a file system in memory.
+    fn folders() -> Vec<(tempfile::TempDir, Folder)> {
+        let dirs = [Ok(tempfile::tempdir().expect("folder")), tempfile::tempdir_in("/dev/shm")];
+        let dirs = dirs.into_iter().flatten();
+        dirs.map(|dir| (Folder::open(dir.path()).expect("opens"), dir))
+            .map(|(f, d)| (d, f))
+            .collect()
+    }
+
+    #[test]
+    fn a_file_without_a_name_replaces_what_is_there_at_once_and_leaves_nothing() {
+        for (dir, folder) in folders() {
+            let names = || {
+                let entries = fs::read_dir(dir.path()).expect("lists");
+                let mut names: Vec<_> = entries.map(|e| e.expect("entry").file_name()).collect();
+                names.sort();
+                names
+            };
+            fs::create_dir(dir.path().join("folder")).expect("makes");
+            for content in [b"one", b"two"] {
+                let target = Target::create(&folder, &path("a"), 3, 0o640).expect("creates");
+                target.write_at(content, 0).expect("writes");
+                if folder.open_parent(&path("a")).expect("opens").is_in_memory() {
+                    assert!(names().len() <= 2, "nobody sees it: {:?}", names());
+                }
+                assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
+                assert_eq!(fs::read(dir.path().join("a")).expect("reads"), content);
+            }
+            let target = Target::create(&folder, &path("folder"), 0, 0o640).expect("creates");
+            let answers = Target::commit(&[Arc::new(target)]);
+            assert_eq!(answers[0].as_ref().expect_err("in the way").code, Code::IsFolder);
+            drop(Target::create(&folder, &path("b"), 0, 0o640).expect("creates"));
+            assert_eq!(names(), ["a", "folder"]);
+        }
     }
 
     #[test]
@@ -522,6 +470,19 @@ mod tests {
         target.end_at(1 << 19);
         assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
         assert_eq!(fs::metadata(dir.path().join("a")).expect("there").len(), 1 << 19);
+    }
+
+    #[test]
+    fn a_short_file_is_as_long_as_its_source_also_where_a_peer_calls_it_a_hole() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        for size in [1, 4096, HOLE_BYTES_MIN as u64 - 1, HOLE_BYTES_MIN as u64] {
+            let target = Target::create(&folder, &path("a"), size, 0o644).expect("creates");
+            target.zero(Extent::new(0, size), size).expect("zeroes");
+            assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
+            let copy = fs::read(dir.path().join("a")).expect("reads");
+            assert_eq!(copy, vec![0; size as usize]);
+        }
     }
 
     #[test]

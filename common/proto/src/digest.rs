@@ -96,6 +96,8 @@ pub struct RootBuilder {
     /// (first grain, level) of a complete subtree of 2^level grains -> its value. The last
     /// subtrees of a file may be shorter than their level says.
     nodes: BTreeMap<u64, (u32, Digest)>,
+    /// The value of the one grain of a file that has no more: there are many such files.
+    only: Option<Digest>,
     seen: u64,
     /// Whether its size is not known yet.
     open: bool,
@@ -104,7 +106,8 @@ pub struct RootBuilder {
 impl RootBuilder {
     /// A builder for a file of `size` bytes.
     pub fn new(size: u64) -> Self {
-        Self { grains: grain_count(size), nodes: BTreeMap::new(), seen: 0, open: false }
+        let grains = grain_count(size);
+        Self { grains, nodes: BTreeMap::new(), only: None, seen: 0, open: false }
     }
 
     /// A builder for a file of more than one grain whose size is told later, with `close`.
@@ -128,7 +131,10 @@ impl RootBuilder {
     pub fn insert(&mut self, grain: u64, value: Digest) {
         assert!(grain < self.grains, "grain {grain} of {}", self.grains);
         self.seen += 1;
-        self.merge(grain, 0, value);
+        match self.grains {
+            1 => self.only = Some(value),
+            _ => self.merge(grain, 0, value),
+        }
     }
 
     /// Adds a subtree, and merges it with its siblings as far as they are there.
@@ -167,6 +173,9 @@ impl RootBuilder {
         if self.seen != self.grains {
             return None;
         }
+        if self.only.is_some() {
+            return self.only;
+        }
         let mut values: Vec<Digest> = self.nodes.values().map(|&(_, value)| value).collect();
         let mut right = values.pop()?;
         while let Some(left) = values.pop() {
@@ -181,7 +190,7 @@ impl RootBuilder {
 
     /// How many values are held just now.
     pub fn held(&self) -> usize {
-        self.nodes.len()
+        self.nodes.len() + usize::from(self.only.is_some())
     }
 }
 

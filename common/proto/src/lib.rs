@@ -20,6 +20,7 @@ pub mod path;
 pub mod pattern;
 pub mod plan;
 pub mod read;
+mod touched;
 pub mod tree;
 pub mod units;
 pub mod watching;

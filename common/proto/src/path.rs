@@ -52,13 +52,18 @@ impl WirePath {
 
     /// The last name, or `None` for the folder itself.
     pub fn name(&self) -> Option<&[u8]> {
-        self.names().last()
+        self.0.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
     }
 
     /// The folder the last name is in; the root's is the root.
     pub fn parent(&self) -> Self {
+        Self(self.parent_bytes().to_vec())
+    }
+
+    /// The bytes of that folder's path.
+    pub fn parent_bytes(&self) -> &[u8] {
         let cut = self.0.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
-        Self(self.0[..cut].to_vec())
+        &self.0[..cut]
     }
 
     /// This path with `below` under it.
@@ -130,7 +135,12 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<(), Fault> {
 impl std::fmt::Display for WirePath {
     /// As text: control bytes escaped, bytes that are not UTF-8 replaced.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for letter in String::from_utf8_lossy(&self.0).chars() {
+        let text = String::from_utf8_lossy(&self.0);
+        // Most have nothing to escape, and every file of a tree is named at least once.
+        if !text.contains(char::is_control) {
+            return f.write_str(&text);
+        }
+        for letter in text.chars() {
             match letter.is_control() {
                 true => write!(f, "{}", letter.escape_default())?,
                 false => write!(f, "{letter}")?,

@@ -387,7 +387,7 @@ fn event_of(work: impl FnOnce() -> Event) -> Event {
 
 /// Opens a source in its export.
 fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Source, Fault> {
-    Source::new(export.folder.open_file(path)?, path)
+    Source::open(&export.folder, path, path)
 }
 
 #[cfg(test)]

@@ -158,13 +158,18 @@ impl Session {
                     let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
                     return Ok((landed(target), None));
                 }
-                let key = format!(
-                    "{} {} {} {}",
-                    view.who, request.path, request.info.size, request.info.mtime_ns
-                );
+                let info = &request.info;
+                if info.size < LASTING_BYTES_MIN {
+                    let room = Target::room_for(&export.folder, &path, info, 0)?;
+                    let target = Target::create(&export.folder, &path, info.size, info.mode)?;
+                    target.set_room(room);
+                    return Ok((landed(target), None));
+                }
+                let (size, mtime_ns) = (info.size, info.mtime_ns);
+                let key = format!("{} {} {size} {mtime_ns}", view.who, request.path);
                 let key = Digest::of(key.as_bytes());
-                wait_for_release(&export.folder, &path, &request.info, &key, until);
-                let (target, have) = create(&export.folder, &path, &request.info, &key)?;
+                wait_for_release(&export.folder, &path, &key, until);
+                let (target, have) = create_lasting(&export.folder, &path, info, &key)?;
                 Ok((landed(target), have))
             };
             Event::Created(
@@ -254,15 +259,8 @@ fn commit(files: Vec<(FileId, Landed, Kept)>) -> Event {
 
 /// Waits a little for what an earlier session of the same client has not let go of yet: a
 /// client that was cut off is often back before the server has noticed.
-fn wait_for_release(
-    folder: &Folder,
-    path: &WirePath,
-    info: &FileInfo,
-    key: &Digest,
-    until: Instant,
-) {
-    let lasts = info.size >= LASTING_BYTES_MIN;
-    while lasts && Instant::now() < until && Target::is_held(folder, path, key) {
+fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Instant) {
+    while Instant::now() < until && Target::is_held(folder, path, key) {
         std::thread::sleep(HELD_LOOK_EVERY);
     }
 }
@@ -273,15 +271,15 @@ const HELD_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked whether they still must.
 const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Makes a temporary file, or takes up the one an earlier session of the same client left.
-fn create(
+/// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
+/// left.
+fn create_lasting(
     folder: &Folder,
     path: &WirePath,
     info: &FileInfo,
     key: &Digest,
 ) -> Result<(Target, Option<Have>), Fault> {
-    let left = (info.size >= LASTING_BYTES_MIN).then(|| Target::find_lasting(folder, path, key));
-    if let Some((target, have)) = left.flatten() {
+    if let Some((target, have)) = Target::find_lasting(folder, path, key) {
         if have.is_of(info) {
             target.set_mode(info.mode);
             target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);

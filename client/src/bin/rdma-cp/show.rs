@@ -11,8 +11,8 @@ use verbatim_client::{
     Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
     Task,
 };
-use verbatim_proto::Code;
 use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Code, Digest};
 
 /// How the command ends. The worst wins: mismatch, then connect, then failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,8 @@ pub struct Show {
     digest: bool,
     verbose: bool,
     bar: ProgressBar,
-    only: Option<FileDone>,
+    /// The digest of the last file; it is told where there was only one.
+    last: Option<Digest>,
 }
 
 impl Show {
@@ -59,7 +60,7 @@ impl Show {
             digest: flags.digest,
             verbose: flags.verbose > 0,
             bar,
-            only: None,
+            last: None,
         }
     }
 
@@ -103,8 +104,8 @@ impl Show {
         if let Some(reason) = summary.reason.as_ref().filter(|_| self.verbose) {
             eprintln!("{}: {reason}", summary.transport);
         }
-        if let Some(done) = self.only.as_ref().filter(|_| summary.files == 1 && !self.digest) {
-            eprintln!("blake3 {}", done.digest);
+        if let Some(digest) = self.last.filter(|_| summary.files == 1 && !self.digest) {
+            eprintln!("blake3 {digest}");
         }
         if summary.resumed_bytes > 0 {
             eprintln!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
@@ -157,19 +158,19 @@ impl Show {
 
 impl Observer for Show {
     fn file_done(&mut self, file: &FileDone) {
-        let path = clean(&file.path);
         if self.json {
             let line = serde_json::json!({
-                "event": "file", "path": path, "local": clean(&file.local), "bytes": file.bytes,
-                "digest": file.digest.to_string(),
+                "event": "file", "path": clean(&file.path), "local": clean(&file.local),
+                "bytes": file.bytes, "digest": file.digest.to_string(),
             });
             println!("{line}");
         } else if self.digest {
             self.bar.suspend(|| println!("{}  {}", file.digest, clean(&file.local)));
         } else if self.verbose {
-            self.bar.suspend(|| eprintln!("{path} {}", BinaryBytes(file.bytes)));
+            let (path, bytes) = (clean(&file.path), BinaryBytes(file.bytes));
+            self.bar.suspend(|| eprintln!("{path} {bytes}"));
         }
-        self.only = Some(file.clone());
+        self.last = Some(file.digest);
     }
 
     fn failed(&mut self, failure: &Failure) {
@@ -209,16 +210,7 @@ impl Observer for Show {
         self.bar.set_position(progress.bytes);
         let rate = progress.bytes as f64 / progress.elapsed.as_secs_f64().max(1e-3);
         let more = if progress.searching { "+" } else { "" };
-        let left = progress.bytes_known.saturating_sub(progress.bytes) as f64 / rate.max(1.0);
-        let left = match progress.quiet.filter(|quiet| quiet.so_far >= QUIET_MIN) {
-            Some(Quiet { so_far, at_most }) => format!(
-                "no answer for {} s, giving up at {} s",
-                so_far.as_secs(),
-                at_most.as_secs()
-            ),
-            None if progress.searching || progress.bytes == 0 => "looking for more".to_owned(),
-            None => format!("{} left", HumanDuration(Duration::from_secs_f64(left.min(1e9)))),
-        };
+        let left = outlook(progress, rate);
         self.bar.set_message(format!(
             "{}/{}{more} files  {}/{}{more}  {}/s  {left}",
             progress.files,
@@ -252,6 +244,21 @@ impl Observer for Show {
             println!("{}", serde_json::json!({ "event": "reconnected" }));
         } else if self.bar.is_hidden() && !self.quiet {
             eprintln!("rdma-cp: the server is there again, going on");
+        }
+    }
+}
+
+/// What is to come: how long a silent server is waited for, or how long the rest takes.
+fn outlook(progress: &Progress, rate: f64) -> String {
+    match progress.quiet.filter(|quiet| quiet.so_far >= QUIET_MIN) {
+        Some(Quiet { so_far, at_most }) => {
+            let (so_far, at_most) = (so_far.as_secs(), at_most.as_secs());
+            format!("no answer for {so_far} s, giving up at {at_most} s")
+        }
+        None if progress.searching || progress.bytes == 0 => "looking for more".to_owned(),
+        None => {
+            let left = progress.bytes_known.saturating_sub(progress.bytes) as f64 / rate.max(1.0);
+            format!("{} left", HumanDuration(Duration::from_secs_f64(left.min(1e9))))
         }
     }
 }
@@ -331,4 +338,25 @@ pub fn clean(text: &str) -> String {
             escaped.unwrap_or_else(|| letter.to_string()).chars().collect::<Vec<_>>()
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_server_is_told_of_after_a_while_and_until_when_it_is_waited_for() {
+        let quiet = |so_far| Some(Quiet { so_far, at_most: Duration::from_secs(60) });
+        let half = Progress { bytes: 50, bytes_known: 100, ..Progress::default() };
+        let told = |so_far| outlook(&Progress { quiet: quiet(so_far), ..half.clone() }, 10.0);
+        assert_eq!(told(Duration::from_millis(7900)), "no answer for 7 s, giving up at 60 s");
+        assert_eq!(told(QUIET_MIN), "no answer for 3 s, giving up at 60 s");
+        // One that was heard a moment ago is no news, and neither is one that owes nothing.
+        assert_eq!(told(QUIET_MIN - Duration::from_millis(1)), "5 seconds left");
+        assert_eq!(outlook(&half, 10.0), "5 seconds left");
+        let searching = Progress { searching: true, ..half.clone() };
+        assert_eq!(outlook(&searching, 10.0), "looking for more");
+        let silent = Progress { quiet: quiet(Duration::from_secs(9)), ..searching };
+        assert_eq!(outlook(&silent, 10.0), "no answer for 9 s, giving up at 60 s");
+    }
 }

@@ -18,6 +18,7 @@ use crate::digest::{Digest, RootBuilder};
 use crate::holes::Zeros;
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
+use crate::touched::Files;
 use crate::units::{
     CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, OPEN_FILES_MAX,
 };
@@ -63,7 +64,7 @@ struct Flight {
 /// The machine.
 pub struct ReadClient {
     options: ClientOptions,
-    files: HashMap<FileId, File>,
+    files: Files<File>,
     windows: HashMap<WindowId, Window>,
     ready: VecDeque<Chunk>,
     zeros: Zeros<(WindowId, FileId)>,
@@ -83,7 +84,7 @@ impl ReadClient {
     pub fn new(options: ClientOptions) -> Self {
         Self {
             options,
-            files: HashMap::new(),
+            files: Files::default(),
             windows: HashMap::new(),
             ready: VecDeque::new(),
             zeros: Zeros::default(),
@@ -373,7 +374,8 @@ impl ReadClient {
 
     /// Closes files that are whole, and doomed ones of which nothing is in flight.
     fn end_files(&mut self) {
-        for (&id, file) in &mut self.files {
+        for id in self.files.take_touched() {
+            let Some(file) = self.files.look_at(id) else { continue };
             let whole = file.unverified_bytes == 0 || file.doom.is_some();
             if file.stage == Stage::Fetching && whole && file.pending == 0 {
                 file.stage = Stage::Closing;

@@ -336,9 +336,13 @@ impl ReadServer {
 
     fn close(&mut self, id: FileId, describe: bool) -> Result<(), Fault> {
         let file = self.files.get_mut(&id).filter(|file| file.open && !file.closing);
-        file.ok_or_else(|| unexpected("close", id))?.closing = true;
+        let file = file.ok_or_else(|| unexpected("close", id))?;
+        file.closing = true;
         self.large.retain(|&queued| queued != id);
-        self.small.retain(|&queued| queued != id);
+        // What is packed leaves the queue whole, and most are closed after that.
+        if !file.unleased.is_empty() {
+            self.small.retain(|&queued| queued != id);
+        }
         self.fresh.retain(|pieces| pieces.iter().all(|&(file, _)| file != id));
         self.to_close.push((id, describe));
         Ok(())

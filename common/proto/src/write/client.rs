@@ -18,6 +18,7 @@ use crate::digest::{Digest, RootBuilder};
 use crate::holes::{Search, Survey, Zeros};
 use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
 use crate::message::{Tag, Verdict, WriteReply, WriteRequest};
+use crate::touched::Files;
 use crate::units::{
     CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX,
     WINDOW_BYTES,
@@ -74,7 +75,7 @@ struct Flight {
 /// The machine.
 pub struct WriteClient {
     options: ClientOptions,
-    files: HashMap<FileId, File>,
+    files: Files<File>,
     /// Files with something unsent, in order.
     queue: VecDeque<FileId>,
     grants: VecDeque<Grant>,
@@ -102,7 +103,7 @@ impl WriteClient {
     pub fn new(options: ClientOptions) -> Self {
         Self {
             options,
-            files: HashMap::new(),
+            files: Files::default(),
             queue: VecDeque::new(),
             grants: VecDeque::new(),
             flights: HashMap::new(),
@@ -294,8 +295,10 @@ impl WriteClient {
             self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
         }
         self.say_ends();
-        self.name_holes();
-        self.end_files();
+        self.forget_holes();
+        let touched = self.files.take_touched();
+        self.name_holes(&touched);
+        self.end_files(&touched);
         self.flush();
         self.expire(now);
     }
@@ -451,9 +454,10 @@ impl WriteClient {
         pieces
     }
 
-    fn end_files(&mut self) {
+    fn end_files(&mut self, touched: &[FileId]) {
         let mut over = Vec::new();
-        for (&id, file) in &mut self.files {
+        for &id in touched {
+            let Some(file) = self.files.look_at(id) else { continue };
             if file.stage != Stage::Sending || file.pending > 0 || file.hashing {
                 continue;
             }

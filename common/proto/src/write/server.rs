@@ -80,6 +80,8 @@ pub struct WriteServer {
     zeros: Zeros<FileId>,
     next_tag: u32,
     writing: bool,
+    /// Whether a file may be discarded that is not gone.
+    discarding: bool,
     fences: BTreeSet<LinkId>,
     verdicts: Vec<(Tag, Vec<Verdict>)>,
     grants: Vec<Grant>,
@@ -213,6 +215,7 @@ impl WriteServer {
                 for id in files {
                     if let Some(file) = self.files.get_mut(&id) {
                         file.discarded = true;
+                        self.discarding = true;
                     }
                 }
                 self.zero_holes();
@@ -359,8 +362,12 @@ impl WriteServer {
     }
 
     fn discard_idle(&mut self) {
+        if !self.discarding {
+            return;
+        }
         let idle = |_: &FileId, file: &mut File| file.discarded && file.open && file.absorbing == 0;
         let gone: Vec<FileId> = self.files.extract_if(idle).map(|(id, _)| id).collect();
+        self.discarding = self.files.values().any(|file| file.discarded);
         if !gone.is_empty() {
             self.effects.push_back(ServerEffect::Discard(gone));
         }

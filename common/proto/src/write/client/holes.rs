@@ -43,20 +43,29 @@ impl WriteClient {
         Ok(())
     }
 
-    /// Names holes, looks for more where all data is sent, and has zeros hashed.
-    pub(super) fn name_holes(&mut self) {
+    /// Forgets holes of files that have failed.
+    pub(super) fn forget_holes(&mut self) {
         let files = &self.files;
         for id in self.zeros.forget(|id| files.get(id).is_none_or(|file| file.doom.is_some())) {
             if let Some(file) = self.files.get_mut(&id) {
                 file.hole_done();
             }
         }
-        for (&id, file) in &mut self.files {
+    }
+
+    /// Names holes, looks for more where all data is sent, and has zeros hashed.
+    pub(super) fn name_holes(&mut self, touched: &[FileId]) {
+        let mut waiting = Vec::new();
+        for &id in touched {
+            let Some(file) = self.files.look_at(id) else { continue };
             if file.stage != Stage::Sending || file.doom.is_some() {
                 continue;
             }
-            let may_name = !file.naming && file.holes_left == 0 && self.lists < HOLE_LISTS_MAX;
-            if may_name && let Some(extents) = file.search.next_list() {
+            let may_name = !file.naming && file.holes_left == 0;
+            if may_name && self.lists == HOLE_LISTS_MAX {
+                // Another file's list is in the way: nothing of this one will tell when it is not.
+                waiting.push(id);
+            } else if may_name && let Some(extents) = file.search.next_list() {
                 extents.iter().for_each(|extent| self.zeros.push(id, *extent));
                 file.naming = true;
                 file.holes_left = extents.len();
@@ -72,6 +81,7 @@ impl WriteClient {
                 self.effects.push_back(ClientEffect::FindHoles { file: id, from });
             }
         }
+        waiting.into_iter().for_each(|id| self.files.touch(id));
         while let Some(step) = self.zeros.begin() {
             if step.was_cut {
                 let file = self.files.get_mut(&step.of).expect("a hole keeps its file");
@@ -95,5 +105,57 @@ impl File {
         let first = self.unsent.iter().next()?;
         let len = self.search.until().saturating_sub(first.offset).min(first.len);
         (len > 0).then_some(Extent::new(first.offset, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{FileInfo, WriteReply};
+    use crate::units::GRAIN_BYTES;
+    use crate::write::ClientOptions;
+    use crate::{RootBuilder, WirePath};
+
+    const SIZE: u64 = 2 * GRAIN_BYTES;
+
+    #[test]
+    fn a_file_whose_holes_wait_for_those_of_others_gets_its_turn() {
+        let count = HOLE_LISTS_MAX as u32 + 5;
+        let options = ClientOptions { chunk_bytes: 1 << 20, timeout: Duration::from_secs(9) };
+        let mut machine = WriteClient::new(options);
+        let ids: Vec<FileId> = (0..count).map(FileId).collect();
+        let hole = Extent::new(0, SIZE);
+        let info = FileInfo { size: SIZE, mode: 0o644, mtime_ns: 0, allocated: 0, version: None };
+        for &id in &ids {
+            let survey = Survey { holes: vec![hole], until: SIZE };
+            machine.create(id, WirePath::root(), info, survey, Duration::ZERO);
+        }
+        let files = ids.iter().map(|&id| (id, Ok(Vec::new()))).collect();
+        machine.reply(WriteReply::Created { files }, Duration::ZERO);
+        let digests: Vec<Digest> = (0..2).map(|grain| Digest([grain; 32])).collect();
+        let mut root = RootBuilder::new(SIZE);
+        root.insert_run(0, &digests);
+        let mut whole = Vec::new();
+        machine.advance(Duration::ZERO);
+        while let Some(effect) = machine.next_effect() {
+            match effect {
+                ClientEffect::Send(WriteRequest::Holes(holes)) => {
+                    let zeroed = WriteReply::Zeroed { file: holes.file, answer: Ok(()) };
+                    machine.reply(zeroed, Duration::ZERO);
+                }
+                ClientEffect::HashZeros { file, extent } => {
+                    assert_eq!(extent, hole);
+                    machine.zeros_hashed(file, extent, &digests, Duration::ZERO);
+                }
+                ClientEffect::CheckSource { file, root: told } => {
+                    assert_eq!(Some(told), root.finish());
+                    whole.push(file);
+                }
+                _ => {}
+            }
+            machine.advance(Duration::ZERO);
+        }
+        whole.sort();
+        assert_eq!(whole, ids);
     }
 }

@@ -1,0 +1,93 @@
+//! How a temporary file is made and gets its names. Most have a hidden one beside
+//! the final one from the beginning; one without a name gets its final one by a
+//! link. Either way nothing is seen under the final name but all of the file.
+//! Called by `target`.
+
+use crate::opened::OpenFolder;
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::fs::{flock, linkat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use verbatim_proto::units::NAME_BYTES_MAX;
+
+/// What every temporary name ends with.
+pub const TEMPORARY_SUFFIX: &[u8] = b".verbatim-part";
+
+/// Makes a file without a name: nobody sees it, and it goes with whoever made it.
+pub(crate) fn create_unnamed(folder: &OpenFolder, mode: u32) -> Result<File, Errno> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    openat(folder, c".", flags, Mode::from_raw_mode(mode & 0o777)).map(File::from)
+}
+
+/// Makes a file that was not there.
+pub(crate) fn create_new(folder: &OpenFolder, name: &[u8], mode: u32) -> Result<File, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(mode & 0o777);
+    let fd = openat(folder, OsStr::from_bytes(name), flags, mode)?;
+    // Says that somebody is at work on it; it is new, so nobody else can have it. Where the file
+    // system has no locks, its age says the same.
+    let _ = flock(&fd, FlockOperation::NonBlockingLockExclusive);
+    Ok(File::from(fd))
+}
+
+/// Gives a file another name in its folder, in place of what has it.
+pub(crate) fn rename(folder: &OpenFolder, from: &[u8], to: &[u8]) -> Result<(), Errno> {
+    renameat(folder, OsStr::from_bytes(from), folder, OsStr::from_bytes(to))
+}
+
+/// Gives a file that has none a name. A link replaces nothing, so where something has that name
+/// already the file gets a temporary one first.
+pub(crate) fn link(file: &File, folder: &OpenFolder, name: &[u8]) -> Result<(), Errno> {
+    match link_new(file, folder, name) {
+        Err(Errno::EXIST) => {
+            let temporary = temporary_name(name);
+            link_new(file, folder, &temporary)?;
+            rename(folder, &temporary, name).inspect_err(|_| {
+                // The first error is what matters; what may stay is reaped.
+                let _ = unlinkat(folder, OsStr::from_bytes(&temporary), AtFlags::empty());
+            })
+        }
+        linked => linked,
+    }
+}
+
+fn link_new(file: &File, folder: &OpenFolder, name: &[u8]) -> Result<(), Errno> {
+    let name = OsStr::from_bytes(name);
+    match linkat(file, c"", folder, name, AtFlags::EMPTY_PATH) {
+        // Kernels before 6.10 let only root link what is open; this way is for everybody.
+        Err(Errno::NOENT | Errno::PERM) => {
+            let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(CWD, open, folder, name, AtFlags::SYMLINK_FOLLOW)
+        }
+        linked => linked,
+    }
+}
+
+/// A hidden name beside `name` that no other process and no other target uses.
+pub(crate) fn temporary_name(name: &[u8]) -> Vec<u8> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    // When the first one was made: process numbers repeat, in containers above all.
+    static CLOCK: OnceLock<u32> = OnceLock::new();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let clock = CLOCK.get_or_init(clock_bits);
+    let unique = format!("{}-{count}-{clock:08x}", std::process::id());
+    hidden_name(name, &unique, TEMPORARY_SUFFIX)
+}
+
+/// A hidden name beside `name`, short enough for any file system.
+pub(crate) fn hidden_name(name: &[u8], unique: &str, suffix: &[u8]) -> Vec<u8> {
+    let keep = NAME_BYTES_MAX - 2 - unique.len() - suffix.len();
+    let kept = &name[..name.len().min(keep)];
+    [b".", kept, b".", unique.as_bytes(), suffix].concat()
+}
+
+/// Tells processes of one number apart.
+fn clock_bits() -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |since| since.subsec_nanos() ^ since.as_secs() as u32)
+}
