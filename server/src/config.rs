@@ -75,6 +75,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Reads the configuration that was asked for, or that of the service where it is there.
+    pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
+        let service = Path::new(SERVICE_CONFIG);
+        match asked.or_else(|| service.exists().then_some(service)) {
+            Some(path) => Self::load(path),
+            None => Ok(Self::default()),
+        }
+    }
+
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -338,6 +347,9 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
         None => table.get(key),
     }
 }
+
+/// Where the configuration of a service is, if there is one.
+const SERVICE_CONFIG: &str = "/etc/verbatim/rdma-serve.toml";
 
 /// The numbers each key may have.
 const RANGES: [(&str, RangeInclusive<i64>); 12] = [

@@ -9,12 +9,15 @@ pub mod config;
 pub mod export;
 mod hashing;
 mod joins;
+mod keyring;
 mod listener;
 mod observe;
 mod pins;
 mod rdma;
+mod reach;
 mod reaper;
 mod session;
+pub mod span;
 mod worker;
 
 pub use listener::{Server, ServerError, ServerOptions};

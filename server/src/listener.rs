@@ -8,11 +8,12 @@ use crate::config::{Config, ConfigError};
 use crate::export::{Owner, check_exports};
 use crate::hashing::Hashing;
 use crate::joins::Joins;
+use crate::keyring::{Keyring, Watch};
 use crate::observe::{About, Guest, MetricsError, Observatory, Page};
+use crate::reach::{ExportFolder, Exports, Reach, Visitor};
 use crate::reaper::Reaper;
-use crate::session::{Event, ExportFolder, SERVER_WATCHES_MAX, Session, Shared};
+use crate::session::{Event, SERVER_WATCHES_MAX, Session, Shared};
 use crate::worker::ServerWorker;
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use verbatim_control::{
-    Acceptor, AuthorizedKeys, ControlError, Fingerprint, LocalDoor, Outbox, Policy, ServerIdentity,
+    Acceptor, ControlError, Fingerprint, LocalDoor, Outbox, Policy, ServerIdentity, Token,
     check_listen,
 };
 use verbatim_fabric::sim::SimNet;
@@ -42,6 +43,8 @@ pub struct ServerOptions {
     pub sim: Option<SimNet>,
     /// The folder whose `sys` shows the devices that people see, if not /.
     pub root: Option<PathBuf>,
+    /// Tokens that are let in as long as this server runs, beside those of its file.
+    pub tokens: Vec<Token>,
 }
 
 /// Why a server could not start.
@@ -90,7 +93,8 @@ impl ServerError {
 /// A server that listens.
 pub struct Server {
     listener: TcpListener,
-    acceptor: Acceptor,
+    acceptor: Arc<Acceptor>,
+    keyring: Keyring,
     fingerprint: Fingerprint,
     shared: Arc<Shared>,
     config: Config,
@@ -105,8 +109,13 @@ impl Server {
         check_exports(&config.exports)?;
         let state = config.state_dir();
         let identity = ServerIdentity::load_or_create(&state)?;
-        let authorized = AuthorizedKeys::load(&config.authorized_keys_path())?;
-        check_listen(&config.listen, !authorized.is_empty(), config.insecure_no_auth)?;
+        let keyring = Keyring::new(&config, options.tokens.clone());
+        let policy = keyring.policy(&Policy {
+            allow_anonymous: config.insecure_no_auth,
+            deadline: Duration::from_secs(config.limits.handshake_seconds.into()),
+            ..Policy::default()
+        })?;
+        check_listen(&config.listen, policy.has_keys(), config.insecure_no_auth)?;
         let listen = |error: std::io::Error| ServerError::Listen {
             address: config.listen,
             cause: Fault::from_io("", &error).text.trim_start_matches(": ").to_owned(),
@@ -117,16 +126,12 @@ impl Server {
         let port = socket.local_addr().map_err(listen)?.port();
         let fingerprint = identity.fingerprint();
         let (door, local) = LocalDoor::publish(&state, port, fingerprint)?;
-        let policy = Policy {
-            authorized,
-            local: Some(local),
-            allow_anonymous: config.insecure_no_auth,
-            deadline: Duration::from_secs(config.limits.handshake_seconds.into()),
-        };
-        let acceptor = Acceptor::new(&identity, policy)?;
+        let policy = Policy { local: Some(local), ..policy };
+        let acceptor = Arc::new(Acceptor::new(&identity, policy)?);
         // Behind the new door: who connects from now on does not come with the key of an old one.
         let listener = socket.listen(BACKLOG).map_err(listen)?;
-        let server = Self { listener, acceptor, fingerprint, shared, config, page, _door: door };
+        let server =
+            Self { listener, acceptor, keyring, fingerprint, shared, config, page, _door: door };
         let about = About {
             address: Some(server.address()),
             fingerprint: fingerprint.to_string(),
@@ -157,6 +162,7 @@ impl Server {
         let (stopping, _) = watch::channel(false);
         let places = Arc::new(Semaphore::new(self.config.limits.sessions_max as usize));
         let guests = Arc::new(Guests {
+            keys: self.keyring.watch(self.acceptor.clone()),
             acceptor: self.acceptor,
             shared: self.shared,
             next_session: AtomicU64::new(1),
@@ -221,7 +227,8 @@ impl Server {
 
 /// What it takes to receive a connection.
 struct Guests {
-    acceptor: Acceptor,
+    acceptor: Arc<Acceptor>,
+    keys: Watch,
     shared: Arc<Shared>,
     next_session: AtomicU64,
     handshake: Duration,
@@ -307,11 +314,13 @@ impl Guests {
         }
         let place = &self.shared.observatory;
         place.metrics.entered(Entry::Accepted);
-        let (who, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let view = place.enter(Guest { id, peer, who, agent, domain });
+        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
+        let view = place.enter(Guest { id, peer, who: name, agent, domain });
+        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who });
+        let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
         let (session, events) =
-            Session::new(self.shared.clone(), outbox, hello.chunk_bytes, local, view);
-        session.run(receiver, events, stopping).await;
+            Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
+        session.run(receiver, events, stopping, self.keys.policies.subscribe()).await;
     }
 }
 
@@ -338,9 +347,9 @@ fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
-    let mut exports = BTreeMap::new();
+    let mut exports = Exports::new();
     for export in &config.exports {
-        let folder = Folder::open(&export.path).map_err(ServerError::Export)?;
+        let folder = Arc::new(Folder::open(&export.path).map_err(ServerError::Export)?);
         let rules = export.rules();
         if export.owner == Owner::Client && !rules.give_away {
             let name = &export.name;

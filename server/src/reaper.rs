@@ -4,7 +4,8 @@
 //! is decided in `files::reap`. Ends with its handle.
 
 use crate::export::Mode;
-use crate::session::{ExportFolder, Shared};
+use crate::reach::ExportFolder;
+use crate::session::Shared;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};

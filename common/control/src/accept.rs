@@ -3,8 +3,16 @@
 //! once it has a place for the session. Never limits how many knock at once; that
 //! is the caller's too. `rdma-serve` calls it for every control connection.
 
-use crate::{AuthorizedKeys, ControlError, PublicKey, Receiver, Sender, ServerIdentity, tls};
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use crate::{
+    AuthorizedKeys, ControlError, PublicKey, Receiver, Sender, ServerIdentity, Token, Tokens, tls,
+    unix_now,
+};
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
@@ -20,6 +28,8 @@ use verbatim_proto::{
 pub struct Policy {
     /// The keys that may come in, each with its name.
     pub authorized: AuthorizedKeys,
+    /// The tokens that may come in.
+    pub tokens: Tokens,
     /// The key of the local door, if there is one.
     pub local: Option<PublicKey>,
     /// Whether those may come in who prove no key of these.
@@ -32,25 +42,56 @@ impl Policy {
     /// Decides who a client is; the text of a refusal goes to both ends.
     ///
     /// The signature comes first, so that only its holder learns whether a key is known.
-    fn identify(&self, proof: Option<&Proof>, exporter: &[u8]) -> Result<Who, String> {
+    fn identify(&self, proof: Option<&Proof>, exporter: &[u8], now: u64) -> Result<Who, String> {
         let key = proof.map(|proof| PublicKey(proof.key));
         if let (Some(proof), Some(key)) = (proof, key)
             && !key.verify(exporter, &proof.signature)
         {
             return Err(format!("the signature by {key} is not of this connection"));
         }
-        if key.is_some() && key == self.local {
+        let Some(key) = key else {
+            let none = || "no key was offered, and this server asks for one".to_owned();
+            return self.allow_anonymous.then_some(Who::Anonymous).ok_or_else(none);
+        };
+        if Some(key) == self.local {
             return Ok(Who::Local);
         }
-        if let Some(name) = key.and_then(|key| self.authorized.find(&key)) {
-            return Ok(Who::Key(name.to_owned()));
+        if let Some(name) = self.authorized.find(&key) {
+            return Ok(Who::Key(name.to_owned(), key));
         }
-        match key {
-            _ if self.allow_anonymous => Ok(Who::Anonymous),
-            Some(key) => Err(format!("the key {key} is not authorized here")),
-            None => Err("no key was offered, and this server asks for one".into()),
+        match self.tokens.find(&key) {
+            Some(token) if token.is_over(now) => Err(over(&token.name)),
+            Some(token) => Ok(Who::Token(Arc::new(token.clone()))),
+            None if self.allow_anonymous => Ok(Who::Anonymous),
+            None => Err(format!("the key {key} is not authorized here")),
         }
     }
+
+    /// Decides whether somebody who came in earlier may stay; the text says why not.
+    pub fn standing(&self, who: &Who, now: u64) -> Result<(), String> {
+        match who {
+            Who::Local | Who::Anonymous => Ok(()),
+            Who::Key(name, key) if self.authorized.find(key).is_none() => {
+                Err(format!("the key of {name} is no longer authorized"))
+            }
+            Who::Key(..) => Ok(()),
+            Who::Token(token) if token.is_over(now) => Err(over(&token.name)),
+            Who::Token(token) => match self.tokens.find(&token.key) {
+                Some(same) if same == &**token => Ok(()),
+                Some(_) => Err(format!("the token {} was changed", token.name)),
+                None => Err(format!("the token {} was revoked", token.name)),
+            },
+        }
+    }
+
+    /// Returns whether anybody but the user of the server can prove who they are.
+    pub fn has_keys(&self) -> bool {
+        !self.authorized.is_empty() || !self.tokens.is_empty()
+    }
+}
+
+fn over(name: &str) -> String {
+    format!("the token {name} has expired")
 }
 
 impl Default for Policy {
@@ -58,6 +99,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             authorized: AuthorizedKeys::default(),
+            tokens: Tokens::default(),
             local: None,
             allow_anonymous: false,
             deadline: Duration::from_secs(10),
@@ -71,7 +113,9 @@ pub enum Who {
     /// The user of the server, on the same machine.
     Local,
     /// The holder of the authorized key of this name.
-    Key(String),
+    Key(String, PublicKey),
+    /// The holder of this token.
+    Token(Arc<Token>),
     /// Nobody in particular.
     Anonymous,
 }
@@ -80,7 +124,8 @@ impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("local"),
-            Self::Key(name) => f.write_str(name),
+            Self::Key(name, _) => f.write_str(name),
+            Self::Token(token) => f.write_str(&token.name),
             Self::Anonymous => f.write_str("anonymous"),
         }
     }
@@ -102,14 +147,25 @@ pub struct Accepted {
 /// Lets clients in, as one identity under one policy.
 pub struct Acceptor {
     tls: TlsAcceptor,
-    policy: Policy,
+    policy: RwLock<Arc<Policy>>,
 }
 
 impl Acceptor {
-    /// Makes an acceptor; it is cheap to make another when the policy changes.
+    /// Makes an acceptor.
     pub fn new(identity: &ServerIdentity, policy: Policy) -> Result<Self, ControlError> {
         let config = tls::server_config(identity)?;
+        let policy = RwLock::new(Arc::new(policy));
         Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), policy })
+    }
+
+    /// Returns whom it lets in now.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.policy.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets in by another policy from now on; who is inside stays until asked to leave.
+    pub fn change_policy(&self, policy: Arc<Policy>) {
+        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = policy;
     }
 
     /// Shakes hands with a client and hears its greeting, within the policy's deadline.
@@ -119,7 +175,7 @@ impl Acceptor {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let deadline = self.policy.deadline;
+        let deadline = self.policy().deadline;
         timeout(deadline, self.greeted(stream)).await.unwrap_or_else(|_| {
             let what = "the client's greeting".into();
             Err(ControlError::TimedOut { what, seconds: deadline.as_secs_f64() })
@@ -153,7 +209,7 @@ impl Acceptor {
             let text = "the client's program has no proper name";
             return refuse(sender, Fault::new(Code::Protocol, text)).await;
         }
-        match self.policy.identify(hello.proof.as_ref(), &exporter) {
+        match self.policy().identify(hello.proof.as_ref(), &exporter, unix_now()) {
             Ok(who) => Ok(Accepted { sender, receiver, hello, who }),
             Err(text) => refuse(sender, Fault::new(Code::NotAuthenticated, text)).await,
         }
@@ -162,7 +218,7 @@ impl Acceptor {
 
 impl fmt::Debug for Acceptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acceptor").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Acceptor").field("policy", &self.policy()).finish_non_exhaustive()
     }
 }
 
@@ -177,9 +233,10 @@ pub fn check_listen(
     }
     Err(ControlError::Local {
         what: format!("cannot listen on {address}"),
-        cause: "other machines can reach it, and no client key is authorized".into(),
+        cause: "other machines can reach it, and there is no key or token to come in with".into(),
         hint: Some(
-            "authorize a key, listen on 127.0.0.1, or let everybody in with --insecure-no-auth"
+            "make a token with rdma-token add, authorize a key, listen on 127.0.0.1, or let \
+             everybody in with --insecure-no-auth"
                 .into(),
         ),
     })
@@ -202,3 +259,57 @@ const AGENT_BYTES_MAX: usize = 256;
 
 /// How the other end is called here; the caller's log knows its address.
 const PEER: &str = "the client";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ClientKey;
+
+    /// A policy with one authorized key and one token that ends at 100; and both.
+    fn world() -> (Policy, ClientKey, ClientKey) {
+        let (alice, bob) = (ClientKey::generate().unwrap(), ClientKey::generate().unwrap());
+        let mut policy = Policy::default();
+        policy.authorized.insert("alice", alice.public());
+        let grants = vec!["data:ro".parse().unwrap()];
+        policy.tokens.insert(Token::new("bob", bob.public(), grants, Some(100)).unwrap());
+        (policy, alice, bob)
+    }
+
+    fn proof(key: &ClientKey) -> Proof {
+        Proof { key: key.public().0, signature: key.sign(b"exporter") }
+    }
+
+    #[test]
+    fn a_token_comes_in_until_it_is_over() {
+        let (policy, alice, bob) = world();
+        let at = |key: &ClientKey, now| policy.identify(Some(&proof(key)), b"exporter", now);
+        assert!(matches!(at(&alice, 1000), Ok(Who::Key(name, _)) if name == "alice"));
+        assert!(matches!(at(&bob, 99), Ok(Who::Token(token)) if token.name == "bob"));
+        assert_eq!(at(&bob, 100), Err("the token bob has expired".into()));
+        let open = Policy { allow_anonymous: true, ..policy.clone() };
+        let late = open.identify(Some(&proof(&bob)), b"exporter", 100);
+        assert!(late.is_err(), "an old token is said to be old, also where anybody may come in");
+        assert_eq!(open.identify(None, b"", 0), Ok(Who::Anonymous));
+    }
+
+    #[test]
+    fn who_is_inside_stays_as_long_as_what_it_came_with() {
+        let (policy, alice, bob) = world();
+        let enter = |key: &ClientKey| policy.identify(Some(&proof(key)), b"exporter", 0).unwrap();
+        let (alice, bob) = (enter(&alice), enter(&bob));
+        assert_eq!(policy.standing(&alice, 1000), Ok(()));
+        assert_eq!(policy.standing(&bob, 99), Ok(()));
+        assert!(policy.standing(&bob, 100).unwrap_err().contains("expired"));
+
+        let emptied = Policy::default();
+        assert!(emptied.standing(&alice, 0).unwrap_err().contains("no longer authorized"));
+        assert!(emptied.standing(&bob, 0).unwrap_err().contains("was revoked"));
+        assert_eq!(emptied.standing(&Who::Local, 0), Ok(()));
+        assert_eq!(emptied.standing(&Who::Anonymous, 0), Ok(()));
+
+        let Who::Token(token) = &bob else { panic!("it came with a token") };
+        let mut changed = Policy::default();
+        changed.tokens.insert(Token { expires: None, ..(**token).clone() });
+        assert!(changed.standing(&bob, 0).unwrap_err().contains("was changed"));
+    }
+}

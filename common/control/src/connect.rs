@@ -184,7 +184,7 @@ fn credentials(
 }
 
 /// Writes a peer as the known servers list it; an IPv6 address gets its brackets.
-fn host_port(host: &str, port: u16) -> String {
+pub(crate) fn host_port(host: &str, port: u16) -> String {
     let host = bare(host).to_ascii_lowercase();
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }

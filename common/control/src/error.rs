@@ -87,9 +87,11 @@ impl ControlError {
             }
             Self::NotTrusted { because, .. } => Some(because.hint()),
             Self::Refused(fault) => match fault.code {
-                Code::NotAuthenticated => {
-                    Some("use a key whose public half is in the server's authorized keys".into())
-                }
+                Code::NotAuthenticated => Some(
+                    "use a key whose public half is in the server's authorized keys, or a \
+                         token that rdma-token made there"
+                        .into(),
+                ),
                 Code::Version => Some("install the same release of verbatim on both ends".into()),
                 _ => None,
             },

@@ -113,7 +113,7 @@ impl FromStr for PublicKey {
 }
 
 /// The clients a server lets in: a name for each public key, in the order of the file.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuthorizedKeys(Vec<(PublicKey, String)>);
 
 impl AuthorizedKeys {

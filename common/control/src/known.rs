@@ -3,10 +3,7 @@
 //! is what `trust` does with it.
 
 use crate::{ControlError, Fingerprint, private};
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// The file of servers this user has met.
 #[derive(Clone, Debug)]
@@ -50,12 +47,7 @@ impl KnownServers {
 
     /// Remembers a server, in the place of what was remembered of it.
     pub fn remember(&self, host_port: &str, fingerprint: Fingerprint) -> Result<(), ControlError> {
-        let dir = self.path.parent().expect("the path ends in a file name");
-        private::make_dir(dir)?;
-        // Held to the end of this function, so that two clients do not forget each other's server.
-        let lock = File::open(dir).and_then(|dir| dir.lock().map(|()| dir));
-        let _lock =
-            lock.map_err(|e| ControlError::local(format!("cannot lock {}", dir.display()), &e))?;
+        let _lock = private::lock_folder_of(&self.path)?;
         let same =
             |line: &str| entry(line).is_some_and(|(name, _)| name.eq_ignore_ascii_case(host_port));
         let text = self.text()?;

@@ -18,7 +18,9 @@ mod known;
 mod local;
 mod outbox;
 mod private;
+mod settings;
 mod tls;
+mod tokens;
 mod trust;
 
 #[cfg(test)]
@@ -33,4 +35,6 @@ pub use keys::{AuthorizedKeys, ClientKey, PublicKey};
 pub use known::{Known, KnownServers};
 pub use local::LocalDoor;
 pub use outbox::Outbox;
+pub use settings::ClientSettings;
+pub use tokens::{Grant, Token, TokenStore, Tokens, unix_now};
 pub use trust::Trust;

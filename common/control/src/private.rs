@@ -4,9 +4,9 @@
 
 use crate::ControlError;
 use std::{
-    fs::{DirBuilder, File, Metadata},
+    fs::{DirBuilder, File, Metadata, Permissions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::Path,
 };
 use tempfile::NamedTempFile;
@@ -35,6 +35,23 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
     stage(path, bytes)?.persist(path).map(|_| ()).map_err(|e| cannot("write", path, &e.error))
 }
 
+/// Writes a file that others may read in the place of whatever is there.
+pub(crate) fn replace_public(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
+    let staged = stage(path, bytes)?;
+    let opened = staged.as_file().set_permissions(Permissions::from_mode(0o644));
+    opened.map_err(|e| cannot("write", path, &e))?;
+    staged.persist(path).map(|_| ()).map_err(|e| cannot("write", path, &e.error))
+}
+
+/// Makes the folder of a file and locks it while the returned handle lives, so that two who
+/// change the file do not undo each other's work.
+pub(crate) fn lock_folder_of(path: &Path) -> Result<File, ControlError> {
+    let dir = path.parent().expect("the path ends in a file name");
+    make_dir(dir)?;
+    let lock = File::open(dir).and_then(|dir| dir.lock().map(|()| dir));
+    lock.map_err(|e| ControlError::local(format!("cannot lock {}", dir.display()), &e))
+}
+
 /// Reads a file that anyone may read; none if it is not there.
 pub(crate) fn read_public(path: &Path) -> Result<Option<Vec<u8>>, ControlError> {
     open(path)?.map(|(file, _)| read_bounded(path, file)).transpose()
@@ -45,6 +62,15 @@ pub(crate) fn read_secret(path: &Path) -> Result<Option<Vec<u8>>, ControlError> 
     let Some((file, metadata)) = open(path)? else { return Ok(None) };
     check_mode(path, &metadata)?;
     read_bounded(path, file).map(Some)
+}
+
+/// Reads a file that may hold a secret, and says whether it is safe with one.
+#[allow(clippy::type_complexity)]
+pub(crate) fn read_guarded(
+    path: &Path,
+) -> Result<Option<(Vec<u8>, Result<(), ControlError>)>, ControlError> {
+    let Some((file, metadata)) = open(path)? else { return Ok(None) };
+    Ok(Some((read_bounded(path, file)?, check_mode(path, &metadata))))
 }
 
 /// Reads a secret that must also be a file of this very user.

@@ -172,7 +172,7 @@ impl Observatory {
 
     fn exports(&self, shared: &Shared) -> Vec<Export> {
         let survey = lock(&self.survey);
-        let export = |(name, export): (&Vec<u8>, &std::sync::Arc<crate::session::ExportFolder>)| {
+        let export = |(name, export): (&Vec<u8>, &std::sync::Arc<crate::reach::ExportFolder>)| {
             let name = String::from_utf8_lossy(name).into_owned();
             let levels = survey.exports.iter().find(|levels| levels.name == name);
             let failed = survey.failed.iter().find(|(failed, _)| *failed == name);

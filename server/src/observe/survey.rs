@@ -3,7 +3,7 @@
 //! Whoever asks the server gets what the last look found.
 
 use super::ports::{Port, read_ports};
-use crate::session::ExportFolder;
+use crate::reach::ExportFolder;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

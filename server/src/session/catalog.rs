@@ -2,8 +2,9 @@
 //! A scan is a walk that rests between two pages, so that a tree of any size
 //! costs the server one page of memory.
 
-use super::{End, Event, Session, Shared};
+use super::{End, Event, Session};
 use crate::export::Mode;
+use crate::reach::Reach;
 use std::collections::{HashMap, VecDeque};
 use verbatim_files::Walk;
 use verbatim_files::walk::Describe;
@@ -44,9 +45,9 @@ impl Session {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let shared = self.shared.clone();
+        let reach = self.reach.clone();
         self.job(move || {
-            let answers = look.paths.iter().map(|path| stat(&shared, path, look.follow)).collect();
+            let answers = look.paths.iter().map(|path| stat(&reach, path, look.follow)).collect();
             Event::Reply(ServerMessage::Stated { request, answers })
         });
         Ok(())
@@ -58,9 +59,9 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         self.catalog.scans.insert(request, None);
-        let shared = self.shared.clone();
+        let reach = self.reach.clone();
         self.job(move || {
-            let page = match begin(&shared, scan) {
+            let page = match begin(&reach, scan) {
                 Ok(scan) => next_page(scan),
                 Err(fault) => {
                     let faults = vec![(WirePath::root(), fault)];
@@ -109,10 +110,10 @@ impl Session {
         }
         let Some((request, entries)) = self.catalog.makes.pop_front() else { return };
         self.catalog.making = true;
-        let shared = self.shared.clone();
+        let reach = self.reach.clone();
         self.job(move || {
             let mut dropped = Dropped::default();
-            let mut make_one = |entry| make(&shared, entry).map(|not_kept| dropped += not_kept);
+            let mut make_one = |entry| make(&reach, entry).map(|not_kept| dropped += not_kept);
             let answers = entries.iter().map(&mut make_one).collect();
             Event::Made(request, answers, dropped)
         });
@@ -129,24 +130,24 @@ impl Session {
     }
 }
 
-fn stat(shared: &Shared, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
+fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
     if path.is_root() {
         return Ok(folder_entry(WirePath::root()));
     }
-    let (export, below) = shared.resolve(path)?;
+    let (export, below) = reach.resolve(path)?;
     // The client knows the paths it asked for.
     Ok(Entry { path: WirePath::root(), ..export.folder.stat(&below, follow)? })
 }
 
-fn begin(shared: &Shared, scan: ScanRequest) -> Result<Scan, Fault> {
+fn begin(reach: &Reach, scan: ScanRequest) -> Result<Scan, Fault> {
     let ScanRequest { path, recursive, follow, describe, exclude } = scan;
     let exclude = Excludes::parse(exclude)?;
     if path.is_root() {
-        let names = shared.exports.keys().map(|name| WirePath::parse(name));
+        let names = reach.names().map(WirePath::parse);
         let entries: Result<Vec<_>, Fault> = names.map(|name| name.map(folder_entry)).collect();
         return entries.map(Scan::Exports);
     }
-    let (export, below) = shared.resolve(&path)?;
+    let (export, below) = reach.resolve(&path)?;
     let mut walk = match follow {
         true => Walk::following(export.folder.share(), below, recursive)?,
         false => Walk::new(export.folder.open_folder(&below)?, recursive)?,
@@ -188,8 +189,8 @@ fn next_page(scan: Scan) -> Page {
     page
 }
 
-fn make(shared: &Shared, entry: &NewEntry) -> Result<Dropped, Fault> {
-    let (export, path) = shared.resolve(&entry.path)?;
+fn make(reach: &Reach, entry: &NewEntry) -> Result<Dropped, Fault> {
+    let (export, path) = reach.resolve(&entry.path)?;
     if export.mode == Mode::ReadOnly && !path.is_root() {
         let text = format!("cannot make {}: the export is read-only", entry.path);
         return Err(Fault::new(Code::ReadOnly, text));

@@ -12,16 +12,15 @@ mod reading;
 mod watching;
 mod writing;
 
-use crate::export::Mode;
 use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::observe::{Observatory, View};
 use crate::rdma::{Rdma, SessionDomain};
+use crate::reach::{ExportFolder, Exports, Reach};
 use crate::worker::Command;
 use catalog::Catalog;
 use links::Links;
 use reading::Reading;
-use std::collections::BTreeMap;
 use std::net::{IpAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,11 +28,11 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
-use verbatim_control::{ControlError, Outbox, Receiver};
+use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_files::{Folder, Rules, Source, Told};
+use verbatim_files::{Source, Told};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
@@ -48,7 +47,7 @@ pub(crate) const EVENTS_MAX: usize = 16 << 10;
 
 /// What all sessions share.
 pub(crate) struct Shared {
-    pub exports: BTreeMap<Vec<u8>, Arc<ExportFolder>>,
+    pub exports: Exports,
     pub hashing: Hashing,
     pub workers: Vec<WorkerHandle<Command>>,
     pub joins: Joins,
@@ -60,28 +59,6 @@ pub(crate) struct Shared {
     pub idle: Duration,
     /// Room for watched folders.
     pub watches: Arc<Semaphore>,
-}
-
-/// An export, open.
-pub(crate) struct ExportFolder {
-    pub folder: Folder,
-    pub mode: Mode,
-    /// What of the metadata of uploads is kept.
-    pub rules: Rules,
-}
-
-impl Shared {
-    /// The export a path is in, and the path within it.
-    pub fn resolve(&self, path: &WirePath) -> Result<(Arc<ExportFolder>, WirePath), Fault> {
-        let (name, rest) = path.split_first().ok_or_else(|| {
-            Fault::new(Code::BadPath, "the path names no export; use HOST:/EXPORT/PATH")
-        })?;
-        let export = self.exports.get(name).ok_or_else(|| {
-            let text = format!("no export is called {}", String::from_utf8_lossy(name));
-            Fault::new(Code::NotFound, text)
-        })?;
-        Ok((export.clone(), rest))
-    }
 }
 
 /// What jobs and workers tell a session.
@@ -133,6 +110,10 @@ pub(crate) struct Session {
     pub chunk_bytes: u32,
     /// What people see of it.
     pub view: Arc<View>,
+    /// Who the client proved to be.
+    who: Who,
+    /// The exports as this client sees them.
+    pub reach: Arc<Reach>,
     events: mpsc::Sender<Event>,
     jobs: usize,
     links: Links,
@@ -162,6 +143,7 @@ impl Session {
         chunk_bytes: u32,
         local: Option<IpAddr>,
         view: Arc<View>,
+        (who, reach): (Who, Reach),
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let session = Self {
@@ -172,6 +154,8 @@ impl Session {
             local,
             chunk_bytes,
             view,
+            who,
+            reach: Arc::new(reach),
             events,
             jobs: 0,
             links: Links::default(),
@@ -184,12 +168,14 @@ impl Session {
         (session, receiver)
     }
 
-    /// Serves the client until it is over. `stopping` turns true when the server drains.
+    /// Serves the client until it is over. `stopping` turns true when the server drains; the
+    /// policy says whether the client may stay.
     pub async fn run(
         mut self,
         mut receiver: Receiver<ClientMessage>,
         mut events: mpsc::Receiver<Event>,
         mut stopping: watch::Receiver<bool>,
+        mut policy: watch::Receiver<Arc<Policy>>,
     ) {
         let mut working = tokio::time::interval(Duration::from_secs(WORKING_SECONDS));
         let mut heard = Instant::now();
@@ -208,8 +194,11 @@ impl Session {
                     }
                 }
                 Some(event) = events.recv() => self.event(event),
-                _ = working.tick() => self.tick(heard),
+                _ = working.tick() => {
+                    self.tick(heard).and_then(|()| self.check_standing(&policy))
+                }
                 _ = stopping.changed() => Ok(()),
+                Ok(()) = policy.changed() => self.check_standing(&policy),
             };
             if let Err(end) = result.and_then(|()| self.run_effects()) {
                 break end;
@@ -220,6 +209,12 @@ impl Session {
 
     fn is_idle(&self) -> bool {
         self.jobs == 0 && self.reading.machine.is_idle() && self.writing.machine.is_idle()
+    }
+
+    /// Whether the client may stay; asked when keys change, and every second for its time.
+    fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
+        let standing = policy.borrow().standing(&self.who, unix_now());
+        standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
     }
 
     fn tick(&mut self, heard: Instant) -> Result<(), End> {

@@ -6,6 +6,7 @@ use super::{End, Event, ExportFolder, Session, Shared, open_source};
 use crate::observe::Taken;
 use crate::pins::Pin;
 use crate::rdma::SessionDomain;
+use crate::reach::Reach;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -83,8 +84,8 @@ impl Session {
         match effect {
             ServerEffect::Send(reply) => self.send(ServerMessage::Read(reply))?,
             ServerEffect::Open(files) => {
-                let shared = self.shared.clone();
-                self.job(move || Event::Opened(open_all(&shared, files)));
+                let reach = self.reach.clone();
+                self.job(move || Event::Opened(open_all(&reach, files)));
             }
             ServerEffect::Prepare(prepare) => self.prepare(prepare),
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
@@ -209,10 +210,10 @@ impl Session {
     }
 }
 
-fn open_all(shared: &Shared, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, Fault>)> {
+fn open_all(reach: &Reach, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, Fault>)> {
     let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
-        let (export, path) = shared.resolve(path)?;
+        let (export, path) = reach.resolve(path)?;
         let source = settle(open_source(&export, &path)?, until, || open_source(&export, &path))?;
         let survey = source.find_holes(0);
         Ok((export, path, source, survey))

@@ -61,7 +61,7 @@ impl Session {
             return limit(format!("the server watches {SERVER_WATCHES_MAX} folders already"));
         };
         let excludes = Excludes::parse(watch.exclude)?;
-        let (export, below) = self.shared.resolve(&watch.path)?;
+        let (export, below) = self.reach.resolve(&watch.path)?;
         let events = self.events.clone();
         let tell = move |told| {
             // A session that is gone needs no answer.

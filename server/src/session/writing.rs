@@ -140,11 +140,11 @@ impl Session {
         for request in &files {
             self.writing.sizes.insert(request.file, request.info.size);
         }
-        let (shared, view) = (self.shared.clone(), self.view.clone());
+        let (reach, view) = (self.reach.clone(), self.view.clone());
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |request: &CreateFile| {
-                let (export, path) = shared.resolve(&request.path)?;
+                let (export, path) = reach.resolve(&request.path)?;
                 if export.mode == Mode::ReadOnly {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));

@@ -113,7 +113,8 @@ fn other_machines_are_listened_to_only_with_keys_or_on_demand() {
     let world = World::new();
     let export = format!("data={}", world.text("data"));
     let ended = Home::new().serve(&["--listen", "0.0.0.0:0", &export]);
-    let said = ["cannot listen on 0.0.0.0:0", "no client key is authorized", "--insecure-no-auth"];
+    let said =
+        ["cannot listen on 0.0.0.0:0", "no key or token to come in with", "--insecure-no-auth"];
     ended.refused(1, &said);
     // With a key it listens; loopback is as far as a test goes.
     let (dir, serve) = keyed("0.0.0.0:0");

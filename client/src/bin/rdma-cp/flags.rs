@@ -13,7 +13,7 @@ use verbatim_client::pace::fit;
 use verbatim_client::rules::{self, Replace, Rules};
 use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_client::{CopyOptions, SessionOptions};
-use verbatim_control::{ClientKey, ConnectOptions, Fingerprint};
+use verbatim_control::{ClientSettings, ConnectOptions, Fingerprint};
 use verbatim_proto::Excludes;
 use verbatim_proto::units::{
     CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LINKS_MAX, is_chunk_size,
@@ -183,7 +183,9 @@ pub struct Flags {
 
     /// Prove the key in FILE to the server.
     ///
-    /// The file holds one token and may be readable by you alone.
+    /// The file holds one token and may be readable by you alone. Without it the token
+    /// is that of the file RDMA_TOKEN_FILE names, of RDMA_TOKEN, or of this server in
+    /// $XDG_CONFIG_HOME/verbatim/client.toml, whichever is found first.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -311,19 +313,21 @@ impl Flags {
 
     /// Makes the options of a session with this server.
     pub fn session(&self, remote: &Remote) -> Result<SessionOptions, FlagError> {
-        let key = match &self.token_file {
-            None => None,
-            Some(path) => Some(ClientKey::load(path).map_err(|error| FlagError {
-                cause: error.to_string(),
-                hint: error.hint(),
-                exit: Exit::Connect,
-            })?),
-        };
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let folder = |variable: &str, below: &str| {
             let set = std::env::var_os(variable).filter(|value| !value.is_empty());
             set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim")
         };
+        let config_dir = folder("XDG_CONFIG_HOME", ".config");
+        let key = ClientSettings::load(&config_dir).and_then(|settings| {
+            let flag = self.token_file.as_deref();
+            settings.key(&remote.host, remote.port, flag, |name| std::env::var_os(name))
+        });
+        let key = key.map_err(|error| FlagError {
+            cause: error.to_string(),
+            hint: error.hint(),
+            exit: Exit::Connect,
+        })?;
         let timeout = Duration::from_secs(self.timeout);
         let (streams, chunk_bytes) = self.sizes()?;
         Ok(SessionOptions {
@@ -334,7 +338,7 @@ impl Flags {
                     .state
                     .clone()
                     .unwrap_or_else(|| folder("XDG_STATE_HOME", ".local/state")),
-                config_dir: folder("XDG_CONFIG_HOME", ".config"),
+                config_dir,
                 key,
                 fingerprint: self.fingerprint,
                 trust_on_first_use: self.trust_on_first_use,

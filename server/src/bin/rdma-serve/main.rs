@@ -6,6 +6,8 @@
 #![allow(clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
+mod share;
+
 use clap::Parser;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -14,10 +16,7 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::export::{ExportSpec, Mode};
-use verbatim_server::{Server, ServerError, ServerOptions};
-
-/// Where the configuration of a service is, if there is one.
-const CONFIG_DEFAULT: &str = "/etc/verbatim/rdma-serve.toml";
+use verbatim_server::{Server, ServerError, ServerOptions, span};
 
 /// Threads for file work: opening, hashing, flushing.
 const FILE_THREADS_MAX: usize = 32;
@@ -68,6 +67,20 @@ struct Flags {
     #[arg(long, value_name = "ADDR:PORT|off", value_parser = metrics_listen)]
     metrics: Option<String>,
 
+    /// Share a folder for an hour: print the one line to paste on the other machine.
+    ///
+    /// [NAME=]PATH[:ro|:rw]. Listens on all addresses unless told otherwise, and makes a
+    /// token for this folder alone that ends with this server, or after --share-for.
+    /// Who has the line has the folder: hand it on as you would a password.
+    #[arg(long, value_name = "EXPORT")]
+    share: Option<OsString>,
+
+    /// Let the line of --share be used for this long [default: 1h].
+    ///
+    /// A number with s, m, h, d or w behind it.
+    #[arg(long, value_name = "TIME", requires = "share", value_parser = span::parse)]
+    share_for: Option<u64>,
+
     /// Let in anybody who can connect.
     ///
     /// Only for networks where everybody may read, and write what is exported :rw.
@@ -78,18 +91,16 @@ struct Flags {
 impl Flags {
     /// Lays the flags over the configuration.
     fn config(&self) -> Result<Config, ConfigError> {
-        let mut config = match &self.config {
-            Some(path) => Config::load(path)?,
-            None if PathBuf::from(CONFIG_DEFAULT).exists() => {
-                Config::load(CONFIG_DEFAULT.as_ref())?
-            }
-            None => Config::default(),
-        };
+        let mut config = Config::find(self.config.as_deref())?;
         let mode = if self.rw { Mode::ReadWrite } else { Mode::ReadOnly };
         for spec in &self.exports {
             config.exports.push(ExportSpec::parse(spec, mode)?);
         }
         config.listen = self.listen.unwrap_or(config.listen);
+        if let Some(share) = &self.share {
+            config.exports.push(share::export(share)?);
+            config.listen = share::listen(self.listen, config.listen);
+        }
         config.state = self.state.clone().unwrap_or(config.state);
         if let Some(listen) = self.metrics.clone() {
             config.metrics = Metrics { listen, asked_for: true };
@@ -124,7 +135,7 @@ fn main() -> ExitCode {
         .enable_all()
         .build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(serve(config)),
+        Ok(runtime) => runtime.block_on(serve(config, &flags)),
         Err(error) => return complain(&format!("cannot start threads: {error}"), None, 1),
     };
     match result {
@@ -134,10 +145,15 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve(config: Config) -> Result<(), ServerError> {
+async fn serve(config: Config, flags: &Flags) -> Result<(), ServerError> {
     let exports = config.exports.clone();
     let open = config.insecure_no_auth;
-    let server = Server::bind(config, ServerOptions::default()).await?;
+    let shared = match (&flags.share, exports.last()) {
+        (Some(_), Some(export)) => Some(share::Share::new(export, flags.share_for)?),
+        _ => None,
+    };
+    let tokens = shared.iter().map(|share| share.token.clone()).collect();
+    let server = Server::bind(config, ServerOptions { tokens, ..ServerOptions::default() }).await?;
     let (address, fingerprint) = (server.address(), server.fingerprint());
     if let Some(address) = server.metrics_address() {
         tracing::info!(%address, "metrics and page");
@@ -150,6 +166,9 @@ async fn serve(config: Config) -> Result<(), ServerError> {
         tracing::warn!("anybody who can connect is let in (insecure_no_auth)");
     }
     tracing::info!(%address, %fingerprint, "listening");
+    if let Some(share) = shared {
+        share.print(address, fingerprint);
+    }
     let stop = async {
         let (term, int) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
         match (term, int) {

@@ -1,0 +1,118 @@
+//! Who may do what, tested as a user meets it: real processes, real sockets,
+//! real exit codes. One module a subject; what they share is here. Its own stage
+//! of `tests/run`, because many of these wait for a clock.
+
+#![forbid(unsafe_code)]
+
+#[allow(dead_code, reason = "other targets use the rest")]
+#[path = "../../src/process.rs"]
+mod process;
+mod tokens;
+
+use process::{Ended, Home, Running, Serve};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How long a server may take to follow what was changed.
+const FOLLOW_MAX: Duration = Duration::from_secs(10);
+
+/// A server that exports `data`, read-only, and `in`, writable; and its folders.
+struct World {
+    serve: Serve,
+    dir: TempDir,
+    home: Arc<Home>,
+}
+
+impl World {
+    /// Starts a server with more arguments; its user is not the one the tests come as.
+    fn new(arguments: &[&str]) -> Self {
+        let (dir, home) = (folders(), Arc::new(Home::new()));
+        let serve = Self::start(&home, &dir, arguments);
+        Self { serve, dir, home }
+    }
+
+    /// Starts a server with this configuration; `DIR` in it is the folder of this world.
+    fn configured(toml: &str) -> Self {
+        let (dir, home) = (folders(), Arc::new(Home::new()));
+        let config = dir.path().join("serve.toml");
+        fs::write(&config, toml.replace("DIR", &text(dir.path()))).expect("a file");
+        let arguments = ["--config", &text(&config)];
+        let serve = Serve::of(&home, "127.0.0.1:0", &arguments);
+        Self { serve, dir, home }
+    }
+
+    fn start(home: &Arc<Home>, dir: &TempDir, arguments: &[&str]) -> Serve {
+        let exports = [
+            format!("data={}", text(&dir.path().join("data"))),
+            format!("in={}:rw", text(&dir.path().join("in"))),
+        ];
+        let more = arguments.iter().map(|&argument| argument.to_owned());
+        let all: Vec<String> = exports.into_iter().chain(more).collect();
+        Serve::of(home, "127.0.0.1:0", &all)
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    fn text(&self, below: &str) -> String {
+        text(&self.path(below))
+    }
+
+    /// Runs `rdma-token` on the state of this server.
+    fn token(&self, arguments: &[&str]) -> Ended {
+        Running::start(self.home.command("rdma-token", arguments)).end()
+    }
+
+    /// Makes a token, and returns it once the server lets it in.
+    fn add(&self, name: &str, arguments: &[&str]) -> String {
+        let added = self.token(&[&["add", name][..], arguments].concat()).done();
+        let token = added.stdout.trim().to_owned();
+        let known = || self.cp(&token, &["--list", &self.serve.at("")]).code == Some(0);
+        process::wait_for("the token is let in", FOLLOW_MAX, || known().then_some(()));
+        token
+    }
+
+    /// Prepares `rdma-cp` of another user who has a token.
+    fn command(&self, token: &str, arguments: &[&str]) -> (Home, std::process::Command) {
+        let home = Home::new();
+        let trusted = ["--fingerprint", self.serve.fingerprint.as_str()];
+        let mut command = home.command("rdma-cp", &[&trusted[..], arguments].concat());
+        command.env("RDMA_TOKEN", token);
+        (home, command)
+    }
+
+    /// Runs it to its end.
+    fn cp(&self, token: &str, arguments: &[&str]) -> Ended {
+        let (_home, command) = self.command(token, arguments);
+        Running::start(command).end()
+    }
+}
+
+/// Makes `data` with files of several chunks, and empty `in` and `out`.
+fn folders() -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for folder in ["data", "in", "out"] {
+        fs::create_dir(dir.path().join(folder)).expect("a folder");
+    }
+    fs::write(dir.path().join("data/small"), b"small").expect("a file");
+    let bytes: Vec<u8> = (0..(8_u32 << 20) / 4).flat_map(|n| (n * 7).to_le_bytes()).collect();
+    fs::write(dir.path().join("data/large"), bytes).expect("a file");
+    dir
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("temporary folders have plain names").to_owned()
+}
+
+/// The names in a folder, hidden ones too, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder").flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
