@@ -125,6 +125,7 @@ impl Server {
         let socket = bind(config.listen).map_err(listen)?;
         let port = socket.local_addr().map_err(listen)?.port();
         let fingerprint = identity.fingerprint();
+        let certificate_end = identity.ends_at().map(|end| end as f64);
         let (door, local) = LocalDoor::publish(&state, port, fingerprint)?;
         let policy = Policy { local: Some(local), ..policy };
         let acceptor = Arc::new(Acceptor::new(&identity, policy)?);
@@ -135,7 +136,7 @@ impl Server {
         let about = About {
             address: Some(server.address()),
             fingerprint: fingerprint.to_string(),
-            certificate_end: None,
+            certificate_end,
             no_rdma: server.shared.rdma.missing(),
         };
         server.shared.observatory.describe(about);

@@ -28,7 +28,7 @@ pub fn get(address: SocketAddr, path: &str) -> Answer {
 pub fn request(address: SocketAddr, method: &str, path: &str, host: &str) -> Answer {
     let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).expect("it listens");
     stream.set_read_timeout(Some(ANSWER_MAX)).expect("a socket takes it");
-    let text = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let text = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n\r\n");
     stream.write_all(text.as_bytes()).expect("it reads");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("it answers");

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod http;
 pub mod pair;
 pub mod process;
 pub mod proxy;

@@ -2,7 +2,7 @@
 //! folder, and the fingerprint people compare. Never renews by itself, because
 //! clients remember the fingerprint. `rdma-serve` loads it once at its start.
 
-use crate::{ControlError, ParseError, private};
+use crate::{ControlError, ParseError, expiry, private};
 use base64::{
     Engine,
     alphabet::STANDARD,
@@ -46,6 +46,11 @@ impl ServerIdentity {
     /// Returns what clients know this server by.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.certificate)
+    }
+
+    /// Returns when the certificate ends, in seconds since 1970, if it can be told.
+    pub fn ends_at(&self) -> Option<i64> {
+        expiry::ends_at(&self.certificate)
     }
 
     /// Returns what TLS needs to speak for this server.

@@ -12,6 +12,7 @@ mod accept;
 mod channel;
 mod connect;
 mod error;
+mod expiry;
 mod identity;
 mod keys;
 mod known;

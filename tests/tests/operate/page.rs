@@ -1,0 +1,83 @@
+//! The page for people, as a browser shows it: it loads, moves while a copy runs,
+//! shows a device that fails, asks nobody else for anything, and has nothing to
+//! complain of. `VERBATIM_PICTURES=DIR` keeps pictures of it there.
+
+use crate::browser::Browser;
+use crate::{Watched, has};
+use verbatim_tests::process::Running;
+
+/// A name that would be markup, if the page were careless.
+const NASTY: &str = "<img src=x onerror=alert(1)>.bin";
+
+#[test]
+fn the_page_shows_a_copy_and_a_device_that_fails() {
+    if !has("the_page_shows_a_copy_and_a_device_that_fails", "chromium") {
+        return;
+    }
+    let mut watched = Watched::start();
+    watched.make("data/checkpoint-1200.safetensors", 96 << 20);
+    watched.make(&format!("data/{NASTY}"), 24 << 20);
+    let mut browser = Browser::start();
+    browser.size(1000, 1200);
+    browser.open(&format!("http://{}/", watched.metrics));
+    browser.wait_for_text("nobody is connected");
+    browser.wait_for_text("port 1 of mlx5_1 is DOWN");
+    browser.wait_for_text("check the cable");
+    assert_eq!(browser.value("document.querySelectorAll('.device').length"), 2);
+
+    let start = |arguments: [&str; 4]| {
+        let mut command = watched.home.command("rdma-cp", &arguments);
+        command.arg("-q");
+        Running::start(command)
+    };
+    let (out, there) = (watched.text("out"), watched.at("in/upload.bin"));
+    let from = watched.at("data/checkpoint-1200.safetensors");
+    let down = start(["--bwlimit", "6M", &from, &out]);
+    let nasty_here = watched.text(&format!("data/{NASTY}"));
+    let up = start(["--bwlimit", "1M", &nasty_here, &there]);
+    let nasty = start(["--bwlimit", "1M", &nasty_here, &watched.at("in")]);
+    let percent = "parseInt([...document.querySelectorAll('.file')].find(of => \
+                   of.innerText.includes('checkpoint-1200')).querySelector('.percent').innerText)";
+    let moving = format!("(() => {{ try {{ return {percent} > 0 }} catch {{ return false }} }})()");
+    browser.wait_until("the copy moves", &moving);
+    let before = browser.value(percent).as_i64().expect("a number");
+    browser.wait_until("it moves on", &format!("{percent} > {before}"));
+    browser.wait_until(
+        "it is plotted",
+        "document.querySelector('[data-of=tcp]').getAttribute('points').split(' ')\
+         .some(point => parseFloat(point.split(',')[1]) < 100)",
+    );
+    browser.wait_for_text(NASTY);
+    assert_eq!(browser.value("document.querySelectorAll('main img').length"), 0, "it is markup");
+    let refused = watched.home.cp(&[&nasty_here, &watched.at("data/new")]);
+    refused.refused(1, &["read-only"]);
+    browser.wait_for_text("hint: export it with :rw");
+    keep("page", &mut browser);
+
+    watched.set_port("mlx5_0", "1: DOWN", "400 Gb/sec (4X NDR)");
+    browser.wait_for_text("port 1 of mlx5_0 is DOWN");
+
+    let back = "getComputedStyle(document.body).backgroundColor";
+    let light = browser.value(back);
+    browser.prefer("dark");
+    assert_ne!(browser.value(back), light, "dark is as light");
+    browser.size(390, 844);
+    assert_eq!(browser.value("document.documentElement.scrollWidth <= 390"), true, "too wide");
+    keep("phone", &mut browser);
+
+    let ours = format!("http://{}/", watched.metrics);
+    let is_foreign = |url: &&String| !url.starts_with(&ours) && !url.starts_with("data:");
+    let foreign: Vec<_> = browser.requests.iter().filter(is_foreign).collect();
+    assert!(foreign.is_empty() && browser.requests.len() > 3, "{foreign:?}");
+    assert_eq!(browser.complaints, [""; 0]);
+    drop((down, up, nasty));
+    watched.stop();
+    browser.wait_for_text("no answer from the server");
+}
+
+/// Keeps a picture, where pictures are wanted.
+fn keep(name: &str, browser: &mut Browser) {
+    let Some(folder) = std::env::var_os("VERBATIM_PICTURES") else { return };
+    let base64 = std::path::Path::new(&folder).join(format!("{name}.png.base64"));
+    std::fs::write(base64, browser.picture()).expect("the picture is written");
+}

@@ -1,0 +1,260 @@
+//! The dashboard and the alerts, with a real Prometheus that scrapes a real server:
+//! every query of the dashboard has an answer after a copy, and each alert fires
+//! when its cause is made. Waiting times are shortened, nothing else: as they are
+//! shipped, promtool checks and tries the rules (`rules.test.yml`).
+
+use crate::{Watched, has, set_port};
+use serde_json::Value;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use verbatim_tests::http::get;
+use verbatim_tests::process::{Home, Running, skip, wait_for};
+use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
+
+/// How long Prometheus may take to answer, and an alert to fire.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// What may not be there: the row for GPUs needs another exporter.
+const OPTIONAL: &str = "DCGM_";
+
+fn root() -> PathBuf {
+    let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it for tests");
+    Path::new(&crate_folder).parent().expect("it is in the workspace").to_owned()
+}
+
+/// A Prometheus of our own, that scrapes one server every second.
+struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Prometheus {
+    fn start(folder: &Path, target: SocketAddr) -> Self {
+        let rules = fs::read_to_string(root().join("configs/prometheus/rdma-serve.rules.yml"));
+        fs::write(folder.join("rdma-serve.rules.yml"), hurried(&rules.expect("the rules")))
+            .expect("a file");
+        let config = fs::read_to_string(root().join("configs/prometheus/prometheus.yml"));
+        let config = config.expect("the configuration").replace("15s", "1s");
+        let config = config.replace("127.0.0.1:9469", &target.to_string());
+        fs::write(folder.join("prometheus.yml"), config).expect("a file");
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|taken| taken.local_addr());
+        let address = free.expect("a free port");
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", folder.join("prometheus.yml").display()))
+            .arg(format!("--storage.tsdb.path={}", folder.join("series").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .args(["--log.level=error", "--query.lookback-delta=5s"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("prometheus runs");
+        let prometheus = Self { child, address };
+        wait_for("prometheus is ready", WAIT_MAX, || {
+            std::net::TcpStream::connect(address).ok()?;
+            (get(address, "/-/ready").status == 200).then_some(())
+        });
+        prometheus
+    }
+
+    /// What a query finds; fails if it is none.
+    fn query(&self, query: &str) -> Vec<Value> {
+        let answer = get(self.address, &format!("/api/v1/query?query={}", encoded(query)));
+        let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+        assert_eq!(answer["status"], "success", "{query}: {answer}");
+        answer["data"]["result"].as_array().cloned().unwrap_or_default()
+    }
+
+    fn wait_for_alert(&self, name: &str) {
+        self.wait_for_alert_of(name, "");
+    }
+
+    /// Waits until an alert fires that has this label.
+    fn wait_for_alert_of(&self, name: &str, label: &str) {
+        wait_for(name, WAIT_MAX, || {
+            std::thread::sleep(Duration::from_millis(200));
+            let firing = format!("ALERTS{{alertname=\"{name}\",alertstate=\"firing\",{label}}}");
+            (!self.query(&firing).is_empty()).then_some(())
+        });
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Rules that wait for seconds instead of minutes.
+fn hurried(rules: &str) -> String {
+    let mut rules = rules.to_owned();
+    for minutes in ["1m", "5m", "10m"] {
+        rules = rules.replace(&format!("for: {minutes}"), "for: 1s");
+    }
+    rules.replace("[1h] offset 5m", "[8s] offset 4s").replace("[5m]", "[4s]")
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+/// The queries of the dashboard, as Grafana would send them.
+fn queries() -> Vec<String> {
+    let text = fs::read_to_string(root().join("configs/grafana/rdma-serve.json"));
+    let dashboard: Value = serde_json::from_str(&text.expect("the dashboard")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let filled = |target: &Value| {
+        let query = target["expr"].as_str().expect("a query").to_owned();
+        let query = query.replace("$__rate_interval", "1m").replace("$__range", "1h");
+        query.replace("$instance", ".*")
+    };
+    targets.map(filled).collect()
+}
+
+fn copy(watched: &Watched, arguments: &[&str]) {
+    watched.home.cp(arguments).done();
+}
+
+#[test]
+fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
+    let name = "every_panel_has_data_after_a_copy_and_every_alert_fires";
+    if !has(name, "prometheus") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let home = Home::new();
+    expire_soon(&home);
+    for folder in ["data", "in", "out"] {
+        fs::create_dir(dir.path().join(folder)).expect("a folder");
+    }
+    set_port(dir.path(), "mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)");
+    let mut watched = Watched::serve(dir, home);
+    let series = tempfile::tempdir().expect("a folder");
+    let prometheus = Prometheus::start(series.path(), watched.metrics);
+    wait_for("it is scraped", WAIT_MAX, || {
+        (!prometheus.query("rdma_serve_sessions").is_empty()).then_some(())
+    });
+    let early = prometheus.query("ALERTS{alertname!=\"RdmaServeDiskNearlyFull\"}");
+    let early: Vec<_> = early.iter().map(|alert| &alert["metric"]["alertname"]).collect();
+    let expected = |name: &&Value| **name != "RdmaServeCertificateExpiring";
+    assert!(!early.iter().any(expected), "fires without a cause: {early:?}");
+    watched.make("data/big", 160 << 20);
+    let (big, out, up) = (watched.at("data/big"), watched.text("out/big"), watched.at("in/big"));
+    copy(&watched, &["--bwlimit", "30M", &big, &out]);
+    // Clients are in and hardly anything moves.
+    let slow = watched.home.command("rdma-cp", &["-q", "--bwlimit", "256K", &out, &up]);
+    let slow = Running::start(slow);
+    prometheus.wait_for_alert("RdmaServeThroughputDrop");
+    drop(slow);
+    copy(&watched, &[&out, &watched.at("in/again")]);
+
+    let queries = queries();
+    assert!(queries.len() > 15, "only {} queries", queries.len());
+    for query in &queries {
+        let is_optional = query.starts_with(OPTIONAL);
+        wait_for(query, WAIT_MAX, || {
+            (!prometheus.query(query).is_empty() || is_optional).then_some(())
+        });
+    }
+
+    // This machine's devices are files, so every session is over TCP.
+    prometheus.wait_for_alert("RdmaServeFallback");
+    prometheus.wait_for_alert("RdmaServeCertificateExpiring");
+    watched.set_port("mlx5_0", "4: ACTIVE", "100 Gb/sec (1X NDR)");
+    prometheus.wait_for_alert("RdmaServePortSlow");
+    watched.set_port("mlx5_0", "1: DOWN", "100 Gb/sec (1X NDR)");
+    prometheus.wait_for_alert("RdmaServePortDown");
+    mismatch(&watched);
+    prometheus.wait_for_alert("RdmaServeMismatch");
+    let full = Full::over(&watched.path("in"));
+    if full.is_some() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let server = disk_server(&watched, dir);
+        let series = tempfile::tempdir().expect("a folder");
+        let second = Prometheus::start(series.path(), server.metrics);
+        second.wait_for_alert_of("RdmaServeDiskNearlyFull", "export=\"in\"");
+    } else {
+        skip(&format!("{name} (disk nearly full)"), "no file system can be mounted");
+    }
+    watched.stop();
+    prometheus.wait_for_alert("RdmaServeDown");
+}
+
+/// A server that exports what `Full` made.
+fn disk_server(watched: &Watched, dir: tempfile::TempDir) -> Watched {
+    for folder in ["data", "out"] {
+        fs::create_dir(dir.path().join(folder)).expect("a folder");
+    }
+    std::os::unix::fs::symlink(watched.path("in"), dir.path().join("in")).expect("a link");
+    Watched::serve(dir, Home::new())
+}
+
+/// A file system of 4 MiB, nearly full; gone when this is.
+struct Full(PathBuf);
+
+impl Full {
+    fn over(folder: &Path) -> Option<Self> {
+        let mount = ["-t", "tmpfs", "-o", "size=4m", "verbatim"];
+        let mounted = Command::new("mount").args(mount).arg(folder).stderr(Stdio::null()).status();
+        mounted.ok().filter(std::process::ExitStatus::success)?;
+        let full = Self(folder.to_owned());
+        fs::write(folder.join("filling"), vec![1; 3900 << 10]).expect("there is room");
+        Some(full)
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l"]).arg(&self.0).status();
+    }
+}
+
+/// Gives a server that has not begun a certificate that ends within days.
+fn expire_soon(home: &Home) {
+    let identity = verbatim_control::ServerIdentity::load_or_create(&home.state());
+    drop(identity.expect("an identity"));
+    let key = fs::read(home.state().join("identity.key")).expect("the key");
+    let key = rcgen::KeyPair::try_from(key).expect("a key");
+    let mut parameters = rcgen::CertificateParams::new(["verbatim".to_owned()]).expect("a name");
+    let days = std::time::SystemTime::now() + Duration::from_secs(10 * 86400);
+    parameters.not_after = days.into();
+    let certificate = parameters.self_signed(&key).expect("a certificate");
+    fs::write(home.state().join("identity.crt"), certificate.der()).expect("it is written");
+}
+
+/// Has a network alter what is uploaded.
+fn mismatch(watched: &Watched) {
+    let door = verbatim_control::LocalDoor::find(&watched.home.state(), watched.address.port());
+    let (fingerprint, key) = door.expect("a folder").expect("the server left a door");
+    let token = watched.path("token");
+    key.save_new(&token).expect("a token");
+    let harm = Harm::FlipEvery(20 << 20);
+    let rule = Rule::all(Kind::Data, Direction::Up, harm);
+    let proxy = Proxy::start(watched.address.port(), &[rule]);
+    let there = format!("rdma://127.0.0.1:{}/in/altered", proxy.port());
+    let (token, mark) = (token.to_str().expect("plain").to_owned(), fingerprint.to_string());
+    let from = watched.text("out/big");
+    let arguments = ["-j", "1", "--token-file", &token, "--fingerprint", &mark, &from, &there];
+    copy(watched, &arguments);
+}
+
+#[test]
+fn the_rules_and_the_scrape_configuration_are_good_as_they_are_shipped() {
+    let name = "the_rules_and_the_scrape_configuration_are_good_as_they_are_shipped";
+    if !has(name, "promtool") {
+        return;
+    }
+    let promtool = |arguments: &[&str], path: &str| {
+        let output = Command::new("promtool").args(arguments).arg(root().join(path)).output();
+        let output = output.expect("promtool runs");
+        assert!(output.status.success(), "promtool {arguments:?}: {output:?}");
+    };
+    promtool(&["check", "config"], "configs/prometheus/prometheus.yml");
+    promtool(&["check", "rules"], "configs/prometheus/rdma-serve.rules.yml");
+    promtool(&["test", "rules"], "tests/tests/operate/rules.test.yml");
+}
