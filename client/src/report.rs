@@ -3,6 +3,7 @@
 //! binary prints them, tests compare them.
 
 use std::time::Duration;
+use verbatim_fabric::ports::Place;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Digest, Dropped, Fault};
 
@@ -196,6 +197,8 @@ pub struct Summary {
     pub transport: String,
     /// Why it was not RDMA, where it was not.
     pub reason: Option<String>,
+    /// The RDMA ports that were chosen, each with the reason.
+    pub places: Vec<Place>,
     /// What the RDMA device of this side was asked to do.
     pub rdma: Posted,
     /// What most of the time went into.

@@ -8,6 +8,7 @@ use crate::pins::{Pin, Pins, Share};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use verbatim_fabric::proof::{PROOF_PAGE_BYTES, Proof};
 use verbatim_fabric::verbs::{
     self, Address, Context, DomainLimits, FileWindows, Options, Place, VerbsDomain, VerbsEndpoint,
     VerbsLink, Wish,
@@ -92,6 +93,8 @@ pub(crate) struct SessionDomain {
     device: OnceLock<Device>,
     /// What the regions take of the budget. Behind `device`: given back after they are gone.
     pins: Mutex<HashMap<u64, Pin>>,
+    /// A page of that device.
+    proof: OnceLock<Proof>,
 }
 
 /// The device that a session is served from.
@@ -134,6 +137,7 @@ impl SessionDomain {
                 return Err(FabricError::Limit("the session began without a device".into()));
             }
             let place = rdma.place(local)?;
+            tell(&place);
             let share = rdma.pins()?.admit(slot_bytes, bell)?;
             let domain = VerbsDomain::open(&place, rdma.limits)?;
             domain.try_pinning(share.floor() as usize)?;
@@ -142,8 +146,25 @@ impl SessionDomain {
         }
         let Device { place, domain, .. } = self.device.get().expect("it was just set");
         let endpoint = VerbsEndpoint::new(domain, place, rdma.options)?;
-        let address = endpoint.address().to_bytes().to_vec();
+        let mut address = endpoint.address().to_bytes().to_vec();
+        if peer.proves {
+            address.extend(self.proof(domain)?.to_bytes());
+        }
         Ok((endpoint.connect(&peer)?, address))
+    }
+
+    /// What the client reads to see that a link works: one page for all its links.
+    fn proof(&self, domain: &VerbsDomain) -> Result<Proof, FabricError> {
+        if let Some(proof) = self.proof.get() {
+            return Ok(*proof);
+        }
+        // It is part of the client's floor, and nothing was taken before it.
+        let pin = self.pin(PROOF_PAGE_BYTES as u64).ok_or_else(|| {
+            FabricError::Limit("no page is left in the pin budget for a proof".into())
+        })?;
+        let proof = Proof::offer(domain)?;
+        self.keep(proof.key(), pin);
+        Ok(*self.proof.get_or_init(|| proof))
     }
 
     /// Takes so many bytes of the client's part of the budget. None means: the bell will ring.
@@ -204,6 +225,13 @@ impl Domain for SessionDomain {
     fn region_count(&self) -> usize {
         self.soft.region_count()
     }
+}
+
+/// Says what was chosen, and why.
+fn tell(place: &Place) {
+    let Place { device, port, gid, why, .. } = place;
+    let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
+    tracing::info!(device, port, gid_index, %address, %kind, why, "RDMA port chosen");
 }
 
 #[cfg(test)]

@@ -118,6 +118,8 @@ impl Home {
             .env_remove("RUST_LOG")
             .env_remove("RDMA_TOKEN")
             .env_remove("RDMA_TOKEN_FILE")
+            .env_remove("NCCL_IB_HCA")
+            .env_remove("NCCL_IB_GID_INDEX")
             .stdin(Stdio::null());
     }
 

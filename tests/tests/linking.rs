@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::process::Command;
-use verbatim_tests::process::{binary, skip};
+use verbatim_tests::process::{Running, Serve, binary, skip};
 
 #[test]
 fn no_program_needs_an_rdma_library_to_start() {
@@ -21,4 +21,18 @@ fn no_program_needs_an_rdma_library_to_start() {
             needed.iter().filter(|line| rdma.iter().any(|it| line.contains(it))).collect();
         assert!(wrong.is_empty(), "{name} does not start where these are missing: {wrong:?}");
     }
+}
+
+#[test]
+fn a_copy_over_tcp_opens_no_rdma_library() {
+    let dir = tempfile::tempdir().expect("folder");
+    std::fs::write(dir.path().join("a"), "a").expect("writes");
+    let serve = Serve::start(&[format!("data={}", dir.path().display())]);
+    let (from, to) = (serve.at("data/a"), dir.path().join("b").display().to_string());
+    let mut command = serve.home().command("rdma-cp", &["--transport", "tcp", &from, &to]);
+    // The loader tells every library that is looked for.
+    command.env("LD_DEBUG", "libs");
+    let ended = Running::start(command).end().done();
+    assert!(ended.stderr.contains("libc.so"), "the loader says nothing: {}", ended.stderr);
+    assert!(!ended.stderr.contains("libibverbs"), "{}", ended.stderr);
 }

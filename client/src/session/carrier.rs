@@ -7,9 +7,11 @@ use crate::report::Posted;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use verbatim_fabric::proof::{PROOF_TIME_MAX, Proof};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::verbs::{
-    self, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint, Wish,
+    self, ADDRESS_BYTES, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint,
+    VerbsLink, Wish,
 };
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{LinkId, LinkOffer};
@@ -33,6 +35,10 @@ pub struct CarrierOptions {
     pub transport: Transport,
     /// Which device, port and address.
     pub wish: Wish,
+    /// How many queue pairs; without it as many as streams.
+    pub qps: Option<u16>,
+    /// The class of its traffic.
+    pub traffic_class: u8,
     /// Whether workers poll for ever instead of sleeping.
     pub busy_poll: bool,
 }
@@ -48,6 +54,8 @@ pub(super) enum Carrier {
         reason: String,
         /// What was posted before it came to that.
         posted: Posted,
+        /// What had been chosen.
+        places: Vec<Place>,
     },
 }
 
@@ -83,7 +91,7 @@ impl Carrier {
     }
 
     fn tcp(reason: String) -> Self {
-        Self::Tcp { reason, posted: Posted::default() }
+        Self::Tcp { reason, posted: Posted::default(), places: Vec::new() }
     }
 
     /// What to ask the server for.
@@ -93,22 +101,27 @@ impl Carrier {
             Self::Tcp { .. } => Ok(LinkOffer::Tcp),
             Self::Verbs(rdma) => {
                 let endpoint = rdma.endpoint()?;
-                let address = endpoint.address().to_bytes().to_vec();
+                let address = Address { proves: true, ..endpoint.address() };
+                let address = address.to_bytes().to_vec();
                 rdma.offered.insert(link, endpoint);
                 Ok(LinkOffer::Verbs { address })
             }
         }
     }
 
-    /// Connects what was offered to the server's half.
-    pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<Box<dyn Link>, FabricError> {
+    /// Connects what was offered to the server's half. It is to be proven before it is used;
+    /// servers before 0.2 offer no proof.
+    pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<Unproven, FabricError> {
         let offered = match self {
             Self::Verbs(rdma) => rdma.offered.remove(&link),
             Self::Sim(_) | Self::Tcp { .. } => None,
         };
         let unasked = || FabricError::Protocol("a queue pair that was not asked for".into());
         let endpoint = offered.ok_or_else(unasked)?;
-        Ok(Box::new(endpoint.connect(&Address::from_bytes(peer)?)?))
+        let (address, proof) = peer.split_at(peer.len().min(ADDRESS_BYTES));
+        let link = endpoint.connect(&Address::from_bytes(address)?)?;
+        let proof = if proof.is_empty() { None } else { Some(Proof::from_bytes(proof)?) };
+        Ok(Unproven { link, proof })
     }
 
     /// Whether there is something to fall back from.
@@ -118,7 +131,8 @@ impl Carrier {
 
     /// Moves to TCP for good.
     pub fn fall_back(&mut self, reason: String) {
-        *self = Self::Tcp { reason, posted: self.posted() };
+        let places = self.places().to_vec();
+        *self = Self::Tcp { reason, posted: self.posted(), places };
     }
 
     /// What was asked of the device.
@@ -130,6 +144,15 @@ impl Carrier {
                 let counters = rdma.domain.counters();
                 Posted { reads: counters.reads(), writes: counters.writes() }
             }
+        }
+    }
+
+    /// The ports that were chosen.
+    pub fn places(&self) -> &[Place] {
+        match self {
+            Self::Sim(_) => &[],
+            Self::Verbs(rdma) => std::slice::from_ref(&rdma.place),
+            Self::Tcp { places, .. } => places,
         }
     }
 
@@ -153,7 +176,9 @@ impl Rdma {
         let place = verbs::find_place(&wish)?;
         let domain = VerbsDomain::open(&place, DomainLimits::default())?;
         domain.try_pinning(buffer_bytes)?;
-        let options = Options { busy_poll: options.busy_poll, ..Options::default() };
+        tell(&place, server);
+        let CarrierOptions { busy_poll, traffic_class, .. } = *options;
+        let options = Options { busy_poll, traffic_class, ..Options::default() };
         Ok(Self { domain, place, wish, options, offered: HashMap::new() })
     }
 
@@ -163,7 +188,31 @@ impl Rdma {
         VerbsEndpoint::new(&self.domain, &self.place, self.options).or_else(|_| {
             let device = Some(self.place.device.clone());
             self.place = verbs::find_place(&Wish { device, ..self.wish.clone() })?;
+            tracing::info!(place = %self.place, "the port has another address");
             VerbsEndpoint::new(&self.domain, &self.place, self.options)
         })
     }
+}
+
+/// A link that is connected, and has not carried anything.
+pub(super) struct Unproven {
+    link: VerbsLink,
+    proof: Option<Proof>,
+}
+
+impl Unproven {
+    /// Reads a page of the server over it. Blocks; a link that fails is taken apart here.
+    pub fn prove(mut self) -> Result<Box<dyn Link>, FabricError> {
+        if let Some(proof) = self.proof {
+            proof.check(&mut self.link, PROOF_TIME_MAX)?;
+        }
+        Ok(Box::new(self.link))
+    }
+}
+
+/// Says what was chosen, and why.
+fn tell(place: &Place, server: SocketAddr) {
+    let Place { device, port, gid, why, .. } = place;
+    let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
+    tracing::info!(%server, device, port, gid_index, %address, %kind, why, "RDMA port chosen");
 }

@@ -223,6 +223,7 @@ impl Core {
             Event::Posted { tag, posted } => self.write.posted(tag, posted, now),
             Event::LinkLost { link, error } => self.link_lost(link, &error),
             Event::LinkMade { link, made } => self.link_made(link, made),
+            Event::LinkUnproven { link, error } => self.link_unproven(link, &error),
             Event::LinkWanted { link } => self.attach(link),
             Event::WorkerFailed(error) => {
                 self.broke(Fault::new(Code::Io, error.to_string()));
@@ -386,6 +387,7 @@ impl Core {
             summary.reason = self.carrier.reason().map(str::to_owned);
             summary.transport = transport;
         }
+        summary.places = self.carrier.places().to_vec();
         let posted = self.carrier.posted();
         summary.rdma.reads += posted.reads;
         summary.rdma.writes += posted.writes;

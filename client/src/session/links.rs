@@ -111,14 +111,34 @@ impl Core {
                 self.link_made(link, made.ok_or(FabricError::Closed));
             }
             Ok(LinkAnswer::Verbs { address }) => match self.carrier.connect(link, &address) {
-                Ok(made) => self.link_made(link, Ok(made)),
+                Ok(unproven) => self.job(move || match unproven.prove() {
+                    Ok(made) => Event::LinkMade { link, made: Ok(made) },
+                    Err(error) => Event::LinkUnproven { link, error },
+                }),
                 Err(error) => self.fall_back(link, error.with_hint()),
             },
+            // More queue pairs than the server gives one client: those there are will do.
+            Err(fault) if fault.code == Code::Limit && self.has_others(link) => {
+                tracing::debug!(?link, fault = fault.text, "link refused");
+                self.links.coming.remove(&link);
+            }
             Err(fault) if self.carrier.is_verbs() => {
                 self.fall_back(link, format!("the server: {}", fault.text));
             }
             Err(fault) => self.link_refused(link, &fault.text),
         }
+    }
+
+    fn has_others(&self, link: LinkId) -> bool {
+        !self.links.up.is_empty() || self.links.coming.iter().any(|it| *it != link)
+    }
+
+    /// A link was made and carries nothing.
+    pub(super) fn link_unproven(&mut self, link: LinkId, error: &FabricError) {
+        // The server may have granted slots on it, and must take them back.
+        self.write.link_down(link, self.now());
+        self.sending.push_back(ClientMessage::Fence { link });
+        self.fall_back(link, error.with_hint());
     }
 
     /// A link cannot be made on the device, or not kept: this one and all to come use TCP.

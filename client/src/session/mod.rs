@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
 use up::Uploads;
-use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
+use verbatim_control::{ConnectOptions, Connection, ControlError, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
@@ -95,7 +95,7 @@ pub enum ClientError {
     /// The server cannot be reached, trusted, or does not let this client in.
     #[error("{0}")]
     Control(#[from] ControlError),
-    /// No worker could be started.
+    /// No worker could be started, or RDMA was insisted on and cannot be used.
     #[error("{0}")]
     Fabric(#[from] FabricError),
     /// The server refused a request.
@@ -116,7 +116,8 @@ impl ClientError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Control(error) => error.hint(),
-            Self::Fabric(_) | Self::Fault(_) => None,
+            Self::Fabric(error) => error.hint().map(str::to_owned),
+            Self::Fault(_) => None,
             Self::Ended { .. } => Some("run the same command again".into()),
         }
     }
@@ -140,6 +141,10 @@ pub(crate) enum Event {
     LinkMade {
         link: LinkId,
         made: Result<Box<dyn Link>, FabricError>,
+    },
+    LinkUnproven {
+        link: LinkId,
+        error: FabricError,
     },
     LinkWanted {
         link: LinkId,
@@ -205,7 +210,7 @@ impl Session {
         tracing::debug!(peer, session = connection.welcome.session, "session began");
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
-        let streams = options.streams.min(connection.welcome.links_max).max(1);
+        let (carrier, streams) = carry(&options, &connection)?;
         let workers = (0..streams)
             .map(|number| {
                 let worker = ClientWorker::new(sender.clone(), stats.clone());
@@ -215,10 +220,6 @@ impl Session {
         let chunk_bytes = options.connect.chunk_bytes;
         let timeout = options.timeout;
         let slots_per_link = READS_PER_LINK;
-        let buffer_bytes =
-            options.connect.chunk_bytes as usize * usize::from(READS_PER_LINK * streams);
-        let (wanted, sim) = (&options.carrier, options.sim.as_ref());
-        let carrier = Carrier::choose(wanted, sim, connection.peer, buffer_bytes)?;
         let core = Core {
             ledger: Ledger::new(&peer),
             peer,
@@ -315,6 +316,18 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Chooses what carries links, and says how many there are to be.
+fn carry(options: &SessionOptions, connection: &Connection) -> Result<(Carrier, u16), FabricError> {
+    let links_max = connection.welcome.links_max;
+    let qps = options.carrier.qps.unwrap_or(options.streams);
+    let count = usize::from(qps.min(links_max).max(1));
+    let buffer_bytes = options.connect.chunk_bytes as usize * usize::from(READS_PER_LINK) * count;
+    let sim = options.sim.as_ref();
+    let carrier = Carrier::choose(&options.carrier, sim, connection.peer, buffer_bytes)?;
+    let streams = if carrier.is_verbs() { qps } else { options.streams };
+    Ok((carrier, streams.min(links_max).max(1)))
 }
 
 /// How long saying goodbye may take.

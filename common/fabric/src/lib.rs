@@ -8,6 +8,7 @@ pub mod error;
 pub mod link;
 pub mod memory;
 pub mod ports;
+pub mod proof;
 pub mod sim;
 pub mod slots;
 pub mod tcp;

@@ -11,6 +11,7 @@ use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbatim_fabric::FabricError;
+use verbatim_fabric::proof::PROOF_PAGE_BYTES;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES};
 
 /// The budget of one server.
@@ -159,9 +160,11 @@ impl Drop for Pin {
     }
 }
 
-/// A client can go on with this alone: four grains, a pack of small files, or one slot.
+/// A client can go on with this alone: four grains, a pack of small files, or one slot; and the
+/// page that its links are proven with.
 fn floor_bytes(slot_bytes: u64) -> u64 {
-    (4 * GRAIN_BYTES).max(u64::from(PACK_BYTES_MAX)).max(slot_bytes)
+    let work = (4 * GRAIN_BYTES).max(u64::from(PACK_BYTES_MAX)).max(slot_bytes);
+    work + PROOF_PAGE_BYTES as u64
 }
 
 fn size(bytes: u64) -> String {
@@ -222,7 +225,7 @@ mod tests {
 
     #[test]
     fn one_too_many_is_told_what_to_raise() {
-        let pins = Pins::new(1 << 20);
+        let pins = Pins::new(floor_bytes(0));
         let _first = pins.admit(0, || ()).expect("room");
         let error = pins.admit(0, || ()).err().expect("no room for two");
         assert!(error.to_string().contains("its budget is 1 MiB"), "{error}");

@@ -3,21 +3,24 @@
 
 use clap::{Args, ValueEnum};
 use verbatim_client::session::{CarrierOptions, Transport};
-use verbatim_fabric::verbs::Wish;
+use verbatim_fabric::ports::{Hints, Wish};
+use verbatim_proto::units::LINKS_MAX;
 
 /// What data moves over.
 #[derive(Args)]
 pub struct CarrierFlags {
     /// Move data over RDMA (verbs), TCP, or the best that works [default: auto].
     ///
-    /// auto takes RDMA where both sides have a device that works, goes on over TCP
-    /// when it fails, and says why. verbs fails instead. tcp never tries.
+    /// auto takes RDMA where both sides have a device and a page read over it arrives,
+    /// goes on over TCP when it fails, and says why. verbs fails instead. tcp never
+    /// tries, and does not load the RDMA library.
     #[arg(long, value_name = "KIND", default_value = "auto", hide_default_value = true)]
     transport: Kind,
 
     /// Use this RDMA device (rdma link lists them).
     ///
-    /// Without it: the one whose address routes to the server.
+    /// Without it: the one whose address routes to the server, then those that
+    /// PCIDEVICE_* or NCCL_IB_HCA name, then the fastest.
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
@@ -27,9 +30,25 @@ pub struct CarrierFlags {
 
     /// Use this entry of the port's GID table (ibv_devinfo -v shows it).
     ///
-    /// Without it: RoCE v2 over v1, the address that routes to the server first.
+    /// Without it: the address that routes to the server, then NCCL_IB_GID_INDEX, then
+    /// RoCE v2 over v1, IPv4 over IPv6.
     #[arg(long, value_name = "N")]
     gid_index: Option<u8>,
+
+    /// Make N queue pairs when data moves over RDMA [default: as many as --streams].
+    ///
+    /// From 1 to 64; the server may give fewer. Several share the work of one device,
+    /// and more of them help where one alone cannot fill the wire.
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=LINKS_MAX as i64))]
+    qps: Option<u16>,
+
+    /// Mark RDMA packets with this traffic class, from 0 to 255 [default: 0].
+    ///
+    /// On RoCE it is the byte of the IP header that switches sort by: 4 times the DSCP,
+    /// 106 for DSCP 26 with ECN. Ask who runs the network which class is lossless.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    traffic_class: u8,
 
     /// Poll RDMA links without sleeping.
     ///
@@ -46,15 +65,23 @@ enum Kind {
 }
 
 impl CarrierFlags {
-    /// The same as options.
-    pub fn options(&self) -> CarrierOptions {
+    /// Whether the user wants no RDMA, and needs no reason for its absence.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.transport, Kind::Tcp)
+    }
+
+    /// The same as options; with no more queue pairs than a limited rate allows.
+    pub fn options(&self, qps_max: Option<u16>) -> CarrierOptions {
         let transport = match self.transport {
             Kind::Auto => Transport::Auto,
             Kind::Verbs => Transport::Verbs,
             Kind::Tcp => Transport::Tcp,
         };
         let (device, port, gid_index) = (self.device.clone(), self.port, self.gid_index);
-        let wish = Wish { device, port, gid_index, ..Wish::default() };
-        CarrierOptions { transport, wish, busy_poll: self.busy_poll }
+        let hints = Hints::from_env();
+        let wish = Wish { device, port, gid_index, hints, local: None };
+        let qps = self.qps.map(|qps| qps.min(qps_max.unwrap_or(qps)));
+        let (traffic_class, busy_poll) = (self.traffic_class, self.busy_poll);
+        CarrierOptions { transport, wish, qps, traffic_class, busy_poll }
     }
 }

@@ -200,7 +200,7 @@ pub struct Flags {
     state: Option<PathBuf>,
 
     #[command(flatten)]
-    carrier: CarrierFlags,
+    pub carrier: CarrierFlags,
 }
 
 /// What is to be done.
@@ -348,7 +348,7 @@ impl Flags {
             },
             streams,
             timeout,
-            carrier: self.carrier.options(),
+            carrier: self.carrier.options(self.bwlimit.map(|_| streams)),
             bytes_per_second: self.bwlimit,
             preserve: self.preserve,
             sim: None,

@@ -11,6 +11,7 @@ use verbatim_client::{
     Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
     Task,
 };
+use verbatim_fabric::ports::Place;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Digest};
 
@@ -38,6 +39,8 @@ pub struct Show {
     quiet: bool,
     digest: bool,
     verbose: bool,
+    /// Whether to say why it was not RDMA.
+    reasons: bool,
     bar: ProgressBar,
     /// The digest of the last file; it is told where there was only one.
     last: Option<Digest>,
@@ -59,6 +62,7 @@ impl Show {
             quiet: flags.quiet,
             digest: flags.digest,
             verbose: flags.verbose > 0,
+            reasons: !flags.carrier.is_tcp(),
             bar,
             last: None,
         }
@@ -101,8 +105,11 @@ impl Show {
             summary.transport,
             summary.limited_by,
         );
-        if let Some(reason) = summary.reason.as_ref().filter(|_| self.verbose) {
-            eprintln!("{}: {reason}", summary.transport);
+        if let Some(reason) = summary.reason.as_ref().filter(|_| self.reasons) {
+            eprintln!("tcp: {}", clean(reason));
+        }
+        for place in summary.places.iter().filter(|_| self.verbose) {
+            eprintln!("rdma: {place}: {}", place.why);
         }
         if let Some(digest) = self.last.filter(|_| summary.files == 1 && !self.digest) {
             eprintln!("blake3 {digest}");
@@ -316,6 +323,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "rdma_reads": summary.rdma.reads,
         "rdma_writes": summary.rdma.writes,
         "reason": summary.reason,
+        "rdma_ports": summary.places.iter().map(port_json).collect::<Vec<_>>(),
         "limited_by": summary.limited_by,
         "mismatches": summary.mismatches,
         "links_lost": summary.links_lost,
@@ -328,6 +336,20 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "exit": exit as u8,
     });
     println!("{line}");
+}
+
+fn port_json(place: &Place) -> serde_json::Value {
+    serde_json::json!({
+        "device": place.device,
+        "port": place.port,
+        "gid_index": place.gid.index,
+        "address": place.gid.ip().to_string(),
+        "kind": place.gid.kind.to_string(),
+        "netdev": place.netdev,
+        "rate_mbit": place.rate_mbit,
+        "numa_node": place.numa_node,
+        "reason": place.why,
+    })
 }
 
 /// Makes text of the other side harmless to a terminal.

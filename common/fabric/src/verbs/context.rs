@@ -166,12 +166,21 @@ impl Context {
         check(code).map(|()| gid.raw)
     }
 
-    /// The first partition key of a port.
-    pub(super) fn query_pkey(&self, port: u8) -> io::Result<u16> {
+    /// A partition key of a port.
+    pub(super) fn query_pkey(&self, port: u8, index: u16) -> Result<u16, FabricError> {
         let mut pkey = 0;
+        let at = i32::from(index);
         // SAFETY: the context is open, `pkey` is ours to be written.
-        let code = unsafe { (self.library.ibv_query_pkey)(self.raw(), port, 0, &raw mut pkey) };
-        check(code).map(|()| u16::from_be(pkey))
+        let code = unsafe { (self.library.ibv_query_pkey)(self.raw(), port, at, &raw mut pkey) };
+        let pkey = check(code).map_or(0, |()| u16::from_be(pkey));
+        // Without the bit for the kind of membership, 0 is an empty place.
+        if pkey & 0x7fff != 0 {
+            return Ok(pkey);
+        }
+        let what = format!("cannot make a link on {}/{port}", self.name);
+        let hint =
+            "cat /sys/class/infiniband/DEVICE/ports/PORT/pkeys/* shows them; 0 is the default";
+        Err(FabricError::device(what, format!("it has no partition {index}"), hint))
     }
 
     /// Grows with every event; a link that sees it grow asks for `trouble`.

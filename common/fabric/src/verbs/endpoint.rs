@@ -12,6 +12,7 @@ use super::request::RECEIVE;
 use crate::error::FabricError;
 use crate::memory::random_u64;
 use crate::ports::{GidKind, LinkLayer, Place};
+use std::net::Ipv6Addr;
 
 /// Numbers of queue pairs and packets have this many bits.
 const NUMBER_MASK: u32 = 0xff_ffff;
@@ -49,8 +50,14 @@ pub struct Options {
     /// How long an answer may take: 4.096 microseconds times two to this, times the retries.
     /// 16 makes about 2 seconds in all.
     pub timeout_exponent: u8,
-    /// The service level on InfiniBand, the class of traffic on RoCE.
+    /// The lane on InfiniBand, from 0 to 15; on RoCE the priority of frames in a VLAN.
     pub service_level: u8,
+    /// The traffic class of packets that are routed: on RoCE the IP header's DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// Which partition of the port, by its place in the table.
+    pub pkey_index: u16,
+    /// The largest packet in bytes, where the port would take larger ones.
+    pub mtu_bytes_max: u32,
     /// Never sleep: poll for ever, at the price of a core.
     pub busy_poll: bool,
 }
@@ -66,6 +73,9 @@ impl Default for Options {
             inline_bytes: 64,
             timeout_exponent: 16,
             service_level: 0,
+            traffic_class: 0,
+            pkey_index: 0,
+            mtu_bytes_max: 4096,
             busy_poll: false,
         }
     }
@@ -97,6 +107,8 @@ pub struct Address {
     pub reads_served_max: u8,
     /// Notifications of the peer that may be under way.
     pub receives: u32,
+    /// Whether the peer should offer a proof that the link works.
+    pub proves: bool,
 }
 
 /// Bytes of an address on the wire.
@@ -124,7 +136,7 @@ impl Address {
         bytes[34] = self.mtu;
         bytes[35] = self.reads_posted_max;
         bytes[36] = self.reads_served_max;
-        // The last byte is for later.
+        bytes[37] = self.proves.into();
         bytes
     }
 
@@ -158,6 +170,7 @@ impl Address {
             mtu: bytes[34],
             reads_posted_max: bytes[35],
             reads_served_max: bytes[36],
+            proves: bytes[37] & 1 == 1,
         })
     }
 }
@@ -206,6 +219,7 @@ impl VerbsEndpoint {
         let mut attr = ffi::QpAttr::zeroed();
         attr.qp_state = ffi::IBV_QPS_INIT;
         attr.port_num = place.port;
+        attr.pkey_index = options.pkey_index;
         // What a peer may do is decided by its regions.
         attr.qp_access_flags = (ffi::IBV_ACCESS_REMOTE_READ | ffi::IBV_ACCESS_REMOTE_WRITE) as u32;
         let mask = ffi::IBV_QP_STATE
@@ -221,13 +235,14 @@ impl VerbsEndpoint {
             gid_kind: place.gid.kind,
             gid: place.gid.raw,
             lid: port.lid,
-            pkey: context.query_pkey(place.port).unwrap_or(u16::MAX),
+            pkey: context.query_pkey(place.port, options.pkey_index)?,
             queue_pair: queue.number() & NUMBER_MASK,
             packet: random_u64()? as u32 & NUMBER_MASK,
-            mtu: port.active_mtu.clamp(ffi::IBV_MTU_256, ffi::IBV_MTU_4096) as u8,
+            mtu: mtu_within(port.active_mtu, options.mtu_bytes_max),
             reads_posted_max: limits.reads_posted_max.min(options.reads_max),
             reads_served_max: limits.reads_served_max.min(options.reads_max),
             receives,
+            proves: false,
         };
         Ok(Self { queue, place: place.clone(), options, address, happened })
     }
@@ -248,7 +263,7 @@ impl VerbsEndpoint {
         attr.rq_psn = peer.packet;
         attr.max_dest_rd_atomic = agreed.reads_served;
         attr.min_rnr_timer = RNR_TIMER;
-        attr.ah_attr = path(&self.address, peer, &self.place, self.options.service_level);
+        attr.ah_attr = path(&self.address, peer, &self.place, &self.options);
         let mask = ffi::IBV_QP_STATE
             | ffi::IBV_QP_AV
             | ffi::IBV_QP_PATH_MTU
@@ -280,6 +295,12 @@ impl VerbsEndpoint {
     }
 }
 
+/// The largest packet, as `IBV_MTU_*`, of a port whose own is `active`, that has no more bytes.
+fn mtu_within(active: u32, bytes_max: u32) -> u8 {
+    let fits = bytes_max.max(256).ilog2() - 7;
+    active.min(fits).clamp(ffi::IBV_MTU_256, ffi::IBV_MTU_4096) as u8
+}
+
 /// What both sides can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Agreed {
@@ -306,6 +327,14 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
             "name a device of the same kind on both sides",
         ));
     }
+    let families = [local, peer].map(|of| Ipv6Addr::from(of.gid).to_canonical());
+    if local.gid_kind != GidKind::Ib && families[0].is_ipv4() != families[1].is_ipv4() {
+        return Err(FabricError::device(
+            "cannot connect a queue pair",
+            format!("the address of this port is {}, the peer's is {}", families[0], families[1]),
+            "name addresses of one IP version on both sides, or none and let them be chosen",
+        ));
+    }
     // The highest bit only says whether the partition is full or limited.
     if local.pkey & 0x7fff != peer.pkey & 0x7fff {
         return Err(FabricError::device(
@@ -322,10 +351,10 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
 }
 
 /// The path to the peer: by GID on RoCE and between subnets, by LID within one of InfiniBand.
-fn path(local: &Address, peer: &Address, place: &Place, service_level: u8) -> ffi::AhAttr {
+fn path(local: &Address, peer: &Address, place: &Place, options: &Options) -> ffi::AhAttr {
     let mut path = ffi::AhAttr::zeroed();
     path.port_num = place.port;
-    path.sl = service_level;
+    path.sl = options.service_level;
     let same_subnet = local.gid[..8] == peer.gid[..8];
     if local.link_layer == LinkLayer::Infiniband {
         path.dlid = peer.lid;
@@ -335,6 +364,7 @@ fn path(local: &Address, peer: &Address, place: &Place, service_level: u8) -> ff
         path.grh.dgid.raw = peer.gid;
         path.grh.sgid_index = place.gid.index;
         path.grh.hop_limit = HOPS_MAX;
+        path.grh.traffic_class = options.traffic_class;
     }
     path
 }
@@ -365,6 +395,7 @@ mod tests {
             reads_posted_max: 16,
             reads_served_max: 16,
             receives: 128,
+            proves: true,
         }
     }
 
@@ -388,7 +419,7 @@ mod tests {
         let bytes = sent.to_bytes();
         assert_eq!(bytes[..2], [2, 2]);
         assert_eq!(bytes[2..18], [1; 16]);
-        let rest = [1, 2, 255, 255, 0, 3, 4, 5, 0, 6, 7, 8, 0, 0, 0, 128, 3, 16, 16, 0];
+        let rest = [1, 2, 255, 255, 0, 3, 4, 5, 0, 6, 7, 8, 0, 0, 0, 128, 3, 16, 16, 1];
         assert_eq!(bytes[18..], rest);
         assert_eq!(Address::from_bytes(&bytes), Ok(sent));
         assert!(Address::from_bytes(&bytes[1..]).is_err(), "too short");
@@ -430,15 +461,38 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_is_as_large_as_the_port_and_the_user_allow() {
+        assert_eq!([mtu_within(5, 4096), mtu_within(3, 4096), mtu_within(5, 1024)], [5, 3, 3]);
+        assert_eq!([mtu_within(5, 256), mtu_within(5, 0), mtu_within(0, 4096)], [1, 1, 1]);
+    }
+
+    #[test]
+    fn addresses_of_two_ip_versions_are_not_connected() {
+        let gid = |text: &str| text.parse::<Ipv6Addr>().expect("an address").octets();
+        let local = Address { gid: gid("fe80::1"), ..address() };
+        let peer = Address { gid: gid("::ffff:10.9.0.1"), ..address() };
+        let error = agree(&local, &peer).expect_err("refused");
+        let text = "the address of this port is fe80::1, the peer's is 10.9.0.1";
+        assert!(error.to_string().contains(text), "{error}");
+        let infiniband = |of: Address| {
+            let link_layer = LinkLayer::Infiniband;
+            Address { gid_kind: GidKind::Ib, link_layer, ..of }
+        };
+        assert!(agree(&infiniband(local), &infiniband(peer)).is_ok(), "it is not addressed by IP");
+    }
+
+    #[test]
     fn roce_goes_by_gid_and_infiniband_by_lid_within_a_subnet() {
-        let roce = path(&address(), &address(), &place(), 3);
+        let options = Options { service_level: 3, traffic_class: 106, ..Options::default() };
+        let roce = path(&address(), &address(), &place(), &options);
+        assert_eq!(roce.grh.traffic_class, 106);
         assert_eq!((roce.is_global, roce.grh.sgid_index, roce.dlid), (1, 3, 0));
         assert_eq!((roce.grh.dgid.raw, roce.port_num, roce.sl), ([1; 16], 2, 3));
         let near = Address { link_layer: LinkLayer::Infiniband, lid: 9, ..address() };
-        let path_near = path(&near, &near, &place(), 0);
+        let path_near = path(&near, &near, &place(), &options);
         assert_eq!((path_near.is_global, path_near.dlid), (0, 9));
         let far = Address { gid: [2; 16], ..near };
-        let path_far = path(&near, &far, &place(), 0);
+        let path_far = path(&near, &far, &place(), &options);
         assert_eq!((path_far.is_global, path_far.dlid, path_far.grh.dgid.raw), (1, 9, [2; 16]));
     }
 }
