@@ -228,6 +228,10 @@ impl ConfigError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unreadable { .. } => Some("give another file with --config".into()),
+            // Looked for by who wants an open server, and not to be had by a slip.
+            Self::UnknownKey { key, .. } if key.contains("auth") && key.contains("require") => {
+                Some("clients always prove a key, unless insecure_no_auth lets in anybody".into())
+            }
             Self::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean \"{key}\"?")),
             Self::UnknownKey { .. } => Some("configs/rdma-serve.toml shows every key".into()),
             Self::BadExport { hint, .. } | Self::NotExportable { hint, .. } => Some(hint.clone()),
@@ -450,6 +454,11 @@ mod tests {
             ),
             ("[chache]\nenabled = true", "chache", "did you mean \"cache\"?"),
             ("colour = 1", "colour", "configs/rdma-serve.toml shows every key"),
+            (
+                "require_authentication = false",
+                "require_authentication",
+                "clients always prove a key, unless insecure_no_auth lets in anybody",
+            ),
         ] {
             let expected = (format!("{origin}: unknown key \"{key}\""), Some(hint.to_owned()));
             assert_eq!(refusal(text), expected);

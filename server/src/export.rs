@@ -5,12 +5,16 @@
 //! the binary call it once, at start.
 
 use crate::config::ConfigError;
+use crate::gate::Gate;
+use crate::quota::Quota;
+use crate::range::Range;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use verbatim_files::Rules;
 use verbatim_proto::Fault;
 use verbatim_proto::units::NAME_BYTES_MAX;
@@ -45,7 +49,25 @@ pub struct Export {
     /// Whether `security.*` and `trusted.*` attributes may arrive.
     #[serde(default)]
     pub allow_security_xattrs: bool,
+    /// The names of the tokens and keys that may use it; empty is all.
+    #[serde(default)]
+    pub tokens: Vec<String>,
+    /// The addresses of clients that may use it; empty is all.
+    #[serde(default)]
+    pub addresses: Vec<Range>,
+    /// The addresses of RDMA ports that data may move to; empty is all.
+    #[serde(default)]
+    pub gids: Vec<Range>,
+    /// Whether lists leave it out.
+    #[serde(default)]
+    pub hidden: bool,
+    /// What clients may write into it while the server runs, in MiB; 0 is no limit.
+    #[serde(default)]
+    pub quota_mb: u64,
 }
+
+/// The largest quota, in MiB: an exbibyte.
+const QUOTA_MB_MAX: u64 = 1 << 40;
 
 fn yes() -> bool {
     true
@@ -95,6 +117,11 @@ impl Export {
                 squash_gid: nobody(),
                 allow_setuid: false,
                 allow_security_xattrs: false,
+                tokens: Vec::new(),
+                addresses: Vec::new(),
+                gids: Vec::new(),
+                hidden: false,
+                quota_mb: 0,
             }),
         }
     }
@@ -111,7 +138,27 @@ impl Export {
                 });
             }
         }
+        if self.quota_mb > QUOTA_MB_MAX {
+            return Err(ConfigError::BadExport {
+                export: name,
+                why: format!("quota_mb = {} is out of range", self.quota_mb),
+                hint: format!("it must be from 0, no limit, to {QUOTA_MB_MAX}"),
+            });
+        }
         Ok(Self { name, ..self })
+    }
+
+    /// Who may use it.
+    pub(crate) fn gate(&self) -> Gate {
+        let (tokens, addresses, gids) =
+            (self.tokens.clone(), self.addresses.clone(), self.gids.clone());
+        Gate { tokens, addresses, gids, hidden: self.hidden }
+    }
+
+    /// What may be written into it, where that is bounded.
+    pub(crate) fn quota(&self) -> Option<Arc<Quota>> {
+        let quota = || Arc::new(Quota::new(&self.name, self.quota_mb << 20));
+        (self.quota_mb > 0).then(quota)
     }
 
     /// What of metadata may arrive in it. Only root can give files away.

@@ -7,12 +7,15 @@
 pub mod cache;
 pub mod config;
 pub mod export;
+mod gate;
 mod hashing;
 mod joins;
 mod keyring;
 mod listener;
 mod observe;
 mod pins;
+mod quota;
+pub mod range;
 mod rdma;
 mod reach;
 mod reaper;

@@ -317,7 +317,7 @@ impl Guests {
         place.metrics.entered(Entry::Accepted);
         let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
         let view = place.enter(Guest { id, peer, who: name, agent, domain });
-        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who });
+        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
         let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
         let (session, events) =
             Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
@@ -356,7 +356,8 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
             let name = &export.name;
             tracing::warn!(name, "owner is client, but only root can give files away");
         }
-        let open = Arc::new(ExportFolder { folder, mode: export.mode, rules });
+        let (mode, gate, quota) = (export.mode, export.gate(), export.quota());
+        let open = Arc::new(ExportFolder { folder, mode, rules, gate, quota });
         exports.insert(export.name.clone().into_bytes(), open);
     }
     let cache = if config.cache.enabled {

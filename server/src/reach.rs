@@ -3,8 +3,11 @@
 //! ends when what it came in with changes. Never opens a file: `files` does.
 
 use crate::export::Mode;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use crate::gate::Gate;
+use crate::quota::Quota;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, PoisonError};
 use verbatim_control::Who;
 use verbatim_files::{Folder, Rules};
 use verbatim_proto::{Code, Fault, WirePath};
@@ -16,6 +19,10 @@ pub(crate) struct ExportFolder {
     pub mode: Mode,
     /// What of the metadata of uploads is kept.
     pub rules: Rules,
+    /// Who may use it.
+    pub gate: Gate,
+    /// What may still be written into it, where that is bounded.
+    pub quota: Option<Arc<Quota>>,
 }
 
 /// The exports by name.
@@ -24,11 +31,15 @@ pub(crate) type Exports = BTreeMap<Vec<u8>, Arc<ExportFolder>>;
 /// Who has come in, as far as exports care.
 pub(crate) struct Visitor<'a> {
     pub who: &'a Who,
+    pub address: IpAddr,
 }
 
 impl Visitor<'_> {
     /// What it may do in an export; none if it may not know of it.
     fn mode_in(&self, name: &[u8], export: &ExportFolder) -> Option<Mode> {
+        if !export.gate.admits(self.who, self.address) {
+            return None;
+        }
         let Who::Token(token) = self.who else { return Some(export.mode) };
         let may_write = token.may_write(str::from_utf8(name).ok()?)?;
         Some(if may_write { export.mode } else { Mode::ReadOnly })
@@ -38,6 +49,15 @@ impl Visitor<'_> {
 /// The exports as one client sees them.
 pub(crate) struct Reach {
     exports: Exports,
+    rdma: Mutex<Rdma>,
+}
+
+/// What a session moves data with, and which exports that care it has used: neither may make
+/// the other wrong.
+#[derive(Default)]
+struct Rdma {
+    gids: BTreeSet<[u8; 16]>,
+    picky: BTreeMap<Vec<u8>, Arc<ExportFolder>>,
 }
 
 impl Reach {
@@ -51,12 +71,25 @@ impl Reach {
             };
             Some((name.clone(), export))
         };
-        Self { exports: all.iter().filter_map(seen).collect() }
+        Self { exports: all.iter().filter_map(seen).collect(), rdma: Mutex::default() }
     }
 
     /// The names a client is told.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
-        self.exports.keys().map(Vec::as_slice)
+        let shown = self.exports.iter().filter(|(_, export)| !export.gate.hidden);
+        shown.map(|(name, _)| name.as_slice())
+    }
+
+    /// Asks whether data may move to an RDMA port, given the exports that were used so far.
+    pub fn use_gid(&self, gid: [u8; 16]) -> Result<(), Fault> {
+        let mut rdma = self.rdma.lock().unwrap_or_else(PoisonError::into_inner);
+        match rdma.picky.iter().find(|(_, export)| !export.gate.admits_gid(&gid)) {
+            Some((name, _)) => Err(not_over(name, &gid)),
+            None => {
+                rdma.gids.insert(gid);
+                Ok(())
+            }
+        }
     }
 
     /// The export a path is in, and the path within it. One that this client may not use does
@@ -69,8 +102,24 @@ impl Reach {
             let text = format!("no export is called {}", String::from_utf8_lossy(name));
             Fault::new(Code::NotFound, text)
         })?;
+        if !export.gate.gids.is_empty() {
+            let mut rdma = self.rdma.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(gid) = rdma.gids.iter().find(|gid| !export.gate.admits_gid(gid)) {
+                return Err(not_over(name, gid));
+            }
+            rdma.picky.insert(name.to_vec(), export.clone());
+        }
         Ok((export.clone(), rest))
     }
+}
+
+fn not_over(name: &[u8], gid: &[u8; 16]) -> Fault {
+    let (name, gid) = (String::from_utf8_lossy(name), Ipv6Addr::from(*gid));
+    let text = format!(
+        "data of {name} may not move to the RDMA port {gid}; use --transport tcp, or ask who \
+         runs the server to add it to gids"
+    );
+    Fault::new(Code::Denied, text)
 }
 
 #[cfg(test)]
@@ -81,11 +130,16 @@ mod tests {
     fn exports(dir: &std::path::Path) -> Exports {
         let open = |mode| {
             let folder = Arc::new(Folder::open(dir).unwrap());
-            Arc::new(ExportFolder { folder, mode, rules: Rules::of_user() })
+            let (rules, gate) = (Rules::of_user(), Gate::default());
+            Arc::new(ExportFolder { folder, mode, rules, gate, quota: None })
         };
         let named = |(name, mode): (&str, Mode)| (name.as_bytes().to_vec(), open(mode));
         let modes = [("ckpt", Mode::ReadWrite), ("data", Mode::ReadOnly), ("in", Mode::ReadWrite)];
         modes.into_iter().map(named).collect()
+    }
+
+    fn visitor(who: &Who) -> Visitor<'_> {
+        Visitor { who, address: IpAddr::from([10, 0, 0, 1]) }
     }
 
     fn token(grants: &[&str]) -> Who {
@@ -111,7 +165,7 @@ mod tests {
             (&["none:rw"], &[]),
         ] {
             let who = token(grants);
-            let reach = Reach::of(&all, &Visitor { who: &who });
+            let reach = Reach::of(&all, &visitor(&who));
             let expected: Vec<_> =
                 expected.iter().map(|(name, mode)| ((*name).to_owned(), *mode)).collect();
             assert_eq!(seen(&reach), expected, "{grants:?}");
@@ -122,7 +176,7 @@ mod tests {
     #[test]
     fn who_came_in_by_key_sees_all() {
         let dir = tempfile::tempdir().unwrap();
-        let reach = Reach::of(&exports(dir.path()), &Visitor { who: &Who::Local });
+        let reach = Reach::of(&exports(dir.path()), &visitor(&Who::Local));
         assert_eq!(reach.names().count(), 3);
     }
 
@@ -130,7 +184,7 @@ mod tests {
     fn what_is_not_seen_is_not_there() {
         let dir = tempfile::tempdir().unwrap();
         let who = token(&["data:ro"]);
-        let reach = Reach::of(&exports(dir.path()), &Visitor { who: &who });
+        let reach = Reach::of(&exports(dir.path()), &visitor(&who));
         let said = |path: &[u8]| match reach.resolve(&WirePath::parse(path).unwrap()) {
             Ok((_, below)) => below.to_string(),
             Err(fault) => fault.text,
@@ -139,5 +193,58 @@ mod tests {
         assert_eq!(said(b"ckpt/a"), "no export is called ckpt");
         assert_eq!(said(b"nowhere/a"), "no export is called nowhere");
         assert!(said(b"").contains("names no export"));
+    }
+
+    /// The exports, with another gate for one of them.
+    fn with_gate(dir: &std::path::Path, name: &str, gate: Gate) -> Exports {
+        let mut all = exports(dir);
+        let export = ExportFolder { gate, ..(*all[name.as_bytes()]).clone() };
+        all.insert(name.as_bytes().to_vec(), Arc::new(export));
+        all
+    }
+
+    #[test]
+    fn a_hidden_export_is_not_listed_and_still_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = with_gate(dir.path(), "data", Gate { hidden: true, ..Gate::default() });
+        let reach = Reach::of(&all, &visitor(&Who::Anonymous));
+        assert_eq!(reach.names().collect::<Vec<_>>(), [&b"ckpt"[..], b"in"]);
+        assert!(reach.resolve(&WirePath::parse(b"data/a").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_gate_that_does_not_open_hides_its_export() {
+        let dir = tempfile::tempdir().unwrap();
+        let addresses = vec!["192.0.2.0/24".parse().unwrap()];
+        let all = with_gate(dir.path(), "data", Gate { addresses, ..Gate::default() });
+        let reach = Reach::of(&all, &visitor(&Who::Anonymous));
+        let fault = reach.resolve(&WirePath::parse(b"data/a").unwrap()).err().unwrap();
+        assert_eq!(fault.text, "no export is called data");
+    }
+
+    #[test]
+    fn an_export_and_a_port_it_does_not_admit_never_meet() {
+        let dir = tempfile::tempdir().unwrap();
+        let gids = vec!["10.0.0.0/8".parse().unwrap()];
+        let all = with_gate(dir.path(), "data", Gate { gids, ..Gate::default() });
+        let gid = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+        let (good, bad) = (gid("::ffff:10.0.0.1"), gid("fe80::1"));
+        let (data, other) =
+            (WirePath::parse(b"data/a").unwrap(), WirePath::parse(b"in/a").unwrap());
+        // The export first: the port is refused.
+        let reach = Reach::of(&all, &visitor(&Who::Local));
+        reach.resolve(&data).unwrap();
+        assert_eq!(reach.use_gid(bad).unwrap_err().code, Code::Denied);
+        reach.use_gid(good).unwrap();
+        reach.resolve(&data).unwrap();
+        // The port first: the export is refused, and others are not.
+        let reach = Reach::of(&all, &visitor(&Who::Local));
+        reach.use_gid(bad).unwrap();
+        let fault = reach.resolve(&data).err().unwrap();
+        assert!(
+            fault.text.contains("fe80::1") && fault.text.contains("--transport tcp"),
+            "{fault}"
+        );
+        reach.resolve(&other).unwrap();
     }
 }

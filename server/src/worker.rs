@@ -42,6 +42,8 @@ pub(crate) struct Landing {
     pub piece: Piece,
     pub target: Option<Arc<Target>>,
     pub size: u64,
+    /// Why it may not be stored, if it may not.
+    pub refused: Option<Fault>,
 }
 
 /// The handler of one worker thread.
@@ -53,6 +55,9 @@ pub(crate) struct ServerWorker {
 impl ServerWorker {
     /// Hashes, compares and writes one piece that begins at `at` of the slot.
     fn absorb(slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
+        if let Some(fault) = &landing.refused {
+            return Verdict::Failed(fault.clone());
+        }
         let Some(target) = &landing.target else {
             return Verdict::Failed(Fault::new(Code::Protocol, "no such file is open"));
         };

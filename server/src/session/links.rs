@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use verbatim_fabric::tcp::TcpLink;
+use verbatim_fabric::verbs::Address;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{JoinSecret, LinkAnswer, LinkId, LinkOffer, ServerMessage};
@@ -62,6 +63,9 @@ impl Session {
                 Ok(LinkAnswer::Sim { endpoint })
             }
             LinkOffer::Verbs { address: peer } => {
+                let named = Address::from_bytes(&peer);
+                let named = named.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
+                self.reach.use_gid(named.gid)?;
                 let events = self.events.clone();
                 // A bell that is not heard is made up for by the next tick.
                 let bell = move || drop(events.try_send(Event::PinsFree));

@@ -4,6 +4,7 @@
 
 use super::{End, Event, Session};
 use crate::export::Mode;
+use crate::quota::Quota;
 use crate::worker::{Command, Landing};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub(crate) struct Landed {
     target: Arc<Target>,
     rules: Rules,
     path: WirePath,
+    quota: Option<Arc<Quota>>,
 }
 
 impl Writing {
@@ -151,7 +153,7 @@ impl Session {
                 }
                 let landed = |target| {
                     let (path, rules) = (request.path.clone(), export.rules);
-                    Landed { target: Arc::new(target), rules, path }
+                    Landed { target: Arc::new(target), rules, path, quota: export.quota.clone() }
                 };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
@@ -159,7 +161,9 @@ impl Session {
                     return Ok((landed(target), None));
                 }
                 let info = &request.info;
+                let fits = |bytes| export.quota.as_ref().map_or(Ok(()), |quota| quota.check(bytes));
                 if info.size < LASTING_BYTES_MIN {
+                    fits(info.room())?;
                     let room = Target::room_for(&export.folder, &path, info, 0)?;
                     let target = Target::create(&export.folder, &path, info.size, info.mode)?;
                     target.set_room(room);
@@ -170,6 +174,13 @@ impl Session {
                 let key = Digest::of(key.as_bytes());
                 wait_for_release(&export.folder, &path, &key, until);
                 let (target, have) = create_lasting(&export.folder, &path, info, &key)?;
+                let there = have.as_ref().map_or(0, |have| have.extents.bytes());
+                if let Err(fault) = fits(info.room().saturating_sub(there)) {
+                    if have.is_none() {
+                        target.discard();
+                    }
+                    return Err(fault);
+                }
                 Ok((landed(target), have))
             };
             Event::Created(
@@ -205,6 +216,10 @@ impl Session {
         let landing = |piece: verbatim_proto::message::Piece| Landing {
             target: writing.targets.get(&piece.file).map(|landed| landed.target.clone()),
             size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
+            refused: writing.targets.get(&piece.file).and_then(|landed| {
+                let quota = landed.quota.as_ref()?;
+                quota.take(piece.extent.len).err()
+            }),
             piece,
         };
         let pieces = pieces.into_iter().map(landing).collect();

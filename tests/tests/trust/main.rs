@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod exports;
 #[allow(dead_code, reason = "other targets use the rest")]
 #[path = "../../src/process.rs"]
 mod process;

@@ -161,6 +161,10 @@ async fn serve(config: Config, flags: &Flags) -> Result<(), ServerError> {
     for export in exports {
         let path = export.path.display().to_string();
         tracing::info!(name = export.name, path, mode = %export.mode, "export");
+        if open && export.tokens.is_empty() {
+            let hint = "name who may use it in its tokens, or turn insecure_no_auth off";
+            tracing::warn!(name = export.name, mode = %export.mode, hint, "open to anybody");
+        }
     }
     if open {
         tracing::warn!("anybody who can connect is let in (insecure_no_auth)");
