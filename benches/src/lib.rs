@@ -16,18 +16,41 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// What every comparison is told.
+#[derive(clap::Args)]
+pub struct Common {
+    /// Rounds; the best of each counts.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Where copies go: a tmpfs.
+    #[arg(long, default_value = "/dev/shm")]
+    pub target: PathBuf,
+    /// Write the figures to FILE as JSON.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
 /// What one run of a command took.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// From start to exit.
     pub time: Duration,
+    /// What it used while it ran.
+    pub used: Used,
+}
+
+/// What a process used. Processor time is the figure that others on the machine change least.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
     /// The most anonymous memory it had, in KiB.
     pub rss_anon_kib: u64,
+    /// Processor time, of its user and of the system for it.
+    pub cpu: Duration,
 }
 
 /// Runs a command to its end; it must succeed.
 pub fn run(command: &mut Command) -> Run {
-    let begin = Instant::now();
+    let (begin, before) = (Instant::now(), cpu_of("self", CHILDREN));
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -38,11 +61,15 @@ pub fn run(command: &mut Command) -> Run {
     let status = child.wait().expect("the child can be waited for");
     let time = begin.elapsed();
     assert!(status.success(), "{command:?} ended with {status}");
-    Run { time, rss_anon_kib: watch.stop() }
+    // What it used as a process of its own is gone with it: its parent has the sum.
+    let cpu = cpu_of("self", CHILDREN) - before;
+    Run { time, used: Used { cpu, ..watch.stop() } }
 }
 
-/// Samples the anonymous memory of a process.
+/// Watches what a process uses.
 pub struct Watch {
+    pid: u32,
+    cpu: Duration,
     stop: Arc<AtomicBool>,
     most_kib: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -60,17 +87,34 @@ impl Watch {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        Self { stop, most_kib, thread: Some(thread) }
+        Self { pid, cpu: cpu_of(pid, OWN), stop, most_kib, thread: Some(thread) }
     }
 
-    /// The most memory that was seen, in KiB.
-    pub fn stop(mut self) -> u64 {
+    /// What it used meanwhile.
+    pub fn stop(mut self) -> Used {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.join().expect("sampling does not panic");
         }
-        self.most_kib.load(Ordering::Relaxed)
+        let cpu = cpu_of(self.pid, OWN).saturating_sub(self.cpu);
+        Used { rss_anon_kib: self.most_kib.load(Ordering::Relaxed), cpu }
     }
+}
+
+/// Where `/proc/PID/stat` has the times of a process and of its children, counted from behind
+/// its name.
+const OWN: usize = 11;
+const CHILDREN: usize = 13;
+
+/// What the kernel counts those times in, whatever its own clock is.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// The processor time of a process, or of its children that ended.
+fn cpu_of(pid: impl std::fmt::Display, whose: usize) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let behind_name = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks = behind_name.skip(whose).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
+    Duration::from_millis(ticks.sum::<u64>() * 1000 / TICKS_PER_SECOND)
 }
 
 fn rss_anon_kib(pid: u32) -> u64 {

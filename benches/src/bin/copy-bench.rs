@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Serve, Watch, run};
+use verbatim_benches::{Common, Serve, Watch, run};
 
 /// Measure one large file against cp.
 #[derive(Parser)]
@@ -21,21 +21,14 @@ struct Flags {
     /// Size of the file in MiB.
     #[arg(long, default_value_t = 4096)]
     size_mib: u64,
-    /// Rounds; the best of each counts.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
     /// Size of the sparse file in GiB; 0 leaves it out.
     #[arg(long, default_value_t = 64)]
     sparse_gib: u64,
     /// Where the source is, on a disk: it is read from the page cache.
     #[arg(long, default_value = "/var/tmp")]
     source: PathBuf,
-    /// Where copies go: a tmpfs.
-    #[arg(long, default_value = "/dev/shm")]
-    target: PathBuf,
-    /// Write the figures to FILE as JSON.
-    #[arg(long)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 fn main() {
@@ -43,7 +36,7 @@ fn main() {
     let bins = std::env::current_exe().expect("this program has a path");
     let bins = bins.parent().expect("it is in a folder").to_owned();
     let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
-    let target = tempfile::tempdir_in(&flags.target).expect("a target folder");
+    let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     let file = source.path().join("big");
     println!("writing {} MiB to {}", flags.size_mib, file.display());
     fill(&file, flags.size_mib);
@@ -71,7 +64,7 @@ fn main() {
     let down =
         |serve: &Serve| serve.cp(&["-q", &format!("rdma://127.0.0.1:{}/big/big", serve.port), &to]);
     run(&mut down(&cached));
-    for round in 0..flags.rounds {
+    for round in 0..flags.common.rounds {
         for (index, way) in ways.iter_mut().enumerate() {
             let _ = std::fs::remove_file(&out);
             let serve = if index == 1 { &cached } else { &fresh };
@@ -125,13 +118,13 @@ fn sparse(flags: &Flags, source: &Path, serve: &Serve) -> (u64, u64) {
     let url = format!("rdma://127.0.0.1:{}/big/sparse", serve.port);
     let client = run(&mut serve.cp(&["-q", &url, &out]));
     println!("sparse {} GiB {:.1} s", flags.sparse_gib, client.time.as_secs_f64());
-    (client.rss_anon_kib, watch.stop())
+    (client.used.rss_anon_kib, watch.stop().rss_anon_kib)
 }
 
 fn report(flags: &Flags, ways: &[Way], sparse: Option<(u64, u64)>) {
     let mut table = Table::of(ways);
     table.note("size_mib", flags.size_mib.into());
-    table.note("rounds", flags.rounds.into());
+    table.note("rounds", flags.common.rounds.into());
     if let Some((client, server)) = sparse {
         let (client, server) = (client / 1024, server / 1024);
         println!(
@@ -143,5 +136,5 @@ fn report(flags: &Flags, ways: &[Way], sparse: Option<(u64, u64)>) {
         });
         table.note("sparse", figures);
     }
-    table.write(flags.json.as_deref());
+    table.write(flags.common.json.as_deref());
 }

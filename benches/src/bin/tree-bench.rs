@@ -1,5 +1,5 @@
 //! A tree of many small files over loopback TCP against `cp -a`, interleaved,
-//! best of several, both ways; and the anonymous memory of both sides. With
+//! best of several, both ways; with processor time and memory of both sides. With
 //! `--files 1000000 --rounds 1` it shows that memory stays flat.
 
 #![forbid(unsafe_code)]
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Serve, Watch, run};
+use verbatim_benches::{Common, Serve, Watch, run};
 
 /// Files in one folder.
 const FOLDER_FILES: usize = 1000;
@@ -24,18 +24,11 @@ struct Flags {
     /// How long each is.
     #[arg(long, default_value_t = 4096)]
     bytes: usize,
-    /// Rounds; the best of each counts.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
     /// Where the tree is.
     #[arg(long, default_value = "/dev/shm")]
     source: PathBuf,
-    /// Where copies go.
-    #[arg(long, default_value = "/dev/shm")]
-    target: PathBuf,
-    /// Write the figures to FILE as JSON.
-    #[arg(long)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 fn main() {
@@ -43,7 +36,7 @@ fn main() {
     let bins = std::env::current_exe().expect("this program has a path");
     let bins = bins.parent().expect("it is in a folder").to_owned();
     let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
-    let target = tempfile::tempdir_in(&flags.target).expect("a target folder");
+    let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     let tree = source.path().join("tree");
     println!("writing {} files of {} bytes", flags.files, flags.bytes);
     fill(&tree, &flags);
@@ -58,7 +51,7 @@ fn main() {
     let out = target.path().join("copy");
     let (from, to) = (tree.display().to_string(), out.display().to_string());
     let (down, up) = (url(&serve, "src/tree"), url(&serve, "up/copy"));
-    for round in 0..flags.rounds {
+    for round in 0..flags.common.rounds {
         for (index, way) in ways.iter_mut().enumerate() {
             let mut command = match index {
                 0 => {
@@ -77,8 +70,8 @@ fn main() {
     let mut table = Table::of(&ways);
     table.note("files", flags.files.into());
     table.note("bytes", flags.bytes.into());
-    table.note("rounds", flags.rounds.into());
-    table.write(flags.json.as_deref());
+    table.note("rounds", flags.common.rounds.into());
+    table.write(flags.common.json.as_deref());
 }
 
 fn url(serve: &Serve, path: &str) -> String {

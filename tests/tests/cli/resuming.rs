@@ -10,7 +10,7 @@ use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, assert_same, bytes, names, text};
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,15 +95,23 @@ fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
     assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), BIG_BYTES as u64);
 }
 
-#[test]
-fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
-    let World { serve, dir } = World::new();
-    let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
+/// A download of a large file that was killed in the middle, its source, and where it goes.
+fn cut_download() -> (World, PathBuf, PathBuf) {
+    let world = World::new();
+    let (source, out) = (world.path("data/big"), world.path("out"));
     make_settled(&source);
-    let mut copy = serve.start_cp(&slowly(&[serve.at("data/big"), text(&out)]));
+    let command = [world.serve.at("data/big"), text(&out)];
+    let mut copy = world.serve.start_cp(&slowly(&command));
     wait_for_journal(&mut copy, &out);
     copy.signal(Signal::KILL);
     drop(copy.end());
+    (world, source, out)
+}
+
+#[test]
+fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
+    let (world, source, out) = cut_download();
+    let serve = &world.serve;
     let other = bytes(77, BIG_BYTES);
     fs::write(&source, &other).unwrap();
     serve.cp(&[serve.at("data/big"), text(&out)]).done();
@@ -176,13 +184,8 @@ fn a_source_that_was_rewritten_behind_its_time_is_not_believed_by_the_notes() {
 
 #[test]
 fn a_download_is_not_mixed_with_a_source_that_was_rewritten_behind_its_time() {
-    let World { serve, dir } = World::new();
-    let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
-    make_settled(&source);
-    let mut copy = serve.start_cp(&slowly(&[serve.at("data/big"), text(&out)]));
-    wait_for_journal(&mut copy, &out);
-    copy.signal(Signal::KILL);
-    drop(copy.end());
+    let (world, source, out) = cut_download();
+    let serve = &world.serve;
     rewrite_behind_its_time(&source);
     serve.cp(&[serve.at("data/big"), text(&out)]).done();
     assert_same(&source, &out.join("big"));
