@@ -182,7 +182,7 @@ pub enum ConfigError {
         nearest: Option<String>,
     },
     /// A value is not one of those the key may have.
-    #[error("{origin}: {key} = {value} is out of range: it must be {range}")]
+    #[error("{origin}: {key} = {value} is out of range: it must be {range}; default: {default}")]
     OutOfRange {
         /// The file.
         origin: String,
@@ -192,6 +192,8 @@ pub enum ConfigError {
         value: String,
         /// The values it may have.
         range: String,
+        /// The one it has where none is set, as TOML.
+        default: String,
     },
     /// An export has a bad name or a bad path.
     #[error("bad export \"{export}\": {why}")]
@@ -310,15 +312,24 @@ fn nearest_key(key: &str, known: &[String]) -> Option<String> {
 
 fn check_values(table: &Table, origin: &str) -> Result<(), ConfigError> {
     let refuse = |key: &str, value: &Value, range: String| {
+        let default = find(&as_table(&Config::default()), key).map(Value::to_string);
         let (origin, key, value) = (origin.into(), key.into(), value.to_string());
-        Err(ConfigError::OutOfRange { origin, key, value, range })
+        let default = default.unwrap_or_default();
+        Err(ConfigError::OutOfRange { origin, key, value, range, default })
     };
-    for (key, range) in RANGES {
+    for (key, range) in RANGES.iter().chain(&rdma::RANGES) {
         match find(table, key) {
             Some(value @ Value::Integer(number)) if !range.contains(number) => {
                 return refuse(key, value, format!("from {} to {}", range.start(), range.end()));
             }
             _ => {}
+        }
+    }
+    for key in rdma::CHOICES {
+        if let Some(value) = find(table, key)
+            && let Some(range) = rdma::refusal(key, value)
+        {
+            return refuse(key, value, range.into());
         }
     }
     match find(table, "listen") {
@@ -355,18 +366,14 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 /// Where the configuration of a service is, if there is one.
 const SERVICE_CONFIG: &str = "/etc/verbatim/rdma-serve.toml";
 
-/// The numbers each key may have.
-const RANGES: [(&str, RangeInclusive<i64>); 12] = [
+/// The numbers each key may have; those of RDMA are beside its keys.
+const RANGES: [(&str, RangeInclusive<i64>); 8] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
     ("limits.links_per_session_max", 1..=LINKS_MAX as i64),
     ("limits.handshake_seconds", 1..=300),
     ("limits.idle_seconds", 10..=86400),
-    ("rdma.port", 0..=255),
-    ("rdma.gid_index", -1..=255),
-    ("rdma.pinned_mb_per_session", 64..=1_048_576),
-    ("rdma.pin_budget_mb", 8..=16_777_216),
     ("cache.size_mb", 1..=65536),
     ("uploads.keep_hours", 0..=87600),
 ];
@@ -488,13 +495,15 @@ mod tests {
     #[test]
     fn every_number_has_a_range_that_its_error_names() {
         let default = as_table(&Config::default());
-        for (key, range) in RANGES {
+        for (key, range) in RANGES.iter().chain(&rdma::RANGES) {
             assert!(find(&default, key).is_some_and(Value::is_integer), "{key}");
             for value in [range.start() - 1, range.end() + 1, i64::MIN, i64::MAX] {
                 let (text, _) = refusal(&format!("{key} = {value}"));
                 let (start, end) = (range.start(), range.end());
-                let expected =
-                    format!("{key} = {value} is out of range: it must be from {start} to {end}");
+                let default = find(&default, key).expect("it has a default");
+                let expected = format!(
+                    "{key} = {value} is out of range: it must be from {start} to {end}; default: {default}"
+                );
                 assert!(text.ends_with(&expected), "{text}");
             }
             for value in [range.start(), range.end()] {
@@ -503,7 +512,10 @@ mod tests {
         }
         let keys = keys_of(&default);
         let numbers = keys.iter().filter(|key| find(&default, key).is_some_and(Value::is_integer));
-        assert_eq!(numbers.count(), RANGES.len(), "a number has no range");
+        let ranges = RANGES.len() + rdma::RANGES.len();
+        let chosen =
+            rdma::CHOICES.iter().filter(|key| find(&default, key).is_some_and(Value::is_integer));
+        assert_eq!(numbers.count(), ranges + chosen.count(), "a number has no range");
     }
 
     #[test]
@@ -519,8 +531,8 @@ mod tests {
     fn a_value_changed_by_a_flag_is_checked_too() {
         let mut config = Config { workers: 257, ..Config::default() };
         let error = config.check("command line").unwrap_err();
-        let text = "command line: workers = 257 is out of range: it must be from 0 to 256";
-        assert_eq!(error.to_string(), text);
+        let text = "workers = 257 is out of range: it must be from 0 to 256; default: 0";
+        assert_eq!(error.to_string(), format!("command line: {text}"));
         config.workers = 3;
         config.drain_seconds = u32::MAX;
         assert!(config.check("command line").is_err());

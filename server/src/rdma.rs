@@ -20,13 +20,19 @@ use verbatim_proto::units::WINDOW_BYTES;
 #[derive(Clone, Default)]
 pub(crate) struct Rdma {
     /// Whether clients may use it at all.
-    pub enabled: bool,
+    pub enable: bool,
     /// Which device, port and address.
     pub wish: Wish,
     /// What one client may have.
     pub limits: DomainLimits,
     /// How links are.
     pub options: Options,
+    /// Queue pairs of one client.
+    pub qps_max: u16,
+    /// Windows of one client at a time that are copies of files, each as long as a window.
+    pub copied_windows_max: usize,
+    /// What uploads of one client land in.
+    pub upload_bytes_max: u64,
     /// What all clients together may have.
     pub pins: Option<Arc<Pins>>,
 }
@@ -34,8 +40,8 @@ pub(crate) struct Rdma {
 impl Rdma {
     /// Chooses where links of a client start that reached us at this address.
     fn place(&self, local: Option<IpAddr>) -> Result<Place, FabricError> {
-        if !self.enabled {
-            let hint = "set rdma.enabled in the server's configuration";
+        if !self.enable {
+            let hint = "set rdma.enable in the server's configuration";
             return Err(FabricError::device("no RDMA", "it is switched off", hint));
         }
         let wish = Wish { local: self.wish.local.or(local), ..self.wish.clone() };
@@ -50,7 +56,7 @@ impl Rdma {
     pub fn missing(&self) -> Option<Missing> {
         let error = self.place(None).err()?;
         let hint = error.hint().map(str::to_owned);
-        Some(Missing { disabled: !self.enabled, text: error.to_string(), hint })
+        Some(Missing { disabled: !self.enable, text: error.to_string(), hint })
     }
 
     /// What all sessions together may pin.
@@ -257,6 +263,6 @@ mod tests {
     fn a_device_that_is_switched_off_is_said_to_be() {
         let error = Rdma::default().place(None).expect_err("off");
         assert!(error.to_string().contains("switched off"), "{error}");
-        assert!(error.hint().expect("a hint").contains("rdma.enabled"));
+        assert!(error.hint().expect("a hint").contains("rdma.enable"));
     }
 }

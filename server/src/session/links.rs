@@ -62,6 +62,11 @@ impl Session {
                 self.adopt(link, Box::new(end));
                 Ok(LinkAnswer::Sim { endpoint })
             }
+            LinkOffer::Verbs { .. } if link.index >= self.shared.rdma.qps_max => {
+                let qps_max = self.shared.rdma.qps_max;
+                let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
+                Err(Fault::new(Code::Limit, text))
+            }
             LinkOffer::Verbs { address: peer } => {
                 let named = Address::from_bytes(&peer);
                 let named = named.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;

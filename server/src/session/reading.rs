@@ -19,9 +19,6 @@ use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_M
 use verbatim_proto::{Code, Digest, Extent, Fault, Kept, Survey, WirePath};
 use verbatim_telemetry::labels::Direction;
 
-/// Windows that are copies at a time: each takes as much memory as it is long.
-const COPIED_WINDOWS_MAX: usize = 4;
-
 /// The reading half of a session.
 pub(super) struct Reading {
     pub machine: ReadServer,
@@ -182,7 +179,7 @@ impl Session {
 
     pub(super) fn prepared(&mut self, id: WindowId, answer: Prepared, window: Option<Window>) {
         if window.as_ref().is_some_and(|window| window.copied) {
-            self.reading.machine.lease_at_most(COPIED_WINDOWS_MAX);
+            self.reading.machine.lease_at_most(self.shared.rdma.copied_windows_max);
         }
         self.reading.windows.extend(window.map(|window| (id, window)));
         self.reading.machine.prepared(id, answer);

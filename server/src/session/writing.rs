@@ -101,6 +101,9 @@ impl Session {
         let mut slots = Vec::new();
         self.writing.wanting.remove(&link);
         for made in 0..count {
+            if self.has_slots(link) && !self.has_room_for_slot() {
+                break;
+            }
             let Some(pin) = self.domain.pin(u64::from(self.chunk_bytes)) else {
                 self.writing.wanting.insert(link, count - made);
                 break;
@@ -117,6 +120,17 @@ impl Session {
         self.show_slots();
         self.writing.machine.provisioned(link, slots);
         Ok(())
+    }
+
+    fn has_slots(&self, link: LinkId) -> bool {
+        self.writing.slots.values().any(|slot| slot.link == link)
+    }
+
+    /// Whether another slot is within what uploads may take. A link has one in any case: without
+    /// it nothing could be written over it.
+    fn has_room_for_slot(&self) -> bool {
+        let count = self.writing.slots.len() as u64 + 1;
+        count * u64::from(self.chunk_bytes) <= self.shared.rdma.upload_bytes_max
     }
 
     /// Makes slots that could not be pinned before, those of the first link first.

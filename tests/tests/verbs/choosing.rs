@@ -157,3 +157,39 @@ fn only_a_copy_that_may_use_rdma_opens_its_library() {
         assert_eq!(ended.stderr.contains("libibverbs"), opens, "{transport}: {}", ended.stderr);
     }
 }
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn settings_of_the_server_reach_its_queue_pairs() {
+    let dir = folders_with_a();
+    let [data, landing] = exports(dir.path());
+    let start = |rdma: &str| {
+        let config = dir.path().join("serve.toml");
+        fs::write(&config, format!("[rdma]\n{rdma}\n[log]\nlevel = \"debug\"\n")).expect("writes");
+        let config = config.display().to_string();
+        Serve::start(&["--config", &config, &data, &landing])
+    };
+    let from = dir.path().join("data/a").display().to_string();
+    // Everything smaller than it is by default: it works, and is kept to.
+    let serve = start(
+        "qps = 2\nmtu = 256\nmax_inline_data = 0\nmax_send_wr = 64\nmax_recv_wr = 16\n\
+         use_event_channel = false\nsend_buffer_mb = 16\nrecv_buffer_mb = 16\n\
+         traffic_class = 106\nservice_level = 3",
+    );
+    assert_verbs(&copy(&serve, dir.path(), &["--json", "-j", "6"]).done(), true);
+    assert_verbs(&serve.cp(&["--json", "-j", "6", &from, &serve.at("in")]).done(), false);
+    assert!(is_same(dir.path().join("data/a"), dir.path().join("in/a")));
+    let made = serve.log().matches("link made").count();
+    assert_eq!(made, 4, "two of the six that each copy asked for: {}", serve.log());
+    drop(serve);
+    // A partition that the port is not in.
+    let serve = start("pkey_index = 77");
+    let done = copy(&serve, dir.path(), &["--json"]).done();
+    assert_tcp_because(&done, &["has no partition 77", "pkeys"]);
+    drop(serve);
+    // An address that the server does not have.
+    let serve = start("gid_index = 201");
+    let done = copy(&serve, dir.path(), &["--json"]).done();
+    assert_tcp_because(&done, &["has no address 201"]);
+    assert!(serve.log().contains("has no address 201"), "{}", serve.log());
+}

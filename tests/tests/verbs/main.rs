@@ -249,7 +249,7 @@ fn a_server_without_rdma_is_copied_from_over_tcp_unless_the_user_insists() {
     let dir = folders();
     tree::write(&dir.path().join("data/a"), &tree::content(1, 5 << 20));
     let config = dir.path().join("serve.toml");
-    fs::write(&config, "[rdma]\nenabled = false\n").expect("writes");
+    fs::write(&config, "[rdma]\nenable = false\n").expect("writes");
     let [data, landing] = exports(dir.path());
     let config = config.display().to_string();
     let serve = Serve::start(&["--config", &config, &data, &landing]);

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
+mod rdma;
 mod share;
 
 use clap::Parser;
@@ -86,6 +87,9 @@ struct Flags {
     /// Only for networks where everybody may read, and write what is exported :rw.
     #[arg(long)]
     insecure_no_auth: bool,
+
+    #[command(flatten)]
+    rdma: rdma::RdmaFlags,
 }
 
 impl Flags {
@@ -106,6 +110,7 @@ impl Flags {
             config.metrics = Metrics { listen, asked_for: true };
         }
         config.insecure_no_auth |= self.insecure_no_auth;
+        self.rdma.lay_over(&mut config.rdma);
         config.check("the command line")?;
         Ok(config)
     }
