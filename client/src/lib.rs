@@ -1,4 +1,4 @@
-//! `rdma-cp` as a library: where things are (`location`), what goes where by
+//! `rdma-cp` and `rdma-sync` (`sync`) as a library: where things are (`location`), what goes where by
 //! the rules of cp (`targets`, `glob`), what of it (`rules`), how fast (`pace`), a
 //! session that copies (`session`), and what is told on the way (`report`). Never touches the terminal: the binary does.
 //! Knows nothing of the server crate.
@@ -21,6 +21,7 @@ pub mod rules;
 pub mod session;
 mod sink;
 pub mod size;
+pub mod sync;
 pub mod targets;
 pub mod watching;
 mod worker;
@@ -28,7 +29,8 @@ mod worker;
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
 pub use report::{
-    Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
+    Altered, Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped,
+    Summary,
 };
 pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};

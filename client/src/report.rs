@@ -17,6 +17,8 @@ pub trait Observer: Send {
     fn skipped(&mut self, _skipped: &Skipped) {}
     /// A file, folder or link would be copied, were this not a dry run.
     fn planned(&mut self, _planned: &Planned) {}
+    /// A mirror changes something at its target, or would, were this not a dry run.
+    fn altered(&mut self, _altered: &Altered) {}
     /// How far it is; called a few times a second.
     fn progress(&mut self, _progress: &Progress) {}
     /// The server was lost, and is tried again after a pause.
@@ -92,6 +94,19 @@ pub struct Planned {
     /// What it is.
     pub kind: EntryKind,
     /// How long it is.
+    pub bytes: u64,
+}
+
+/// Something that a mirror changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Altered {
+    /// What is done: folder, copy, link, symlink, metadata or delete.
+    pub action: &'static str,
+    /// Where, below the target.
+    pub path: String,
+    /// Why, in words.
+    pub why: Vec<&'static str>,
+    /// How long a file is.
     pub bytes: u64,
 }
 
@@ -189,6 +204,12 @@ pub struct Summary {
     pub moved_bytes: u64,
     /// Bytes of these that were holes, and not moved.
     pub hole_bytes: u64,
+    /// What a mirror changed, or would have.
+    pub changes: u64,
+    /// Of these, what was deleted.
+    pub deletes: u64,
+    /// Whether a file was there with another content.
+    pub differs: bool,
     /// What of the metadata was not kept.
     pub dropped: Dropped,
     /// How long it took.

@@ -375,6 +375,7 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
         hashing: Hashing::new(cache),
         workers,
         joins: Joins::default(),
+        holders: Default::default(),
         next_link: AtomicU64::new(0),
         sim: options.sim,
         rdma,

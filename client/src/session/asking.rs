@@ -3,7 +3,8 @@
 
 use super::{ClientError, Session, choices};
 use verbatim_proto::message::Entry;
-use verbatim_proto::{ClientMessage, Code, Fault, Look, Scan, WirePath};
+use verbatim_proto::mirror::About;
+use verbatim_proto::{ClientMessage, Code, Fault, Look, MirrorRequest, Scan, WirePath};
 
 impl Session {
     /// Says what is at a remote path; a link is followed.
@@ -38,6 +39,25 @@ impl Session {
             all.extend(named.map(|(path, answer)| answer.map(|entry| Entry { path, ..entry })));
         }
         Ok(all)
+    }
+
+    /// Says what kind of place a remote folder is; holds it, as a target, until the session ends.
+    pub(crate) async fn begin(
+        &mut self,
+        path: &WirePath,
+        hold: bool,
+    ) -> Result<Result<About, Fault>, ClientError> {
+        let request = self.core.request();
+        let begin = MirrorRequest::Begin { request, path: path.clone(), hold };
+        self.core.sending.push_back(ClientMessage::Mirror(begin));
+        self.core.asking = true;
+        loop {
+            if let Some(answer) = self.core.begun.remove(&request) {
+                self.core.asking = false;
+                return Ok(answer);
+            }
+            self.turn_or_end().await?;
+        }
     }
 
     /// Lists a remote folder, or the exports.

@@ -9,25 +9,24 @@ use super::down::Downloads;
 use super::endings::Mark;
 use super::ledger::{Item, Ledger};
 use super::links::Links;
+use super::mirror::{Gathered, Mirroring};
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
 use crate::pace::Pace;
-use crate::report::{
-    Failure, FileDone, Observer, Planned, Progress, Quiet, SkipReason, Skipped, Summary,
-};
+use crate::report::{Altered, Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped};
 use crate::rules::{Rules, Task};
 use crate::worker::{Command, Stats};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
+use verbatim_proto::mirror::About;
 use verbatim_proto::read::ReadClient;
 use verbatim_proto::write::WriteClient;
 use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
@@ -53,6 +52,11 @@ pub(super) struct Core {
     pub downloads: Downloads,
     pub uploads: Uploads,
     pub trees: Trees,
+    /// The tree that is made equal to another, if that is the work.
+    pub mirror: Option<Box<Mirroring>>,
+    pub gathered: Gathered,
+    /// What kinds of places the server said some are.
+    pub begun: HashMap<u32, Result<About, Fault>>,
     /// Files that may be open at a time.
     pub open_max: usize,
     pub choices: Choices,
@@ -80,6 +84,7 @@ pub(super) enum Report {
     Failed(Failure),
     Skipped(Skipped),
     Planned(Planned),
+    Altered(Altered),
 }
 
 /// The longest a turn waits: deadlines are looked at, and progress is told, this often.
@@ -104,6 +109,7 @@ impl Core {
     /// Whether an answer is late that neither machine waits for.
     pub(super) fn is_overdue(&self) -> bool {
         let waits = self.asking || self.trees.awaits() || self.choices.awaits();
+        let waits = waits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
         waits && self.quiet_since.elapsed() > self.options.timeout
     }
 
@@ -120,6 +126,7 @@ impl Core {
             Work::UploadTree(tree) => self.add_local_tree(number, tree),
             Work::ToPipe(work) => self.add_to_pipe(mark, work),
             Work::FromPipe(work) => self.add_from_pipe(mark, work),
+            Work::Mirror(mirror) => self.add_mirror(number, *mirror),
         }
     }
 
@@ -129,6 +136,7 @@ impl Core {
             && self.compares.is_idle()
             && self.trees.is_idle()
             && self.choices.is_idle()
+            && self.mirror.as_ref().is_none_or(|mirror| mirror.is_done())
     }
 
     pub(super) fn wait(&self) -> Duration {
@@ -137,12 +145,15 @@ impl Core {
         let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
         let paced = self.pace.as_ref().and_then(|pace| pace.wait(now));
         let wait = paced.map_or(wait, |paced| wait.min(paced));
+        let eager = self.mirror.as_ref().is_some_and(|mirror| mirror.eager);
+        let wait = if eager { Duration::ZERO } else { wait };
         // A deadline that has passed was acted on: look again soon, but do not spin.
         wait.clamp(Duration::from_millis(1), TURN_MAX)
     }
 
     /// Starts what there is room for, and does what the machines ask.
     pub(super) fn advance(&mut self) {
+        self.pump_mirror();
         self.pump_trees();
         self.pump_choices();
         self.pump_downloads();
@@ -200,6 +211,7 @@ impl Core {
             }
             // This session watches nothing: whoever does has one of its own.
             ServerMessage::Working | ServerMessage::Watch(_) => {}
+            ServerMessage::Mirror(reply) => self.mirror_reply(reply),
             ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
             // A server that tells us that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
@@ -257,6 +269,7 @@ impl Core {
             Event::HolesFound(file, survey) => self.write.found(file, survey),
             Event::Pipe(file, event) => self.pipe_event(file, event),
             Event::LocalPage(page) => self.local_page(page),
+            Event::TreePaged(paged) => self.tree_paged(paged),
             Event::Ended(answers) => self.ended(answers),
         }
     }
@@ -328,6 +341,7 @@ impl Core {
                 Report::Failed(failure) => observer.failed(&failure),
                 Report::Skipped(skipped) => observer.skipped(&skipped),
                 Report::Planned(planned) => observer.planned(&planned),
+                Report::Altered(altered) => observer.altered(&altered),
             }
         }
     }
@@ -340,62 +354,7 @@ impl Core {
         self.leave_uploads();
         self.leave_compares();
         self.leave_choices();
+        self.leave_mirror();
         self.leave_trees();
-    }
-
-    pub(super) fn progress_now(&self) -> Progress {
-        Progress {
-            bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
-            searching: !self.trees.is_found() || self.is_streaming(),
-            links: self.links.up_count(),
-            elapsed: self.now(),
-            quiet: self.quiet(),
-            ..self.progress.clone()
-        }
-    }
-
-    /// Bytes that this session moved.
-    pub(super) fn moved_bytes(&self) -> u64 {
-        self.stats.bytes.load(Ordering::Relaxed) - self.found_bytes
-    }
-
-    /// How long the server has owed us an answer.
-    fn quiet(&self) -> Option<Quiet> {
-        let awaits = !self.read.is_idle() || !self.write.is_idle() || self.trees.awaits();
-        let quiet = Quiet { so_far: self.quiet_since.elapsed(), at_most: self.options.timeout };
-        (awaits && self.hashing == 0).then_some(quiet)
-    }
-
-    /// Begins where earlier sessions of the copy ended.
-    pub(super) fn take_up(&mut self, ledger: Ledger) {
-        let Summary { files, bytes, .. } = ledger.summary;
-        self.progress = Progress {
-            files,
-            files_known: files,
-            bytes,
-            bytes_known: bytes,
-            ..Progress::default()
-        };
-        self.ledger = ledger;
-    }
-
-    /// The books, with what this session adds to them.
-    pub(super) fn hand_over(&mut self) -> Ledger {
-        let mut ledger = std::mem::replace(&mut self.ledger, Ledger::new(&self.peer));
-        let summary = &mut ledger.summary;
-        if let Some(transport) = self.links.transport.clone() {
-            summary.reason = self.carrier.reason().map(str::to_owned);
-            summary.transport = transport;
-        }
-        summary.places = self.carrier.places().to_vec();
-        let posted = self.carrier.posted();
-        summary.rdma.reads += posted.reads;
-        summary.rdma.writes += posted.writes;
-        summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
-        summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
-        summary.limited_by = self.stats.limit();
-        summary.mismatches += self.read.mismatches() + self.write.mismatches();
-        summary.links_lost += self.links.lost;
-        ledger
     }
 }

@@ -1,14 +1,15 @@
 //! A session with one server: the control connection, the links, the machines,
 //! and the work that is left. One task takes messages of the server and events
 //! of workers and jobs, feeds the machines and does what they ask; `links`,
-//! `down`, `up`, `trees`, `walking`, `making`, `endings`, `choices` and `compare`
-//! each do one kind of work.
+//! `down`, `up`, `trees`, `walking`, `making`, `endings`, `choices`, `compare` and
+//! `mirror` each do one kind of work.
 //!
 //! A session ends when its work is done, or breaks: then it lets go of what is
 //! unfinished, and its ledger goes to the next one. Whether there is a next one
 //! is decided in `reconnect`.
 
 mod asking;
+mod books;
 mod carrier;
 mod choices;
 mod compare;
@@ -19,6 +20,7 @@ mod endings;
 mod ledger;
 mod links;
 mod making;
+mod mirror;
 mod pipes;
 mod queue;
 mod trees;
@@ -57,6 +59,7 @@ pub use carrier::{CarrierOptions, Transport};
 pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
+pub use mirror::{Mirror, Way};
 pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
 pub use walking::LocalTree;
@@ -170,6 +173,7 @@ pub(crate) enum Event {
     HolesFound(FileId, Survey),
     Pipe(FileId, PipeEvent),
     LocalPage(walking::LocalPage),
+    TreePaged(mirror::TreePaged),
     Ended(endings::Ended),
 }
 
@@ -188,6 +192,8 @@ pub enum Work {
     ToPipe(ToPipe),
     /// Standard input, to send.
     FromPipe(FromPipe),
+    /// A tree to make equal to another; the only work of its session.
+    Mirror(Box<Mirror>),
 }
 
 pub use pipes::{FromPipe, ToPipe};
@@ -241,6 +247,9 @@ impl Session {
             downloads: Downloads::default(),
             uploads: Uploads::default(),
             trees: Trees::default(),
+            mirror: None,
+            gathered: Default::default(),
+            begun: HashMap::new(),
             open_max,
             choices: Choices::default(),
             compares: Compares::default(),

@@ -114,8 +114,12 @@ impl Folder {
         let is_old = |known: &&Parent| now.duration_since(known.opened) >= PARENT_LIFE;
         let old = parents.iter().take_while(is_old).count();
         parents.drain(..old);
-        if let Some(known) = parents.iter().rfind(|known| known.path.as_bytes() == parent) {
-            return Ok(known.fd.clone());
+        if let Some(at) = parents.iter().rposition(|known| known.path.as_bytes() == parent) {
+            // One that was removed has no name, and takes none.
+            if rustix::fs::fstat(&*parents[at].fd).is_ok_and(|stat| stat.st_nlink > 0) {
+                return Ok(parents[at].fd.clone());
+            }
+            parents.remove(at);
         }
         let parent = path.parent();
         let fd = Arc::new(OpenFolder::new(self.open_folder(&parent)?));
@@ -178,9 +182,9 @@ impl Folder {
         }
     }
 
-    /// Lets the owner of a folder, if that is this user, read and write it. Root need not ask.
-    fn open_up(&self, path: &WirePath) -> Result<(), rustix::io::Errno> {
-        let fd = self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)?;
+    /// Lets the owner of a folder or file, if that is this user, read and write it. Root need not ask.
+    pub(crate) fn open_up(&self, path: &WirePath) -> Result<(), rustix::io::Errno> {
+        let fd = self.resolve(path, OFlags::PATH)?;
         let stat = rustix::fs::fstat(&fd)?;
         let user = rustix::process::geteuid();
         if user.is_root() || stat.st_uid != user.as_raw() || stat.st_mode & 0o700 == 0o700 {

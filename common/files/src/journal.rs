@@ -140,7 +140,7 @@ fn unseal(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// What names this boot; zeros, which no journal trusts, where the system does not say.
-pub(crate) fn boot_id() -> [u8; BOOT_BYTES] {
+pub fn boot_id() -> [u8; BOOT_BYTES] {
     let mut id = [0; BOOT_BYTES];
     if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id")
         && let Some(first) = text.get(..BOOT_BYTES)

@@ -5,22 +5,27 @@
 
 #![forbid(unsafe_code)]
 
+mod alter;
 mod commit;
 pub mod folder;
 pub mod hash;
+pub mod hold;
 pub mod holes;
 pub mod identity;
 pub mod journal;
 pub mod limit;
 pub mod memo;
 pub mod meta;
+mod names;
 mod naming;
 mod opened;
+pub mod paging;
 pub mod partial;
 pub mod reap;
 pub mod source;
 pub mod space;
 pub mod target;
+pub mod tree;
 pub mod walk;
 pub mod watch;
 
@@ -29,5 +34,6 @@ pub use identity::Identity;
 pub use meta::Rules;
 pub use source::Source;
 pub use target::Target;
+pub use tree::TreeWalk;
 pub use walk::Walk;
 pub use watch::{Told, Watching};

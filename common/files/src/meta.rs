@@ -7,12 +7,12 @@
 use crate::identity::nanoseconds;
 use rustix::fs::{AtFlags, Gid, Mode, Statx, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::fs::{chownat, fchmod, fchown, futimens, utimensat};
-use rustix::fs::{fgetxattr, flistxattr, fremovexattr, fsetxattr};
+use rustix::fs::{fgetxattr, flistxattr, fremovexattr, fsetxattr, lgetxattr, llistxattr};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
-use verbatim_proto::meta::Xattr;
+use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::units::XATTR_BYTES_MAX;
 use verbatim_proto::{Dropped, Fault, Meta};
 
@@ -68,18 +68,34 @@ impl Rules {
     }
 }
 
+impl From<Keeps> for Rules {
+    fn from(keeps: Keeps) -> Self {
+        let Keeps { user, give_away, squash, special_bits, privileged_xattrs } = keeps;
+        Self { user, give_away, squash, special_bits, privileged_xattrs }
+    }
+}
+
+impl From<Rules> for Keeps {
+    fn from(rules: Rules) -> Self {
+        let Rules { user, give_away, squash, special_bits, privileged_xattrs } = rules;
+        Self { user, give_away, squash, special_bits, privileged_xattrs }
+    }
+}
+
+/// What something will have where these rules hold, so that it can be compared with what is
+/// there.
+pub fn expected(meta: &Meta, kind: Kind, rules: &Rules) -> Meta {
+    let (Allowed { mode, xattrs, .. }, _) = allowed(meta, kind, rules);
+    let xattrs = xattrs.into_iter().cloned().collect();
+    let (uid, gid) = owner_of(meta, rules);
+    Meta { mode, uid, gid, xattrs, ..meta.clone() }
+}
+
 /// Decides what of metadata is set here, and counts what is not.
 pub fn allowed<'m>(meta: &'m Meta, kind: Kind, rules: &Rules) -> (Allowed<'m>, Dropped) {
     let mut dropped = Dropped::default();
     let claimed = (meta.uid, meta.gid);
-    let owner = if rules.give_away {
-        let (uid, gid) = rules.squash.unwrap_or((0, 0));
-        // The highest number is nobody's: given to chown it would leave the file root's.
-        let unless_root = |id: u32, squash| if id == 0 || id == u32::MAX { squash } else { id };
-        (unless_root(meta.uid, uid), unless_root(meta.gid, gid))
-    } else {
-        rules.user
-    };
+    let owner = owner_of(meta, rules);
     dropped.owners += u64::from(owner != claimed);
     let mode = if kind == Kind::Link { 0 } else { allowed_mode(meta, kind, owner, rules) };
     let lost = kind != Kind::Link && mode != meta.mode & 0o7777;
@@ -88,6 +104,17 @@ pub fn allowed<'m>(meta: &'m Meta, kind: Kind, rules: &Rules) -> (Allowed<'m>, D
         meta.xattrs.iter().partition(|xattr| is_allowed(&xattr.name, kind, rules));
     dropped.xattrs += refused.len() as u64;
     (Allowed { owner: rules.give_away.then_some(owner), mode, xattrs }, dropped)
+}
+
+/// Whom something belongs to where these rules hold.
+fn owner_of(meta: &Meta, rules: &Rules) -> (u32, u32) {
+    if !rules.give_away {
+        return rules.user;
+    }
+    let (uid, gid) = rules.squash.unwrap_or((0, 0));
+    // The highest number is nobody's: given to chown it would leave the file root's.
+    let unless_root = |id: u32, squash| if id == 0 || id == u32::MAX { squash } else { id };
+    (unless_root(meta.uid, uid), unless_root(meta.gid, gid))
 }
 
 fn allowed_mode(meta: &Meta, kind: Kind, owner: (u32, u32), rules: &Rules) -> u32 {
@@ -142,19 +169,55 @@ pub(crate) fn of_status(stat: &Statx) -> Meta {
 /// Reads the extended attributes of what is open; `trusted.*` only where `trusted` says so,
 /// because only root may see them. `what` is for messages.
 pub fn xattrs_of(fd: impl AsFd, trusted: bool, what: &str) -> Result<Vec<Xattr>, Fault> {
+    let fd = fd.as_fd();
+    read_xattrs(
+        |names| flistxattr(fd, names),
+        |name, value| fgetxattr(fd, name, value),
+        trusted,
+        what,
+    )
+}
+
+/// Reads the extended attributes of a name in an open folder, which need not be opened for it.
+pub(crate) fn xattrs_at(
+    folder: impl AsFd,
+    name: &OsStr,
+    trusted: bool,
+    what: &impl std::fmt::Display,
+) -> Result<Vec<Xattr>, Fault> {
+    let mut path = format!("/proc/self/fd/{}/", folder.as_fd().as_raw_fd()).into_bytes();
+    path.extend_from_slice(name.as_bytes());
+    let path = OsStr::from_bytes(&path);
+    read_xattrs(
+        |names| llistxattr(path, names),
+        |name, value| lgetxattr(path, name, value),
+        trusted,
+        &what.to_string(),
+    )
+}
+
+fn read_xattrs(
+    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+    get: impl Fn(&OsStr, &mut [u8]) -> Result<usize, Errno>,
+    trusted: bool,
+    what: &str,
+) -> Result<Vec<Xattr>, Fault> {
     let fault =
         |e: Errno| Fault::from_io(format!("cannot read extended attributes of {what}"), &e.into());
-    let mut names = vec![0; NAMES_BYTES];
-    let count = match flistxattr(&fd, &mut names) {
+    let (mut few, mut many) = ([0; NAMES_BYTES], Vec::new());
+    let mut names: &mut [u8] = &mut few;
+    let count = match list(names) {
         Err(Errno::RANGE) => {
-            names.resize(XATTR_BYTES_MAX, 0);
-            flistxattr(&fd, &mut names)
+            many.resize(XATTR_BYTES_MAX, 0);
+            names = &mut many;
+            list(names)
         }
         other => other,
     };
     let count = match count {
+        // Most files have none.
+        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Ok(count) => count,
-        Err(Errno::OPNOTSUPP) => 0,
         Err(error) => return Err(fault(error)),
     };
     let is_kept = |name: &[u8]| {
@@ -165,7 +228,7 @@ pub fn xattrs_of(fd: impl AsFd, trusted: bool, what: &str) -> Result<Vec<Xattr>,
     let mut value = Vec::new();
     for name in names[..count].split(|&byte| byte == 0).filter(|name| is_kept(name)) {
         value.resize(XATTR_BYTES_MAX, 0);
-        match fgetxattr(&fd, OsStr::from_bytes(name), value.as_mut_slice()) {
+        match get(OsStr::from_bytes(name), value.as_mut_slice()) {
             Ok(len) => xattrs.push(Xattr { name: name.to_vec(), value: value[..len].to_vec() }),
             // Removed meanwhile, or not for this user to see.
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => {}
@@ -233,6 +296,31 @@ pub fn apply(
     fchmod(&fd, Mode::from_raw_mode(mode)).map_err(|e| fault("the mode", e))?;
     futimens(&fd, &times(meta)).map_err(|e| fault("the times", e))?;
     Ok(dropped)
+}
+
+/// Removes the attributes that the rules would let arrive, and that this metadata does not have:
+/// what is given to something that was there before must be all it has.
+pub(crate) fn remove_other_xattrs(
+    fd: impl AsFd,
+    meta: &Meta,
+    kind: Kind,
+    rules: &Rules,
+    what: &str,
+) -> Result<(), Fault> {
+    let is_meant = |name: &[u8]| meta.xattrs.iter().any(|xattr| xattr.name == name);
+    for there in xattrs_of(&fd, rules.privileged_xattrs, what)? {
+        if is_meant(&there.name) || !is_allowed(&there.name, kind, rules) {
+            continue;
+        }
+        match fremovexattr(&fd, OsStr::from_bytes(&there.name)) {
+            Ok(()) | Err(Errno::NODATA | Errno::PERM | Errno::OPNOTSUPP) => {}
+            Err(error) => {
+                let text = format!("cannot remove an attribute of {what}");
+                return Err(Fault::from_io(text, &error.into()));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Gives a symbolic link in an open folder its owner and times.

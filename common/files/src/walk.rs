@@ -16,7 +16,7 @@ use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, Meta, WirePath};
 
 /// How deep a tree may be: each level holds a descriptor.
-const DEPTH_MAX: usize = 512;
+pub(crate) const DEPTH_MAX: usize = 512;
 
 /// A walk in progress. Yields a folder before what is in it.
 pub struct Walk {

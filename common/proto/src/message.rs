@@ -8,6 +8,7 @@ pub use crate::holes::{Holes, WindowHoles};
 pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::meta::{Dropped, Kept};
+pub use crate::mirror::{MirrorReply, MirrorRequest};
 use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,8 @@ pub enum ClientMessage {
     Bye,
     /// About folders that are watched.
     Watch(WatchRequest),
+    /// About trees that are mirrored.
+    Mirror(MirrorRequest),
 }
 
 /// What a server says.
@@ -121,6 +124,8 @@ pub enum ServerMessage {
     Dropped(Dropped),
     /// What changed in folders that are watched.
     Watch(WatchReply),
+    /// About trees that are mirrored.
+    Mirror(MirrorReply),
 }
 
 /// Who a client is, and what it would like.

@@ -35,6 +35,21 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
+/// What a receiving side keeps of metadata, so that the other side knows what to expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keeps {
+    /// Who makes files there.
+    pub user: (u32, u32),
+    /// Whether files get the owner and group that their source claims.
+    pub give_away: bool,
+    /// Who gets what claims to be root's.
+    pub squash: Option<(u32, u32)>,
+    /// Whether setuid, setgid and sticky bits may arrive.
+    pub special_bits: bool,
+    /// Whether `security.*` and `trusted.*` may arrive.
+    pub privileged_xattrs: bool,
+}
+
 /// The metadata of a file, where it is to be kept.
 pub type Kept = Option<Box<Meta>>;
 

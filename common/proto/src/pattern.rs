@@ -145,6 +145,44 @@ impl Excludes {
     }
 }
 
+/// What a mirror leaves out: patterns as `Excludes` has them, in order, and the last one that
+/// fits decides, as in a `.gitignore`. One with a `!` in front takes back what others left out; but
+/// what is in a folder that is left out is not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    texts: Vec<Vec<u8>>,
+    /// Whether it takes back, and what.
+    rules: Vec<(bool, Rule)>,
+}
+
+impl Filter {
+    /// Reads patterns, each as the user or a peer wrote it.
+    pub fn parse(texts: Vec<Vec<u8>>) -> Result<Self, Fault> {
+        if texts.len() > EXCLUDES_MAX {
+            let text = format!("{} patterns are more than {EXCLUDES_MAX}", texts.len());
+            return Err(Fault::new(Code::Limit, text));
+        }
+        let parse = |text: &Vec<u8>| {
+            let body = text.strip_prefix(b"!");
+            Ok((body.is_some(), Rule::parse(body.unwrap_or(text))?))
+        };
+        let rules = texts.iter().map(parse).collect::<Result<_, Fault>>()?;
+        Ok(Self { texts, rules })
+    }
+
+    /// The patterns as they were written.
+    pub fn texts(&self) -> &[Vec<u8>] {
+        &self.texts
+    }
+
+    /// Whether a path of a tree is left out, where the folders it is in are not.
+    pub fn excludes(&self, path: &WirePath, is_folder: bool) -> bool {
+        let fits = |rule: &Rule| (is_folder || !rule.only_folders) && rule.matches(path);
+        let last = self.rules.iter().rev().find(|(_, rule)| fits(rule));
+        !path.is_root() && last.is_some_and(|(back, _)| !back)
+    }
+}
+
 impl Rule {
     fn parse(text: &[u8]) -> Result<Self, Fault> {
         let shown = || String::from_utf8_lossy(text).into_owned();
@@ -257,6 +295,22 @@ const NO_CHARACTER: u32 = char::MAX as u32 + 1;
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_last_rule_that_fits_decides() {
+        let filter = |rules: &[&str]| {
+            let texts = rules.iter().map(|rule| rule.as_bytes().to_vec()).collect();
+            Filter::parse(texts).expect("plain")
+        };
+        let path = |text: &str| WirePath::parse(text.as_bytes()).expect("plain");
+        let rules = filter(&["*.o", "!keep.o", "/keep.o", "build/"]);
+        assert!(rules.excludes(&path("a/b.o"), false));
+        assert!(!rules.excludes(&path("a/keep.o"), false));
+        assert!(rules.excludes(&path("keep.o"), false), "from the root it is left out again");
+        assert!(rules.excludes(&path("a/build"), true) && !rules.excludes(&path("build"), false));
+        assert!(!filter(&["*"]).excludes(&WirePath::root(), true), "the root was named");
+        assert!(filter(&["\\!a"]).excludes(&path("!a"), false), "a backslash takes it literally");
+    }
 
     fn fits(pattern: &str, name: &str) -> bool {
         Pattern::parse(pattern.as_bytes()).matches(name.as_bytes())

@@ -17,7 +17,9 @@ use verbatim_proto::message::{
     LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk,
     Verdict, Welcome, WindowHoles, WriteReply, WriteRequest,
 };
-use verbatim_proto::meta::Xattr;
+use verbatim_proto::meta::{Keeps, Xattr};
+use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, TreeScan};
+use verbatim_proto::tree::{Node, Twin};
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
     Change, Changes, ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId,
@@ -50,15 +52,18 @@ macro_rules! variants {
     };
 }
 
-variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch => client());
+variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror => client());
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
-    Watch => server());
+    Watch Mirror => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
 variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
+variants!(MirrorRequest: Begin Walk WalkMore Edit => mirror_requests());
+variants!(MirrorReply: Begun Walked Changed => mirror_replies());
+variants!(Edit: Link Describe Remove Sweep => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
     LinkOffer::Sim,
@@ -126,6 +131,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Write(WriteRequest::Discard { files: vec![FileId(2)] }),
         ClientMessage::Bye,
         ClientMessage::Watch(WatchRequest::More { request }),
+        ClientMessage::Mirror(MirrorRequest::WalkMore { request }),
     ]
 }
 
@@ -147,6 +153,7 @@ fn server() -> Vec<ServerMessage> {
         ServerMessage::Working,
         ServerMessage::Dropped(Dropped { owners: 1, special_bits: 300, xattrs: 0 }),
         ServerMessage::Watch(WatchReply::Ended { request, fault: fault() }),
+        ServerMessage::Mirror(MirrorReply::Changed { request, answers: vec![Ok(())] }),
     ]
 }
 
@@ -217,6 +224,56 @@ fn write_replies() -> Vec<WriteReply> {
         WriteReply::Committed { files: vec![(FileId(6), Ok(())), (FileId(7), Err(fault()))] },
         WriteReply::Zeroed { file: FileId(6), answer: Ok(()) },
         WriteReply::Zeroed { file: FileId(6), answer: Err(fault()) },
+    ]
+}
+
+fn mirror_requests() -> Vec<MirrorRequest> {
+    let request = 7;
+    let (filter, avoid) = (vec![b"*.o".to_vec()], Some(Twin { device: 1, inode: 300 }));
+    let walk = TreeScan { path: path("x"), filter, digests: true, avoid };
+    vec![
+        MirrorRequest::Begin { request, path: path("x/y"), hold: true },
+        MirrorRequest::Walk { request, walk },
+        MirrorRequest::WalkMore { request },
+        MirrorRequest::Edit { request, edits: edits() },
+    ]
+}
+
+fn mirror_replies() -> Vec<MirrorReply> {
+    let request = 7;
+    let keeps = Keeps {
+        user: (1, 2),
+        give_away: true,
+        squash: Some((3, 4)),
+        special_bits: false,
+        privileged_xattrs: true,
+    };
+    let twin = Twin { device: 5, inode: 6 };
+    let (root, above, boot) = (Some(twin), vec![twin], b"boot".to_vec());
+    let about = About { boot, root, above, keeps, folds_case: false };
+    let node = Node {
+        path: path("a"),
+        kind: EntryKind::File,
+        size: 300,
+        meta: *kept().expect("a sample"),
+        twin: Some(twin),
+        digest: Some(Digest([9; 32])),
+    };
+    let found = vec![Ok(Box::new(node)), Err((path("b"), fault()))];
+    let leftovers = vec![path(".c.0123456789abcdef.verbatim-part")];
+    vec![
+        MirrorReply::Begun { request, answer: Ok(about) },
+        MirrorReply::Walked { request, found, leftovers, done: true },
+        MirrorReply::Changed { request, answers: vec![Ok(()), Err(fault())] },
+    ]
+}
+
+fn edits() -> Vec<Edit> {
+    vec![
+        Edit::Link { path: path("x/b"), to: path("x/a") },
+        Edit::Describe { path: path("x/a"), meta: kept().expect("a sample") },
+        Edit::Remove { path: path("x/c"), is_folder: true },
+        Edit::Sweep { path: path("x/d") },
     ]
 }
 
@@ -323,6 +380,9 @@ fn compare_all(table: &mut BTreeMap<String, String>) -> String {
         compare::<WriteReply>,
         compare::<WatchRequest>,
         compare::<WatchReply>,
+        compare::<MirrorRequest>,
+        compare::<MirrorReply>,
+        compare::<Edit>,
         compare::<LinkOffer>,
         compare::<LinkAnswer>,
         compare::<EntryKind>,
@@ -369,6 +429,9 @@ fn every_variant_has_a_sample() {
         missing::<WriteReply>(),
         missing::<WatchRequest>(),
         missing::<WatchReply>(),
+        missing::<MirrorRequest>(),
+        missing::<MirrorReply>(),
+        missing::<Edit>(),
         missing::<LinkOffer>(),
         missing::<LinkAnswer>(),
         missing::<EntryKind>(),
@@ -560,4 +623,34 @@ WatchReply::Changed#2
     0500000000ac020001
 WatchReply::Ended
     1e00000001ac02071963616e6e6f7420777269746520783a206469736b2066756c6c
+ClientMessage::Mirror
+    030000000b0207
+ServerMessage::Mirror
+    050000000c02070100
+MirrorRequest::Begin
+    07000000000703782f7901
+MirrorRequest::Walk
+    0e0000000107017801032a2e6f010101ac02
+MirrorRequest::WalkMore
+    020000000207
+MirrorRequest::Edit
+    320000000307040003782f6203782f610103782f61ed13e807ffffffff0f010a0106757365722e6102ff0002
+    03782f63010303782f64
+MirrorReply::Begun
+    1700000000070004626f6f74010506010506010201010304000100
+MirrorReply::Walked
+    8500000001070200016100ac02ed13e807ffffffff0f010a0106757365722e6102ff00010506010909090909
+    090909090909090909090909090909090909090909090909090909010162071963616e6e6f74207772697465
+    20783a206469736b2066756c6c01212e632e303132333435363738396162636465662e766572626174696d2d
+    7061727401
+MirrorReply::Changed
+    200000000207020001071963616e6e6f7420777269746520783a206469736b2066756c6c
+Edit::Link
+    090000000003782f6203782f61
+Edit::Describe
+    1b0000000103782f61ed13e807ffffffff0f010a0106757365722e6102ff00
+Edit::Remove
+    060000000203782f6301
+Edit::Sweep
+    050000000303782f64
 ";

@@ -2,13 +2,15 @@
 //! A scan is a walk that rests between two pages, so that a tree of any size
 //! costs the server one page of memory.
 
+use super::mirror::{MirrorEvent, change_all};
 use super::{End, Event, Session};
 use crate::export::Mode;
-use crate::reach::Reach;
+use crate::reach::{ExportFolder, Reach};
 use std::collections::{HashMap, VecDeque};
-use verbatim_files::Walk;
 use verbatim_files::walk::Describe;
+use verbatim_files::{Source, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
+use verbatim_proto::mirror::Edit;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, WirePath};
 
@@ -23,8 +25,14 @@ const MAKES_MAX: usize = 256;
 #[derive(Default)]
 pub(super) struct Catalog {
     scans: HashMap<u32, Option<Scan>>,
-    makes: VecDeque<(u32, Vec<NewEntry>)>,
+    makes: VecDeque<(u32, Make)>,
     making: bool,
+}
+
+/// Something to make, or to change, many at a time.
+enum Make {
+    Entries(Vec<NewEntry>),
+    Changes(Vec<Edit>),
 }
 
 enum Scan {
@@ -95,11 +103,24 @@ impl Session {
     }
 
     pub(super) fn make(&mut self, request: u32, entries: Vec<NewEntry>) -> Result<(), End> {
-        if entries.len() > BATCH_FILES_MAX || self.catalog.makes.len() >= MAKES_MAX {
+        if entries.len() > BATCH_FILES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.catalog.makes.push_back((request, entries));
+        self.queue_make(request, Make::Entries(entries))
+    }
+
+    /// Has changes done behind all that is to be made before them.
+    pub(super) fn queue_changes(&mut self, request: u32, changes: Vec<Edit>) -> Result<(), End> {
+        self.queue_make(request, Make::Changes(changes))
+    }
+
+    fn queue_make(&mut self, request: u32, make: Make) -> Result<(), End> {
+        if self.catalog.makes.len() >= MAKES_MAX {
+            let text = format!("more than {MAKES_MAX} requests to make something");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        self.catalog.makes.push_back((request, make));
         self.make_next();
         Ok(())
     }
@@ -108,10 +129,18 @@ impl Session {
         if self.catalog.making {
             return;
         }
-        let Some((request, entries)) = self.catalog.makes.pop_front() else { return };
+        let Some((request, what)) = self.catalog.makes.pop_front() else { return };
         self.catalog.making = true;
         let reach = self.reach.clone();
         self.job(move || {
+            let entries = match what {
+                Make::Entries(entries) => entries,
+                Make::Changes(changes) => {
+                    let (answers, dropped) = change_all(&reach, &changes);
+                    let changed = MirrorEvent::Changed(request, answers, dropped);
+                    return Event::Mirror(changed);
+                }
+            };
             let mut dropped = Dropped::default();
             let mut make_one = |entry| make(&reach, entry).map(|not_kept| dropped += not_kept);
             let answers = entries.iter().map(&mut make_one).collect();
@@ -119,13 +148,18 @@ impl Session {
         });
     }
 
+    /// One request is done: the next may begin.
+    pub(super) fn made_one(&mut self) {
+        self.catalog.making = false;
+        self.make_next();
+    }
+
     pub(super) fn made(
         &mut self,
         request: u32,
         answers: Vec<Result<(), Fault>>,
     ) -> Result<(), End> {
-        self.catalog.making = false;
-        self.make_next();
+        self.made_one();
         self.send(ServerMessage::Made { request, answers })
     }
 }
@@ -137,6 +171,11 @@ fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
     let (export, below) = reach.resolve(path)?;
     // The client knows the paths it asked for.
     Ok(Entry { path: WirePath::root(), ..export.folder.stat(&below, follow)? })
+}
+
+/// Opens a source in its export.
+pub(super) fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Source, Fault> {
+    Source::open(&export.folder, path, path)
 }
 
 fn begin(reach: &Reach, scan: ScanRequest) -> Result<Scan, Fault> {

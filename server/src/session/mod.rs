@@ -3,11 +3,12 @@
 //! machines, and does what they ask. It never blocks: file work is done by
 //! jobs on the blocking pool, data work by the workers.
 //!
-//! `reading`, `writing` and `catalog` each do one kind of work; this file only
+//! `reading`, `writing`, `catalog` and `mirror` each do one kind of work; this file only
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod catalog;
 mod links;
+mod mirror;
 mod reading;
 mod watching;
 mod writing;
@@ -20,6 +21,8 @@ use crate::reach::{ExportFolder, Exports, Reach};
 use crate::worker::Command;
 use catalog::Catalog;
 use links::Links;
+pub(crate) use mirror::Holders;
+use mirror::Mirrors;
 use reading::Reading;
 use std::net::{IpAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,11 +35,11 @@ use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_files::{Source, Told};
+use verbatim_files::Told;
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
-use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey, WirePath};
+use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
 pub(crate) use watching::SERVER_WATCHES_MAX;
 use watching::Watches;
 use writing::Writing;
@@ -51,6 +54,8 @@ pub(crate) struct Shared {
     pub hashing: Hashing,
     pub workers: Vec<WorkerHandle<Command>>,
     pub joins: Joins,
+    /// Who holds which target of a mirror.
+    pub holders: Holders,
     pub next_link: AtomicU64,
     pub sim: Option<SimNet>,
     pub rdma: Rdma,
@@ -76,6 +81,7 @@ pub(crate) enum Event {
     Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
     Page(u32, catalog::Page),
     Made(u32, Vec<Result<(), Fault>>, Dropped),
+    Mirror(mirror::MirrorEvent),
     /// A data connection was made.
     Joined {
         link: LinkId,
@@ -121,6 +127,7 @@ pub(crate) struct Session {
     writing: Writing,
     catalog: Catalog,
     watches: Watches,
+    mirrors: Mirrors,
     /// What of the client's metadata was not kept.
     dropped: Dropped,
 }
@@ -163,6 +170,7 @@ impl Session {
             writing: Writing::default(),
             catalog: Catalog::default(),
             watches: Watches::default(),
+            mirrors: Mirrors::default(),
             dropped: Dropped::default(),
         };
         (session, receiver)
@@ -251,6 +259,7 @@ impl Session {
             }
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watch(request)?,
+            ClientMessage::Mirror(request) => self.mirror(request)?,
         }
         Ok(())
     }
@@ -289,6 +298,7 @@ impl Session {
                 self.tell_dropped(dropped)?;
                 self.made(request, answers)?;
             }
+            Event::Mirror(event) => self.mirror_event(event)?,
             Event::Joined { link, stream } => self.joined(link, stream),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
@@ -353,6 +363,7 @@ impl Session {
         // what lasts of its files.
         self.writing = Writing::default();
         self.watches = Watches::default();
+        self.mirrors = Mirrors::default();
         let session = self.id;
         if !self.dropped.is_empty() {
             let Dropped { owners, special_bits, xattrs } = self.dropped;
@@ -378,11 +389,6 @@ impl Session {
 /// ever that it is at work.
 fn event_of(work: impl FnOnce() -> Event) -> Event {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked)
-}
-
-/// Opens a source in its export.
-fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Source, Fault> {
-    Source::open(&export.folder, path, path)
 }
 
 #[cfg(test)]

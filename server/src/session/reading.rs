@@ -2,7 +2,7 @@
 //! Each is a job; the machine says which and when. A mapped window is a range of
 //! the file itself; a packed one is a slot that small files were read into.
 
-use super::{End, Event, ExportFolder, Session, Shared, open_source};
+use super::{End, Event, ExportFolder, Session, Shared, catalog::open_source};
 use crate::observe::Taken;
 use crate::pins::Pin;
 use crate::rdma::SessionDomain;

@@ -79,6 +79,8 @@ struct Open {
     node: Box<Node>,
     why: Why,
     dirty: bool,
+    /// Whether it is there, and its owner may not write to it.
+    shut: bool,
     /// Its names in one case, where the target does not tell them apart.
     names: HashSet<Vec<u8>>,
 }
@@ -267,16 +269,16 @@ impl Diff {
             }
             there => {
                 let replace = there.is_some();
-                self.counts.deletes += u64::from(replace);
                 let why = if replace { Why::KIND } else { Why::NEW };
                 self.change(What::MakeFolder { node: node.clone(), replace }, why);
                 // Its metadata follows without a reason of its own.
-                let names = HashSet::new();
-                self.folders.push(Open { node, why: Why::default(), dirty: true, names });
+                let (why, names) = (Why::default(), HashSet::new());
+                self.folders.push(Open { node, why, dirty: true, shut: false, names });
                 return;
             }
         };
-        self.folders.push(Open { node, why, dirty: false, names: HashSet::new() });
+        let shut = there.is_some_and(|there| there.meta.mode & 0o700 != 0o700);
+        self.folders.push(Open { node, why, dirty: false, shut, names: HashSet::new() });
     }
 
     fn wanted_file(&mut self, node: Box<Node>, there: Option<&Node>) {
@@ -344,6 +346,10 @@ impl Diff {
     fn change(&mut self, what: What, why: Why) {
         if let Some(open) = self.folders.last_mut() {
             open.dirty = true;
+            if std::mem::take(&mut open.shut) {
+                let (what, why) = (What::OpenUp { path: open.node.path.clone() }, Why::default());
+                self.steps.push_back(Step { what, why });
+            }
         }
         self.steps.push_back(Step { what, why });
     }

@@ -17,6 +17,7 @@ pub use merge::{Counts, Diff, Next, Side};
 
 use crate::tree::Node;
 use crate::{Fault, WirePath};
+use serde::{Deserialize, Serialize};
 
 /// What makes two trees equal, and what may be done about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,8 +39,8 @@ pub struct Step {
     pub why: Why,
 }
 
-/// What a step does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a step does. It can be written down: what is done later may be too much to keep.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// Make a folder, in place of something that is no folder where `replace` says so. It gets
     /// its metadata with `Finish`.
@@ -48,6 +49,11 @@ pub enum What {
         node: Box<Node>,
         /// Whether something is in its place.
         replace: bool,
+    },
+    /// Let the owner of a folder write to it, because something in it changes. `Finish` follows.
+    OpenUp {
+        /// The folder.
+        path: WirePath,
     },
     /// Copy a file.
     Fetch {
@@ -114,7 +120,8 @@ impl What {
             | Self::Symlink { node, .. }
             | Self::Describe { node }
             | Self::Finish { node } => &node.path,
-            Self::Link { path, .. }
+            Self::OpenUp { path }
+            | Self::Link { path, .. }
             | Self::Delete { path, .. }
             | Self::Skip { path }
             | Self::Refuse { path, .. } => path,

@@ -98,6 +98,10 @@ impl Tree {
 
     fn first(&mut self, source: &Self, what: &What) {
         match what {
+            What::OpenUp { path } => match self.things.get_mut(path) {
+                Some(Thing::Folder(meta)) => meta.mode |= 0o700,
+                other => panic!("{path} is {other:?}"),
+            },
             What::MakeFolder { node, replace } => {
                 assert_eq!(self.things.contains_key(&node.path), *replace, "{}", node.path);
                 let meta = Meta { mode: 0o700, mtime_ns: NOW, ..Meta::default() };
@@ -128,7 +132,11 @@ impl Tree {
         let folder = self.things.get(path).is_some_and(|old| matches!(old, Thing::Folder(_)));
         assert!(!folder, "a folder is at {path}");
         let parent = self.things.get(&path.parent());
-        assert!(path.is_root() || matches!(parent, Some(Thing::Folder(_))), "no folder for {path}");
+        let open = |folder: Option<&Thing>| match folder {
+            Some(Thing::Folder(meta)) => meta.mode & 0o700 == 0o700,
+            _ => false,
+        };
+        assert!(path.is_root() || open(parent), "no open folder for {path}");
         self.things.insert(path.clone(), thing);
         self.touch(path);
     }

@@ -1,0 +1,203 @@
+//! The flags of `rdma-sync`, and the one place where they become options. Nobody
+//! behind this file sees a flag.
+
+use crate::connection::ConnectionFlags;
+use crate::show::Exit;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use verbatim_client::location::Location;
+use verbatim_client::sync::SyncOptions;
+use verbatim_client::sync::chosen::Chosen;
+use verbatim_client::sync::limit::DeleteLimit;
+use verbatim_proto::{Filter, plan};
+
+/// Make one folder equal to another, one of them on a server.
+///
+/// TARGET becomes equal to SOURCE, with or without a slash at its end: contents,
+/// modes, times, links, hard links, holes, extended attributes, access control
+/// lists, and owners where the receiving side is root. One side is remote:
+/// HOST:/EXPORT/PATH or rdma://HOST[:PORT]/EXPORT/PATH. What differs in size or time
+/// is copied; what is only at TARGET stays, unless --delete says otherwise.
+///
+/// Every file appears whole, durable and verified, or not at all. An interrupted
+/// run loses nothing: run it again. Fifos, sockets and devices are named and
+/// skipped. One run at a time may change a target.
+///
+/// Exit codes: 0 done, 1 some files failed, or --check found a difference, 2 bad
+/// usage, 3 cannot connect or not let in, 4 a digest mismatch that survived retries,
+/// or contents that --check found to differ, 130 interrupted.
+#[derive(Parser)]
+#[command(name = "rdma-sync", version, max_term_width = 100)]
+pub struct Flags {
+    /// The folder that TARGET is to equal.
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
+
+    /// The folder that is changed; made if it is missing.
+    #[arg(value_name = "TARGET")]
+    target: OsString,
+
+    /// Delete what is not in the source.
+    ///
+    /// After everything else is done. An empty source, or one of which something cannot
+    /// be read, deletes nothing. A file that is where a folder goes, or a folder where a
+    /// file goes, is removed too; without this it is an error.
+    #[arg(long)]
+    delete: bool,
+
+    /// Delete nothing if more than N entries, or P% of the target's, would go [default: 10%].
+    ///
+    /// A part is rounded up. Look at what would go with -n, and then give a number.
+    #[arg(long, value_name = "N|P%", requires = "delete")]
+    max_delete: Option<DeleteLimit>,
+
+    /// Compare contents by their digests, not by size and time.
+    ///
+    /// Both sides hash all of their files.
+    #[arg(short, long)]
+    checksum: bool,
+
+    /// Print what would be done, and why, and change nothing.
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+
+    /// Compare both trees by digest, print what differs, and change nothing.
+    ///
+    /// What is only at the target counts. A content that differs ends with exit code 4,
+    /// any other difference with 1.
+    #[arg(long, conflicts_with_all = ["delete", "dry_run"])]
+    check: bool,
+
+    /// Leave out what matches GLOB, on both sides; may be given many times.
+    ///
+    /// As in a .gitignore: a pattern without a slash is of a name at any depth, one with
+    /// a slash is of a path from the root, where ** is any number of folders; a slash at
+    /// the end means folders only. Of all --include and --exclude the last that matches
+    /// decides. What is left out is not deleted either.
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<OsString>,
+
+    /// Do not leave out what matches GLOB, though an --exclude before it does.
+    ///
+    /// What is in a folder that is left out is not looked at.
+    #[arg(long, value_name = "GLOB")]
+    include: Vec<OsString>,
+
+    /// Look only at the paths that FILE lists, one a line, relative to SOURCE.
+    ///
+    /// A folder means all in it. One that is not in the source is an error.
+    #[arg(long, value_name = "FILE")]
+    files_from: Option<PathBuf>,
+
+    /// Print JSON lines: one per change, file and error, and a summary.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only.
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Print every change; twice, also what happens inside.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    #[command(flatten)]
+    pub connection: ConnectionFlags,
+
+    /// The patterns in the order they were given.
+    #[arg(skip)]
+    patterns: Vec<Vec<u8>>,
+}
+
+/// What is wrong with the flags.
+pub struct FlagError {
+    pub cause: String,
+    pub hint: Option<String>,
+    pub exit: Exit,
+}
+
+impl Flags {
+    /// Reads the command line; prints what is wrong with it, and ends, as clap does.
+    pub fn read() -> Self {
+        let matches = Self::command().get_matches();
+        let mut flags = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        flags.patterns = in_order(&matches);
+        flags
+    }
+
+    pub fn log_level(&self) -> &'static str {
+        match self.verbose {
+            0 | 1 => "warn",
+            2 => "debug",
+            _ => "trace",
+        }
+    }
+
+    /// Whether every change is printed.
+    pub fn itemizes(&self) -> bool {
+        self.dry_run || self.check || self.verbose > 0
+    }
+
+    /// Whether the trees are only compared.
+    pub fn checks(&self) -> bool {
+        self.check
+    }
+
+    /// Whether nothing is changed.
+    pub fn only_looks(&self) -> bool {
+        self.check || self.dry_run
+    }
+
+    /// What is to be done.
+    pub fn options(&self) -> Result<SyncOptions, FlagError> {
+        let usage = |cause: String| FlagError { cause, hint: None, exit: Exit::Usage };
+        let place = |text: &OsString| Location::parse(text).map_err(|e| usage(e.to_string()));
+        let filter = Filter::parse(self.patterns.clone())
+            .map_err(|fault| usage(format!("--include, --exclude: {fault}")))?;
+        let chosen = match &self.files_from {
+            None => None,
+            Some(path) => {
+                let what = format!("--files-from {}", path.display());
+                let text = std::fs::read(path).map_err(|e| usage(format!("{what}: {e}")))?;
+                let chosen = Chosen::parse(&text).map_err(|e| usage(format!("{what}: {e}")))?;
+                Some(Arc::new(chosen))
+            }
+        };
+        // A comparison tells also what is only at the target.
+        let plan = plan::Options {
+            delete: self.delete || self.check,
+            checksum: self.checksum || self.check,
+            fold_case: false,
+        };
+        Ok(SyncOptions {
+            source: place(&self.source)?,
+            target: place(&self.target)?,
+            plan,
+            filter,
+            chosen,
+            limit: self.max_delete.unwrap_or_default(),
+            dry_run: self.only_looks(),
+        })
+    }
+}
+
+/// The patterns of both flags in the order they were given; one that is included has a mark.
+fn in_order(matches: &ArgMatches) -> Vec<Vec<u8>> {
+    let of = |flag: &str, mark: &[u8]| {
+        let places = matches.indices_of(flag).into_iter().flatten();
+        let texts = matches.get_many::<OsString>(flag).into_iter().flatten();
+        let marked = |text: &OsString| match (mark, text.as_bytes()) {
+            // One that is written like a mark means itself.
+            (b"", bytes @ [b'!', ..]) => [b"\\", bytes].concat(),
+            (mark, bytes) => [mark, bytes].concat(),
+        };
+        places.zip(texts.map(marked)).collect::<Vec<_>>()
+    };
+    let mut all = of("exclude", b"");
+    all.extend(of("include", b"!"));
+    all.sort_by_key(|(place, _)| *place);
+    all.into_iter().map(|(_, text)| text).collect()
+}

@@ -1,0 +1,71 @@
+//! What a session has to tell of itself: how far it is, for how long the server
+//! has owed an answer, and the books that go from one session to the next. Reads
+//! what the others keep; decides nothing.
+
+use super::core::Core;
+use super::ledger::Ledger;
+use crate::report::{Progress, Quiet, Summary};
+use std::sync::atomic::Ordering;
+
+impl Core {
+    pub(super) fn progress_now(&self) -> Progress {
+        Progress {
+            bytes: self.progress.bytes + self.stats.bytes.load(Ordering::Relaxed),
+            searching: !self.trees.is_found() || self.is_streaming() || self.is_comparing(),
+            links: self.links.up_count(),
+            elapsed: self.now(),
+            quiet: self.quiet(),
+            ..self.progress.clone()
+        }
+    }
+
+    fn is_comparing(&self) -> bool {
+        self.mirror.as_ref().is_some_and(|mirror| mirror.is_searching())
+    }
+
+    /// Bytes that this session moved.
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.stats.bytes.load(Ordering::Relaxed) - self.found_bytes
+    }
+
+    /// How long the server has owed us an answer.
+    fn quiet(&self) -> Option<Quiet> {
+        let awaits = !self.read.is_idle() || !self.write.is_idle() || self.trees.awaits();
+        let awaits = awaits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
+        let quiet = Quiet { so_far: self.quiet_since.elapsed(), at_most: self.options.timeout };
+        (awaits && self.hashing == 0).then_some(quiet)
+    }
+
+    /// Begins where earlier sessions of the copy ended.
+    pub(super) fn take_up(&mut self, ledger: Ledger) {
+        let Summary { files, bytes, .. } = ledger.summary;
+        self.progress = Progress {
+            files,
+            files_known: files,
+            bytes,
+            bytes_known: bytes,
+            ..Progress::default()
+        };
+        self.ledger = ledger;
+    }
+
+    /// The books, with what this session adds to them.
+    pub(super) fn hand_over(&mut self) -> Ledger {
+        let mut ledger = std::mem::replace(&mut self.ledger, Ledger::new(&self.peer));
+        let summary = &mut ledger.summary;
+        if let Some(transport) = self.links.transport.clone() {
+            summary.reason = self.carrier.reason().map(str::to_owned);
+            summary.transport = transport;
+        }
+        summary.places = self.carrier.places().to_vec();
+        let posted = self.carrier.posted();
+        summary.rdma.reads += posted.reads;
+        summary.rdma.writes += posted.writes;
+        summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
+        summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
+        summary.limited_by = self.stats.limit();
+        summary.mismatches += self.read.mismatches() + self.write.mismatches();
+        summary.links_lost += self.links.lost;
+        ledger
+    }
+}

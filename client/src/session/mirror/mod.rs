@@ -1,0 +1,391 @@
+//! A tree that is made equal to another: both sides are walked at once, a page
+//! at a time, `plan` says what differs, and the machines that copies use do it.
+//! One mirror is all the work of its session. When the session breaks, the next
+//! one begins the comparison anew: what was done is equal by then.
+//!
+//! Order: everything as it is found; then links, when the files they name are
+//! there; then what interrupted copies left is swept away; then deletes, the last first; then what was waiting for a folder to be
+//! deleted; then the metadata of folders. `sides` feeds the comparison, `doing`
+//! does steps, this file says which come when.
+
+mod doing;
+mod sides;
+mod work;
+
+use super::Core;
+use super::ledger::Item;
+use crate::rules::Task;
+use crate::sync::spool::Spool;
+use sides::{Local, Remote};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+use verbatim_proto::message::ClientMessage;
+use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest};
+use verbatim_proto::plan::{Diff, Next, Side, Step, What};
+use verbatim_proto::units::OPEN_FILES_MAX;
+use verbatim_proto::{Code, Fault, WirePath};
+
+pub(in crate::session) use doing::Gathered;
+pub(crate) use sides::TreePaged;
+pub use work::{Mirror, Way};
+
+/// Files that wait before more is compared.
+const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
+
+/// Steps taken before the session looks at its messages again.
+const STEPS_MAX: usize = 1024;
+
+/// Pages of steps done in one turn.
+const PAGES_MAX: usize = 16;
+
+/// Requests for changes that may wait for their answer; the server takes more.
+const CHANGES_MAX: usize = 16;
+
+/// Things that wait for a folder to be deleted: more than this is no mistake of naming.
+const LATE_MAX: usize = 1 << 16;
+
+/// How often a target that an earlier session of this run may still hold is asked for.
+const HOLD_AGAIN_EVERY: Duration = Duration::from_millis(250);
+
+/// What a mirror is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// The target is asked for; none while the answer is awaited.
+    Holding(Option<Instant>),
+    Comparing,
+    Linking,
+    Sweeping,
+    Deleting,
+    Late,
+    LinkingLate,
+    Finishing,
+    Done,
+}
+
+/// A mirror under way.
+pub(super) struct Mirroring {
+    number: u32,
+    of: Mirror,
+    diff: Diff,
+    remote: Remote,
+    local: Local,
+    phase: Phase,
+    links: Spool<What>,
+    deletes: Spool<What>,
+    late: Spool<What>,
+    late_paths: HashSet<WirePath>,
+    late_links: Spool<What>,
+    finishes: Spool<What>,
+    leftovers: Vec<WirePath>,
+    /// Listed paths that were found.
+    listed: HashSet<WirePath>,
+    /// Changes that the server was asked for.
+    changing: HashMap<u32, Vec<(Item, String)>>,
+    /// Changes to ask for.
+    changes: Vec<(Edit, (Item, String))>,
+    /// Nothing may be deleted.
+    refused: bool,
+    /// There is more to do, whatever comes.
+    pub eager: bool,
+    since: Instant,
+}
+
+impl Mirroring {
+    fn new(number: u32, of: Mirror, writes: bool) -> Self {
+        let holds = writes && of.way == Way::Up;
+        Self {
+            number,
+            diff: Diff::new(of.options),
+            remote: Remote::default(),
+            local: Local::default(),
+            phase: if holds { Phase::Holding(Some(Instant::now())) } else { Phase::Comparing },
+            links: Spool::default(),
+            deletes: Spool::default(),
+            late: Spool::default(),
+            late_paths: HashSet::new(),
+            late_links: Spool::default(),
+            finishes: Spool::default(),
+            leftovers: Vec::new(),
+            listed: HashSet::new(),
+            changing: HashMap::new(),
+            changes: Vec::new(),
+            refused: false,
+            eager: false,
+            since: Instant::now(),
+            of,
+        }
+    }
+
+    fn item(&self, path: &WirePath) -> Item {
+        Item::new(self.number, path)
+    }
+
+    fn side_of_remote(&self) -> Side {
+        if self.of.way == Way::Down { Side::Source } else { Side::Target }
+    }
+
+    fn side_of_local(&self) -> Side {
+        if self.of.way == Way::Down { Side::Target } else { Side::Source }
+    }
+
+    /// Whether the server owes an answer.
+    pub fn awaits(&self) -> bool {
+        self.phase == Phase::Holding(None) || self.remote.asked || !self.changing.is_empty()
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Whether more may be found.
+    pub fn is_searching(&self) -> bool {
+        self.phase <= Phase::Comparing
+    }
+
+    /// Its number and its name.
+    pub fn label(&self) -> (u32, String) {
+        (self.number, self.of.source.clone())
+    }
+}
+
+impl Core {
+    pub(super) fn add_mirror(&mut self, number: u32, of: Mirror) {
+        let writes = self.rules.task == Task::Copy;
+        self.mirror = Some(Box::new(Mirroring::new(number, of, writes)));
+    }
+
+    /// Goes on with the mirror, if there is one.
+    pub(super) fn pump_mirror(&mut self) {
+        let Some(mut mirror) = self.mirror.take() else { return };
+        mirror.eager = false;
+        for _ in 0..PAGES_MAX {
+            let before = mirror.phase;
+            match self.advance_mirror(&mut mirror) {
+                Err(fault) => self.broke(fault),
+                Ok(()) if mirror.phase != before || mirror.eager => continue,
+                Ok(()) => {}
+            }
+            break;
+        }
+        self.send_changes(&mut mirror);
+        self.mirror = Some(mirror);
+    }
+
+    fn advance_mirror(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
+        match mirror.phase {
+            Phase::Holding(Some(at)) if at <= Instant::now() => {
+                let (request, path) = (self.request(), mirror.of.remote.clone());
+                let begin = MirrorRequest::Begin { request, path, hold: true };
+                self.sending.push_back(ClientMessage::Mirror(begin));
+                mirror.phase = Phase::Holding(None);
+            }
+            Phase::Holding(_) | Phase::Done => {}
+            Phase::Comparing => self.compare_trees(mirror)?,
+            _ if !self.is_settled(mirror) => mirror.eager = false,
+            Phase::Linking => self.do_spooled(mirror, |of| of.links.take_first())?,
+            Phase::Deleting => {
+                if mirror.deletes.count() > 0 && self.may_delete(mirror) {
+                    self.do_spooled(mirror, |of| of.deletes.take_last())?;
+                } else {
+                    mirror.phase = Phase::Late;
+                }
+            }
+            Phase::Late => self.do_spooled(mirror, |of| of.late.take_first())?,
+            Phase::LinkingLate => self.do_spooled(mirror, |of| of.late_links.take_first())?,
+            Phase::Finishing => self.do_spooled(mirror, |of| of.finishes.take_first())?,
+            Phase::Sweeping => self.sweep(mirror),
+        }
+        Ok(())
+    }
+
+    /// Takes steps while little is left to do.
+    fn compare_trees(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
+        mirror.eager = false;
+        for steps in 1..=STEPS_MAX {
+            mirror.eager = steps == STEPS_MAX;
+            if self.mirror_load(mirror) >= QUEUE_LOW {
+                break;
+            }
+            match mirror.diff.next_step()? {
+                Next::Step(step) => self.take_step(mirror, *step)?,
+                Next::Need { .. } => break,
+                Next::End => {
+                    self.compared_trees(mirror);
+                    break;
+                }
+            }
+        }
+        self.flush_makes();
+        if mirror.phase == Phase::Comparing {
+            self.feed(mirror);
+        }
+        Ok(())
+    }
+
+    /// What is found and not yet done.
+    fn mirror_load(&self, mirror: &Mirroring) -> usize {
+        let changes = mirror.changes.len() + mirror.changing.values().map(Vec::len).sum::<usize>();
+        let queued = self.downloads.queued() + self.uploads.queued() + changes;
+        queued + self.waiting_for_folders() + self.gathered.len()
+    }
+
+    fn compared_trees(&mut self, mirror: &mut Mirroring) {
+        mirror.phase = Phase::Linking;
+        self.ledger.looked_at(mirror.number);
+        let Some(chosen) = mirror.of.chosen.clone() else { return };
+        for path in chosen.paths().filter(|path| !mirror.listed.contains(*path)) {
+            let fault = Fault::new(Code::NotFound, "it is listed, but not in the source");
+            self.failed(mirror.item(path), mirror.of.shown(path), fault);
+        }
+    }
+
+    /// Whether all that was begun is over.
+    fn is_settled(&mut self, mirror: &Mirroring) -> bool {
+        self.downloads.is_idle()
+            && self.uploads.is_idle()
+            && self.trees.is_idle()
+            && self.gathered.is_empty()
+            && mirror.changes.is_empty()
+            && mirror.changing.is_empty()
+    }
+
+    /// Whether what only the target has is deleted; says why not, once.
+    fn may_delete(&mut self, mirror: &mut Mirroring) -> bool {
+        if mirror.refused {
+            return false;
+        }
+        let Some(text) = mirror.of.limit.refuses(&mirror.diff.counts()) else { return true };
+        mirror.refused = true;
+        self.failed(Item::rest(u32::MAX), mirror.of.target.clone(), Fault::new(Code::Limit, text));
+        false
+    }
+
+    /// Does a page of what was kept for later, or goes on to what comes behind it.
+    fn do_spooled(
+        &mut self,
+        mirror: &mut Mirroring,
+        take: impl Fn(&mut Mirroring) -> Result<Vec<What>, Fault>,
+    ) -> Result<(), Fault> {
+        let page = take(mirror)?;
+        if page.is_empty() {
+            mirror.phase = match mirror.phase {
+                Phase::Linking => Phase::Sweeping,
+                Phase::Deleting => Phase::Late,
+                Phase::Late => Phase::LinkingLate,
+                Phase::LinkingLate => Phase::Finishing,
+                _ => Phase::Done,
+            };
+            return Ok(());
+        }
+        page.into_iter().for_each(|what| self.do_step(mirror, what));
+        self.flush_makes();
+        mirror.eager = true;
+        Ok(())
+    }
+
+    /// Removes what copies that were cut short left: all that is wanted is there. Where it is not,
+    /// the next run may go on with it.
+    fn sweep(&mut self, mirror: &mut Mirroring) {
+        let leftovers = std::mem::take(&mut mirror.leftovers);
+        mirror.phase = Phase::Deleting;
+        if self.ledger.summary.failed == 0 && self.rules.task == Task::Copy {
+            leftovers.into_iter().for_each(|path| self.do_sweep(mirror, path));
+        }
+    }
+
+    pub(super) fn mirror_reply(&mut self, reply: MirrorReply) {
+        let Some(mut mirror) = self.mirror.take() else {
+            if let MirrorReply::Begun { request, answer } = reply {
+                self.begun.insert(request, answer);
+            }
+            return;
+        };
+        match reply {
+            MirrorReply::Begun { answer, .. } => self.held(&mut mirror, answer),
+            MirrorReply::Walked { found, leftovers, done, .. } => {
+                mirror.remote.asked = false;
+                mirror.remote.done |= done;
+                let side = mirror.side_of_remote();
+                self.paged(&mut mirror, side, found, leftovers, done);
+            }
+            MirrorReply::Changed { request, answers } => {
+                let asked = mirror.changing.remove(&request).unwrap_or_default();
+                for ((item, label), answer) in asked.into_iter().zip(answers) {
+                    if let Err(fault) = answer {
+                        self.failed(item, label, fault);
+                    }
+                }
+            }
+        }
+        self.mirror = Some(mirror);
+    }
+
+    /// The server holds the target for us, or not.
+    fn held(&mut self, mirror: &mut Mirroring, answer: Result<About, Fault>) {
+        match answer {
+            Ok(about) => {
+                mirror.of.rules = about.keeps.into();
+                mirror.phase = Phase::Comparing;
+            }
+            // The session before this one may not be over for the server.
+            Err(fault)
+                if fault.code == Code::Limit
+                    && self.ledger.summary.reconnects > 0
+                    && mirror.since.elapsed() < self.options.timeout =>
+            {
+                mirror.phase = Phase::Holding(Some(Instant::now() + HOLD_AGAIN_EVERY));
+            }
+            Err(fault) => {
+                mirror.phase = Phase::Done;
+                self.failed(mirror.item(&WirePath::root()), mirror.of.target.clone(), fault);
+            }
+        }
+    }
+
+    pub(super) fn leave_mirror(&mut self) {
+        if let Some(mirror) = self.mirror.take().filter(|mirror| !mirror.is_done()) {
+            let (number, label) = mirror.label();
+            self.ledger.leave(Item::rest(number), label, false);
+        }
+        self.gathered.clear();
+    }
+}
+
+/// A step of which nothing was done yet, told or kept for later.
+impl Core {
+    fn take_step(&mut self, mirror: &mut Mirroring, step: Step) -> Result<(), Fault> {
+        self.tell_step(mirror, &step);
+        if self.rules.task != Task::Copy && step.what.is_change() {
+            return Ok(());
+        }
+        match &step.what {
+            What::Link { to, late, .. } if *late || mirror.late_paths.contains(to) => {
+                mirror.late_links.push(&step.what)
+            }
+            What::Link { .. } => mirror.links.push(&step.what),
+            What::Delete { .. } => mirror.deletes.push(&step.what),
+            // How an export itself looks is for who exports it to say.
+            What::Finish { node } if node.path.is_root() && mirror.is_export() => Ok(()),
+            What::Finish { .. } => mirror.finishes.push(&step.what),
+            What::Fetch { late: true, .. } | What::Symlink { late: true, .. } => {
+                if mirror.late_paths.len() >= LATE_MAX {
+                    let text = format!("more than {LATE_MAX} folders became files");
+                    return Err(Fault::new(Code::Limit, text));
+                }
+                mirror.late_paths.insert(step.what.path().clone());
+                mirror.late.push(&step.what)
+            }
+            _ => {
+                self.do_step(mirror, step.what);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Mirroring {
+    /// Whether the target is an export itself.
+    fn is_export(&self) -> bool {
+        self.of.way == Way::Up && self.of.remote.parent().is_root()
+    }
+}

@@ -1,0 +1,188 @@
+//! The two sides of a mirror: pages of the server's tree are asked for, pages of
+//! the local one are walked by a job, both ahead of the comparison. What is not
+//! to be looked at is left out here, and the metadata of the source becomes what
+//! the target may keep of it.
+
+use super::{Mirroring, Way};
+use crate::session::{Core, Event};
+use crate::sync::chosen::Chosen;
+use std::time::Instant;
+use verbatim_files::TreeWalk;
+use verbatim_files::meta::{Kind, expected};
+use verbatim_files::paging::{TreePage, hash_file, next_page};
+use verbatim_proto::message::{ClientMessage, EntryKind};
+use verbatim_proto::mirror::{MirrorRequest, TreeScan};
+use verbatim_proto::plan::Side;
+use verbatim_proto::tree::Found;
+use verbatim_proto::units::PAGE_ENTRIES_MAX;
+use verbatim_proto::{Code, Digest, Fault, WirePath};
+
+/// The tree on the server.
+#[derive(Default)]
+pub(super) struct Remote {
+    request: Option<u32>,
+    /// Whether a page is on its way.
+    pub asked: bool,
+    pub done: bool,
+}
+
+/// The tree on this machine.
+#[derive(Default)]
+pub(super) struct Local {
+    walk: Option<Box<TreeWalk>>,
+    begun: bool,
+    /// Whether a job walks it.
+    busy: bool,
+    done: bool,
+}
+
+/// A page of the local tree, and the walk to go on with.
+pub(crate) struct TreePaged {
+    walk: Option<Box<TreeWalk>>,
+    page: TreePage,
+}
+
+impl Core {
+    /// Asks both sides for more, where little of theirs is left.
+    pub(super) fn feed(&mut self, mirror: &mut Mirroring) {
+        let lacks = |side: Side| mirror.diff.waiting(side) < PAGE_ENTRIES_MAX;
+        let (local, remote) = (mirror.side_of_local(), mirror.side_of_remote());
+        let (local, remote) = (lacks(local), lacks(remote));
+        if remote && !mirror.remote.asked && !mirror.remote.done {
+            self.ask_page(mirror);
+        }
+        if local && !mirror.local.busy && !mirror.local.done {
+            self.walk_page(mirror);
+        }
+    }
+
+    fn ask_page(&mut self, mirror: &mut Mirroring) {
+        if mirror.of.remote_is_missing {
+            mirror.remote.done = true;
+            let side = mirror.side_of_remote();
+            return self.paged(mirror, side, Vec::new(), Vec::new(), true);
+        }
+        let message = match mirror.remote.request {
+            Some(request) => {
+                self.quiet_since = Instant::now();
+                MirrorRequest::WalkMore { request }
+            }
+            None => {
+                let request = self.request();
+                mirror.remote.request = Some(request);
+                let (path, filter) = (mirror.of.remote.clone(), mirror.of.filter.texts().to_vec());
+                let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Down);
+                let walk = TreeScan { path, filter, digests: mirror.of.options.checksum, avoid };
+                MirrorRequest::Walk { request, walk }
+            }
+        };
+        mirror.remote.asked = true;
+        self.sending.push_back(ClientMessage::Mirror(message));
+    }
+
+    fn walk_page(&mut self, mirror: &mut Mirroring) {
+        let Some(folder) = mirror.of.folder.clone() else {
+            mirror.local.done = true;
+            let side = mirror.side_of_local();
+            return self.paged(mirror, side, Vec::new(), Vec::new(), true);
+        };
+        mirror.local.busy = true;
+        let begun = std::mem::replace(&mut mirror.local.begun, true);
+        let walk = mirror.local.walk.take();
+        let (filter, digests) = (mirror.of.filter.clone(), mirror.of.options.checksum);
+        let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Up);
+        self.job(move || {
+            let walk = match (walk, begun) {
+                (None, false) => folder
+                    .open_folder(&WirePath::root())
+                    .map(|fd| Box::new(TreeWalk::new(fd, filter, true).avoiding(avoid))),
+                (walk, _) => walk.ok_or_else(|| Fault::new(Code::Io, "the walk is over")),
+            };
+            let mut walk = match walk {
+                Ok(walk) => walk,
+                Err(fault) => {
+                    let found = vec![Err((WirePath::root(), fault))];
+                    let page = TreePage { found, ..TreePage::default() };
+                    return Event::TreePaged(TreePaged { walk: None, page });
+                }
+            };
+            let mut digest =
+                |path: &WirePath| -> Result<Digest, Fault> { hash_file(&folder, path) };
+            let (page, more) = match digests {
+                true => next_page(&mut walk, Some(&mut digest)),
+                false => next_page(&mut walk, None),
+            };
+            Event::TreePaged(TreePaged { walk: more.then_some(walk), page })
+        });
+    }
+
+    /// A page of the local tree is there.
+    pub(in crate::session) fn tree_paged(&mut self, paged: TreePaged) {
+        let Some(mut mirror) = self.mirror.take() else { return };
+        let TreePaged { walk, page: TreePage { found, leftovers } } = paged;
+        mirror.local.busy = false;
+        mirror.local.done = walk.is_none();
+        mirror.local.walk = walk;
+        let (side, done) = (mirror.side_of_local(), mirror.local.done);
+        self.paged(&mut mirror, side, found, leftovers, done);
+        self.mirror = Some(mirror);
+    }
+
+    /// Hands a page to the comparison.
+    pub(super) fn paged(
+        &mut self,
+        mirror: &mut Mirroring,
+        side: Side,
+        mut found: Vec<Found>,
+        leftovers: Vec<WirePath>,
+        done: bool,
+    ) {
+        if side == Side::Target {
+            mirror.leftovers.extend(leftovers);
+        }
+        if let Some(chosen) = mirror.of.chosen.clone() {
+            self.choose_found(mirror, &chosen, side, &mut found);
+        }
+        if side == Side::Source {
+            found.iter_mut().for_each(|found| mirror.expect_kept(found));
+        }
+        if let Err(fault) = mirror.diff.push(side, found, done) {
+            self.broke(fault);
+        }
+    }
+
+    fn choose_found(
+        &mut self,
+        mirror: &mut Mirroring,
+        chosen: &Chosen,
+        side: Side,
+        found: &mut Vec<Found>,
+    ) {
+        found.retain(|found| chosen.sees(path_of(found)));
+        if side == Side::Source {
+            let listed = found.iter().filter_map(|found| chosen.listed(path_of(found)));
+            mirror.listed.extend(listed.cloned());
+        }
+    }
+}
+
+impl Mirroring {
+    /// Makes the metadata of an entry of the source what the target may keep of it.
+    fn expect_kept(&self, found: &mut Found) {
+        let Ok(node) = found else { return };
+        let kind = match node.kind {
+            EntryKind::File => Kind::File,
+            EntryKind::Folder => Kind::Folder,
+            EntryKind::Symlink { .. } => Kind::Link,
+            EntryKind::Special => return,
+        };
+        node.meta = expected(&node.meta, kind, &self.of.rules);
+    }
+}
+
+fn path_of(found: &Found) -> &WirePath {
+    match found {
+        Ok(node) => &node.path,
+        Err((path, _)) => path,
+    }
+}

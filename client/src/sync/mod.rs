@@ -1,0 +1,238 @@
+//! `rdma-sync`: makes one tree equal to another, either of them on a server. This
+//! file says what is asked for, looks at both ends before anything is touched,
+//! and holds the target; a session does the rest (`session::mirror`). Called by
+//! the binary and by tests; tells everything to an observer.
+
+pub mod chosen;
+pub mod limit;
+pub(crate) mod spool;
+
+use crate::copy::CopyError;
+use crate::location::{Location, Remote};
+use crate::reconnect;
+use crate::report::{Observer, Summary};
+use crate::rules::{Rules, Task};
+use crate::session::{ClientError, Mirror, Session, SessionOptions, Way, Work};
+use chosen::Chosen;
+use limit::DeleteLimit;
+use std::path::Path;
+use std::sync::Arc;
+use verbatim_files::Folder;
+use verbatim_files::hold::{Hold, NotHeld, above, describe_process, which};
+use verbatim_files::journal::boot_id;
+use verbatim_proto::mirror::About;
+use verbatim_proto::{Code, Fault, Filter, Twin, WirePath, plan};
+
+/// What to make equal to what, and how.
+#[derive(Clone)]
+pub struct SyncOptions {
+    /// The tree that the target is to equal.
+    pub source: Location,
+    /// The tree that is changed.
+    pub target: Location,
+    /// What makes trees equal, and whether what is only at the target is deleted.
+    pub plan: plan::Options,
+    /// What is left out on both sides.
+    pub filter: Filter,
+    /// What alone is looked at, if not all of it.
+    pub chosen: Option<Arc<Chosen>>,
+    /// How much may be deleted.
+    pub limit: DeleteLimit,
+    /// Whether it is only told what would be done.
+    pub dry_run: bool,
+}
+
+/// Finds the server: one side, and only one, must be remote.
+pub fn server_of(options: &SyncOptions) -> Result<&Remote, CopyError> {
+    match (&options.source, &options.target) {
+        (Location::Remote(remote), Location::Local(_))
+        | (Location::Local(_), Location::Remote(remote)) => Ok(remote),
+        (Location::Remote(_), Location::Remote(_)) => usage(
+            "source and target are both remote",
+            "run rdma-sync on one of the two, so that data crosses the network once",
+        ),
+        (Location::Local(_), Location::Local(_)) => usage(
+            "neither source nor target is remote",
+            "write the remote side as HOST:/EXPORT/PATH; rsync -a does it on one machine",
+        ),
+        _ => usage("a pipe is no tree", "rdma-cp copies standard input and to standard output"),
+    }
+}
+
+fn usage<T>(cause: &str, hint: &str) -> Result<T, CopyError> {
+    Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
+}
+
+/// Makes the target equal to the source. Returns a summary once the target was looked at,
+/// whatever became of what is in it.
+pub async fn sync(
+    options: &SyncOptions,
+    session: SessionOptions,
+    observer: &mut dyn Observer,
+    stop: impl Future<Output = ()>,
+) -> Result<Summary, CopyError> {
+    let remote = server_of(options)?.clone();
+    if remote.path.is_root() {
+        return usage("the path names no export", "write HOST:/EXPORT or HOST:/EXPORT/PATH");
+    }
+    let writes = !options.dry_run;
+    let session = SessionOptions { preserve: writes, ..session };
+    let mut first = Session::connect(session.clone()).await?;
+    // Let go of when the work is done.
+    let (mirror, _hold) = match (&options.source, &options.target) {
+        (_, Location::Local(target)) => down(options, &remote, target, &mut first).await?,
+        (Location::Local(source), _) => (up(options, source, &remote, &mut first).await?, None),
+        _ => return usage("a pipe is no tree", "rdma-cp copies standard input"),
+    };
+    if mirror.options.fold_case && mirror.options.delete {
+        return usage(
+            "the target takes names that differ only in case for one, so nothing can be deleted",
+            "run it without --delete",
+        );
+    }
+    let task = if writes { Task::Copy } else { Task::DryRun };
+    let rules = Rules { task, ..Rules::default() };
+    let work = [Work::Mirror(Box::new(mirror))];
+    Ok(reconnect::copy(&work, &rules, first, session, observer, stop).await)
+}
+
+/// A mirror of a tree of the server, into a folder here that is held.
+async fn down(
+    options: &SyncOptions,
+    remote: &Remote,
+    target: &Path,
+    session: &mut Session,
+) -> Result<(Mirror, Option<Hold>), CopyError> {
+    let about = begin(session, remote, false).await?;
+    let Some(root) = about.root else {
+        let text = format!("there is no {remote}");
+        return Err(ClientError::Fault(Fault::new(Code::NotFound, text)).into());
+    };
+    let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
+    let folder = open_target(target, options.dry_run).map_err(fault)?;
+    let hold = match &folder {
+        Some(folder) if !options.dry_run => Some(hold(folder, target).map_err(fault)?),
+        _ => None,
+    };
+    let mut avoid = None;
+    if let Some(folder) = folder.as_ref().filter(|_| is_here(&about)) {
+        let here = which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))?;
+        check_places(root, &about.above, here)?;
+        avoid = Some(here);
+    }
+    let folds = folder
+        .as_ref()
+        .is_some_and(|folder| !options.dry_run && folder.folds_case(&WirePath::root()));
+    let (source, target) = (remote.to_string(), target.display().to_string());
+    let rules = verbatim_files::Rules::of_user();
+    let mirror = Mirror {
+        way: Way::Down,
+        folder: folder.map(Arc::new),
+        remote: remote.path.clone(),
+        remote_is_missing: false,
+        source,
+        target,
+        options: plan::Options { fold_case: folds, ..options.plan },
+        filter: options.filter.clone(),
+        chosen: options.chosen.clone(),
+        avoid,
+        limit: options.limit,
+        rules,
+    };
+    Ok((mirror, hold))
+}
+
+/// A mirror of a folder here, to a tree of the server, which holds it.
+async fn up(
+    options: &SyncOptions,
+    source: &Path,
+    remote: &Remote,
+    session: &mut Session,
+) -> Result<Mirror, CopyError> {
+    let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
+    let folder = Folder::open(source).map_err(only_folders).map_err(fault)?;
+    let about = begin(session, remote, !options.dry_run).await?;
+    if is_here(&about) {
+        let here = which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))?;
+        if let Some(root) = about.root {
+            check_places(here, &above(&**folder.fd()), root)?;
+        }
+    }
+    Ok(Mirror {
+        way: Way::Up,
+        folder: Some(Arc::new(folder)),
+        remote: remote.path.clone(),
+        remote_is_missing: about.root.is_none(),
+        source: source.display().to_string(),
+        target: remote.to_string(),
+        options: plan::Options { fold_case: about.folds_case, ..options.plan },
+        filter: options.filter.clone(),
+        chosen: options.chosen.clone(),
+        avoid: about.root.filter(|_| is_here(&about)),
+        limit: options.limit,
+        rules: about.keeps.into(),
+    })
+}
+
+async fn begin(session: &mut Session, remote: &Remote, hold: bool) -> Result<About, CopyError> {
+    let answer = session.begin(&remote.path, hold).await?;
+    Ok(answer.map_err(only_folders).map_err(ClientError::Fault)?)
+}
+
+/// Adds what to do to a fault about something that is no folder.
+fn only_folders(fault: Fault) -> Fault {
+    match fault.code {
+        Code::NotFolder => Fault::new(
+            Code::NotFolder,
+            format!("{}; rdma-sync makes folders equal, rdma-cp copies a file", fault.text),
+        ),
+        _ => fault,
+    }
+}
+
+/// Opens a local target, and makes it if it is missing and anything is to be written.
+fn open_target(target: &Path, dry_run: bool) -> Result<Option<Folder>, Fault> {
+    let what = || format!("cannot make folder {}", target.display());
+    match std::fs::symlink_metadata(target) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if dry_run {
+                return Ok(None);
+            }
+            std::fs::create_dir(target).map_err(|e| Fault::from_io(what(), &e))?;
+        }
+        _ => {}
+    }
+    Folder::open(target).map(Some).map_err(only_folders)
+}
+
+/// Holds a local target, or says who has it.
+fn hold(folder: &Folder, target: &Path) -> Result<Hold, Fault> {
+    let what = format!("cannot hold {}", target.display());
+    let fd = folder.open_folder(&WirePath::root())?;
+    Hold::take(fd, &what).map_err(|error| match error {
+        NotHeld::Fault(fault) => fault,
+        NotHeld::By(process) => {
+            let by = process.map_or_else(|| "another process".into(), describe_process);
+            let text = format!("{} is being synchronised by {by}", target.display());
+            Fault::new(Code::Limit, text)
+        }
+    })
+}
+
+/// Whether a place of the server is on this machine.
+fn is_here(about: &About) -> bool {
+    let here = boot_id();
+    about.boot == here && here.iter().any(|&byte| byte != 0)
+}
+
+/// Refuses to make a tree equal to itself, or to a part of itself.
+fn check_places(source: Twin, above_source: &[Twin], target: Twin) -> Result<(), CopyError> {
+    if source == target {
+        return usage("source and target are the same folder", "name two different ones");
+    }
+    if above_source.contains(&target) {
+        let hint = "to make a folder equal to what is in it would delete it";
+        return usage("the source lies in the target", hint);
+    }
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! Walks a tree that is mirrored: in the order that plans are made in, with all
+//! that is compared of every entry. Links are told, never followed. Memory grows
+//! with the depth of the tree and the names of the folders it is in. Used by the
+//! server and by the client, each for its own side; digests are added by them.
+
+use crate::folder::{entry_of, stat_name};
+use crate::identity::stat_open;
+use crate::meta::{of_status, xattrs_at, xattrs_of};
+use crate::names::Names;
+use crate::reap::is_leftover;
+use crate::walk::DEPTH_MAX;
+use rustix::fs::{Mode, OFlags, Statx, openat};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::tree::Found;
+use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
+
+/// How many leftovers of copies are told; what is more is told to the next walk.
+const LEFTOVERS_MAX: usize = 4096;
+
+/// A walk in progress.
+pub struct TreeWalk {
+    /// The root, before it is told.
+    root: Option<OwnedFd>,
+    levels: Vec<Level>,
+    filter: Filter,
+    /// Whether `trusted.*` attributes are told.
+    trusted: bool,
+    /// A folder that is not gone into: the target of what is walked.
+    avoid: Option<Twin>,
+    leftovers: Vec<WirePath>,
+    left: usize,
+}
+
+struct Level {
+    path: WirePath,
+    fd: OwnedFd,
+    names: Names,
+}
+
+impl TreeWalk {
+    /// Begins at an open folder, and leaves out what the filter says.
+    pub fn new(root: OwnedFd, filter: Filter, trusted: bool) -> Self {
+        let (levels, leftovers) = (Vec::new(), Vec::new());
+        Self { root: Some(root), levels, filter, trusted, avoid: None, leftovers, left: 0 }
+    }
+
+    /// Does not go into this folder, which is an error.
+    pub fn avoiding(mut self, avoid: Option<Twin>) -> Self {
+        self.avoid = avoid;
+        self
+    }
+
+    /// What copies that were cut short left, of what was walked since this was last asked.
+    pub fn take_leftovers(&mut self) -> Vec<WirePath> {
+        std::mem::take(&mut self.leftovers)
+    }
+
+    /// Enters a folder, and tells it.
+    fn enter(&mut self, fd: OwnedFd, path: WirePath) -> Result<Box<Node>, Fault> {
+        let what = format!("cannot read folder {path}");
+        if self.levels.len() >= DEPTH_MAX {
+            return Err(Fault::new(Code::Limit, format!("{what}: deeper than {DEPTH_MAX} levels")));
+        }
+        let stat = stat_open(&fd).map_err(|e| Fault::from_io(&what, &e))?;
+        if self.avoid == Some(twin_of(&stat)) {
+            let text = format!("{what}: it is the target, which lies in the source");
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        let xattrs = xattrs_of(&fd, self.trusted, &format!("folder {path}"))?;
+        // Read before the folder is told: one that cannot be read is a fault, and nothing else.
+        let names = Names::read(&fd, &what)?;
+        let meta = Meta { xattrs, ..of_status(&stat) };
+        let (kind, size, twin, digest) = (EntryKind::Folder, 0, None, None);
+        let node = Node { path: path.clone(), kind, size, meta, twin, digest };
+        self.levels.push(Level { path, fd, names });
+        Ok(Box::new(node))
+    }
+
+    /// Tells what a name of the innermost folder is; none if it is gone.
+    fn look(&mut self, name: &[u8], path: &WirePath) -> Result<Option<Box<Node>>, Fault> {
+        let Some(Level { fd, .. }) = self.levels.last() else { return Ok(None) };
+        let name = OsStr::from_bytes(name);
+        let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {path}"), &e);
+        let gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
+        let found = stat_name(fd, name)
+            .and_then(|stat| Ok((entry_of(fd, name, path.clone(), &stat)?, stat)));
+        let (entry, stat) = match found {
+            Ok(found) => found,
+            // It was there a moment ago; nobody asked for this one.
+            Err(error) if gone(&error) => return Ok(None),
+            Err(error) => return Err(what(error)),
+        };
+        if self.filter.excludes(path, entry.kind == EntryKind::Folder) {
+            return Ok(None);
+        }
+        if entry.kind == EntryKind::Folder {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let fd = openat(fd, name, flags, Mode::empty())
+                .map_err(|e| Fault::from_io(format!("cannot read folder {path}"), &e.into()))?;
+            return self.enter(fd, path.clone()).map(Some);
+        }
+        let mut meta = of_status(&stat);
+        if entry.kind == EntryKind::File {
+            match xattrs_at(fd, name, self.trusted, path) {
+                Ok(xattrs) => meta.xattrs = xattrs,
+                Err(fault) if fault.code == Code::NotFound => return Ok(None),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let twin = (entry.kind == EntryKind::File && stat.stx_nlink > 1).then(|| twin_of(&stat));
+        let (kind, size, digest) = (entry.kind, entry.size, None);
+        Ok(Some(Box::new(Node { path: entry.path, kind, size, meta, twin, digest })))
+    }
+}
+
+/// Which file of this machine a status is of.
+pub(crate) fn twin_of(stat: &Statx) -> Twin {
+    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
+    Twin { device, inode: stat.stx_ino }
+}
+
+impl Iterator for TreeWalk {
+    type Item = Found;
+
+    fn next(&mut self) -> Option<Found> {
+        if let Some(root) = self.root.take() {
+            let entered = self.enter(root, WirePath::root());
+            return Some(entered.map_err(|fault| (WirePath::root(), fault)));
+        }
+        loop {
+            let level = self.levels.last_mut()?;
+            let Some(name) = level.names.take() else {
+                self.levels.pop();
+                continue;
+            };
+            let path = match level.path.with(&name) {
+                Ok(path) => path,
+                Err(fault) => return Some(Err((level.path.clone(), fault))),
+            };
+            if is_leftover(&name) {
+                if self.left < LEFTOVERS_MAX {
+                    self.left += 1;
+                    self.leftovers.push(path);
+                }
+                continue;
+            }
+            match self.look(&name, &path) {
+                Ok(Some(node)) => return Some(Ok(node)),
+                Ok(None) => {}
+                Err(fault) => return Some(Err((path, fault))),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Folder;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn walk(root: &std::path::Path, rules: &[&str]) -> (Vec<Found>, Vec<WirePath>) {
+        let folder = Folder::open(root).expect("opens");
+        let fd = folder.open_folder(&WirePath::root()).expect("opens");
+        let rules = rules.iter().map(|rule| rule.as_bytes().to_vec()).collect();
+        let mut walk = TreeWalk::new(fd, Filter::parse(rules).expect("plain"), true);
+        let found = walk.by_ref().collect();
+        (found, walk.take_leftovers())
+    }
+
+    fn shown(found: &[Found]) -> Vec<String> {
+        let show = |found: &Found| match found {
+            Ok(node) => node.path.to_string(),
+            Err((path, fault)) => format!("({path}: {:?})", fault.code),
+        };
+        found.iter().map(show).collect()
+    }
+
+    #[test]
+    fn a_tree_is_told_in_order_with_all_of_its_names() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir_all(dir.path().join("a/b")).expect("folders");
+        for name in ["a/b/x", "a/c", "a b", "ab", "a/.c.12-3-0123abcd.verbatim-part"] {
+            fs::write(dir.path().join(name), b"12345").expect("writes");
+        }
+        fs::hard_link(dir.path().join("ab"), dir.path().join("a/twin")).expect("links");
+        symlink("nowhere", dir.path().join("a/link")).expect("links");
+        let (found, leftovers) = walk(dir.path(), &[]);
+        let names = ["", "a", "a/b", "a/b/x", "a/c", "a/link", "a/twin", "a b", "ab"];
+        assert_eq!(shown(&found), names);
+        assert_eq!(leftovers.len(), 1, "what is not finished is nobody's: {leftovers:?}");
+        let node = |at: usize| found[at].as_ref().expect("an entry");
+        assert_eq!(node(6).twin, node(8).twin);
+        assert!(node(6).twin.is_some() && node(4).twin.is_none());
+        assert_eq!((node(4).size, node(1).is_folder()), (5, true));
+        let (found, _) = walk(dir.path(), &["a/*", "!*/link"]);
+        assert_eq!(shown(&found), ["", "a", "a/link", "a b", "ab"]);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_a_fault_and_nothing_else() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir_all(dir.path().join("a/b")).expect("folders");
+        let shut = fs::Permissions::from_mode(0o0);
+        fs::set_permissions(dir.path().join("a"), shut).expect("sets");
+        let (found, _) = walk(dir.path(), &[]);
+        let expected: &[&str] = match rustix::process::geteuid().is_root() {
+            true => &["", "a", "a/b"],
+            false => &["", "(a: Denied)"],
+        };
+        assert_eq!(shown(&found), expected);
+        fs::set_permissions(dir.path().join("a"), fs::Permissions::from_mode(0o700)).expect("sets");
+    }
+}

@@ -1,0 +1,157 @@
+//! The messages of mirroring: looking at a tree in full, holding a target, and
+//! the changes that are neither a copy nor a new folder. Plain values, carried by
+//! `ClientMessage::Mirror` and `ServerMessage::Mirror`.
+
+use crate::meta::{Keeps, Meta};
+use crate::tree::{Found, Twin};
+use crate::{Fault, WirePath};
+use serde::{Deserialize, Serialize};
+
+/// A client asks about a tree, or changes one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MirrorRequest {
+    /// What kind of place is this?
+    Begin {
+        /// Comes back in the answer.
+        request: u32,
+        /// The folder, export first.
+        path: WirePath,
+        /// Whether it is the target of changes: then it is made where it is missing, and held
+        /// until the session ends, so that two mirrors do not fight over it.
+        hold: bool,
+    },
+    /// Tell all of a tree, in the order of a sorted walk.
+    Walk {
+        /// Comes back with every page.
+        request: u32,
+        /// The tree, and how.
+        walk: TreeScan,
+    },
+    /// One more page of a walk.
+    WalkMore {
+        /// Which walk.
+        request: u32,
+    },
+    /// Do these, in this order, behind all that was to be made before.
+    Edit {
+        /// Comes back in the answer.
+        request: u32,
+        /// What to do.
+        edits: Vec<Edit>,
+    },
+}
+
+/// A tree to tell, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeScan {
+    /// Its root, export first.
+    pub path: WirePath,
+    /// What is left out, and not gone into: rules as `Filter` reads them.
+    pub filter: Vec<Vec<u8>>,
+    /// Whether files come with the digests of their content.
+    pub digests: bool,
+    /// A folder that is not gone into, because it is the target.
+    pub avoid: Option<Twin>,
+}
+
+/// A change of a tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Edit {
+    /// Give a file another name, in place of what has it and is no folder.
+    Link {
+        /// The name, export first.
+        path: WirePath,
+        /// A name it has, in the same export.
+        to: WirePath,
+    },
+    /// Give a file or folder this metadata.
+    Describe {
+        /// Where it is, export first.
+        path: WirePath,
+        /// What it gets.
+        meta: Box<Meta>,
+    },
+    /// Remove something; a folder only if it is empty.
+    Remove {
+        /// Where it is, export first.
+        path: WirePath,
+        /// Whether it is a folder.
+        is_folder: bool,
+    },
+    /// Remove what a copy that was cut short left, unless somebody goes on with it.
+    Sweep {
+        /// Where it is, export first.
+        path: WirePath,
+    },
+}
+
+/// The server answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MirrorReply {
+    /// The answer to `Begin`.
+    Begun {
+        /// Which request.
+        request: u32,
+        /// What kind of place it is.
+        answer: Result<About, Fault>,
+    },
+    /// A page of a walk.
+    Walked {
+        /// Which walk.
+        request: u32,
+        /// What was found, paths relative to the root.
+        found: Vec<Found>,
+        /// What copies that were cut short left, and is told nowhere else.
+        leftovers: Vec<WirePath>,
+        /// Whether this was the last page.
+        done: bool,
+    },
+    /// The answer to `Edit`, in the same order.
+    Changed {
+        /// Which request.
+        request: u32,
+        /// One answer per change.
+        answers: Vec<Result<(), Fault>>,
+    },
+}
+
+/// What kind of place a folder is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Which run of which machine this is: two that say the same share their files.
+    #[serde(with = "serde_bytes")]
+    pub boot: Vec<u8>,
+    /// Which folder it is there; none where it is missing.
+    pub root: Option<Twin>,
+    /// The folders it is in, the nearest first; `ABOVE_MAX` at most.
+    pub above: Vec<Twin>,
+    /// What of metadata is kept in it.
+    pub keeps: Keeps,
+    /// Whether it takes names that differ only in case for one.
+    pub folds_case: bool,
+}
+
+/// How many folders above one are told.
+pub const ABOVE_MAX: usize = 64;
+
+impl Edit {
+    /// Where it is done.
+    pub fn path(&self) -> &WirePath {
+        match self {
+            Self::Link { path, .. }
+            | Self::Describe { path, .. }
+            | Self::Remove { path, .. }
+            | Self::Sweep { path } => path,
+        }
+    }
+
+    /// About how many bytes it takes in a message.
+    pub fn weight(&self) -> usize {
+        let more = match self {
+            Self::Link { to, .. } => to.as_bytes().len(),
+            Self::Describe { meta, .. } => meta.weight(),
+            Self::Remove { .. } | Self::Sweep { .. } => 0,
+        };
+        self.path().as_bytes().len() + more + 8
+    }
+}

@@ -1,0 +1,298 @@
+//! What mirrors ask of the server: all of a tree in order, a hold on a target,
+//! and changes that are neither a copy nor a new folder. A walk rests between two
+//! pages; a hold lasts as long as its session. Changes wait in the same queue as
+//! what is to be made (`catalog`), because both depend on their order.
+
+use super::catalog::open_source;
+use super::{End, Event, Session, Shared};
+use crate::export::Mode;
+use crate::reach::{ExportFolder, Reach};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
+use verbatim_files::paging::{TreePage, next_page, root_of};
+use verbatim_files::{Source, TreeWalk};
+use verbatim_proto::message::ServerMessage;
+use verbatim_proto::mirror::{About, Edit, TreeScan};
+use verbatim_proto::units::{BATCH_FILES_MAX, WINDOW_BYTES};
+use verbatim_proto::{
+    Code, Digest, Dropped, Fault, Filter, MirrorReply, MirrorRequest, Twin, WirePath,
+};
+
+/// Walks one client may have at a time.
+const WALKS_MAX: usize = 4;
+
+/// Targets one client may hold.
+const HOLDS_MAX: usize = 4;
+
+/// The mirrors of a session: walks, `None` while a page is being made, and targets held.
+#[derive(Default)]
+pub(super) struct Mirrors {
+    walks: HashMap<u32, Option<Box<Walking>>>,
+    holds: Vec<Held>,
+    /// Requests to hold that are being answered.
+    holding: usize,
+}
+
+/// A walk that rests.
+pub(crate) struct Walking {
+    export: Arc<ExportFolder>,
+    base: WirePath,
+    walk: TreeWalk,
+    digests: bool,
+}
+
+/// A page, and the walk to go on with.
+pub(crate) type Walked = (Option<Box<Walking>>, TreePage);
+
+/// A target that is held, and known to all sessions by who holds it.
+pub(crate) struct Held {
+    hold: Hold,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.remove(&self.hold.folder);
+    }
+}
+
+/// What jobs for mirrors tell a session.
+pub(crate) enum MirrorEvent {
+    Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
+    Walked(u32, Walked),
+    Changed(u32, Vec<Result<(), Fault>>, Dropped),
+}
+
+impl Session {
+    pub(super) fn mirror_event(&mut self, event: MirrorEvent) -> Result<(), End> {
+        match event {
+            MirrorEvent::Begun { request, hold, answer } => self.begun(request, hold, answer),
+            MirrorEvent::Walked(request, walked) => self.walked(request, walked),
+            MirrorEvent::Changed(request, answers, dropped) => {
+                self.tell_dropped(dropped)?;
+                self.changed(request, answers)
+            }
+        }
+    }
+
+    pub(super) fn mirror(&mut self, request: MirrorRequest) -> Result<(), End> {
+        match request {
+            MirrorRequest::Begin { request, path, hold } => self.begin_mirror(request, path, hold),
+            MirrorRequest::Walk { request, walk } => self.walk_tree(request, walk),
+            MirrorRequest::WalkMore { request } => self.walk_on(request),
+            MirrorRequest::Edit { request, edits } => self.change(request, edits),
+        }
+    }
+
+    fn begin_mirror(&mut self, request: u32, path: WirePath, hold: bool) -> Result<(), End> {
+        if hold {
+            if self.mirrors.holds.len() + self.mirrors.holding >= HOLDS_MAX {
+                let text = format!("a session may hold {HOLDS_MAX} targets");
+                return Err(End::Refused(Fault::new(Code::Limit, text)));
+            }
+            self.mirrors.holding += 1;
+        }
+        let (shared, who) = (self.shared.clone(), self.view.who.clone());
+        let reach = self.reach.clone();
+        let held: Vec<Twin> = self.mirrors.holds.iter().map(|held| held.hold.folder).collect();
+        self.job(move || {
+            let answer = begin(&shared, &reach, &who, &path, hold, &held);
+            Event::Mirror(MirrorEvent::Begun { request, hold, answer })
+        });
+        Ok(())
+    }
+
+    fn begun(
+        &mut self,
+        request: u32,
+        hold: bool,
+        answer: Result<(About, Option<Held>), Fault>,
+    ) -> Result<(), End> {
+        self.mirrors.holding -= usize::from(hold);
+        let answer = answer.map(|(about, held)| {
+            self.mirrors.holds.extend(held);
+            about
+        });
+        self.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
+    }
+
+    fn walk_tree(&mut self, request: u32, walk: TreeScan) -> Result<(), End> {
+        let walks = &mut self.mirrors.walks;
+        if walks.len() >= WALKS_MAX || walks.contains_key(&request) {
+            let text = format!("a session may have {WALKS_MAX} walks");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        walks.insert(request, None);
+        let (shared, reach) = (self.shared.clone(), self.reach.clone());
+        self.job(move || {
+            let walked = match begin_walk(&reach, walk) {
+                Ok(walking) => page_of(&shared, walking),
+                Err(fault) => {
+                    let found = vec![Err((WirePath::root(), fault))];
+                    (None, TreePage { found, ..TreePage::default() })
+                }
+            };
+            Event::Mirror(MirrorEvent::Walked(request, walked))
+        });
+        Ok(())
+    }
+
+    fn walk_on(&mut self, request: u32) -> Result<(), End> {
+        let Some(walking) = self.mirrors.walks.get_mut(&request).and_then(Option::take) else {
+            let text = "the client asked for more of a walk that is not open";
+            return Err(End::Refused(Fault::new(Code::Protocol, text)));
+        };
+        let shared = self.shared.clone();
+        self.job(move || Event::Mirror(MirrorEvent::Walked(request, page_of(&shared, walking))));
+        Ok(())
+    }
+
+    fn walked(&mut self, request: u32, (walking, page): Walked) -> Result<(), End> {
+        let done = walking.is_none();
+        match walking {
+            Some(walking) => drop(self.mirrors.walks.insert(request, Some(walking))),
+            None => drop(self.mirrors.walks.remove(&request)),
+        }
+        let TreePage { found, leftovers } = page;
+        let reply = MirrorReply::Walked { request, found, leftovers, done };
+        self.send(ServerMessage::Mirror(reply))
+    }
+
+    fn changed(&mut self, request: u32, answers: Vec<Result<(), Fault>>) -> Result<(), End> {
+        self.made_one();
+        self.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
+    }
+
+    fn change(&mut self, request: u32, changes: Vec<Edit>) -> Result<(), End> {
+        if changes.len() > BATCH_FILES_MAX {
+            let text = format!("more than {BATCH_FILES_MAX} changes at a time");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        self.queue_changes(request, changes)
+    }
+}
+
+/// Says what kind of place a folder is, and holds it where that is asked for.
+fn begin(
+    shared: &Arc<Shared>,
+    reach: &Reach,
+    who: &str,
+    path: &WirePath,
+    hold: bool,
+    held: &[Twin],
+) -> Result<(About, Option<Held>), Fault> {
+    let (export, below) = reach.resolve(path)?;
+    if hold {
+        writable(&export, path)?;
+        export.folder.make_folder(&below, 0o700, true)?;
+    }
+    let (keeps, above) = (export.rules.into(), Vec::new());
+    let boot = verbatim_files::journal::boot_id().to_vec();
+    let fd = match export.folder.open_folder(&below) {
+        Ok(fd) => fd,
+        Err(fault) if fault.code == Code::NotFound && !hold => {
+            return Ok((About { boot, root: None, above, keeps, folds_case: false }, None));
+        }
+        Err(fault) => return Err(fault),
+    };
+    let what = format!("cannot look at {path}");
+    let above = verbatim_files::hold::above(&fd);
+    let root = Some(which(&fd).map_err(|e| Fault::from_io(&what, &e))?);
+    if !hold {
+        return Ok((About { boot, root, above, keeps, folds_case: false }, None));
+    }
+    // A session that has it may ask again.
+    let has = root.is_some_and(|root| held.contains(&root));
+    let held = if has { None } else { Some(take_hold(shared, who, path, fd)?) };
+    let folds_case = export.folder.folds_case(&below);
+    Ok((About { boot, root, above, keeps, folds_case }, held))
+}
+
+fn take_hold(
+    shared: &Arc<Shared>,
+    who: &str,
+    path: &WirePath,
+    fd: std::os::fd::OwnedFd,
+) -> Result<Held, Fault> {
+    let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = which(&fd).map_err(|e| Fault::from_io(format!("cannot look at {path}"), &e))?;
+    match Hold::take(fd, &format!("cannot hold {path}")) {
+        Ok(hold) => {
+            holders.insert(folder, who.to_owned());
+            drop(holders);
+            Ok(Held { hold, shared: shared.clone() })
+        }
+        Err(NotHeld::Fault(fault)) => Err(fault),
+        Err(NotHeld::By(process)) => {
+            let client = holders.get(&folder).map(|who| format!("client {who}"));
+            let process = process.map(|id| format!("{} on the server", describe_process(id)));
+            let by = client.or(process).unwrap_or_else(|| "another process".into());
+            Err(Fault::new(Code::Limit, format!("{path} is being synchronised by {by}")))
+        }
+    }
+}
+
+fn writable(export: &ExportFolder, path: &WirePath) -> Result<(), Fault> {
+    if export.mode == Mode::ReadWrite {
+        return Ok(());
+    }
+    Err(Fault::new(Code::ReadOnly, format!("cannot change {path}: the export is read-only")))
+}
+
+fn begin_walk(reach: &Reach, scan: TreeScan) -> Result<Box<Walking>, Fault> {
+    let filter = Filter::parse(scan.filter)?;
+    let (export, base) = reach.resolve(&scan.path)?;
+    let trusted = export.rules.privileged_xattrs;
+    let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
+    let walk = walk.avoiding(scan.avoid);
+    Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
+}
+
+fn page_of(shared: &Shared, mut walking: Box<Walking>) -> Walked {
+    let Walking { export, base, walk, digests } = &mut *walking;
+    let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
+        let source = open_source(export, &base.join(path))?;
+        let hash =
+            |source: &Source, extent| shared.hashing.digests(source, extent, WINDOW_BYTES, false);
+        root_of(&source, hash)
+    };
+    let (page, more) = match digests {
+        true => next_page(walk, Some(&mut digest)),
+        false => next_page(walk, None),
+    };
+    (more.then_some(walking), page)
+}
+
+/// Does changes in order; says what of metadata was not kept.
+pub(super) fn change_all(reach: &Reach, changes: &[Edit]) -> (Vec<Result<(), Fault>>, Dropped) {
+    let mut dropped = Dropped::default();
+    let mut change_one = |change: &Edit| {
+        let (export, path) = reach.resolve(change.path())?;
+        writable(&export, change.path())?;
+        match change {
+            Edit::Link { to, .. } => {
+                let (other, to) = reach.resolve(to)?;
+                if !Arc::ptr_eq(&export, &other) {
+                    let text = format!("{} and {to} are in two exports", change.path());
+                    return Err(Fault::new(Code::BadPath, text));
+                }
+                export.folder.link(&path, &to)
+            }
+            // How an export itself looks is for who exports it to say.
+            Edit::Describe { .. } if path.is_root() => Ok(()),
+            Edit::Describe { meta, .. } => {
+                dropped += export.folder.describe_any(&path, meta, &export.rules)?;
+                Ok(())
+            }
+            Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
+            Edit::Sweep { .. } => export.folder.sweep(&path),
+        }
+    };
+    let answers = changes.iter().map(&mut change_one).collect();
+    (answers, dropped)
+}
+
+/// Who holds which target, over all sessions.
+pub(crate) type Holders = std::sync::Mutex<HashMap<Twin, String>>;

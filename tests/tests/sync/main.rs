@@ -1,0 +1,129 @@
+//! `rdma-sync` as a user runs it: real processes, real sockets, real trees. One
+//! module a subject; what they share is here. Not part of the tests that cargo
+//! runs by itself: `tests/run sync` runs them, they take a while.
+
+#![forbid(unsafe_code)]
+
+mod faithful;
+mod killing;
+mod mirroring;
+#[path = "../../src/process.rs"]
+#[allow(dead_code)] // it has more for others
+mod process;
+mod refusing;
+#[path = "../../src/tree.rs"]
+#[allow(dead_code)] // it has more for others
+mod tree;
+
+use process::{Ended, Home, Running, Serve};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A server that exports `src`, and `in` for writing, and a folder `out` beside them.
+pub(crate) struct World {
+    pub home: Arc<Home>,
+    pub serve: Serve,
+    pub dir: TempDir,
+}
+
+/// Which way a mirror goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Down,
+    Up,
+}
+
+pub(crate) const BOTH: [Way; 2] = [Way::Down, Way::Up];
+
+impl World {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        for name in ["src", "in", "out"] {
+            fs::create_dir(dir.path().join(name)).expect("a folder");
+        }
+        let home = Arc::new(Home::new());
+        let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
+        Self { home, serve, dir }
+    }
+
+    /// The same, where uploads may have any owner and any bits, if this is root.
+    pub fn with_owners() -> Self {
+        let mut world = Self::new();
+        let config = world.path("serve.toml");
+        let path = text(&world.path("in"));
+        let lines = format!(
+            "[[export]]\nname = \"in\"\npath = \"{path}\"\nmode = \"rw\"\nowner = \"client\"\n\
+             root_squash = false\nallow_setuid = true\nallow_security_xattrs = true\n"
+        );
+        fs::write(&config, lines).expect("writes");
+        let arguments = ["--config", &text(&config)];
+        world.serve = Serve::of(&world.home, "127.0.0.1:0", &arguments);
+        world
+    }
+
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    /// The source of a mirror.
+    pub fn source(&self) -> PathBuf {
+        self.path("src")
+    }
+
+    /// The target of a mirror.
+    pub fn target(&self, way: Way) -> PathBuf {
+        self.path(if way == Way::Down { "out/copy" } else { "in/copy" })
+    }
+
+    /// Both ends as they are written on the command line.
+    pub fn ends(&self, way: Way) -> [String; 2] {
+        match way {
+            Way::Down => [self.serve.at("src"), text(&self.target(way))],
+            Way::Up => [text(&self.source()), self.serve.at("in/copy")],
+        }
+    }
+
+    /// Runs rdma-sync with these flags, to its end.
+    pub fn sync(&self, way: Way, flags: &[&str]) -> Ended {
+        self.start(way, flags).end()
+    }
+
+    pub fn start(&self, way: Way, flags: &[&str]) -> Running {
+        let ends = self.ends(way);
+        let arguments: Vec<&str> = ends.iter().map(String::as_str).chain(flags.to_vec()).collect();
+        Running::start(self.home.command("rdma-sync", &arguments))
+    }
+}
+
+pub(crate) fn exports(dir: &Path) -> [String; 2] {
+    [format!("src={}", text(&dir.join("src"))), format!("in={}:rw", text(&dir.join("in")))]
+}
+
+pub(crate) fn text(path: &Path) -> String {
+    path.to_str().expect("temporary folders have plain names").to_owned()
+}
+
+/// Writes a file, and the folders it is in.
+pub(crate) fn write(path: PathBuf, bytes: &[u8]) {
+    tree::write(&path, bytes);
+}
+
+/// The last line of what `--json` prints: the summary.
+pub(crate) fn summary(ended: &Ended) -> serde_json::Value {
+    let line = ended.stdout.lines().last().unwrap_or_else(|| panic!("nothing printed: {ended:?}"));
+    serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))
+}
+
+/// What changed, as `action path`, in order.
+pub(crate) fn changes(ended: &Ended) -> Vec<String> {
+    let events = ended.stdout.lines().map(|line| {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|e| panic!("{e}: {line}"))
+    });
+    let word = |event: &serde_json::Value, key: &str| event[key].as_str().unwrap_or("").to_owned();
+    events
+        .filter(|event| event["event"] == "change")
+        .map(|event| format!("{} {}", word(&event, "action"), word(&event, "path")))
+        .collect()
+}
