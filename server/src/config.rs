@@ -367,12 +367,14 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 const SERVICE_CONFIG: &str = "/etc/verbatim/rdma-serve.toml";
 
 /// The numbers each key may have; those of RDMA are beside its keys.
-const RANGES: [(&str, RangeInclusive<i64>); 8] = [
+const RANGES: [(&str, RangeInclusive<i64>); 10] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
     ("limits.links_per_session_max", 1..=LINKS_MAX as i64),
     ("limits.handshake_seconds", 1..=300),
+    ("limits.handshakes_per_second", 1..=100_000),
+    ("limits.handshakes_per_second_per_address", 1..=100_000),
     ("limits.idle_seconds", 10..=86400),
     ("cache.size_mb", 1..=65536),
     ("uploads.keep_hours", 0..=87600),

@@ -6,6 +6,7 @@
 
 pub mod cache;
 pub mod config;
+mod doorstep;
 pub mod export;
 mod gate;
 mod hashing;

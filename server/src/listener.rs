@@ -5,6 +5,7 @@
 
 use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError};
+use crate::doorstep::{Arrival, Doorstep};
 use crate::export::{Owner, check_exports};
 use crate::hashing::Hashing;
 use crate::joins::Joins;
@@ -18,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -161,11 +162,17 @@ impl Server {
     /// Serves until `stop` completes, then lets running transfers finish for a while.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (stopping, _) = watch::channel(false);
-        let places = Arc::new(Semaphore::new(self.config.limits.sessions_max as usize));
+        let limits = &self.config.limits;
+        let doorstep =
+            Doorstep::new(limits.handshakes_per_second, limits.handshakes_per_second_per_address);
         let guests = Arc::new(Guests {
             keys: self.keyring.watch(self.acceptor.clone()),
             acceptor: self.acceptor,
             shared: self.shared,
+            places: Arc::new(Semaphore::new(limits.sessions_max as usize)),
+            sessions_max: limits.sessions_max,
+            doorstep,
+            started: Instant::now(),
             next_session: AtomicU64::new(1),
             handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
         });
@@ -209,15 +216,18 @@ impl Server {
                     continue;
                 }
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
-                tracing::warn!(%peer, sessions = self.config.limits.sessions_max, "server is full");
-                place.metrics.entered(Entry::Full);
-                place.trouble(peer, Code::Limit, "the server is full: a client was sent away");
-                continue;
+            let arrival = match guests.doorstep.arrive(peer.ip(), guests.started.elapsed()) {
+                Ok(arrival) => arrival,
+                Err(cause) => {
+                    tracing::warn!(%peer, cause, "connection sent away");
+                    place.metrics.entered(Entry::Full);
+                    place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
+                    continue;
+                }
             };
             let (guests, stopping) = (guests.clone(), stopping.subscribe());
             sessions.spawn(async move {
-                guests.receive(stream, peer, stopping, place).await;
+                guests.receive(stream, peer, stopping, arrival).await;
             });
         }
         drop(self.listener);
@@ -231,6 +241,11 @@ struct Guests {
     acceptor: Arc<Acceptor>,
     keys: Watch,
     shared: Arc<Shared>,
+    doorstep: Arc<Doorstep>,
+    started: Instant,
+    /// For those who have proven who they are.
+    places: Arc<Semaphore>,
+    sessions_max: u32,
     next_session: AtomicU64,
     handshake: Duration,
 }
@@ -241,7 +256,7 @@ impl Guests {
         mut stream: TcpStream,
         peer: SocketAddr,
         stopping: watch::Receiver<bool>,
-        place: tokio::sync::OwnedSemaphorePermit,
+        arrival: Arrival,
     ) {
         let mut first = [0];
         let peeked = tokio::time::timeout(self.handshake, stream.peek(&mut first)).await;
@@ -264,8 +279,17 @@ impl Guests {
             tracing::debug!(%peer, %error, "connection cannot be kept alive");
         }
         let local = stream.local_addr().map(|address| address.ip()).ok();
+        let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake) else {
+            tracing::warn!(%peer, "connection sent away: too many handshakes wait before it");
+            self.shared.observatory.metrics.entered(Entry::Full);
+            return;
+        };
+        tokio::time::sleep(wait).await;
         match self.acceptor.accept(stream).await {
-            Ok(accepted) => self.serve(accepted, peer, local, stopping).await,
+            Ok(accepted) => {
+                drop(arrival);
+                self.serve(accepted, peer, local, stopping).await;
+            }
             Err(error) => {
                 tracing::warn!(%peer, %error, "client not let in");
                 let place = &self.shared.observatory;
@@ -273,7 +297,6 @@ impl Guests {
                 place.trouble(peer, Code::NotAuthenticated, format!("client not let in: {error}"));
             }
         }
-        drop(place);
     }
 
     /// Reads what a data connection begins with, and finds its session.
@@ -299,7 +322,15 @@ impl Guests {
         let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         tracing::info!(session = id, %peer, %who, agent = hello.agent, "session began");
         let outbox = Outbox::new(sender, self.shared.idle);
-        let welcome = if is_chunk_size(hello.chunk_bytes) {
+        let place = self.places.clone().try_acquire_owned();
+        let welcome = if place.is_err() {
+            let text =
+                format!("the server is full: it has {} sessions; try again", self.sessions_max);
+            self.shared.observatory.metrics.entered(Entry::Full);
+            self.shared.observatory.trouble(peer, Code::Limit, text.clone());
+            tracing::warn!(session = id, %peer, sessions = self.sessions_max, "server is full");
+            ServerMessage::Refused(Fault::new(Code::Limit, text))
+        } else if is_chunk_size(hello.chunk_bytes) {
             let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
             let links_max = self.shared.links_max;
             ServerMessage::Welcome(Welcome { agent, session: id, links_max })
@@ -313,15 +344,16 @@ impl Guests {
             let _ = outbox.close().await;
             return;
         }
-        let place = &self.shared.observatory;
-        place.metrics.entered(Entry::Accepted);
+        let observatory = &self.shared.observatory;
+        observatory.metrics.entered(Entry::Accepted);
         let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let view = place.enter(Guest { id, peer, who: name, agent, domain });
+        let view = observatory.enter(Guest { id, peer, who: name, agent, domain });
         let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
         let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
         let (session, events) =
             Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
         session.run(receiver, events, stopping, self.keys.policies.subscribe()).await;
+        drop(place);
     }
 }
 

@@ -14,6 +14,10 @@ pub struct Limits {
     pub links_per_session_max: u32,
     /// How long a new connection may take to say who it is.
     pub handshake_seconds: u32,
+    /// How many may begin to say so in a second; more wait.
+    pub handshakes_per_second: u32,
+    /// The same, from one address.
+    pub handshakes_per_second_per_address: u32,
     /// How long a session may be silent.
     pub idle_seconds: u32,
 }
@@ -88,8 +92,14 @@ impl Default for Metrics {
 
 impl Default for Limits {
     fn default() -> Self {
-        let (handshake_seconds, idle_seconds) = (10, 300);
-        Self { sessions_max: 256, links_per_session_max: 16, handshake_seconds, idle_seconds }
+        Self {
+            sessions_max: 2048,
+            links_per_session_max: 16,
+            handshake_seconds: 10,
+            handshakes_per_second: 500,
+            handshakes_per_second_per_address: 100,
+            idle_seconds: 300,
+        }
     }
 }
 

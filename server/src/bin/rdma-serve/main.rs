@@ -134,6 +134,10 @@ fn main() -> ExitCode {
         return complain(&"nothing to export", Some(hint.into()), 2);
     }
     verbatim_telemetry::start(&config.log.level, config.log.json);
+    // Before there is another thread, so that all of them have it. Old kernels do not.
+    if let Err(error) = rustix::thread::set_no_new_privs(true) {
+        tracing::warn!(%error, "new privileges are not given up");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(FILE_THREADS_MAX)

@@ -1,0 +1,84 @@
+//! Limits of the door, each hit by a client that goes too far, with another that
+//! is served meanwhile.
+
+use crate::process::{Running, wait_for};
+use crate::{FOLLOW_MAX, World, names};
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+fn with_limits(limits: &str) -> World {
+    World::configured(&format!("[limits]\n{limits}\n[[export]]\npath = \"DIR/data\"\n"))
+}
+
+#[test]
+fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
+    let world = with_limits("sessions_max = 1");
+    let (from, out) = (world.serve.at("data/large"), world.text("out"));
+    let first = world.serve.start_cp(&["--bwlimit", "2M", &from, &out]);
+    wait_for("the copy has begun", FOLLOW_MAX, || {
+        (!names(&world.path("out")).is_empty()).then_some(())
+    });
+    let second = world.serve.cp(&["--list", &world.serve.at("data")]);
+    second.refused(3, &["the server is full: it has 1 sessions; try again"]);
+    first.end().done();
+    let listed = world.serve.cp(&["--list", &world.serve.at("data")]);
+    listed.done();
+}
+
+#[test]
+fn who_says_nothing_takes_no_session_and_is_sent_away_in_time() {
+    let world = with_limits("sessions_max = 2\nhandshake_seconds = 2");
+    // More than there are sessions; from one address, so not without end.
+    let silent: Vec<TcpStream> =
+        (0..300).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    let begin = Instant::now();
+    // All of this address's room is taken: it says so in the log, and closes what is too much.
+    wait_for("it is sent away", FOLLOW_MAX, || {
+        world.serve.log().contains("connection sent away").then_some(())
+    });
+    let mut last = silent.into_iter().next().unwrap();
+    last.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(last.read(&mut [0; 1]).unwrap(), 0, "the first was sent away too");
+    assert!(begin.elapsed() < Duration::from_secs(8));
+    let listed = || world.serve.cp(&["--list", &world.serve.at("data")]).code == Some(0);
+    wait_for("there is room again", FOLLOW_MAX, || listed().then_some(()));
+}
+
+#[test]
+fn silent_connections_leave_room_for_those_who_speak() {
+    let world = with_limits("sessions_max = 2\nhandshake_seconds = 30");
+    let _silent: Vec<TcpStream> =
+        (0..200).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
+}
+
+#[test]
+fn handshakes_of_one_address_are_spread_over_time() {
+    let world = with_limits("handshakes_per_second_per_address = 1\nhandshake_seconds = 2");
+    let begin = Instant::now();
+    let list = |_| {
+        let command = world.home.command("rdma-cp", &["--list", &world.serve.at("data")]);
+        Running::start(command)
+    };
+    let ended: Vec<_> =
+        (0..6).map(list).collect::<Vec<_>>().into_iter().map(Running::end).collect();
+    let done = ended.iter().filter(|ended| ended.code == Some(0)).count();
+    assert!((2..6).contains(&done), "two at once, then one a second, for two seconds: {ended:#?}");
+    assert!(begin.elapsed() >= Duration::from_secs(1), "the third had to wait");
+    assert!(
+        world.serve.log().contains("too many handshakes wait before it"),
+        "{}",
+        world.serve.log()
+    );
+}
+
+#[test]
+fn a_server_cannot_gain_privileges() {
+    let world = World::new(&[]);
+    let status = format!("/proc/{}/task", world.serve.id());
+    for thread in std::fs::read_dir(status).unwrap() {
+        let text = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        assert!(text.contains("NoNewPrivs:\t1"), "{text}");
+    }
+}
