@@ -3,11 +3,12 @@
 //! by side; it is removed and made anew when the source changed. That of a
 //! large file lasts when a copy is cut short, and a later one goes on with it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fs::File;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use verbatim_control::Fingerprint;
 use verbatim_files::space::Room;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Folder, Target};
+use verbatim_files::{Folder, Source, Target};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
@@ -20,6 +21,8 @@ pub(crate) struct Sink {
     server: Fingerprint,
     remote: WirePath,
     state: Mutex<State>,
+    /// What it replaces, to be compared with.
+    basis: OnceLock<Arc<File>>,
 }
 
 #[derive(Default)]
@@ -39,7 +42,20 @@ impl Sink {
         server: Fingerprint,
         remote: WirePath,
     ) -> Arc<Self> {
-        Arc::new(Self { folder, path, server, remote, state: Mutex::default() })
+        let (state, basis) = (Mutex::default(), OnceLock::new());
+        Arc::new(Self { folder, path, server, remote, state, basis })
+    }
+
+    /// Takes what it has in common with the file it replaces, if there is one, from that.
+    pub fn replace_wisely(&self) {
+        if let Ok(source) = Source::open(&self.folder, &self.path, &self.path) {
+            let _ = self.basis.set(source.file().clone());
+        }
+    }
+
+    /// The file it replaces, where that may have much in common with it.
+    pub fn basis(&self) -> Option<&File> {
+        self.basis.get().map(|file| &**file)
     }
 
     /// What the same copy is known by in a later run.

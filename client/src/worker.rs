@@ -5,6 +5,7 @@
 //! Buffers: a slot leaves its pool with an operation and comes back with the
 //! completion, on success, failure and flush alike.
 
+use crate::basis;
 use crate::ends::{Goal, Origin};
 use crate::likeness::{self, Likeness};
 use crate::session::Event;
@@ -299,7 +300,16 @@ impl Handler<Box<dyn Link>> for ClientWorker {
                 self.links.insert(key_of(id), pools);
                 links.insert(key_of(id), link);
             }
-            Command::Fetch(fetch, landings) => self.fetch(links, fetch, landings),
+            Command::Fetch(fetch, landings) => {
+                match basis::take(&fetch.chunk.pieces, &landings, &self.stats) {
+                    Some(outcome) => {
+                        // The target must not outlive the answer: a restart removes it.
+                        drop(landings);
+                        self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
+                    }
+                    None => self.fetch(links, fetch, landings),
+                }
+            }
             Command::Post(post, sources) => self.post(links, post, &sources),
             Command::Compare(fetch, likenesses) => {
                 let outcome = likeness::compare(&fetch.chunk.pieces, &likenesses, &self.stats);

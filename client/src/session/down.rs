@@ -5,6 +5,7 @@ use super::endings::Mark;
 use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
+use crate::basis::BASIS_BYTES_MIN;
 use crate::ends::Goal;
 use crate::report::FileDone;
 use crate::rules::Task;
@@ -109,6 +110,9 @@ impl Core {
             let id = self.file();
             let Download { remote, folder, local, .. } = download;
             let sink = Sink::new(folder, local, self.server, remote.clone());
+            if self.mirror.is_some() && download.size >= BASIS_BYTES_MIN {
+                sink.replace_wisely();
+            }
             let have = sink.resume(download.size);
             if let Some(have) = &have {
                 let bytes = have.extents.bytes();
