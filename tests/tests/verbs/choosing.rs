@@ -101,7 +101,9 @@ fn an_address_that_goes_away_in_the_middle_is_left_for_tcp() {
         assert!(is_same(data.join("big"), folder.join("big")));
         let summary = summary(&ended);
         let transport = summary["transport"].as_str().expect("a transport");
-        assert!(transport.starts_with("verbs "), "{summary}");
+        assert!(transport.starts_with("verbs ") && transport.ends_with("tcp"), "{summary}");
+        let reason = summary["reason"].as_str().expect("a reason");
+        assert!(reason.contains("address"), "{reason}");
         assert!(summary["links_lost"].as_u64() > Some(0), "{summary}");
         assert!(summary["rdma_reads"].as_u64().max(summary["rdma_writes"].as_u64()) > Some(0));
     }

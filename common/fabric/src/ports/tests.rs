@@ -233,6 +233,8 @@ fn an_infiniband_port_is_found_by_the_network_on_it() {
     );
     assert_eq!(place.link_layer, LinkLayer::Infiniband);
     assert_eq!(machine.devices[0].ports[0].lid, 17);
+    let found: Vec<_> = machine.devices[0].ports[0].gids.iter().map(|gid| gid.index).collect();
+    assert_eq!(found, [0], "what has only the subnet of the port is an empty place");
     let place = best(&machine, &towards("10.10.1.7"));
     assert_eq!((place.device.as_str(), place.netdev.as_deref()), ("mlx5_1", Some("ib1")));
     assert_eq!(place.why, "its address routes to the peer");

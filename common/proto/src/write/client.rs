@@ -211,10 +211,9 @@ impl WriteClient {
             Posted::LinkLost => {}
             Posted::Sent(digests) => {
                 let pieces = flight.pieces.iter().zip(&digests);
-                let pieces = pieces.map(|(&(file, extent), digests)| Piece {
-                    file,
-                    extent,
-                    digests: digests.clone(),
+                let pieces = pieces.map(|(&(file, extent), digests)| {
+                    let digests = digests.clone();
+                    Piece { file, extent, digests }
                 });
                 self.to_say.push(SentChunk { tag, pieces: pieces.collect() });
                 flight.digests = Some(digests);
