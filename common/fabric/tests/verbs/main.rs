@@ -4,6 +4,7 @@
 //! Every test asserts that requests were posted, so none passes over nothing.
 
 mod ending;
+mod guessing;
 mod moving;
 mod refusing;
 
