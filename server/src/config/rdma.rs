@@ -116,7 +116,7 @@ impl Rdma {
             qps_max: self.qps as u16,
             copied_windows_max: ((u64::from(self.send_buffer_mb) << 20) / WINDOW_BYTES) as usize,
             upload_bytes_max: u64::from(self.recv_buffer_mb) << 20,
-            pins: Some(Pins::new(u64::from(self.pin_budget_mb) << 20)),
+            pins: Some(Pins::new(u64::from(self.pin_budget_mb) << 20, pinned_bytes_max)),
         }
     }
 }

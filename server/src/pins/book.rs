@@ -17,6 +17,8 @@ const WINDOWS_AT_A_TIME: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Book {
     budget: u64,
+    /// What one client may hold, however much is free.
+    client_max: u64,
     /// Floors, and what is held above them.
     used: u64,
     /// What is held, floors that are not in use left out.
@@ -40,9 +42,9 @@ impl Client {
 }
 
 impl Book {
-    /// An account of so many bytes.
-    pub fn new(budget: u64) -> Self {
-        Self { budget, used: 0, held: 0, held_peak: 0, clients: BTreeMap::new() }
+    /// An account of so many bytes, of which one client may hold so many.
+    pub fn new(budget: u64, client_max: u64) -> Self {
+        Self { budget, client_max, used: 0, held: 0, held_peak: 0, clients: BTreeMap::new() }
     }
 
     pub fn budget(&self) -> u64 {
@@ -74,7 +76,8 @@ impl Book {
         let client = self.clients.get_mut(&id).expect("only clients that were let in ask");
         let above = client.above_floor(bytes);
         let more = above - client.above_floor(0);
-        let fits = more == 0 || (more <= free && above <= free - more);
+        let fits = client.held + bytes <= self.client_max
+            && (more == 0 || (more <= free && above <= free - more));
         if fits {
             client.held += bytes;
             self.used += more;
@@ -109,7 +112,7 @@ impl Book {
     pub fn window_bytes(&self, id: u64, min: u64, max: u64) -> u64 {
         let client = &self.clients[&id];
         let above = (self.free() + client.above_floor(0)) / 2;
-        let bytes = (client.floor + above) / WINDOWS_AT_A_TIME;
+        let bytes = (client.floor + above).min(self.client_max) / WINDOWS_AT_A_TIME;
         let power = if bytes == 0 { 0 } else { 1 << bytes.ilog2() };
         power.clamp(min, max)
     }
@@ -149,8 +152,18 @@ mod tests {
     }
 
     #[test]
+    fn one_client_holds_no_more_than_it_may_however_much_is_free() {
+        let mut book = Book::new(4096 * MIB, 64 * MIB);
+        assert!(book.admit(1, MIB) && book.admit(2, MIB));
+        assert!(book.ask(1, 4096), "a page");
+        assert_eq!(fill(&mut book, 1), 48 * MIB, "windows of 16 MiB beside the page");
+        assert_eq!(book.give_back(1, 16 * MIB), [1], "and is told when it may have another");
+        assert!(book.ask(1, 16 * MIB) && book.ask(2, 16 * MIB));
+    }
+
+    #[test]
     fn one_client_alone_gets_most_and_has_several_windows() {
-        let mut book = Book::new(8 * MIB);
+        let mut book = Book::new(8 * MIB, u64::MAX);
         assert!(book.admit(1, MIB));
         assert_eq!(book.window_bytes(1, GRAIN, 16 * MIB), MIB);
         let got = fill(&mut book, 1);
@@ -160,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_newcomer_gets_something_although_the_first_gives_nothing_back() {
-        let mut book = Book::new(64 * MIB);
+        let mut book = Book::new(64 * MIB, u64::MAX);
         assert!(book.admit(1, MIB));
         let hog = fill(&mut book, 1);
         assert!(hog > 24 * MIB, "{hog}");
@@ -173,7 +186,7 @@ mod tests {
 
     #[test]
     fn shares_even_out_as_windows_are_given_back() {
-        let mut book = Book::new(100 * MIB);
+        let mut book = Book::new(100 * MIB, u64::MAX);
         let mut held: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for id in 0..4 {
             assert!(book.admit(id, MIB));
@@ -201,7 +214,7 @@ mod tests {
 
     #[test]
     fn more_clients_than_floors_are_turned_away_and_let_in_later() {
-        let mut book = Book::new(8 * MIB);
+        let mut book = Book::new(8 * MIB, u64::MAX);
         assert!((0..8).all(|id| book.admit(id, MIB)));
         assert!(!book.admit(8, MIB));
         assert!((0..8).all(|id| fill(&mut book, id) == MIB), "a floor is not held back");
@@ -226,7 +239,7 @@ mod tests {
                 random % below
             };
             let budget = MIB * (4 + roll(200));
-            let mut book = Book::new(budget);
+            let mut book = Book::new(budget, u64::MAX);
             let mut held: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
             for _ in 0..500 {
                 let id = roll(20);

@@ -37,11 +37,13 @@ enum Limit {
 }
 
 impl Pins {
-    /// A budget of so many bytes, or of what the system lets this process pin, if that is less.
-    pub fn new(configured: u64) -> Arc<Self> {
+    /// A budget of so many bytes, or of what the system lets this process pin, if that is less;
+    /// one client may have so many of them.
+    pub fn new(configured: u64, client_max: u64) -> Arc<Self> {
         let memlock = getrlimit(Resource::Memlock).current.filter(|_| !is_exempt());
         let (budget, limit) = bounded(configured, memlock);
-        let state = State { book: Book::new(budget), next_client: 0, bells: HashMap::new() };
+        let state =
+            State { book: Book::new(budget, client_max), next_client: 0, bells: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state), limit })
     }
 
@@ -202,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_rings_the_bell_of_who_waits() {
-        let pins = Pins::new(4 << 20);
+        let pins = Pins::new(4 << 20, u64::MAX);
         let rung = Arc::new(AtomicU32::new(0));
         let bell = rung.clone();
         let first = pins.admit(1 << 20, || ()).expect("room");
@@ -225,7 +227,7 @@ mod tests {
 
     #[test]
     fn one_too_many_is_told_what_to_raise() {
-        let pins = Pins::new(floor_bytes(0));
+        let pins = Pins::new(floor_bytes(0), u64::MAX);
         let _first = pins.admit(0, || ()).expect("room");
         let error = pins.admit(0, || ()).err().expect("no room for two");
         assert!(error.to_string().contains("its budget is 1 MiB"), "{error}");

@@ -15,8 +15,13 @@ const MIB: usize = 1 << 20;
 const CLIENTS: usize = 20;
 
 fn serve(dir: &Path, budget_mb: u32) -> Serve {
-    let config = dir.join(format!("serve-{budget_mb}.toml"));
-    let text = format!("[rdma]\npin_budget_mb = {budget_mb}\n[log]\nlevel = \"debug\"\n");
+    serve_with(dir, &format!("pin_budget_mb = {budget_mb}"))
+}
+
+/// A server with this in its table for RDMA.
+fn serve_with(dir: &Path, keys: &str) -> Serve {
+    let config = dir.join("serve.toml");
+    let text = format!("[rdma]\n{keys}\n[log]\nlevel = \"debug\"\n");
     fs::write(&config, text).expect("writes");
     let [data, landing] = exports(dir);
     let home = Arc::new(Home::new());
@@ -52,6 +57,27 @@ fn assert_within(serve: &Serve, most: u64, budget_mb: u64) {
         .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok());
     let peak = peaks.max().expect("the server tells its peak");
     assert!(peak <= budget_mb << 20 && peak + (1 << 20) >= most, "{peak} told, {most} seen");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_session_that_may_pin_little_waits_instead_of_failing() {
+    let dir = folders();
+    let big = dir.path().join("data/big");
+    tree::write(&big, &tree::content(2, 96 * MIB));
+    let serve = serve_with(dir.path(), "pinned_mb_per_session = 64");
+    let out = dir.path().join("out").display().to_string();
+    let down = serve.cp(&["--json", &serve.at("data/big"), &out]).done();
+    assert_verbs(&down, true);
+    assert!(is_same(big.clone(), dir.path().join("out/big")));
+    // Slots for all of these streams would be 512 MiB.
+    let up = ["--json", "-j8", "--chunk-size=16M", &big.display().to_string(), &serve.at("in")];
+    let up = serve.cp(&up).done();
+    assert_verbs(&up, false);
+    assert!(is_same(big, dir.path().join("in/big")));
+    for done in [down, up] {
+        assert_eq!(summary(&done)["links_lost"], 0, "{done:?}");
+    }
 }
 
 #[test]
