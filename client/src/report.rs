@@ -25,6 +25,8 @@ pub trait Observer: Send {
     fn retrying(&mut self, _retry: &Retry) {}
     /// The server is there again, and the copy goes on.
     fn reconnected(&mut self) {}
+    /// How a mirror that follows its source is, whenever that changes.
+    fn followed(&mut self, _status: &crate::current::status::Status) {}
 }
 
 /// Takes nothing in particular.

@@ -162,12 +162,19 @@ impl Kind {
 fn entries(root: &Path) -> BTreeMap<PathBuf, Entry> {
     let mut found = BTreeMap::new();
     for path in walk(root) {
-        let metadata = fs::symlink_metadata(&path).expect("looks at an entry");
-        let kind = match metadata.file_type() {
-            kind if kind.is_dir() => Kind::Folder,
-            kind if kind.is_file() => Kind::File(fs::read(&path).expect("reads a file")),
-            kind if kind.is_symlink() => Kind::Link(fs::read_link(&path).expect("reads a link")),
-            _ => Kind::Special,
+        let looked = fs::symlink_metadata(&path).and_then(|metadata| {
+            let kind = match metadata.file_type() {
+                kind if kind.is_dir() => Kind::Folder,
+                kind if kind.is_file() => Kind::File(fs::read(&path)?),
+                kind if kind.is_symlink() => Kind::Link(fs::read_link(&path)?),
+                _ => Kind::Special,
+            };
+            Ok((metadata, kind))
+        });
+        let (metadata, kind) = match looked {
+            // It was there a moment ago.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            looked => looked.expect("looks at an entry"),
         };
         let name = path.strip_prefix(root).expect("below the root").to_owned();
         found.insert(name, Entry { kind, mode: metadata.permissions().mode() & 0o7777 });

@@ -99,7 +99,7 @@ impl<P: Passes> Current<P> {
             };
             match heard {
                 Heard::Lost(fault) => self.tell(State::Lost, Some(fault.to_string()))?,
-                Heard::Changed(changes) => self.pass(&changes).await?,
+                Heard::Changed(changes) => self.pass(&changes, stop).await?,
             }
         }
     }
@@ -121,7 +121,11 @@ impl<P: Passes> Current<P> {
     }
 
     /// One pass, and what is told before and after it.
-    async fn pass(&mut self, changes: &Changes) -> Result<(), CurrentError> {
+    async fn pass(
+        &mut self,
+        changes: &Changes,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(), CurrentError> {
         let state = if self.ready { State::Syncing } else { State::Starting };
         self.tell(state, None)?;
         // What failed before is in this pass only if it looks at everything.
@@ -140,6 +144,8 @@ impl<P: Passes> Current<P> {
                 self.status.current = Some(seconds(SystemTime::now()));
                 Ok(self.tell(State::Current, None)?)
             }
+            // It was ended, and is not behind.
+            Some(_) if *stop.borrow() => Ok(()),
             error => {
                 self.retry.failed(Instant::now());
                 Ok(self.tell(State::Behind, error)?)

@@ -3,7 +3,7 @@
 //! and holds the target; a session does the rest (`session::mirror`). Called by
 //! the binary and by tests; tells everything to an observer.
 
-pub mod chosen;
+pub mod follow;
 pub mod limit;
 pub(crate) mod spool;
 
@@ -13,13 +13,14 @@ use crate::reconnect;
 use crate::report::{Observer, Summary};
 use crate::rules::{Rules, Task};
 use crate::session::{ClientError, Mirror, Session, SessionOptions, Way, Work};
-use chosen::Chosen;
 use limit::DeleteLimit;
 use std::path::Path;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_files::hold::{Hold, NotHeld, above, describe_process, which};
 use verbatim_files::journal::boot_id;
+pub use verbatim_proto::chosen;
+use verbatim_proto::chosen::Chosen;
 use verbatim_proto::mirror::About;
 use verbatim_proto::{Code, Fault, Filter, Twin, WirePath, plan};
 

@@ -13,6 +13,8 @@ use rustix::fs::{Mode, OFlags, Statx, openat};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::tree::Found;
 use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
@@ -30,6 +32,8 @@ pub struct TreeWalk {
     trusted: bool,
     /// A folder that is not gone into: the target of what is walked.
     avoid: Option<Twin>,
+    /// What alone is looked at, if not all of it.
+    only: Option<Arc<Chosen>>,
     leftovers: Vec<WirePath>,
     left: usize,
 }
@@ -44,12 +48,27 @@ impl TreeWalk {
     /// Begins at an open folder, and leaves out what the filter says.
     pub fn new(root: OwnedFd, filter: Filter, trusted: bool) -> Self {
         let (levels, leftovers) = (Vec::new(), Vec::new());
-        Self { root: Some(root), levels, filter, trusted, avoid: None, leftovers, left: 0 }
+        Self {
+            root: Some(root),
+            levels,
+            filter,
+            trusted,
+            avoid: None,
+            only: None,
+            leftovers,
+            left: 0,
+        }
     }
 
     /// Does not go into this folder, which is an error.
     pub fn avoiding(mut self, avoid: Option<Twin>) -> Self {
         self.avoid = avoid;
+        self
+    }
+
+    /// Looks at nothing but this, and the folders it is in.
+    pub fn only(mut self, only: Option<Arc<Chosen>>) -> Self {
+        self.only = only;
         self
     }
 
@@ -140,6 +159,9 @@ impl Iterator for TreeWalk {
                 Ok(path) => path,
                 Err(fault) => return Some(Err((level.path.clone(), fault))),
             };
+            if self.only.as_ref().is_some_and(|only| !only.sees(&path)) {
+                continue;
+            }
             if is_leftover(&name) {
                 if self.left < LEFTOVERS_MAX {
                     self.left += 1;
@@ -178,6 +200,30 @@ mod tests {
             Err((path, fault)) => format!("({path}: {:?})", fault.code),
         };
         found.iter().map(show).collect()
+    }
+
+    #[test]
+    fn a_walk_of_what_changed_looks_at_nothing_else() {
+        use verbatim_proto::{Change, Changes};
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir_all(dir.path().join("a/b/c")).expect("folders");
+        fs::create_dir_all(dir.path().join("x/y")).expect("folders");
+        fs::write(dir.path().join("a/b/f"), b"").expect("writes");
+        fs::write(dir.path().join("x/y/z"), b"").expect("writes");
+        // Were it looked at, it would be a fault.
+        fs::set_permissions(dir.path().join("a/b/c"), fs::Permissions::from_mode(0o0))
+            .expect("own");
+        let change = |text: &str, below| Change {
+            path: WirePath::parse(text.as_bytes()).expect("plain"),
+            below,
+        };
+        let changes = vec![change("a/b/f", false), change("x", true), change("gone", false)];
+        let only = Chosen::changed(&Changes { changes, rescan: false });
+        let folder = Folder::open(dir.path()).expect("opens");
+        let fd = folder.open_folder(&WirePath::root()).expect("opens");
+        let walk = TreeWalk::new(fd, Filter::default(), true).only(Some(Arc::new(only)));
+        let found: Vec<Found> = walk.collect();
+        assert_eq!(shown(&found), ["", "a", "a/b", "a/b/f", "x", "x/y", "x/y/z"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod chosen;
 pub mod digest;
 pub mod entry;
 pub mod extent;

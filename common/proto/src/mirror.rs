@@ -4,7 +4,7 @@
 
 use crate::meta::{Keeps, Meta};
 use crate::tree::{Found, Twin};
-use crate::{Fault, WirePath};
+use crate::{Changes, Fault, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// A client asks about a tree, or changes one.
@@ -38,6 +38,15 @@ pub enum MirrorRequest {
         request: u32,
         /// What to do.
         edits: Vec<Edit>,
+    },
+    /// Tell only some of a tree, in the same way: what changed, and the folders it is in.
+    WalkOnly {
+        /// Comes back with every page.
+        request: u32,
+        /// The tree, and how.
+        walk: TreeScan,
+        /// What changed; `CHANGES_MAX` at most.
+        only: Changes,
     },
 }
 

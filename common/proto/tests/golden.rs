@@ -61,7 +61,7 @@ variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests()
 variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
-variants!(MirrorRequest: Begin Walk WalkMore Edit => mirror_requests());
+variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly => mirror_requests());
 variants!(MirrorReply: Begun Walked Changed => mirror_replies());
 variants!(Edit: Link Describe Remove Sweep => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
@@ -231,11 +231,14 @@ fn mirror_requests() -> Vec<MirrorRequest> {
     let request = 7;
     let (filter, avoid) = (vec![b"*.o".to_vec()], Some(Twin { device: 1, inode: 300 }));
     let walk = TreeScan { path: path("x"), filter, digests: true, avoid };
+    let change = Change { path: path("a/b"), below: true };
+    let only = Changes { changes: vec![change], rescan: false };
     vec![
         MirrorRequest::Begin { request, path: path("x/y"), hold: true },
-        MirrorRequest::Walk { request, walk },
+        MirrorRequest::Walk { request, walk: walk.clone() },
         MirrorRequest::WalkMore { request },
         MirrorRequest::Edit { request, edits: edits() },
+        MirrorRequest::WalkOnly { request, walk, only },
     ]
 }
 
@@ -653,4 +656,6 @@ Edit::Remove
     060000000203782f6301
 Edit::Sweep
     050000000303782f64
+MirrorRequest::WalkOnly
+    150000000407017801032a2e6f010101ac020103612f620100
 ";

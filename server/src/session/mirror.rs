@@ -12,9 +12,10 @@ use std::sync::{Arc, PoisonError};
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
+use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::{About, Edit, TreeScan};
-use verbatim_proto::units::{BATCH_FILES_MAX, WINDOW_BYTES};
+use verbatim_proto::units::{BATCH_FILES_MAX, CHANGES_MAX, WINDOW_BYTES};
 use verbatim_proto::{
     Code, Digest, Dropped, Fault, Filter, MirrorReply, MirrorRequest, Twin, WirePath,
 };
@@ -80,7 +81,14 @@ impl Session {
     pub(super) fn mirror(&mut self, request: MirrorRequest) -> Result<(), End> {
         match request {
             MirrorRequest::Begin { request, path, hold } => self.begin_mirror(request, path, hold),
-            MirrorRequest::Walk { request, walk } => self.walk_tree(request, walk),
+            MirrorRequest::Walk { request, walk } => self.walk_tree(request, walk, None),
+            MirrorRequest::WalkOnly { only, .. } if only.changes.len() > CHANGES_MAX => {
+                let text = format!("more than {CHANGES_MAX} changes to look at");
+                Err(End::Refused(Fault::new(Code::Limit, text)))
+            }
+            MirrorRequest::WalkOnly { request, walk, only } => {
+                self.walk_tree(request, walk, Some(Arc::new(Chosen::changed(&only))))
+            }
             MirrorRequest::WalkMore { request } => self.walk_on(request),
             MirrorRequest::Edit { request, edits } => self.change(request, edits),
         }
@@ -118,7 +126,12 @@ impl Session {
         self.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
     }
 
-    fn walk_tree(&mut self, request: u32, walk: TreeScan) -> Result<(), End> {
+    fn walk_tree(
+        &mut self,
+        request: u32,
+        walk: TreeScan,
+        only: Option<Arc<Chosen>>,
+    ) -> Result<(), End> {
         let walks = &mut self.mirrors.walks;
         if walks.len() >= WALKS_MAX || walks.contains_key(&request) {
             let text = format!("a session may have {WALKS_MAX} walks");
@@ -127,7 +140,7 @@ impl Session {
         walks.insert(request, None);
         let (shared, reach) = (self.shared.clone(), self.reach.clone());
         self.job(move || {
-            let walked = match begin_walk(&reach, walk) {
+            let walked = match begin_walk(&reach, walk, only) {
                 Ok(walking) => page_of(&shared, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
@@ -241,12 +254,16 @@ fn writable(export: &ExportFolder, path: &WirePath) -> Result<(), Fault> {
     Err(Fault::new(Code::ReadOnly, format!("cannot change {path}: the export is read-only")))
 }
 
-fn begin_walk(reach: &Reach, scan: TreeScan) -> Result<Box<Walking>, Fault> {
+fn begin_walk(
+    reach: &Reach,
+    scan: TreeScan,
+    only: Option<Arc<Chosen>>,
+) -> Result<Box<Walking>, Fault> {
     let filter = Filter::parse(scan.filter)?;
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
-    let walk = walk.avoiding(scan.avoid);
+    let walk = walk.avoiding(scan.avoid).only(only);
     Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
 }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod faithful;
+mod following;
 mod killing;
 mod mirroring;
 #[path = "../../src/process.rs"]

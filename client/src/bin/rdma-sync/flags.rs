@@ -33,12 +33,12 @@ use verbatim_proto::{Filter, plan};
 #[command(name = "rdma-sync", version, max_term_width = 100)]
 pub struct Flags {
     /// The folder that TARGET is to equal.
-    #[arg(value_name = "SOURCE")]
-    source: OsString,
+    #[arg(value_name = "SOURCE", required_unless_present = "wait")]
+    source: Option<OsString>,
 
     /// The folder that is changed; made if it is missing.
-    #[arg(value_name = "TARGET")]
-    target: OsString,
+    #[arg(value_name = "TARGET", required_unless_present = "wait")]
+    target: Option<OsString>,
 
     /// Delete what is not in the source.
     ///
@@ -91,6 +91,40 @@ pub struct Flags {
     /// A folder means all in it. One that is not in the source is an error.
     #[arg(long, value_name = "FILE")]
     files_from: Option<PathBuf>,
+
+    /// Keep TARGET equal: follow every change of the source until this is ended.
+    ///
+    /// The server watches its folder, or this machine where the source is here, and what
+    /// changed is copied at once; a file when its writer closes it, or has not written
+    /// for 2 seconds. A server that restarts is waited for. Tells systemd when TARGET is
+    /// equal for the first time (Type=notify). Not seen: stores through a shared mapping,
+    /// and what another machine does to a network file system.
+    #[arg(long, conflicts_with_all = ["dry_run", "check"])]
+    pub watch: bool,
+
+    /// Write how it is to FILE, as JSON, whenever that changes and every 3 seconds.
+    ///
+    /// It is replaced as a whole. Its "state" is starting, syncing, current, behind, lost
+    /// or stopped.
+    #[arg(long, value_name = "FILE", requires = "watch")]
+    pub status_file: Option<PathBuf>,
+
+    /// Wait until the rdma-sync --watch that writes STATUS has made its target current.
+    ///
+    /// For a job that needs the data. Nothing else is done; SOURCE and TARGET are not
+    /// given. Ends with 0 when it is current, with 1 when --wait-timeout has passed.
+    #[arg(long, value_name = "STATUS", conflicts_with_all = ["source", "target", "watch"])]
+    pub wait: Option<PathBuf>,
+
+    /// Wait for S seconds at most [default: 86400].
+    #[arg(
+        long,
+        value_name = "S",
+        requires = "wait",
+        default_value_t = 86_400,
+        hide_default_value = true
+    )]
+    pub wait_timeout: u64,
 
     /// Print JSON lines: one per change, file and error, and a summary.
     #[arg(long)]
@@ -154,7 +188,10 @@ impl Flags {
     /// What is to be done.
     pub fn options(&self) -> Result<SyncOptions, FlagError> {
         let usage = |cause: String| FlagError { cause, hint: None, exit: Exit::Usage };
-        let place = |text: &OsString| Location::parse(text).map_err(|e| usage(e.to_string()));
+        let place = |text: &Option<OsString>| {
+            let text = text.clone().unwrap_or_default();
+            Location::parse(&text).map_err(|e| usage(e.to_string()))
+        };
         let filter = Filter::parse(self.patterns.clone())
             .map_err(|fault| usage(format!("--include, --exclude: {fault}")))?;
         let chosen = match &self.files_from {

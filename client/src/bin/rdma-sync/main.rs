@@ -19,9 +19,13 @@ mod show;
 use flags::Flags;
 use show::{Exit, Show};
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use verbatim_client::ClientError;
 use verbatim_client::copy::CopyError;
+use verbatim_client::current::wait::wait;
+use verbatim_client::sync::follow::follow;
 use verbatim_client::sync::{server_of, sync};
 
 fn main() -> ExitCode {
@@ -41,6 +45,12 @@ fn main() -> ExitCode {
 
 async fn run(flags: &Flags) -> ExitCode {
     let json = flags.json;
+    if let Some(path) = &flags.wait {
+        return match wait(path, Duration::from_secs(flags.wait_timeout)).await {
+            Ok(_) => Exit::Done.into(),
+            Err(fault) => complain(&fault, None, Exit::Failed, json),
+        };
+    }
     let options = match flags.options() {
         Ok(options) => options,
         Err(error) => return complain(&error.cause, error.hint, error.exit, json),
@@ -55,6 +65,17 @@ async fn run(flags: &Flags) -> ExitCode {
     };
     let mut show = Show::new(flags);
     let config_dir = session.connect.config_dir.clone();
+    if flags.watch {
+        let stop = interruption();
+        let status = flags.status_file.clone();
+        let followed = ask::introduced(&config_dir, async || {
+            follow(&options, session.clone(), status.clone(), &mut show, stop.clone()).await
+        });
+        return match followed.await {
+            Ok(()) => Exit::Interrupted.into(),
+            Err(error) => refused(&error, json),
+        };
+    }
     let done = ask::introduced(&config_dir, async || {
         sync(&options, session.clone(), &mut show, interrupted()).await
     });
@@ -72,6 +93,16 @@ async fn interrupted() {
         }
         _ => std::future::pending().await,
     }
+}
+
+/// Turns true when this is to end.
+fn interruption() -> watch::Receiver<bool> {
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        interrupted().await;
+        stop.send_replace(true);
+    });
+    stopped
 }
 
 fn refused(error: &CopyError, json: bool) -> ExitCode {

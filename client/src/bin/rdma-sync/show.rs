@@ -6,6 +6,7 @@ use crate::flags::Flags;
 use indicatif::{BinaryBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use verbatim_client::current::status::{State, Status};
 use verbatim_client::{
     Altered, Failure, FileDone, Observer, Progress, Retry, SkipReason, Skipped, Summary,
 };
@@ -182,6 +183,29 @@ impl Observer for Show {
         } else if !self.quiet {
             let text = format!("rdma-sync: server {peer}: {cause}; trying again in {pause:.1} s");
             self.bar.suspend(|| eprintln!("{text}"));
+        }
+    }
+
+    fn followed(&mut self, status: &Status) {
+        if self.json {
+            let mut line = serde_json::json!({ "event": "status" });
+            if let (Some(line), Ok(serde_json::Value::Object(status))) =
+                (line.as_object_mut(), serde_json::to_value(status))
+            {
+                line.extend(status);
+            }
+            println!("{line}");
+            return;
+        }
+        let error = clean(status.error.as_deref().unwrap_or_default());
+        let text = match status.state {
+            State::Current => format!("current, {} changed so far", status.changes),
+            State::Behind => format!("behind: {error}; trying again"),
+            State::Lost => format!("the source is lost: {error}; trying again"),
+            State::Starting | State::Syncing | State::Stopped => return,
+        };
+        if self.verbose || status.state != State::Current && !self.quiet {
+            self.bar.suspend(|| eprintln!("rdma-sync: {text}"));
         }
     }
 

@@ -232,7 +232,8 @@ impl Core {
     fn compared_trees(&mut self, mirror: &mut Mirroring) {
         mirror.phase = Phase::Linking;
         self.ledger.looked_at(mirror.number);
-        let Some(chosen) = mirror.of.chosen.clone() else { return };
+        let chosen = mirror.of.chosen.clone().filter(|chosen| chosen.must_be_there());
+        let Some(chosen) = chosen else { return };
         for path in chosen.paths().filter(|path| !mirror.listed.contains(*path)) {
             let fault = Fault::new(Code::NotFound, "it is listed, but not in the source");
             self.failed(mirror.item(path), mirror.of.shown(path), fault);

@@ -73,7 +73,10 @@ impl Core {
                 let (path, filter) = (mirror.of.remote.clone(), mirror.of.filter.texts().to_vec());
                 let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Down);
                 let walk = TreeScan { path, filter, digests: mirror.of.options.checksum, avoid };
-                MirrorRequest::Walk { request, walk }
+                match mirror.of.chosen.as_ref().and_then(|chosen| chosen.changes()) {
+                    Some(only) => MirrorRequest::WalkOnly { request, walk, only },
+                    None => MirrorRequest::Walk { request, walk },
+                }
             }
         };
         mirror.remote.asked = true;
@@ -91,11 +94,12 @@ impl Core {
         let walk = mirror.local.walk.take();
         let (filter, digests) = (mirror.of.filter.clone(), mirror.of.options.checksum);
         let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Up);
+        let only = mirror.of.chosen.clone();
         self.job(move || {
             let walk = match (walk, begun) {
                 (None, false) => folder
                     .open_folder(&WirePath::root())
-                    .map(|fd| Box::new(TreeWalk::new(fd, filter, true).avoiding(avoid))),
+                    .map(|fd| Box::new(TreeWalk::new(fd, filter, true).avoiding(avoid).only(only))),
                 (walk, _) => walk.ok_or_else(|| Fault::new(Code::Io, "the walk is over")),
             };
             let mut walk = match walk {
@@ -159,6 +163,14 @@ impl Core {
         found: &mut Vec<Found>,
     ) {
         found.retain(|found| chosen.sees(path_of(found)));
+        if side == Side::Source && !chosen.must_be_there() {
+            let twin = found.iter().flatten().find(|node| node.twin.is_some());
+            if let Some(path) = twin.map(|node| node.path.clone()) {
+                // Who wrote to one name was told of, and not the others.
+                let fault = Fault::new(Code::Changed, "it has other names, which changed with it");
+                self.failed(mirror.item(&path), mirror.of.shown(&path), fault);
+            }
+        }
         if side == Side::Source {
             let listed = found.iter().filter_map(|found| chosen.listed(path_of(found)));
             mirror.listed.extend(listed.cloned());

@@ -29,6 +29,8 @@ pub struct Timing {
     pub settle: Duration,
     /// After the first write to a file that is written to all the time.
     pub writing_max: Duration,
+    /// Between two looks whether the folder is where it was.
+    pub place_check: Duration,
 }
 
 impl Default for Timing {
@@ -38,6 +40,7 @@ impl Default for Timing {
             found: Duration::from_millis(250),
             settle: Duration::from_secs(2),
             writing_max: Duration::from_secs(30),
+            place_check: Duration::from_secs(2),
         }
     }
 }

@@ -23,9 +23,6 @@ use std::time::{Duration, Instant};
 use verbatim_proto::{Changes, Code, Excludes, Fault, WirePath};
 use watcher::{Watched, Watcher};
 
-/// How often it is looked whether the folder is where it was.
-const PLACE_CHECK: Duration = Duration::from_secs(2);
-
 /// The shortest time between two beginnings: a tree in which too much happens must not keep a
 /// core busy for ever.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
@@ -119,14 +116,14 @@ impl<T: FnMut(Told)> Turn<T> {
         (self.tell)(Told::Changed(Changes::rescan()));
         let mut place_checked = Duration::ZERO;
         loop {
-            self.wait(&watcher)?;
+            self.wait(&watcher, timing.place_check)?;
             let now = self.begin.elapsed();
             let happened = watcher.kernel.read()?;
             if watcher.take(happened, now)? {
                 self.pause()?;
                 watcher.begin_again()?;
             }
-            if now.saturating_sub(place_checked) >= PLACE_CHECK {
+            if now.saturating_sub(place_checked) >= timing.place_check {
                 watcher.check_place()?;
                 place_checked = now;
             }
@@ -141,12 +138,12 @@ impl<T: FnMut(Told)> Turn<T> {
         }
     }
 
-    /// Sleeps until something happens, is due, or is asked for.
-    fn wait(&self, watcher: &Watcher) -> Result<(), Fault> {
+    /// Sleeps until something happens, is due, or is asked for; at most this long.
+    fn wait(&self, watcher: &Watcher, at_most: Duration) -> Result<(), Fault> {
         let wanted = self.shared.wanted.load(Ordering::Acquire);
         let due = watcher.pending.due().filter(|_| wanted);
         let left = due.map(|due| due.saturating_sub(self.begin.elapsed()));
-        let timeout = left.unwrap_or(PLACE_CHECK).min(PLACE_CHECK);
+        let timeout = left.unwrap_or(at_most).min(at_most);
         self.poll(Some(watcher), timeout)
     }
 

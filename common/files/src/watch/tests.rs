@@ -21,6 +21,7 @@ const TIMING: Timing = Timing {
     found: Duration::from_millis(100),
     settle: Duration::from_millis(400),
     writing_max: Duration::from_millis(1500),
+    place_check: Duration::from_millis(100),
 };
 
 struct Listener {

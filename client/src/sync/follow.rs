@@ -1,0 +1,186 @@
+//! `rdma-sync --watch`: a mirror that follows its source. Whichever side that is
+//! on is watched (`watching`), every change is followed by a pass, and a pass is
+//! what `sync` does once. Called by the binary and by tests.
+
+use super::chosen::Chosen;
+use super::{SyncOptions, server_of, sync};
+use crate::copy::CopyError;
+use crate::current::notify::Notifier;
+use crate::current::status::{Status, StatusFile};
+use crate::current::{Current, CurrentError, Pass, Passes};
+use crate::location::Location;
+use crate::reconnect::may_come_back;
+use crate::report::{
+    Altered, Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary,
+};
+use crate::session::{ClientError, SessionOptions};
+use crate::watching::Watching;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::watch;
+use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
+
+/// Makes the target equal to the source, and keeps it so until `stop` says otherwise. What
+/// fails before it was equal once is an error; later it is tried again.
+pub async fn follow(
+    options: &SyncOptions,
+    session: SessionOptions,
+    status_file: Option<PathBuf>,
+    observer: &mut dyn Observer,
+    stop: watch::Receiver<bool>,
+) -> Result<(), CopyError> {
+    let remote = server_of(options)?;
+    let exclude = excludes(options);
+    let mut watching = match &options.source {
+        Location::Local(path) => {
+            let excludes = Excludes::parse(exclude).map_err(ClientError::Fault)?;
+            Watching::local(path.clone(), excludes)
+        }
+        _ => {
+            let watch = Watch { path: remote.path.clone(), exclude };
+            Watching::remote(session.connect.clone(), session.timeout, watch)
+        }
+    };
+    let status = Status::new(shown(&options.source), shown(&options.target));
+    let passes =
+        Following { options: options.clone(), session, observer, stop: stop.clone(), begun: false };
+    let file = StatusFile::new(status_file);
+    let mut current = Current::new(passes, status, file, Notifier::from_environment());
+    current.run(&mut watching, stop).await.map_err(|error| match error {
+        CurrentError::Client(error) => error.into(),
+        CurrentError::Status(fault) => ClientError::Fault(fault).into(),
+    })
+}
+
+fn shown(location: &Location) -> String {
+    match location {
+        Location::Local(path) => path.display().to_string(),
+        Location::Remote(remote) => remote.to_string(),
+        Location::Pipe => "-".into(),
+    }
+}
+
+/// What need not be watched. Where something is included again all is watched: a pass leaves
+/// out what it must.
+fn excludes(options: &SyncOptions) -> Vec<Vec<u8>> {
+    let texts = options.filter.texts();
+    if texts.iter().any(|text| text.starts_with(b"!")) { Vec::new() } else { texts.to_vec() }
+}
+
+/// The passes of a mirror.
+struct Following<'a> {
+    options: SyncOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: watch::Receiver<bool>,
+    /// Whether a pass went as far as comparing.
+    begun: bool,
+}
+
+impl Passes for Following<'_> {
+    async fn pass(&mut self, changes: &Changes) -> Result<Pass, ClientError> {
+        if !changes.rescan && self.begun && self.options.chosen.is_none() {
+            let chosen = Some(Arc::new(Chosen::changed(changes)));
+            let options = SyncOptions { chosen, ..self.options.clone() };
+            let pass = self.look(&options, true).await?;
+            if pass.error.is_none() || *self.stop.borrow() {
+                return Ok(pass);
+            }
+            // What stands in the way of a part may not stand in the way of all: a limit of what
+            // may go, names of one file of which only one was looked at.
+        }
+        let options = self.options.clone();
+        self.look(&options, false).await
+    }
+
+    fn told(&mut self, status: &Status) {
+        self.observer.followed(status);
+    }
+}
+
+impl Following<'_> {
+    /// Compares, and makes equal. What fails of a part is not told yet.
+    async fn look(&mut self, options: &SyncOptions, part: bool) -> Result<Pass, ClientError> {
+        let mut listener = Listener { observer: self.observer, first: None, part };
+        let stop = self.stop.wait_for(|stop| *stop);
+        let stopped = async { drop(stop.await) };
+        let done = sync(options, self.session.clone(), &mut listener, stopped).await;
+        let first = listener.first;
+        match done {
+            Ok(summary) => {
+                self.begun = true;
+                Ok(outcome(&summary, first))
+            }
+            Err(CopyError::Client(error)) if self.begun && may_be_mended(&error) => {
+                Ok(Pass { failed: 1, error: Some(error.to_string()), ..Pass::default() })
+            }
+            Err(CopyError::Client(error)) => Err(error),
+            Err(CopyError::Usage { cause, .. }) => Err(Fault::new(Code::BadPath, cause).into()),
+        }
+    }
+}
+
+/// What a pass amounts to.
+fn outcome(summary: &Summary, first: Option<String>) -> Pass {
+    let broken = summary.broken.as_ref().map(ToString::to_string);
+    let failed = (summary.failed > 0).then(|| format!("{} not done", summary.failed));
+    Pass {
+        changes: summary.changes,
+        bytes: summary.bytes,
+        failed: summary.failed,
+        error: broken.or(first).or(failed),
+    }
+}
+
+/// Whether another pass may go better: the server may come back, as may a folder, and whoever
+/// holds the target may let go of it.
+fn may_be_mended(error: &ClientError) -> bool {
+    let mended = [Code::NotFound, Code::NotFolder, Code::Limit, Code::NoSpace, Code::TimedOut];
+    may_come_back(error) || mended.contains(&crate::session::fault_of(error).code)
+}
+
+/// Passes everything on, and remembers the first failure.
+struct Listener<'a> {
+    observer: &'a mut dyn Observer,
+    first: Option<String>,
+    /// Whether failures are left to the pass that follows.
+    part: bool,
+}
+
+impl Observer for Listener<'_> {
+    fn file_done(&mut self, file: &FileDone) {
+        self.observer.file_done(file);
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        let text = || format!("{}: {}", failure.path, failure.fault);
+        self.first.get_or_insert_with(text);
+        if !self.part {
+            self.observer.failed(failure);
+        }
+    }
+
+    fn skipped(&mut self, skipped: &Skipped) {
+        self.observer.skipped(skipped);
+    }
+
+    fn planned(&mut self, planned: &Planned) {
+        self.observer.planned(planned);
+    }
+
+    fn altered(&mut self, altered: &Altered) {
+        self.observer.altered(altered);
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        self.observer.progress(progress);
+    }
+
+    fn retrying(&mut self, retry: &Retry) {
+        self.observer.retrying(retry);
+    }
+
+    fn reconnected(&mut self) {
+        self.observer.reconnected();
+    }
+}
