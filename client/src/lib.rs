@@ -24,6 +24,7 @@ mod sink;
 pub mod size;
 pub mod sync;
 pub mod targets;
+mod trace;
 pub mod watching;
 mod worker;
 
@@ -35,4 +36,5 @@ pub use report::{
 };
 pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};
+pub use trace::Trace;
 pub use watching::{Heard, Watching};

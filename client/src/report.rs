@@ -216,6 +216,8 @@ pub struct Summary {
     pub dropped: Dropped,
     /// How long it took.
     pub elapsed: Duration,
+    /// What the server's log calls the last session of the copy.
+    pub request: String,
     /// What carried the data.
     pub transport: String,
     /// Why it was not RDMA, where it was not.

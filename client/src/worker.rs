@@ -9,6 +9,7 @@ use crate::basis;
 use crate::ends::{Goal, Origin};
 use crate::likeness::{self, Likeness};
 use crate::session::Event;
+use crate::trace::Trace;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +63,7 @@ pub(crate) struct Stats {
 pub(crate) struct ClientWorker {
     events: mpsc::Sender<Event>,
     stats: Arc<Stats>,
+    trace: Option<Arc<Trace>>,
     links: HashMap<LinkKey, Pools>,
     flights: HashMap<Ticket, Flight>,
     next_ticket: u64,
@@ -75,8 +77,8 @@ struct Pools {
 }
 
 enum Flight {
-    Fetch { fetch: Fetch, landings: Vec<Landing> },
-    Post { bytes: u64 },
+    Fetch { fetch: Fetch, landings: Vec<Landing>, since: Instant },
+    Post { bytes: u64, since: Instant },
 }
 
 /// A link's name as a number of its worker.
@@ -85,8 +87,9 @@ pub(crate) fn key_of(id: LinkId) -> LinkKey {
 }
 
 impl ClientWorker {
-    pub fn new(events: mpsc::Sender<Event>, stats: Arc<Stats>) -> Self {
-        Self { events, stats, links: HashMap::new(), flights: HashMap::new(), next_ticket: 0 }
+    pub fn new(events: mpsc::Sender<Event>, stats: Arc<Stats>, trace: Option<Arc<Trace>>) -> Self {
+        let (links, flights) = (HashMap::new(), HashMap::new());
+        Self { events, stats, trace, links, flights, next_ticket: 0 }
     }
 
     fn tell(&self, event: Event) {
@@ -115,7 +118,10 @@ impl ClientWorker {
         let from = RemoteRange { key: fetch.chunk.key, address: fetch.chunk.address };
         let ticket = self.ticket();
         match link.submit(ticket, Op::Read { from, into }) {
-            Ok(()) => drop(self.flights.insert(ticket, Flight::Fetch { fetch, landings })),
+            Ok(()) => {
+                let since = Instant::now();
+                self.flights.insert(ticket, Flight::Fetch { fetch, landings, since });
+            }
             Err(full) => {
                 // The machine keeps within the depth, so only a dead link is full.
                 let (link, slot) = (fetch.link, fetch.slot);
@@ -146,6 +152,7 @@ impl ClientWorker {
         let whole = sends_from_file && pieces.len() == 1 && !again;
         let file = sources[0].file().filter(|_| whole);
         let from_file = file.is_some();
+        let since = Instant::now();
         let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_file);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
@@ -162,7 +169,10 @@ impl ClientWorker {
         let ticket = self.ticket();
         match link.submit(ticket, Op::WriteNotify { from: buffer, to, tag: tag.0 }) {
             Ok(()) => {
-                self.flights.insert(ticket, Flight::Post { bytes });
+                if let Some(trace) = &self.trace {
+                    trace.worked("read and hash", grant.link.index, since, bytes);
+                }
+                self.flights.insert(ticket, Flight::Post { bytes, since: Instant::now() });
                 // Said now, so that the server knows what to expect when the data is there. A
                 // link that dies before is fenced, and all it had not confirmed is sent again.
                 self.tell(Event::Posted { tag, posted: Posted::Sent(digests) });
@@ -265,11 +275,19 @@ impl ClientWorker {
     fn ended(&mut self, key: LinkKey, ticket: Ticket, buffer: Buffer, ok: bool) {
         let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
         match flight {
-            Flight::Fetch { fetch, landings } => {
+            Flight::Fetch { fetch, landings, since } => {
+                let (link, bytes) = (fetch.link.index, u64::from(fetch.chunk.bytes));
+                if let Some(trace) = &self.trace {
+                    trace.moved("read", link, since, bytes);
+                }
+                let landed = Instant::now();
                 let outcome = match ok {
                     true => Outcome::Landed(self.land(&buffer, &fetch.chunk.pieces, &landings)),
                     false => Outcome::LinkLost,
                 };
+                if let Some(trace) = self.trace.as_ref().filter(|_| ok) {
+                    trace.worked("verify and store", link, landed, bytes);
+                }
                 // The target must not outlive the answer: a restart removes it.
                 drop(landings);
                 if let Some(pools) = self.links.get_mut(&key) {
@@ -277,7 +295,11 @@ impl ClientWorker {
                 }
                 self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
             }
-            Flight::Post { bytes } => {
+            Flight::Post { bytes, since } => {
+                if let Some(trace) = &self.trace {
+                    // The key of a link is its index and its epoch.
+                    trace.moved("write", (key.0 >> 16) as u16, since, bytes);
+                }
                 if let Some(pools) = self.links.get_mut(&key) {
                     pools.writes.push(buffer);
                 }

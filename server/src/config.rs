@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use verbatim_proto::Fault;
 use verbatim_proto::units::LINKS_MAX;
+use verbatim_telemetry::Format;
 
 pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Uploads};
 
@@ -350,7 +351,13 @@ fn check_values(table: &Table, origin: &str) -> Result<(), ConfigError> {
     }
     match find(table, "log.level") {
         Some(value @ Value::String(text)) if !LOG_LEVELS.contains(&text.as_str()) => {
-            refuse("log.level", value, format!("one of {}", LOG_LEVELS.join(", ")))
+            return refuse("log.level", value, format!("one of {}", LOG_LEVELS.join(", ")));
+        }
+        _ => {}
+    }
+    match find(table, "log.format") {
+        Some(value @ Value::String(text)) if Format::parse(text).is_none() => {
+            refuse("log.format", value, format!("one of {}", Format::NAMES.join(", ")))
         }
         _ => Ok(()),
     }

@@ -318,9 +318,9 @@ impl Guests {
         local: Option<IpAddr>,
         stopping: watch::Receiver<bool>,
     ) {
-        let verbatim_control::Accepted { sender, receiver, hello, who } = accepted;
+        let verbatim_control::Accepted { sender, receiver, hello, who, request } = accepted;
         let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        tracing::info!(session = id, %peer, %who, agent = hello.agent, "session began");
+        tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
         let outbox = Outbox::new(sender, self.shared.idle);
         let place = self.places.clone().try_acquire_owned();
         let welcome = if place.is_err() {
@@ -347,7 +347,7 @@ impl Guests {
         let observatory = &self.shared.observatory;
         observatory.metrics.entered(Entry::Accepted);
         let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let view = observatory.enter(Guest { id, peer, who: name, agent, domain });
+        let view = observatory.enter(Guest { id, request, peer, who: name, agent, domain });
         let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
         let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
         let (session, events) =

@@ -225,6 +225,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
         bytes_per_second: None,
         preserve: false,
         sim: None,
+        trace: None,
     }
 }
 

@@ -172,6 +172,7 @@ impl Pair {
                 bytes_per_second: None,
                 preserve: false,
                 sim: self.sim.clone(),
+                trace: None,
             },
             options: CopyOptions { sources, target, recursive: true, rules: Rules::default() },
             stop: None,

@@ -58,6 +58,7 @@ impl Core {
             summary.transport = transport;
         }
         summary.places = self.carrier.places().to_vec();
+        summary.request.clone_from(&self.request);
         let posted = self.carrier.posted();
         summary.rdma.reads += posted.reads;
         summary.rdma.writes += posted.writes;

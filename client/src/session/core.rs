@@ -40,6 +40,8 @@ pub(super) struct Core {
     pub peer: String,
     /// Who the server is.
     pub server: Fingerprint,
+    /// What both ends call this session in their logs.
+    pub request: String,
     pub address: SocketAddr,
     pub events: mpsc::Sender<Event>,
     pub workers: Vec<WorkerHandle<Command>>,

@@ -32,6 +32,7 @@ use crate::pace::Pace;
 use crate::pipe::PipeEvent;
 use crate::report::Progress;
 use crate::rules::Rules;
+use crate::trace::Trace;
 use crate::worker::{ClientWorker, Stats};
 use carrier::Carrier;
 use choices::Choices;
@@ -90,6 +91,8 @@ pub struct SessionOptions {
     pub bytes_per_second: Option<u64>,
     /// A simulated network to make links on, for tests.
     pub sim: Option<SimNet>,
+    /// Where the timeline of chunks is written.
+    pub trace: Option<Arc<Trace>>,
 }
 
 /// Why there is no session.
@@ -213,13 +216,15 @@ impl Session {
         let open_max = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
         let connection = connect(&options.connect).await?;
         let peer = peer(&options.connect.host, options.connect.port);
-        tracing::debug!(peer, session = connection.welcome.session, "session began");
+        let (request, session) = (connection.request.clone(), connection.welcome.session);
+        tracing::debug!(peer, session, request, "session began");
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
         let (carrier, streams) = carry(&options, &connection)?;
         let workers = (0..streams)
             .map(|number| {
-                let worker = ClientWorker::new(sender.clone(), stats.clone());
+                let trace = options.trace.clone();
+                let worker = ClientWorker::new(sender.clone(), stats.clone(), trace);
                 WorkerHandle::spawn(&format!("stream-{number}"), worker)
             })
             .collect::<Result<Vec<_>, _>>()?;
@@ -231,6 +236,7 @@ impl Session {
             peer,
             carrier,
             server: connection.server,
+            request,
             address: connection.peer,
             events: sender,
             workers,

@@ -142,6 +142,8 @@ pub struct Accepted {
     pub hello: Hello,
     /// Who it is.
     pub who: Who,
+    /// What both ends call this session in their logs.
+    pub request: String,
 }
 
 /// Lets clients in, as one identity under one policy.
@@ -190,6 +192,7 @@ impl Acceptor {
         let (_, session) = stream.get_ref();
         tls::check_version(PEER, session.alpn_protocol())?;
         let exporter = tls::exporter(PEER, session)?;
+        let request = tls::request_id(PEER, session)?;
         let (read, write) = tokio::io::split(stream);
         let sender = Sender::new(write);
         let mut receiver = Receiver::new(read);
@@ -210,7 +213,7 @@ impl Acceptor {
             return refuse(sender, Fault::new(Code::Protocol, text)).await;
         }
         match self.policy().identify(hello.proof.as_ref(), &exporter, unix_now()) {
-            Ok(who) => Ok(Accepted { sender, receiver, hello, who }),
+            Ok(who) => Ok(Accepted { sender, receiver, hello, who, request }),
             Err(text) => refuse(sender, Fault::new(Code::NotAuthenticated, text)).await,
         }
     }

@@ -58,6 +58,8 @@ pub struct Connection {
     pub peer: SocketAddr,
     /// Who the server is.
     pub server: Fingerprint,
+    /// What both ends call this session in their logs.
+    pub request: String,
 }
 
 /// Connects to a server and greets it; everything happens within `options.timeout`.
@@ -68,8 +70,8 @@ pub async fn connect(options: &ConnectOptions) -> Result<Connection, ControlErro
         let (trust, key) = credentials(options, peer)?;
         let hello = (options.agent.clone(), options.chunk_bytes);
         let greeted = greet(stream, &name, &trust, key.as_ref(), hello).await?;
-        let (sender, receiver, welcome, server) = greeted;
-        Ok(Connection { sender, receiver, welcome, peer, server })
+        let (sender, receiver, welcome, (server, request)) = greeted;
+        Ok(Connection { sender, receiver, welcome, peer, server, request })
     };
     timeout(options.timeout, attempt).await.unwrap_or_else(|_| {
         let seconds = options.timeout.as_secs_f64();
@@ -78,7 +80,8 @@ pub async fn connect(options: &ConnectOptions) -> Result<Connection, ControlErro
 }
 
 /// What greeting a server yields.
-pub(crate) type Greeted = (Sender<ClientMessage>, Receiver<ServerMessage>, Welcome, Fingerprint);
+pub(crate) type Greeted =
+    (Sender<ClientMessage>, Receiver<ServerMessage>, Welcome, (Fingerprint, String));
 
 /// Turns a connected stream into a welcomed session.
 pub(crate) async fn greet<S>(
@@ -106,13 +109,14 @@ where
     let (_, session) = stream.get_ref();
     tls::check_version(peer, session.alpn_protocol())?;
     let exporter = tls::exporter(peer, session)?;
+    let request = tls::request_id(peer, session)?;
     let proof = key.map(|key| Proof { key: key.public().0, signature: key.sign(&exporter) });
     let (read, write) = tokio::io::split(stream);
     let (mut sender, mut receiver) = (Sender::new(write), Receiver::new(read));
     sender.send(&ClientMessage::Hello(Hello { agent, proof, chunk_bytes })).await?;
     sender.flush().await?;
     let welcome = welcome(peer, &mut receiver).await?;
-    Ok((sender, receiver, welcome, server))
+    Ok((sender, receiver, welcome, (server, request)))
 }
 
 /// Waits for the answer to `Hello`.

@@ -138,11 +138,12 @@ async fn an_authorized_key_comes_in_and_both_ends_talk() {
     let (world, key) = (World::new(), ClientKey::generate().unwrap());
     let acceptor = world.acceptor(knows("alice", &key));
     let (client, server) = meet(&acceptor, &world.pinned(), Some(&key)).await;
-    let (mut sender, mut receiver, welcomed, print) = client.unwrap();
+    let (mut sender, mut receiver, welcomed, (print, request)) = client.unwrap();
     let mut accepted = server.unwrap();
     assert!(matches!(&accepted.who, Who::Key(name, _) if name == "alice"), "{:?}", accepted.who);
     assert_eq!(accepted.hello.agent, "test 1");
     assert_eq!((welcomed, print), (welcome(), world.identity.fingerprint()));
+    assert_eq!(request, accepted.request, "both ends name the session alike");
 
     let (sent, got) = tokio::join!(
         async {

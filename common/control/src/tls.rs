@@ -65,6 +65,18 @@ pub(crate) fn exporter<D>(
         .map_err(|e| ControlError::Tls { peer: peer.into(), cause: e.to_string() })
 }
 
+/// Names this session in the logs of both ends: they compute the same, and nobody else can.
+/// Says nothing about what proofs sign.
+pub(crate) fn request_id<D>(
+    peer: &str,
+    session: &rustls::ConnectionCommon<D>,
+) -> Result<String, ControlError> {
+    let id = session
+        .export_keying_material([0; 6], REQUEST_LABEL, None)
+        .map_err(|e| ControlError::Tls { peer: peer.into(), cause: e.to_string() })?;
+    Ok(id.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 /// Says in this project's words why a handshake failed.
 pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
@@ -89,5 +101,7 @@ fn versions() -> Vec<Vec<u8>> {
 }
 
 static TLS_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+const REQUEST_LABEL: &[u8] = b"EXPORTER-verbatim-request-v1";
 
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-verbatim-auth-v1";

@@ -6,6 +6,7 @@
 
 pub mod labels;
 mod logging;
+pub mod run;
 pub mod serve;
 
-pub use logging::start;
+pub use logging::{Format, start};

@@ -1,20 +1,109 @@
-//! Logging set-up shared by every command: one line per event on standard
-//! error, plain or JSON, at a level that `RUST_LOG` overrides. Called once, by
+//! Logging set-up shared by every command: one event a line on standard error,
+//! for people or as JSON, or to the journal with every field as a field of its
+//! own. The level is what `RUST_LOG` says, or else what is given. Called once, by
 //! `main`, before anything is logged.
 
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// What stands before the names of our fields in the journal.
+const JOURNAL_PREFIX: &str = "VERBATIM";
+
+/// How events are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// To the journal where standard error leads there, else for people.
+    #[default]
+    Auto,
+    /// For people, with colours on a terminal.
+    Human,
+    /// A JSON object a line.
+    Json,
+    /// To the journal of systemd.
+    Journald,
+}
+
+impl Format {
+    /// Every format there is, by name.
+    pub const NAMES: [&str; 4] = ["auto", "human", "json", "journald"];
+
+    /// The format of a name.
+    pub fn parse(name: &str) -> Option<Self> {
+        let all = [Self::Auto, Self::Human, Self::Json, Self::Journald];
+        Self::NAMES.iter().position(|known| *known == name).map(|at| all[at])
+    }
+
+    /// The same, decided.
+    fn decided(self, journal_stream: Option<&str>, stderr: Option<(u64, u64)>) -> Self {
+        if self != Self::Auto {
+            return self;
+        }
+        match leads_to_journal(journal_stream, stderr) {
+            true => Self::Journald,
+            false => Self::Human,
+        }
+    }
+}
 
 /// Starts logging. `level` is a level or a filter; a second call changes nothing.
-pub fn start(level: &str, json: bool) {
+pub fn start(level: &str, format: Format) {
     let filter = EnvFilter::try_from_default_env()
         .or_else(|_| EnvFilter::try_new(level))
         .unwrap_or_else(|_| EnvFilter::new("info"));
+    let stream = std::env::var("JOURNAL_STREAM").ok();
+    let format = format.decided(stream.as_deref(), identity_of_stderr());
+    if format == Format::Journald
+        && let Ok(journal) = tracing_journald::layer()
+    {
+        let journal = journal.with_field_prefix(Some(JOURNAL_PREFIX.into()));
+        // Failing to start means that somebody, a test most likely, logs already.
+        let _ = tracing_subscriber::registry().with(filter).with(journal).try_init();
+        return;
+    }
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    // Failing to start means that somebody, a test most likely, logs already.
-    let _ = if json { lines.json().try_init() } else { lines.try_init() };
+    let _ = if format == Format::Json { lines.json().try_init() } else { lines.try_init() };
+}
+
+/// Whether a stream is the one systemd says leads to its journal: `DEVICE:INODE`.
+fn leads_to_journal(said: Option<&str>, stream: Option<(u64, u64)>) -> bool {
+    let numbers = said.and_then(|said| said.split_once(':'));
+    let numbers =
+        numbers.and_then(|(device, inode)| Some((device.parse().ok()?, inode.parse().ok()?)));
+    numbers.is_some() && numbers == stream
+}
+
+fn identity_of_stderr() -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let stderr = std::io::stderr().as_fd().try_clone_to_owned().ok()?;
+    let meta = std::fs::File::from(stderr).metadata().ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_is_used_where_standard_error_leads_to_it() {
+        let decided = |said, stream| Format::Auto.decided(said, stream);
+        assert_eq!(decided(Some("8:1234"), Some((8, 1234))), Format::Journald);
+        assert_eq!(decided(Some("8:1234"), Some((8, 99))), Format::Human, "it was redirected");
+        assert_eq!(decided(Some("nonsense"), Some((8, 99))), Format::Human);
+        assert_eq!(decided(None, None), Format::Human);
+        assert_eq!(Format::Json.decided(Some("8:1"), Some((8, 1))), Format::Json);
+    }
+
+    #[test]
+    fn every_format_has_a_name() {
+        assert_eq!(Format::parse("json"), Some(Format::Json));
+        assert_eq!(Format::parse("journald"), Some(Format::Journald));
+        assert_eq!(Format::parse("xml"), None);
+    }
 }

@@ -46,8 +46,8 @@ pub struct Uploads {
 pub struct Log {
     /// The least important level that is logged.
     pub level: String,
-    /// Whether each line is a JSON object.
-    pub json: bool,
+    /// How it is written.
+    pub format: String,
 }
 
 /// The port for those who watch.
@@ -117,6 +117,6 @@ impl Default for Uploads {
 
 impl Default for Log {
     fn default() -> Self {
-        Self { level: "info".into(), json: false }
+        Self { level: "info".into(), format: "auto".into() }
     }
 }

@@ -24,7 +24,7 @@ use survey::Survey;
 use verbatim_proto::{Class as FaultClass, Code, Fault};
 use verbatim_telemetry::labels::{Class, Direction, Fallback, Transport};
 use verbatim_telemetry::serve::{Levels, ServeMetrics};
-pub(crate) use view::{Guest, Taken, View};
+pub(crate) use view::{Guest, Noted, Taken, View};
 
 /// Errors that are kept for people to read.
 const TROUBLES_MAX: usize = 50;
@@ -265,7 +265,8 @@ mod tests {
 
     fn guest(id: u64) -> Guest {
         let peer = SocketAddr::from(([10, 0, 0, 7], 5000));
-        Guest { id, peer, who: "me".into(), agent: "test".into(), domain: Arc::default() }
+        let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
+        Guest { id, request, peer, who, agent, domain: Arc::default() }
     }
 
     #[test]

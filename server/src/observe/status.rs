@@ -52,6 +52,7 @@ struct Export {
 #[derive(Serialize)]
 struct Session {
     id: u64,
+    request: String,
     peer: String,
     who: String,
     agent: String,
@@ -235,6 +236,7 @@ fn session(view: &View) -> Session {
     files.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     Session {
         id: view.id,
+        request: view.request.clone(),
         peer: view.peer.to_string(),
         who: view.who.clone(),
         agent: view.agent.clone(),

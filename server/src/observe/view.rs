@@ -26,6 +26,7 @@ const FILE_BYTES_MIN: u64 = 4 << 20;
 /// Who a session is of.
 pub(crate) struct Guest {
     pub id: u64,
+    pub request: String,
     pub peer: SocketAddr,
     pub who: String,
     pub agent: String,
@@ -35,6 +36,8 @@ pub(crate) struct Guest {
 /// A session, as it is shown.
 pub(crate) struct View {
     pub id: u64,
+    /// What the client calls the session in its log.
+    pub request: String,
     pub peer: SocketAddr,
     pub who: String,
     pub agent: String,
@@ -63,9 +66,10 @@ pub(crate) struct Moving {
 
 impl View {
     pub(super) fn new(place: Arc<Observatory>, guest: Guest) -> Self {
-        let Guest { id, peer, who, agent, domain } = guest;
+        let Guest { id, request, peer, who, agent, domain } = guest;
         Self {
             id,
+            request,
             peer,
             who,
             agent,
@@ -132,6 +136,25 @@ impl View {
         }
         self.place.metrics.ended(operation, Outcome::Ok, ok);
         self.place.metrics.ended(operation, Outcome::Failed, failed);
+    }
+
+    /// Logs a file that is over: the one line a file has.
+    pub fn log(&self, way: Direction, of: &Noted, answer: Result<(), &Fault>) {
+        let Self { id: session, request, peer, .. } = self;
+        let (path, bytes, ms) = (&of.path, of.bytes, of.began.elapsed().as_millis() as u64);
+        let transport = self.transport().map_or("none", Transport::word);
+        match (way, answer) {
+            (Direction::Read, Ok(())) => {
+                tracing::info!(%peer, session, request, %path, bytes, ms, transport, "file sent");
+            }
+            (Direction::Write, Ok(())) => {
+                tracing::info!(%peer, session, request, %path, bytes, ms, transport, "file stored");
+            }
+            (_, Err(cause)) => {
+                let hint = super::hint_of(cause.code);
+                tracing::warn!(%peer, session, request, %path, %cause, hint, "file failed");
+            }
+        }
     }
 
     /// A file is under way.
@@ -242,6 +265,13 @@ impl Drop for View {
     fn drop(&mut self) {
         self.place.leave(self.id);
     }
+}
+
+/// A file, as its line in the log names it.
+pub(crate) struct Noted {
+    pub path: WirePath,
+    pub bytes: u64,
+    pub began: Instant,
 }
 
 /// A window that a client had.

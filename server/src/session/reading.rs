@@ -3,7 +3,7 @@
 //! the file itself; a packed one is a slot that small files were read into.
 
 use super::{End, Event, ExportFolder, Session, Shared, catalog::open_source};
-use crate::observe::Taken;
+use crate::observe::{Noted, Taken};
 use crate::pins::Pin;
 use crate::rdma::SessionDomain;
 use crate::reach::Reach;
@@ -49,8 +49,8 @@ impl Default for Reading {
 pub(crate) struct Open {
     export: Arc<ExportFolder>,
     path: WirePath,
-    /// The path as the client names it, with its export.
-    name: WirePath,
+    /// The path as the client names it, with its export, and since when it is open.
+    noted: Noted,
     source: Source,
 }
 
@@ -93,9 +93,13 @@ impl Session {
                     (id, self.reading.files.remove(&id), describe)
                 });
                 let files: Vec<_> = files.collect();
+                let view = self.view.clone();
                 self.job(move || {
                     let close = |(id, open, describe): (FileId, Option<Arc<Open>>, bool)| {
-                        (id, open.map_or(Ok(None), |open| open.close(describe)))
+                        let Some(open) = open else { return (id, Ok(None)) };
+                        let answer = open.close(describe);
+                        view.log(Direction::Read, &open.noted, answer.as_ref().map(drop));
+                        (id, answer)
                     };
                     Event::Closed(files.into_iter().map(close).collect())
                 });
@@ -113,7 +117,7 @@ impl Session {
                 answer.map(|(open, survey)| {
                     tracing::debug!(session = self.id, path = %open.path, "file opened");
                     let info = open.source.info();
-                    self.view.began(Direction::Read, id, &open.name, info.size, 0);
+                    self.view.began(Direction::Read, id, &open.noted.path, info.size, 0);
                     self.reading.files.insert(id, open);
                     (info, survey)
                 }),
@@ -217,7 +221,9 @@ fn open_all(reach: &Reach, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, 
     };
     let open_one = |request: OpenFile| {
         let opened = open(&request.path).map(|(export, path, source, survey)| {
-            (Arc::new(Open { export, path, name: request.path, source }), survey)
+            let (bytes, began) = (source.identity().size, Instant::now());
+            let noted = Noted { path: request.path, bytes, began };
+            (Arc::new(Open { export, path, noted, source }), survey)
         });
         (request.file, opened)
     };

@@ -4,6 +4,7 @@
 
 use super::{End, Event, Session};
 use crate::export::Mode;
+use crate::observe::Noted;
 use crate::quota::Quota;
 use crate::worker::{Command, Landing};
 use std::collections::{BTreeMap, HashMap};
@@ -41,6 +42,7 @@ pub(crate) struct Landed {
     rules: Rules,
     path: WirePath,
     quota: Option<Arc<Quota>>,
+    began: Instant,
 }
 
 impl Writing {
@@ -167,7 +169,8 @@ impl Session {
                 }
                 let landed = |target| {
                     let (path, rules) = (request.path.clone(), export.rules);
-                    Landed { target: Arc::new(target), rules, path, quota: export.quota.clone() }
+                    let (quota, began) = (export.quota.clone(), Instant::now());
+                    Landed { target: Arc::new(target), rules, path, quota, began }
                 };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
@@ -255,18 +258,32 @@ impl Session {
     }
 
     fn commit(&mut self, files: Vec<(FileId, Kept)>) {
+        let mut noted = HashMap::new();
         let take = |(id, meta): (FileId, Kept)| {
-            self.writing.sizes.remove(&id);
+            let bytes = self.writing.sizes.remove(&id).unwrap_or(0);
             self.view.over(Direction::Write, id);
-            (id, self.writing.targets.remove(&id).expect("whole files are open"), meta)
+            let landed = self.writing.targets.remove(&id).expect("whole files are open");
+            let (path, began) = (landed.path.clone(), landed.began);
+            noted.insert(id, Noted { path, bytes, began });
+            (id, landed, meta)
         };
         let files: Vec<_> = files.into_iter().map(take).collect();
-        self.job(move || commit(files));
+        let view = self.view.clone();
+        self.job(move || {
+            let (answers, dropped) = commit(files);
+            for (id, answer) in &answers {
+                view.log(Direction::Write, &noted[id], answer.as_ref().map(drop));
+            }
+            Event::Committed(answers, dropped)
+        });
     }
 }
 
+/// What became of files.
+type Answers = Vec<(FileId, Result<(), Fault>)>;
+
 /// Gives whole files their metadata, then makes those that took it durable under their names.
-fn commit(files: Vec<(FileId, Landed, Kept)>) -> Event {
+fn commit(files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) {
     let mut dropped = Dropped::default();
     let (mut answers, mut whole) = (Vec::new(), Vec::new());
     for (id, Landed { target, rules, .. }, meta) in files {
@@ -283,7 +300,7 @@ fn commit(files: Vec<(FileId, Landed, Kept)>) -> Event {
     }
     let (ids, targets): (Vec<FileId>, Vec<Arc<Target>>) = whole.into_iter().unzip();
     answers.extend(ids.into_iter().zip(Target::commit(&targets)));
-    Event::Committed(answers, dropped)
+    (answers, dropped)
 }
 
 /// Waits a little for what an earlier session of the same client has not let go of yet: a

@@ -105,6 +105,95 @@ fn the_port_is_for_reading_and_for_names_of_this_machine() {
 }
 
 #[test]
+fn a_file_has_one_line_in_the_log_and_both_ends_call_the_session_the_same() {
+    let world = World::new();
+    let copied = world.serve.cp(&["--json", "-r", &world.serve.at("data"), &world.text("out")]);
+    let copied = copied.done().stdout;
+    let summary = copied.lines().last().expect("a summary");
+    let summary: Value = serde_json::from_str(summary).unwrap();
+    let request = summary["request"].as_str().expect("a request id").to_owned();
+    assert_eq!(request.len(), 12, "{request}");
+    world.serve.cp(&[world.text("data/a.bin"), world.serve.at("in")]).done();
+    let log = world.serve.log();
+    let lines = |words: &str| -> Vec<String> {
+        log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
+    };
+    let sent = lines("file sent");
+    assert_eq!(sent.len(), 4, "{log}");
+    assert!(sent.iter().all(|line| line.contains(&request)), "{request} in {sent:#?}");
+    let a = sent.iter().find(|line| line.contains("path=data/a.bin")).expect("a line");
+    assert!(a.contains("bytes=3145745") && a.contains("transport=\"tcp\""), "{a}");
+    assert!(a.contains(" ms=") && a.contains("peer=127.0.0.1:"), "{a}");
+    let stored = lines("file stored");
+    assert!(stored.len() == 1 && stored[0].contains("path=in/a.bin"), "{stored:?}");
+    assert!(!stored[0].contains(&request), "another command is another request");
+}
+
+#[test]
+fn json_logs_are_an_object_a_line_and_hold_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    crate::make_samples(dir.path());
+    let home = Arc::new(Home::new());
+    let token = text(&dir.path().join("token"));
+    let made = home.cp(&["--new-token", &token]).done();
+    fs::create_dir_all(home.state()).unwrap();
+    fs::write(home.state().join("authorized_keys"), made.stdout).unwrap();
+    let config = dir.path().join("serve.toml");
+    fs::write(&config, "[log]\nlevel = \"trace\"\nformat = \"json\"\n").unwrap();
+    let data = format!("data={}", text(&dir.path().join("data")));
+    let arguments = ["--listen", "127.0.0.1:0", "--metrics", "off", "--config"];
+    let mut command = home.command("rdma-serve", &arguments);
+    command.arg(&config).arg(&data).stderr(std::process::Stdio::piped());
+    let serve = crate::process::Running::start(command);
+    // The port is the name of the door it leaves.
+    let port = wait_for("it listens", WAIT_MAX, || {
+        let doors = fs::read_dir(home.state().join("local")).ok()?.flatten();
+        doors.filter_map(|door| door.path().file_stem()?.to_str()?.parse::<u16>().ok()).next()
+    });
+    let from = format!("rdma://127.0.0.1:{port}/data/a.bin");
+    let to = text(&dir.path().join("out"));
+    let told = ["-vvv", "--log-format", "json", "--token-file", &token, &from, &to];
+    let copied = home.cp(&told).done();
+    serve.signal(crate::process::Signal::TERM);
+    let served = serve.end();
+    let secret = fs::read_to_string(&token).unwrap();
+    let secret = secret.trim();
+    for log in [&served.stderr, &copied.stderr] {
+        assert!(!log.contains(secret), "the token is in the log");
+        let objects = log.lines().filter(|line| line.starts_with('{'));
+        let objects: Vec<Value> = objects.map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert!(objects.len() > 3, "{log}");
+    }
+    let sent = served.stderr.lines().find(|line| line.contains("\"file sent\"")).expect("a line");
+    let sent: Value = serde_json::from_str(sent).unwrap();
+    assert_eq!(sent["fields"]["path"], "data/a.bin");
+    assert_eq!(sent["fields"]["bytes"], 3_145_745);
+    assert!(sent["fields"]["request"].is_string(), "{sent}");
+}
+
+#[test]
+fn a_copy_leaves_a_timeline_and_its_numbers() {
+    let world = World::new();
+    let (trace, numbers) = (world.path("trace.json"), world.path("nightly.prom"));
+    let (at, out) = (world.serve.at("data/a.bin"), world.text("out"));
+    let records = ["--trace", &text(&trace), "--metrics-file", &text(&numbers)].map(str::to_owned);
+    world.serve.cp(&[&records[..], &[at.clone(), out.clone()]].concat()).done();
+    let events: Vec<Value> =
+        serde_json::from_str(&fs::read_to_string(&trace).unwrap()).expect("a list of events");
+    let count = |name: &str, phase: &str| {
+        events.iter().filter(|event| event["name"] == name && event["ph"] == phase).count()
+    };
+    // Three chunks and a bit are four.
+    assert_eq!((count("read", "b"), count("read", "e"), count("verify and store", "X")), (4, 4, 4));
+    let text_of = fs::read_to_string(&numbers).unwrap();
+    assert_eq!(series(&text_of, "rdma_cp_bytes{run=\"nightly\"}"), Some(3_145_745.0));
+    assert_eq!(series(&text_of, "rdma_cp_exit_code{run=\"nightly\"}"), Some(0.0));
+    let nowhere = text(&world.path("none/x.prom"));
+    let ended = world.serve.cp(&["--metrics-file", &nowhere, &at, &out]);
+    ended.refused(2, &["cannot write", &nowhere]);
+}
+
+#[test]
 fn a_port_that_was_asked_for_must_be_had_and_the_default_need_not() {
     let dir = tempfile::tempdir().unwrap();
     let export = text(dir.path());

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod browser;
+mod journal;
 mod page;
 mod prometheus;
 

@@ -4,6 +4,7 @@
 use crate::carrier::CarrierFlags;
 use crate::show::Exit;
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use verbatim_proto::Excludes;
 use verbatim_proto::units::{
     CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LINKS_MAX, is_chunk_size,
 };
+use verbatim_telemetry::Format;
 
 /// Copy files to and from rdma-serve, verified chunk by chunk.
 ///
@@ -158,6 +160,27 @@ pub struct Flags {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
+    /// Log for people (human), as JSON lines, or to the journal.
+    ///
+    /// Without it: JSON with --json, else human, or journald under systemd. Logs go to
+    /// standard error; RUST_LOG, or -vv, says how much.
+    #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(Format::NAMES))]
+    log_format: Option<String>,
+
+    /// Write the timeline of chunks to FILE, for chrome://tracing or ui.perfetto.dev.
+    ///
+    /// When each chunk was under way on which connection, and when it was hashed and
+    /// stored: about 400 bytes a chunk.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Write what the copy did to FILE, for the textfile collector of node_exporter.
+    ///
+    /// Written at the end, atomically. Its name without .prom is the label run, so
+    /// that several commands can each have a file in one folder.
+    #[arg(long, value_name = "FILE")]
+    pub metrics_file: Option<PathBuf>,
+
     /// Give the server up after S seconds without an answer [default: 60].
     ///
     /// A server that is lost while a copy runs is tried again, with growing pauses,
@@ -238,6 +261,11 @@ impl Flags {
             2 => "debug",
             _ => "trace",
         }
+    }
+
+    pub fn log_format(&self) -> Format {
+        let given = self.log_format.as_deref().and_then(Format::parse);
+        given.unwrap_or(if self.json { Format::Json } else { Format::Auto })
     }
 
     /// Reads the locations.
@@ -352,6 +380,7 @@ impl Flags {
             bytes_per_second: self.bwlimit,
             preserve: self.preserve,
             sim: None,
+            trace: None,
         })
     }
 }

@@ -9,10 +9,12 @@
 mod ask;
 mod carrier;
 mod flags;
+mod records;
 mod show;
 
 use clap::Parser;
 use flags::{Flags, Task};
+use records::Records;
 use show::{Exit, Show};
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ use verbatim_proto::message::Entry;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    verbatim_telemetry::start(flags.log_level(), flags.json);
+    verbatim_telemetry::start(flags.log_level(), flags.log_format());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -66,18 +68,27 @@ async fn run(flags: Flags) -> ExitCode {
         Task::NewToken(path) => new_token(&path, &flags),
         Task::Copy(options) => {
             let session = server_of(&options).map(|remote| flags.session(remote));
-            let session = match session {
+            let mut session = match session {
                 Ok(Ok(session)) => session,
                 Ok(Err(error)) => return complain(&error.cause, error.hint, error.exit, json),
                 Err(error) => return refused(&error, json),
             };
+            let records = match Records::begin(&flags) {
+                Ok(records) => records,
+                Err(error) => return complain(&error, None, Exit::Usage, json),
+            };
+            session.trace = records.trace();
             let mut show = Show::new(&flags, options.rules.task);
             let config_dir = session.connect.config_dir.clone();
             let copied = ask::introduced(&config_dir, async || {
                 copy(&options, session.clone(), &mut show, interrupted()).await
             });
             match copied.await {
-                Ok(summary) => show.finish(&summary).into(),
+                Ok(summary) => {
+                    let exit = show.finish(&summary);
+                    records.end(&summary, exit as u8).iter().for_each(|error| warn(error));
+                    exit.into()
+                }
                 Err(error) => refused(&error, json),
             }
         }
@@ -113,6 +124,11 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
         eprintln!("here, give --token-file {} to be let in", path.display());
     }
     Exit::Done.into()
+}
+
+/// Says what went wrong beside the copy.
+fn warn(error: &str) {
+    eprintln!("rdma-cp: {}", show::clean(error));
 }
 
 fn refused(error: &CopyError, json: bool) -> ExitCode {

@@ -111,6 +111,9 @@ impl Show {
         for place in summary.places.iter().filter(|_| self.verbose) {
             eprintln!("rdma: {place}: {}", place.why);
         }
+        if self.verbose {
+            eprintln!("request {}, as the server's log calls it", summary.request);
+        }
         if let Some(digest) = self.last.filter(|_| summary.files == 1 && !self.digest) {
             eprintln!("blake3 {digest}");
         }
@@ -319,6 +322,7 @@ fn print_summary_json(summary: &Summary, exit: Exit) {
         "hole_bytes": summary.hole_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),
+        "request": summary.request,
         "transport": summary.transport,
         "rdma_reads": summary.rdma.reads,
         "rdma_writes": summary.rdma.writes,

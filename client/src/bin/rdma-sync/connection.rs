@@ -111,6 +111,7 @@ impl ConnectionFlags {
             bytes_per_second: self.bwlimit,
             preserve: true,
             sim: None,
+            trace: None,
         })
     }
 

@@ -27,10 +27,12 @@ use verbatim_client::copy::CopyError;
 use verbatim_client::current::wait::wait;
 use verbatim_client::sync::follow::follow;
 use verbatim_client::sync::{server_of, sync};
+use verbatim_telemetry::Format;
 
 fn main() -> ExitCode {
     let flags = Flags::read();
-    verbatim_telemetry::start(flags.log_level(), flags.json);
+    let format = if flags.json { Format::Json } else { Format::Auto };
+    verbatim_telemetry::start(flags.log_level(), format);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -302,7 +302,7 @@ mod tests {
             "rdma_serve_export_free_bytes{export=\"data\"} 1",
             "rdma_serve_cache_lookups_total{result=\"hit\"} 9",
             "rdma_serve_queue_pairs{state=\"err\"} 1",
-            "rdma_serve_certificate_expiry_seconds 2000000000.0",
+            "rdma_serve_certificate_expiry_seconds{} 2000000000.0",
         ] {
             assert!(text.lines().any(|have| have == line), "no {line} in\n{text}");
         }

@@ -18,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::export::{ExportSpec, Mode};
 use verbatim_server::{Server, ServerError, ServerOptions, span};
+use verbatim_telemetry::Format;
 
 /// Threads for file work: opening, hashing, flushing.
 const FILE_THREADS_MAX: usize = 32;
@@ -82,6 +83,12 @@ struct Flags {
     #[arg(long, value_name = "TIME", requires = "share", value_parser = span::parse)]
     share_for: Option<u64>,
 
+    /// Log for people (human), as JSON lines, or to the journal [default: auto].
+    ///
+    /// auto is journald under systemd, human elsewhere. RUST_LOG sets the level.
+    #[arg(long, value_name = "FORMAT", value_parser = clap::builder::PossibleValuesParser::new(Format::NAMES))]
+    log_format: Option<String>,
+
     /// Let in anybody who can connect.
     ///
     /// Only for networks where everybody may read, and write what is exported :rw.
@@ -109,6 +116,7 @@ impl Flags {
         if let Some(listen) = self.metrics.clone() {
             config.metrics = Metrics { listen, asked_for: true };
         }
+        config.log.format = self.log_format.clone().unwrap_or(config.log.format);
         config.insecure_no_auth |= self.insecure_no_auth;
         self.rdma.lay_over(&mut config.rdma);
         config.check("the command line")?;
@@ -133,7 +141,8 @@ fn main() -> ExitCode {
         let hint = "give a folder: rdma-serve PATH, or an [[export]] in the configuration";
         return complain(&"nothing to export", Some(hint.into()), 2);
     }
-    verbatim_telemetry::start(&config.log.level, config.log.json);
+    let format = Format::parse(&config.log.format).unwrap_or_default();
+    verbatim_telemetry::start(&config.log.level, format);
     // Before there is another thread, so that all of them have it. Old kernels do not.
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         tracing::warn!(%error, "new privileges are not given up");

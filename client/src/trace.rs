@@ -1,0 +1,108 @@
+//! The timeline of a copy's chunks, for chrome://tracing and ui.perfetto.dev: when
+//! each was under way, and when it was hashed and stored. Written to its file as
+//! things end, so it takes no memory, and a copy that is killed leaves what there
+//! is: readers take a list without its end. Workers tell it; a trace that cannot
+//! be written is given up, and the copy goes on.
+
+use serde_json::json;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// A trace that is being written.
+#[derive(Debug)]
+pub struct Trace {
+    begin: Instant,
+    out: Mutex<BufWriter<File>>,
+    next: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl Trace {
+    /// Begins a trace in a new file, or in the place of the one that is there.
+    pub fn create(path: &Path) -> io::Result<Arc<Self>> {
+        let mut out = BufWriter::new(File::create(path)?);
+        out.write_all(b"[\n")?;
+        Ok(Arc::new(Self {
+            begin: Instant::now(),
+            out: Mutex::new(out),
+            next: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        }))
+    }
+
+    /// A chunk was under way on a link until now; several may be at a time.
+    pub(crate) fn moved(&self, what: &str, link: u16, since: Instant, bytes: u64) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let event = |phase: &str, at: Instant| {
+            json!({
+                "name": what, "cat": "link", "ph": phase, "id": id, "pid": 1, "tid": link,
+                "ts": self.micros(at), "args": { "bytes": bytes, "link": link },
+            })
+        };
+        self.write(&[event("b", since), event("e", Instant::now())]);
+    }
+
+    /// The thread of a link did this until now, and nothing else.
+    pub(crate) fn worked(&self, what: &str, link: u16, since: Instant, bytes: u64) {
+        let (begin, end) = (self.micros(since), self.micros(Instant::now()));
+        self.write(&[json!({
+            "name": what, "cat": "worker", "ph": "X", "pid": 1, "tid": link,
+            "ts": begin, "dur": end - begin, "args": { "bytes": bytes },
+        })]);
+    }
+
+    /// Names the command and ends the list.
+    pub fn finish(&self) -> io::Result<()> {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = json!({ "name": "process_name", "ph": "M", "pid": 1,
+                           "args": { "name": "rdma-cp" } });
+        writeln!(out, "{name}\n]")?;
+        out.flush()?;
+        match self.failed.load(Ordering::Relaxed) {
+            true => Err(io::Error::other("it could not be written in full")),
+            false => Ok(()),
+        }
+    }
+
+    fn micros(&self, at: Instant) -> f64 {
+        at.saturating_duration_since(self.begin).as_nanos() as f64 / 1e3
+    }
+
+    fn write(&self, events: &[serde_json::Value]) {
+        if self.failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let lines: String = events.iter().map(|event| format!("{event},\n")).collect();
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        if out.write_all(lines.as_bytes()).is_err() {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn a_trace_is_a_list_of_events_in_order_of_their_ends() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("trace.json");
+        let trace = Trace::create(&path).expect("a file");
+        let since = Instant::now();
+        trace.moved("read", 3, since, 1 << 20);
+        trace.worked("verify and store", 3, since, 1 << 20);
+        trace.finish().expect("it is written");
+        let text = std::fs::read_to_string(&path).expect("the file");
+        let events: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+        let phases: Vec<_> = events.iter().map(|event| event["ph"].as_str()).collect();
+        assert_eq!(phases, [Some("b"), Some("e"), Some("X"), Some("M")]);
+        assert_eq!((&events[0]["id"], &events[0]["tid"]), (&events[1]["id"], &json!(3)));
+        assert!(events[1]["ts"].as_f64() >= events[0]["ts"].as_f64());
+    }
+}
