@@ -110,7 +110,9 @@ fn deletes_are_asked_for_limited_and_come_last() {
         assert!(target.join("old/sub/file").exists());
         write(target.join("kept.log"), b"");
         write(target.join("gone"), b"");
-        world.sync(way, &["--delete"]).refused(1, &["5 of the 25", "at most 3"]);
+        world
+            .sync(way, &["--delete"])
+            .refused(1, &["5 of the 25", "at most 3", "0 of them deleted"]);
         let ended =
             world.sync(way, &["--delete", "--max-delete", "50%", "--exclude", "*.log", "--json"]);
         let ended = ended.done();

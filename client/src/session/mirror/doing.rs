@@ -13,7 +13,7 @@ use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_proto::message::{ClientMessage, EntryKind, NewEntry};
 use verbatim_proto::mirror::{Edit, MirrorRequest};
-use verbatim_proto::plan::{Step, What};
+use verbatim_proto::plan::{Step, What, Why};
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use verbatim_proto::{Code, Fault, Node, WirePath};
 
@@ -76,6 +76,11 @@ impl Core {
             What::Fetch { late: true, .. } | What::Symlink { late: true, .. } if mirror.refused => {
                 let fault = Fault::new(Code::IsFolder, "a folder is in its place");
                 return self.failed(item, label, fault);
+            }
+            what @ What::Delete { .. } => {
+                let step = Step { what, why: Why::GONE };
+                self.tell_step(mirror, &step);
+                step.what
             }
             what => what,
         };

@@ -355,7 +355,10 @@ impl Core {
 /// A step of which nothing was done yet, told or kept for later.
 impl Core {
     fn take_step(&mut self, mirror: &mut Mirroring, step: Step) -> Result<(), Fault> {
-        self.tell_step(mirror, &step);
+        // Whether it is deleted is known when all else is done.
+        if self.rules.task != Task::Copy || !matches!(step.what, What::Delete { .. }) {
+            self.tell_step(mirror, &step);
+        }
         if self.rules.task != Task::Copy && step.what.is_change() {
             return Ok(());
         }
