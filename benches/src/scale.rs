@@ -287,7 +287,7 @@ impl Run {
                 let extent = prepare.pieces[0].1;
                 let digests = vec![Digest([0; 32]); extent.len.div_ceil(GRAIN_BYTES) as usize];
                 let region = Some(self.region);
-                let answer = Prepared { region, pieces: vec![Ok(digests)] };
+                let answer = Prepared { region, rails: Vec::new(), pieces: vec![Ok(digests)] };
                 self.server.prepared(prepare.window, answer);
             }
             Event::Free(worker, fetched) => {

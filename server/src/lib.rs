@@ -16,6 +16,7 @@ mod listener;
 mod observe;
 mod pins;
 mod quota;
+mod rails;
 pub mod range;
 mod rdma;
 mod reach;

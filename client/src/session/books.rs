@@ -57,7 +57,7 @@ impl Core {
             summary.reason = self.carrier.reason().map(str::to_owned);
             summary.transport = transport;
         }
-        summary.places = self.carrier.places().to_vec();
+        summary.places = self.carrier.places();
         summary.request.clone_from(&self.request);
         let posted = self.carrier.posted();
         summary.rdma.reads += posted.reads;

@@ -1,12 +1,15 @@
-//! What carries the links of a session: verbs where both sides have a device
-//! that works, else TCP, with the reason. Begins with the best and only goes
-//! down: once on TCP a session stays there. Never waits; the session's own file
-//! for links drives it.
+//! What carries the links of a session: verbs over every port that works on both
+//! sides, else TCP, with the reason. A port that fails rests, others carry its work,
+//! and when all of them rest TCP does; when one answers again, links go back to it.
+//! A session that began without a port stays on TCP. Never waits; the session's own
+//! file for links drives it, `rails` decides.
 
+use super::rails::Rails;
 use crate::report::Posted;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use verbatim_fabric::proof::{PROOF_TIME_MAX, Proof};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::verbs::{
@@ -15,6 +18,7 @@ use verbatim_fabric::verbs::{
 };
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{LinkId, LinkOffer};
+use verbatim_proto::rails::RAILS_MAX;
 
 /// What the user wants data to move over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,35 +51,39 @@ pub struct CarrierOptions {
 pub(super) enum Carrier {
     /// A simulated network.
     Sim(SimNet),
-    /// A device of this machine.
+    /// Devices of this machine; TCP while all of them rest.
     Verbs(Box<Rdma>),
     /// TCP, and why it is not RDMA.
-    Tcp {
-        reason: String,
-        /// What was posted before it came to that.
-        posted: Posted,
-        /// What had been chosen.
-        places: Vec<Place>,
-    },
+    Tcp { reason: String },
 }
 
-/// A device, and the queue pairs on it that wait for the server's half.
+/// The devices, and the queue pairs on them that wait for the server's half.
 pub(super) struct Rdma {
-    domain: Arc<VerbsDomain>,
-    place: Place,
+    devices: Vec<Device>,
+    rails: Rails,
     wish: Wish,
     options: Options,
+    /// Whether the user takes nothing else.
+    insists: bool,
     offered: HashMap<LinkId, VerbsEndpoint>,
+    /// Why links moved to TCP, the last time.
+    reason: Option<String>,
+}
+
+/// A port of this machine, and the memory that links on it use.
+struct Device {
+    domain: Arc<VerbsDomain>,
+    place: Place,
 }
 
 impl Carrier {
-    /// Chooses for a server at this address and buffers of so many bytes in all. Fails only
-    /// where the user insists on RDMA.
+    /// Chooses for a server at this address, buffers of so many bytes in all and so many links.
+    /// Fails only where the user insists on RDMA.
     pub fn choose(
         options: &CarrierOptions,
         sim: Option<&SimNet>,
         server: SocketAddr,
-        buffer_bytes: usize,
+        (buffer_bytes, links): (usize, usize),
     ) -> Result<Self, FabricError> {
         if let Some(sim) = sim {
             return Ok(Self::Sim(sim.clone()));
@@ -83,7 +91,7 @@ impl Carrier {
         if options.transport == Transport::Tcp {
             return Ok(Self::tcp("TCP was asked for".into()));
         }
-        match Rdma::open(options, server, buffer_bytes) {
+        match Rdma::open(options, server, buffer_bytes, links) {
             Ok(rdma) => Ok(Self::Verbs(Box::new(rdma))),
             Err(error) if options.transport == Transport::Verbs => Err(error),
             Err(error) => Ok(Self::tcp(error.with_hint())),
@@ -91,21 +99,15 @@ impl Carrier {
     }
 
     fn tcp(reason: String) -> Self {
-        Self::Tcp { reason, posted: Posted::default(), places: Vec::new() }
+        Self::Tcp { reason }
     }
 
-    /// What to ask the server for.
-    pub fn offer(&mut self, link: LinkId) -> Result<LinkOffer, FabricError> {
+    /// What to ask the server for. Fails only where the user insists on RDMA.
+    pub fn offer(&mut self, link: LinkId, now: Duration) -> Result<LinkOffer, FabricError> {
         match self {
             Self::Sim(_) => Ok(LinkOffer::Sim),
             Self::Tcp { .. } => Ok(LinkOffer::Tcp),
-            Self::Verbs(rdma) => {
-                let endpoint = rdma.endpoint()?;
-                let address = Address { proves: true, ..endpoint.address() };
-                let address = address.to_bytes().to_vec();
-                rdma.offered.insert(link, endpoint);
-                Ok(LinkOffer::Verbs { address })
-            }
+            Self::Verbs(rdma) => rdma.offer(link, now),
         }
     }
 
@@ -124,43 +126,99 @@ impl Carrier {
         Ok(Unproven { link, proof })
     }
 
-    /// Whether there is something to fall back from.
+    /// Whether there are devices.
     pub fn is_verbs(&self) -> bool {
         matches!(self, Self::Verbs(_))
     }
 
-    /// Moves to TCP for good.
-    pub fn fall_back(&mut self, reason: String) {
-        let places = self.places().to_vec();
-        *self = Self::Tcp { reason, posted: self.posted(), places };
+    /// Whether the next link would be made on a device.
+    pub fn has_rail(&self) -> bool {
+        matches!(self, Self::Verbs(rdma) if rdma.rails.pick().is_some())
     }
 
-    /// What was asked of the device.
-    pub fn posted(&self) -> Posted {
-        match self {
-            Self::Sim(_) => Posted::default(),
-            Self::Tcp { posted, .. } => *posted,
-            Self::Verbs(rdma) => {
-                let counters = rdma.domain.counters();
-                Posted { reads: counters.reads(), writes: counters.writes() }
+    /// A link could not be made on its rail, or not kept there: the rail rests.
+    pub fn fail(&mut self, link: LinkId, reason: &str, now: Duration) {
+        if let Self::Verbs(rdma) = self {
+            rdma.offered.remove(&link);
+            if let Some(rail) = rdma.rails.take(link) {
+                rdma.rest(rail, reason, now);
             }
         }
     }
 
-    /// The ports that were chosen.
-    pub fn places(&self) -> &[Place] {
-        match self {
-            Self::Sim(_) => &[],
-            Self::Verbs(rdma) => std::slice::from_ref(&rdma.place),
-            Self::Tcp { places, .. } => places,
+    /// A link was lost; says whether its rail rests from now on.
+    pub fn lost(&mut self, link: LinkId, losses_max: usize, reason: &str, now: Duration) -> bool {
+        let Self::Verbs(rdma) = self else { return false };
+        let Some(rail) = rdma.rails.take(link) else { return false };
+        let too_many = rdma.rails.lost(rail, losses_max);
+        if too_many {
+            rdma.rest(rail, reason, now);
+        }
+        too_many
+    }
+
+    /// A link is given up to be made anew elsewhere.
+    pub fn leave(&mut self, link: LinkId) {
+        if let Self::Verbs(rdma) = self {
+            rdma.offered.remove(&link);
+            rdma.rails.take(link);
         }
     }
 
-    /// Why data moves over TCP, where it does.
+    /// A link was proven.
+    pub fn proven(&mut self, link: LinkId) {
+        if let Self::Verbs(rdma) = self {
+            rdma.rails.proven(link);
+        }
+    }
+
+    /// A link carried a chunk.
+    pub fn carried(&mut self, link: LinkId) {
+        if let Self::Verbs(rdma) = self {
+            rdma.rails.carried(link);
+        }
+    }
+
+    /// Looks whether a rail that rested works again; returns a link that should be made anew
+    /// because of that.
+    pub fn misplaced(&mut self, up: impl Iterator<Item = LinkId>, now: Duration) -> Option<LinkId> {
+        let Self::Verbs(rdma) = self else { return None };
+        if let Some(rail) = rdma.rails.rested(now) {
+            match rdma.endpoint(rail) {
+                Ok(_) => {
+                    tracing::info!(place = %rdma.devices[rail].place, "a rail is tried again");
+                    rdma.rails.wake(rail);
+                }
+                Err(error) => rdma.rest(rail, &error.with_hint(), now),
+            }
+        }
+        rdma.rails.misplaced(up)
+    }
+
+    /// What was asked of the devices.
+    pub fn posted(&self) -> Posted {
+        let Self::Verbs(rdma) = self else { return Posted::default() };
+        let counters = || rdma.devices.iter().map(|device| device.domain.counters());
+        Posted {
+            reads: counters().map(|it| it.reads()).sum(),
+            writes: counters().map(|it| it.writes()).sum(),
+        }
+    }
+
+    /// The ports that were chosen.
+    pub fn places(&self) -> Vec<Place> {
+        match self {
+            Self::Sim(_) | Self::Tcp { .. } => Vec::new(),
+            Self::Verbs(rdma) => rdma.devices.iter().map(|it| it.place.clone()).collect(),
+        }
+    }
+
+    /// Why data moves over TCP, or moved.
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Self::Tcp { reason, .. } => Some(reason),
-            Self::Sim(_) | Self::Verbs(_) => None,
+            Self::Tcp { reason } => Some(reason),
+            Self::Verbs(rdma) => rdma.reason.as_deref(),
+            Self::Sim(_) => None,
         }
     }
 }
@@ -170,28 +228,91 @@ impl Rdma {
         options: &CarrierOptions,
         server: SocketAddr,
         buffer_bytes: usize,
+        links: usize,
     ) -> Result<Self, FabricError> {
         let local = verbs::local_address_towards(server);
         let wish = Wish { local: options.wish.local.or(local), ..options.wish.clone() };
-        let place = verbs::find_place(&wish)?;
-        let domain = VerbsDomain::open(&place, DomainLimits::default())?;
-        domain.try_pinning(buffer_bytes)?;
-        tell(&place, server);
+        let places = verbs::find_places(&wish)?;
+        let count = places.len().min(RAILS_MAX).min(links.max(1));
+        let (mut devices, mut refused) = (Vec::new(), None);
+        for place in places.into_iter().take(count) {
+            let opened = VerbsDomain::open(&place, DomainLimits::default())
+                .and_then(|domain| domain.try_pinning(buffer_bytes / count).map(|()| domain));
+            match opened {
+                Ok(domain) => {
+                    tell(&place, server);
+                    devices.push(Device { domain, place });
+                }
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        if let Some(error) = refused.filter(|_| devices.is_empty()) {
+            return Err(error);
+        }
+        let here = local_node();
+        let rails = Rails::new(devices.iter().map(|device| weight(&device.place, here)));
+        let insists = options.transport == Transport::Verbs;
         let CarrierOptions { busy_poll, traffic_class, .. } = *options;
         let options = Options { busy_poll, traffic_class, ..Options::default() };
-        Ok(Self { domain, place, wish, options, offered: HashMap::new() })
+        let (offered, reason) = (HashMap::new(), None);
+        Ok(Self { devices, rails, wish, options, insists, offered, reason })
+    }
+
+    /// A queue pair on the best rail that has one; TCP when all of them rest.
+    fn offer(&mut self, link: LinkId, now: Duration) -> Result<LinkOffer, FabricError> {
+        while let Some(rail) = self.rails.pick() {
+            match self.endpoint(rail) {
+                Ok(endpoint) => {
+                    let address = Address { proves: true, ..endpoint.address() };
+                    self.rails.put(link, rail);
+                    self.offered.insert(link, endpoint);
+                    return Ok(LinkOffer::Verbs { address: address.to_bytes().to_vec() });
+                }
+                Err(error) => self.rest(rail, &error.with_hint(), now),
+            }
+        }
+        match &self.reason {
+            Some(reason) if self.insists => Err(FabricError::Limit(reason.clone())),
+            _ => Ok(LinkOffer::Tcp),
+        }
+    }
+
+    fn rest(&mut self, rail: usize, reason: &str, now: Duration) {
+        let place = &self.devices[rail].place;
+        self.rails.rest(rail, now);
+        if self.rails.pick().is_some() {
+            tracing::warn!(%place, reason, "a rail rests; others carry its work");
+        } else {
+            tracing::warn!(%place, reason, "data moves over TCP");
+            self.reason = Some(reason.to_owned());
+        }
     }
 
     /// A queue pair. A port that was down may have other addresses now, so where the known one
-    /// does not work, it is chosen anew, on the same device.
-    fn endpoint(&mut self) -> Result<VerbsEndpoint, FabricError> {
-        VerbsEndpoint::new(&self.domain, &self.place, self.options).or_else(|_| {
-            let device = Some(self.place.device.clone());
-            self.place = verbs::find_place(&Wish { device, ..self.wish.clone() })?;
-            tracing::info!(place = %self.place, "the port has another address");
-            VerbsEndpoint::new(&self.domain, &self.place, self.options)
+    /// does not work, it is chosen anew, on the same port.
+    fn endpoint(&mut self, rail: usize) -> Result<VerbsEndpoint, FabricError> {
+        let Device { domain, place } = &mut self.devices[rail];
+        VerbsEndpoint::new(domain, place, self.options).or_else(|_| {
+            let (device, port) = (Some(place.device.clone()), Some(place.port));
+            *place = verbs::find_place(&Wish { device, port, ..self.wish.clone() })?;
+            tracing::info!(%place, "the port has another address");
+            VerbsEndpoint::new(domain, place, self.options)
         })
     }
+}
+
+/// How much work a port gets: by its rate, and three quarters of that where its memory is
+/// another than this process is bound to.
+fn weight(place: &Place, here: Option<u32>) -> u64 {
+    let near = here.is_none() || place.numa_node.is_none() || here == place.numa_node;
+    u64::from(place.rate_mbit.max(1)) * if near { 4 } else { 3 }
+}
+
+/// The memory that this process is bound to, where it is to one.
+fn local_node() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let nodes = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+    nodes.trim().parse().ok()
 }
 
 /// A link that is connected, and has not carried anything.
@@ -215,4 +336,33 @@ fn tell(place: &Place, server: SocketAddr) {
     let Place { device, port, gid, why, .. } = place;
     let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
     tracing::info!(%server, device, port, gid_index, %address, %kind, why, "RDMA port chosen");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_fabric::verbs::{GidInfo, GidKind, LinkLayer};
+
+    #[test]
+    fn a_port_weighs_what_it_carries_and_less_when_it_is_far() {
+        let gid = GidInfo { index: 0, raw: [0; 16], kind: GidKind::RoceV2, netdev: None };
+        let place = |rate_mbit, numa_node| Place {
+            device: "mlx5_0".into(),
+            port: 1,
+            gid: gid.clone(),
+            link_layer: LinkLayer::Ethernet,
+            netdev: None,
+            rate_mbit,
+            numa_node,
+            why: String::new(),
+        };
+        let near = weight(&place(400_000, Some(1)), Some(1));
+        assert_eq!(weight(&place(400_000, None), Some(1)), near);
+        assert_eq!(weight(&place(400_000, Some(0)), None), near);
+        assert!(weight(&place(400_000, Some(0)), Some(1)) < near);
+        assert!(
+            weight(&place(100_000, Some(1)), Some(1)) < weight(&place(400_000, Some(0)), Some(1))
+        );
+        assert!(weight(&place(0, None), None) > 0, "an unknown rate is some");
+    }
 }

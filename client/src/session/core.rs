@@ -207,7 +207,7 @@ impl Core {
             ServerMessage::Made { request, answers } => self.made(request, answers),
             ServerMessage::Read(reply) => self.read.reply(reply, now),
             ServerMessage::Write(reply) => {
-                self.links.stored(&reply);
+                self.stored(&reply);
                 self.created(&reply);
                 self.write.reply(reply, now);
             }
@@ -230,7 +230,7 @@ impl Core {
         let now = self.now();
         match event {
             Event::Fetched { link, slot, outcome } => {
-                self.links.used(&outcome);
+                self.used(link, &outcome);
                 self.quiet_since = Instant::now();
                 self.read.fetched(link, slot, outcome, now);
             }
@@ -243,10 +243,8 @@ impl Core {
                 self.broke(Fault::new(Code::Io, error.to_string()));
             }
             Event::Panicked => {
-                self.broke(Fault::new(
-                    Code::Bug,
-                    "a job failed here; the message above says where",
-                ));
+                let text = "a job failed here; the message above says where";
+                self.broke(Fault::new(Code::Bug, text));
             }
             Event::Landed(answers) => self.landed(answers),
             Event::SourcesChecked(answers) => {

@@ -1,16 +1,18 @@
 //! The links of a session: made side by side, made anew with a pause when one
 //! is lost, given up when new ones die without carrying a chunk. Those of a
-//! device that fails are made anew over TCP.
+//! rail that fails are made anew on another or over TCP, and go back when it works.
 
-use super::carrier::{Carrier, Transport};
+use super::carrier::Carrier;
 use super::{Core, Event, READS_PER_LINK};
 use crate::rules::Task;
 use crate::worker::Command;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use verbatim_fabric::tcp::{TcpLink, join};
 use verbatim_fabric::{FabricError, Link, SoftDomain};
-use verbatim_proto::message::{ClientMessage, JoinSecret, LinkAnswer, LinkId, Verdict, WriteReply};
+use verbatim_proto::message::{
+    ClientMessage, JoinSecret, LinkAnswer, LinkId, RailAnswer, Verdict, WriteReply,
+};
 use verbatim_proto::read::Outcome;
 use verbatim_proto::{Code, Fault};
 
@@ -24,6 +26,12 @@ const DEVICE_LOSSES_PER_STREAM_MAX: usize = 2;
 /// The pause before a lost link is made anew, doubled with each loss in a row.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
+/// Between what a transfer ran over before and after.
+const THEN: &str = ", then ";
+
+/// How often that is told.
+const PHASES_MAX: usize = 4;
+
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -32,6 +40,10 @@ pub(super) struct Links {
     up: HashSet<LinkId>,
     /// Asked for, or on the way back.
     coming: HashSet<LinkId>,
+    /// The server's rail of links that are being made.
+    rails: HashMap<LinkId, u16>,
+    /// Given up, to be made anew on a better rail.
+    moving: Option<LinkId>,
     losses_in_a_row: u32,
     pub lost: u64,
     pub transport: Option<String>,
@@ -42,33 +54,46 @@ impl Links {
         self.up.len()
     }
 
-    /// Notes what a new link runs over.
+    /// Notes what a new link runs over: what follows on what, several ports of a kind together.
     fn carried_by(&mut self, transport: &str) {
-        match &mut self.transport {
-            None => self.transport = Some(transport.to_owned()),
-            Some(known) if known.ends_with(transport) => {}
-            Some(known) => *known = format!("{known}, then {transport}"),
+        let Some(known) = &mut self.transport else {
+            self.transport = Some(transport.to_owned());
+            return;
+        };
+        let (before, last) = known.rsplit_once(THEN).map_or(("", known.as_str()), |it| it);
+        let (kind, port) = transport.split_once(' ').unwrap_or((transport, ""));
+        let same_kind = last.split(' ').next() == Some(kind);
+        if same_kind && (port.is_empty() || last.split([' ', ',']).any(|it| it == port)) {
+            return;
         }
-    }
-
-    /// A read ended; one that landed shows that links work.
-    pub fn used(&mut self, outcome: &Outcome) {
-        if matches!(outcome, Outcome::Landed(_)) {
-            self.losses_in_a_row = 0;
-        }
-    }
-
-    /// The server answered; one that says a chunk is stored shows that links work. That it was
-    /// posted does not.
-    pub fn stored(&mut self, reply: &WriteReply) {
-        let stored = |(_, verdicts): &(_, Vec<Verdict>)| verdicts.contains(&Verdict::Stored);
-        if matches!(reply, WriteReply::Granted { verdicts, .. } if verdicts.iter().any(stored)) {
-            self.losses_in_a_row = 0;
+        // A transfer that goes to and fro is told by how it began.
+        if same_kind {
+            known.push_str(&format!(", {port}"));
+        } else if before.matches(THEN).count() < PHASES_MAX {
+            known.push_str(&format!("{THEN}{transport}"));
         }
     }
 }
 
 impl Core {
+    /// A read ended; one that landed shows that its link works.
+    pub(super) fn used(&mut self, link: LinkId, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Landed(_)) {
+            self.links.losses_in_a_row = 0;
+            self.carrier.carried(link);
+        }
+    }
+
+    /// The server answered; one that says a chunk is stored shows that links work. That it was
+    /// posted does not.
+    pub(super) fn stored(&mut self, reply: &WriteReply) {
+        let stored = |(_, verdicts): &(_, Vec<Verdict>)| verdicts.contains(&Verdict::Stored);
+        if matches!(reply, WriteReply::Granted { verdicts, .. } if verdicts.iter().any(stored)) {
+            self.links.losses_in_a_row = 0;
+            self.links.up.iter().for_each(|link| self.carrier.carried(*link));
+        }
+    }
+
     /// Asks for all links, unless they were asked for before.
     pub(super) fn attach_all(&mut self) {
         match self.rules.task {
@@ -85,9 +110,10 @@ impl Core {
 
     pub(super) fn attach(&mut self, link: LinkId) {
         self.links.coming.insert(link);
-        match self.carrier.offer(link) {
+        match self.carrier.offer(link, self.now()) {
             Ok(offer) => self.sending.push_back(ClientMessage::Attach { link, offer }),
-            Err(error) => self.fall_back(link, error.with_hint()),
+            // Not a lost link, which would be tried again: it would be refused again.
+            Err(error) => self.broke(Fault::new(Code::Limit, error.to_string())),
         }
     }
 
@@ -110,22 +136,32 @@ impl Core {
                 let made = end.map(|end| Box::new(end) as Box<dyn Link>);
                 self.link_made(link, made.ok_or(FabricError::Closed));
             }
-            Ok(LinkAnswer::Verbs { address }) => match self.carrier.connect(link, &address) {
-                Ok(unproven) => self.job(move || match unproven.prove() {
-                    Ok(made) => Event::LinkMade { link, made: Ok(made) },
-                    Err(error) => Event::LinkUnproven { link, error },
-                }),
-                Err(error) => self.fall_back(link, error.with_hint()),
-            },
+            Ok(LinkAnswer::Verbs { address }) => self.prove(link, 0, &address),
+            Ok(LinkAnswer::Rail(RailAnswer { rail, address })) => self.prove(link, rail, &address),
             // More queue pairs than the server gives one client: those there are will do.
             Err(fault) if fault.code == Code::Limit && self.has_others(link) => {
                 tracing::debug!(?link, fault = fault.text, "link refused");
                 self.links.coming.remove(&link);
+                self.carrier.leave(link);
             }
             Err(fault) if self.carrier.is_verbs() => {
-                self.fall_back(link, format!("the server: {}", fault.text));
+                self.fall_back(link, &format!("the server: {}", fault.text));
             }
             Err(fault) => self.link_refused(link, &fault.text),
+        }
+    }
+
+    /// Connects a queue pair to that of the server, which ends at this rail, and tries it.
+    fn prove(&mut self, link: LinkId, rail: u16, address: &[u8]) {
+        match self.carrier.connect(link, address) {
+            Ok(unproven) => {
+                self.links.rails.insert(link, rail);
+                self.job(move || match unproven.prove() {
+                    Ok(made) => Event::LinkMade { link, made: Ok(made) },
+                    Err(error) => Event::LinkUnproven { link, error },
+                });
+            }
+            Err(error) => self.fall_back(link, &error.with_hint()),
         }
     }
 
@@ -138,25 +174,36 @@ impl Core {
         // The server may have granted slots on it, and must take them back.
         self.write.link_down(link, self.now());
         self.sending.push_back(ClientMessage::Fence { link });
-        self.fall_back(link, error.with_hint());
+        self.fall_back(link, &error.with_hint());
     }
 
-    /// A link cannot be made on the device, or not kept: this one and all to come use TCP.
-    /// Links of the device that still work are left to.
-    fn fall_back(&mut self, link: LinkId, reason: String) {
+    /// A link cannot be made on its rail, or not kept: this one and all to come use another, or
+    /// TCP. Links of the rail that still work are left to.
+    fn fall_back(&mut self, link: LinkId, reason: &str) {
+        self.carrier.fail(link, reason, self.now());
+        self.attach_again(link);
+    }
+
+    fn attach_again(&mut self, link: LinkId) {
         self.links.coming.remove(&link);
-        if self.carrier.is_verbs() {
-            if self.options.carrier.transport == Transport::Verbs {
-                // Not a lost link, which would be tried again: it would be refused again.
-                return self.broke(Fault::new(Code::Limit, reason));
-            }
-            tracing::warn!(peer = self.peer, reason, "data moves over TCP");
-            self.carrier.fall_back(reason);
-        }
+        self.links.rails.remove(&link);
         let Some(epoch) = link.epoch.checked_add(1) else {
             return self.broke(Fault::new(Code::LinkLost, "a link was lost too often"));
         };
         self.attach(LinkId { epoch, ..link });
+    }
+
+    /// Moves links back to a rail that works again, one at a time: it is ended here, and made
+    /// anew where it belongs.
+    pub(super) fn go_back(&mut self) {
+        if self.links.moving.is_some() || !self.links.coming.is_empty() {
+            return;
+        }
+        let now = self.now();
+        if let Some(link) = self.carrier.misplaced(self.links.up.iter().copied(), now) {
+            self.links.moving = Some(link);
+            self.tell(link, Command::Drop(link));
+        }
     }
 
     pub(super) fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
@@ -170,9 +217,10 @@ impl Core {
         self.links.coming.remove(&id);
         self.links.up.insert(id);
         self.links.carried_by(link.transport());
+        self.carrier.proven(id);
         let chunk_bytes = self.options.connect.chunk_bytes as usize;
         self.tell(id, Command::Adopt { id, link, slots: READS_PER_LINK, chunk_bytes });
-        self.read.link_up(id);
+        self.read.link_up_on(id, self.links.rails.remove(&id).unwrap_or(0));
         self.write.link_up(id);
     }
 
@@ -180,11 +228,15 @@ impl Core {
     pub(super) fn link_lost(&mut self, id: LinkId, error: &FabricError) {
         tracing::debug!(?id, %error, "link lost");
         self.links.up.remove(&id);
-        self.links.lost += 1;
         let now = self.now();
         self.read.link_down(id, now);
         self.write.link_down(id, now);
         self.sending.push_back(ClientMessage::Fence { link: id });
+        if self.links.moving.take_if(|moving| *moving == id).is_some() {
+            self.carrier.leave(id);
+            return self.attach_again(id);
+        }
+        self.links.lost += 1;
         self.revive(id, &error.with_hint());
     }
 
@@ -196,12 +248,13 @@ impl Core {
     fn revive(&mut self, id: LinkId, cause: &str) {
         self.links.coming.remove(&id);
         self.links.losses_in_a_row += 1;
-        let device_losses_max = DEVICE_LOSSES_PER_STREAM_MAX * self.workers.len();
-        if self.carrier.is_verbs() && self.links.losses_in_a_row as usize > device_losses_max {
+        self.links.rails.remove(&id);
+        let losses_max = DEVICE_LOSSES_PER_STREAM_MAX * self.workers.len();
+        if self.carrier.lost(id, losses_max, cause, self.now()) {
             self.links.losses_in_a_row = 0;
-            return self.fall_back(id, cause.to_owned());
+            return self.attach_again(id);
         }
-        if self.links.losses_in_a_row > LOSSES_MAX && !self.carrier.is_verbs() {
+        if self.links.losses_in_a_row > LOSSES_MAX && !self.carrier.has_rail() {
             let text = format!("links keep dying: {cause}");
             return self.broke(Fault::new(Code::LinkLost, text));
         }
@@ -227,5 +280,28 @@ impl Core {
             let text = format!("the server makes no link: {cause}");
             self.broke(Fault::new(Code::LinkLost, text));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_carried_the_links_is_told_in_order_and_ports_together() {
+        let mut links = Links::default();
+        for transport in ["verbs rxe0/1", "verbs rxe1/1", "verbs rxe0/1", "tcp", "tcp"] {
+            links.carried_by(transport);
+        }
+        assert_eq!(links.transport.as_deref(), Some("verbs rxe0/1, rxe1/1, then tcp"));
+        links.carried_by("verbs rxe1/1");
+        links.carried_by("verbs rxe1/1");
+        let told = "verbs rxe0/1, rxe1/1, then tcp, then verbs rxe1/1";
+        assert_eq!(links.transport.as_deref(), Some(told));
+        for _ in 0..100 {
+            links.carried_by("tcp");
+            links.carried_by("verbs rxe1/1");
+        }
+        assert!(links.transport.is_some_and(|told| told.len() < 200), "it grows without end");
     }
 }

@@ -23,6 +23,7 @@ mod making;
 mod mirror;
 mod pipes;
 mod queue;
+mod rails;
 mod trees;
 mod up;
 mod walking;
@@ -299,6 +300,7 @@ impl Session {
     /// Waits for one message, event or deadline, and does what follows from it.
     async fn turn(&mut self) -> Result<(), ClientError> {
         self.core.advance();
+        self.core.go_back();
         while let Some(message) = self.core.sending.pop_front() {
             tracing::trace!(?message, "message sent");
             self.outbox.push(message)?;
@@ -340,7 +342,8 @@ fn carry(options: &SessionOptions, connection: &Connection) -> Result<(Carrier, 
     let count = usize::from(qps.min(links_max).max(1));
     let buffer_bytes = options.connect.chunk_bytes as usize * usize::from(READS_PER_LINK) * count;
     let sim = options.sim.as_ref();
-    let carrier = Carrier::choose(&options.carrier, sim, connection.peer, buffer_bytes)?;
+    let wanted = (buffer_bytes, count);
+    let carrier = Carrier::choose(&options.carrier, sim, connection.peer, wanted)?;
     let streams = if carrier.is_verbs() { qps } else { options.streams };
     Ok((carrier, streams.min(links_max).max(1)))
 }

@@ -21,6 +21,7 @@ pub mod mirror;
 pub mod path;
 pub mod pattern;
 pub mod plan;
+pub mod rails;
 pub mod read;
 mod touched;
 pub mod tree;

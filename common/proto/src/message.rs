@@ -9,6 +9,7 @@ pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
+pub use crate::rails::{LinkAnswer, RailAnswer, WindowRails};
 use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
 use serde::{Deserialize, Serialize};
 
@@ -185,27 +186,6 @@ impl std::fmt::Debug for JoinSecret {
     }
 }
 
-/// The server's half of a new link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LinkAnswer {
-    /// Connect, and begin with this secret; it works once.
-    Tcp {
-        /// The secret.
-        secret: JoinSecret,
-    },
-    /// The simulated far end to take.
-    Sim {
-        /// Its number.
-        endpoint: u64,
-    },
-    /// The queue pair to connect to; it is connected to the offered one already.
-    Verbs {
-        /// Its address, in the form the fabric gives it.
-        #[serde(with = "serde_bytes")]
-        address: Vec<u8>,
-    },
-}
-
 /// A client asks the read machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReadRequest {
@@ -271,6 +251,8 @@ pub enum ReadReply {
     },
     /// What of a file is holes: zeros that are not leased. Released like a window.
     Holes(WindowHoles),
+    /// The names of the next window on other rails.
+    Rails(WindowRails),
 }
 
 /// A registered window: its pieces lie in it one behind the other.

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
-    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk,
-    Verdict, Welcome, WindowHoles, WriteReply, WriteRequest,
+    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
+    SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, TreeScan};
@@ -56,7 +56,7 @@ variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write B
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
     Watch Mirror => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
-variants!(ReadReply: Opened Lease Failed Closed Holes => read_replies());
+variants!(ReadReply: Opened Lease Failed Closed Holes Rails => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
 variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
@@ -69,10 +69,11 @@ variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Sim,
     LinkOffer::Verbs { address: vec![1, 1, 0xfe] },
 ]);
-variants!(LinkAnswer: Tcp Sim Verbs => vec![
+variants!(LinkAnswer: Tcp Sim Verbs Rail => vec![
     LinkAnswer::Tcp { secret: JoinSecret([0x5e; 32]) },
     LinkAnswer::Sim { endpoint: 300 },
     LinkAnswer::Verbs { address: vec![1, 0, 0x80] },
+    LinkAnswer::Rail(RailAnswer { rail: 300, address: vec![1, 0, 0x80] }),
 ]);
 variants!(EntryKind: File Folder Symlink Special => vec![
     EntryKind::File,
@@ -197,6 +198,7 @@ fn read_replies() -> Vec<ReadReply> {
         ReadReply::Failed { file: FileId(3), fault: fault() },
         ReadReply::Closed { files: vec![(FileId(3), Ok(kept())), (FileId(4), Err(fault()))] },
         ReadReply::Holes(WindowHoles { window: WindowId(6), holes: holes() }),
+        ReadReply::Rails(WindowRails { window: WindowId(7), regions: vec![region, region] }),
     ]
 }
 
@@ -519,6 +521,8 @@ ReadReply::Closed
     69746520783a206469736b2066756c6c
 ReadReply::Holes
     1600000004060602808010808080808020808080808040808010
+ReadReply::Rails
+    25000000050702e6aa919aa3a404ffffffffffffffffff01e6aa919aa3a404ffffffffffffffffff01
 WriteRequest::Create
     2100000000010607782f622e62696e80e497d012a403aab4aed8c7bfce972f802001ac0201
 WriteRequest::Sent
@@ -556,6 +560,8 @@ LinkAnswer::Sim
     0300000001ac02
 LinkAnswer::Verbs
     050000000203010080
+LinkAnswer::Rail
+    0700000003ac0203010080
 EntryKind::File
     0100000000
 EntryKind::Folder

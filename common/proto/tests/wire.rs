@@ -10,8 +10,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
-    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, ReadReply, ReadRequest, SentChunk,
-    Verdict, Welcome, WindowHoles, WriteReply, WriteRequest,
+    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
+    SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
@@ -163,6 +163,9 @@ fn read_reply() -> impl Strategy<Value = ReadReply> {
         (any::<u64>(), holes()).prop_map(|(window, holes)| {
             ReadReply::Holes(WindowHoles { window: WindowId(window), holes })
         }),
+        (any::<u64>(), list(region())).prop_map(|(window, regions)| {
+            ReadReply::Rails(WindowRails { window: WindowId(window), regions })
+        }),
     ]
 }
 
@@ -242,6 +245,8 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
     let answer = prop_oneof![
         any::<[u8; 32]>().prop_map(|secret| LinkAnswer::Tcp { secret: JoinSecret(secret) }),
         any::<u64>().prop_map(|endpoint| LinkAnswer::Sim { endpoint }),
+        (any::<u16>(), any::<Vec<u8>>())
+            .prop_map(|(rail, address)| LinkAnswer::Rail(RailAnswer { rail, address })),
     ];
     let page = (any::<u32>(), list(entry()), list((path(), fault())), any::<bool>());
     prop_oneof![

@@ -195,7 +195,7 @@ impl Observatory {
                 sum(&|view| view.links_of(Transport::Verbs)),
                 sum(&|view| load(&view.ending)),
             ),
-            regions: sum(&|view| view.domain.regions()),
+            regions: sum(&|view| view.domain.region_count()),
             pinned_bytes: sum(&|view| view.domain.pinned_bytes()),
             pinned_bytes_max: shared.rdma.pinned_bytes_max(),
             slots: sum(&|view| load(&view.slots)),

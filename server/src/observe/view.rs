@@ -4,7 +4,7 @@
 //! when the last of them lets go of it.
 
 use super::{Observatory, lock};
-use crate::rdma::SessionDomain;
+use crate::rails::SessionDomain;
 use crate::session::Event;
 use std::collections::HashMap;
 use std::net::SocketAddr;

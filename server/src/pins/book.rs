@@ -1,12 +1,12 @@
 //! Who may pin how much now: a pure account of one budget over all clients. No
 //! lock, no clock, no memory; `pins` drives it.
 //!
-//! Each client that is let in has a floor of its own, which nobody else can take:
-//! so each can always go on, whatever the others hold and never give back. What is
-//! left above the floors is lent by a dynamic threshold: nobody may hold more of it
-//! than stays free. One client alone gets half of it, n get equal parts and leave
-//! as much, and a newcomer finds something free, without anything being taken from
-//! those who were there first.
+//! Each client that is let in has a floor of its own, as long as all floors fit the
+//! budget. What is left above the floors is lent by a dynamic threshold: nobody may
+//! hold more of it than stays free. One client alone gets half of it, n get equal
+//! parts and leave as much, and a newcomer finds something free. Where many come at
+//! once, their floors are owed to them: nobody gets more than his own until those who
+//! have more gave it back. Who does not is a hoarder, and can be named.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,9 @@ pub(super) struct Book {
     budget: u64,
     /// What one client may hold, however much is free.
     client_max: u64,
-    /// Floors, and what is held above them.
+    /// Floors, and what is held above them; more than the budget while floors are owed.
     used: u64,
+    floors: u64,
     /// What is held, floors that are not in use left out.
     held: u64,
     held_peak: u64,
@@ -44,7 +45,8 @@ impl Client {
 impl Book {
     /// An account of so many bytes, of which one client may hold so many.
     pub fn new(budget: u64, client_max: u64) -> Self {
-        Self { budget, client_max, used: 0, held: 0, held_peak: 0, clients: BTreeMap::new() }
+        let clients = BTreeMap::new();
+        Self { budget, client_max, used: 0, floors: 0, held: 0, held_peak: 0, clients }
     }
 
     pub fn budget(&self) -> u64 {
@@ -62,11 +64,24 @@ impl Book {
 
     /// Lets a client in with a floor; false when there is no room for it.
     pub fn admit(&mut self, id: u64, floor: u64) -> bool {
-        if self.free() < floor {
+        if self.floors + floor > self.budget {
             return false;
         }
+        self.floors += floor;
         self.used += floor;
         self.clients.insert(id, Client { floor, ..Client::default() });
+        true
+    }
+
+    /// Gives a client another floor; false when there is no room for it.
+    pub fn set_floor(&mut self, id: u64, floor: u64) -> bool {
+        let client = self.clients.get_mut(&id).expect("only clients that were let in ask");
+        let floors = self.floors - client.floor + floor;
+        if floors > self.budget {
+            return false;
+        }
+        self.used = self.used + floor.max(client.held) - client.floor.max(client.held);
+        (self.floors, client.floor) = (floors, floor);
         true
     }
 
@@ -76,8 +91,12 @@ impl Book {
         let client = self.clients.get_mut(&id).expect("only clients that were let in ask");
         let above = client.above_floor(bytes);
         let more = above - client.above_floor(0);
-        let fits = client.held + bytes <= self.client_max
-            && (more == 0 || (more <= free && above <= free - more));
+        let fits = match more {
+            _ if client.held + bytes > self.client_max => false,
+            // Its own, unless that is still in the hands of others.
+            0 => self.held + bytes <= self.budget,
+            more => more <= free && above <= free - more,
+        };
         if fits {
             client.held += bytes;
             self.used += more;
@@ -104,21 +123,30 @@ impl Book {
         let client = self.clients.remove(&id).expect("only clients that are in leave");
         assert_eq!(client.held, 0, "a client left with something in hand");
         self.used -= client.floor;
+        self.floors -= client.floor;
         self.take_waiting()
     }
 
-    /// How long windows of a client should be: so that it can have several at a time, from
-    /// `min` to `max`, a power of two. A client that holds nothing always gets one.
-    pub fn window_bytes(&self, id: u64, min: u64, max: u64) -> u64 {
+    /// How long windows of a client should be that take `times` as much: so that it can have
+    /// several at a time, from `min` to `max`, a power of two. A client that holds nothing always
+    /// gets one.
+    pub fn window_bytes(&self, id: u64, times: u64, min: u64, max: u64) -> u64 {
         let client = &self.clients[&id];
         let above = (self.free() + client.above_floor(0)) / 2;
-        let bytes = (client.floor + above).min(self.client_max) / WINDOWS_AT_A_TIME;
+        let bytes = (client.floor + above).min(self.client_max) / WINDOWS_AT_A_TIME / times;
         let power = if bytes == 0 { 0 } else { 1 << bytes.ilog2() };
         power.clamp(min, max)
     }
 
+    /// Who has more than its floor.
+    pub fn above_floor(&self) -> impl Iterator<Item = u64> {
+        let above = |(_, client): &(&u64, &Client)| client.above_floor(0) > 0;
+        self.clients.iter().filter(above).map(|(&id, _)| id)
+    }
+
+    /// What is neither held nor owed.
     fn free(&self) -> u64 {
-        self.budget - self.used
+        self.budget.saturating_sub(self.used)
     }
 
     fn take_waiting(&mut self) -> Vec<u64> {
@@ -143,7 +171,7 @@ mod tests {
     fn fill(book: &mut Book, id: u64) -> u64 {
         let mut got = 0;
         loop {
-            let bytes = book.window_bytes(id, GRAIN, 16 * MIB);
+            let bytes = book.window_bytes(id, 1, GRAIN, 16 * MIB);
             if !book.ask(id, bytes) {
                 return got;
             }
@@ -165,7 +193,7 @@ mod tests {
     fn one_client_alone_gets_most_and_has_several_windows() {
         let mut book = Book::new(8 * MIB, u64::MAX);
         assert!(book.admit(1, MIB));
-        assert_eq!(book.window_bytes(1, GRAIN, 16 * MIB), MIB);
+        assert_eq!(book.window_bytes(1, 1, GRAIN, 16 * MIB), MIB);
         let got = fill(&mut book, 1);
         assert!((4 * MIB..=5 * MIB).contains(&got), "{got}");
         assert_eq!(book.held(), (got, got));
@@ -182,6 +210,21 @@ mod tests {
             assert!(fill(&mut book, id) >= MIB, "client {id} has less than its floor");
         }
         assert!(!book.ask(1, 4 * MIB), "who has the most gets more");
+    }
+
+    #[test]
+    fn many_who_come_at_once_are_let_in_and_owed_their_floor() {
+        let mut book = Book::new(16 * MIB, u64::MAX);
+        assert!(book.admit(0, MIB));
+        let hog = fill(&mut book, 0);
+        assert!((1..16).all(|id| book.admit(id, MIB)), "their floors fit");
+        let got: u64 = (1..16).map(|id| fill(&mut book, id)).sum();
+        assert!(got + hog <= 16 * MIB && got >= 7 * MIB, "{got} and {hog}");
+        assert!(!book.ask(0, GRAIN), "more for who owes");
+        assert_eq!(book.above_floor().collect::<Vec<_>>(), [0]);
+        book.give_back(0, hog);
+        assert!((1..16).all(|id| fill(&mut book, id) > 0 || !book.ask(id, GRAIN)));
+        assert!((1..16).all(|id| book.clients[&id].held == MIB), "{book:?}");
     }
 
     #[test]
@@ -226,8 +269,22 @@ mod tests {
         assert!(book.admit(8, MIB));
     }
 
+    #[test]
+    fn a_floor_grows_with_the_rails_and_a_window_on_all_of_them_fits_it() {
+        let mut book = Book::new(8 * MIB, u64::MAX);
+        assert!(book.admit(1, MIB) && book.admit(2, MIB));
+        assert!(book.set_floor(1, 4 * MIB));
+        assert!(!book.set_floor(2, 5 * MIB), "more than all floors may be");
+        assert_eq!(fill(&mut book, 2), MIB + 3 * MIB / 2, "its floor, and half of what is left");
+        let bytes = book.window_bytes(1, 4, GRAIN, 16 * MIB);
+        assert!(bytes >= GRAIN && book.ask(1, 4 * bytes));
+        assert!(book.set_floor(1, MIB), "less always fits");
+        book.give_back(1, 4 * bytes);
+        assert_eq!(book.used, MIB + MIB + 3 * MIB / 2);
+    }
+
     /// Random clients come, ask, give back and leave. The budget holds at every moment, and
-    /// whoever holds nothing gets a window at once.
+    /// whoever holds nothing gets a window, unless somebody has more than his own.
     #[test]
     fn the_budget_holds_and_nobody_starves() {
         for seed in 0..200_u64 {
@@ -254,11 +311,14 @@ mod tests {
                         held.remove(&id);
                     }
                     (1 | 2, true) => {
-                        let bytes = book.window_bytes(id, GRAIN, 16 * MIB);
+                        let bytes = book.window_bytes(id, 1, GRAIN, 16 * MIB);
                         let mine = held.get_mut(&id).expect("it is in");
                         match book.ask(id, bytes) {
                             true => mine.push(bytes),
-                            false => assert!(!mine.is_empty(), "seed {seed}: {id} starves"),
+                            false => assert!(
+                                !mine.is_empty() || book.above_floor().next().is_some(),
+                                "seed {seed}: {id} starves"
+                            ),
                         }
                     }
                     (_, true) => {
@@ -270,7 +330,7 @@ mod tests {
                 }
                 let total: u64 = held.values().flatten().sum();
                 assert_eq!(book.held().0, total, "seed {seed}");
-                assert!(total <= budget && book.used <= budget, "seed {seed}: {total}");
+                assert!(total <= budget && book.floors <= budget, "seed {seed}: {total}");
             }
         }
     }

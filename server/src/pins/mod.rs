@@ -9,7 +9,9 @@ mod book;
 use book::Book;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use verbatim_fabric::FabricError;
 use verbatim_fabric::proof::PROOF_PAGE_BYTES;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES};
@@ -25,9 +27,23 @@ struct State {
     next_client: u64,
     /// How those who wait are told that there is more.
     bells: HashMap<u64, Bell>,
+    /// When each last took or gave something back.
+    moved: HashMap<u64, Instant>,
 }
 
-type Bell = Arc<dyn Fn() + Send + Sync>;
+type Bell = Arc<dyn Fn(Ring) + Send + Sync>;
+
+/// What a client's session is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ring {
+    /// Something that was refused may be had.
+    Free,
+    /// It has had more than its own for too long while others wait: it must end.
+    Hoards,
+}
+
+/// How long somebody may wait with nothing in hand while another keeps more than his own.
+const HOARD_MAX: Duration = Duration::from_secs(15);
 
 /// What bounds the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +58,12 @@ impl Pins {
     pub fn new(configured: u64, client_max: u64) -> Arc<Self> {
         let memlock = getrlimit(Resource::Memlock).current.filter(|_| !is_exempt());
         let (budget, limit) = bounded(configured, memlock);
-        let state =
-            State { book: Book::new(budget, client_max), next_client: 0, bells: HashMap::new() };
+        let state = State {
+            book: Book::new(budget, client_max),
+            next_client: 0,
+            bells: HashMap::new(),
+            moved: HashMap::new(),
+        };
         Arc::new(Self { state: Mutex::new(state), limit })
     }
 
@@ -57,7 +77,7 @@ impl Pins {
     pub fn admit(
         self: &Arc<Self>,
         slot_bytes: u64,
-        bell: impl Fn() + Send + Sync + 'static,
+        bell: impl Fn(Ring) + Send + Sync + 'static,
     ) -> Result<Share, FabricError> {
         let floor = floor_bytes(slot_bytes);
         let mut state = self.state();
@@ -68,7 +88,8 @@ impl Pins {
         state.next_client += 1;
         state.bells.insert(id, Arc::new(bell));
         drop(state);
-        Ok(Share(Arc::new(Account { pins: self.clone(), id, floor })))
+        let account = Account { pins: self.clone(), id, floor, rails: AtomicU64::new(1) };
+        Ok(Share(Arc::new(account)))
     }
 
     fn refusal(&self, book: &Book) -> FabricError {
@@ -99,7 +120,7 @@ impl Pins {
         let bells: Vec<Bell> =
             waiting.iter().filter_map(|id| state.bells.get(id).cloned()).collect();
         drop(state);
-        bells.iter().for_each(|bell| bell());
+        bells.iter().for_each(|bell| bell(Ring::Free));
     }
 }
 
@@ -109,24 +130,56 @@ pub(crate) struct Share(Arc<Account>);
 struct Account {
     pins: Arc<Pins>,
     id: u64,
+    /// What is enough on one rail.
     floor: u64,
+    rails: AtomicU64,
 }
 
 impl Share {
     /// What nobody else can take: enough for some windows, a pack of small files or one slot.
     pub fn floor(&self) -> u64 {
-        self.0.floor
+        self.0.floor * self.0.rails.load(Ordering::Relaxed)
+    }
+
+    /// Makes it enough for so many rails: what is registered is registered on each.
+    pub fn serve_rails(&self, rails: usize) -> Result<(), FabricError> {
+        let rails = rails.max(1) as u64;
+        let mut state = self.0.pins.state();
+        if !state.book.set_floor(self.0.id, self.0.floor * rails) {
+            return Err(self.0.pins.refusal(&state.book));
+        }
+        self.0.rails.store(rails, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Takes some of it; where there is not so much, the bell rings when there may be.
     pub fn pin(&self, bytes: u64) -> Option<Pin> {
-        let taken = self.0.pins.state().book.ask(self.0.id, bytes);
+        let mut state = self.0.pins.state();
+        let taken = state.book.ask(self.0.id, bytes);
+        if taken {
+            state.moved.insert(self.0.id, Instant::now());
+        }
+        drop(state);
         taken.then(|| Pin { account: Some(self.0.clone()), bytes })
     }
 
-    /// How long windows should be now.
-    pub fn window_bytes(&self) -> u64 {
-        self.0.pins.state().book.window_bytes(self.0.id, GRAIN_BYTES, WINDOW_BYTES)
+    /// Somebody waits with nothing in hand: who has kept more than his own for too long is told
+    /// to end, the one who did so the longest.
+    pub fn evict(&self, now: Instant) {
+        let state = self.0.pins.state();
+        let since = |id: &u64| state.moved.get(id).copied().unwrap_or(now);
+        let oldest = state.book.above_floor().min_by_key(since);
+        let hoarder = oldest.filter(|id| now.saturating_duration_since(since(id)) > HOARD_MAX);
+        let bell = hoarder.and_then(|id| state.bells.get(&id).cloned());
+        drop(state);
+        if let Some(bell) = bell {
+            bell(Ring::Hoards);
+        }
+    }
+
+    /// How long windows should be now that are registered on so many rails.
+    pub fn window_bytes(&self, rails: u64) -> u64 {
+        self.0.pins.state().book.window_bytes(self.0.id, rails, GRAIN_BYTES, WINDOW_BYTES)
     }
 }
 
@@ -134,6 +187,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         let mut state = self.pins.state();
         state.bells.remove(&self.id);
+        state.moved.remove(&self.id);
         let (held_bytes, peak_bytes) = state.book.held();
         drop(state);
         tracing::debug!(held_bytes, peak_bytes, "a client gave back what it pinned");
@@ -157,6 +211,7 @@ impl Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         if let Some(account) = &self.account {
+            account.pins.state().moved.insert(account.id, Instant::now());
             account.pins.change(|book| book.give_back(account.id, self.bytes));
         }
     }
@@ -193,7 +248,7 @@ fn is_exempt() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     #[test]
     fn the_smaller_of_both_bounds_is_the_budget() {
@@ -207,8 +262,9 @@ mod tests {
         let pins = Pins::new(4 << 20, u64::MAX);
         let rung = Arc::new(AtomicU32::new(0));
         let bell = rung.clone();
-        let first = pins.admit(1 << 20, || ()).expect("room");
-        let ring = move || {
+        let first = pins.admit(1 << 20, |_| ()).expect("room");
+        let ring = move |ring| {
+            assert_eq!(ring, Ring::Free);
             bell.fetch_add(1, Ordering::Relaxed);
         };
         let second = pins.admit(1 << 20, ring);
@@ -226,10 +282,27 @@ mod tests {
     }
 
     #[test]
+    fn who_keeps_more_than_his_own_while_others_wait_is_told_to_end() {
+        let pins = Pins::new(8 << 20, u64::MAX);
+        let told = Arc::new(AtomicU32::new(0));
+        let bell = told.clone();
+        let ring = move |ring| {
+            bell.fetch_add(u32::from(ring == Ring::Hoards), Ordering::Relaxed);
+        };
+        let hog = pins.admit(1 << 20, ring).expect("room");
+        let _held: Vec<Pin> = std::iter::from_fn(|| hog.pin(1 << 18)).collect();
+        let other = pins.admit(1 << 20, |_| ()).expect("room");
+        other.evict(Instant::now());
+        assert_eq!(told.load(Ordering::Relaxed), 0, "not at once");
+        other.evict(Instant::now() + HOARD_MAX + Duration::from_secs(1));
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
     fn one_too_many_is_told_what_to_raise() {
         let pins = Pins::new(floor_bytes(0), u64::MAX);
-        let _first = pins.admit(0, || ()).expect("room");
-        let error = pins.admit(0, || ()).err().expect("no room for two");
+        let _first = pins.admit(0, |_| ()).expect("room");
+        let error = pins.admit(0, |_| ()).err().expect("no room for two");
         assert!(error.to_string().contains("its budget is 1 MiB"), "{error}");
         assert!(error.hint().expect("a hint").contains("pin_budget_mb"));
     }

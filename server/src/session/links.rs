@@ -2,6 +2,7 @@
 //! request or when they die. A link's name is used once.
 
 use super::{End, Event, Session};
+use crate::rails::Half;
 use crate::worker::Command;
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -10,7 +11,9 @@ use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::verbs::Address;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
-use verbatim_proto::message::{JoinSecret, LinkAnswer, LinkId, LinkOffer, ServerMessage};
+use verbatim_proto::message::{
+    JoinSecret, LinkAnswer, LinkId, LinkOffer, RailAnswer, ServerMessage,
+};
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::{Fallback, Transport};
 
@@ -29,6 +32,8 @@ pub(super) struct Place {
     pub transport: Transport,
     /// Whether its end was asked for.
     pub ending: bool,
+    /// The rail it ends at; none for links without a device.
+    pub rail: Option<u16>,
 }
 
 impl Session {
@@ -59,7 +64,7 @@ impl Session {
                 let sim = self.shared.sim.clone();
                 let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
                 let (endpoint, end) = sim.listen_end(self.domain.soft().clone());
-                self.adopt(link, Box::new(end));
+                self.adopt(link, Box::new(end), None);
                 Ok(LinkAnswer::Sim { endpoint })
             }
             LinkOffer::Verbs { .. } if link.index >= self.shared.rdma.qps_max => {
@@ -73,16 +78,19 @@ impl Session {
                 self.reach.use_gid(named.gid)?;
                 let events = self.events.clone();
                 // A bell that is not heard is made up for by the next tick.
-                let bell = move || drop(events.try_send(Event::PinsFree));
+                let bell = move |ring| drop(events.try_send(Event::Pins(ring)));
                 let wanted = (self.local, u64::from(self.chunk_bytes));
                 let made = self.domain.connect(&self.shared.rdma, wanted, &peer, bell);
-                let (made, address) = made.map_err(|error| {
+                let Half { link: made, address, rail } = made.map_err(|error| {
                     self.view.fell_back(Fallback::Refused);
                     Fault::new(Code::NotFound, error.with_hint())
                 })?;
-                self.adopt(link, Box::new(made));
+                self.adopt(link, Box::new(made), Some(rail));
                 self.lease_more();
-                Ok(LinkAnswer::Verbs { address })
+                Ok(match rail {
+                    0 => LinkAnswer::Verbs { address },
+                    rail => LinkAnswer::Rail(RailAnswer { rail, address }),
+                })
             }
         }
     }
@@ -90,12 +98,12 @@ impl Session {
     /// A data connection came in.
     pub(super) fn joined(&mut self, link: LinkId, stream: TcpStream) {
         match TcpLink::new(stream, self.domain.soft().clone()) {
-            Ok(made) => self.adopt(link, Box::new(made)),
+            Ok(made) => self.adopt(link, Box::new(made), None),
             Err(error) => tracing::warn!(session = self.id, ?link, %error, "link not made"),
         }
     }
 
-    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>) {
+    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, rail: Option<u16>) {
         let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let worker = number as usize % self.shared.workers.len();
@@ -107,7 +115,7 @@ impl Session {
             tracing::error!(session = self.id, %error, "worker takes no link");
             return;
         }
-        self.links.live.insert(id, Place { key, worker, transport, ending: false });
+        self.links.live.insert(id, Place { key, worker, rail, transport, ending: false });
         self.show_links();
         self.writing.machine.link_up(id);
     }
@@ -156,6 +164,11 @@ impl Session {
     pub(super) fn worker_of(&self, link: LinkId) -> (usize, Transport) {
         let place = self.links.live.get(&link);
         place.map_or((0, Transport::Tcp), |place| (place.worker, place.transport))
+    }
+
+    /// The rail that a link ends at.
+    pub(super) fn rail_of(&self, link: LinkId) -> Option<u16> {
+        self.links.live.get(&link).and_then(|place| place.rail)
     }
 
     pub(super) fn tell(&self, worker: usize, command: Command) -> Result<(), End> {

@@ -9,14 +9,18 @@
 mod catalog;
 mod links;
 mod mirror;
+mod pinning;
 mod reading;
 mod watching;
+mod windows;
 mod writing;
 
 use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::observe::{Observatory, View};
-use crate::rdma::{Rdma, SessionDomain};
+use crate::pins::Ring;
+use crate::rails::SessionDomain;
+use crate::rdma::Rdma;
 use crate::reach::{ExportFolder, Exports, Reach};
 use crate::worker::Command;
 use catalog::Catalog;
@@ -101,8 +105,8 @@ pub(crate) enum Event {
     },
     /// A watched folder changed.
     Watched(u32, Told),
-    /// Something may be pinned that could not be.
-    PinsFree,
+    /// Something is to be known about the pin budget.
+    Pins(Ring),
 }
 
 /// A session and everything it owns.
@@ -226,9 +230,7 @@ impl Session {
     }
 
     fn tick(&mut self, heard: Instant) -> Result<(), End> {
-        if self.waits_for_pins() {
-            self.pins_free()?;
-        }
+        self.look_for_pins()?;
         if self.jobs > 0 || self.waits_for_pins() {
             self.send(ServerMessage::Working)?;
         }
@@ -272,7 +274,7 @@ impl Session {
                 | Event::Absorbed { .. }
                 | Event::LinkDead { .. }
                 | Event::Watched(..)
-                | Event::PinsFree
+                | Event::Pins(_)
         );
         self.jobs -= usize::from(from_job);
         match event {
@@ -304,19 +306,9 @@ impl Session {
             Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
             Event::LinkDead { link, why } => self.link_dead(link, why),
             Event::Watched(request, told) => self.watched(request, told)?,
-            Event::PinsFree => self.pins_free()?,
+            Event::Pins(ring) => self.pins_rang(ring)?,
         }
         Ok(())
-    }
-
-    /// Goes on with what waits for memory that may be pinned.
-    fn pins_free(&mut self) -> Result<(), End> {
-        self.lease_more();
-        self.provision_more()
-    }
-
-    fn waits_for_pins(&self) -> bool {
-        self.reading.waits || self.writing.waits()
     }
 
     /// Does what the machines ask, until they ask for nothing more.

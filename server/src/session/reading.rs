@@ -1,22 +1,19 @@
 //! What reading costs the server: opening, hashing, registering, checking again.
-//! Each is a job; the machine says which and when. A mapped window is a range of
-//! the file itself; a packed one is a slot that small files were read into.
+//! Each is a job; the machine says which and when. `windows` makes the windows.
 
+use super::windows::{Mapping, pack};
 use super::{End, Event, ExportFolder, Session, Shared, catalog::open_source};
 use crate::observe::{Noted, Taken};
-use crate::pins::Pin;
-use crate::rdma::SessionDomain;
 use crate::reach::Reach;
 use std::collections::HashMap;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbatim_fabric::{Domain, FabricError, MappedFile, Memory, RegionHandle, SharedSlot};
+use verbatim_fabric::SharedSlot;
 use verbatim_files::Source;
-use verbatim_proto::message::{FileId, OpenFile, ReadRequest, Region, ServerMessage, WindowId};
+use verbatim_proto::message::{FileId, OpenFile, ReadRequest, ServerMessage, WindowId};
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
-use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
-use verbatim_proto::{Code, Digest, Extent, Fault, Kept, Survey, WirePath};
+use verbatim_proto::units::{PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
+use verbatim_proto::{Code, Extent, Fault, Kept, Survey, WirePath};
 use verbatim_telemetry::labels::Direction;
 
 /// The reading half of a session.
@@ -30,6 +27,13 @@ pub(super) struct Reading {
     window_bytes: u64,
     /// Whether windows wait until more may be pinned.
     pub waits: bool,
+}
+
+impl Reading {
+    /// Whether the client has something to read.
+    pub fn has_windows(&self) -> bool {
+        !self.windows.is_empty()
+    }
 }
 
 impl Default for Reading {
@@ -47,11 +51,11 @@ impl Default for Reading {
 
 /// A file that is open for a client.
 pub(crate) struct Open {
-    export: Arc<ExportFolder>,
-    path: WirePath,
+    pub export: Arc<ExportFolder>,
+    pub path: WirePath,
     /// The path as the client names it, with its export, and since when it is open.
     noted: Noted,
-    source: Source,
+    pub source: Source,
 }
 
 /// A file that was opened, and the holes it begins with.
@@ -59,13 +63,14 @@ pub(crate) type Opened = (Arc<Open>, Survey);
 
 /// A registered window.
 pub(crate) struct Window {
-    key: u64,
+    /// What takes it back from the client.
+    pub number: u64,
     /// The slot that small files were packed into, to use again.
-    packed: Option<SharedSlot>,
+    pub packed: Option<SharedSlot>,
     /// Whether it is a copy of a range that could not be registered itself.
-    copied: bool,
+    pub copied: bool,
     /// What the client has of it.
-    taken: Taken,
+    pub taken: Taken,
 }
 
 impl Window {
@@ -141,7 +146,7 @@ impl Session {
             true => u64::from(PACK_BYTES_MAX),
             false => pieces[0].1.len,
         };
-        let Some(pin) = self.domain.pin(bytes) else { return self.put_off(prepare) };
+        let Some(pin) = self.domain.pin_window(bytes) else { return self.put_off(prepare) };
         let shared = self.shared.clone();
         let domain = self.domain.clone();
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
@@ -203,7 +208,7 @@ impl Session {
     fn retire(&mut self, id: WindowId) {
         let Some(window) = self.reading.windows.remove(&id) else { return };
         self.view.taken(&window.taken, self.chunk_bytes);
-        self.domain.deregister(window.key);
+        self.domain.take_back(window.number);
         if self.reading.spare.len() < WINDOWS_MAX {
             self.reading.spare.extend(window.packed);
         }
@@ -255,77 +260,6 @@ const SETTLE_MAX: Duration = Duration::from_millis(2100);
 /// How often it is looked whether they still must.
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How a window of a range of one file is made.
-struct Mapping<'j> {
-    shared: &'j Shared,
-    domain: &'j SessionDomain,
-    /// How long windows of this client are.
-    cell: u64,
-    fresh: bool,
-}
-
-impl Mapping<'_> {
-    fn map(
-        &self,
-        (open, extent): &(Option<Arc<Open>>, Extent),
-        pin: Pin,
-    ) -> (Prepared, Option<Window>) {
-        match self.try_map(open.as_deref(), *extent, pin) {
-            Ok((handle, copied, digests)) => {
-                let taken = Taken { file: None, bytes: extent.len, leased: Instant::now() };
-                let window = Window { key: handle.key, packed: None, copied, taken };
-                let region = Region { key: handle.key, base: handle.base };
-                (Prepared { region: Some(region), pieces: vec![Ok(digests)] }, Some(window))
-            }
-            Err(fault) => (Prepared { region: None, pieces: vec![Err(fault)] }, None),
-        }
-    }
-
-    fn try_map(
-        &self,
-        open: Option<&Open>,
-        extent: Extent,
-        pin: Pin,
-    ) -> Result<(RegionHandle, bool, Vec<Digest>), Fault> {
-        let Self { shared, domain, cell, fresh } = *self;
-        let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
-        let anew = if fresh { Some(open.again(shared)?) } else { None };
-        let source = anew.as_ref().unwrap_or(&open.source);
-        let digests = shared.hashing.digests(source, extent, cell, fresh)?;
-        open.source.hand_out(extent, &digests);
-        let fault = |error: FabricError| {
-            Fault::new(Code::Limit, format!("cannot register {}: {}", open.path, error.with_hint()))
-        };
-        let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
-            .and_then(|mapped| domain.register(Memory::File(mapped)));
-        let (handle, copied) = match mapped {
-            Ok(handle) => (handle, false),
-            // Old kernels register no read-only mapping; and a file that shrank has none to
-            // register.
-            Err(error @ FabricError::Device { .. }) => {
-                tracing::debug!(path = %open.path, %error, "window is a copy");
-                let copy = copy_window(source, extent)?;
-                (domain.register(Memory::Staged(copy)).map_err(fault)?, true)
-            }
-            Err(error) => return Err(fault(error)),
-        };
-        domain.keep(handle.key, pin);
-        Ok((handle, copied, digests))
-    }
-}
-
-/// Reads a range into a slot, a grain at a time.
-fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
-    let slot = SharedSlot::new(extent.len as usize)
-        .map_err(|error| Fault::new(Code::Limit, error.to_string()))?;
-    for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
-        let len = GRAIN_BYTES.min(extent.len - done) as usize;
-        let read = |bytes: &mut [u8]| source.file().read_exact_at(bytes, extent.offset + done);
-        slot.fill_with(done as usize, len, read).map_err(|error| source.read_fault(&error))?;
-    }
-    Ok(slot)
-}
-
 impl Open {
     /// Says whether it is still what was opened; its metadata, where it is asked for.
     fn close(&self, describe: bool) -> Result<Kept, Fault> {
@@ -336,7 +270,7 @@ impl Open {
     }
 
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
-    fn again(&self, shared: &Shared) -> Result<Source, Fault> {
+    pub(super) fn again(&self, shared: &Shared) -> Result<Source, Fault> {
         shared.hashing.forget(self.source.identity());
         let anew = open_source(&self.export, &self.path)?;
         if anew.identity() != self.source.identity() {
@@ -345,59 +279,4 @@ impl Open {
         }
         Ok(anew)
     }
-}
-
-/// Makes a window of many small files, read into one slot.
-fn pack(
-    domain: &SessionDomain,
-    spare: Option<SharedSlot>,
-    pieces: &[(Option<Arc<Open>>, Extent)],
-    pin: Pin,
-) -> (Prepared, Option<Window>) {
-    let slot = match spare.map_or_else(|| SharedSlot::new(PACK_BYTES_MAX as usize), Ok) {
-        Ok(slot) => slot,
-        Err(error) => {
-            let fault = Fault::new(Code::Limit, error.to_string());
-            return (Prepared { region: None, pieces: vec![Err(fault); pieces.len()] }, None);
-        }
-    };
-    let mut at = 0;
-    let mut answers = Vec::with_capacity(pieces.len());
-    for (open, extent) in pieces {
-        let answer = match open {
-            Some(open) => stage(&slot, at, &open.source, *extent),
-            None => Err(Fault::new(Code::Protocol, "no such file is open")),
-        };
-        at += if answer.is_ok() { extent.len as usize } else { 0 };
-        answers.push(answer);
-    }
-    match domain.register(Memory::Staged(slot.clone())) {
-        Ok(handle) => {
-            domain.keep(handle.key, pin);
-            let region = Region { key: handle.key, base: handle.base };
-            let taken = Taken { file: None, bytes: at as u64, leased: Instant::now() };
-            let window = Window { key: handle.key, packed: Some(slot), copied: false, taken };
-            (Prepared { region: Some(region), pieces: answers }, Some(window))
-        }
-        Err(error) => {
-            let fault = Fault::new(Code::Limit, error.to_string());
-            (Prepared { region: None, pieces: vec![Err(fault); pieces.len()] }, None)
-        }
-    }
-}
-
-/// Reads a whole small file into a slot and hashes what was read.
-fn stage(
-    slot: &SharedSlot,
-    at: usize,
-    source: &Source,
-    extent: Extent,
-) -> Result<Vec<Digest>, Fault> {
-    let digests = slot.fill_with(at, extent.len as usize, |bytes| {
-        source.file().read_exact_at(bytes, 0)?;
-        Ok(vec![Digest::of(bytes)])
-    });
-    let digests = digests.map_err(|error: std::io::Error| source.read_fault(&error))?;
-    source.hand_out(extent, &digests);
-    Ok(digests)
 }

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use verbatim_fabric::{Domain, Memory, SharedSlot};
+use verbatim_fabric::{Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Rules, Target};
-use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, Region, ServerMessage};
+use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, ServerMessage};
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
@@ -59,7 +59,8 @@ impl Writing {
 
 struct Slot {
     link: LinkId,
-    key: u64,
+    /// What takes it back from the link.
+    number: u64,
     memory: SharedSlot,
 }
 
@@ -106,18 +107,18 @@ impl Session {
             if self.has_slots(link) && !self.has_room_for_slot() {
                 break;
             }
-            let Some(pin) = self.domain.pin(u64::from(self.chunk_bytes)) else {
+            let rail = self.rail_of(link);
+            let Some(pin) = self.domain.pin_slot(rail, u64::from(self.chunk_bytes)) else {
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
             let memory = SharedSlot::new(self.chunk_bytes as usize).map_err(refused)?;
-            let handle = self.domain.register(Memory::Upload(memory.clone())).map_err(refused)?;
-            self.domain.keep(handle.key, pin);
+            let upload = Memory::Upload(memory.clone());
+            let offered = self.domain.offer_on(rail, upload, pin).map_err(refused)?;
             let id = SlotId(self.writing.next_slot);
             self.writing.next_slot += 1;
-            self.writing.slots.insert(id, Slot { link, key: handle.key, memory });
-            let region = Region { key: handle.key, base: handle.base };
-            slots.push((id, region, self.chunk_bytes));
+            self.writing.slots.insert(id, Slot { link, number: offered.number, memory });
+            slots.push((id, offered.region, self.chunk_bytes));
         }
         self.show_slots();
         self.writing.machine.provisioned(link, slots);
@@ -145,7 +146,7 @@ impl Session {
 
     fn free_slots(&mut self, link: LinkId) {
         for (_, slot) in self.writing.slots.extract_if(|_, slot| slot.link == link) {
-            self.domain.deregister(slot.key);
+            self.domain.take_back(slot.number);
         }
         self.show_slots();
     }

@@ -4,6 +4,7 @@
 
 mod budget;
 mod choosing;
+mod rails;
 
 use serde_json::Value;
 use std::fs;

@@ -8,6 +8,7 @@
 
 mod holes;
 mod ordered;
+mod rails;
 mod waiting;
 
 use super::chunk::{Chunk, check_piece};
@@ -16,6 +17,7 @@ use super::types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutco
 use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
 use crate::holes::Zeros;
+use crate::message::Region;
 use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::touched::Files;
@@ -54,6 +56,8 @@ struct Window {
     /// Chunks, or parts of holes, that are not done with.
     chunks: usize,
     refresh: Vec<(FileId, Extent)>,
+    base: u64,
+    rails: Vec<Region>,
 }
 
 struct Flight {
@@ -66,6 +70,8 @@ pub struct ReadClient {
     options: ClientOptions,
     files: Files<File>,
     windows: HashMap<WindowId, Window>,
+    /// Names of windows to come.
+    rails: HashMap<WindowId, Vec<Region>>,
     ready: VecDeque<Chunk>,
     zeros: Zeros<(WindowId, FileId)>,
     order: Option<ordered::Order>,
@@ -86,6 +92,7 @@ impl ReadClient {
             options,
             files: Files::default(),
             windows: HashMap::new(),
+            rails: HashMap::new(),
             ready: VecDeque::new(),
             zeros: Zeros::default(),
             order: None,
@@ -149,22 +156,6 @@ impl ReadClient {
         self.doom(file, fault);
     }
 
-    /// A link is ready.
-    pub fn link_up(&mut self, id: LinkId) {
-        self.slots.link_up(id);
-    }
-
-    /// A link is dead and nothing on it will complete any more.
-    pub fn link_down(&mut self, id: LinkId, now: Duration) {
-        self.touch(now);
-        self.slots.link_down(id);
-        let lost: Vec<_> = self.flights.keys().filter(|(link, _)| *link == id).copied().collect();
-        for key in lost {
-            let flight = self.flights.remove(&key).expect("the key was just listed");
-            self.ready.push_front(flight.chunk);
-        }
-    }
-
     /// A read ended. One that is not in flight is ignored: it was counted as lost before.
     pub fn fetched(&mut self, link: LinkId, slot: u16, outcome: Outcome, now: Duration) {
         let Some(flight) = self.flights.remove(&(link, slot)) else { return };
@@ -195,6 +186,7 @@ impl ReadClient {
             }
             ReadReply::Lease(lease) => self.leased(&lease),
             ReadReply::Holes(holes) => self.holes(holes),
+            ReadReply::Rails(rails) => self.rails(rails),
             ReadReply::Failed { file, fault } => {
                 self.doom(file, fault);
                 Ok(())
@@ -218,8 +210,12 @@ impl ReadClient {
                 break;
             };
             let deadline = now + self.options.timeout;
-            self.flights.insert((link, slot), Flight { chunk: chunk.clone(), deadline });
-            self.effects.push_back(ClientEffect::Fetch(Fetch { link, slot, chunk }));
+            let named = self.named_on(&chunk, link);
+            self.flights.insert((link, slot), Flight { chunk, deadline });
+            self.effects.push_back(match named {
+                Ok(chunk) => ClientEffect::Fetch(Fetch { link, slot, chunk }),
+                Err(fault) => ClientEffect::Broken(fault),
+            });
         }
         self.end_files();
         self.flush();
@@ -276,7 +272,9 @@ impl ReadClient {
                 file.pending += 1;
             }
         }
-        let window = Window { chunks: chunks.len(), refresh: Vec::new() };
+        let rails = self.rails.remove(&lease.window).unwrap_or_default();
+        let (chunks_left, base) = (chunks.len(), lease.region.base);
+        let window = Window { chunks: chunks_left, refresh: Vec::new(), base, rails };
         self.windows.insert(lease.window, window);
         self.ready.extend(chunks);
         Ok(())

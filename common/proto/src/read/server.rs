@@ -12,8 +12,8 @@ mod leasing;
 
 use crate::batch::{batches_by, unexpected};
 use crate::holes::{Search, Survey};
-use crate::message::WindowId;
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
+use crate::message::{WindowId, WindowRails};
 use crate::meta::{Kept, Meta};
 use crate::units::{
     BATCH_FILES_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX, WINDOW_BYTES,
@@ -64,6 +64,8 @@ pub struct Prepare {
 pub struct Prepared {
     /// Where it is; `None` when no piece could be had.
     pub region: Option<Region>,
+    /// Its names on the rails behind the first.
+    pub rails: Vec<Region>,
     /// One answer per piece asked for. Those that failed take no room in the window.
     pub pieces: Vec<Result<Vec<Digest>, Fault>>,
 }
@@ -257,6 +259,10 @@ impl ReadServer {
             Some(region) if !pieces.is_empty() => {
                 window.leased = true;
                 window.pieces = pieces.iter().map(|piece| (piece.file, piece.extent)).collect();
+                if !answer.rails.is_empty() {
+                    let rails = WindowRails { window: id, regions: answer.rails };
+                    self.effects.push_back(ServerEffect::Send(ReadReply::Rails(rails)));
+                }
                 let lease = Lease { window: id, region, pieces };
                 self.effects.push_back(ServerEffect::Send(ReadReply::Lease(lease)));
             }

@@ -12,6 +12,7 @@ pub(super) struct Slots {
 
 struct LinkSlots {
     id: LinkId,
+    rail: u16,
     free: Vec<u16>,
     /// It gave no answer in time, and the driver was told to end it.
     dropping: bool,
@@ -22,9 +23,14 @@ impl Slots {
         Self { links: Vec::new(), per_link }
     }
 
-    pub fn link_up(&mut self, id: LinkId) {
+    pub fn link_up(&mut self, id: LinkId, rail: u16) {
         let free = (0..self.per_link).rev().collect();
-        self.links.push(LinkSlots { id, free, dropping: false });
+        self.links.push(LinkSlots { id, rail, free, dropping: false });
+    }
+
+    /// The rail that a link ends at.
+    pub fn rail_of(&self, id: LinkId) -> u16 {
+        self.links.iter().find(|link| link.id == id).map_or(0, |link| link.rail)
     }
 
     pub fn link_down(&mut self, id: LinkId) {

@@ -593,7 +593,10 @@ impl World {
                     .collect();
                 let some = pieces.iter().any(Result::is_ok);
                 let region = some.then_some(Region { key: prepare.window.0, base: 0 });
-                self.later(10, Event::Prepared(prepare.window, Prepared { region, pieces }));
+                self.later(
+                    10,
+                    Event::Prepared(prepare.window, Prepared { region, rails: Vec::new(), pieces }),
+                );
             }
             Effect::FindHoles { file: id, from } => {
                 self.later(5, Event::Found { id, from, up: false });

@@ -45,7 +45,8 @@ impl ReadClient {
             self.zeros.push((window, holes.file), *extent);
         }
         file.pending += holes.extents.len();
-        let parts = Window { chunks: holes.extents.len(), refresh: Vec::new() };
+        let parts =
+            Window { chunks: holes.extents.len(), refresh: Vec::new(), base: 0, rails: Vec::new() };
         self.windows.insert(window, parts);
         Ok(())
     }

@@ -211,7 +211,7 @@ mod tests {
                 };
                 let pieces = prepare.pieces.iter().map(digests).collect();
                 let region = Some(Region { key: 1, base: 0 });
-                machine.prepared(prepare.window, Prepared { region, pieces });
+                machine.prepared(prepare.window, Prepared { region, rails: Vec::new(), pieces });
             }
             if !out.is_empty() {
                 let (window, _) = out.remove(0);

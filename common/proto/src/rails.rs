@@ -1,0 +1,52 @@
+//! Links and rails on the wire: the server's half of a link, which of its devices
+//! that ends at, and under which names a window is known there. A device makes its own keys, so a window that may
+//! be read over several has a name on each. Plain values; the first rail is that of
+//! the lease itself, and a session with one device sends none of this.
+
+use crate::message::{JoinSecret, Region, WindowId};
+use serde::{Deserialize, Serialize};
+
+/// Rails that one session may have.
+pub const RAILS_MAX: usize = 16;
+
+/// The server's half of a new link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkAnswer {
+    /// Connect, and begin with this secret; it works once.
+    Tcp {
+        /// The secret.
+        secret: JoinSecret,
+    },
+    /// The simulated far end to take.
+    Sim {
+        /// Its number.
+        endpoint: u64,
+    },
+    /// The queue pair to connect to; it is connected to the offered one already.
+    Verbs {
+        /// Its address, in the form the fabric gives it.
+        #[serde(with = "serde_bytes")]
+        address: Vec<u8>,
+    },
+    /// The same, at another device of the server.
+    Rail(RailAnswer),
+}
+
+/// The server's half of a link that does not end at its first device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RailAnswer {
+    /// Which device, from 1: the first one is not told.
+    pub rail: u16,
+    /// The address of the queue pair, in the form the fabric gives it.
+    #[serde(with = "serde_bytes")]
+    pub address: Vec<u8>,
+}
+
+/// The names of a window on the rails behind the first; sent before its lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowRails {
+    /// The window.
+    pub window: WindowId,
+    /// Its name on rail 1, 2 and so on.
+    pub regions: Vec<Region>,
+}

@@ -1,0 +1,419 @@
+//! The memory one client may name, on every rail it uses. A window is registered
+//! with each device of the session, under a name of its own on each, and mirrored
+//! under its first name for TCP links, so that a client whose devices fail goes on
+//! over TCP with the windows it has. A slot belongs to one link and is registered
+//! only where that link ends. Which rail a client's port is served from is decided
+//! once, by its address. Used by sessions; the budget is that of `pins`.
+
+use crate::pins::{Pin, Ring, Share};
+use crate::rdma::Rdma;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Instant;
+use verbatim_fabric::proof::{PROOF_PAGE_BYTES, Proof};
+use verbatim_fabric::verbs::{Address, Place, VerbsDomain, VerbsEndpoint, VerbsLink};
+use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SoftDomain};
+use verbatim_proto::message::Region;
+use verbatim_proto::rails::RAILS_MAX;
+use verbatim_proto::units::WINDOW_BYTES;
+
+/// The memory that one client may name.
+#[derive(Default)]
+pub(crate) struct SessionDomain {
+    soft: Arc<SoftDomain>,
+    /// A device for each rail, in the order the client came to them.
+    devices: RwLock<Vec<Device>>,
+    /// What is registered. Behind `devices`: pins are given back after regions are gone.
+    regions: Mutex<Regions>,
+    share: OnceLock<Share>,
+}
+
+/// A device that a session is served from.
+struct Device {
+    place: Place,
+    domain: Arc<VerbsDomain>,
+    proof: Option<Proof>,
+    /// The client's ports that are served from it.
+    peers: Vec<[u8; 16]>,
+}
+
+#[derive(Default)]
+struct Regions {
+    next: u64,
+    held: HashMap<u64, Held>,
+}
+
+/// Where memory is registered, and what it takes of the budget.
+struct Held {
+    soft_key: Option<u64>,
+    /// Rail and key.
+    keys: Vec<(usize, u64)>,
+    _pin: Arc<Pin>,
+}
+
+/// Memory that a client may name.
+pub(crate) struct Offered {
+    /// What takes it back.
+    pub number: u64,
+    /// Its name on the first rail.
+    pub region: Region,
+    /// Its names on the others.
+    pub rails: Vec<Region>,
+}
+
+/// The server's half of a link.
+pub(crate) struct Half {
+    pub link: VerbsLink,
+    /// What the client is told.
+    pub address: Vec<u8>,
+    pub rail: u16,
+}
+
+impl SessionDomain {
+    /// What links without a device look into.
+    pub fn soft(&self) -> &Arc<SoftDomain> {
+        &self.soft
+    }
+
+    /// How many regions the client may name.
+    pub fn region_count(&self) -> u64 {
+        let named = |held: &&Held| held.soft_key.is_some() || !held.keys.is_empty();
+        self.regions().held.values().filter(named).count() as u64
+    }
+
+    /// Bytes that are pinned for it, once for each rail.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.devices().iter().map(|device| device.domain.pinned_bytes()).sum()
+    }
+
+    /// Makes the server's half of a queue pair for a client that reached us at `local`. It will
+    /// need slots of this length: where none can be pinned, the client is told why. `bell` is rung
+    /// when something that could not be pinned may be.
+    pub fn connect(
+        &self,
+        rdma: &Rdma,
+        (local, slot_bytes): (Option<IpAddr>, u64),
+        peer: &[u8],
+        bell: impl Fn(Ring) + Send + Sync + 'static,
+    ) -> Result<Half, FabricError> {
+        let peer = Address::from_bytes(peer)?;
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let known = devices.iter().position(|device| device.peers.contains(&peer.gid));
+        let rail = match known {
+            Some(rail) => rail,
+            None => {
+                let places = rdma.places(local)?;
+                let place = pair(&places, &devices, &peer.gid);
+                let same =
+                    |it: &Device| (&it.place.device, it.place.port) == (&place.device, place.port);
+                let rail = match devices.iter().position(same) {
+                    Some(rail) => rail,
+                    None => {
+                        let share = self.share(rdma, slot_bytes, bell)?;
+                        let rails = devices.len() + 1;
+                        devices.push(self.open(rdma, place.clone(), share, rails)?);
+                        devices.len() - 1
+                    }
+                };
+                devices[rail].peers.push(peer.gid);
+                rail
+            }
+        };
+        let device = &mut devices[rail];
+        let endpoint = device.endpoint(rdma, local)?;
+        let mut address = endpoint.address().to_bytes().to_vec();
+        let proof = if peer.proves { self.proof(device)? } else { None };
+        address.extend(proof.iter().flat_map(Proof::to_bytes));
+        Ok(Half { link: endpoint.connect(&peer)?, address, rail: rail as u16 })
+    }
+
+    fn share(
+        &self,
+        rdma: &Rdma,
+        slot_bytes: u64,
+        bell: impl Fn(Ring) + Send + Sync + 'static,
+    ) -> Result<&Share, FabricError> {
+        if let Some(share) = self.share.get() {
+            return Ok(share);
+        }
+        let share = rdma.pins()?.admit(slot_bytes, bell)?;
+        Ok(self.share.get_or_init(|| share))
+    }
+
+    /// Opens the device of another rail.
+    fn open(
+        &self,
+        rdma: &Rdma,
+        place: Place,
+        share: &Share,
+        rails: usize,
+    ) -> Result<Device, FabricError> {
+        // What is registered by now has no name there.
+        if self.soft.region_count() > 0 || rails > RAILS_MAX {
+            return Err(FabricError::Limit("the session began without this device".into()));
+        }
+        share.serve_rails(rails)?;
+        let bytes = share.floor() / rails as u64;
+        let opened = VerbsDomain::open(&place, rdma.limits).and_then(|domain| {
+            // Where there is no room to try, others have shown that it works.
+            let trial = share.pin(bytes).map(|pin| (domain.try_pinning(bytes as usize), pin));
+            trial.map_or(Ok(()), |(tried, _pin)| tried).map(|()| domain)
+        });
+        match opened {
+            Ok(domain) => {
+                tell(&place);
+                Ok(Device { place, domain, proof: None, peers: Vec::new() })
+            }
+            Err(error) => {
+                // Fewer always fit.
+                let _ = share.serve_rails(rails - 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// What the client reads to see that a link works: one page for all its links of a rail.
+    /// None while not even that may be pinned.
+    fn proof(&self, device: &mut Device) -> Result<Option<Proof>, FabricError> {
+        if device.proof.is_none()
+            && let Some(pin) = self.share.get().and_then(|it| it.pin(PROOF_PAGE_BYTES as u64))
+        {
+            device.proof = Some(Proof::offer(&*device.domain)?);
+            // It goes with the domain.
+            self.hold(None, Vec::new(), Arc::new(pin));
+        }
+        Ok(device.proof)
+    }
+
+    /// Takes of the client's part of the budget what a window of so many bytes needs on all
+    /// rails. None means: the bell will ring. Without a device nothing is pinned.
+    pub fn pin_window(&self, bytes: u64) -> Option<Arc<Pin>> {
+        let rails = self.devices().len() as u64;
+        let pin = self.share.get().map_or_else(|| Some(Pin::none()), |it| it.pin(bytes * rails));
+        pin.map(Arc::new)
+    }
+
+    /// The same for a slot of a link that ends at this rail, or at none.
+    pub fn pin_slot(&self, rail: Option<u16>, bytes: u64) -> Option<Arc<Pin>> {
+        let pin = match (self.share.get(), rail) {
+            (Some(share), Some(_)) => share.pin(bytes),
+            _ => Some(Pin::none()),
+        };
+        pin.map(Arc::new)
+    }
+
+    /// The client has waited for a while, with nothing in hand: another may have to go.
+    pub fn evict(&self) {
+        if let Some(share) = self.share.get() {
+            share.evict(Instant::now());
+        }
+    }
+
+    /// How long windows should be now.
+    pub fn window_bytes(&self) -> u64 {
+        let rails = self.devices().len().max(1) as u64;
+        self.share.get().map_or(WINDOW_BYTES, |share| share.window_bytes(rails))
+    }
+
+    /// Offers memory to links of all rails, and to those without a device.
+    pub fn offer(&self, memory: Memory, pin: Arc<Pin>) -> Result<Offered, FabricError> {
+        let devices = self.devices();
+        let mut names: Vec<RegionHandle> = Vec::new();
+        for device in devices.iter() {
+            match device.domain.register(memory.clone()) {
+                Ok(handle) => names.push(handle),
+                Err(error) => {
+                    take_names(&devices, &names);
+                    // A file may be copied instead; what is a copy already is left to TCP: the
+                    // client's queue pairs fail on the name, and it asks for other links.
+                    if matches!(memory, Memory::File(_)) {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, hint = error.hint(), "memory is offered over TCP only");
+                    names.clear();
+                    break;
+                }
+            }
+        }
+        let first = match names.first() {
+            None => self.soft.register(memory)?,
+            Some(&first) => {
+                if let Err(error) = self.soft.register_as(first, memory) {
+                    take_names(&devices, &names);
+                    return Err(error);
+                }
+                first
+            }
+        };
+        let name = |rail: usize| region(*names.get(rail).unwrap_or(&first));
+        let rails = (1..devices.len()).map(name).collect();
+        let keys = names.iter().map(|handle| handle.key).enumerate().collect();
+        let number = self.hold(Some(first.key), keys, pin);
+        Ok(Offered { number, region: region(first), rails })
+    }
+
+    /// Offers memory to the links of one rail, or to those without a device.
+    pub fn offer_on(
+        &self,
+        rail: Option<u16>,
+        memory: Memory,
+        pin: Arc<Pin>,
+    ) -> Result<Offered, FabricError> {
+        let devices = self.devices();
+        let device = rail.map(usize::from).and_then(|rail| Some((rail, devices.get(rail)?)));
+        let (handle, soft_key, keys) = match device {
+            Some((rail, device)) => {
+                let handle = device.domain.register(memory)?;
+                (handle, None, vec![(rail, handle.key)])
+            }
+            None => {
+                let handle = self.soft.register(memory)?;
+                (handle, Some(handle.key), Vec::new())
+            }
+        };
+        let number = self.hold(soft_key, keys, pin);
+        Ok(Offered { number, region: region(handle), rails: Vec::new() })
+    }
+
+    /// Takes memory back from all links.
+    pub fn take_back(&self, number: u64) {
+        let held = self.regions().held.remove(&number);
+        let Some(held) = held else { return };
+        if let Some(key) = held.soft_key {
+            self.soft.deregister(key);
+        }
+        let devices = self.devices();
+        for &(rail, key) in &held.keys {
+            devices[rail].domain.deregister(key);
+        }
+    }
+
+    fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {
+        let mut regions = self.regions();
+        regions.next += 1;
+        let number = regions.next;
+        regions.held.insert(number, Held { soft_key, keys, _pin: pin });
+        number
+    }
+
+    fn devices(&self) -> RwLockReadGuard<'_, Vec<Device>> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn regions(&self) -> MutexGuard<'_, Regions> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device {
+    /// A queue pair. A port that was down may have other addresses now, so where the known one
+    /// does not work, it is chosen anew on the same port.
+    fn endpoint(
+        &mut self,
+        rdma: &Rdma,
+        local: Option<IpAddr>,
+    ) -> Result<VerbsEndpoint, FabricError> {
+        VerbsEndpoint::new(&self.domain, &self.place, rdma.options).or_else(|error| {
+            let same = |it: &Place| (&it.device, it.port) == (&self.place.device, self.place.port);
+            let found = rdma.places(local)?.into_iter().find(same);
+            self.place = found.ok_or(error)?;
+            tracing::info!(place = %self.place, "the port has another address");
+            VerbsEndpoint::new(&self.domain, &self.place, rdma.options)
+        })
+    }
+}
+
+/// Takes back what was registered with the first devices.
+fn take_names(devices: &[Device], names: &[RegionHandle]) {
+    for (device, handle) in devices.iter().zip(names) {
+        device.domain.deregister(handle.key);
+    }
+}
+
+fn region(handle: RegionHandle) -> Region {
+    Region { key: handle.key, base: handle.base }
+}
+
+/// The place that serves a port of the client: the same port, else one of the same network, and
+/// of those the one that serves the fewest; then the best.
+fn pair<'p>(places: &'p [Place], devices: &[Device], peer: &[u8; 16]) -> &'p Place {
+    let serves = |place: &Place| {
+        let same = |it: &&Device| (&it.place.device, it.place.port) == (&place.device, place.port);
+        devices.iter().find(same).map_or(0, |device| device.peers.len())
+    };
+    let rank = |place: &&Place| (3 - nearness(&place.gid.raw, peer), serves(place));
+    places.iter().min_by_key(rank).expect("there is a place at least")
+}
+
+/// How near two ports are by their addresses: 2 the same, 1 of one network, 0 neither.
+fn nearness(ours: &[u8; 16], peer: &[u8; 16]) -> u8 {
+    let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
+    // What most clusters use for a rail: a /24 of IPv4, a /64 of IPv6, a subnet of InfiniBand.
+    let prefix = if is_v4(ours) && is_v4(peer) { 15 } else { 8 };
+    if ours == peer { 2 } else { u8::from(ours[..prefix] == peer[..prefix]) }
+}
+
+/// Says what was chosen, and why.
+fn tell(place: &Place) {
+    let Place { device, port, gid, why, .. } = place;
+    let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
+    tracing::info!(device, port, gid_index, %address, %kind, why, "RDMA port chosen");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_fabric::SharedSlot;
+    use verbatim_fabric::verbs::{GidInfo, GidKind, LinkLayer};
+
+    #[test]
+    fn without_a_device_a_session_registers_softly() {
+        let domain = SessionDomain::default();
+        let slot = SharedSlot::new(10).expect("slot");
+        let pin = domain.pin_window(u64::MAX).expect("nothing is pinned");
+        let offered = domain.offer(Memory::Staged(slot.clone()), pin).expect("registers");
+        assert_eq!((offered.region.base, offered.rails.len()), (0, 0));
+        let upload =
+            domain.offer_on(None, Memory::Upload(slot), Arc::new(Pin::none())).expect("registers");
+        assert_eq!(domain.soft.region_count(), 2);
+        let late = domain.connect(&Rdma::default(), (None, 1), &[], |_| ());
+        assert!(late.is_err(), "an address that is none");
+        domain.take_back(offered.number);
+        domain.take_back(upload.number);
+        assert_eq!((domain.soft.region_count(), domain.regions().held.len()), (0, 0));
+    }
+
+    fn gid(ip: &str) -> [u8; 16] {
+        match ip.parse().expect("an address") {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        }
+    }
+
+    fn place(device: &str, ip: &str) -> Place {
+        Place {
+            device: device.into(),
+            port: 1,
+            gid: GidInfo { index: 3, raw: gid(ip), kind: GidKind::RoceV2, netdev: None },
+            link_layer: LinkLayer::Ethernet,
+            netdev: None,
+            rate_mbit: 400_000,
+            numa_node: None,
+            why: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_port_is_served_from_its_own_network() {
+        let places = [place("mlx5_0", "10.0.0.1"), place("mlx5_1", "10.0.1.1")];
+        let served = |ip: &str| pair(&places, &[], &gid(ip)).device.clone();
+        assert_eq!(served("10.0.1.77"), "mlx5_1");
+        assert_eq!(served("10.0.0.77"), "mlx5_0");
+        assert_eq!(served("10.0.1.1"), "mlx5_1", "one machine, one port");
+        assert_eq!(served("192.168.0.1"), "mlx5_0", "another network: the best");
+        assert_eq!(nearness(&gid("fe80::1"), &gid("fe80::2")), 1);
+        assert_eq!(nearness(&gid("2001:db8::1"), &gid("2001:db9::1")), 0);
+    }
+}

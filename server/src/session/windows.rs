@@ -1,0 +1,148 @@
+//! Making windows: a range of a file registered as it is or, where the kernel does
+//! not, read into a slot; and many small files read into one slot. Called by jobs of
+//! `reading`, with a pin in hand; never through a mapping, which may be cut short.
+
+use super::Shared;
+use super::reading::{Open, Window};
+use crate::observe::Taken;
+use crate::pins::Pin;
+use crate::rails::{Offered, SessionDomain};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Instant;
+use verbatim_fabric::{FabricError, MappedFile, Memory, SharedSlot};
+use verbatim_files::Source;
+use verbatim_proto::read::Prepared;
+use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX};
+use verbatim_proto::{Code, Digest, Extent, Fault};
+
+/// How a window of a range of one file is made.
+pub(super) struct Mapping<'j> {
+    pub shared: &'j Shared,
+    pub domain: &'j SessionDomain,
+    /// How long windows of this client are.
+    pub cell: u64,
+    pub fresh: bool,
+}
+
+impl Mapping<'_> {
+    pub fn map(
+        &self,
+        (open, extent): &(Option<Arc<Open>>, Extent),
+        pin: Arc<Pin>,
+    ) -> (Prepared, Option<Window>) {
+        match self.try_map(open.as_deref(), *extent, pin) {
+            Ok((offered, copied, digests)) => {
+                let bytes = extent.len;
+                prepared(offered, None, (copied, bytes), vec![Ok(digests)])
+            }
+            Err(fault) => (unprepared(vec![Err(fault)]), None),
+        }
+    }
+
+    fn try_map(
+        &self,
+        open: Option<&Open>,
+        extent: Extent,
+        pin: Arc<Pin>,
+    ) -> Result<(Offered, bool, Vec<Digest>), Fault> {
+        let Self { shared, domain, cell, fresh } = *self;
+        let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
+        let anew = if fresh { Some(open.again(shared)?) } else { None };
+        let source = anew.as_ref().unwrap_or(&open.source);
+        let digests = shared.hashing.digests(source, extent, cell, fresh)?;
+        open.source.hand_out(extent, &digests);
+        let fault = |error: FabricError| {
+            Fault::new(Code::Limit, format!("cannot register {}: {}", open.path, error.with_hint()))
+        };
+        let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
+            .and_then(|mapped| domain.offer(Memory::File(mapped), pin.clone()));
+        let refused = match mapped {
+            Ok(offered) => return Ok((offered, false, digests)),
+            Err(error @ FabricError::Device { .. }) => error,
+            Err(error) => return Err(fault(error)),
+        };
+        // Old kernels register no read-only mapping; and a file that shrank has none to register.
+        tracing::debug!(path = %open.path, error = %refused, "window is a copy");
+        let copy = copy_window(source, extent)?;
+        Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, true, digests))
+    }
+}
+
+/// What the machine is told of a window that was made, and what is kept of it.
+fn prepared(
+    offered: Offered,
+    packed: Option<SharedSlot>,
+    (copied, bytes): (bool, u64),
+    pieces: Vec<Result<Vec<Digest>, Fault>>,
+) -> (Prepared, Option<Window>) {
+    let Offered { number, region, rails } = offered;
+    let taken = Taken { file: None, bytes, leased: Instant::now() };
+    let window = Window { number, packed, copied, taken };
+    (Prepared { region: Some(region), rails, pieces }, Some(window))
+}
+
+fn unprepared(pieces: Vec<Result<Vec<Digest>, Fault>>) -> Prepared {
+    Prepared { region: None, rails: Vec::new(), pieces }
+}
+
+/// Reads a range into a slot, a grain at a time.
+fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
+    let slot = SharedSlot::new(extent.len as usize)
+        .map_err(|error| Fault::new(Code::Limit, error.to_string()))?;
+    for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
+        let len = GRAIN_BYTES.min(extent.len - done) as usize;
+        let read = |bytes: &mut [u8]| source.file().read_exact_at(bytes, extent.offset + done);
+        slot.fill_with(done as usize, len, read).map_err(|error| source.read_fault(&error))?;
+    }
+    Ok(slot)
+}
+
+/// Makes a window of many small files, read into one slot.
+pub(super) fn pack(
+    domain: &SessionDomain,
+    spare: Option<SharedSlot>,
+    pieces: &[(Option<Arc<Open>>, Extent)],
+    pin: Arc<Pin>,
+) -> (Prepared, Option<Window>) {
+    let slot = match spare.map_or_else(|| SharedSlot::new(PACK_BYTES_MAX as usize), Ok) {
+        Ok(slot) => slot,
+        Err(error) => {
+            let fault = Fault::new(Code::Limit, error.to_string());
+            return (unprepared(vec![Err(fault); pieces.len()]), None);
+        }
+    };
+    let mut at = 0;
+    let mut answers = Vec::with_capacity(pieces.len());
+    for (open, extent) in pieces {
+        let answer = match open {
+            Some(open) => stage(&slot, at, &open.source, *extent),
+            None => Err(Fault::new(Code::Protocol, "no such file is open")),
+        };
+        at += if answer.is_ok() { extent.len as usize } else { 0 };
+        answers.push(answer);
+    }
+    match domain.offer(Memory::Staged(slot.clone()), pin) {
+        Ok(offered) => prepared(offered, Some(slot), (false, at as u64), answers),
+        Err(error) => {
+            let fault = Fault::new(Code::Limit, error.to_string());
+            (unprepared(vec![Err(fault); pieces.len()]), None)
+        }
+    }
+}
+
+/// Reads a whole small file into a slot and hashes what was read.
+fn stage(
+    slot: &SharedSlot,
+    at: usize,
+    source: &Source,
+    extent: Extent,
+) -> Result<Vec<Digest>, Fault> {
+    let digests = slot.fill_with(at, extent.len as usize, |bytes| {
+        source.file().read_exact_at(bytes, 0)?;
+        Ok(vec![Digest::of(bytes)])
+    });
+    let digests = digests.map_err(|error: std::io::Error| source.read_fault(&error))?;
+    source.hand_out(extent, &digests);
+    Ok(digests)
+}

@@ -1,0 +1,173 @@
+//! Two devices at once: both carry, one that goes down is left and come back to,
+//! and when all are down TCP carries on, until one is up again.
+
+use super::{exports, folders, ip_link, is_same, summary, wait_for_journal};
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+use verbatim_tests::process::{Running, Serve, wait_for};
+use verbatim_tests::tree;
+
+/// A second Soft-RoCE device, on a network device of its own; gone with this value.
+struct SecondRail;
+
+const NETDEV: &str = "eth1";
+const DEVICE: &str = "rxe1";
+
+/// How long a port may take to be what it was told to be.
+const PORT_MAX: Duration = Duration::from_secs(10);
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().expect("it runs");
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+}
+
+impl SecondRail {
+    fn add() -> Self {
+        assert!(std::env::var_os("VERBATIM_GUEST").is_some(), "only in a guest of our own");
+        run("ip", &["link", "add", NETDEV, "type", "dummy"]);
+        run("ip", &["link", "set", NETDEV, "mtu", "9000", "up"]);
+        run("ip", &["addr", "add", "10.9.1.1/24", "dev", NETDEV]);
+        run("rdma", &["link", "add", DEVICE, "type", "rxe", "netdev", NETDEV]);
+        wait_for("the second device has its address", PORT_MAX, || {
+            let gid = format!("/sys/class/infiniband/{DEVICE}/ports/1/gids/1");
+            let gid = fs::read_to_string(gid).unwrap_or_default();
+            gid.contains("ffff:0a09:0101").then_some(())
+        });
+        Self
+    }
+}
+
+impl Drop for SecondRail {
+    fn drop(&mut self) {
+        for (program, arguments) in
+            [("rdma", ["link", "delete", DEVICE]), ("ip", ["link", "delete", NETDEV])]
+        {
+            // A test that failed is told about that, not about this.
+            let _ = Command::new(program).args(arguments).status();
+        }
+    }
+}
+
+/// Whether this is a guest whose devices may be disturbed; says so where not.
+fn is_guest(test: &str) -> bool {
+    let guest = std::env::var_os("VERBATIM_GUEST").is_some();
+    if !guest {
+        verbatim_tests::process::skip(test, "it would make and disturb devices of this machine");
+    }
+    guest
+}
+
+/// Packets that a device sent so far: of its own counters, not of ours.
+fn sent_by(device: &str) -> u64 {
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts");
+    fs::read_to_string(path).expect("a counter").trim().parse().expect("a number")
+}
+
+/// Waits until a device has sent so many more packets.
+fn wait_for_traffic(copy: &mut Running, device: &str, packets: u64) {
+    let before = sent_by(device);
+    wait_for(&format!("{device} carries"), Duration::from_secs(30), || {
+        assert!(!copy.has_ended(), "the copy ended before {device} carried");
+        (sent_by(device) >= before + packets).then_some(())
+    });
+}
+
+/// How long there is no device: enough for links to be made over TCP, and to carry.
+const TCP_FOR: Duration = Duration::from_secs(2);
+
+const BYTES: usize = 96 << 20;
+
+/// The commands that copy a file down and up, at this rate, and where it lands.
+fn both_ways(serve: &Serve, dir: &std::path::Path, rate: &str) -> [(Vec<String>, &'static str); 2] {
+    let path = |name: &str| dir.join(name).display().to_string();
+    let flags = || vec!["--json".to_owned(), rate.to_owned()];
+    let mut down = flags();
+    down.extend([serve.at("data/big"), path("out")]);
+    let mut up = flags();
+    up.extend([path("data/big"), serve.at("in")]);
+    [(down, "out"), (up, "in")]
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn two_devices_carry_equal_parts_of_one_file_both_ways() {
+    if !is_guest("two_devices_carry_equal_parts_of_one_file_both_ways") {
+        return;
+    }
+    let _second = SecondRail::add();
+    let dir = folders();
+    tree::write(&dir.path().join("data/big"), &tree::content(1, BYTES));
+    let serve = Serve::start(&exports(dir.path()));
+    for (command, folder) in both_ways(&serve, dir.path(), "--bwlimit=1000M") {
+        let before = ["rxe0", DEVICE].map(sent_by);
+        let done = serve.cp(&command).done();
+        let after = ["rxe0", DEVICE].map(sent_by);
+        assert!(is_same(dir.path().join("data/big"), dir.path().join(folder).join("big")));
+        let summary = summary(&done);
+        let transport = summary["transport"].as_str().expect("a transport");
+        assert!(transport.contains("rxe0/1") && transport.contains("rxe1/1"), "{summary}");
+        assert!(!transport.contains("tcp"), "{summary}");
+        let [first, second] = [0, 1].map(|rail| after[rail] - before[rail]);
+        // Packets of 4 KiB, and answers to them: a file of 96 MiB takes 24,576.
+        let least = (BYTES / 4096) as u64 / 4;
+        assert!(first > least && second > least, "{first} and {second} packets");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_rail_that_goes_down_is_left_and_come_back_to() {
+    if !is_guest("a_rail_that_goes_down_is_left_and_come_back_to") {
+        return;
+    }
+    let _second = SecondRail::add();
+    let dir = folders();
+    tree::write(&dir.path().join("data/big"), &tree::content(1, BYTES));
+    let serve = Serve::start(&exports(dir.path()));
+    for (command, folder) in both_ways(&serve, dir.path(), "--bwlimit=8M") {
+        let mut copy = serve.start_cp(&command);
+        wait_for_journal(&mut copy, &dir.path().join(folder));
+        wait_for_traffic(&mut copy, DEVICE, 100);
+        ip_link(NETDEV, "down");
+        // The other one carries on.
+        wait_for_traffic(&mut copy, "rxe0", 500);
+        ip_link(NETDEV, "up");
+        wait_for_traffic(&mut copy, DEVICE, 100);
+        let done = copy.end().done();
+        assert!(is_same(dir.path().join("data/big"), dir.path().join(folder).join("big")));
+        let summary = summary(&done);
+        let transport = summary["transport"].as_str().expect("a transport");
+        assert!(!transport.contains("tcp"), "{summary}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn when_all_rails_are_down_tcp_carries_until_one_is_back() {
+    if !is_guest("when_all_rails_are_down_tcp_carries_until_one_is_back") {
+        return;
+    }
+    let _second = SecondRail::add();
+    let dir = folders();
+    tree::write(&dir.path().join("data/big"), &tree::content(1, BYTES));
+    let serve = Serve::start(&exports(dir.path()));
+    for (command, folder) in both_ways(&serve, dir.path(), "--bwlimit=8M") {
+        let mut copy = serve.start_cp(&command);
+        wait_for_journal(&mut copy, &dir.path().join(folder));
+        wait_for_traffic(&mut copy, DEVICE, 100);
+        ip_link(NETDEV, "down");
+        ip_link("eth0", "down");
+        std::thread::sleep(TCP_FOR);
+        ip_link("eth0", "up");
+        wait_for_traffic(&mut copy, "rxe0", 100);
+        ip_link(NETDEV, "up");
+        let done = copy.end().done();
+        assert!(is_same(dir.path().join("data/big"), dir.path().join(folder).join("big")));
+        let summary = summary(&done);
+        let transport = summary["transport"].as_str().expect("a transport");
+        assert!(transport.contains(", then tcp, then verbs "), "{summary}");
+        assert!(summary["reason"].as_str().is_some_and(|why| why.contains("port")), "{summary}");
+        assert_eq!(summary["reconnects"], 0, "it began anew: {summary}");
+    }
+}
