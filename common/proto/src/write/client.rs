@@ -5,8 +5,7 @@
 //! Life of a file: creating -> sending -> checking the source -> committing ->
 //! finished, failed, or begun again when its source changed. A tag has one
 //! flight: posting (the driver reads, hashes, writes), then awaiting a verdict.
-//! A dead link's flights stay until the server has fenced it, because a late
-//! write must find nothing.
+//! A dead link's flights stay until it is fenced: a late write must find nothing.
 
 mod holes;
 mod stream;
