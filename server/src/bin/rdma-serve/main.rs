@@ -187,13 +187,14 @@ async fn serve(config: Config, flags: &Flags) -> Result<(), ServerError> {
     if open {
         tracing::warn!("anybody who can connect is let in (insecure_no_auth)");
     }
+    // Before anybody is told: who hears that it listens may want it to stop.
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     tracing::info!(%address, %fingerprint, "listening");
     if let Some(share) = shared {
         share.print(address, fingerprint);
     }
     let stop = async {
-        let (term, int) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-        match (term, int) {
+        match signals {
             (Ok(mut term), Ok(mut int)) => {
                 tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
             }
