@@ -5,7 +5,8 @@
 //! file is trusted. Called by workers.
 
 use crate::ends::Goal;
-use crate::worker::{Landing, Stats};
+use crate::stats::Stats;
+use crate::worker::Landing;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::time::Instant;

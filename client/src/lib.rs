@@ -22,6 +22,7 @@ pub mod rules;
 pub mod session;
 mod sink;
 pub mod size;
+mod stats;
 pub mod sync;
 pub mod targets;
 mod trace;

@@ -2,7 +2,7 @@
 //! compared with the digests of a lease, on a thread of a worker. Reads, and
 //! never writes.
 
-use crate::worker::Stats;
+use crate::stats::Stats;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

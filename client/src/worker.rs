@@ -9,10 +9,11 @@ use crate::basis;
 use crate::ends::{Goal, Origin};
 use crate::likeness::{self, Likeness};
 use crate::session::Event;
+use crate::stats::Stats;
 use crate::trace::Trace;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use verbatim_fabric::slots::SlotPool;
@@ -43,20 +44,6 @@ pub(crate) enum Command {
 pub(crate) struct Landing {
     pub goal: Goal,
     pub size: u64,
-}
-
-/// Where the time of the workers goes, and how many bytes are safe.
-#[derive(Default)]
-pub(crate) struct Stats {
-    pub bytes: AtomicU64,
-    /// Bytes of these that links carried.
-    pub moved: AtomicU64,
-    /// Bytes of these that were holes.
-    pub holes: AtomicU64,
-    pub hash_ns: AtomicU64,
-    pub disk_ns: AtomicU64,
-    pub link_ns: AtomicU64,
-    pub peer_ns: AtomicU64,
 }
 
 /// The handler of one worker thread.
@@ -374,36 +361,5 @@ impl Handler<Box<dyn Link>> for ClientWorker {
             false => &self.stats.link_ns,
         };
         counter.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-    }
-}
-
-impl Stats {
-    pub fn add(&self, disk: Duration, hash: Duration) {
-        self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
-        self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    fn moved(&self, bytes: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.moved.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Zeros of a hole were hashed, and made where they were not.
-    pub fn zeroed(&self, bytes: u64, time: Duration) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.holes.fetch_add(bytes, Ordering::Relaxed);
-        self.add(Duration::ZERO, time);
-    }
-
-    /// What most of the time went into.
-    pub fn limit(&self) -> &'static str {
-        let counters = [
-            ("hash", &self.hash_ns),
-            ("disk", &self.disk_ns),
-            ("link", &self.link_ns),
-            ("peer", &self.peer_ns),
-        ];
-        let most = counters.iter().max_by_key(|(_, counter)| counter.load(Ordering::Relaxed));
-        most.map_or("peer", |(name, _)| name)
     }
 }

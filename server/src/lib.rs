@@ -9,6 +9,7 @@ pub mod config;
 mod doorstep;
 pub mod export;
 mod gate;
+mod guests;
 mod hashing;
 mod joins;
 mod keyring;

@@ -1,41 +1,34 @@
-//! The server's door: listens, tells TLS from data connections by their first
-//! byte, lets clients in, and runs a session for each. Owns the number of
-//! sessions and the order of stopping: first no new ones, then the running
-//! ones finish, then what is left is ended.
+//! The server's door: opens what the configuration names, listens, and hands each
+//! connection to `guests`. Owns the order of stopping: first no new sessions, then
+//! the running ones finish, then what is left is ended.
 
 use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError};
-use crate::doorstep::{Arrival, Doorstep};
 use crate::export::{Owner, check_exports};
+use crate::guests::Guests;
 use crate::hashing::Hashing;
 use crate::joins::Joins;
-use crate::keyring::{Keyring, Watch};
-use crate::observe::{About, Guest, MetricsError, Observatory, Page};
-use crate::reach::{ExportFolder, Exports, Reach, Visitor};
+use crate::keyring::Keyring;
+use crate::observe::{About, MetricsError, Observatory, Page};
+use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
-use crate::session::{Event, SERVER_WATCHES_MAX, Session, Shared};
+use crate::session::{SERVER_WATCHES_MAX, Shared};
 use crate::worker::ServerWorker;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
-use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use verbatim_control::{
-    Acceptor, ControlError, Fingerprint, LocalDoor, Outbox, Policy, ServerIdentity, Token,
-    check_listen,
+    Acceptor, ControlError, Fingerprint, LocalDoor, Policy, ServerIdentity, Token, check_listen,
 };
 use verbatim_fabric::sim::SimNet;
-use verbatim_fabric::tcp::{JOIN_MAGIC, SECRET_BYTES};
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::Folder;
-use verbatim_proto::message::{ServerMessage, Welcome};
-use verbatim_proto::units::is_chunk_size;
-use verbatim_proto::{Code, Fault};
-use verbatim_telemetry::labels::Entry;
+use verbatim_proto::Fault;
 
 /// What a server is started with, beside its configuration.
 #[derive(Default)]
@@ -162,28 +155,16 @@ impl Server {
     /// Serves until `stop` completes, then lets running transfers finish for a while.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (stopping, _) = watch::channel(false);
-        let limits = &self.config.limits;
-        let doorstep =
-            Doorstep::new(limits.handshakes_per_second, limits.handshakes_per_second_per_address);
-        let guests = Arc::new(Guests {
-            keys: self.keyring.watch(self.acceptor.clone()),
-            acceptor: self.acceptor,
-            shared: self.shared,
-            places: Arc::new(Semaphore::new(limits.sessions_max as usize)),
-            sessions_max: limits.sessions_max,
-            doorstep,
-            started: Instant::now(),
-            next_session: AtomicU64::new(1),
-            handshake: Duration::from_secs(self.config.limits.handshake_seconds.into()),
-        });
+        let keys = self.keyring.watch(self.acceptor.clone());
+        let guests = Guests::new(&self.config.limits, self.acceptor, keys, self.shared.clone());
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
-        let place = guests.shared.observatory.clone();
+        let place = self.shared.observatory.clone();
         let mut watching = JoinSet::new();
-        watching.spawn(place.clone().watch(guests.shared.clone()));
+        watching.spawn(place.clone().watch(self.shared.clone()));
         if let Some(page) = self.page {
-            watching.spawn(page.serve(place.clone(), guests.shared.clone()));
+            watching.spawn(page.serve(place.clone(), self.shared.clone()));
         }
-        let _reaper = (!keep.is_zero()).then(|| Reaper::start(guests.shared.clone(), keep));
+        let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.shared.clone(), keep));
         let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
         let mut ends = None;
@@ -216,15 +197,7 @@ impl Server {
                     continue;
                 }
             };
-            let arrival = match guests.doorstep.arrive(peer.ip(), guests.started.elapsed()) {
-                Ok(arrival) => arrival,
-                Err(cause) => {
-                    tracing::warn!(%peer, cause, "connection sent away");
-                    place.metrics.entered(Entry::Full);
-                    place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
-                    continue;
-                }
-            };
+            let Some(arrival) = guests.arrive(peer) else { continue };
             let (guests, stopping) = (guests.clone(), stopping.subscribe());
             sessions.spawn(async move {
                 guests.receive(stream, peer, stopping, arrival).await;
@@ -233,127 +206,6 @@ impl Server {
         drop(self.listener);
         sessions.shutdown().await;
         tracing::info!("stopped");
-    }
-}
-
-/// What it takes to receive a connection.
-struct Guests {
-    acceptor: Arc<Acceptor>,
-    keys: Watch,
-    shared: Arc<Shared>,
-    doorstep: Arc<Doorstep>,
-    started: Instant,
-    /// For those who have proven who they are.
-    places: Arc<Semaphore>,
-    sessions_max: u32,
-    next_session: AtomicU64,
-    handshake: Duration,
-}
-
-impl Guests {
-    async fn receive(
-        &self,
-        mut stream: TcpStream,
-        peer: SocketAddr,
-        stopping: watch::Receiver<bool>,
-        arrival: Arrival,
-    ) {
-        let mut first = [0];
-        let peeked = tokio::time::timeout(self.handshake, stream.peek(&mut first)).await;
-        if !matches!(peeked, Ok(Ok(1))) {
-            tracing::debug!(%peer, "connection said nothing");
-            return;
-        }
-        if first[0] == JOIN_MAGIC[0] {
-            let joined = tokio::time::timeout(self.handshake, self.join(&mut stream)).await;
-            match joined {
-                Ok(Some((link, session))) => match stream.into_std() {
-                    Ok(stream) => drop(session.send(Event::Joined { link, stream }).await),
-                    Err(error) => tracing::warn!(%peer, %error, "data connection lost"),
-                },
-                _ => tracing::warn!(%peer, "data connection without a valid secret"),
-            }
-            return;
-        }
-        if let Err(error) = keep_alive(&stream) {
-            tracing::debug!(%peer, %error, "connection cannot be kept alive");
-        }
-        let local = stream.local_addr().map(|address| address.ip()).ok();
-        let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake) else {
-            tracing::warn!(%peer, "connection sent away: too many handshakes wait before it");
-            self.shared.observatory.metrics.entered(Entry::Full);
-            return;
-        };
-        tokio::time::sleep(wait).await;
-        match self.acceptor.accept(stream).await {
-            Ok(accepted) => {
-                drop(arrival);
-                self.serve(accepted, peer, local, stopping).await;
-            }
-            Err(error) => {
-                tracing::warn!(%peer, %error, "client not let in");
-                let place = &self.shared.observatory;
-                place.metrics.entered(Entry::Refused);
-                place.trouble(peer, Code::NotAuthenticated, format!("client not let in: {error}"));
-            }
-        }
-    }
-
-    /// Reads what a data connection begins with, and finds its session.
-    async fn join(
-        &self,
-        stream: &mut TcpStream,
-    ) -> Option<(verbatim_proto::LinkId, tokio::sync::mpsc::Sender<Event>)> {
-        let mut magic = [0; JOIN_MAGIC.len()];
-        let mut secret = [0; SECRET_BYTES];
-        stream.read_exact(&mut magic).await.ok()?;
-        stream.read_exact(&mut secret).await.ok()?;
-        if magic == JOIN_MAGIC { self.shared.joins.take(&secret) } else { None }
-    }
-
-    async fn serve(
-        &self,
-        accepted: verbatim_control::Accepted,
-        peer: SocketAddr,
-        local: Option<IpAddr>,
-        stopping: watch::Receiver<bool>,
-    ) {
-        let verbatim_control::Accepted { sender, receiver, hello, who, request } = accepted;
-        let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
-        let outbox = Outbox::new(sender, self.shared.idle);
-        let place = self.places.clone().try_acquire_owned();
-        let welcome = if place.is_err() {
-            let text =
-                format!("the server is full: it has {} sessions; try again", self.sessions_max);
-            self.shared.observatory.metrics.entered(Entry::Full);
-            self.shared.observatory.trouble(peer, Code::Limit, text.clone());
-            tracing::warn!(session = id, %peer, sessions = self.sessions_max, "server is full");
-            ServerMessage::Refused(Fault::new(Code::Limit, text))
-        } else if is_chunk_size(hello.chunk_bytes) {
-            let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
-            let links_max = self.shared.links_max;
-            ServerMessage::Welcome(Welcome { agent, session: id, links_max })
-        } else {
-            let text = format!("{} is no chunk size", hello.chunk_bytes);
-            ServerMessage::Refused(Fault::new(Code::Protocol, text))
-        };
-        let refused = matches!(welcome, ServerMessage::Refused(_));
-        if outbox.push(welcome).is_err() || refused {
-            // Whoever asked is gone, or learns why as the connection closes.
-            let _ = outbox.close().await;
-            return;
-        }
-        let observatory = &self.shared.observatory;
-        observatory.metrics.entered(Entry::Accepted);
-        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let view = observatory.enter(Guest { id, request, peer, who: name, agent, domain });
-        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
-        let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
-        let (session, events) =
-            Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
-        session.run(receiver, events, stopping, self.keys.policies.subscribe()).await;
-        drop(place);
     }
 }
 
@@ -367,17 +219,6 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-
-/// Has the kernel notice a peer that is gone without a word.
-fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
-    use rustix::net::sockopt;
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
-    sockopt::set_tcp_keepcnt(stream, 6)?;
-    Ok(())
-}
 
 fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
     let mut exports = Exports::new();

@@ -392,13 +392,3 @@ fn chunk_size(text: &str) -> Result<u32, String> {
         format!("it must be a power of two from {} to {}", show_bytes(least), show_bytes(most))
     })
 }
-
-/// Who makes a key, as its line names it to whoever lets it in.
-pub fn user_at_host() -> String {
-    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match host.trim() {
-        "" => user.unwrap_or_else(|_| "client".into()),
-        host => format!("{}@{host}", user.unwrap_or_else(|_| "client".into())),
-    }
-}

@@ -112,7 +112,7 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
         Ok(public) => public,
         Err(error) => return complain(&error, error.hint(), Exit::Failed, flags.json),
     };
-    let line = format!("{public} {}", show::clean(&flags::user_at_host()));
+    let line = format!("{public} {}", show::clean(&user_at_host()));
     if flags.json {
         let path = path.display().to_string();
         println!("{}", serde_json::json!({ "event": "token", "path": path, "line": line }));
@@ -176,5 +176,15 @@ fn print_entry(entry: &Entry, json: bool) {
             "{:>15} {path}{slash}",
             if kind == "file" { entry.size.to_string() } else { "-".into() }
         );
+    }
+}
+
+/// Who makes a key, as its line names it to whoever lets it in.
+fn user_at_host() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match host.trim() {
+        "" => user.unwrap_or_else(|_| "client".into()),
+        host => format!("{}@{host}", user.unwrap_or_else(|_| "client".into())),
     }
 }

@@ -1,0 +1,191 @@
+//! Those who come to the door: each connection waits on the doorstep, is told to
+//! be a client or a data connection by its first byte, proves who it is, and gets
+//! a session. Owns the number of sessions and their numbers. Never accepts a
+//! connection itself and never stops the server: `listener` does.
+
+use crate::config::Limits;
+use crate::doorstep::{Arrival, Doorstep};
+use crate::keyring::Watch;
+use crate::observe::Guest;
+use crate::reach::{Reach, Visitor};
+use crate::session::{Event, Session, Shared};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+use verbatim_control::{Acceptor, Outbox};
+use verbatim_fabric::tcp::{JOIN_MAGIC, SECRET_BYTES};
+use verbatim_proto::message::{ServerMessage, Welcome};
+use verbatim_proto::units::is_chunk_size;
+use verbatim_proto::{Code, Fault};
+use verbatim_telemetry::labels::Entry;
+
+/// What it takes to receive a connection.
+pub(crate) struct Guests {
+    acceptor: Arc<Acceptor>,
+    keys: Watch,
+    shared: Arc<Shared>,
+    doorstep: Arc<Doorstep>,
+    started: Instant,
+    /// For those who have proven who they are.
+    places: Arc<Semaphore>,
+    sessions_max: u32,
+    next_session: AtomicU64,
+    handshake: Duration,
+}
+
+impl Guests {
+    /// Nobody is here yet.
+    pub fn new(
+        limits: &Limits,
+        acceptor: Arc<Acceptor>,
+        keys: Watch,
+        shared: Arc<Shared>,
+    ) -> Arc<Self> {
+        let doorstep =
+            Doorstep::new(limits.handshakes_per_second, limits.handshakes_per_second_per_address);
+        Arc::new(Self {
+            keys,
+            acceptor,
+            shared,
+            places: Arc::new(Semaphore::new(limits.sessions_max as usize)),
+            sessions_max: limits.sessions_max,
+            doorstep,
+            started: Instant::now(),
+            next_session: AtomicU64::new(1),
+            handshake: Duration::from_secs(limits.handshake_seconds.into()),
+        })
+    }
+
+    /// Takes a connection to the doorstep; none when it is sent away.
+    pub fn arrive(&self, peer: SocketAddr) -> Option<Arrival> {
+        let arrival = self.doorstep.arrive(peer.ip(), self.started.elapsed());
+        let sent_away = |cause: &_| {
+            tracing::warn!(%peer, cause, "connection sent away");
+            let place = &self.shared.observatory;
+            place.metrics.entered(Entry::Full);
+            place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
+        };
+        arrival.inspect_err(sent_away).ok()
+    }
+
+    /// Finds out what a connection is, and serves it until it is over.
+    pub async fn receive(
+        &self,
+        mut stream: TcpStream,
+        peer: SocketAddr,
+        stopping: watch::Receiver<bool>,
+        arrival: Arrival,
+    ) {
+        let mut first = [0];
+        let peeked = tokio::time::timeout(self.handshake, stream.peek(&mut first)).await;
+        if !matches!(peeked, Ok(Ok(1))) {
+            tracing::debug!(%peer, "connection said nothing");
+            return;
+        }
+        if first[0] == JOIN_MAGIC[0] {
+            let joined = tokio::time::timeout(self.handshake, self.join(&mut stream)).await;
+            match joined {
+                Ok(Some((link, session))) => match stream.into_std() {
+                    Ok(stream) => drop(session.send(Event::Joined { link, stream }).await),
+                    Err(error) => tracing::warn!(%peer, %error, "data connection lost"),
+                },
+                _ => tracing::warn!(%peer, "data connection without a valid secret"),
+            }
+            return;
+        }
+        if let Err(error) = keep_alive(&stream) {
+            tracing::debug!(%peer, %error, "connection cannot be kept alive");
+        }
+        let local = stream.local_addr().map(|address| address.ip()).ok();
+        let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake) else {
+            tracing::warn!(%peer, "connection sent away: too many handshakes wait before it");
+            self.shared.observatory.metrics.entered(Entry::Full);
+            return;
+        };
+        tokio::time::sleep(wait).await;
+        match self.acceptor.accept(stream).await {
+            Ok(accepted) => {
+                drop(arrival);
+                self.serve(accepted, peer, local, stopping).await;
+            }
+            Err(error) => {
+                tracing::warn!(%peer, %error, "client not let in");
+                let place = &self.shared.observatory;
+                place.metrics.entered(Entry::Refused);
+                place.trouble(peer, Code::NotAuthenticated, format!("client not let in: {error}"));
+            }
+        }
+    }
+
+    /// Reads what a data connection begins with, and finds its session.
+    async fn join(
+        &self,
+        stream: &mut TcpStream,
+    ) -> Option<(verbatim_proto::LinkId, tokio::sync::mpsc::Sender<Event>)> {
+        let mut magic = [0; JOIN_MAGIC.len()];
+        let mut secret = [0; SECRET_BYTES];
+        stream.read_exact(&mut magic).await.ok()?;
+        stream.read_exact(&mut secret).await.ok()?;
+        if magic == JOIN_MAGIC { self.shared.joins.take(&secret) } else { None }
+    }
+
+    async fn serve(
+        &self,
+        accepted: verbatim_control::Accepted,
+        peer: SocketAddr,
+        local: Option<IpAddr>,
+        stopping: watch::Receiver<bool>,
+    ) {
+        let verbatim_control::Accepted { sender, receiver, hello, who, request } = accepted;
+        let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
+        let outbox = Outbox::new(sender, self.shared.idle);
+        let place = self.places.clone().try_acquire_owned();
+        let welcome = if place.is_err() {
+            let text =
+                format!("the server is full: it has {} sessions; try again", self.sessions_max);
+            self.shared.observatory.metrics.entered(Entry::Full);
+            self.shared.observatory.trouble(peer, Code::Limit, text.clone());
+            tracing::warn!(session = id, %peer, sessions = self.sessions_max, "server is full");
+            ServerMessage::Refused(Fault::new(Code::Limit, text))
+        } else if is_chunk_size(hello.chunk_bytes) {
+            let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
+            let links_max = self.shared.links_max;
+            ServerMessage::Welcome(Welcome { agent, session: id, links_max })
+        } else {
+            let text = format!("{} is no chunk size", hello.chunk_bytes);
+            ServerMessage::Refused(Fault::new(Code::Protocol, text))
+        };
+        let refused = matches!(welcome, ServerMessage::Refused(_));
+        if outbox.push(welcome).is_err() || refused {
+            // Whoever asked is gone, or learns why as the connection closes.
+            let _ = outbox.close().await;
+            return;
+        }
+        let observatory = &self.shared.observatory;
+        observatory.metrics.entered(Entry::Accepted);
+        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
+        let view = observatory.enter(Guest { id, request, peer, who: name, agent, domain });
+        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
+        let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
+        let (session, events) =
+            Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
+        session.run(receiver, events, stopping, self.keys.policies.subscribe()).await;
+        drop(place);
+    }
+}
+
+/// Has the kernel notice a peer that is gone without a word.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 6)?;
+    Ok(())
+}
