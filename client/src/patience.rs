@@ -15,7 +15,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Sessions in a row that may move bytes and leave nothing behind.
-const BARREN_MAX: u32 = 8;
+const BARREN_MAX: u32 = 4;
 
 /// What one session achieved.
 #[derive(Clone, Copy, Debug, Default)]
