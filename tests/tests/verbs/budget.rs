@@ -109,7 +109,7 @@ fn a_file_far_larger_than_the_budget_arrives_both_ways() {
 fn twenty_clients_share_the_budget_and_one_hashing() {
     let dir = folders();
     let big = dir.path().join("data/big");
-    tree::write(&big, &tree::content(1, 24 * MIB));
+    tree::write(&big, &tree::content(1, 17 * MIB));
     // An identity younger than this is not trusted, so it is hashed for each client.
     std::thread::sleep(Duration::from_millis(2100));
     for (budget_mb, all_verbs) in [(64, true), (8, false)] {
@@ -141,6 +141,6 @@ fn twenty_clients_share_the_budget_and_one_hashing() {
         assert!(over_verbs >= 2, "{over_verbs} of {CLIENTS} clients were served over verbs");
         assert_within(&serve, most, u64::from(budget_mb));
         let hashed = serve.log().matches("window hashed").count();
-        assert_eq!(hashed, 2, "24 MiB are two windows, for however many clients");
+        assert_eq!(hashed, 2, "17 MiB are two windows, for however many clients");
     }
 }
