@@ -96,6 +96,19 @@ fn the_client_takes_its_token_from_the_first_place_that_has_one() {
 }
 
 #[test]
+fn a_mirror_takes_its_token_from_the_environment_too() {
+    let world = World::new(&[]);
+    let token = world.add("alice", &["--export", "data:ro"]);
+    let (home, out) = (Home::new(), world.text("out/mirror"));
+    let source = world.serve.at("data");
+    let arguments = ["--fingerprint", &world.serve.fingerprint, &source, &out];
+    let mut command = home.command("rdma-sync", &arguments);
+    command.env("RDMA_TOKEN", &token);
+    Running::start(command).end().done();
+    assert_eq!(fs::read(world.path("out/mirror/small")).unwrap(), b"small");
+}
+
+#[test]
 fn bad_names_grants_and_times_are_refused() {
     let world = World::new(&[]);
     let add = |arguments: &[&str]| world.token(&[&["add"][..], arguments].concat());

@@ -1,25 +1,19 @@
 //! The flags of `rdma-cp`, and the one place where they become options. Nobody
 //! behind this file sees a flag.
 
-use crate::carrier::CarrierFlags;
-use crate::show::Exit;
+use crate::shared::connection::ConnectionFlags;
+use crate::shared::ending::FlagError;
+use crate::shared::voice::VoiceFlags;
 use clap::Parser;
-use clap::builder::PossibleValuesParser;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Duration;
 use verbatim_client::location::{Location, Remote};
-use verbatim_client::pace::fit;
 use verbatim_client::rules::{self, Replace, Rules};
 use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_client::{CopyOptions, SessionOptions};
-use verbatim_control::{ClientSettings, ConnectOptions, Fingerprint};
 use verbatim_proto::Excludes;
-use verbatim_proto::units::{
-    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LINKS_MAX, is_chunk_size,
-};
-use verbatim_telemetry::Format;
+use verbatim_proto::units::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, is_chunk_size};
 
 /// Copy files to and from rdma-serve, verified chunk by chunk.
 ///
@@ -122,14 +116,6 @@ pub struct Flags {
     #[arg(long)]
     list: bool,
 
-    /// Move data over N connections at a time [default: 4].
-    ///
-    /// Chunks of one file and different files alike are spread over them; each has
-    /// a thread that verifies what it carries.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, hide_default_value = true,
-          value_parser = clap::value_parser!(u16).range(1..=LINKS_MAX as i64))]
-    streams: u16,
-
     /// Move data in chunks of SIZE [default: 1M].
     ///
     /// A power of two from 256K to 16M. Each stream holds a few chunks in memory, on
@@ -137,35 +123,9 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE", value_parser = chunk_size)]
     chunk_size: Option<u32>,
 
-    /// Move at most RATE bytes a second, over all streams.
-    ///
-    /// With K, M or G for powers of 1,024: 50M is 50 MiB/s. A rate that is low for
-    /// --timeout takes fewer streams and smaller chunks.
-    #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
-    bwlimit: Option<u64>,
-
     /// Print the BLAKE3 digest of every file, as b3sum does.
     #[arg(long)]
     pub digest: bool,
-
-    /// Print JSON lines: one per file, one per error, and a summary.
-    #[arg(long)]
-    pub json: bool,
-
-    /// Print errors only.
-    #[arg(short, long)]
-    pub quiet: bool,
-
-    /// Print every file; twice, also what happens inside.
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    pub verbose: u8,
-
-    /// Log for people (human), as JSON lines, or to the journal.
-    ///
-    /// Without it: JSON with --json, else human, or journald under systemd. Logs go to
-    /// standard error; RUST_LOG, or -vv, says how much.
-    #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(Format::NAMES))]
-    log_format: Option<String>,
 
     /// Write the timeline of chunks to FILE, for chrome://tracing or ui.perfetto.dev.
     ///
@@ -181,49 +141,17 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     pub metrics_file: Option<PathBuf>,
 
-    /// Give the server up after S seconds without an answer [default: 60].
-    ///
-    /// A server that is lost while a copy runs is tried again, with growing pauses,
-    /// until S seconds have passed without progress. One that cannot be reached at
-    /// the start is not.
-    #[arg(long, value_name = "S", default_value_t = 60, hide_default_value = true,
-          value_parser = clap::value_parser!(u64).range(2..=86_400))]
-    timeout: u64,
-
-    /// Accept only the server with this fingerprint (SHA256:...).
-    ///
-    /// rdma-serve logs it when it starts.
-    #[arg(long, value_name = "SHA256:...")]
-    fingerprint: Option<Fingerprint>,
-
-    /// Accept an unknown server now, and only the same one later.
-    ///
-    /// Without it, somebody at a terminal is shown the fingerprint and asked; a script
-    /// is refused. Servers that were accepted are in known_servers in
-    /// $XDG_CONFIG_HOME/verbatim. One that has changed is refused either way.
-    #[arg(long)]
-    trust_on_first_use: bool,
-
-    /// Prove the key in FILE to the server.
-    ///
-    /// The file holds one token and may be readable by you alone. Without it the token
-    /// is that of the file RDMA_TOKEN_FILE names, of RDMA_TOKEN, or of this server in
-    /// $XDG_CONFIG_HOME/verbatim/client.toml, whichever is found first.
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-
     /// Make a key: write its token to the new FILE, print the line that lets it in.
     ///
     /// The line goes into authorized_keys on the server, the file to --token-file here.
     #[arg(long, value_name = "FILE", conflicts_with = "paths")]
     new_token: Option<PathBuf>,
 
-    /// Look for the local server's key in DIR [default: $XDG_STATE_HOME/verbatim].
-    #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
+    #[command(flatten)]
+    pub voice: VoiceFlags,
 
     #[command(flatten)]
-    pub carrier: CarrierFlags,
+    pub connection: ConnectionFlags,
 }
 
 /// What is to be done.
@@ -236,36 +164,10 @@ pub enum Task {
     NewToken(PathBuf),
 }
 
-/// What is wrong with the flags.
-pub struct FlagError {
-    pub cause: String,
-    pub hint: Option<String>,
-    pub exit: Exit,
-}
-
-impl FlagError {
-    fn usage(cause: impl Into<String>, hint: Option<String>) -> Self {
-        Self { cause: cause.into(), hint, exit: Exit::Usage }
-    }
-}
-
 impl Flags {
     /// Whether standard output is for data alone.
     pub fn to_stdout(&self) -> bool {
         self.paths.len() > 1 && self.paths.last().is_some_and(|path| path == "-")
-    }
-
-    pub fn log_level(&self) -> &'static str {
-        match self.verbose {
-            0 | 1 => "warn",
-            2 => "debug",
-            _ => "trace",
-        }
-    }
-
-    pub fn log_format(&self) -> Format {
-        let given = self.log_format.as_deref().and_then(Format::parse);
-        given.unwrap_or(if self.json { Format::Json } else { Format::Auto })
     }
 
     /// Reads the locations.
@@ -293,10 +195,12 @@ impl Flags {
             };
         }
         match (places.pop(), places.is_empty()) {
-            (Some(Location::Pipe), false) if self.json || self.digest => Err(FlagError::usage(
-                "--json and --digest print where the file goes",
-                Some("leave them out: the digest is told on standard error".into()),
-            )),
+            (Some(Location::Pipe), false) if self.voice.json || self.digest => {
+                Err(FlagError::usage(
+                    "--json and --digest print where the file goes",
+                    Some("leave them out: the digest is told on standard error".into()),
+                ))
+            }
             (Some(target), false) => {
                 let (recursive, rules) = (self.recursive, self.rules()?);
                 Ok(Task::Copy(CopyOptions { sources: places, target, recursive, rules }))
@@ -325,63 +229,9 @@ impl Flags {
         Ok(Rules { task, replace, exclude, follow: self.dereference, force: self.force })
     }
 
-    /// Streams and chunk size, as the rate allows.
-    fn sizes(&self) -> Result<(u16, u32), FlagError> {
-        let chunk = self.chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
-        let Some(rate) = self.bwlimit else { return Ok((self.streams, chunk)) };
-        let timeout = Duration::from_secs(self.timeout);
-        fit(rate, timeout, self.streams, chunk, self.chunk_size.is_some()).map_err(|least| {
-            let (rate, least) = (show_bytes(rate), least.div_ceil(1024));
-            FlagError::usage(
-                format!("--bwlimit {rate} is too low for a timeout of {} s", self.timeout),
-                Some(format!("give at least {least}K, or a longer --timeout")),
-            )
-        })
-    }
-
     /// Makes the options of a session with this server.
     pub fn session(&self, remote: &Remote) -> Result<SessionOptions, FlagError> {
-        let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-        let folder = |variable: &str, below: &str| {
-            let set = std::env::var_os(variable).filter(|value| !value.is_empty());
-            set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim")
-        };
-        let config_dir = folder("XDG_CONFIG_HOME", ".config");
-        let key = ClientSettings::load(&config_dir).and_then(|settings| {
-            let flag = self.token_file.as_deref();
-            settings.key(&remote.host, remote.port, flag, |name| std::env::var_os(name))
-        });
-        let key = key.map_err(|error| FlagError {
-            cause: error.to_string(),
-            hint: error.hint(),
-            exit: Exit::Connect,
-        })?;
-        let timeout = Duration::from_secs(self.timeout);
-        let (streams, chunk_bytes) = self.sizes()?;
-        Ok(SessionOptions {
-            connect: ConnectOptions {
-                host: remote.host.clone(),
-                port: remote.port,
-                state_dir: self
-                    .state
-                    .clone()
-                    .unwrap_or_else(|| folder("XDG_STATE_HOME", ".local/state")),
-                config_dir,
-                key,
-                fingerprint: self.fingerprint,
-                trust_on_first_use: self.trust_on_first_use,
-                agent: concat!("rdma-cp ", env!("CARGO_PKG_VERSION")).into(),
-                chunk_bytes,
-                timeout,
-            },
-            streams,
-            timeout,
-            carrier: self.carrier.options(self.bwlimit.map(|_| streams)),
-            bytes_per_second: self.bwlimit,
-            preserve: self.preserve,
-            sim: None,
-            trace: None,
-        })
+        self.connection.session(remote, self.chunk_size, self.preserve)
     }
 }
 

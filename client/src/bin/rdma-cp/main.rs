@@ -6,32 +6,39 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
-mod ask;
-mod carrier;
 mod flags;
 mod records;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod show;
 
 use clap::Parser;
 use flags::{Flags, Task};
 use records::Records;
-use show::{Exit, Show};
+use shared::ask;
+use shared::ending::{Exit, NAME, complain, interrupted, refused};
+use shared::voice::clean;
+use show::Show;
 use std::path::Path;
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
-use verbatim_client::copy::{CopyError, server_of};
-use verbatim_client::{ClientError, copy, list};
+use verbatim_client::copy::server_of;
+use verbatim_client::{copy, list};
 use verbatim_control::ClientKey;
 use verbatim_proto::message::Entry;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    verbatim_telemetry::start(flags.log_level(), flags.log_format());
+    flags.voice.start_logs();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            return complain(&format!("cannot start: {error}"), None, Exit::Failed, flags.json);
+            return complain(
+                &format!("cannot start: {error}"),
+                None,
+                Exit::Failed,
+                flags.voice.json,
+            );
         }
     };
     let exit = runtime.block_on(run(flags));
@@ -41,16 +48,16 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> ExitCode {
-    let json = flags.json && !flags.to_stdout();
+    let json = flags.voice.json && !flags.to_stdout();
     let task = match flags.task() {
         Ok(task) => task,
-        Err(error) => return complain(&error.cause, error.hint, error.exit, json),
+        Err(error) => return error.told(json),
     };
     match task {
         Task::List(remote) => {
             let session = match flags.session(&remote) {
                 Ok(session) => session,
-                Err(error) => return complain(&error.cause, error.hint, error.exit, json),
+                Err(error) => return error.told(json),
             };
             let config_dir = session.connect.config_dir.clone();
             let listed = ask::introduced(&config_dir, async || {
@@ -59,7 +66,7 @@ async fn run(flags: Flags) -> ExitCode {
             });
             match listed.await {
                 Ok(failures) => {
-                    failures.iter().for_each(|failure| show::print_failure("list", failure, json));
+                    failures.iter().for_each(|failure| show::print_unlisted(failure, json));
                     if failures.is_empty() { Exit::Done.into() } else { Exit::Failed.into() }
                 }
                 Err(error) => refused(&error, json),
@@ -95,31 +102,21 @@ async fn run(flags: Flags) -> ExitCode {
     }
 }
 
-/// Completes when the user, or a batch system whose time is up, wants this to end.
-async fn interrupted() {
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        }
-        _ => std::future::pending().await,
-    }
-}
-
 /// Makes a key; the secret half goes into the file and nowhere else.
 fn new_token(path: &Path, flags: &Flags) -> ExitCode {
     let saved = ClientKey::generate().and_then(|key| key.save_new(path).map(|()| key.public()));
     let public = match saved {
         Ok(public) => public,
-        Err(error) => return complain(&error, error.hint(), Exit::Failed, flags.json),
+        Err(error) => return complain(&error, error.hint(), Exit::Failed, flags.voice.json),
     };
-    let line = format!("{public} {}", show::clean(&user_at_host()));
-    if flags.json {
+    let line = format!("{public} {}", clean(&user_at_host()));
+    if flags.voice.json {
         let path = path.display().to_string();
         println!("{}", serde_json::json!({ "event": "token", "path": path, "line": line }));
         return Exit::Done.into();
     }
     println!("{line}");
-    if !flags.quiet {
+    if !flags.voice.quiet {
         eprintln!("on the server, add this line to authorized_keys in its state folder;");
         eprintln!("here, give --token-file {} to be let in", path.display());
     }
@@ -128,38 +125,7 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
 
 /// Says what went wrong beside the copy.
 fn warn(error: &str) {
-    eprintln!("rdma-cp: {}", show::clean(error));
-}
-
-fn refused(error: &CopyError, json: bool) -> ExitCode {
-    let exit = match error {
-        CopyError::Usage { .. } => Exit::Usage,
-        CopyError::Client(ClientError::Fault(_)) => Exit::Failed,
-        CopyError::Client(_) => Exit::Connect,
-    };
-    complain(error, error.hint(), exit, json)
-}
-
-/// Says what is wrong and what to do about it.
-fn complain(
-    error: &dyn std::fmt::Display,
-    hint: Option<String>,
-    exit: Exit,
-    json: bool,
-) -> ExitCode {
-    if json {
-        let cause = error.to_string();
-        let line = serde_json::json!({
-            "event": "error", "cause": cause, "hint": hint, "exit": exit as u8,
-        });
-        println!("{line}");
-        return exit.into();
-    }
-    eprintln!("rdma-cp: {}", show::clean(&error.to_string()));
-    if let Some(hint) = hint {
-        eprintln!("  hint: {}", show::clean(&hint));
-    }
-    exit.into()
+    eprintln!("{NAME}: {}", clean(error));
 }
 
 fn print_entry(entry: &Entry, json: bool) {

@@ -1,8 +1,9 @@
 //! The flags of `rdma-sync`, and the one place where they become options. Nobody
 //! behind this file sees a flag.
 
-use crate::connection::ConnectionFlags;
-use crate::show::Exit;
+use crate::shared::connection::ConnectionFlags;
+use crate::shared::ending::FlagError;
+use crate::shared::voice::VoiceFlags;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -126,17 +127,8 @@ pub struct Flags {
     )]
     pub wait_timeout: u64,
 
-    /// Print JSON lines: one per change, file and error, and a summary.
-    #[arg(long)]
-    pub json: bool,
-
-    /// Print errors only.
-    #[arg(short, long)]
-    pub quiet: bool,
-
-    /// Print every change; twice, also what happens inside.
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    pub verbose: u8,
+    #[command(flatten)]
+    pub voice: VoiceFlags,
 
     #[command(flatten)]
     pub connection: ConnectionFlags,
@@ -144,13 +136,6 @@ pub struct Flags {
     /// The patterns in the order they were given.
     #[arg(skip)]
     patterns: Vec<Vec<u8>>,
-}
-
-/// What is wrong with the flags.
-pub struct FlagError {
-    pub cause: String,
-    pub hint: Option<String>,
-    pub exit: Exit,
 }
 
 impl Flags {
@@ -162,17 +147,9 @@ impl Flags {
         flags
     }
 
-    pub fn log_level(&self) -> &'static str {
-        match self.verbose {
-            0 | 1 => "warn",
-            2 => "debug",
-            _ => "trace",
-        }
-    }
-
     /// Whether every change is printed.
     pub fn itemizes(&self) -> bool {
-        self.dry_run || self.check || self.verbose > 0
+        self.dry_run || self.check || self.voice.verbose > 0
     }
 
     /// Whether the trees are only compared.
@@ -187,7 +164,7 @@ impl Flags {
 
     /// What is to be done.
     pub fn options(&self) -> Result<SyncOptions, FlagError> {
-        let usage = |cause: String| FlagError { cause, hint: None, exit: Exit::Usage };
+        let usage = |cause: String| FlagError::usage(cause, None);
         let place = |text: &Option<OsString>| {
             let text = text.clone().unwrap_or_default();
             Location::parse(&text).map_err(|e| usage(e.to_string()))

@@ -7,36 +7,34 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
-#[path = "../rdma-cp/ask.rs"]
-mod ask;
-#[path = "../rdma-cp/carrier.rs"]
-#[allow(dead_code)] // it has more for rdma-cp
-mod carrier;
-mod connection;
 mod flags;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod show;
 
 use flags::Flags;
-use show::{Exit, Show};
+use shared::ask;
+use shared::ending::{Exit, complain, interrupted, refused};
+use show::Show;
 use std::process::ExitCode;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use verbatim_client::ClientError;
-use verbatim_client::copy::CopyError;
 use verbatim_client::current::wait::wait;
 use verbatim_client::sync::follow::follow;
 use verbatim_client::sync::{server_of, sync};
-use verbatim_telemetry::Format;
 
 fn main() -> ExitCode {
     let flags = Flags::read();
-    let format = if flags.json { Format::Json } else { Format::Auto };
-    verbatim_telemetry::start(flags.log_level(), format);
+    flags.voice.start_logs();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            return complain(&format!("cannot start: {error}"), None, Exit::Failed, flags.json);
+            return complain(
+                &format!("cannot start: {error}"),
+                None,
+                Exit::Failed,
+                flags.voice.json,
+            );
         }
     };
     let exit = runtime.block_on(run(&flags));
@@ -46,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: &Flags) -> ExitCode {
-    let json = flags.json;
+    let json = flags.voice.json;
     if let Some(path) = &flags.wait {
         return match wait(path, Duration::from_secs(flags.wait_timeout)).await {
             Ok(_) => Exit::Done.into(),
@@ -55,14 +53,13 @@ async fn run(flags: &Flags) -> ExitCode {
     }
     let options = match flags.options() {
         Ok(options) => options,
-        Err(error) => return complain(&error.cause, error.hint, error.exit, json),
+        Err(error) => return error.told(json),
     };
-    let session = match server_of(&options).map(|remote| flags.connection.session(remote)) {
+    let session = server_of(&options);
+    let session = session.map(|remote| flags.connection.session(remote, None, true));
+    let session = match session {
         Ok(Ok(session)) => session,
-        Ok(Err(error)) => {
-            let exit = if error.is_key { Exit::Connect } else { Exit::Usage };
-            return complain(&error.cause, error.hint, exit, json);
-        }
+        Ok(Err(error)) => return error.told(json),
         Err(error) => return refused(&error, json),
     };
     let mut show = Show::new(flags);
@@ -87,16 +84,6 @@ async fn run(flags: &Flags) -> ExitCode {
     }
 }
 
-/// Completes when the user, or a batch system whose time is up, wants this to end.
-async fn interrupted() {
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        }
-        _ => std::future::pending().await,
-    }
-}
-
 /// Turns true when this is to end.
 fn interruption() -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
@@ -105,35 +92,4 @@ fn interruption() -> watch::Receiver<bool> {
         stop.send_replace(true);
     });
     stopped
-}
-
-fn refused(error: &CopyError, json: bool) -> ExitCode {
-    let exit = match error {
-        CopyError::Usage { .. } => Exit::Usage,
-        CopyError::Client(ClientError::Fault(_)) => Exit::Failed,
-        CopyError::Client(_) => Exit::Connect,
-    };
-    complain(error, error.hint(), exit, json)
-}
-
-/// Says what is wrong and what to do about it.
-fn complain(
-    error: &dyn std::fmt::Display,
-    hint: Option<String>,
-    exit: Exit,
-    json: bool,
-) -> ExitCode {
-    if json {
-        let cause = error.to_string();
-        let line = serde_json::json!({
-            "event": "error", "cause": cause, "hint": hint, "exit": exit as u8,
-        });
-        println!("{line}");
-        return exit.into();
-    }
-    eprintln!("rdma-sync: {}", show::clean(&error.to_string()));
-    if let Some(hint) = hint {
-        eprintln!("  hint: {}", show::clean(&hint));
-    }
-    exit.into()
 }

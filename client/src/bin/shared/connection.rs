@@ -1,7 +1,8 @@
 //! The flags that say how to reach the server and how data moves, and the one
 //! place where they become the options of a session.
 
-use crate::carrier::CarrierFlags;
+use super::carrier::CarrierFlags;
+use super::ending::{Exit, FlagError};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use verbatim_client::SessionOptions;
 use verbatim_client::location::Remote;
 use verbatim_client::pace::fit;
 use verbatim_client::size::{parse_bytes, show_bytes};
-use verbatim_control::{ClientKey, ConnectOptions, Fingerprint};
+use verbatim_control::{ClientSettings, ConnectOptions, Fingerprint};
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 
 /// How to reach the server.
@@ -17,7 +18,8 @@ use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 pub struct ConnectionFlags {
     /// Move data over N connections at a time [default: 4].
     ///
-    /// Each has a thread that verifies what it carries.
+    /// Chunks of one file and different files alike are spread over them; each has
+    /// a thread that verifies what it carries.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, hide_default_value = true,
           value_parser = clap::value_parser!(u16).range(1..=LINKS_MAX as i64))]
     streams: u16,
@@ -47,14 +49,16 @@ pub struct ConnectionFlags {
     /// Accept an unknown server now, and only the same one later.
     ///
     /// Without it, somebody at a terminal is shown the fingerprint and asked; a script
-    /// is refused.
+    /// is refused. Servers that were accepted are in known_servers in
+    /// $XDG_CONFIG_HOME/verbatim. One that has changed is refused either way.
     #[arg(long)]
     trust_on_first_use: bool,
 
     /// Prove the key in FILE to the server.
     ///
-    /// The file holds one token and may be readable by you alone; rdma-cp --new-token
-    /// makes one.
+    /// The file holds one token and may be readable by you alone. Without it the token
+    /// is that of the file RDMA_TOKEN_FILE names, of RDMA_TOKEN, or of this server in
+    /// $XDG_CONFIG_HOME/verbatim/client.toml, whichever is found first.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -63,45 +67,46 @@ pub struct ConnectionFlags {
     state: Option<PathBuf>,
 
     #[command(flatten)]
-    carrier: CarrierFlags,
-}
-
-/// What is wrong with them: cause, hint, and whether it is the key and not the usage.
-pub struct ConnectionError {
-    pub cause: String,
-    pub hint: Option<String>,
-    pub is_key: bool,
+    pub carrier: CarrierFlags,
 }
 
 impl ConnectionFlags {
-    /// Makes the options of a session with this server.
-    pub fn session(&self, remote: &Remote) -> Result<SessionOptions, ConnectionError> {
-        let key = match &self.token_file {
-            None => None,
-            Some(path) => Some(ClientKey::load(path).map_err(|error| ConnectionError {
-                cause: error.to_string(),
-                hint: error.hint(),
-                is_key: true,
-            })?),
-        };
+    /// Makes the options of a session with this server, in chunks of this size if one was
+    /// asked for.
+    pub fn session(
+        &self,
+        remote: &Remote,
+        chunk_size: Option<u32>,
+        preserve: bool,
+    ) -> Result<SessionOptions, FlagError> {
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let folder = |variable: &str, below: &str| {
             let set = std::env::var_os(variable).filter(|value| !value.is_empty());
             set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim")
         };
+        let config_dir = folder("XDG_CONFIG_HOME", ".config");
+        let key = ClientSettings::load(&config_dir).and_then(|settings| {
+            let flag = self.token_file.as_deref();
+            settings.key(&remote.host, remote.port, flag, |name| std::env::var_os(name))
+        });
+        let key = key.map_err(|error| FlagError {
+            cause: error.to_string(),
+            hint: error.hint(),
+            exit: Exit::Connect,
+        })?;
         let state = || folder("XDG_STATE_HOME", ".local/state");
         let timeout = Duration::from_secs(self.timeout);
-        let (streams, chunk_bytes) = self.sizes(timeout)?;
+        let (streams, chunk_bytes) = self.sizes(chunk_size, timeout)?;
         Ok(SessionOptions {
             connect: ConnectOptions {
                 host: remote.host.clone(),
                 port: remote.port,
                 state_dir: self.state.clone().unwrap_or_else(state),
-                config_dir: folder("XDG_CONFIG_HOME", ".config"),
+                config_dir,
                 key,
                 fingerprint: self.fingerprint,
                 trust_on_first_use: self.trust_on_first_use,
-                agent: concat!("rdma-sync ", env!("CARGO_PKG_VERSION")).into(),
+                agent: concat!(env!("CARGO_BIN_NAME"), " ", env!("CARGO_PKG_VERSION")).into(),
                 chunk_bytes,
                 timeout,
             },
@@ -109,22 +114,22 @@ impl ConnectionFlags {
             timeout,
             carrier: self.carrier.options(self.bwlimit.map(|_| streams)),
             bytes_per_second: self.bwlimit,
-            preserve: true,
+            preserve,
             sim: None,
             trace: None,
         })
     }
 
     /// Streams and chunk size, as the rate allows.
-    fn sizes(&self, timeout: Duration) -> Result<(u16, u32), ConnectionError> {
-        let Some(rate) = self.bwlimit else { return Ok((self.streams, CHUNK_BYTES_DEFAULT)) };
-        fit(rate, timeout, self.streams, CHUNK_BYTES_DEFAULT, false).map_err(|least| {
+    fn sizes(&self, chunk_size: Option<u32>, timeout: Duration) -> Result<(u16, u32), FlagError> {
+        let chunk = chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
+        let Some(rate) = self.bwlimit else { return Ok((self.streams, chunk)) };
+        fit(rate, timeout, self.streams, chunk, chunk_size.is_some()).map_err(|least| {
             let (rate, least) = (show_bytes(rate), least.div_ceil(1024));
-            ConnectionError {
-                cause: format!("--bwlimit {rate} is too low for a timeout of {} s", self.timeout),
-                hint: Some(format!("give at least {least}K, or a longer --timeout")),
-                is_key: false,
-            }
+            FlagError::usage(
+                format!("--bwlimit {rate} is too low for a timeout of {} s", self.timeout),
+                Some(format!("give at least {least}K, or a longer --timeout")),
+            )
         })
     }
 }

@@ -1,0 +1,100 @@
+//! How a command ends: its exit codes, what is said of an error that ends it, and
+//! the signals that do.
+
+use super::voice::clean;
+use std::fmt::Display;
+use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+use verbatim_client::copy::CopyError;
+use verbatim_client::{ClientError, Summary};
+use verbatim_proto::Code;
+
+/// The command this is part of.
+pub const NAME: &str = env!("CARGO_BIN_NAME");
+
+/// How the command ends. The worst wins: mismatch, then connect, then failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Done = 0,
+    Failed = 1,
+    Usage = 2,
+    Connect = 3,
+    Mismatch = 4,
+    Interrupted = 130,
+}
+
+impl Exit {
+    /// How a run with this summary ends.
+    pub fn of(summary: &Summary) -> Self {
+        match summary {
+            Summary { broken: Some(fault), .. } if fault.code == Code::Interrupted => {
+                Self::Interrupted
+            }
+            Summary { mismatch: true, .. } => Self::Mismatch,
+            Summary { broken: Some(_), .. } => Self::Connect,
+            Summary { failed: 1.., .. } => Self::Failed,
+            _ => Self::Done,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// What is wrong with the flags.
+pub struct FlagError {
+    pub cause: String,
+    pub hint: Option<String>,
+    pub exit: Exit,
+}
+
+impl FlagError {
+    pub fn usage(cause: impl Into<String>, hint: Option<String>) -> Self {
+        Self { cause: cause.into(), hint, exit: Exit::Usage }
+    }
+
+    /// Says it.
+    pub fn told(self, json: bool) -> ExitCode {
+        complain(&self.cause, self.hint, self.exit, json)
+    }
+}
+
+/// Says why nothing could be done.
+pub fn refused(error: &CopyError, json: bool) -> ExitCode {
+    let exit = match error {
+        CopyError::Usage { .. } => Exit::Usage,
+        CopyError::Client(ClientError::Fault(_)) => Exit::Failed,
+        CopyError::Client(_) => Exit::Connect,
+    };
+    complain(error, error.hint(), exit, json)
+}
+
+/// Says what is wrong and what to do about it.
+pub fn complain(error: &dyn Display, hint: Option<String>, exit: Exit, json: bool) -> ExitCode {
+    if json {
+        let cause = error.to_string();
+        let line = serde_json::json!({
+            "event": "error", "cause": cause, "hint": hint, "exit": exit as u8,
+        });
+        println!("{line}");
+        return exit.into();
+    }
+    eprintln!("{NAME}: {}", clean(&error.to_string()));
+    if let Some(hint) = hint {
+        eprintln!("  hint: {}", clean(&hint));
+    }
+    exit.into()
+}
+
+/// Completes when the user, or a batch system whose time is up, wants this to end.
+pub async fn interrupted() {
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        }
+        _ => std::future::pending().await,
+    }
+}

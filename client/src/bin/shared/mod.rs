@@ -1,0 +1,9 @@
+//! What the commands of the client have in common: the flags that say how to reach
+//! a server, the stranger's question, how a command ends, and what all of them
+//! print. Part of each command, not of the library, which never touches a terminal.
+
+pub mod ask;
+pub mod carrier;
+pub mod connection;
+pub mod ending;
+pub mod voice;

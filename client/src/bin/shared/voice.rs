@@ -1,0 +1,295 @@
+//! What all commands print alike. Data and JSON go to standard output, errors and
+//! summaries to standard error, progress there too where that is a terminal. Text
+//! of the other side is cleaned first: a name must not move the cursor.
+
+use super::carrier::CarrierFlags;
+use super::ending::{Exit, NAME};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::time::Duration;
+use verbatim_client::{Failure, FileDone, Progress, Quiet, Retry, SkipReason, Skipped, Summary};
+use verbatim_fabric::ports::Place;
+use verbatim_telemetry::Format;
+
+/// How much is printed, and how.
+#[derive(Args)]
+pub struct VoiceFlags {
+    /// Print JSON lines: one for each thing that is told, and a summary.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only.
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Print every file or change; twice, also what happens inside.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// Log for people (human), as JSON lines, or to the journal.
+    ///
+    /// Without it: JSON with --json, else human, or journald under systemd. Logs go to
+    /// standard error; RUST_LOG, or -vv, says how much.
+    #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(Format::NAMES))]
+    log_format: Option<String>,
+}
+
+impl VoiceFlags {
+    /// Begins to log.
+    pub fn start_logs(&self) {
+        let level = match self.verbose {
+            0 | 1 => "warn",
+            2 => "debug",
+            _ => "trace",
+        };
+        let given = self.log_format.as_deref().and_then(Format::parse);
+        let format = given.unwrap_or(if self.json { Format::Json } else { Format::Auto });
+        verbatim_telemetry::start(level, format);
+    }
+}
+
+/// Prints what every command tells.
+pub struct Voice {
+    pub json: bool,
+    pub quiet: bool,
+    pub verbose: bool,
+    /// Whether to say why it was not RDMA.
+    reasons: bool,
+    pub bar: ProgressBar,
+}
+
+impl Voice {
+    pub fn new(flags: &VoiceFlags, carrier: &CarrierFlags) -> Self {
+        let visible = std::io::stderr().is_terminal() && !flags.quiet && !flags.json;
+        let target = match visible {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        let style = ProgressStyle::with_template("{bar:24} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let (json, quiet, verbose) = (flags.json, flags.quiet, flags.verbose > 0);
+        Self { json, quiet, verbose, reasons: !carrier.is_tcp(), bar }
+    }
+
+    /// Prints a line for people without disturbing the progress line.
+    pub fn say(&self, text: &str) {
+        self.bar.suspend(|| eprintln!("{NAME}: {text}"));
+    }
+
+    pub fn file_json(&self, file: &FileDone) {
+        let line = json!({
+            "event": "file", "path": clean(&file.path), "local": clean(&file.local),
+            "bytes": file.bytes, "digest": file.digest.to_string(),
+        });
+        println!("{line}");
+    }
+
+    /// Prints what could not be done to what, why, and the next step.
+    pub fn failed(&self, verb: &str, failure: &Failure, hint: Option<&str>) {
+        self.bar.suspend(|| print_failure(verb, failure, hint, self.json));
+    }
+
+    pub fn skipped(&self, skipped: &Skipped) {
+        let (path, reason) = (clean(&skipped.path), skipped.reason);
+        if self.json {
+            let reason = reason.to_string();
+            println!("{}", json!({ "event": "skipped", "path": path, "reason": reason }));
+        // What a rule keeps is no news; what no copy can keep is.
+        } else if self.verbose || reason == SkipReason::Special && !self.quiet {
+            self.say(&format!("skipped {path}: {reason}"));
+        }
+    }
+
+    pub fn progress(&self, progress: &Progress) {
+        self.bar.set_length(progress.bytes_known.max(1));
+        self.bar.set_position(progress.bytes);
+        let rate = progress.bytes as f64 / progress.elapsed.as_secs_f64().max(1e-3);
+        let more = if progress.searching { "+" } else { "" };
+        let left = outlook(progress, rate);
+        self.bar.set_message(format!(
+            "{}/{}{more} files  {}/{}{more}  {}/s  {left}",
+            progress.files,
+            progress.files_known,
+            BinaryBytes(progress.bytes),
+            BinaryBytes(progress.bytes_known),
+            BinaryBytes(rate as u64),
+        ));
+    }
+
+    pub fn retrying(&self, retry: &Retry) {
+        let Retry { peer, attempt, .. } = retry;
+        let (cause, pause) = (clean(&retry.cause), retry.pause.as_secs_f64());
+        if self.json {
+            let line = json!({
+                "event": "retrying", "peer": peer, "cause": cause, "attempt": attempt,
+                "pause_seconds": pause, "left_seconds": retry.left.as_secs_f64(),
+            });
+            println!("{line}");
+        } else if self.bar.is_hidden() && !self.quiet {
+            self.say(&format!("server {peer}: {cause}; trying again in {pause:.1} s"));
+        } else {
+            let left = retry.left.as_secs();
+            let next = format!("try {attempt} in {pause:.1} s, giving up in {left} s");
+            self.bar.set_message(format!("{peer}: {cause}; {next}"));
+        }
+    }
+
+    pub fn reconnected(&self) {
+        if self.json {
+            println!("{}", json!({ "event": "reconnected" }));
+        } else if self.bar.is_hidden() && !self.quiet {
+            self.say("the server is there again, going on");
+        }
+    }
+
+    /// Prints what data moved over, and why not over something better.
+    pub fn transport(&self, summary: &Summary) {
+        if let Some(reason) = summary.reason.as_ref().filter(|_| self.reasons) {
+            eprintln!("tcp: {}", clean(reason));
+        }
+        for place in summary.places.iter().filter(|_| self.verbose) {
+            eprintln!("rdma: {place}: {}", place.why);
+        }
+        if self.verbose {
+            eprintln!("request {}, as the server's log calls it", summary.request);
+        }
+    }
+
+    /// Prints what did not go as it should; `undone` is what did not become of some.
+    pub fn trouble(&self, summary: &Summary, undone: &str) {
+        if summary.reconnects > 0 {
+            let times = if summary.reconnects == 1 { "time" } else { "times" };
+            eprintln!("the server was lost and reached again {} {times}", summary.reconnects);
+        }
+        if summary.mismatches + summary.links_lost > 0 {
+            let Summary { mismatches, links_lost, .. } = summary;
+            eprintln!(
+                "{mismatches} chunks did not match and were moved again, {links_lost} links were lost"
+            );
+        }
+        if !summary.dropped.is_empty() {
+            eprintln!("not kept: {}", summary.dropped);
+        }
+        if summary.failed > 0 {
+            eprintln!("{} {undone}", summary.failed);
+        }
+    }
+}
+
+/// What is to come: how long a silent server is waited for, or how long the rest takes.
+fn outlook(progress: &Progress, rate: f64) -> String {
+    match progress.quiet.filter(|quiet| quiet.so_far >= QUIET_MIN) {
+        Some(Quiet { so_far, at_most }) => {
+            let (so_far, at_most) = (so_far.as_secs(), at_most.as_secs());
+            format!("no answer for {so_far} s, giving up at {at_most} s")
+        }
+        None if progress.searching || progress.bytes == 0 => "looking for more".to_owned(),
+        None => {
+            let left = progress.bytes_known.saturating_sub(progress.bytes) as f64 / rate.max(1.0);
+            format!("{} left", HumanDuration(Duration::from_secs_f64(left.min(1e9))))
+        }
+    }
+}
+
+/// How long a server is silent before the progress line says so.
+const QUIET_MIN: Duration = Duration::from_secs(3);
+
+/// Prints what could not be done to what, why, and the next step.
+pub fn print_failure(verb: &str, failure: &Failure, hint: Option<&str>, json: bool) {
+    let Failure { path, peer, fault } = failure;
+    let (path, text) = (clean(path), clean(&fault.text));
+    if json {
+        let line = json!({
+            "event": "error", "path": path, "peer": peer, "code": format!("{:?}", fault.code),
+            "class": format!("{:?}", fault.class()), "cause": text, "hint": hint,
+        });
+        println!("{line}");
+        return;
+    }
+    eprintln!("{NAME}: cannot {verb} {path} (server {peer}): {text}");
+    if let Some(hint) = hint {
+        eprintln!("  hint: {hint}");
+    }
+}
+
+/// The summary as a JSON object, to which a command may add.
+pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
+    json!({
+        "event": "summary",
+        "files": summary.files,
+        "failed": summary.failed,
+        "skipped": summary.skipped,
+        "bytes": summary.bytes,
+        "resumed_bytes": summary.resumed_bytes,
+        "rehashed_bytes": summary.rehashed_bytes,
+        "moved_bytes": summary.moved_bytes,
+        "hole_bytes": summary.hole_bytes,
+        "seconds": summary.elapsed.as_secs_f64(),
+        "bytes_per_second": summary.rate(),
+        "request": summary.request,
+        "transport": summary.transport,
+        "rdma_reads": summary.rdma.reads,
+        "rdma_writes": summary.rdma.writes,
+        "reason": summary.reason,
+        "rdma_ports": summary.places.iter().map(port_json).collect::<Vec<_>>(),
+        "limited_by": summary.limited_by,
+        "mismatches": summary.mismatches,
+        "links_lost": summary.links_lost,
+        "reconnects": summary.reconnects,
+        "not_kept": {
+            "owners": summary.dropped.owners,
+            "special_bits": summary.dropped.special_bits,
+            "xattrs": summary.dropped.xattrs,
+        },
+        "exit": exit as u8,
+    })
+}
+
+fn port_json(place: &Place) -> Value {
+    json!({
+        "device": place.device,
+        "port": place.port,
+        "gid_index": place.gid.index,
+        "address": place.gid.ip().to_string(),
+        "kind": place.gid.kind.to_string(),
+        "netdev": place.netdev,
+        "rate_mbit": place.rate_mbit,
+        "numa_node": place.numa_node,
+        "reason": place.why,
+    })
+}
+
+/// Makes text of the other side harmless to a terminal.
+pub fn clean(text: &str) -> String {
+    text.chars()
+        .flat_map(|letter| {
+            let escaped = letter.is_control().then(|| letter.escape_default().to_string());
+            escaped.unwrap_or_else(|| letter.to_string()).chars().collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_server_is_told_of_after_a_while_and_until_when_it_is_waited_for() {
+        let quiet = |so_far| Some(Quiet { so_far, at_most: Duration::from_secs(60) });
+        let half = Progress { bytes: 50, bytes_known: 100, ..Progress::default() };
+        let told = |so_far| outlook(&Progress { quiet: quiet(so_far), ..half.clone() }, 10.0);
+        assert_eq!(told(Duration::from_millis(7900)), "no answer for 7 s, giving up at 60 s");
+        assert_eq!(told(QUIET_MIN), "no answer for 3 s, giving up at 60 s");
+        // One that was heard a moment ago is no news, and neither is one that owes nothing.
+        assert_eq!(told(QUIET_MIN - Duration::from_millis(1)), "5 seconds left");
+        assert_eq!(outlook(&half, 10.0), "5 seconds left");
+        let searching = Progress { searching: true, ..half.clone() };
+        assert_eq!(outlook(&searching, 10.0), "looking for more");
+        let silent = Progress { quiet: quiet(Duration::from_secs(9)), ..searching };
+        assert_eq!(outlook(&silent, 10.0), "no answer for 9 s, giving up at 60 s");
+    }
+}
