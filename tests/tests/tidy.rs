@@ -21,6 +21,7 @@ const EDGES: &[(&str, Option<&[&str]>)] = &[
     ("verbatim-telemetry", Some(&[])),
     ("verbatim-files", Some(&["verbatim-proto"])),
     ("verbatim-control", Some(&["verbatim-proto"])),
+    ("verbatim-doctor", Some(&["verbatim-fabric", "verbatim-telemetry"])),
     ("verbatim-server", Some(ENDS)),
     ("verbatim-client", Some(ENDS)),
     ("verbatim-tests", None),
@@ -33,6 +34,7 @@ const ENDS: &[&str] = &[
     "verbatim-fabric",
     "verbatim-files",
     "verbatim-control",
+    "verbatim-doctor",
     "verbatim-telemetry",
 ];
 

@@ -5,7 +5,6 @@
 
 mod history;
 mod http;
-mod ports;
 mod status;
 mod survey;
 mod view;

@@ -202,7 +202,7 @@ impl Observatory {
 
     fn devices(&self) -> Vec<Device> {
         let survey = lock(&self.survey);
-        let device = |port: &super::ports::Port| {
+        let device = |port: &verbatim_doctor::counters::Port| {
             let (finding, hint) = port.finding().unzip();
             Device {
                 device: port.levels.device.clone(),

@@ -2,12 +2,12 @@
 //! not answer: the file systems of exports, and the ports of RDMA devices.
 //! Whoever asks the server gets what the last look found.
 
-use super::ports::{Port, read_ports};
 use crate::reach::ExportFolder;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use verbatim_doctor::counters::{Port, read_ports};
 use verbatim_proto::Fault;
 use verbatim_telemetry::serve::ExportLevels;
 

@@ -55,6 +55,11 @@ impl Hints {
         hints
     }
 
+    /// The PCI addresses that this pod was given, each with the variable that says so.
+    pub fn devices_given(&self) -> &[(String, String)] {
+        &self.given
+    }
+
     /// The place in a table of addresses that NCCL would use.
     pub(super) fn gid_index(&self) -> Option<u8> {
         self.gid_index

@@ -1,11 +1,10 @@
-//! Every rule of the choice on recorded machines. A record is a text: `path = value`
-//! lines, below `[folder]` lines, that are unfolded into a folder and read as the
-//! kernel's own files would be. `\n` in a value is a line's end. None of these
-//! machines was here: they are written down from what the kernel's sources and
-//! reports of users show of such ones. What Soft-RoCE shows is read by guest tests.
+//! Every rule of the choice on recorded machines. None of these machines was here:
+//! they are written down from what the kernel's sources and reports of users show
+//! of such ones. What Soft-RoCE shows is read by guest tests.
+
+mod record;
 
 use super::*;
-use std::fs;
 use tempfile::TempDir;
 
 fn machine(record: &str) -> Machine {
@@ -14,17 +13,7 @@ fn machine(record: &str) -> Machine {
 
 fn unfold(record: &str) -> TempDir {
     let root = tempfile::tempdir().expect("folder");
-    let mut folder = root.path().to_owned();
-    for line in record.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        if let Some(name) = line.strip_prefix('[') {
-            folder = root.path().join(name.trim_end_matches(']'));
-            continue;
-        }
-        let (path, value) = line.split_once(" =").expect("path = value");
-        let path = folder.join(path);
-        fs::create_dir_all(path.parent().expect("below the root")).expect("folder");
-        fs::write(path, format!("{}\n", value.trim().replace("\\n", "\n"))).expect("writes");
-    }
+    record::unfold(record, root.path());
     root
 }
 

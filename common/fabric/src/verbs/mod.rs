@@ -73,3 +73,8 @@ pub fn usable(wish: &Wish) -> Result<Vec<Place>, Vec<Reason>> {
     library::library().map_err(|reason| vec![reason])?;
     Ok(places)
 }
+
+/// Says why libibverbs cannot be opened, if it cannot. Opens it.
+pub fn library_opens() -> Result<(), Reason> {
+    library::library().map(drop)
+}

@@ -1,7 +1,7 @@
 //! What RDMA ports count, from sysfs: ordinary network counters do not see RDMA.
 //! Which ports there are is `fabric`'s to tell. Reads files below a root that is
-//! given, and nothing else; what a driver does not count is left out. Called by
-//! the survey.
+//! given, and nothing else; what a driver does not count is left out. The server
+//! shows them, the doctor looks at them twice.
 
 use std::fs;
 use std::path::Path;
@@ -39,6 +39,7 @@ const DRIVER_ERRORS: &[&str] = &[
 /// A port and its state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Port {
+    /// What it counts.
     pub levels: PortLevels,
     /// As the kernel calls it: ACTIVE, DOWN.
     pub state: &'static str,

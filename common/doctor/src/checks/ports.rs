@@ -1,0 +1,312 @@
+//! Checks of ports: whether they are up, how quick they and their slot are, how
+//! large their packets, which addresses they have, what they count.
+
+use super::Case;
+use crate::facts::{DeviceFacts, NetdevFacts, PortFacts};
+use crate::finding::{Finding, Fix, Severity};
+use verbatim_fabric::ports::{Access, DeviceInfo, GidKind, LinkLayer, PortInfo, Transport};
+
+/// Models, and the rate of the quickest card of each, in Mbit/s.
+const MODELS: &[(&str, u32)] = &[
+    ("MT4099", 40_000),
+    ("MT4103", 40_000),
+    ("MT4115", 100_000),
+    ("MT4117", 50_000),
+    ("MT4119", 100_000),
+    ("MT4121", 100_000),
+    ("MT4123", 200_000),
+    ("MT4125", 200_000),
+    ("MT4129", 400_000),
+    ("MT4131", 800_000),
+    ("MT41686", 200_000),
+    ("MT41692", 400_000),
+];
+
+/// A port this much slower than the quickest of its model is not just a smaller card.
+const MODEL_RATIO: u32 = 4;
+
+/// The least MTU of a network device that carries RDMA packets of 4,096 bytes.
+const MTU_FOR_4096: u64 = 4200;
+
+pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
+    let facts = case.facts;
+    for (device, more) in facts.machine.devices.iter().zip(&facts.devices) {
+        // Of a device that cannot be used it is enough to say so once.
+        if device.transport != Transport::Ib || device.access != Access::Granted {
+            continue;
+        }
+        found.extend(bus(device, more));
+        for (port, told) in device.ports.iter().zip(&more.ports) {
+            let it = Port { case, device, port, told };
+            found.extend(it.state());
+            if port.state.is_active() {
+                found.extend(it.rate(more));
+                found.extend(it.mtu());
+                found.extend(it.addresses());
+                found.extend(it.congestion());
+            }
+        }
+    }
+    found.extend(counters(case));
+}
+
+struct Port<'c> {
+    case: &'c Case<'c>,
+    device: &'c DeviceInfo,
+    port: &'c PortInfo,
+    told: &'c PortFacts,
+}
+
+impl Port<'_> {
+    fn about(&self) -> String {
+        format!("{}/{}", self.device.name, self.port.number)
+    }
+
+    fn netdev(&self) -> Option<&NetdevFacts> {
+        self.told.netdev.as_ref().filter(|_| self.port.link_layer == LinkLayer::Ethernet)
+    }
+
+    fn state(&self) -> Option<Finding> {
+        if self.port.state.is_active() {
+            return None;
+        }
+        let physical = self.told.physical.as_deref().unwrap_or("unknown");
+        let state = self.port.state.name();
+        let is_infiniband = self.port.link_layer == LinkLayer::Infiniband;
+        let fix = match (self.netdev(), physical, state) {
+            (_, "LinkUp", "INIT" | "ARMED") if is_infiniband => {
+                Fix::Run("systemctl start opensm".into())
+            }
+            (Some(netdev), physical, _) if physical != "Polling" => {
+                Fix::Run(format!("ip link set {} up", netdev.name))
+            }
+            _ => Fix::Person("check the cable, its seat, and that the other side is on".into()),
+        };
+        let why = match (physical, state) {
+            ("Polling", _) => {
+                "the port looks for the other side and sees no signal: the cable, \
+                               or the other side is off"
+            }
+            (_, "INIT" | "ARMED") if is_infiniband => {
+                "the cable is well, and no subnet manager \
+                                                       has set the port up"
+            }
+            _ => "a port that is not ACTIVE carries nothing",
+        };
+        Some(Finding {
+            check: "port",
+            severity: self.case.lost(),
+            about: self.about(),
+            is: format!("the port is {state} (physically {physical})"),
+            should: "ACTIVE (physically LinkUp)".into(),
+            why: why.into(),
+            fix,
+        })
+    }
+
+    fn rate(&self, more: &DeviceFacts) -> Option<Finding> {
+        let rate = self.port.rate_mbit;
+        if rate == 0 {
+            return None;
+        }
+        // Another port of the same board shows what this one can do; else the model tells.
+        let like = |it: &&DeviceFacts| more.board.is_some() && it.board == more.board;
+        let machine = &self.case.facts.machine;
+        let alike = self.case.facts.devices.iter().zip(&machine.devices);
+        let alike = alike.filter(|(it, _)| like(it)).flat_map(|(_, device)| &device.ports);
+        let sibling = alike.map(|port| port.rate_mbit).max().filter(|&best| best > rate);
+        let model = more.model.as_deref().and_then(|model| {
+            MODELS.iter().find(|(name, _)| *name == model).map(|(_, best)| *best)
+        });
+        let model = model.filter(|&best| rate.saturating_mul(MODEL_RATIO) <= best);
+        let (best, known_by) = match (sibling, model) {
+            (Some(best), _) => (best, "another port of the same board runs at that"),
+            (None, Some(best)) => (best, "cards of this model go up to that"),
+            (None, None) => return None,
+        };
+        let gigabits = |mbit: u32| f64::from(mbit) / 1000.0;
+        let told = if self.told.rate.is_empty() { "unknown" } else { &self.told.rate };
+        Some(Finding {
+            check: "rate",
+            severity: Severity::Limits,
+            about: self.about(),
+            is: format!("it runs at {} Gb/s ({told})", gigabits(rate)),
+            should: format!("{} Gb/s: {known_by}", gigabits(best)),
+            why: "a cable or transceiver for less, a bad one, or a switch port set to less, makes \
+                  both ends agree on less"
+                .into(),
+            fix: Fix::Person(match self.netdev() {
+                Some(netdev) => format!(
+                    "change the cable, then look: ethtool {}; see the speed of the switch's port",
+                    netdev.name
+                ),
+                None => "change the cable, then look: iblinkinfo".into(),
+            }),
+        })
+    }
+
+    fn mtu(&self) -> Option<Finding> {
+        let netdev = self.netdev()?;
+        let mtu = netdev.mtu.filter(|&mtu| mtu < MTU_FOR_4096)?;
+        let name = &netdev.name;
+        Some(Finding {
+            check: "mtu",
+            severity: Severity::Limits,
+            about: self.about(),
+            is: format!("{name} has an MTU of {mtu}, so RDMA packets carry {} bytes", inner(mtu)),
+            should: "an MTU of 9000 on both ends and on the switches, for packets of 4096 bytes"
+                .into(),
+            why: "small packets cost more of the wire and of the device for the same data".into(),
+            fix: Fix::Run(format!("ip link set {name} mtu 9000")),
+        })
+    }
+
+    fn addresses(&self) -> Option<Finding> {
+        if self.port.link_layer == LinkLayer::Infiniband {
+            return None;
+        }
+        let gids: Vec<_> = self.port.gids.iter().filter(|gid| gid.kind != GidKind::Ib).collect();
+        let netdev = self.port.netdevs.first().map_or("DEV", String::as_str);
+        let add = Fix::Run(format!("ip addr add ADDRESS/LENGTH dev {netdev}"));
+        let (severity, is, why, fix) = if gids.is_empty() {
+            let why = "RoCE takes its addresses from the IP addresses of the network device";
+            (self.case.lost(), "the GID table is empty", why, add)
+        } else if gids.iter().all(|gid| gid.kind == GidKind::RoceV1) {
+            let why = "version 1 is not routed and ends at the first router; many switches and \
+                       peers know version 2 only";
+            let fix = Fix::Person(format!(
+                "let the driver make them: cma_roce_mode -d {} -p {} -m 2, or a newer kernel",
+                self.device.name, self.port.number
+            ));
+            (Severity::Limits, "the GID table has RoCE v1 entries only", why, fix)
+        } else if gids.iter().all(|gid| gid.is_link_local()) {
+            let why = "link-local addresses end at the switch: a peer behind a router cannot be \
+                       reached";
+            (Severity::Limits, "the GID table has link-local entries only", why, add)
+        } else {
+            return None;
+        };
+        Some(Finding {
+            check: "gid",
+            severity,
+            about: self.about(),
+            is: is.into(),
+            should: "a RoCE v2 entry of an IPv4 or global IPv6 address".into(),
+            why: why.into(),
+            fix,
+        })
+    }
+
+    fn congestion(&self) -> Option<Finding> {
+        let netdev = self.netdev()?;
+        let no_ecn = matches!(netdev.ecn, Some((0, _)));
+        let no_pfc = netdev.pfc.as_ref().is_some_and(Vec::is_empty);
+        let (is, name) = match (no_ecn, no_pfc) {
+            (true, true) => ("neither ECN nor priority flow control is on", &netdev.name),
+            (true, false) if netdev.pfc.is_none() => ("ECN is off for RoCE", &netdev.name),
+            (false, true) if netdev.ecn.is_none() => {
+                ("priority flow control is off for every priority", &netdev.name)
+            }
+            _ => return None,
+        };
+        Some(Finding {
+            check: "congestion",
+            severity: Severity::Note,
+            about: self.about(),
+            is: is.into(),
+            should: "one of them for the class that RDMA uses, as the switches have it".into(),
+            why: "where several senders meet, packets are dropped, and RDMA sends whole ranges \
+                  again"
+                .into(),
+            fix: Fix::Person(format!(
+                "ask who runs the switches for the lossless class, then: dcb pfc set dev {name} \
+                 prio-pfc all:off CLASS:on; echo 1 > /sys/class/net/{name}/ecn/roce_np/enable/CLASS"
+            )),
+        })
+    }
+}
+
+/// The RDMA packet that fits a network device: what is left after headers, a power of two.
+fn inner(mtu: u64) -> u64 {
+    [4096, 2048, 1024, 512].into_iter().find(|bytes| bytes + 104 <= mtu).unwrap_or(256)
+}
+
+fn bus(device: &DeviceInfo, more: &DeviceFacts) -> Option<Finding> {
+    let (now, best) = more.bus?;
+    let less = now.speed < best.speed || now.width < best.width;
+    (less && now.width > 0).then(|| Finding {
+        check: "bus",
+        severity: Severity::Limits,
+        about: device.name.clone(),
+        is: format!("it is connected by PCIe {now}"),
+        should: format!("{best}, which the card can do"),
+        why: "the slot may carry less than the cable".into(),
+        fix: Fix::Person(
+            "move the card to a slot of that width and generation, seat it anew, or raise the \
+             slot's speed in the firmware's set-up"
+                .into(),
+        ),
+    })
+}
+
+/// Counters that mean loss or a bad cable, when they grow: part of the name, and what it means.
+const TELLING: &[(&str, &str)] = &[
+    ("symbol_error", "bits arrive wrong: the cable, its ends or the transceiver"),
+    ("link_error_recovery", "the link is set up again and again: the cable or its ends"),
+    ("link_downed", "the link went down: the cable, or the other side"),
+    ("local_link_integrity_errors", "bits arrive wrong: the cable or its ends"),
+    ("port_rcv_errors", "packets arrive broken: the cable, or the switch"),
+    ("port_xmit_discards", "packets cannot be sent: the other side is overrun"),
+    ("rx_icrc_encapsulated", "packets arrive altered: a switch or the cable"),
+    ("out_of_sequence", "packets are lost on the way, and sent again"),
+    ("packet_seq_err", "packets are lost on the way, and sent again"),
+    ("rcvd_seq_err", "packets are lost on the way, and sent again"),
+    ("local_ack_timeout_err", "answers do not come in time: loss, or a peer that is gone"),
+    ("retry_exceeded_err", "peers do not answer"),
+    ("rnr_nak_retry_err", "peers have no room for what is sent"),
+    ("retry_rnr_exceeded_err", "peers have no room for what is sent"),
+    ("out_of_buffer", "this machine has no room for what arrives"),
+];
+
+fn counters(case: &Case<'_>) -> Vec<Finding> {
+    let [before, after] = &case.facts.counters;
+    let seconds = case.facts.sampled.as_secs_f64();
+    let mut found = Vec::new();
+    for port in after {
+        let same = |it: &&crate::counters::Port| {
+            (&it.levels.device, it.levels.port) == (&port.levels.device, port.levels.port)
+        };
+        let Some(earlier) = before.iter().find(same) else { continue };
+        for (name, count) in &port.levels.errors {
+            let was = earlier.levels.errors.iter().find(|(it, _)| it == name);
+            let more = was.map_or(0, |(_, was)| count.saturating_sub(*was));
+            let meaning = TELLING.iter().find(|(it, _)| it == name);
+            let Some((_, meaning)) = meaning.filter(|_| more > 0) else { continue };
+            found.push(Finding {
+                check: "counters",
+                severity: Severity::Limits,
+                about: format!("{}/{}", port.levels.device, port.levels.port),
+                is: format!("{name} grew by {more} in {seconds} s, to {count}"),
+                should: "it stands still".into(),
+                why: (*meaning).into(),
+                fix: Fix::Person(
+                    "change the cable, then watch it; where packets are lost without bad bits, set \
+                     up flow control or ECN on the switches"
+                        .into(),
+                ),
+            });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::inner;
+
+    #[test]
+    fn a_packet_is_the_largest_power_of_two_that_fits() {
+        let sizes = [9000, 4200, 4199, 1500, 576, 300].map(inner);
+        assert_eq!(sizes, [4096, 4096, 2048, 1024, 256, 256]);
+    }
+}

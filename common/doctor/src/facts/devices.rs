@@ -1,0 +1,175 @@
+//! What sysfs tells of RDMA devices beyond what links need to know: driver, model,
+//! place on the bus, the network device of each port and how it is set up.
+
+use crate::tree::Tree;
+use verbatim_fabric::ports::{Machine, PortInfo};
+
+/// A device, beyond what `Machine` has of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeviceFacts {
+    /// The kernel's driver, where it is told.
+    pub driver: Option<String>,
+    /// The model: `MT4129`.
+    pub model: Option<String>,
+    /// The exact board, by which two cards are known to be alike.
+    pub board: Option<String>,
+    /// How it is connected to the machine, and how it could be.
+    pub bus: Option<(Lane, Lane)>,
+    /// How the IOMMU treats it: `DMA`, `DMA-FQ`, `identity`.
+    pub iommu: Option<String>,
+    /// Whether it is a virtual function of another.
+    pub is_virtual: bool,
+    /// How many virtual functions it has.
+    pub virtual_count: u64,
+    /// Its ports, in the order of `Machine`.
+    pub ports: Vec<PortFacts>,
+}
+
+/// Lanes of a bus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lane {
+    /// Mega-transfers a second of one lane.
+    pub speed: u32,
+    /// How many.
+    pub width: u32,
+}
+
+impl std::fmt::Display for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} GT/s x{}", f64::from(self.speed) / 1000.0, self.width)
+    }
+}
+
+/// A port, beyond what `Machine` has of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PortFacts {
+    /// `LinkUp`, `Polling`, `Disabled`.
+    pub physical: Option<String>,
+    /// The rate as it is told: `10 Gb/sec (4X SDR)`.
+    pub rate: String,
+    /// Its network device.
+    pub netdev: Option<NetdevFacts>,
+}
+
+/// A network device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NetdevFacts {
+    pub name: String,
+    pub mtu: Option<u64>,
+    /// Priorities whose packets are marked where a queue grows, of how many that are told.
+    pub ecn: Option<(usize, usize)>,
+    /// Priorities that are paused instead of dropped: what `dcb` says of them.
+    pub pfc: Option<Vec<u8>>,
+}
+
+/// A network card whose maker has RDMA drivers, and that has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OrphanCard {
+    pub pci: String,
+    /// The module that would drive it.
+    pub module: &'static str,
+}
+
+/// Makers of cards, and the module that makes RDMA devices of them.
+const MAKERS: &[(&str, &str)] = &[("0x15b3", "mlx5_ib"), ("0x14e4", "bnxt_re"), ("0x1d0f", "efa")];
+
+/// Reads all of them, and what may not be read.
+pub(super) fn read(tree: &Tree) -> (Machine, Vec<DeviceFacts>, Vec<OrphanCard>, Vec<String>) {
+    let machine = Machine::read(tree.root());
+    let devices = machine.devices.iter().map(|device| {
+        let folder = format!("sys/class/infiniband/{}", device.name);
+        let ports = device.ports.iter().map(|it| port(tree, &folder, it)).collect();
+        DeviceFacts { ports, ..self::device(tree, &folder) }
+    });
+    let devices = devices.collect();
+    let orphans = orphans(tree, &machine);
+    (machine, devices, orphans, tree.denied())
+}
+
+fn device(tree: &Tree, folder: &str) -> DeviceFacts {
+    let of = |name: &str| tree.text(&format!("{folder}/device/{name}"));
+    let uevent = of("uevent").unwrap_or_default();
+    let driver = uevent.lines().find_map(|line| line.strip_prefix("DRIVER="));
+    let lane = |speed: &str, width: &str| {
+        let speed = of(speed)?.split_whitespace().next()?.parse::<f64>().ok()?;
+        let width = of(width)?.parse().ok()?;
+        Some(Lane { speed: (speed * 1000.0) as u32, width })
+    };
+    let now = lane("current_link_speed", "current_link_width");
+    DeviceFacts {
+        driver: driver.map(str::to_owned),
+        model: tree.text(&format!("{folder}/hca_type")),
+        board: tree.text(&format!("{folder}/board_id")),
+        bus: now.zip(lane("max_link_speed", "max_link_width")),
+        iommu: of("iommu_group/type"),
+        is_virtual: tree.has(&format!("{folder}/device/physfn")),
+        virtual_count: tree.number(&format!("{folder}/device/sriov_numvfs")).unwrap_or(0),
+        ports: Vec::new(),
+    }
+}
+
+fn port(tree: &Tree, folder: &str, port: &PortInfo) -> PortFacts {
+    let folder = format!("{folder}/ports/{}", port.number);
+    // "5: LinkUp".
+    let physical = tree.text(&format!("{folder}/phys_state"));
+    let physical = physical.and_then(|it| Some(it.split_once(':')?.1.trim().to_owned()));
+    let rate = tree.text(&format!("{folder}/rate")).unwrap_or_default();
+    let netdev = port.netdevs.first().map(|name| netdev(tree, name));
+    PortFacts { physical, rate, netdev }
+}
+
+fn netdev(tree: &Tree, name: &str) -> NetdevFacts {
+    let folder = format!("sys/class/net/{name}");
+    let notes = format!("{folder}/ecn/roce_np/enable");
+    let marks: Vec<_> = tree
+        .names(&notes)
+        .iter()
+        .filter_map(|priority| tree.number(&format!("{notes}/{priority}")))
+        .collect();
+    let ecn =
+        (!marks.is_empty()).then(|| (marks.iter().filter(|&&on| on > 0).count(), marks.len()));
+    let pfc = tree.output("dcb", &["pfc", "show", "dev", name]).and_then(|text| paused(&text));
+    let mtu = tree.number(&format!("{folder}/mtu"));
+    NetdevFacts { name: name.to_owned(), mtu, ecn, pfc }
+}
+
+/// `prio-pfc 0:off 1:off 2:off 3:on ...`: the priorities that are on.
+fn paused(text: &str) -> Option<Vec<u8>> {
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("prio-pfc "))?;
+    let on = line.split_whitespace().filter_map(|word| word.strip_suffix(":on"));
+    Some(on.filter_map(|priority| priority.parse().ok()).collect())
+}
+
+/// Cards on the bus that could be RDMA devices and are none.
+fn orphans(tree: &Tree, machine: &Machine) -> Vec<OrphanCard> {
+    let of = |pci: &str, name: &str| tree.text(&format!("sys/bus/pci/devices/{pci}/{name}"));
+    let orphan = |pci: String| {
+        // Network controllers: Ethernet, InfiniBand.
+        let class = of(&pci, "class")?;
+        let is_network = class.starts_with("0x0200") || class.starts_with("0x0207");
+        let vendor = of(&pci, "vendor")?;
+        let (_, module) = *MAKERS.iter().find(|(maker, _)| *maker == vendor)?;
+        let is_known = machine.devices.iter().any(|it| it.pci.as_deref() == Some(pci.as_str()));
+        (is_network && !is_known).then_some(OrphanCard { pci, module })
+    };
+    // Where one card has a device, a card without is one that was switched off or handed on.
+    let cards = tree.names("sys/bus/pci/devices").into_iter().filter_map(orphan);
+    if machine.devices.iter().any(|device| device.pci.is_some()) {
+        Vec::new()
+    } else {
+        cards.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paused_priorities_are_those_that_are_on() {
+        let text = "pfc-cap 8 macsec-bypass off delay 0\nprio-pfc 0:off 1:off 3:on 4:on\n";
+        assert_eq!(paused(text), Some(vec![3, 4]));
+        assert_eq!(paused("prio-pfc 0:off"), Some(vec![]));
+        assert_eq!(paused("RTNETLINK answers: Operation not supported"), None);
+    }
+}
