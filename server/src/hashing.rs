@@ -33,11 +33,12 @@ struct Book {
     windows: HashMap<Key, Entry>,
     /// Those that are known, the oldest first.
     known: VecDeque<Key>,
+    turns: u64,
 }
 
 enum Entry {
-    /// Somebody is at it.
-    Hashing,
+    /// Somebody is at it, by the number of his turn: who waited in vain takes another.
+    Hashing(u64),
     Known(Arc<[Digest]>),
 }
 
@@ -87,7 +88,7 @@ impl Hashing {
         let mut book = self.book();
         book.known.retain(|(known, _)| known != identity);
         book.windows
-            .retain(|(known, _), entry| known != identity || matches!(entry, Entry::Hashing));
+            .retain(|(known, _), entry| known != identity || matches!(entry, Entry::Hashing(_)));
         drop(book);
         self.cache.forget(identity);
     }
@@ -124,7 +125,10 @@ impl Hashing {
 
     /// Waits while somebody else is at a window; then it is known, or this one's turn.
     fn wait(&self, key: Key) -> Waited<'_> {
-        let until = Instant::now() + WAIT_MAX;
+        self.wait_until(key, Instant::now() + WAIT_MAX)
+    }
+
+    fn wait_until(&self, key: Key, until: Instant) -> Waited<'_> {
         let mut book = self.book();
         loop {
             match book.windows.get(&key) {
@@ -133,14 +137,16 @@ impl Hashing {
                     tracing::debug!(inode = identity.inode, window, "digests from the cache");
                     return Waited::Known(digests.clone());
                 }
-                Some(Entry::Hashing) if Instant::now() < until => {
+                Some(Entry::Hashing(_)) if Instant::now() < until => {
                     let left = until.saturating_duration_since(Instant::now());
                     let waited = self.ended.wait_timeout(book, left);
                     book = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
-                Some(Entry::Hashing) | None => {
-                    book.windows.insert(key, Entry::Hashing);
-                    return Waited::Ours(Turn { hashing: self, key });
+                Some(Entry::Hashing(_)) | None => {
+                    book.turns += 1;
+                    let number = book.turns;
+                    book.windows.insert(key, Entry::Hashing(number));
+                    return Waited::Ours(Turn { hashing: self, key, number });
                 }
             }
         }
@@ -161,14 +167,18 @@ enum Waited<'h> {
 struct Turn<'h> {
     hashing: &'h Hashing,
     key: Key,
+    number: u64,
 }
 
 impl Turn<'_> {
     /// Makes the digests known.
     fn end(self, digests: Arc<[Digest]>) -> Arc<[Digest]> {
         let mut book = self.hashing.book();
-        book.windows.insert(self.key, Entry::Known(digests.clone()));
-        book.known.push_back(self.key);
+        let before = book.windows.insert(self.key, Entry::Known(digests.clone()));
+        // Two had a turn where one took too long.
+        if !matches!(before, Some(Entry::Known(_))) {
+            book.known.push_back(self.key);
+        }
         if book.known.len() > KNOWN_MAX
             && let Some(oldest) = book.known.pop_front()
         {
@@ -181,8 +191,8 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut book = self.hashing.book();
-        // One that failed is left to the next who comes.
-        if matches!(book.windows.get(&self.key), Some(Entry::Hashing)) {
+        // One that failed is left to the next who comes, unless he has come.
+        if matches!(book.windows.get(&self.key), Some(Entry::Hashing(of)) if *of == self.number) {
             book.windows.remove(&self.key);
         }
         drop(book);
@@ -261,6 +271,25 @@ mod tests {
         }
         let known = hashing.book().windows.len();
         assert_eq!(known, 2, "a part that is no cell makes nothing known");
+    }
+
+    #[test]
+    fn one_who_takes_too_long_neither_ends_nor_doubles_the_turn_of_the_next() {
+        let hashing = Hashing::new(DigestCache::disabled());
+        let key = (*settled().identity(), 0);
+        let turn = |until| match hashing.wait_until(key, until) {
+            Waited::Ours(turn) => turn,
+            Waited::Known(_) => panic!("nothing is known yet"),
+        };
+        let now = Instant::now();
+        let (slow, slower, next) = (turn(now), turn(now), turn(now));
+        drop(slow);
+        let entry = |book: &Book| matches!(book.windows.get(&key), Some(Entry::Hashing(_)));
+        assert!(entry(&hashing.book()), "the next one is still at it");
+        next.end(Arc::from([]));
+        slower.end(Arc::from([]));
+        let book = hashing.book();
+        assert_eq!((book.windows.len(), book.known.len()), (1, 1), "known once");
     }
 
     #[test]

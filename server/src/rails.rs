@@ -204,6 +204,13 @@ impl SessionDomain {
         pin.map(Arc::new)
     }
 
+    /// The client used a slot it has: who does is no hoarder.
+    pub fn used_slot(&self) {
+        if let Some(share) = self.share.get() {
+            share.used(Instant::now());
+        }
+    }
+
     /// The client has waited for a while, with nothing in hand: another may have to go.
     pub fn evict(&self) {
         if let Some(share) = self.share.get() {

@@ -71,10 +71,12 @@ impl Policy {
     pub fn standing(&self, who: &Who, now: u64) -> Result<(), String> {
         match who {
             Who::Local | Who::Anonymous => Ok(()),
-            Who::Key(name, key) if self.authorized.find(key).is_none() => {
-                Err(format!("the key of {name} is no longer authorized"))
-            }
-            Who::Key(..) => Ok(()),
+            // Exports are for names: one that changed is somebody else there.
+            Who::Key(name, key) => match self.authorized.find(key) {
+                Some(same) if same == name => Ok(()),
+                Some(other) => Err(format!("the key of {name} is called {other} now")),
+                None => Err(format!("the key of {name} is no longer authorized")),
+            },
             Who::Token(token) if token.is_over(now) => Err(over(&token.name)),
             Who::Token(token) => match self.tokens.find(&token.key) {
                 Some(same) if same == &**token => Ok(()),
@@ -309,6 +311,11 @@ mod tests {
         assert!(emptied.standing(&bob, 0).unwrap_err().contains("was revoked"));
         assert_eq!(emptied.standing(&Who::Local, 0), Ok(()));
         assert_eq!(emptied.standing(&Who::Anonymous, 0), Ok(()));
+
+        let mut renamed = Policy::default();
+        let Who::Key(_, key) = &alice else { panic!("it came with a key") };
+        renamed.authorized.insert("eve", *key);
+        assert!(renamed.standing(&alice, 0).unwrap_err().contains("is called eve now"));
 
         let Who::Token(token) = &bob else { panic!("it came with a token") };
         let mut changed = Policy::default();

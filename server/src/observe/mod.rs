@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use survey::Survey;
 use verbatim_proto::{Class as FaultClass, Code, Fault};
 use verbatim_telemetry::labels::{Class, Direction, Fallback, Transport};
@@ -215,7 +215,7 @@ impl Observatory {
         if self.draining.load(Ordering::Relaxed) {
             return Some("draining".into());
         }
-        lock(&self.survey).trouble()
+        lock(&self.survey).trouble(Instant::now())
     }
 }
 

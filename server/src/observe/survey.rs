@@ -15,13 +15,22 @@ use verbatim_telemetry::serve::ExportLevels;
 const STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// What the last look found.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Survey {
-    pub at: Option<Instant>,
+    /// When it was looked; of a server that has not looked yet, when it began.
+    pub at: Instant,
     pub exports: Vec<ExportLevels>,
     /// Exports whose file system failed, and why.
     pub failed: Vec<(String, String)>,
     pub ports: Vec<Port>,
+}
+
+impl Default for Survey {
+    /// Nothing is known yet; it will be soon.
+    fn default() -> Self {
+        let (exports, failed, ports) = Default::default();
+        Self { at: Instant::now(), exports, failed, ports }
+    }
 }
 
 impl Survey {
@@ -41,16 +50,30 @@ impl Survey {
                 }
             }
         }
-        survey.at = Some(Instant::now());
+        survey.at = Instant::now();
         survey
     }
 
     /// Why clients would not be served, if they would not.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn trouble(&self, now: Instant) -> Option<String> {
         if let Some((name, why)) = self.failed.first() {
             return Some(format!("export {name}: {why}"));
         }
-        let age = self.at.map(|at| at.elapsed()).filter(|&age| age > STALE_AFTER)?;
-        Some(format!("a file system of an export has not answered for {} s", age.as_secs()))
+        let age = now.saturating_duration_since(self.at);
+        (age > STALE_AFTER)
+            .then(|| format!("a file system of an export has not answered for {} s", age.as_secs()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_never_answered_is_noticed() {
+        let survey = Survey::default();
+        assert_eq!(survey.trouble(survey.at + STALE_AFTER), None);
+        let late = survey.trouble(survey.at + 2 * STALE_AFTER);
+        assert!(late.is_some_and(|text| text.contains("has not answered for 60 s")));
     }
 }

@@ -27,7 +27,7 @@ struct State {
     next_client: u64,
     /// How those who wait are told that there is more.
     bells: HashMap<u64, Bell>,
-    /// When each last took or gave something back.
+    /// When each last took or gave something back, or used what it has.
     moved: HashMap<u64, Instant>,
 }
 
@@ -163,12 +163,18 @@ impl Share {
         taken.then(|| Pin { account: Some(self.0.clone()), bytes })
     }
 
-    /// Somebody waits with nothing in hand: who has kept more than his own for too long is told
-    /// to end, the one who did so the longest.
+    /// Notes that the client used what it has: slots are pinned once and filled many times.
+    pub fn used(&self, now: Instant) {
+        self.0.pins.state().moved.insert(self.0.id, now);
+    }
+
+    /// Somebody waits with nothing in hand: which other has kept more than his own for too long
+    /// is told to end, the one who did so the longest.
     pub fn evict(&self, now: Instant) {
         let state = self.0.pins.state();
         let since = |id: &u64| state.moved.get(id).copied().unwrap_or(now);
-        let oldest = state.book.above_floor().min_by_key(since);
+        let others = state.book.above_floor().filter(|&id| id != self.0.id);
+        let oldest = others.min_by_key(since);
         let hoarder = oldest.filter(|id| now.saturating_duration_since(since(id)) > HOARD_MAX);
         let bell = hoarder.and_then(|id| state.bells.get(&id).cloned());
         drop(state);
@@ -296,6 +302,31 @@ mod tests {
         assert_eq!(told.load(Ordering::Relaxed), 0, "not at once");
         other.evict(Instant::now() + HOARD_MAX + Duration::from_secs(1));
         assert_eq!(told.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn who_uses_what_he_has_is_no_hoarder_and_nobody_ends_himself() {
+        let pins = Pins::new(8 << 20, u64::MAX);
+        let ends = Arc::new(AtomicU32::new(0));
+        let bell = ends.clone();
+        let ring = move |ring| {
+            bell.fetch_add(u32::from(ring == Ring::Hoards), Ordering::Relaxed);
+        };
+        // It has all slots it may have, wants more, and fills them again and again.
+        let uploader = pins.admit(1 << 20, ring).expect("room");
+        let _slots: Vec<Pin> = std::iter::from_fn(|| uploader.pin(1 << 20)).collect();
+        let other = pins.admit(1 << 20, |_| ()).expect("room");
+        let long_ago = Instant::now();
+        let at = |seconds| long_ago + Duration::from_secs(seconds);
+        for second in (0..120).step_by(10) {
+            uploader.used(at(second));
+            uploader.evict(at(second + 9));
+            other.evict(at(second + 9));
+        }
+        uploader.evict(at(600));
+        assert_eq!(ends.load(Ordering::Relaxed), 0);
+        other.evict(at(600));
+        assert_eq!(ends.load(Ordering::Relaxed), 1, "it has done nothing for too long");
     }
 
     #[test]

@@ -303,7 +303,10 @@ impl Session {
             Event::Mirror(event) => self.mirror_event(event)?,
             Event::Joined { link, stream } => self.joined(link, stream),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
-            Event::Absorbed { tag, verdicts } => self.writing.machine.absorbed(tag, verdicts),
+            Event::Absorbed { tag, verdicts } => {
+                self.domain.used_slot();
+                self.writing.machine.absorbed(tag, verdicts);
+            }
             Event::LinkDead { link, why } => self.link_dead(link, why),
             Event::Watched(request, told) => self.watched(request, told)?,
             Event::Pins(ring) => self.pins_rang(ring)?,

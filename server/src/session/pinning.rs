@@ -32,7 +32,10 @@ impl Session {
         if self.waits_for_pins() {
             self.pins_rang(Ring::Free)?;
         }
-        if self.waits_for_pins() && !self.reading.has_windows() {
+        // Who has some goes on with that, more slowly.
+        let stands = self.reading.waits && !self.reading.has_windows()
+            || self.writing.waits() && !self.writing.has_slots();
+        if stands {
             self.domain.evict();
         }
         Ok(())

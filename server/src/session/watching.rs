@@ -5,7 +5,7 @@
 
 use super::{End, Event, Session};
 use std::collections::HashMap;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use verbatim_files::watch::Timing;
 use verbatim_files::{Told, Watching};
 use verbatim_proto::message::ServerMessage;
@@ -20,13 +20,7 @@ pub(crate) const SERVER_WATCHES_MAX: usize = 256;
 /// The watches of a session, by request.
 #[derive(Default)]
 pub(super) struct Watches {
-    watches: HashMap<u32, Held>,
-}
-
-/// A watch, and its place among those of the server.
-struct Held {
-    watching: Watching,
-    _place: OwnedSemaphorePermit,
+    watches: HashMap<u32, Watching>,
 }
 
 impl Session {
@@ -39,7 +33,7 @@ impl Session {
             },
             // One that ended by itself is not known any more: its client hears of it.
             WatchRequest::More { request } => {
-                watches.get(&request).inspect(|held| held.watching.more());
+                watches.get(&request).inspect(|watching| watching.more());
                 Ok(())
             }
             WatchRequest::End { request } => {
@@ -62,15 +56,11 @@ impl Session {
         };
         let excludes = Excludes::parse(watch.exclude)?;
         let (export, below) = self.reach.resolve(&watch.path)?;
-        let events = self.events.clone();
-        let tell = move |told| {
-            // A session that is gone needs no answer.
-            let _ = events.blocking_send(Event::Watched(request, told));
-        };
+        let tell = teller(request, self.events.clone(), place);
         let folder = export.folder.share();
         let watching = Watching::begin(folder, below, excludes, Timing::default(), tell)?;
         tracing::info!(session = self.id, path = %watch.path, "folder watched");
-        self.watches.watches.insert(request, Held { watching, _place: place });
+        self.watches.watches.insert(request, watching);
         Ok(())
     }
 
@@ -91,6 +81,40 @@ impl Session {
     }
 }
 
+/// Tells the session what its watch sees. It has the watch's place among those of the server,
+/// which is free when the thread is gone: that may be later than the watch.
+fn teller(
+    request: u32,
+    events: mpsc::Sender<Event>,
+    place: OwnedSemaphorePermit,
+) -> impl FnMut(Told) + Send + 'static {
+    move |told| {
+        let _place = &place;
+        // A session that is gone needs no answer.
+        let _ = events.blocking_send(Event::Watched(request, told));
+    }
+}
+
 fn ended(request: u32, fault: Fault) -> ServerMessage {
     ServerMessage::Watch(WatchReply::Ended { request, fault })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokio::sync::Semaphore;
+
+    #[test]
+    fn a_place_is_taken_until_the_thread_that_tells_is_gone() {
+        let places = Arc::new(Semaphore::new(1));
+        let place = places.clone().try_acquire_owned().expect("a place");
+        let (events, mut heard) = mpsc::channel(1);
+        let mut tell = teller(7, events, place);
+        tell(Told::Changed(verbatim_proto::Changes::rescan()));
+        assert!(matches!(heard.try_recv(), Ok(Event::Watched(7, _))));
+        assert_eq!(places.available_permits(), 0);
+        drop(tell);
+        assert_eq!(places.available_permits(), 1);
+    }
 }

@@ -51,6 +51,11 @@ impl Writing {
         !self.wanting.is_empty()
     }
 
+    /// Whether anything can be written meanwhile.
+    pub fn has_slots(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
     /// A link is dead: no slots are made for it any more.
     pub fn wants_no_slots(&mut self, link: LinkId) {
         self.wanting.remove(&link);

@@ -23,6 +23,9 @@ use verbatim_telemetry::Format;
 /// Threads for file work: opening, hashing, flushing.
 const FILE_THREADS_MAX: usize = 32;
 
+/// How long jobs that nobody waits for any more may go on when it stops.
+const LAST_JOBS_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// Export folders to rdma-cp and rdma-sync.
 ///
 /// Every chunk a client reads or writes is verified with BLAKE3. Without other
@@ -153,7 +156,12 @@ fn main() -> ExitCode {
         .enable_all()
         .build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(serve(config, &flags)),
+        Ok(runtime) => {
+            let result = runtime.block_on(serve(config, &flags));
+            // A job that waits for a file system that does not answer is left behind.
+            runtime.shutdown_timeout(LAST_JOBS_MAX);
+            result
+        }
         Err(error) => return complain(&format!("cannot start threads: {error}"), None, 1),
     };
     match result {
