@@ -50,6 +50,9 @@ impl Visitor<'_> {
 pub(crate) struct Reach {
     exports: Exports,
     rdma: Mutex<Rdma>,
+    /// Targets that the session holds, export first: below them no link is followed. As many
+    /// as a session may hold.
+    held: Mutex<Vec<(WirePath, Arc<ExportFolder>)>>,
 }
 
 /// What a session moves data with, and which exports that care it has used: neither may make
@@ -71,7 +74,25 @@ impl Reach {
             };
             Some((name.clone(), export))
         };
-        Self { exports: all.iter().filter_map(seen).collect(), rdma: Mutex::default() }
+        let exports = all.iter().filter_map(seen).collect();
+        Self { exports, rdma: Mutex::default(), held: Mutex::default() }
+    }
+
+    /// Follows no link below the target of a mirror from now on: its tree was told without
+    /// following any, so what is written must not go through one.
+    pub fn hold(&self, path: &WirePath) -> Result<(), Fault> {
+        let (export, below) = self.resolve(path)?;
+        let folder = Arc::new(export.folder.plain_below(&below)?);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.push((path.clone(), Arc::new(ExportFolder { folder, ..(*export).clone() })));
+        Ok(())
+    }
+
+    /// The export of a path, as it is used below a target that is held.
+    fn held(&self, path: &WirePath) -> Option<Arc<ExportFolder>> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |(target, _): &&(WirePath, _)| path == target || path.is_below(target);
+        held.iter().find(of).map(|(_, export)| export.clone())
     }
 
     /// The names a client is told.
@@ -109,7 +130,7 @@ impl Reach {
             }
             rdma.picky.insert(name.to_vec(), export.clone());
         }
-        Ok((export.clone(), rest))
+        Ok((self.held(path).unwrap_or_else(|| export.clone()), rest))
     }
 }
 

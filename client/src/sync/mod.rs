@@ -203,7 +203,9 @@ fn open_target(target: &Path, dry_run: bool) -> Result<Option<Folder>, Fault> {
         }
         _ => {}
     }
-    Folder::open(target).map(Some).map_err(only_folders)
+    let folder = Folder::open(target).map_err(only_folders)?;
+    // The tree is told without following a link, so nothing is written through one either.
+    folder.plain_below(&WirePath::root()).map(Some)
 }
 
 /// Holds a local target, or says who has it.

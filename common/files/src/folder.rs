@@ -3,6 +3,8 @@
 //! that escapes is refused, whatever is renamed meanwhile. Links that stay
 //! below are followed. Used for exports on the server, targets on the client.
 //! One folder is free: that of a user who has links of his own tree followed.
+//! Below another, the target of a mirror, no link is followed at all: what is
+//! written there stays under the name it was meant for.
 
 use crate::identity::{nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
@@ -32,6 +34,8 @@ pub struct Folder {
     path: PathBuf,
     fd: Arc<OpenFolder>,
     beneath: bool,
+    /// Below this no link is followed.
+    plain: Option<(WirePath, OwnedFd)>,
     parents: Mutex<Vec<Parent>>,
 }
 
@@ -50,11 +54,11 @@ impl Folder {
             Fault::from_io(format!("cannot open folder {}", path.display()), &e.into())
         })?;
         let (path, fd) = (path.to_owned(), Arc::new(OpenFolder::new(fd)));
-        Ok(Self { path, fd, beneath: true, parents: Mutex::default() })
+        Ok(Self { path, fd, beneath: true, plain: None, parents: Mutex::default() })
     }
 
-    /// Opens a folder whose links may lead anywhere. Only for what a user has copied with
-    /// `-L` of his own files: never for what a peer names.
+    /// Opens a folder whose links may lead anywhere. Only for what a user has read of his own
+    /// files, with `-L` or named by himself: never for what a peer names.
     pub fn open_free(path: &Path) -> Result<Self, Fault> {
         Ok(Self { beneath: false, ..Self::open(path)? })
     }
@@ -62,7 +66,19 @@ impl Folder {
     /// The same folder for another owner.
     pub fn share(&self) -> Self {
         let (path, fd) = (self.path.clone(), self.fd.clone());
-        Self { path, fd, beneath: self.beneath, parents: Mutex::default() }
+        Self { path, fd, beneath: self.beneath, plain: None, parents: Mutex::default() }
+    }
+
+    /// The same folder, where no link below `base` is followed. Links that lead to `base` are,
+    /// now and not again. For targets of mirrors.
+    pub fn plain_below(&self, base: &WirePath) -> Result<Self, Fault> {
+        let plain = Some((base.clone(), self.open_folder(base)?));
+        Ok(Self { plain, ..self.share() })
+    }
+
+    /// Whether a link at `path` is followed.
+    fn follows(&self, path: &WirePath) -> bool {
+        self.plain.as_ref().is_none_or(|(base, _)| !path.is_below(base))
     }
 
     /// Where it was opened.
@@ -150,7 +166,7 @@ impl Folder {
         let mode = Mode::from_raw_mode(mode & 0o777 | 0o700);
         match mkdirat(&*parent, OsStr::from_bytes(name), mode) {
             Ok(()) => Ok(()),
-            Err(rustix::io::Errno::EXIST) => match self.stat(path, true) {
+            Err(rustix::io::Errno::EXIST) => match self.stat(path, self.follows(path)) {
                 Ok(Entry { kind: EntryKind::Folder, .. }) => {
                     if unfinished {
                         // Where it cannot be opened up, what is made in it says why.
@@ -183,7 +199,7 @@ impl Folder {
     }
 
     /// Lets the owner of a folder or file, if that is this user, read and write it. Root need not ask.
-    pub(crate) fn open_up(&self, path: &WirePath) -> Result<(), rustix::io::Errno> {
+    pub fn open_up(&self, path: &WirePath) -> Result<(), rustix::io::Errno> {
         let fd = self.resolve(path, OFlags::PATH)?;
         let stat = rustix::fs::fstat(&fd)?;
         let user = rustix::process::geteuid();
@@ -231,22 +247,35 @@ impl Folder {
     }
 
     fn resolve(&self, path: &WirePath, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
-        if path.is_root() {
-            return openat(&*self.fd, c".", flags | OFlags::CLOEXEC, Mode::empty());
+        let (from, mut rest, links) = self.begin_at(path);
+        if rest.is_empty() {
+            return openat(from, c".", flags | OFlags::CLOEXEC, Mode::empty());
         }
         // Longer than the kernel takes at a time: in steps, each beneath the folder reached so
         // far. A link that climbs out of its step is refused, even if it stays in the export.
-        let mut rest = path.as_bytes();
         let mut reached: Option<OwnedFd> = None;
         while rest.len() > PATH_STEP_MAX {
             let cut = rest[..=PATH_STEP_MAX].iter().rposition(|&byte| byte == b'/');
             let cut = cut.ok_or(rustix::io::Errno::NAMETOOLONG)?;
-            let at = reached.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
-            let next = self.resolve_step(at, &rest[..cut], OFlags::PATH | OFlags::DIRECTORY)?;
-            reached = Some(next);
+            let at = reached.as_ref().map_or(from, AsFd::as_fd);
+            let folder = OFlags::PATH | OFlags::DIRECTORY;
+            reached = Some(self.resolve_step(at, &rest[..cut], folder, links)?);
             rest = &rest[cut + 1..];
         }
-        self.resolve_step(reached.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd), rest, flags)
+        self.resolve_step(reached.as_ref().map_or(from, AsFd::as_fd), rest, flags, links)
+    }
+
+    /// The open folder that a path is looked up from, the rest of the path, and what of links.
+    fn begin_at<'a>(&'a self, path: &'a WirePath) -> (BorrowedFd<'a>, &'a [u8], ResolveFlags) {
+        let bytes = path.as_bytes();
+        match &self.plain {
+            Some((base, fd)) if path == base || path.is_below(base) => {
+                let rest = bytes.get(base.as_bytes().len()..).unwrap_or_default();
+                let rest = rest.strip_prefix(b"/").unwrap_or(rest);
+                (fd.as_fd(), rest, ResolveFlags::NO_SYMLINKS)
+            }
+            _ => (self.fd.as_fd(), bytes, ResolveFlags::empty()),
+        }
     }
 
     /// Opens a path below what was reached so far, and beneath it unless the folder is free.
@@ -255,10 +284,11 @@ impl Folder {
         at: BorrowedFd<'_>,
         path: &[u8],
         flags: OFlags,
+        links: ResolveFlags,
     ) -> Result<OwnedFd, rustix::io::Errno> {
         let resolve = match self.beneath {
-            true => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
-            false => ResolveFlags::empty(),
+            true => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | links,
+            false => links,
         };
         let (path, flags) = (OsStr::from_bytes(path), flags | OFlags::CLOEXEC);
         // The kernel asks to try again when a rename raced with the look-up.
@@ -284,7 +314,10 @@ fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
             Fault::new(Code::BadPath, format!("{what}: {path} leads out of its export"))
         }
         rustix::io::Errno::LOOP => {
-            let text = format!("{what}: {path} leads out of its export, or in a circle");
+            let text = format!(
+                "{what}: {path} leads out of its export or in a circle, or through a link where \
+                 none is followed"
+            );
             Fault::new(Code::BadPath, text)
         }
         other => Fault::from_io(what, &other.into()),
@@ -428,5 +461,28 @@ mod tests {
         assert!(folder.make_symlink(&path("sub"), b"a", None).is_err());
         let left = fs::read_dir(folder.path()).expect("lists").count();
         assert_eq!(left, 5, "no temporary link is left");
+    }
+
+    #[test]
+    fn below_a_plain_folder_no_link_is_followed_and_one_is_replaced() {
+        let (keep, folder) = sample();
+        let export = keep.path().join("export");
+        symlink("sub", export.join("to")).expect("links");
+        symlink("..", export.join("sub/up")).expect("links");
+        fs::create_dir(export.join("real")).expect("makes");
+        fs::write(export.join("real/x"), b"untouched").expect("writes");
+        symlink("../real", export.join("sub/d")).expect("links");
+        let plain = folder.plain_below(&path("to")).expect("links to it are followed");
+        for name in ["to/d/x", "to/up/a", "to/inner"] {
+            assert_eq!(plain.open_file(&path(name)).expect_err("refused").code, Code::BadPath);
+        }
+        assert_eq!(plain.open_parent(&path("to/d/x")).expect_err("refused").code, Code::BadPath);
+        plain.open_file(&path("sub/inner")).expect("elsewhere they are");
+        let fault = plain.make_folder(&path("to/d"), 0o700, true).expect_err("refused");
+        assert_eq!(fault.code, Code::NotFolder, "{fault}");
+        plain.force_folder(&path("to/d"), 0o700, true).expect("replaces it");
+        let kind = fs::symlink_metadata(export.join("sub/d")).expect("there").file_type();
+        assert!(kind.is_dir() && fs::read(export.join("real/x")).expect("reads") == b"untouched");
+        plain.open_parent(&path("to/d/x")).expect("it is a folder now");
     }
 }

@@ -199,7 +199,8 @@ fn begin(
     let (export, below) = reach.resolve(path)?;
     if hold {
         writable(&export, path)?;
-        export.folder.make_folder(&below, 0o700, true)?;
+        // As it is: opened up before it is told, its mode would differ every time.
+        export.folder.make_folder(&below, 0o700, false)?;
     }
     let (keeps, above) = (export.rules.into(), Vec::new());
     let boot = verbatim_files::journal::boot_id().to_vec();
@@ -219,6 +220,9 @@ fn begin(
     // A session that has it may ask again.
     let has = root.is_some_and(|root| held.contains(&root));
     let held = if has { None } else { Some(take_hold(shared, who, path, fd)?) };
+    if held.is_some() {
+        reach.hold(path)?;
+    }
     let folds_case = export.folder.folds_case(&below);
     Ok((About { boot, root, above, keeps, folds_case }, held))
 }

@@ -12,6 +12,7 @@ mod mirroring;
 #[allow(dead_code)] // it has more for others
 mod process;
 mod refusing;
+mod straying;
 #[path = "../../src/tree.rs"]
 #[allow(dead_code)] // it has more for others
 mod tree;

@@ -106,7 +106,11 @@ impl Core {
                 folder.force_folder(&node.path, 0o700, true)
             }
             What::MakeFolder { node, .. } => folder.make_folder(&node.path, 0o700, true),
-            What::OpenUp { path } => folder.make_folder(&path, 0o700, true),
+            What::OpenUp { path } => {
+                // Where it cannot be, what is made in it says why.
+                let _ = folder.open_up(&path);
+                Ok(())
+            }
             What::Symlink { node, .. } => match &node.kind {
                 EntryKind::Symlink { target } => {
                     let keep = Some((&node.meta, &rules));
