@@ -40,9 +40,17 @@ impl<T> Pace<T> {
             return None;
         }
         let (bytes, what) = self.waiting.pop_front()?;
-        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        self.free_at = self.free_at.max(now.saturating_sub(BURST)) + time;
+        self.free_at = self.free_at.max(now.saturating_sub(BURST)) + self.time(bytes);
         Some(what)
+    }
+
+    /// Gives back what went and moved nothing.
+    pub fn spare(&mut self, bytes: u64) {
+        self.free_at = self.free_at.saturating_sub(self.time(bytes));
+    }
+
+    fn time(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64)
     }
 
     /// How long until the next thing may go, if one waits.

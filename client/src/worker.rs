@@ -91,11 +91,37 @@ impl ClientWorker {
         Ticket(self.next_ticket)
     }
 
+    /// Says what became of a fetch, and how many bytes of it no link carried.
+    fn answer(&self, fetch: &Fetch, spared_bytes: u64, outcome: Outcome) {
+        let (link, slot) = (fetch.link, fetch.slot);
+        self.tell(Event::Fetched { link, slot, outcome, spared_bytes });
+    }
+
+    /// Takes a chunk from the file it replaces, or over its link. One whose link is gone is
+    /// somebody else's by now, and its file may be another: nothing of it is touched.
+    fn fetch_or_take(
+        &mut self,
+        links: &mut LinkSet<Box<dyn Link>>,
+        fetch: Fetch,
+        landings: Vec<Landing>,
+    ) {
+        if !self.links.contains_key(&key_of(fetch.link)) {
+            return self.answer(&fetch, 0, Outcome::LinkLost);
+        }
+        match basis::take(&fetch.chunk.pieces, &landings, &self.stats) {
+            Some(outcome) => {
+                // The target must not outlive the answer: a restart removes it.
+                drop(landings);
+                self.answer(&fetch, u64::from(fetch.chunk.bytes), outcome);
+            }
+            None => self.fetch(links, fetch, landings),
+        }
+    }
+
     fn fetch(&mut self, links: &mut LinkSet<Box<dyn Link>>, fetch: Fetch, landings: Vec<Landing>) {
         let key = key_of(fetch.link);
         let (Some(link), Some(pools)) = (links.get_mut(&key), self.links.get_mut(&key)) else {
-            let Fetch { link, slot, .. } = fetch;
-            return self.tell(Event::Fetched { link, slot, outcome: Outcome::LinkLost });
+            return self.answer(&fetch, 0, Outcome::LinkLost);
         };
         let mut into = match pools.reads.take(fetch.slot) {
             Ok(buffer) => buffer,
@@ -111,10 +137,9 @@ impl ClientWorker {
             }
             Err(full) => {
                 // The machine keeps within the depth, so only a dead link is full.
-                let (link, slot) = (fetch.link, fetch.slot);
                 let pools = self.links.get_mut(&key).expect("it was just there");
-                pools.reads.put(slot, full.0.into_buffer());
-                self.tell(Event::Fetched { link, slot, outcome: Outcome::LinkLost });
+                pools.reads.put(fetch.slot, full.0.into_buffer());
+                self.answer(&fetch, 0, Outcome::LinkLost);
             }
         }
     }
@@ -280,7 +305,7 @@ impl ClientWorker {
                 if let Some(pools) = self.links.get_mut(&key) {
                     pools.reads.put(fetch.slot, buffer);
                 }
-                self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
+                self.answer(&fetch, 0, outcome);
             }
             Flight::Post { bytes, since } => {
                 if let Some(trace) = &self.trace {
@@ -309,20 +334,11 @@ impl Handler<Box<dyn Link>> for ClientWorker {
                 self.links.insert(key_of(id), pools);
                 links.insert(key_of(id), link);
             }
-            Command::Fetch(fetch, landings) => {
-                match basis::take(&fetch.chunk.pieces, &landings, &self.stats) {
-                    Some(outcome) => {
-                        // The target must not outlive the answer: a restart removes it.
-                        drop(landings);
-                        self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
-                    }
-                    None => self.fetch(links, fetch, landings),
-                }
-            }
+            Command::Fetch(fetch, landings) => self.fetch_or_take(links, fetch, landings),
             Command::Post(post, sources) => self.post(links, post, &sources),
             Command::Compare(fetch, likenesses) => {
                 let outcome = likeness::compare(&fetch.chunk.pieces, &likenesses, &self.stats);
-                self.tell(Event::Fetched { link: fetch.link, slot: fetch.slot, outcome });
+                self.answer(&fetch, u64::from(fetch.chunk.bytes), outcome);
             }
             Command::Drop(id) => {
                 if let Some(mut link) = links.remove(&key_of(id)) {
@@ -361,5 +377,62 @@ impl Handler<Box<dyn Link>> for ClientWorker {
             false => &self.stats.link_ns,
         };
         counter.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::Sink;
+    use verbatim_files::Folder;
+    use verbatim_proto::WirePath;
+    use verbatim_proto::message::{FileId, FileInfo, WindowId};
+    use verbatim_proto::read::Chunk;
+
+    /// A fetch of all of a file whose target has the same already.
+    fn matching(folder: &std::path::Path) -> (Fetch, Landing) {
+        let bytes = vec![7; 1 << 20];
+        std::fs::write(folder.join("a"), &bytes).expect("writes");
+        let path = WirePath::parse(b"a").expect("plain");
+        let folder = Arc::new(Folder::open(folder).expect("opens"));
+        let server = format!("SHA256:{}", "A".repeat(43)).parse().expect("a fingerprint");
+        let sink = Sink::new(folder, path.clone(), server, path);
+        sink.replace_wisely();
+        let size = bytes.len() as u64;
+        let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
+        sink.opened(info).expect("there is room");
+        let digests = Digest::of_grains(0, size, &bytes);
+        let piece = Piece { file: FileId(1), extent: Extent::new(0, size), digests };
+        let pieces = vec![piece];
+        let chunk = Chunk { window: WindowId(1), key: 1, address: 0, bytes: 1 << 20, pieces };
+        let link = LinkId { index: 0, epoch: 0 };
+        (Fetch { link, slot: 0, chunk }, Landing { goal: Goal::File(sink), size })
+    }
+
+    #[test]
+    fn a_fetch_that_comes_after_its_link_is_gone_touches_nothing() {
+        let dir = tempfile::tempdir().expect("folder");
+        let (events, mut heard) = mpsc::channel(8);
+        let mut worker = ClientWorker::new(events, Arc::default(), None);
+        let mut links = LinkSet::new();
+        let (fetch, landing) = matching(dir.path());
+        worker.command(&mut links, Command::Drop(fetch.link));
+        let again = matching(dir.path()).1;
+        worker.command(&mut links, Command::Fetch(fetch.clone(), vec![landing]));
+        let Ok(Event::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
+            panic!("it is answered")
+        };
+        assert_eq!((outcome, spared_bytes), (Outcome::LinkLost, 0));
+        assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is begun");
+        // With its link it is taken from the file it replaces, and no link carries it.
+        let reads = SlotPool::new(1, 1 << 20);
+        let pools = Pools { id: fetch.link, reads, writes: Vec::new(), chunk_bytes: 1 << 20 };
+        worker.links.insert(key_of(fetch.link), pools);
+        worker.command(&mut links, Command::Fetch(fetch, vec![again]));
+        let Ok(Event::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
+            panic!("it is answered")
+        };
+        let landed = Outcome::Landed(vec![PieceOutcome::Verified]);
+        assert_eq!((outcome, spared_bytes), (landed, 1 << 20));
     }
 }

@@ -230,8 +230,11 @@ impl Core {
     pub(super) fn event(&mut self, event: Event) {
         let now = self.now();
         match event {
-            Event::Fetched { link, slot, outcome } => {
-                self.used(link, &outcome);
+            Event::Fetched { link, slot, outcome, spared_bytes } => {
+                match spared_bytes {
+                    0 => self.used(link, &outcome),
+                    bytes => self.pace.iter_mut().for_each(|pace| pace.spare(bytes)),
+                }
                 self.quiet_since = Instant::now();
                 self.read.fetched(link, slot, outcome, now);
             }

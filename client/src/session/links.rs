@@ -19,8 +19,8 @@ use verbatim_proto::{Code, Fault};
 /// Links lost in a row, without a chunk between them, before the session gives up.
 const LOSSES_MAX: u32 = 10;
 
-/// Links of a device lost in a row, without a chunk between them, for each stream, before the
-/// session goes on over TCP.
+/// Links of a device lost in a row, without a chunk between them, for each stream, before their
+/// rail is left: they go on on another, or over TCP.
 const DEVICE_LOSSES_PER_STREAM_MAX: usize = 2;
 
 /// The pause before a lost link is made anew, doubled with each loss in a row.
@@ -76,7 +76,7 @@ impl Links {
 }
 
 impl Core {
-    /// A read ended; one that landed shows that its link works.
+    /// A read over a link ended; one that landed shows that its link works.
     pub(super) fn used(&mut self, link: LinkId, outcome: &Outcome) {
         if matches!(outcome, Outcome::Landed(_)) {
             self.links.losses_in_a_row = 0;
@@ -84,13 +84,15 @@ impl Core {
         }
     }
 
-    /// The server answered; one that says a chunk is stored shows that links work. That it was
-    /// posted does not.
+    /// The server answered; one that says a chunk is stored shows that the link it came over
+    /// works. That it was posted does not.
     pub(super) fn stored(&mut self, reply: &WriteReply) {
-        let stored = |(_, verdicts): &(_, Vec<Verdict>)| verdicts.contains(&Verdict::Stored);
-        if matches!(reply, WriteReply::Granted { verdicts, .. } if verdicts.iter().any(stored)) {
-            self.links.losses_in_a_row = 0;
-            self.links.up.iter().for_each(|link| self.carrier.carried(*link));
+        let WriteReply::Granted { verdicts, .. } = reply else { return };
+        for (tag, _) in verdicts.iter().filter(|(_, all)| all.contains(&Verdict::Stored)) {
+            if let Some(link) = self.write.link_of(*tag) {
+                self.links.losses_in_a_row = 0;
+                self.carrier.carried(link);
+            }
         }
     }
 

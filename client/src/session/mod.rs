@@ -137,6 +137,8 @@ pub(crate) enum Event {
         link: LinkId,
         slot: u16,
         outcome: Outcome,
+        /// Bytes of it that no link carried.
+        spared_bytes: u64,
     },
     Posted {
         tag: Tag,

@@ -2,12 +2,18 @@
 //! so has a silent server. Work of this side is not waited for with a clock.
 
 use super::WriteClient;
+use crate::message::Tag;
 use crate::write::types::ClientEffect;
 use crate::{Code, Fault, LinkId};
 use std::collections::HashSet;
 use std::time::Duration;
 
 impl WriteClient {
+    /// The link that a chunk was written over, until the server has judged it.
+    pub fn link_of(&self, tag: Tag) -> Option<LinkId> {
+        self.flights.get(&tag).map(|flight| flight.grant.link)
+    }
+
     /// When `advance` must be called at the latest.
     pub fn deadline(&self) -> Option<Duration> {
         if self.flights.is_empty() {
