@@ -153,6 +153,13 @@ pub struct Progress {
     pub quiet: Option<Quiet>,
 }
 
+impl Progress {
+    /// Counts in what is to come. The sizes are what the other side says.
+    pub(crate) fn expect(&mut self, bytes: u64) {
+        self.bytes_known = self.bytes_known.saturating_add(bytes);
+    }
+}
+
 /// A server that has not answered yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quiet {

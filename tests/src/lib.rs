@@ -1,10 +1,12 @@
 //! What end-to-end tests share: a server and copies against it (`pair`), trees
-//! to copy and to compare (`tree`), and a network that misbehaves (`proxy`).
+//! to copy and to compare (`tree`), a network that misbehaves (`proxy`), and what
+//! an enemy could send (`hostile`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
 //! on loopback, and goes with its handle.
 
 #![forbid(unsafe_code)]
 
+pub mod hostile;
 pub mod http;
 pub mod pair;
 pub mod process;

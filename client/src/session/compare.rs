@@ -70,7 +70,7 @@ impl Core {
             return;
         }
         self.progress.files_known += 1;
-        self.progress.bytes_known += compare.size;
+        self.progress.expect(compare.size);
         self.compares.queue.push(compare.size, compare);
     }
 

@@ -98,7 +98,7 @@ impl Downloads {
 impl Core {
     pub(super) fn queue_download(&mut self, mark: Mark, download: Download) {
         self.progress.files_known += 1;
-        self.progress.bytes_known += download.size;
+        self.progress.expect(download.size);
         self.downloads.queue.push(download.size, (mark, download));
     }
 
@@ -139,8 +139,8 @@ impl Core {
                     info.mode &= 0o700;
                 }
                 let file = self.downloads.files.get_mut(&id).expect("opened files are known");
-                self.progress.bytes_known += info.size;
-                self.progress.bytes_known -= file.size;
+                self.progress.bytes_known = self.progress.bytes_known.saturating_sub(file.size);
+                self.progress.expect(info.size);
                 file.size = info.size;
                 if let Err(fault) = file.goal.opened(info) {
                     // What an earlier run left is as good as it was.

@@ -109,7 +109,7 @@ impl Ledger {
         let news = self.over.insert(item);
         if news {
             self.summary.files += u64::from(planned.kind == EntryKind::File);
-            self.summary.bytes += planned.bytes;
+            self.summary.bytes = self.summary.bytes.saturating_add(planned.bytes);
         }
         news
     }

@@ -38,7 +38,7 @@ impl Core {
     pub(super) fn add_to_pipe(&mut self, mark: Mark, work: ToPipe) {
         let (id, now) = (self.file(), self.now());
         self.progress.files_known += 1;
-        self.progress.bytes_known += work.size;
+        self.progress.expect(work.size);
         self.read.open_ordered(id, work.remote, now);
         let goal = Goal::Pipe(Outlet::of_stdout(id, self.events.clone()));
         self.downloads.begin(id, mark, work.label, goal, work.size);
@@ -60,7 +60,7 @@ impl Core {
         let now = self.now();
         match event {
             PipeEvent::Read { extent, size } => {
-                self.progress.bytes_known += extent.len;
+                self.progress.expect(extent.len);
                 if let Some(size) = size {
                     self.write.ended(id, size, now);
                 }

@@ -115,7 +115,7 @@ impl UploadSource {
 impl Core {
     pub(super) fn queue_upload(&mut self, mark: Mark, upload: Upload) {
         self.progress.files_known += 1;
-        self.progress.bytes_known += upload.size;
+        self.progress.expect(upload.size);
         self.uploads.queue.push(upload.size, (mark, upload));
     }
 

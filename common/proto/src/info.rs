@@ -1,6 +1,8 @@
 //! What one side tells the other of a file before any of it moves, on the way
 //! down and on the way up alike. Plain values; part of the messages.
 
+use crate::units::FILE_BYTES_MAX;
+use crate::{Code, Fault};
 use serde::{Deserialize, Serialize};
 
 /// What is known of an open file.
@@ -20,6 +22,15 @@ pub struct FileInfo {
 }
 
 impl FileInfo {
+    /// Refuses what no file system holds, before anybody counts with it.
+    pub(crate) fn checked(self) -> Result<Self, Fault> {
+        if self.size <= FILE_BYTES_MAX {
+            return Ok(self);
+        }
+        let text = format!("the server says that the file has {} bytes", self.size);
+        Err(Fault::new(Code::Protocol, text))
+    }
+
     /// How much room a copy takes at least: holes stay holes, and what is compressed or not yet
     /// allocated at the source is not known to be more.
     pub fn room(&self) -> u64 {

@@ -52,6 +52,9 @@ pub const SLOTS_PER_LINK: u16 = 4;
 /// Longer than any file: what stands for the size of one that is not known yet.
 pub const STREAM_BYTES_MAX: u64 = 1 << 62;
 
+/// The longest file: what a peer says is longer, no file system holds.
+pub const FILE_BYTES_MAX: u64 = STREAM_BYTES_MAX - 1;
+
 /// How far behind the last byte that was taken a file that is read in order may be fetched.
 pub const ORDERED_AHEAD_BYTES: u64 = 16 << 20;
 

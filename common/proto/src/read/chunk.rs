@@ -42,7 +42,8 @@ impl Chunk {
                     chunks.push(std::mem::replace(&mut open, start(address)));
                 }
                 open.bytes += bytes;
-                address += u64::from(bytes);
+                // The server's own addresses: one that cannot be is for its device to refuse.
+                address = address.wrapping_add(u64::from(bytes));
                 open.pieces.push(part);
             }
         }
@@ -56,7 +57,7 @@ impl Chunk {
     pub fn only(&self, index: usize) -> Self {
         let before: u64 = self.pieces[..index].iter().map(|piece| piece.extent.len).sum();
         Self {
-            address: self.address + before,
+            address: self.address.wrapping_add(before),
             bytes: self.pieces[index].extent.len as u32,
             pieces: vec![self.pieces[index].clone()],
             ..*self

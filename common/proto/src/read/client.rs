@@ -225,7 +225,7 @@ impl ReadClient {
     fn opened(&mut self, id: FileId, answer: Result<FileInfo, Fault>) -> Result<(), Fault> {
         let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Opening);
         let file = file.ok_or_else(|| unexpected("answer to an open", id))?;
-        let info = match answer {
+        let info = match answer.and_then(FileInfo::checked) {
             Ok(info) => info,
             Err(fault) => {
                 self.files.remove(&id);

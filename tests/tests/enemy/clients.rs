@@ -1,0 +1,190 @@
+//! A client that wants what is not its own, with a real server that has an honest
+//! client too, and serves it on whatever the other one says.
+
+use crate::snapshot;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+use tokio::time::timeout;
+use verbatim_control::{Connection, connect};
+use verbatim_proto::message::{
+    ClientMessage, CommitFile, CreateFile, EntryKind, FileInfo, NewEntry, OpenFile, ReadRequest,
+    SentChunk, ServerMessage, WriteRequest,
+};
+use verbatim_proto::mirror::{Edit, MirrorRequest, TreeScan};
+use verbatim_proto::units::BATCH_FILES_MAX;
+use verbatim_proto::{Digest, FileId, LinkId, Look, Scan, Tag, WindowId, WirePath};
+use verbatim_tests::pair::{Backend, Pair};
+
+/// How long a server is listened to after a message; what it does not say by then, it does not.
+const LISTEN: Duration = Duration::from_millis(300);
+
+/// Sends messages on one session, and returns what came back until the server was done.
+fn say(pair: &Pair, messages: Vec<ClientMessage>) -> Vec<ServerMessage> {
+    let options = pair.down(&["ro/x"], "x").session.connect;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let Connection { mut sender, mut receiver, .. } = connect(&options).await.expect("let in");
+        let mut heard = Vec::new();
+        for message in messages {
+            if sender.send(&message).await.is_err() || sender.flush().await.is_err() {
+                break;
+            }
+        }
+        while let Ok(Ok(Some(message))) = timeout(LISTEN, receiver.recv()).await {
+            heard.push(message);
+        }
+        heard
+    })
+}
+
+fn path(text: &str) -> WirePath {
+    WirePath::parse(text.as_bytes()).expect("plain")
+}
+
+fn open(at: &str) -> ClientMessage {
+    let file = OpenFile { file: FileId(1), path: path(at), have: vec![] };
+    ClientMessage::Read(ReadRequest::Open { files: vec![file] })
+}
+
+fn create(file: u32, at: &str) -> CreateFile {
+    let info = FileInfo { size: 0, mode: 0o644, mtime_ns: 0, allocated: 0, version: None };
+    CreateFile { file: FileId(file), path: path(at), info, stream: false }
+}
+
+fn put(at: &str) -> Vec<ClientMessage> {
+    let commit = CommitFile { file: FileId(1), root: Digest::of(b""), meta: None };
+    vec![
+        ClientMessage::Write(WriteRequest::Create { files: vec![create(1, at)] }),
+        ClientMessage::Write(WriteRequest::Commit { files: vec![commit] }),
+    ]
+}
+
+fn make(at: &str, kind: EntryKind) -> ClientMessage {
+    let entry =
+        NewEntry { path: path(at), kind, force: true, mode: 0o777, meta: None, unfinished: false };
+    ClientMessage::Make { request: 1, entries: vec![entry] }
+}
+
+/// A server with something outside its exports, and links in them that lead there.
+fn tempted() -> Pair {
+    let pair = Pair::in_memory(Backend::Tcp);
+    fs::create_dir(pair.served("outside")).expect("a folder");
+    fs::write(pair.served("outside/secret"), b"secret").expect("a file");
+    for export in ["ro", "rw"] {
+        symlink(pair.served("outside"), pair.served(export).join("out")).expect("a link");
+        symlink("../outside", pair.served(export).join("up")).expect("a link");
+    }
+    fs::write(pair.served("ro/public"), b"public").expect("a file");
+    pair
+}
+
+/// The honest client is served on, and nothing outside was touched.
+fn unharmed(pair: &Pair, before: &[(std::path::PathBuf, Option<Vec<u8>>)]) {
+    assert_eq!(snapshot(&pair.served("outside")), before, "outside its exports");
+    let _ = fs::remove_file(pair.local("honest"));
+    pair.down(&["ro/public"], "honest").run().whole();
+}
+
+#[test]
+fn nothing_outside_an_export_is_read() {
+    let pair = tempted();
+    let before = snapshot(&pair.served("outside"));
+    for at in
+        ["ro/out/secret", "ro/up/secret", "rw/out/secret", "state/server.key", "outside/secret"]
+    {
+        let look = Look { follow: true, paths: vec![path(at)] };
+        let scan = Scan { path: path(at).parent(), recursive: true, ..Scan::default() };
+        let walk = TreeScan { path: path(at).parent(), digests: true, ..TreeScan::default() };
+        let said = [
+            ClientMessage::Stat { request: 1, look },
+            ClientMessage::Scan { request: 2, scan },
+            ClientMessage::Mirror(MirrorRequest::Walk { request: 3, walk }),
+            open(at),
+        ];
+        for message in said {
+            let heard = say(&pair, vec![message.clone()]);
+            let text = format!("{heard:?}");
+            assert!(!text.contains("size: 6"), "{at}, {message:?}: {text}");
+            let granted = heard.iter().any(|answer| {
+                use verbatim_proto::message::ReadReply::{Lease, Opened};
+                match answer {
+                    ServerMessage::Read(Opened { files }) => files.iter().any(|(_, a)| a.is_ok()),
+                    ServerMessage::Read(Lease(_)) => true,
+                    _ => false,
+                }
+            });
+            assert!(!granted, "{at}, {message:?}: {text}");
+        }
+    }
+    unharmed(&pair, &before);
+}
+
+#[test]
+fn nothing_outside_an_export_is_written() {
+    let pair = tempted();
+    let before = snapshot(&pair.served("outside"));
+    let link = |to: &str| EntryKind::Symlink { target: to.as_bytes().to_vec() };
+    for at in ["rw/out/new", "rw/up/new", "ro/new", "state/new", "rw/mine/new", "rw/out/secret"] {
+        let mut said = vec![make("rw/mine", link("../outside"))];
+        said.extend(put(at));
+        say(&pair, said);
+        say(&pair, vec![make(at, EntryKind::Folder)]);
+        let edit = |edit| MirrorRequest::Edit { request: 4, edits: vec![edit] };
+        let remove = Edit::Remove { path: path(at), is_folder: false };
+        let linked = Edit::Link { path: path("rw/stolen"), to: path("rw/out/secret") };
+        let sweep = Edit::Sweep { path: path("rw/out") };
+        for edit in [edit(remove), edit(linked), edit(sweep)] {
+            say(&pair, vec![ClientMessage::Mirror(edit)]);
+        }
+        let stolen = fs::read(pair.served("rw/stolen")).unwrap_or_default();
+        assert_ne!(stolen, b"secret", "linked to from outside");
+    }
+    assert!(!pair.served("ro/new").exists() && !pair.served("state/new").exists());
+    unharmed(&pair, &before);
+}
+
+#[test]
+fn messages_that_make_no_sense_harm_nobody_else() {
+    let pair = tempted();
+    let before = snapshot(&pair.served("outside"));
+    let link = LinkId { index: 0, epoch: 0 };
+    let many = (0..=BATCH_FILES_MAX as u32).map(|file| create(file, "rw/many")).collect();
+    let unsent = |tag| SentChunk { tag: Tag(tag), pieces: vec![] };
+    let root = Digest([1; 32]);
+    let nonsense: Vec<Vec<ClientMessage>> = vec![
+        vec![ClientMessage::Write(WriteRequest::Create { files: many })],
+        vec![ClientMessage::Write(WriteRequest::Sent {
+            chunks: vec![unsent(0), unsent(u32::MAX)],
+        })],
+        vec![ClientMessage::Write(WriteRequest::Commit {
+            files: vec![CommitFile { file: FileId(9), root, meta: None }],
+        })],
+        vec![
+            ClientMessage::Write(WriteRequest::Create { files: vec![create(1, "rw/a")] }),
+            ClientMessage::Write(WriteRequest::Create { files: vec![create(1, "rw/b")] }),
+        ],
+        vec![ClientMessage::Write(WriteRequest::End { file: FileId(3), size: u64::MAX })],
+        vec![ClientMessage::Read(ReadRequest::Release { windows: vec![WindowId(u64::MAX)] })],
+        vec![ClientMessage::Read(ReadRequest::Close { files: vec![FileId(7)], describe: true })],
+        vec![ClientMessage::Fence { link }, ClientMessage::Fence { link }],
+        vec![ClientMessage::ScanMore { request: 77 }],
+        vec![ClientMessage::Mirror(MirrorRequest::WalkMore { request: 77 })],
+        vec![open("ro/public"), open("ro/public")],
+    ];
+    for messages in nonsense {
+        say(&pair, messages.clone());
+        unharmed(&pair, &before);
+    }
+    // A wrong root is not committed, and leaves nothing behind.
+    let wrong = CommitFile { file: FileId(1), root, meta: None };
+    say(
+        &pair,
+        vec![
+            ClientMessage::Write(WriteRequest::Create { files: vec![create(1, "rw/wrong")] }),
+            ClientMessage::Write(WriteRequest::Commit { files: vec![wrong] }),
+        ],
+    );
+    assert!(!pair.served("rw/wrong").exists());
+    unharmed(&pair, &before);
+}

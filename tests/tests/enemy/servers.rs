@@ -1,0 +1,262 @@
+//! A server that lies to a real client: about what is in a folder, where a link
+//! leads, how long a file is, and where its bytes are.
+
+use crate::snapshot;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use verbatim_control::{Acceptor, Fingerprint, Policy, ServerIdentity};
+use verbatim_fabric::tcp::JOIN_MAGIC;
+use verbatim_proto::message::{
+    ClientMessage, Entry, EntryKind, FileInfo, JoinSecret, Lease, LinkAnswer, Piece, ReadReply,
+    ReadRequest, ServerMessage, Welcome,
+};
+use verbatim_proto::{Digest, Extent, Region, WindowId, WirePath};
+use verbatim_tests::pair::{Backend, Copied, Pair};
+
+/// Connections a liar takes at most; a client that comes back for more is not what is tested.
+const CONNECTIONS_MAX: usize = 16;
+
+/// A server that says what its script says.
+struct Liar {
+    port: u16,
+    fingerprint: Fingerprint,
+    _state: TempDir,
+    _thread: JoinHandle<()>,
+}
+
+/// What a liar answers to a message.
+type Script = fn(ClientMessage) -> Vec<ServerMessage>;
+
+impl Liar {
+    fn start(script: Script) -> Self {
+        let state = tempfile::tempdir().expect("a folder");
+        let identity = ServerIdentity::load_or_create(state.path()).expect("an identity");
+        let fingerprint = identity.fingerprint();
+        let policy = Policy { allow_anonymous: true, ..Policy::default() };
+        let acceptor = Acceptor::new(&identity, policy).expect("an acceptor");
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("binds");
+        listener.set_nonblocking(true).expect("as tokio wants it");
+        let port = listener.local_addr().expect("bound").port();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let listener = TcpListener::from_std(listener).expect("a listener");
+                let acceptor = Arc::new(acceptor);
+                for _ in 0..CONNECTIONS_MAX {
+                    let Ok((stream, _)) = listener.accept().await else { return };
+                    tokio::spawn(lie(acceptor.clone(), stream, script));
+                }
+            });
+        });
+        Self { port, fingerprint, _state: state, _thread: thread }
+    }
+}
+
+async fn lie(acceptor: Arc<Acceptor>, stream: TcpStream, script: Script) {
+    let mut first = [0];
+    if stream.peek(&mut first).await.is_err() || first[0] == JOIN_MAGIC[0] {
+        // A data connection: it is taken, and never answers.
+        return std::future::pending().await;
+    }
+    let Ok(mut accepted) = acceptor.accept(stream).await else { return };
+    let welcome = Welcome { agent: "liar".into(), session: 1, links_max: 2 };
+    let mut answers = vec![ServerMessage::Welcome(welcome)];
+    loop {
+        for answer in answers {
+            if accepted.sender.send(&answer).await.is_err() {
+                return;
+            }
+        }
+        if accepted.sender.flush().await.is_err() {
+            return;
+        }
+        match accepted.receiver.recv().await {
+            Ok(Some(message)) => answers = script(message),
+            _ => return,
+        }
+    }
+}
+
+/// Copies `ro/all` of a liar to `all`, where `prepare` was first; returns the pair, for its
+/// folders, and what became of the copy.
+fn copy_from(script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copied>) {
+    let liar = Liar::start(script);
+    let pair = Pair::in_memory(Backend::Tcp);
+    fs::create_dir(pair.served("outside")).expect("a folder");
+    fs::write(pair.served("outside/kept"), b"untouched").expect("a file");
+    prepare(&pair.local(""));
+    let before = snapshot(&pair.served("outside"));
+    let mut job = pair.down(&["ro/all"], "all").timeout(Duration::from_secs(3));
+    let connect = &mut job.session.connect;
+    connect.port = liar.port;
+    connect.fingerprint = Some(liar.fingerprint);
+    connect.timeout = Duration::from_secs(3);
+    let copied = job.try_run().ok();
+    assert_eq!(snapshot(&pair.served("outside")), before, "what nobody asked for was touched");
+    (pair, copied)
+}
+
+fn path(text: &str) -> WirePath {
+    WirePath::parse(text.as_bytes()).expect("plain")
+}
+
+fn entry(at: &str, kind: EntryKind, size: u64) -> Entry {
+    Entry { path: path(at), kind, size, mode: 0o755, mtime_ns: 0, meta: None }
+}
+
+fn link_out(at: &str) -> Entry {
+    entry(at, EntryKind::Symlink { target: b"../../outside".to_vec() }, 0)
+}
+
+/// The answers of an honest server that has a folder, up to the listing.
+fn folder_of(message: ClientMessage, entries: Vec<Entry>) -> Vec<ServerMessage> {
+    match message {
+        ClientMessage::Stat { request, look } => {
+            let folder = || entry("x", EntryKind::Folder, 0);
+            let folder = || Ok(Entry { path: WirePath::root(), ..folder() });
+            let answers = look.paths.iter().map(|_| folder()).collect();
+            vec![ServerMessage::Stated { request, answers }]
+        }
+        ClientMessage::Scan { request, .. } => {
+            vec![ServerMessage::Page { request, entries, faults: vec![], done: true }]
+        }
+        ClientMessage::Attach { link, .. } => {
+            let answer = Ok(LinkAnswer::Tcp { secret: JoinSecret([7; 32]) });
+            vec![ServerMessage::Attached { link, answer }]
+        }
+        ClientMessage::Read(ReadRequest::Open { files }) => {
+            let info =
+                FileInfo { size: 0, mode: 0o644, mtime_ns: 0, allocated: 0, version: Some(1) };
+            let files = files.iter().map(|file| (file.file, Ok(info))).collect();
+            vec![ServerMessage::Read(ReadReply::Opened { files })]
+        }
+        ClientMessage::Read(ReadRequest::Close { files, .. }) => {
+            let files = files.iter().map(|file| (*file, Ok(None))).collect();
+            vec![ServerMessage::Read(ReadReply::Closed { files })]
+        }
+        _ => vec![],
+    }
+}
+
+#[test]
+fn an_empty_file_of_a_scripted_server_arrives() {
+    // Or else the refusals below would show nothing.
+    let script = |message| folder_of(message, vec![entry("f", EntryKind::File, 0)]);
+    let (pair, copied) = copy_from(script, |_| {});
+    assert!(pair.local("all/f").is_file(), "{copied:?}");
+}
+
+#[test]
+fn a_link_and_something_behind_it_stay_inside() {
+    let script = |message| {
+        let (folder, file) = (EntryKind::Folder, EntryKind::File);
+        let behind = [entry("l/d", folder, 0), entry("l/f", file, 0)];
+        folder_of(message, [vec![link_out("l")], behind.to_vec()].concat())
+    };
+    copy_from(script, |_| {});
+}
+
+#[test]
+fn a_folder_that_becomes_a_link_stays_inside() {
+    let script = |message| {
+        let (folder, file) = (EntryKind::Folder, EntryKind::File);
+        let first = vec![entry("l", folder.clone(), 0), link_out("l")];
+        folder_of(message, [first, vec![entry("l/d", folder, 0), entry("l/f", file, 0)]].concat())
+    };
+    copy_from(script, |_| {});
+}
+
+#[test]
+fn what_an_earlier_lie_planted_is_not_followed() {
+    let script = |message| {
+        let (folder, file) = (EntryKind::Folder, EntryKind::File);
+        let inside = [entry("l/d", folder.clone(), 0), entry("l/kept", file, 0)];
+        folder_of(message, [vec![entry("l", folder, 0)], inside.to_vec()].concat())
+    };
+    copy_from(script, |local| {
+        fs::create_dir(local.join("all")).expect("a folder");
+        symlink("../../outside", local.join("all/l")).expect("a link");
+    });
+}
+
+#[test]
+fn a_file_in_the_place_of_the_folder_that_was_asked_for_overwrites_nothing() {
+    let script = |message| match message {
+        ClientMessage::Scan { request, .. } => {
+            // The root itself, as a file, and as a link.
+            let root = |kind| Entry { path: WirePath::root(), ..entry("x", kind, 0) };
+            let link = EntryKind::Symlink { target: b"../outside".to_vec() };
+            let entries = vec![root(EntryKind::File), root(link)];
+            vec![ServerMessage::Page { request, entries, faults: vec![], done: true }]
+        }
+        message => folder_of(message, vec![]),
+    };
+    let (pair, _) = copy_from(script, |local| {
+        fs::create_dir(local.join("all")).expect("a folder");
+        fs::write(local.join("all/mine"), b"mine").expect("a file");
+    });
+    assert_eq!(fs::read(pair.local("all/mine")).expect("still there"), b"mine");
+}
+
+#[test]
+fn pages_without_an_end_take_no_memory_and_end_with_the_deadline_of_the_test() {
+    // The same folder for ever; the liar gives up after so many, which must not cost memory.
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static PAGES: AtomicUsize = AtomicUsize::new(0);
+    const PAGES_MAX: usize = 300;
+    let script = |message| {
+        let request = match message {
+            ClientMessage::Scan { request, .. } | ClientMessage::ScanMore { request } => request,
+            message => return folder_of(message, vec![]),
+        };
+        let done = PAGES.fetch_add(1, Ordering::Relaxed) >= PAGES_MAX;
+        let entries = (0..1000).map(|_| entry("d", EntryKind::Special, 0)).collect();
+        vec![ServerMessage::Page { request, entries, faults: vec![], done }]
+    };
+    let before = anonymous_kib();
+    let (_pair, copied) = copy_from(script, |_| {});
+    let skipped = copied.map_or(0, |copied| copied.summary.skipped);
+    // What the test itself records of each is part of it: about 100 bytes.
+    let grown = anonymous_kib().saturating_sub(before);
+    assert!(grown < 192 << 10, "{grown} KiB for {skipped} entries");
+}
+
+/// RssAnon of this process.
+fn anonymous_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a kernel");
+    line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
+}
+
+#[test]
+fn leases_that_cannot_be_end_the_session_and_not_the_client() {
+    let script = |message| match message {
+        ClientMessage::Read(ReadRequest::Open { files }) => {
+            let size = u64::MAX;
+            let info = FileInfo { size, mode: 0, mtime_ns: 0, allocated: 0, version: None };
+            let file = files[0].file;
+            let lease = |number: u64, offset, len, base| {
+                let digests = vec![Digest([0; 32]); 4];
+                let pieces = vec![Piece { file, extent: Extent { offset, len }, digests }];
+                let window = WindowId(number);
+                ReadReply::Lease(Lease { window, region: Region { key: 0, base }, pieces })
+            };
+            let replies = [
+                ReadReply::Opened { files: vec![(file, Ok(info))] },
+                lease(1, 0, 1 << 20, u64::MAX - 5),
+                lease(2, u64::MAX - 10, 1 << 20, 0),
+                lease(3, 1 << 20, u64::MAX, 0),
+            ];
+            replies.into_iter().map(ServerMessage::Read).collect()
+        }
+        message => folder_of(message, vec![entry("f", EntryKind::File, u64::MAX)]),
+    };
+    let (pair, _) = copy_from(script, |_| {});
+    assert!(!pair.local("all/f").exists());
+}

@@ -1,0 +1,102 @@
+//! Runs every target of `hostile` on the inputs that are kept in `tests/fuzz/corpus`, on those
+//! with a few bytes changed, and on seeded ones. A bounded number of cases: a long run is
+//! `tests/fuzz/run`. What fails names its target and seed, and VERBATIM_FUZZ_SEED=N runs that
+//! one alone; VERBATIM_FUZZ_CASES=N runs so many of each.
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use verbatim_tests::hostile::TARGETS;
+
+/// Seeded cases of a target that is only logic.
+const CASES: u64 = 3000;
+/// Seeded cases of one that writes to a disk.
+const CASES_ON_DISK: u64 = 60;
+/// The longest input.
+const INPUT_BYTES_MAX: usize = 2048;
+
+/// Runs one target on all of its inputs.
+fn try_all(name: &str) {
+    let (_, target) = TARGETS.iter().find(|(is, _)| *is == name).expect("a target");
+    let kept = kept(name);
+    for (path, bytes) in &kept {
+        attempt(name, path, *target, bytes);
+    }
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse().ok());
+    let on_disk = matches!(name, "journal" | "digest_cache");
+    let cases =
+        number("VERBATIM_FUZZ_CASES").unwrap_or(if on_disk { CASES_ON_DISK } else { CASES });
+    let seeds = match number("VERBATIM_FUZZ_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..cases,
+    };
+    for seed in seeds {
+        attempt(name, &format!("seed {seed}"), *target, &input(name, seed, &kept));
+    }
+}
+
+/// Runs one case, and says which it was if it fails.
+fn attempt(name: &str, case: &str, target: fn(&[u8]), bytes: &[u8]) {
+    let ended = catch_unwind(AssertUnwindSafe(|| target(bytes)));
+    assert!(ended.is_ok(), "{name}, {case}: failed on {} bytes", bytes.len());
+}
+
+/// What is kept for a target, in a steady order.
+fn kept(name: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+    let mut kept = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        kept.push((path.display().to_string(), fs::read(&path).expect("a kept input")));
+    }
+    kept.sort();
+    kept
+}
+
+/// The input of a seed: noise, or something kept with a few bytes changed.
+fn input(name: &str, seed: u64, kept: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut noise =
+        blake3::Hasher::new().update(name.as_bytes()).update(&seed.to_le_bytes()).finalize_xof();
+    let mut next = || {
+        let mut bytes = [0; 4];
+        noise.fill(&mut bytes);
+        u32::from_le_bytes(bytes) as usize
+    };
+    let base = match (kept, seed % 2) {
+        ([], _) | (_, 0) => {
+            let len = next() % INPUT_BYTES_MAX;
+            return (0..len).map(|_| next() as u8).collect();
+        }
+        (kept, _) => &kept[next() % kept.len()].1,
+    };
+    let mut bytes = base.clone();
+    for _ in 0..=next() % 8 {
+        let at = next() % (bytes.len() + 1);
+        match next() % 4 {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, next() as u8),
+            _ if at < bytes.len() => bytes[at] ^= 1 << (next() % 8),
+            _ => bytes.push(next() as u8),
+        }
+    }
+    bytes
+}
+
+macro_rules! targets {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            try_all(stringify!($name));
+        })*
+
+        #[test]
+        fn every_target_is_run() {
+            let run = [$(stringify!($name)),*];
+            assert_eq!(run.to_vec(), TARGETS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        }
+    };
+}
+
+targets!(frames paths config read_server write_server read_client write_client journal digest_cache);
