@@ -61,6 +61,9 @@ pub struct Export {
     /// Whether lists leave it out.
     #[serde(default)]
     pub hidden: bool,
+    /// Whether its data may move where others can read it.
+    #[serde(default)]
+    pub encryption: Encryption,
     /// What clients may write into it while the server runs, in MiB; 0 is no limit.
     #[serde(default)]
     pub quota_mb: u64,
@@ -121,6 +124,7 @@ impl Export {
                 addresses: Vec::new(),
                 gids: Vec::new(),
                 hidden: false,
+                encryption: Encryption::Off,
                 quota_mb: 0,
             }),
         }
@@ -152,7 +156,8 @@ impl Export {
     pub(crate) fn gate(&self) -> Gate {
         let (tokens, addresses, gids) =
             (self.tokens.clone(), self.addresses.clone(), self.gids.clone());
-        Gate { tokens, addresses, gids, hidden: self.hidden }
+        let sealed = self.encryption == Encryption::Required;
+        Gate { tokens, addresses, gids, hidden: self.hidden, sealed }
     }
 
     /// What may be written into it, where that is bounded.
@@ -183,6 +188,17 @@ pub enum Owner {
     Server,
     /// Whom the client says, where the server is root.
     Client,
+}
+
+/// Whether the data of an export may move where others can read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    /// It may; digests show whether somebody changed it.
+    #[default]
+    Off,
+    /// It moves inside TLS, over TCP, and not at all otherwise.
+    Required,
 }
 
 /// What clients may do in an export.

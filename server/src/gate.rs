@@ -17,6 +17,8 @@ pub(crate) struct Gate {
     pub gids: Vec<Range>,
     /// Whether it is left out of lists.
     pub hidden: bool,
+    /// Whether its data moves inside TLS only.
+    pub sealed: bool,
 }
 
 impl Gate {

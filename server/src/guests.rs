@@ -5,6 +5,7 @@
 
 use crate::config::Limits;
 use crate::doorstep::{Arrival, Doorstep};
+use crate::joins::Arrived;
 use crate::keyring::Watch;
 use crate::observe::Guest;
 use crate::reach::{Reach, Visitor};
@@ -15,9 +16,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use verbatim_control::{Acceptor, Outbox};
-use verbatim_fabric::tcp::{JOIN_MAGIC, SECRET_BYTES};
+use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC, SECRET_BYTES};
 use verbatim_proto::message::{ServerMessage, Welcome};
 use verbatim_proto::units::is_chunk_size;
 use verbatim_proto::{Code, Fault};
@@ -75,7 +76,7 @@ impl Guests {
     /// Finds out what a connection is, and serves it until it is over.
     pub async fn receive(
         &self,
-        mut stream: TcpStream,
+        stream: TcpStream,
         peer: SocketAddr,
         stopping: watch::Receiver<bool>,
         arrival: Arrival,
@@ -87,12 +88,9 @@ impl Guests {
             return;
         }
         if first[0] == JOIN_MAGIC[0] {
-            let joined = tokio::time::timeout(self.handshake, self.join(&mut stream)).await;
+            let joined = tokio::time::timeout(self.handshake, self.join(stream, &arrival)).await;
             match joined {
-                Ok(Some((link, session))) => match stream.into_std() {
-                    Ok(stream) => drop(session.send(Event::Joined { link, stream }).await),
-                    Err(error) => tracing::warn!(%peer, %error, "data connection lost"),
-                },
+                Ok(Some((session, event))) => drop(session.send(event).await),
                 _ => tracing::warn!(%peer, "data connection without a valid secret"),
             }
             return;
@@ -124,13 +122,29 @@ impl Guests {
     /// Reads what a data connection begins with, and finds its session.
     async fn join(
         &self,
-        stream: &mut TcpStream,
-    ) -> Option<(verbatim_proto::LinkId, tokio::sync::mpsc::Sender<Event>)> {
+        mut stream: TcpStream,
+        arrival: &Arrival,
+    ) -> Option<(mpsc::Sender<Event>, Event)> {
         let mut magic = [0; JOIN_MAGIC.len()];
-        let mut secret = [0; SECRET_BYTES];
         stream.read_exact(&mut magic).await.ok()?;
-        stream.read_exact(&mut secret).await.ok()?;
-        if magic == JOIN_MAGIC { self.shared.joins.take(&secret) } else { None }
+        let (secret, arrived) = match magic {
+            JOIN_MAGIC => {
+                let mut secret = [0; SECRET_BYTES];
+                stream.read_exact(&mut secret).await.ok()?;
+                (secret, Arrived::Plain(stream.into_std().ok()?))
+            }
+            SEALED_MAGIC => {
+                // A handshake, and so it waits for its turn as those of clients do.
+                let wait = arrival.turn(self.started.elapsed(), self.handshake)?;
+                tokio::time::sleep(wait).await;
+                let (sealed, secret) = self.acceptor.accept_data(stream).await.ok()?;
+                (secret, Arrived::Sealed(sealed))
+            }
+            _ => return None,
+        };
+        let sealed = matches!(arrived, Arrived::Sealed(_));
+        let (link, session) = self.shared.joins.take(&secret, sealed)?;
+        Some((session, Event::Joined { link, arrived }))
     }
 
     async fn serve(

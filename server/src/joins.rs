@@ -4,13 +4,23 @@
 
 use crate::session::Event;
 use std::collections::HashMap;
+use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use verbatim_control::Sealed;
 use verbatim_proto::LinkId;
 
 /// How long a secret may be used.
 const SECRET_LIFE: Duration = Duration::from_secs(30);
+
+/// A data connection that brought its secret.
+pub(crate) enum Arrived {
+    /// As it is.
+    Plain(TcpStream),
+    /// Inside TLS.
+    Sealed(Sealed),
+}
 
 /// The expected data connections of all sessions.
 #[derive(Default)]
@@ -21,22 +31,31 @@ pub(crate) struct Joins {
 struct Expected {
     link: LinkId,
     session: mpsc::Sender<Event>,
+    sealed: bool,
     until: Instant,
 }
 
 impl Joins {
-    /// Expects a connection with this secret.
-    pub fn expect(&self, secret: [u8; 32], link: LinkId, session: mpsc::Sender<Event>) {
+    /// Expects a connection with this secret, inside TLS or not.
+    pub fn expect(
+        &self,
+        secret: [u8; 32],
+        link: LinkId,
+        session: mpsc::Sender<Event>,
+        sealed: bool,
+    ) {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         expected.retain(|_, other| other.until > now && !other.session.is_closed());
-        expected.insert(secret, Expected { link, session, until: now + SECRET_LIFE });
+        expected.insert(secret, Expected { link, session, sealed, until: now + SECRET_LIFE });
     }
 
-    /// Takes the session that waits for this secret.
-    pub fn take(&self, secret: &[u8; 32]) -> Option<(LinkId, mpsc::Sender<Event>)> {
+    /// Takes the session that waits for this secret, said inside TLS or not. A secret that comes
+    /// the other way than it was meant to is spent.
+    pub fn take(&self, secret: &[u8; 32], sealed: bool) -> Option<(LinkId, mpsc::Sender<Event>)> {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let found = expected.remove(secret)?;
-        (found.until > Instant::now()).then_some((found.link, found.session))
+        (found.until > Instant::now() && found.sealed == sealed)
+            .then_some((found.link, found.session))
     }
 }

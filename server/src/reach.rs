@@ -7,7 +7,7 @@ use crate::gate::Gate;
 use crate::quota::Quota;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbatim_control::Who;
 use verbatim_files::{Folder, Rules};
 use verbatim_proto::{Code, Fault, WirePath};
@@ -49,7 +49,7 @@ impl Visitor<'_> {
 /// The exports as one client sees them.
 pub(crate) struct Reach {
     exports: Exports,
-    rdma: Mutex<Rdma>,
+    used: Mutex<Used>,
     /// Targets that the session holds, export first: below them no link is followed. As many
     /// as a session may hold.
     held: Mutex<Vec<(WirePath, Arc<ExportFolder>)>>,
@@ -58,9 +58,15 @@ pub(crate) struct Reach {
 /// What a session moves data with, and which exports that care it has used: neither may make
 /// the other wrong.
 #[derive(Default)]
-struct Rdma {
+struct Used {
     gids: BTreeSet<[u8; 16]>,
     picky: BTreeMap<Vec<u8>, Arc<ExportFolder>>,
+    /// Whether an export was named at all.
+    named: bool,
+    /// Whether a link may have been made that others can read.
+    plain: bool,
+    /// An export that was named and moves encrypted only.
+    sealed: Option<Vec<u8>>,
 }
 
 impl Reach {
@@ -75,7 +81,7 @@ impl Reach {
             Some((name.clone(), export))
         };
         let exports = all.iter().filter_map(seen).collect();
-        Self { exports, rdma: Mutex::default(), held: Mutex::default() }
+        Self { exports, used: Mutex::default(), held: Mutex::default() }
     }
 
     /// Follows no link below the target of a mirror from now on: its tree was told without
@@ -103,14 +109,33 @@ impl Reach {
 
     /// Asks whether data may move to an RDMA port, given the exports that were used so far.
     pub fn use_gid(&self, gid: [u8; 16]) -> Result<(), Fault> {
-        let mut rdma = self.rdma.lock().unwrap_or_else(PoisonError::into_inner);
-        match rdma.picky.iter().find(|(_, export)| !export.gate.admits_gid(&gid)) {
+        let mut used = self.used();
+        match used.picky.iter().find(|(_, export)| !export.gate.admits_gid(&gid)) {
             Some((name, _)) => Err(not_over(name, &gid)),
             None => {
-                rdma.gids.insert(gid);
+                used.gids.insert(gid);
                 Ok(())
             }
         }
+    }
+
+    /// Asks whether the next link must be inside TLS, and why. One that need not be makes
+    /// exports that move encrypted only unusable for the rest of the session, so as long as
+    /// no export was named, every one that the client might name counts.
+    pub fn must_seal(&self) -> Option<String> {
+        let mut used = self.used();
+        if let Some(name) = &used.sealed {
+            return Some(format!("data of {} moves encrypted only", String::from_utf8_lossy(name)));
+        }
+        if !used.named && self.exports.values().any(|export| export.gate.sealed) {
+            return Some("some data of this server moves encrypted only".into());
+        }
+        used.plain = true;
+        None
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The export a path is in, and the path within it. One that this client may not use does
@@ -123,13 +148,21 @@ impl Reach {
             let text = format!("no export is called {}", String::from_utf8_lossy(name));
             Fault::new(Code::NotFound, text)
         })?;
+        let mut used = self.used();
+        used.named = true;
         if !export.gate.gids.is_empty() {
-            let mut rdma = self.rdma.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(gid) = rdma.gids.iter().find(|gid| !export.gate.admits_gid(gid)) {
+            if let Some(gid) = used.gids.iter().find(|gid| !export.gate.admits_gid(gid)) {
                 return Err(not_over(name, gid));
             }
-            rdma.picky.insert(name.to_vec(), export.clone());
+            used.picky.insert(name.to_vec(), export.clone());
         }
+        if export.gate.sealed {
+            if used.plain {
+                return Err(not_plain(name));
+            }
+            used.sealed.get_or_insert_with(|| name.to_vec());
+        }
+        drop(used);
         Ok((self.held(path).unwrap_or_else(|| export.clone()), rest))
     }
 }
@@ -139,6 +172,15 @@ fn not_over(name: &[u8], gid: &[u8; 16]) -> Fault {
     let text = format!(
         "data of {name} may not move to the RDMA port {gid}; use --transport tcp, or ask who \
          runs the server to add it to gids"
+    );
+    Fault::new(Code::Denied, text)
+}
+
+fn not_plain(name: &[u8]) -> Fault {
+    let name = String::from_utf8_lossy(name);
+    let text = format!(
+        "data of {name} moves encrypted only, and this session has links that are not; copy it \
+         with a command of its own"
     );
     Fault::new(Code::Denied, text)
 }
@@ -267,5 +309,30 @@ mod tests {
             "{fault}"
         );
         reach.resolve(&other).unwrap();
+    }
+
+    #[test]
+    fn an_encrypted_export_and_a_plain_link_never_meet() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = with_gate(dir.path(), "data", Gate { sealed: true, ..Gate::default() });
+        let path = |text: &str| WirePath::parse(text.as_bytes()).unwrap();
+        // Nothing is named yet: the link might carry data of it.
+        let reach = Reach::of(&all, &visitor(&Who::Local));
+        assert!(reach.must_seal().is_some());
+        reach.resolve(&path("data/a")).unwrap();
+        assert!(reach.must_seal().unwrap().contains("data of data"));
+        // The export first, then others: still sealed.
+        reach.resolve(&path("in/a")).unwrap();
+        assert!(reach.must_seal().is_some());
+        // A plain link first: the export is refused, and others are not.
+        let reach = Reach::of(&all, &visitor(&Who::Local));
+        reach.resolve(&path("in/a")).unwrap();
+        assert_eq!(reach.must_seal(), None);
+        let fault = reach.resolve(&path("data/a")).err().unwrap();
+        assert_eq!(fault.code, Code::Denied);
+        assert!(fault.text.contains("encrypted only"), "{fault}");
+        assert_eq!(reach.must_seal(), None, "and stays refused");
+        assert!(reach.resolve(&path("data/a")).is_err());
+        reach.resolve(&path("in/a")).unwrap();
     }
 }

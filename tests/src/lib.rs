@@ -1,6 +1,6 @@
 //! What end-to-end tests share: a server and copies against it (`pair`), trees
-//! to copy and to compare (`tree`), a network that misbehaves (`proxy`), and what
-//! an enemy could send (`hostile`).
+//! to copy and to compare (`tree`), a network that misbehaves (`proxy`), a client
+//! that says what it wants (`raw`), and what an enemy could send (`hostile`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
 //! on loopback, and goes with its handle.
 
@@ -11,4 +11,5 @@ pub mod http;
 pub mod pair;
 pub mod process;
 pub mod proxy;
+pub mod raw;
 pub mod tree;

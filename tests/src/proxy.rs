@@ -3,6 +3,7 @@
 //! sockets and ends with its handle. It tells data connections from control by
 //! the magic they begin with, and changes nothing it was not told to.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,8 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What a data connection begins with.
-const JOIN_MAGIC: &[u8; 8] = b"VBTMJOIN";
+/// What a data connection begins with, plain or inside TLS.
+const DATA_MAGICS: [&[u8; 8]; 2] = [b"VBTMJOIN", b"VBTMSEAL"];
+
+/// Bytes that are kept of one direction of one connection.
+const TAPE_BYTES_MAX: usize = 16 << 20;
 
 /// Connections one proxy takes, alive or not.
 const CONNECTIONS_MAX: u64 = 512;
@@ -114,6 +118,8 @@ struct State {
     refused: AtomicU64,
     data_bytes: AtomicU64,
     pumps: Mutex<Vec<JoinHandle<()>>>,
+    /// What was passed on over data connections, where that is kept.
+    tapes: Option<Mutex<BTreeMap<(u64, bool), Vec<u8>>>>,
 }
 
 impl Proxy {
@@ -124,6 +130,15 @@ impl Proxy {
 
     /// Starts a proxy that refuses data connections once it has taken this many.
     pub fn start_refusing(upstream: u16, rules: &[Rule], refusing: Option<u64>) -> Self {
+        Self::begin(upstream, rules, refusing, false)
+    }
+
+    /// Starts a proxy that keeps what it passes on over data connections.
+    pub fn taped(upstream: u16, rules: &[Rule]) -> Self {
+        Self::begin(upstream, rules, None, true)
+    }
+
+    fn begin(upstream: u16, rules: &[Rule], refusing: Option<u64>, taped: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
         let port = listener.local_addr().expect("has an address").port();
         listener.set_nonblocking(true).expect("does not block");
@@ -141,6 +156,7 @@ impl Proxy {
             refused: zero(),
             data_bytes: zero(),
             pumps: Mutex::default(),
+            tapes: taped.then(Mutex::default),
         });
         let accepting = state.clone();
         let thread = Some(spawn(move || accepting.accept(&listener)));
@@ -150,6 +166,12 @@ impl Proxy {
     /// Where clients connect to.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// What it passed on over data connections, one tape for each direction of each.
+    pub fn tapes(&self) -> Vec<Vec<u8>> {
+        let tapes = self.state.tapes.as_ref().expect("it was started to keep them");
+        tapes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// What it did so far.
@@ -198,6 +220,15 @@ impl State {
         }
     }
 
+    fn keep_bytes(&self, tape: (u64, bool), bytes: &[u8]) {
+        if let Some(tapes) = &self.tapes {
+            let mut tapes = tapes.lock().unwrap_or_else(PoisonError::into_inner);
+            let tape = tapes.entry(tape).or_default();
+            let room = TAPE_BYTES_MAX - tape.len();
+            tape.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        }
+    }
+
     fn keep(&self, thread: JoinHandle<()>) {
         self.pumps.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
     }
@@ -206,11 +237,11 @@ impl State {
     fn connect(self: Arc<Self>, mut client: TcpStream) {
         client.set_nonblocking(false).expect("blocks");
         client.set_read_timeout(Some(Duration::from_secs(5))).expect("has a timeout");
-        let mut first = [0; JOIN_MAGIC.len()];
+        let mut first = [0; DATA_MAGICS[0].len()];
         if client.read_exact(&mut first).is_err() {
             return;
         }
-        let kind = if first == *JOIN_MAGIC { Kind::Data } else { Kind::Control };
+        let kind = if DATA_MAGICS.contains(&&first) { Kind::Data } else { Kind::Control };
         let taken = if kind == Kind::Data { &self.data } else { &self.control };
         if kind == Kind::Data
             && self.refusing.is_some_and(|max| taken.load(Ordering::Relaxed) >= max)
@@ -242,6 +273,7 @@ impl State {
                 harms: self.rules.iter().filter(of_this).map(|rule| rule.harm).collect(),
                 silent: silent.clone(),
                 kind,
+                tape: (number, direction == Direction::Up),
                 passed: 0,
             };
             let begin = if direction == Direction::Up { first.to_vec() } else { Vec::new() };
@@ -258,6 +290,7 @@ struct Pump {
     harms: Vec<Harm>,
     silent: Arc<AtomicBool>,
     kind: Kind,
+    tape: (u64, bool),
     passed: u64,
 }
 
@@ -354,6 +387,7 @@ impl Pump {
                     self.passed += sent as u64;
                     if self.kind == Kind::Data {
                         self.state.data_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+                        self.state.keep_bytes(self.tape, &bytes[..sent]);
                     }
                     bytes = &bytes[sent..];
                 }

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbatim_control::{Connection, connect};
 use verbatim_fabric::verbs::{
     self, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint, VerbsLink, Wish,
 };
@@ -19,19 +18,16 @@ use verbatim_proto::{
     ClientMessage, Code, Digest, Extent, Fault, FileId, LinkId, ServerMessage, Tag, WirePath,
 };
 use verbatim_tests::pair::{Backend, Pair, read};
+use verbatim_tests::raw::{ANSWER_MAX, Raw};
 use verbatim_tests::tree;
 
 const CHUNK: usize = CHUNK_BYTES_DEFAULT as usize;
-
-/// How long any one answer may take; guests are slow.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 const FILE: FileId = FileId(1);
 
 /// A session whose every message is chosen by the test.
 struct Rude {
-    runtime: tokio::runtime::Runtime,
-    connection: Connection,
+    raw: Raw,
     place: Place,
     domain: Arc<VerbsDomain>,
     grants: Vec<Grant>,
@@ -41,24 +37,16 @@ struct Rude {
 
 impl Rude {
     fn connect(pair: &Pair) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.expect("a runtime");
-        let options = pair.up(&[], "rw").session.connect;
-        let connection = runtime.block_on(connect(&options)).expect("connects");
-        let local = verbs::local_address_towards(connection.peer);
+        let raw = Raw::connect(&pair.up(&[], "rw").session.connect);
+        let local = verbs::local_address_towards(raw.connection.peer);
         let place = verbs::find_place(&Wish { local, ..Wish::default() }).expect("a device");
         let domain = VerbsDomain::open(&place, DomainLimits::default()).expect("a domain");
         let (grants, verdicts) = (Vec::new(), Vec::new());
-        Self { runtime, connection, place, domain, grants, verdicts, tickets: 0 }
+        Self { raw, place, domain, grants, verdicts, tickets: 0 }
     }
 
     fn say(&mut self, message: ClientMessage) {
-        let sender = &mut self.connection.sender;
-        let sent = self.runtime.block_on(async {
-            sender.send(&message).await?;
-            sender.flush().await
-        });
-        sent.expect("the server listens");
+        self.raw.say(message);
     }
 
     /// Waits for the answer that `wanted` takes. Grants and verdicts are kept, the rest is not.
@@ -66,11 +54,7 @@ impl Rude {
         let begin = Instant::now();
         loop {
             assert!(begin.elapsed() < ANSWER_MAX, "no {what}");
-            let heard = self.runtime.block_on(async {
-                tokio::time::timeout(ANSWER_MAX, self.connection.receiver.recv()).await
-            });
-            let message = heard.unwrap_or_else(|_| panic!("no {what}"));
-            let message = message.expect("the connection works").expect("the server is there");
+            let message = self.raw.next(what).expect("the server is there");
             if let ServerMessage::Write(WriteReply::Granted { verdicts, grants }) = &message {
                 self.verdicts.extend(verdicts.iter().cloned());
                 self.grants.extend(grants.iter().copied());
@@ -287,7 +271,7 @@ fn a_client_that_asks_for_too_much_is_told_what_it_may_have() {
     let pair = Pair::in_memory(Backend::Verbs);
     beside_an_honest_client(&pair, || {
         let mut rude = Rude::connect(&pair);
-        let most = rude.connection.welcome.links_max;
+        let most = rude.raw.connection.welcome.links_max;
         let link = |index| LinkId { index, epoch: 0 };
         let kept: Vec<_> = (0..2).map(|index| rude.attach(link(index)).expect("a link")).collect();
         let refused = rude.attach(link(most)).err().expect("one too many");

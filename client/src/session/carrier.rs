@@ -102,6 +102,18 @@ impl Carrier {
         Self::Tcp { reason }
     }
 
+    /// The server takes encrypted links alone: TCP from now on. Fails where the user insists
+    /// on RDMA.
+    pub fn seal(&mut self, reason: &str) -> Result<(), FabricError> {
+        match self {
+            Self::Verbs(rdma) if rdma.insists => Err(FabricError::Limit(reason.to_owned())),
+            _ => {
+                *self = Self::tcp(reason.to_owned());
+                Ok(())
+            }
+        }
+    }
+
     /// What to ask the server for. Fails only where the user insists on RDMA.
     pub fn offer(&mut self, link: LinkId, now: Duration) -> Result<LinkOffer, FabricError> {
         match self {

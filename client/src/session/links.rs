@@ -8,10 +8,11 @@ use crate::rules::Task;
 use crate::worker::Command;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
-use verbatim_fabric::tcp::{TcpLink, join};
+use verbatim_control::join_sealed;
+use verbatim_fabric::tcp::{SEALED_MAGIC, TcpLink, join};
 use verbatim_fabric::{FabricError, Link, SoftDomain};
 use verbatim_proto::message::{
-    ClientMessage, JoinSecret, LinkAnswer, LinkId, RailAnswer, Verdict, WriteReply,
+    ClientMessage, JoinSecret, LinkAnswer, LinkId, RailAnswer, SealedAnswer, Verdict, WriteReply,
 };
 use verbatim_proto::read::Outcome;
 use verbatim_proto::{Code, Fault};
@@ -130,6 +131,7 @@ impl Core {
                     Event::LinkMade { link, made }
                 });
             }
+            Ok(LinkAnswer::Sealed(answer)) => self.join_sealed(link, answer),
             Ok(LinkAnswer::Sim { endpoint }) => {
                 let Carrier::Sim(sim) = &self.carrier else {
                     return self.link_refused(link, "the server offers another kind of link");
@@ -151,6 +153,24 @@ impl Core {
             }
             Err(fault) => self.link_refused(link, &fault.text),
         }
+    }
+
+    /// Connects inside TLS, to the server that this session is with and no other.
+    fn join_sealed(&mut self, link: LinkId, SealedAnswer { secret, reason }: SealedAnswer) {
+        if let Err(error) = self.carrier.seal(&reason) {
+            return self.broke(Fault::new(Code::Denied, error.to_string()));
+        }
+        let (address, server, time) = (self.address, self.server, self.options.timeout);
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let joined = join_sealed(address, server, (&SEALED_MAGIC, &secret.0), time).await;
+            let made = joined
+                .map_err(|error| FabricError::system("cannot join the session", error))
+                .and_then(|(stream, tls)| TcpLink::sealed(stream, tls, SoftDomain::new()))
+                .map(|link| Box::new(link) as Box<dyn Link>);
+            // A session that is gone needs no link.
+            let _ = events.try_send(Event::LinkMade { link, made });
+        });
     }
 
     /// Connects a queue pair to that of the server, which ends at this rail, and tries it.

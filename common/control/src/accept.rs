@@ -151,6 +151,7 @@ pub struct Accepted {
 /// Lets clients in, as one identity under one policy.
 pub struct Acceptor {
     tls: TlsAcceptor,
+    data: TlsAcceptor,
     policy: RwLock<Arc<Policy>>,
 }
 
@@ -159,7 +160,13 @@ impl Acceptor {
     pub fn new(identity: &ServerIdentity, policy: Policy) -> Result<Self, ControlError> {
         let config = tls::server_config(identity)?;
         let policy = RwLock::new(Arc::new(policy));
-        Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), policy })
+        let data = TlsAcceptor::from(Arc::new(tls::data_config(&config)));
+        Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), data, policy })
+    }
+
+    /// Returns what shakes hands on data connections.
+    pub(crate) fn data_tls(&self) -> &TlsAcceptor {
+        &self.data
     }
 
     /// Returns whom it lets in now.

@@ -11,6 +11,7 @@
 mod accept;
 mod channel;
 mod connect;
+mod data;
 mod error;
 mod expiry;
 mod identity;
@@ -30,6 +31,7 @@ mod tests;
 pub use accept::{Accepted, Acceptor, Policy, Who, check_listen};
 pub use channel::{Receiver, Sender};
 pub use connect::{ConnectOptions, Connection, connect};
+pub use data::{Sealed, join_sealed};
 pub use error::{ControlError, Distrust, ParseError, Voucher};
 pub use identity::{Fingerprint, ServerIdentity};
 pub use keys::{AuthorizedKeys, ClientKey, PublicKey};

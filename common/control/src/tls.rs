@@ -32,6 +32,13 @@ pub(crate) fn server_config(identity: &ServerIdentity) -> Result<ServerConfig, C
     Ok(config)
 }
 
+/// Makes the configuration of a server's data connections out of that of its control ones.
+pub(crate) fn data_config(control: &ServerConfig) -> ServerConfig {
+    let mut config = control.clone();
+    config.alpn_protocols = vec![DATA_PROTOCOL.to_vec()];
+    config
+}
+
 /// Makes the configuration of a client that asks `verifier` about the server.
 pub(crate) fn client_config(verifier: Arc<dyn ServerCertVerifier>) -> ClientConfig {
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
@@ -101,6 +108,9 @@ fn versions() -> Vec<Vec<u8>> {
 }
 
 static TLS_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+/// The protocol of data connections inside TLS.
+pub(crate) const DATA_PROTOCOL: &[u8] = b"verbatim-data/1";
 
 const REQUEST_LABEL: &[u8] = b"EXPORTER-verbatim-request-v1";
 

@@ -29,6 +29,31 @@ fn sockets() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
+/// Both ends of a TLS session that has not begun.
+fn sessions() -> (rustls::ClientConnection, rustls::ServerConnection) {
+    let made = rcgen::generate_simple_self_signed(["far".to_owned()]).expect("a certificate");
+    let certificate = made.cert.der().clone();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate.clone()).expect("a root");
+    let provider = || Arc::new(rustls::crypto::ring::default_provider());
+    let client = rustls::ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let server = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.into())
+        .expect("a server");
+    let name = "far".try_into().expect("a name");
+    let client = rustls::ClientConnection::new(Arc::new(client), name).expect("a client");
+    let server = rustls::ServerConnection::new(Arc::new(server)).expect("a server");
+    (client, server)
+}
+
 /// Both ends of a link, and the memory of the far one.
 struct Ends {
     near: TcpLink,
@@ -41,6 +66,25 @@ impl Ends {
         let (near, far) = sockets();
         let near = TcpLink::new(near, SoftDomain::new()).expect("link");
         let far = TcpLink::new(far, domain.clone()).expect("link");
+        Self { near, far, domain }
+    }
+
+    /// The same inside TLS.
+    fn sealed(domain: Arc<SoftDomain>) -> Self {
+        let (mut near, mut far) = sockets();
+        let (mut client, mut server) = sessions();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while client.is_handshaking() {
+                    client.complete_io(&mut near).expect("client");
+                }
+            });
+            while server.is_handshaking() {
+                server.complete_io(&mut far).expect("server");
+            }
+        });
+        let near = TcpLink::sealed(near, client.into(), SoftDomain::new()).expect("link");
+        let far = TcpLink::sealed(far, server.into(), domain.clone()).expect("link");
         Self { near, far, domain }
     }
 
@@ -175,6 +219,39 @@ fn a_write_is_in_the_slot_before_the_peer_hears_of_it() {
     let mut stored = [0; 5];
     slot.copy_out(0, &mut stored);
     assert_eq!(&stored, b"quiet");
+}
+
+#[test]
+fn inside_tls_bytes_arrive_as_they_do_outside() {
+    let mut ends = Ends::sealed(SoftDomain::new());
+    assert_eq!(ends.near.transport(), "tcp+tls");
+    assert!(!ends.near.limits().sends_from_file, "what is encrypted is read first");
+    // Larger than any step, and odd, both ways, several at a time.
+    let bytes = pattern((5 << 20) + 3);
+    let window = MappedFile::new(file_with(&bytes), 0, bytes.len()).expect("window");
+    let region = ends.register(Memory::File(window));
+    for ticket in 0..3 {
+        let from = range(region, ticket);
+        ends.near.submit(Ticket(ticket), read_op(from, (4 << 20) + 1)).expect("room");
+    }
+    for completion in ends.near_completes(3) {
+        let Completion::Done { ticket: Ticket(at), buffer, result: Ok(()) } = completion else {
+            panic!("{completion:?}");
+        };
+        assert!(buffer[..] == bytes[at as usize..][..(4 << 20) + 1], "read {at} differs");
+    }
+    let slot = SharedSlot::new(1 << 20).expect("slot");
+    let region = ends.register(Memory::Upload(slot.clone()));
+    let from = buffer_with(&bytes[7..][..1 << 20]);
+    let op = Op::WriteNotify { from, to: range(region, 0), tag: 9 };
+    ends.near.submit(Ticket(9), op).expect("room");
+    only(ends.near_completes(1), 9);
+    slot.with(0, 1 << 20, |stored| assert!(stored[..] == bytes[7..][..1 << 20], "it differs"));
+    // Where something may wait inside TLS nobody sleeps; once it was looked for, they do.
+    assert_eq!(ends.near.wake().at_most, Some(Duration::ZERO));
+    ends.near.poll(&mut Vec::new()).expect("the near end lives");
+    assert_eq!(ends.near.wake().at_most, None);
+    assert!(!ends.near.wake().writable);
 }
 
 #[test]

@@ -9,7 +9,7 @@ pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
-pub use crate::rails::{LinkAnswer, RailAnswer, WindowRails};
+pub use crate::rails::{LinkAnswer, RailAnswer, SealedAnswer, WindowRails};
 use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
 use serde::{Deserialize, Serialize};
 

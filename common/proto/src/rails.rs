@@ -30,6 +30,17 @@ pub enum LinkAnswer {
     },
     /// The same, at another device of the server.
     Rail(RailAnswer),
+    /// Whatever was offered: connect over TCP, and speak TLS there.
+    Sealed(SealedAnswer),
+}
+
+/// The server's half of a link inside TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedAnswer {
+    /// What to begin with, inside TLS; it works once.
+    pub secret: JoinSecret,
+    /// Why nothing else will do, for the user.
+    pub reason: String,
 }
 
 /// The server's half of a link that does not end at its first device.

@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
     LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
-    SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
+    SealedAnswer, SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, TreeScan};
@@ -69,11 +69,12 @@ variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Sim,
     LinkOffer::Verbs { address: vec![1, 1, 0xfe] },
 ]);
-variants!(LinkAnswer: Tcp Sim Verbs Rail => vec![
+variants!(LinkAnswer: Tcp Sim Verbs Rail Sealed => vec![
     LinkAnswer::Tcp { secret: JoinSecret([0x5e; 32]) },
     LinkAnswer::Sim { endpoint: 300 },
     LinkAnswer::Verbs { address: vec![1, 0, 0x80] },
     LinkAnswer::Rail(RailAnswer { rail: 300, address: vec![1, 0, 0x80] }),
+    LinkAnswer::Sealed(SealedAnswer { secret: JoinSecret([0x5e; 32]), reason: "so".into() }),
 ]);
 variants!(EntryKind: File Folder Symlink Special => vec![
     EntryKind::File,
@@ -562,6 +563,8 @@ LinkAnswer::Verbs
     050000000203010080
 LinkAnswer::Rail
     0700000003ac0203010080
+LinkAnswer::Sealed
+    24000000045e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e02736f
 EntryKind::File
     0100000000
 EntryKind::Folder

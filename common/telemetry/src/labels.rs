@@ -155,6 +155,8 @@ label! {
         Client = "client",
         /// The queue pairs of the session failed.
         Lost = "lost",
+        /// An export moves encrypted only.
+        Encrypted = "encrypted",
     }
 }
 

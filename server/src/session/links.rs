@@ -2,17 +2,17 @@
 //! request or when they die. A link's name is used once.
 
 use super::{End, Event, Session};
+use crate::joins::Arrived;
 use crate::rails::Half;
 use crate::worker::Command;
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::verbs::Address;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{
-    JoinSecret, LinkAnswer, LinkId, LinkOffer, RailAnswer, ServerMessage,
+    JoinSecret, LinkAnswer, LinkId, LinkOffer, RailAnswer, SealedAnswer, ServerMessage,
 };
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::{Fallback, Transport};
@@ -53,11 +53,19 @@ impl Session {
             return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
         }
         self.links.epochs.insert(link.index, link.epoch);
+        // Whatever was offered: an export that moves encrypted only leaves no choice.
+        if let Some(reason) = self.reach.must_seal() {
+            let secret = random_secret()?;
+            self.view.fell_back(Fallback::Encrypted);
+            self.shared.joins.expect(secret, link, self.events.clone(), true);
+            let secret = JoinSecret(secret);
+            return Ok(LinkAnswer::Sealed(SealedAnswer { secret, reason }));
+        }
         match offer {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
                 self.view.fell_back(self.shared.observatory.why_tcp());
-                self.shared.joins.expect(secret, link, self.events.clone());
+                self.shared.joins.expect(secret, link, self.events.clone(), false);
                 Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) })
             }
             LinkOffer::Sim => {
@@ -96,8 +104,13 @@ impl Session {
     }
 
     /// A data connection came in.
-    pub(super) fn joined(&mut self, link: LinkId, stream: TcpStream) {
-        match TcpLink::new(stream, self.domain.soft().clone()) {
+    pub(super) fn joined(&mut self, link: LinkId, arrived: Arrived) {
+        let domain = self.domain.soft().clone();
+        let made = match arrived {
+            Arrived::Plain(stream) => TcpLink::new(stream, domain),
+            Arrived::Sealed((stream, tls)) => TcpLink::sealed(stream, tls, domain),
+        };
+        match made {
             Ok(made) => self.adopt(link, Box::new(made), None),
             Err(error) => tracing::warn!(session = self.id, ?link, %error, "link not made"),
         }

@@ -16,7 +16,7 @@ mod windows;
 mod writing;
 
 use crate::hashing::Hashing;
-use crate::joins::Joins;
+use crate::joins::{Arrived, Joins};
 use crate::observe::{Observatory, View};
 use crate::pins::Ring;
 use crate::rails::SessionDomain;
@@ -28,7 +28,7 @@ use links::Links;
 pub(crate) use mirror::Holders;
 use mirror::Mirrors;
 use reading::Reading;
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -89,7 +89,7 @@ pub(crate) enum Event {
     /// A data connection was made.
     Joined {
         link: LinkId,
-        stream: TcpStream,
+        arrived: Arrived,
     },
     Notified {
         link: LinkId,
@@ -301,7 +301,7 @@ impl Session {
                 self.made(request, answers)?;
             }
             Event::Mirror(event) => self.mirror_event(event)?,
-            Event::Joined { link, stream } => self.joined(link, stream),
+            Event::Joined { link, arrived } => self.joined(link, arrived),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Absorbed { tag, verdicts } => {
                 self.domain.used_slot();

@@ -9,6 +9,7 @@ mod limits;
 #[allow(dead_code, reason = "other targets use the rest")]
 #[path = "../../src/process.rs"]
 mod process;
+mod sealing;
 mod tokens;
 
 use process::{Ended, Home, Running, Serve};
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use verbatim_control::ConnectOptions;
+use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
 
 /// How long a server may take to follow what was changed.
 const FOLLOW_MAX: Duration = Duration::from_secs(10);
@@ -85,6 +88,22 @@ impl World {
         let mut command = home.command("rdma-cp", &[&trusted[..], arguments].concat());
         command.env("RDMA_TOKEN", token);
         (home, command)
+    }
+
+    /// How the user of the server connects, by hand.
+    fn options(&self) -> ConnectOptions {
+        ConnectOptions {
+            host: "127.0.0.1".into(),
+            port: self.serve.address.port(),
+            state_dir: self.home.state(),
+            config_dir: self.home.path().join("config"),
+            key: None,
+            fingerprint: None,
+            trust_on_first_use: false,
+            agent: "trust test".into(),
+            chunk_bytes: CHUNK_BYTES_DEFAULT,
+            timeout: FOLLOW_MAX,
+        }
     }
 
     /// Runs it to its end.

@@ -7,15 +7,15 @@
 //! its slot. `abort` empties all of it.
 
 use super::frame::{HEADER_BYTES, Header, Kind};
+use super::wire::{Wire, broken};
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
 use crate::memory::{Access, Buffer, Memory, SharedSlot, SoftDomain};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::collections::{HashMap, VecDeque};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
+use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Operations in flight on one link, and answers waiting on it.
 const DEPTH_MAX: usize = 64;
@@ -28,7 +28,7 @@ const STEP_BYTES: usize = 256 << 10;
 
 /// A TCP connection as a link.
 pub struct TcpLink {
-    stream: TcpStream,
+    wire: Wire,
     domain: Arc<SoftDomain>,
     out: VecDeque<Outgoing>,
     incoming: Incoming,
@@ -79,12 +79,26 @@ const BETWEEN_FRAMES: Incoming = Incoming::Header { bytes: [0; HEADER_BYTES], go
 impl TcpLink {
     /// Makes a link of a connected socket; the peer may name the memory of `domain`.
     pub fn new(stream: TcpStream, domain: Arc<SoftDomain>) -> Result<Self, FabricError> {
+        Self::over(Wire::Plain(stream), domain)
+    }
+
+    /// Makes a link inside a TLS session whose handshake is done.
+    pub fn sealed(
+        stream: TcpStream,
+        tls: rustls::Connection,
+        domain: Arc<SoftDomain>,
+    ) -> Result<Self, FabricError> {
+        Self::over(Wire::sealed(stream, tls), domain)
+    }
+
+    fn over(wire: Wire, domain: Arc<SoftDomain>) -> Result<Self, FabricError> {
+        let stream = wire.stream();
         stream
             .set_nonblocking(true)
             .and_then(|()| stream.set_nodelay(true))
             .map_err(|e| FabricError::system("cannot set up a data connection", e))?;
         Ok(Self {
-            stream,
+            wire,
             domain,
             out: VecDeque::new(),
             incoming: BETWEEN_FRAMES,
@@ -104,11 +118,10 @@ impl TcpLink {
         while let Some(next) = self.out.front_mut() {
             let total = HEADER_BYTES + next.len;
             let sent = if next.sent < HEADER_BYTES {
-                let more = if next.len > 0 { SendFlags::MORE } else { SendFlags::empty() };
-                send(&self.stream, &next.header[next.sent..], more | SendFlags::NOSIGNAL)
+                self.wire.send(&next.header[next.sent..], next.len > 0)
             } else {
                 let at = next.sent - HEADER_BYTES;
-                send_body(&self.stream, &next.body, &self.writes, at, next.len)
+                send_body(&mut self.wire, &next.body, &self.writes, at, next.len)
             };
             match sent {
                 Ok(sent) => next.sent += sent,
@@ -120,22 +133,22 @@ impl TcpLink {
                 self.out.pop_front();
             }
         }
-        Ok(())
+        self.wire.flush().map_err(broken)
     }
 
     /// Receives until an operation completes or the socket is empty. True when one completed.
     fn pull_in(&mut self, completions: &mut Vec<Completion>) -> Result<bool, FabricError> {
         loop {
             let received = match &mut self.incoming {
-                Incoming::Header { bytes, got } => receive(&self.stream, &mut bytes[*got..]),
+                Incoming::Header { bytes, got } => self.wire.receive(&mut bytes[*got..]),
                 Incoming::Data { ticket, got } => {
                     let buffer = self.reads.get_mut(ticket).expect("reads wait for their data");
                     let end = buffer.len().min(*got + STEP_BYTES);
-                    receive(&self.stream, &mut buffer[*got..end])
+                    self.wire.receive(&mut buffer[*got..end])
                 }
                 Incoming::Upload { header, slot, at, got } => {
                     let step = (header.len as usize - *got).min(STEP_BYTES);
-                    slot.fill_with(*at + *got, step, |bytes| receive(&self.stream, bytes))
+                    slot.fill_with(*at + *got, step, |bytes| self.wire.receive(bytes))
                 }
             };
             let Some(received) = received? else { return Ok(false) };
@@ -290,16 +303,16 @@ impl Link for TcpLink {
     }
 
     fn wake(&self) -> Wake<'_> {
-        let writable = !self.out.is_empty();
-        Wake { fd: Some(self.stream.as_fd()), readable: true, writable, at_most: None }
+        let writable = !self.out.is_empty() || self.wire.wants_write();
+        let at_most = self.wire.has_more().then_some(Duration::ZERO);
+        Wake { fd: Some(self.wire.fd()), readable: true, writable, at_most }
     }
 
     fn abort(&mut self, completions: &mut Vec<Completion>) {
         self.dead = true;
         self.out.clear();
         self.incoming = BETWEEN_FRAMES;
-        // A socket that is gone already is as shut as it can be.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.wire.shutdown();
         for (ticket, buffer) in self.reads.drain().chain(self.writes.drain()) {
             let result = Err(FabricError::Aborted);
             completions.push(Completion::Done { ticket: Ticket(ticket), buffer, result });
@@ -307,18 +320,22 @@ impl Link for TcpLink {
     }
 
     fn limits(&self) -> Limits {
-        Limits { depth_max: DEPTH_MAX, message_bytes_max: MESSAGE_BYTES_MAX, sends_from_file: true }
+        Limits {
+            depth_max: DEPTH_MAX,
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            sends_from_file: self.wire.sends_from_file(),
+        }
     }
 
     fn transport(&self) -> &str {
-        "tcp"
+        self.wire.name()
     }
 }
 
 /// Sends the next bytes of a body. A file that shrank is filled up with zeros: the length was
 /// promised, and the digests say the rest.
 fn send_body(
-    stream: &TcpStream,
+    wire: &mut Wire,
     body: &Body,
     writes: &HashMap<u64, Buffer>,
     at: usize,
@@ -329,47 +346,24 @@ fn send_body(
         Body::Own(ticket) => {
             let buffer = &writes[ticket];
             if let Some((file, start)) = buffer.origin() {
-                let mut offset = start + at as u64;
-                let sent = rustix::fs::sendfile(stream, file, Some(&mut offset), len - at)?;
+                let sent = wire.send_file(file, start + at as u64, len - at)?;
                 if sent > 0 {
                     return Ok(sent);
                 }
             }
-            send(stream, &buffer[at..len], SendFlags::NOSIGNAL)
+            wire.send(&buffer[at..len], false)
         }
         Body::Registered(Memory::File(window), begin) => {
-            let mut offset = window.offset() + begin + at as u64;
-            match rustix::fs::sendfile(stream, window.file(), Some(&mut offset), len - at)? {
-                0 => send(stream, &ZEROS[..ZEROS.len().min(len - at)], SendFlags::NOSIGNAL),
+            let offset = window.offset() + begin + at as u64;
+            match wire.send_file(window.file(), offset, len - at)? {
+                0 => wire.send(&ZEROS[..ZEROS.len().min(len - at)], false),
                 sent => Ok(sent),
             }
         }
         Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), begin) => {
-            slot.with(*begin as usize + at, len - at, |bytes| {
-                send(stream, bytes, SendFlags::NOSIGNAL)
-            })
+            slot.with(*begin as usize + at, len - at, |bytes| wire.send(bytes, false))
         }
     }
 }
 
 static ZEROS: [u8; 4096] = [0; 4096];
-
-/// Receives some bytes; `None` when there are none yet.
-fn receive(stream: &TcpStream, into: &mut [u8]) -> Result<Option<usize>, FabricError> {
-    loop {
-        match recv(stream, &mut *into, RecvFlags::empty()) {
-            Ok((0, _)) => return Err(FabricError::Closed),
-            Ok((received, _)) => return Ok(Some(received)),
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(broken(error)),
-        }
-    }
-}
-
-fn broken(error: Errno) -> FabricError {
-    match error {
-        Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN => FabricError::Closed,
-        other => FabricError::system("data connection failed", other),
-    }
-}

@@ -5,6 +5,7 @@
 
 mod frame;
 mod link;
+mod wire;
 
 pub use link::TcpLink;
 
@@ -15,6 +16,9 @@ use std::time::Duration;
 
 /// What a data connection begins with; no TLS record begins like this.
 pub const JOIN_MAGIC: [u8; 8] = *b"VBTMJOIN";
+
+/// What a data connection inside TLS begins with, in the clear; the rest of it is sealed.
+pub const SEALED_MAGIC: [u8; 8] = *b"VBTMSEAL";
 
 /// Bytes of the secret behind the magic.
 pub const SECRET_BYTES: usize = 32;

@@ -1,0 +1,126 @@
+//! Exports whose data moves encrypted only: nothing of it is seen on the way, and a
+//! client that would rather have it plain gets nothing.
+
+use crate::World;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+use verbatim_fabric::tcp::JOIN_MAGIC;
+use verbatim_proto::message::{LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest};
+use verbatim_proto::{ClientMessage, Code, FileId, LinkId, ServerMessage, WirePath};
+use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
+use verbatim_tests::raw::Raw;
+
+const TOML: &str = r#"
+[[export]]
+name = "secret"
+path = "DIR/in"
+mode = "rw"
+encryption = "required"
+
+[[export]]
+path = "DIR/data"
+mode = "rw"
+"#;
+
+/// What is in every file here, over and over, and in nothing else.
+const MARK: &[u8] = b"this sentence must not be seen on the way. ";
+
+/// Makes a large and a small file full of the mark.
+fn marked(world: &World, folder: &str) {
+    let large: Vec<u8> = MARK.iter().copied().cycle().take((3 << 20) + 17).collect();
+    std::fs::write(world.path(&format!("{folder}/large")), &large).unwrap();
+    std::fs::write(world.path(&format!("{folder}/small")), &large[..999]).unwrap();
+}
+
+/// Copies through a proxy that keeps what it passes on; returns the summary, and whether the
+/// mark was seen.
+fn copied(world: &World, token: &str, rules: &[Rule], from: &str, to: &str) -> (String, bool) {
+    let proxy = Proxy::taped(world.serve.address.port(), rules);
+    let place = |path: &str| match path.strip_prefix(':') {
+        Some(path) => format!("rdma://127.0.0.1:{}/{path}", proxy.port()),
+        None => world.text(path),
+    };
+    let ended = world.cp(token, &["--json", "-r", &place(from), &place(to)]).done();
+    let tapes = proxy.tapes();
+    assert!(tapes.iter().map(Vec::len).sum::<usize>() > 3 << 20, "it saw the copy");
+    let seen = tapes.iter().any(|tape| tape.windows(MARK.len()).any(|bytes| bytes == MARK));
+    (ended.stdout, seen)
+}
+
+#[test]
+fn nothing_of_an_encrypted_export_is_seen_on_the_way() {
+    let world = World::configured(TOML);
+    let token = world.add("alice", &["--export", "*:rw"]);
+    marked(&world, "in");
+    marked(&world, "data");
+    std::fs::create_dir(world.path("put")).unwrap();
+    marked(&world, "put");
+    let same = |one: &str, two: &str| {
+        let read = |path: &str| std::fs::read(world.path(path)).unwrap();
+        assert!(read(one) == read(two), "{one} and {two} differ");
+    };
+    // What is not encrypted is seen: the proxy looks at the right bytes.
+    let (summary, seen) = copied(&world, &token, &[], ":data", "out/plain");
+    assert!(seen && summary.contains("\"transport\":\"tcp\""), "{summary}");
+
+    let (summary, seen) = copied(&world, &token, &[], ":secret", "out/down");
+    assert!(!seen && summary.contains("\"transport\":\"tcp+tls\""), "{summary}");
+    assert!(summary.contains("data of secret moves encrypted only"), "{summary}");
+    same("in/large", "out/down/large");
+    same("in/small", "out/down/small");
+
+    let (summary, seen) = copied(&world, &token, &[], "put", ":secret/up");
+    assert!(!seen && summary.contains("\"transport\":\"tcp+tls\""), "{summary}");
+    same("put/large", "in/up/large");
+
+    // A bit that somebody flips ends its link, and the copy is whole all the same.
+    let flip = Rule::first(Kind::Data, Direction::Down, Harm::FlipEvery(300_000));
+    let (summary, seen) = copied(&world, &token, &[flip], ":secret", "out/flipped");
+    assert!(!seen && summary.contains("\"transport\":\"tcp+tls\""), "{summary}");
+    same("in/large", "out/flipped/large");
+}
+
+fn attach(raw: &mut Raw, index: u16) -> LinkAnswer {
+    let link = LinkId { index, epoch: 0 };
+    raw.say(ClientMessage::Attach { link, offer: LinkOffer::Tcp });
+    raw.hear("link", |message| match message {
+        ServerMessage::Attached { answer, .. } => Some(answer.clone().expect("a link")),
+        _ => None,
+    })
+}
+
+fn open(raw: &mut Raw, file: u32, path: &str) -> Result<(), verbatim_proto::Fault> {
+    let path = WirePath::parse(path.as_bytes()).expect("a path");
+    let files = vec![OpenFile { file: FileId(file), path, have: Vec::new() }];
+    raw.say(ClientMessage::Read(ReadRequest::Open { files }));
+    raw.hear("file", |message| match message {
+        ServerMessage::Read(ReadReply::Opened { files }) => Some(files[0].1.clone().map(|_| ())),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_client_that_wants_it_plain_gets_nothing() {
+    let world = World::configured(TOML);
+    marked(&world, "in");
+    let options = world.options();
+    // The secret of an encrypted link, brought in the clear, is worth nothing.
+    let mut raw = Raw::connect(&options);
+    let LinkAnswer::Sealed(answer) = attach(&mut raw, 0) else { panic!("it is plain") };
+    let mut plain = TcpStream::connect(world.serve.address).unwrap();
+    plain.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    plain.write_all(&[&JOIN_MAGIC[..], &answer.secret.0].concat()).unwrap();
+    assert_eq!(plain.read(&mut [0; 1]).unwrap(), 0, "it was let in");
+    // An export that may be plain first, a plain link, and then the other.
+    let mut raw = Raw::connect(&options);
+    open(&mut raw, 1, "data/small").unwrap();
+    assert!(matches!(attach(&mut raw, 0), LinkAnswer::Tcp { .. }));
+    let fault = open(&mut raw, 2, "secret/small").unwrap_err();
+    assert_eq!(fault.code, Code::Denied);
+    assert!(fault.text.contains("encrypted only"), "{fault}");
+    // Once named, no other link is to be had.
+    let mut raw = Raw::connect(&options);
+    open(&mut raw, 1, "secret/small").unwrap();
+    assert!(matches!(attach(&mut raw, 0), LinkAnswer::Sealed(_)));
+}
