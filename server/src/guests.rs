@@ -138,7 +138,7 @@ impl Guests {
                 let wait = arrival.turn(self.started.elapsed(), self.handshake)?;
                 tokio::time::sleep(wait).await;
                 let (sealed, secret) = self.acceptor.accept_data(stream).await.ok()?;
-                (secret, Arrived::Sealed(sealed))
+                (secret, Arrived::Sealed(Box::new(sealed)))
             }
             _ => return None,
         };

@@ -19,7 +19,7 @@ pub(crate) enum Arrived {
     /// As it is.
     Plain(TcpStream),
     /// Inside TLS.
-    Sealed(Sealed),
+    Sealed(Box<Sealed>),
 }
 
 /// The expected data connections of all sessions.

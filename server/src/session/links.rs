@@ -108,7 +108,7 @@ impl Session {
         let domain = self.domain.soft().clone();
         let made = match arrived {
             Arrived::Plain(stream) => TcpLink::new(stream, domain),
-            Arrived::Sealed((stream, tls)) => TcpLink::sealed(stream, tls, domain),
+            Arrived::Sealed(sealed) => TcpLink::sealed(sealed.0, sealed.1, domain),
         };
         match made {
             Ok(made) => self.adopt(link, Box::new(made), None),
