@@ -14,6 +14,9 @@ use std::time::Duration;
 /// What a data connection begins with, plain or inside TLS.
 const DATA_MAGICS: [&[u8; 8]; 2] = [b"VBTMJOIN", b"VBTMSEAL"];
 
+/// What was passed on, by the number of the connection and whether it went up.
+type Tapes = BTreeMap<(u64, bool), Vec<u8>>;
+
 /// Bytes that are kept of one direction of one connection.
 const TAPE_BYTES_MAX: usize = 16 << 20;
 
@@ -119,7 +122,7 @@ struct State {
     data_bytes: AtomicU64,
     pumps: Mutex<Vec<JoinHandle<()>>>,
     /// What was passed on over data connections, where that is kept.
-    tapes: Option<Mutex<BTreeMap<(u64, bool), Vec<u8>>>>,
+    tapes: Option<Mutex<Tapes>>,
 }
 
 impl Proxy {
