@@ -29,8 +29,8 @@ const MARK: &[u8] = b"this sentence must not be seen on the way. ";
 /// Makes a large and a small file full of the mark.
 fn marked(world: &World, folder: &str) {
     let large: Vec<u8> = MARK.iter().copied().cycle().take((3 << 20) + 17).collect();
-    std::fs::write(world.path(&format!("{folder}/large")), &large).unwrap();
-    std::fs::write(world.path(&format!("{folder}/small")), &large[..999]).unwrap();
+    std::fs::write(world.path(&format!("{folder}/large")), &large).expect("a file");
+    std::fs::write(world.path(&format!("{folder}/small")), &large[..999]).expect("a file");
 }
 
 /// Copies through a proxy that keeps what it passes on; returns the summary, and whether the
