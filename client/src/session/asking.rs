@@ -1,10 +1,14 @@
 //! Questions a caller waits for: what is at a path, what is in a folder. Used
 //! before a copy begins, and for lists; a copy itself never waits like this.
 
-use super::{ClientError, Session, choices};
+use super::{ClientError, Core, Session, choices};
+use std::time::Duration;
 use verbatim_proto::message::Entry;
-use verbatim_proto::mirror::About;
-use verbatim_proto::{ClientMessage, Code, Fault, Look, MirrorRequest, Scan, WirePath};
+use verbatim_proto::mirror::{About, Staged};
+use verbatim_proto::{ClientMessage, Code, Digest, Fault, Look, MirrorRequest, Scan, WirePath};
+
+/// How often a server hears of a client that is busy otherwise; it waits ten times as long.
+const STAY_EVERY: Duration = Duration::from_secs(30);
 
 impl Session {
     /// Says what is at a remote path; a link is followed.
@@ -49,10 +53,43 @@ impl Session {
     ) -> Result<Result<About, Fault>, ClientError> {
         let request = self.core.request();
         let begin = MirrorRequest::Begin { request, path: path.clone(), hold };
-        self.core.sending.push_back(ClientMessage::Mirror(begin));
+        self.ask(begin, |core| core.begun.remove(&request)).await
+    }
+
+    /// Has a tree built beside a remote folder, and both held until the session ends.
+    pub(crate) async fn stage(
+        &mut self,
+        path: &WirePath,
+        key: Digest,
+    ) -> Result<Result<Staged, Fault>, ClientError> {
+        let request = self.core.request();
+        let stage = MirrorRequest::Stage { request, path: path.clone(), key };
+        self.ask(stage, |core| core.staged.remove(&request)).await
+    }
+
+    /// Waits for something that is done elsewhere, and lets the server hear of us meanwhile.
+    pub(crate) async fn stay_for<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, ClientError> {
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep(STAY_EVERY) => drop(self.stat(&WirePath::root()).await?),
+            }
+        }
+    }
+
+    async fn ask<T>(
+        &mut self,
+        request: MirrorRequest,
+        mut answer: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<T, ClientError> {
+        self.core.sending.push_back(ClientMessage::Mirror(request));
         self.core.asking = true;
         loop {
-            if let Some(answer) = self.core.begun.remove(&request) {
+            if let Some(answer) = answer(&mut self.core) {
                 self.core.asking = false;
                 return Ok(answer);
             }

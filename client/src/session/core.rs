@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
-use verbatim_proto::mirror::About;
+use verbatim_proto::mirror::{About, Staged};
 use verbatim_proto::read::ReadClient;
 use verbatim_proto::write::WriteClient;
 use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
@@ -60,6 +60,8 @@ pub(super) struct Core {
     pub gathered: Gathered,
     /// What kinds of places the server said some are.
     pub begun: HashMap<u32, Result<About, Fault>>,
+    /// Where it said that it builds trees.
+    pub staged: HashMap<u32, Result<Staged, Fault>>,
     /// Files that may be open at a time.
     pub open_max: usize,
     pub choices: Choices,
@@ -274,6 +276,7 @@ impl Core {
             Event::Pipe(file, event) => self.pipe_event(file, event),
             Event::LocalPage(page) => self.local_page(page),
             Event::TreePaged(paged) => self.tree_paged(paged),
+            Event::Published(answer) => self.published(answer),
             Event::Ended(answers) => self.ended(answers),
         }
     }

@@ -62,7 +62,7 @@ pub use carrier::{CarrierOptions, Transport};
 pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
-pub use mirror::{Mirror, Way};
+pub use mirror::{Aside, Mirror, Way};
 pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
 pub use walking::LocalTree;
@@ -181,6 +181,8 @@ pub(crate) enum Event {
     Pipe(FileId, PipeEvent),
     LocalPage(walking::LocalPage),
     TreePaged(mirror::TreePaged),
+    /// Whether a tree on this machine is in the place of its target.
+    Published(Result<(), Fault>),
     Ended(endings::Ended),
 }
 
@@ -260,6 +262,7 @@ impl Session {
             mirror: None,
             gathered: Default::default(),
             begun: HashMap::new(),
+            staged: HashMap::new(),
             open_max,
             choices: Choices::default(),
             compares: Compares::default(),

@@ -3,6 +3,7 @@
 //! and holds the target; a session does the rest (`session::mirror`). Called by
 //! the binary and by tests; tells everything to an observer.
 
+mod aside;
 pub mod follow;
 pub mod limit;
 pub(crate) mod spool;
@@ -12,7 +13,7 @@ use crate::location::{Location, Remote};
 use crate::reconnect;
 use crate::report::{Observer, Summary};
 use crate::rules::{Rules, Task};
-use crate::session::{ClientError, Mirror, Session, SessionOptions, Way, Work};
+use crate::session::{Aside, ClientError, Mirror, Session, SessionOptions, Way, Work};
 use limit::DeleteLimit;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct SyncOptions {
     pub limit: DeleteLimit,
     /// Whether it is only told what would be done.
     pub dry_run: bool,
+    /// Whether all of it is seen at once, when it is there.
+    pub atomic: bool,
 }
 
 /// Finds the server: one side, and only one, must be remote.
@@ -110,17 +113,29 @@ async fn down(
         return Err(ClientError::Fault(Fault::new(Code::NotFound, text)).into());
     };
     let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
-    let folder = open_target(target, options.dry_run).map_err(fault)?;
-    let hold = match &folder {
-        Some(folder) if !options.dry_run => Some(hold(folder, target).map_err(fault)?),
-        _ => None,
+    let looked = |folder: &Folder| {
+        which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))
     };
-    let mut avoid = None;
-    if let Some(folder) = folder.as_ref().filter(|_| is_here(&about)) {
-        let here = which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))?;
-        check_places(root, &about.above, here)?;
-        avoid = Some(here);
-    }
+    let places = |here: Twin| match is_here(&about) {
+        true => check_places(root, &about.above, here).map(|()| Some(here)),
+        false => Ok(None),
+    };
+    let (folder, hold, aside, avoid) = if options.is_aside() {
+        // Looked at before anything is built.
+        let there = Folder::open(target).ok().map(|folder| looked(&folder)).transpose()?;
+        let avoid = there.map(places).transpose()?.flatten();
+        let key = options.key(&remote.to_string());
+        let (folder, stage) = aside::prepare(session, target, key).await?;
+        (Some(folder), None, Some(Aside::Here(Arc::new(stage))), avoid)
+    } else {
+        let folder = open_target(target, options.dry_run).map_err(fault)?;
+        let hold = match &folder {
+            Some(folder) if !options.dry_run => Some(hold(folder, target).map_err(fault)?),
+            _ => None,
+        };
+        let here = folder.as_ref().map(looked).transpose()?;
+        (folder, hold, None, here.map(places).transpose()?.flatten())
+    };
     let folds = folder
         .as_ref()
         .is_some_and(|folder| !options.dry_run && folder.folds_case(&WirePath::root()));
@@ -133,12 +148,13 @@ async fn down(
         remote_is_missing: false,
         source,
         target,
-        options: plan::Options { fold_case: folds, ..options.plan },
+        options: plan::Options { fold_case: folds, apart: aside.is_some(), ..options.plan },
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid,
         limit: options.limit,
         rules,
+        aside,
     };
     Ok((mirror, hold))
 }
@@ -152,7 +168,15 @@ async fn up(
 ) -> Result<Mirror, CopyError> {
     let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
     let folder = Folder::open(source).map_err(only_folders).map_err(fault)?;
-    let about = begin(session, remote, !options.dry_run).await?;
+    let (about, path, aside) = if options.is_aside() {
+        let (target, key) =
+            (remote.path.clone(), options.key(&folder.path().display().to_string()));
+        let staged = session.stage(&target, key).await?;
+        let staged = staged.map_err(only_folders).map_err(fault)?;
+        (staged.about, staged.path, Some(Aside::There { target, key }))
+    } else {
+        (begin(session, remote, !options.dry_run).await?, remote.path.clone(), None)
+    };
     if is_here(&about) {
         let here = which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))?;
         if let Some(root) = about.root {
@@ -162,16 +186,21 @@ async fn up(
     Ok(Mirror {
         way: Way::Up,
         folder: Some(Arc::new(folder)),
-        remote: remote.path.clone(),
-        remote_is_missing: about.root.is_none(),
+        remote: path,
+        remote_is_missing: about.root.is_none() && aside.is_none(),
         source: source.display().to_string(),
         target: remote.to_string(),
-        options: plan::Options { fold_case: about.folds_case, ..options.plan },
+        options: plan::Options {
+            fold_case: about.folds_case,
+            apart: aside.is_some(),
+            ..options.plan
+        },
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid: about.root.filter(|_| is_here(&about)),
         limit: options.limit,
         rules: about.keeps.into(),
+        aside,
     })
 }
 
@@ -212,14 +241,25 @@ fn open_target(target: &Path, dry_run: bool) -> Result<Option<Folder>, Fault> {
 fn hold(folder: &Folder, target: &Path) -> Result<Hold, Fault> {
     let what = format!("cannot hold {}", target.display());
     let fd = folder.open_folder(&WirePath::root())?;
-    Hold::take(fd, &what).map_err(|error| match error {
+    let hold = Hold::take(fd, &what).map_err(|error| not_held(error, target))?;
+    // A tree that was built beside it may have taken its place meanwhile.
+    let is = Folder::open(target).ok().and_then(|folder| which(&**folder.fd()).ok());
+    if is == Some(hold.folder) {
+        return Ok(hold);
+    }
+    Err(Fault::new(Code::Limit, format!("{what}: another run finished just now; run it again")))
+}
+
+/// Says who has a local target.
+fn not_held(error: NotHeld, target: &Path) -> Fault {
+    match error {
         NotHeld::Fault(fault) => fault,
         NotHeld::By(process) => {
             let by = process.map_or_else(|| "another process".into(), describe_process);
             let text = format!("{} is being synchronised by {by}", target.display());
             Fault::new(Code::Limit, text)
         }
-    })
+    }
 }
 
 /// Whether a place of the server is on this machine.

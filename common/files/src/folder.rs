@@ -63,6 +63,13 @@ impl Folder {
         Ok(Self { beneath: false, ..Self::open(path)? })
     }
 
+    /// A folder below this one, that paths cannot leave, and where no link is followed.
+    pub fn below(&self, path: &WirePath) -> Result<Self, Fault> {
+        let fd = Arc::new(OpenFolder::new(self.open_folder(path)?));
+        let path = self.path.join(OsStr::from_bytes(path.as_bytes()));
+        Self { path, fd, ..self.share() }.plain_below(&WirePath::root())
+    }
+
     /// The same folder for another owner.
     pub fn share(&self) -> Self {
         let (path, fd) = (self.path.clone(), self.fd.clone());
@@ -144,6 +151,11 @@ impl Folder {
         }
         parents.push(Parent { path: parent, fd: fd.clone(), opened: now });
         Ok(fd)
+    }
+
+    /// Looks folders up anew from now on: what has their names may be another tree.
+    pub fn forget_parents(&self) {
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Says what is at `path`; links on the way are followed, and `follow` says whether the

@@ -15,7 +15,7 @@ use verbatim_proto::{Fault, Twin};
 /// A folder that is held, until this is dropped.
 #[derive(Debug)]
 pub struct Hold {
-    _fd: OwnedFd,
+    fd: OwnedFd,
     /// Which folder it is.
     pub folder: Twin,
 }
@@ -34,14 +34,20 @@ impl Hold {
     pub fn take(fd: OwnedFd, what: &str) -> Result<Self, NotHeld> {
         let stat = stat_open(&fd).map_err(|e| NotHeld::Fault(Fault::from_io(what, &e)))?;
         match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { _fd: fd, folder: twin_of(&stat) }),
+            Ok(()) => Ok(Self { fd, folder: twin_of(&stat) }),
             Err(Errno::WOULDBLOCK) => Err(NotHeld::By(holder(&stat))),
             // Some network file systems lock no folders: two mirrors are then not told apart.
             Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::BADF | Errno::NOSYS) => {
-                Ok(Self { _fd: fd, folder: twin_of(&stat) })
+                Ok(Self { fd, folder: twin_of(&stat) })
             }
             Err(error) => Err(NotHeld::Fault(Fault::from_io(what, &error.into()))),
         }
+    }
+}
+
+impl AsFd for Hold {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

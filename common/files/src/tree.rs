@@ -34,6 +34,8 @@ pub struct TreeWalk {
     avoid: Option<Twin>,
     /// What alone is looked at, if not all of it.
     only: Option<Arc<Chosen>>,
+    /// The root of a tree that this one shares files with, before it is told.
+    beside: Option<OwnedFd>,
     leftovers: Vec<WirePath>,
     left: usize,
 }
@@ -42,6 +44,8 @@ struct Level {
     path: WirePath,
     fd: OwnedFd,
     names: Names,
+    /// The same folder of the tree beside it.
+    beside: Option<OwnedFd>,
 }
 
 impl TreeWalk {
@@ -55,6 +59,7 @@ impl TreeWalk {
             trusted,
             avoid: None,
             only: None,
+            beside: None,
             leftovers,
             left: 0,
         }
@@ -69,6 +74,13 @@ impl TreeWalk {
     /// Looks at nothing but this, and the folders it is in.
     pub fn only(mut self, only: Option<Arc<Chosen>>) -> Self {
         self.only = only;
+        self
+    }
+
+    /// Takes a file that has the same name in another tree, at this open folder, for two: that
+    /// one may be shared for now, and has no other name because of it.
+    pub fn beside(mut self, other: Option<OwnedFd>) -> Self {
+        self.beside = other;
         self
     }
 
@@ -94,13 +106,19 @@ impl TreeWalk {
         let meta = Meta { xattrs, ..of_status(&stat) };
         let (kind, size, twin, digest) = (EntryKind::Folder, 0, None, None);
         let node = Node { path: path.clone(), kind, size, meta, twin, digest };
-        self.levels.push(Level { path, fd, names });
+        let beside = match (self.levels.last().map(|level| &level.beside), node.path.name()) {
+            (Some(Some(beside)), Some(name)) => {
+                openat(beside, OsStr::from_bytes(name), FOLDER, Mode::empty()).ok()
+            }
+            _ => self.beside.take(),
+        };
+        self.levels.push(Level { path, fd, names, beside });
         Ok(Box::new(node))
     }
 
     /// Tells what a name of the innermost folder is; none if it is gone.
     fn look(&mut self, name: &[u8], path: &WirePath) -> Result<Option<Box<Node>>, Fault> {
-        let Some(Level { fd, .. }) = self.levels.last() else { return Ok(None) };
+        let Some(Level { fd, beside, .. }) = self.levels.last() else { return Ok(None) };
         let name = OsStr::from_bytes(name);
         let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {path}"), &e);
         let gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
@@ -116,8 +134,7 @@ impl TreeWalk {
             return Ok(None);
         }
         if entry.kind == EntryKind::Folder {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let fd = openat(fd, name, flags, Mode::empty())
+            let fd = openat(fd, name, FOLDER, Mode::empty())
                 .map_err(|e| Fault::from_io(format!("cannot read folder {path}"), &e.into()))?;
             return self.enter(fd, path.clone()).map(Some);
         }
@@ -129,11 +146,20 @@ impl TreeWalk {
                 Err(fault) => return Err(fault),
             }
         }
-        let twin = (entry.kind == EntryKind::File && stat.stx_nlink > 1).then(|| twin_of(&stat));
+        let linked = entry.kind == EntryKind::File && stat.stx_nlink > 1;
+        let is_same = |other: &OwnedFd| {
+            stat_name(other, name).is_ok_and(|other| twin_of(&other) == twin_of(&stat))
+        };
+        let shared = linked && beside.as_ref().is_some_and(is_same);
+        let twin = (linked && stat.stx_nlink > 1 + u32::from(shared)).then(|| twin_of(&stat));
         let (kind, size, digest) = (entry.kind, entry.size, None);
         Ok(Some(Box::new(Node { path: entry.path, kind, size, meta, twin, digest })))
     }
 }
+
+/// Opens a folder for itself, and not what a link leads to.
+pub(crate) const FOLDER: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Which file of this machine a status is of.
 pub(crate) fn twin_of(stat: &Statx) -> Twin {
@@ -245,6 +271,33 @@ mod tests {
         assert_eq!((node(4).size, node(1).is_folder()), (5, true));
         let (found, _) = walk(dir.path(), &["a/*", "!*/link"]);
         assert_eq!(shown(&found), ["", "a", "a/link", "a b", "ab"]);
+    }
+
+    #[test]
+    fn a_name_in_the_tree_beside_it_is_none_of_the_file() {
+        let dir = tempfile::tempdir().expect("folder");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("old/sub")).expect("folders");
+        fs::create_dir_all(at("new/sub")).expect("folders");
+        for name in ["sub/alone", "sub/one"] {
+            fs::write(at("old").join(name), name).expect("writes");
+        }
+        fs::hard_link(at("old/sub/one"), at("old/two")).expect("links");
+        for name in ["sub/alone", "sub/one", "two"] {
+            fs::hard_link(at("old").join(name), at("new").join(name)).expect("links");
+        }
+        let open = |name: &str| {
+            let folder = Folder::open(&at(name)).expect("opens");
+            folder.open_folder(&WirePath::root()).expect("opens")
+        };
+        let twins = |walk: TreeWalk| {
+            let nodes = walk.map(|found| found.expect("an entry"));
+            let with_twin = nodes.filter(|node| node.twin.is_some());
+            with_twin.map(|node| node.path.to_string()).collect::<Vec<_>>()
+        };
+        let walk = || TreeWalk::new(open("new"), Filter::default(), true);
+        assert_eq!(twins(walk()), ["sub/alone", "sub/one", "two"]);
+        assert_eq!(twins(walk().beside(Some(open("old")))), ["sub/one", "two"]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use crate::meta::{Keeps, Meta};
 use crate::tree::{Found, Twin};
-use crate::{Changes, Fault, WirePath};
+use crate::{Changes, Digest, Fault, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// A client asks about a tree, or changes one.
@@ -47,6 +47,25 @@ pub enum MirrorRequest {
         walk: TreeScan,
         /// What changed; `CHANGES_MAX` at most.
         only: Changes,
+    },
+    /// Build a tree beside this folder, with all that is in it, and hold both until the session
+    /// ends. Whoever asks again with the same key goes on with the same tree.
+    Stage {
+        /// Comes back in the answer.
+        request: u32,
+        /// The folder, export first; it may be missing.
+        path: WirePath,
+        /// What is copied there, and how.
+        key: Digest,
+    },
+    /// Put the tree that was built beside this folder in its place, at once.
+    Publish {
+        /// Comes back in the answer.
+        request: u32,
+        /// The folder, export first.
+        path: WirePath,
+        /// Whether they differ; where they do not, the tree is removed.
+        changed: bool,
     },
 }
 
@@ -92,6 +111,11 @@ pub enum Edit {
         /// Where it is, export first.
         path: WirePath,
     },
+    /// Make a file that shares its content and metadata with another one its own.
+    Own {
+        /// Where it is, export first.
+        path: WirePath,
+    },
 }
 
 /// The server answers.
@@ -122,6 +146,29 @@ pub enum MirrorReply {
         /// One answer per change.
         answers: Vec<Result<(), Fault>>,
     },
+    /// The answer to `Stage`.
+    Staged {
+        /// Which request.
+        request: u32,
+        /// Where it is built.
+        answer: Result<Staged, Fault>,
+    },
+    /// The answer to `Publish`.
+    Published {
+        /// Which request.
+        request: u32,
+        /// Whether it is in place.
+        answer: Result<(), Fault>,
+    },
+}
+
+/// A tree that is built beside its target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Staged {
+    /// What kind of place the target is.
+    pub about: About,
+    /// Where the tree is, export first.
+    pub path: WirePath,
 }
 
 /// What kind of place a folder is.
@@ -150,7 +197,8 @@ impl Edit {
             Self::Link { path, .. }
             | Self::Describe { path, .. }
             | Self::Remove { path, .. }
-            | Self::Sweep { path } => path,
+            | Self::Sweep { path }
+            | Self::Own { path } => path,
         }
     }
 
@@ -159,7 +207,7 @@ impl Edit {
         let more = match self {
             Self::Link { to, .. } => to.as_bytes().len(),
             Self::Describe { meta, .. } => meta.weight(),
-            Self::Remove { .. } | Self::Sweep { .. } => 0,
+            Self::Remove { .. } | Self::Sweep { .. } | Self::Own { .. } => 0,
         };
         self.path().as_bytes().len() + more + 8
     }

@@ -18,7 +18,7 @@ use verbatim_proto::message::{
     SealedAnswer, SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::{Keeps, Xattr};
-use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, TreeScan};
+use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, Staged, TreeScan};
 use verbatim_proto::tree::{Node, Twin};
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
@@ -61,9 +61,9 @@ variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests()
 variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
-variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly => mirror_requests());
-variants!(MirrorReply: Begun Walked Changed => mirror_replies());
-variants!(Edit: Link Describe Remove Sweep => edits());
+variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish => mirror_requests());
+variants!(MirrorReply: Begun Walked Changed Staged Published => mirror_replies());
+variants!(Edit: Link Describe Remove Sweep Own => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
     LinkOffer::Sim,
@@ -240,8 +240,10 @@ fn mirror_requests() -> Vec<MirrorRequest> {
         MirrorRequest::Begin { request, path: path("x/y"), hold: true },
         MirrorRequest::Walk { request, walk: walk.clone() },
         MirrorRequest::WalkMore { request },
-        MirrorRequest::Edit { request, edits: edits() },
+        MirrorRequest::Edit { request, edits: edits()[..4].to_vec() },
         MirrorRequest::WalkOnly { request, walk, only },
+        MirrorRequest::Stage { request, path: path("x/y"), key: Digest([9; 32]) },
+        MirrorRequest::Publish { request, path: path("x/y"), changed: true },
     ]
 }
 
@@ -265,12 +267,15 @@ fn mirror_replies() -> Vec<MirrorReply> {
         twin: Some(twin),
         digest: Some(Digest([9; 32])),
     };
+    let staged = Staged { about: about.clone(), path: path("x/.y") };
     let found = vec![Ok(Box::new(node)), Err((path("b"), fault()))];
     let leftovers = vec![path(".c.0123456789abcdef.verbatim-part")];
     vec![
-        MirrorReply::Begun { request, answer: Ok(about) },
+        MirrorReply::Begun { request, answer: Ok(about.clone()) },
         MirrorReply::Walked { request, found, leftovers, done: true },
         MirrorReply::Changed { request, answers: vec![Ok(()), Err(fault())] },
+        MirrorReply::Staged { request, answer: Ok(staged) },
+        MirrorReply::Published { request, answer: Err(fault()) },
     ]
 }
 
@@ -280,6 +285,7 @@ fn edits() -> Vec<Edit> {
         Edit::Describe { path: path("x/a"), meta: kept().expect("a sample") },
         Edit::Remove { path: path("x/c"), is_folder: true },
         Edit::Sweep { path: path("x/d") },
+        Edit::Own { path: path("x/e") },
     ]
 }
 
@@ -667,4 +673,14 @@ Edit::Sweep
     050000000303782f64
 MirrorRequest::WalkOnly
     150000000407017801032a2e6f010101ac020103612f620100
+MirrorRequest::Stage
+    26000000050703782f790909090909090909090909090909090909090909090909090909090909090909
+MirrorRequest::Publish
+    07000000060703782f7901
+MirrorReply::Staged
+    1c00000003070004626f6f7401050601050601020101030400010004782f2e79
+MirrorReply::Published
+    1e000000040701071963616e6e6f7420777269746520783a206469736b2066756c6c
+Edit::Own
+    050000000403782f65
 ";

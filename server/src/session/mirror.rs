@@ -4,17 +4,19 @@
 //! what is to be made (`catalog`), because both depend on their order.
 
 use super::catalog::open_source;
+use super::staging::Staging;
 use super::{End, Event, Session, Shared};
 use crate::export::Mode;
 use crate::reach::{ExportFolder, Reach};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::mirror::{About, Edit, TreeScan};
+use verbatim_proto::mirror::{About, Edit, Staged, TreeScan};
 use verbatim_proto::units::{BATCH_FILES_MAX, CHANGES_MAX, WINDOW_BYTES};
 use verbatim_proto::{
     Code, Digest, Dropped, Fault, Filter, MirrorReply, MirrorRequest, Twin, WirePath,
@@ -31,8 +33,9 @@ const HOLDS_MAX: usize = 4;
 pub(super) struct Mirrors {
     walks: HashMap<u32, Option<Box<Walking>>>,
     holds: Vec<Held>,
+    pub(super) stages: Vec<Staging>,
     /// Requests to hold that are being answered.
-    holding: usize,
+    pub(super) holding: usize,
 }
 
 /// A walk that rests.
@@ -64,6 +67,8 @@ pub(crate) enum MirrorEvent {
     Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
     Walked(u32, Walked),
     Changed(u32, Vec<Result<(), Fault>>, Dropped),
+    Staged(u32, Result<(Staged, Box<Staging>), Fault>),
+    Published(u32, Result<(), Fault>),
 }
 
 impl Session {
@@ -74,6 +79,10 @@ impl Session {
             MirrorEvent::Changed(request, answers, dropped) => {
                 self.tell_dropped(dropped)?;
                 self.changed(request, answers)
+            }
+            MirrorEvent::Staged(request, answer) => self.staged(request, answer),
+            MirrorEvent::Published(request, answer) => {
+                self.send(ServerMessage::Mirror(MirrorReply::Published { request, answer }))
             }
         }
     }
@@ -91,16 +100,16 @@ impl Session {
             }
             MirrorRequest::WalkMore { request } => self.walk_on(request),
             MirrorRequest::Edit { request, edits } => self.change(request, edits),
+            MirrorRequest::Stage { request, path, key } => self.stage(request, path, key),
+            MirrorRequest::Publish { request, path, changed } => {
+                self.publish(request, &path, changed)
+            }
         }
     }
 
     fn begin_mirror(&mut self, request: u32, path: WirePath, hold: bool) -> Result<(), End> {
         if hold {
-            if self.mirrors.holds.len() + self.mirrors.holding >= HOLDS_MAX {
-                let text = format!("a session may hold {HOLDS_MAX} targets");
-                return Err(End::Refused(Fault::new(Code::Limit, text)));
-            }
-            self.mirrors.holding += 1;
+            self.may_hold()?;
         }
         let (shared, who) = (self.shared.clone(), self.view.who.clone());
         let reach = self.reach.clone();
@@ -109,6 +118,17 @@ impl Session {
             let answer = begin(&shared, &reach, &who, &path, hold, &held);
             Event::Mirror(MirrorEvent::Begun { request, hold, answer })
         });
+        Ok(())
+    }
+
+    /// Whether one more target may be held; counts it.
+    pub(super) fn may_hold(&mut self) -> Result<(), End> {
+        let Mirrors { holds, stages, holding, .. } = &mut self.mirrors;
+        if holds.len() + stages.len() + *holding >= HOLDS_MAX {
+            let text = format!("a session may hold {HOLDS_MAX} targets");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        *holding += 1;
         Ok(())
     }
 
@@ -139,8 +159,10 @@ impl Session {
         }
         walks.insert(request, None);
         let (shared, reach) = (self.shared.clone(), self.reach.clone());
+        let stage = self.stage_at(&walk.path);
         self.job(move || {
-            let walked = match begin_walk(&reach, walk, only) {
+            let beside = stage.and_then(|stage| stage.open_target());
+            let walked = match begin_walk(&reach, walk, only, beside) {
                 Ok(walking) => page_of(&shared, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
@@ -227,12 +249,7 @@ fn begin(
     Ok((About { boot, root, above, keeps, folds_case }, held))
 }
 
-fn take_hold(
-    shared: &Arc<Shared>,
-    who: &str,
-    path: &WirePath,
-    fd: std::os::fd::OwnedFd,
-) -> Result<Held, Fault> {
+fn take_hold(shared: &Arc<Shared>, who: &str, path: &WirePath, fd: OwnedFd) -> Result<Held, Fault> {
     let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = which(&fd).map_err(|e| Fault::from_io(format!("cannot look at {path}"), &e))?;
     match Hold::take(fd, &format!("cannot hold {path}")) {
@@ -242,16 +259,25 @@ fn take_hold(
             Ok(Held { hold, shared: shared.clone() })
         }
         Err(NotHeld::Fault(fault)) => Err(fault),
-        Err(NotHeld::By(process)) => {
-            let client = holders.get(&folder).map(|who| format!("client {who}"));
-            let process = process.map(|id| format!("{} on the server", describe_process(id)));
-            let by = client.or(process).unwrap_or_else(|| "another process".into());
-            Err(Fault::new(Code::Limit, format!("{path} is being synchronised by {by}")))
-        }
+        Err(NotHeld::By(process)) => Err(held_by(&holders, Some(folder), process, path)),
     }
 }
 
-fn writable(export: &ExportFolder, path: &WirePath) -> Result<(), Fault> {
+/// Says who has a target.
+pub(super) fn held_by(
+    holders: &HashMap<Twin, String>,
+    folder: Option<Twin>,
+    process: Option<u32>,
+    path: &WirePath,
+) -> Fault {
+    let client = folder.and_then(|folder| holders.get(&folder));
+    let client = client.map(|who| format!("client {who}"));
+    let process = process.map(|id| format!("{} on the server", describe_process(id)));
+    let by = client.or(process).unwrap_or_else(|| "another process".into());
+    Fault::new(Code::Limit, format!("{path} is being synchronised by {by}"))
+}
+
+pub(super) fn writable(export: &ExportFolder, path: &WirePath) -> Result<(), Fault> {
     if export.mode == Mode::ReadWrite {
         return Ok(());
     }
@@ -262,12 +288,13 @@ fn begin_walk(
     reach: &Reach,
     scan: TreeScan,
     only: Option<Arc<Chosen>>,
+    beside: Option<OwnedFd>,
 ) -> Result<Box<Walking>, Fault> {
     let filter = Filter::parse(scan.filter)?;
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
-    let walk = walk.avoiding(scan.avoid).only(only);
+    let walk = walk.avoiding(scan.avoid).only(only).beside(beside);
     Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
 }
 
@@ -309,6 +336,7 @@ pub(super) fn change_all(reach: &Reach, changes: &[Edit]) -> (Vec<Result<(), Fau
             }
             Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
             Edit::Sweep { .. } => export.folder.sweep(&path),
+            Edit::Own { .. } => export.folder.own(&path),
         }
     };
     let answers = changes.iter().map(&mut change_one).collect();

@@ -11,6 +11,7 @@ mod links;
 mod mirror;
 mod pinning;
 mod reading;
+mod staging;
 mod watching;
 mod windows;
 mod writing;

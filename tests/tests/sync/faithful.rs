@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 /// What rsync would do to make the copy equal; nothing, if it is.
-fn rsync(source: &Path, copy: &Path) -> Option<String> {
+pub(crate) fn rsync(source: &Path, copy: &Path) -> Option<String> {
     let flags = ["-aHAXS", "--checksum", "--dry-run", "--itemize-changes", "--delete"];
     let mut command = Command::new("rsync");
     command.args(flags).arg(format!("{}/", source.display())).arg(format!("{}/", copy.display()));
@@ -42,7 +42,7 @@ fn list(execute: bool) -> Vec<u8> {
 
 /// A tree with everything in it. On tmpfs of older kernels there are no user attributes; where
 /// they cannot be set the test would prove nothing, so it is run where they can.
-fn everything(root: &Path) {
+pub(crate) fn everything(root: &Path) {
     tree::sample(root, 7);
     let is_root = rustix::process::geteuid().is_root();
     write(root.join("links/one"), b"one file");

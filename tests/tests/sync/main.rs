@@ -4,10 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+mod atomic;
 mod faithful;
 mod following;
 mod killing;
 mod mirroring;
+mod mounting;
 #[path = "../../src/process.rs"]
 #[allow(dead_code)] // it has more for others
 mod process;

@@ -72,6 +72,18 @@ pub struct Flags {
     #[arg(long, conflicts_with_all = ["delete", "dry_run"])]
     check: bool,
 
+    /// Make the new tree visible at once, when all of it is there.
+    ///
+    /// It is built beside TARGET, in a folder .NAME.KEY.verbatim-part: what did not change
+    /// is a reflink, or a hard link, to what TARGET has. Then both are exchanged, and the
+    /// old one is removed. Who reads sees the old tree or the new one, and never some of
+    /// each. If anything cannot be copied, TARGET stays as it was; the next run goes on
+    /// with what is there. Not for a mount point, an export itself, or a file system that
+    /// cannot exchange two folders. With --watch all of the tree is linked anew for every
+    /// change.
+    #[arg(long, conflicts_with = "check")]
+    atomic: bool,
+
     /// Leave out what matches GLOB, on both sides; may be given many times.
     ///
     /// As in a .gitignore: a pattern without a slash is of a name at any depth, one with
@@ -184,7 +196,7 @@ impl Flags {
         let plan = plan::Options {
             delete: self.delete || self.check,
             checksum: self.checksum || self.check,
-            fold_case: false,
+            ..plan::Options::default()
         };
         Ok(SyncOptions {
             source: place(&self.source)?,
@@ -194,6 +206,7 @@ impl Flags {
             chosen,
             limit: self.max_delete.unwrap_or_default(),
             dry_run: self.only_looks(),
+            atomic: self.atomic,
         })
     }
 }

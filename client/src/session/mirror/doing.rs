@@ -119,7 +119,9 @@ impl Core {
                 _ => Ok(()),
             },
             What::Describe { node } | What::Finish { node } => {
-                folder.describe_any(&node.path, &node.meta, &rules).map(drop)
+                let shared = node.kind == EntryKind::File && mirror.of.aside.is_some();
+                let own = if shared { folder.own(&node.path) } else { Ok(()) };
+                own.and_then(|()| folder.describe_any(&node.path, &node.meta, &rules)).map(drop)
             }
             What::Link { path, to, .. } => folder.link(&path, &to),
             What::Delete { path, is_folder } => kept_if_full(folder.remove(&path, is_folder)),
@@ -180,6 +182,10 @@ impl Core {
                 return self.gather(entry, item, label);
             }
             What::Describe { node } | What::Finish { node } => {
+                if node.kind == EntryKind::File && mirror.of.aside.is_some() {
+                    let own = Edit::Own { path: path.clone() };
+                    mirror.changes.push((own, (item, label.clone())));
+                }
                 Edit::Describe { path, meta: Box::new(node.meta) }
             }
             What::Link { to, .. } => match below(&to) {

@@ -4,11 +4,14 @@
 //! one begins the comparison anew: what was done is equal by then.
 //!
 //! Order: everything as it is found; then links, when the files they name are
-//! there; then what interrupted copies left is swept away; then deletes, the last first; then what was waiting for a folder to be
-//! deleted; then the metadata of folders. `sides` feeds the comparison, `doing`
-//! does steps, this file says which come when.
+//! there; then what interrupted copies left is swept away; then deletes, the last
+//! first; then what was waiting for a folder to be deleted; then the metadata of
+//! folders. `sides` feeds the comparison, `doing` does steps, `holding` has the
+//! target before all that and puts a new tree in place behind it; this file says
+//! which come when.
 
 mod doing;
+mod holding;
 mod sides;
 mod work;
 
@@ -18,16 +21,15 @@ use crate::rules::Task;
 use crate::sync::spool::Spool;
 use sides::{Local, Remote};
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
-use verbatim_proto::message::ClientMessage;
-use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest};
+use std::time::Instant;
+use verbatim_proto::mirror::{Edit, MirrorReply};
 use verbatim_proto::plan::{Diff, Next, Side, Step, What};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
 pub(in crate::session) use doing::Gathered;
 pub(crate) use sides::TreePaged;
-pub use work::{Mirror, Way};
+pub use work::{Aside, Mirror, Way};
 
 /// Files that wait before more is compared.
 const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
@@ -44,9 +46,6 @@ const CHANGES_MAX: usize = 16;
 /// Things that wait for a folder to be deleted: more than this is no mistake of naming.
 const LATE_MAX: usize = 1 << 16;
 
-/// How often a target that an earlier session of this run may still hold is asked for.
-const HOLD_AGAIN_EVERY: Duration = Duration::from_millis(250);
-
 /// What a mirror is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -59,6 +58,8 @@ enum Phase {
     Late,
     LinkingLate,
     Finishing,
+    /// A tree takes the place of its target; whether that was begun.
+    Publishing(bool),
     Done,
 }
 
@@ -130,7 +131,9 @@ impl Mirroring {
 
     /// Whether the server owes an answer.
     pub fn awaits(&self) -> bool {
-        self.phase == Phase::Holding(None) || self.remote.asked || !self.changing.is_empty()
+        let publishing = self.phase == Phase::Publishing(true) && self.of.way == Way::Up;
+        let holding = self.phase == Phase::Holding(None);
+        holding || publishing || self.remote.asked || !self.changing.is_empty()
     }
 
     pub fn is_done(&self) -> bool {
@@ -173,13 +176,8 @@ impl Core {
 
     fn advance_mirror(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
         match mirror.phase {
-            Phase::Holding(Some(at)) if at <= Instant::now() => {
-                let (request, path) = (self.request(), mirror.of.remote.clone());
-                let begin = MirrorRequest::Begin { request, path, hold: true };
-                self.sending.push_back(ClientMessage::Mirror(begin));
-                mirror.phase = Phase::Holding(None);
-            }
-            Phase::Holding(_) | Phase::Done => {}
+            Phase::Holding(Some(at)) if at <= Instant::now() => self.ask_to_hold(mirror),
+            Phase::Holding(_) | Phase::Publishing(true) | Phase::Done => {}
             Phase::Comparing => self.compare_trees(mirror)?,
             _ if !self.is_settled(mirror) => mirror.eager = false,
             Phase::Linking => self.do_spooled(mirror, |of| of.links.take_first())?,
@@ -194,6 +192,7 @@ impl Core {
             Phase::LinkingLate => self.do_spooled(mirror, |of| of.late_links.take_first())?,
             Phase::Finishing => self.do_spooled(mirror, |of| of.finishes.take_first())?,
             Phase::Sweeping => self.sweep(mirror),
+            Phase::Publishing(false) => self.publish(mirror),
         }
         Ok(())
     }
@@ -274,6 +273,7 @@ impl Core {
                 Phase::Deleting => Phase::Late,
                 Phase::Late => Phase::LinkingLate,
                 Phase::LinkingLate => Phase::Finishing,
+                Phase::Finishing if mirror.of.aside.is_some() => Phase::Publishing(false),
                 _ => Phase::Done,
             };
             return Ok(());
@@ -296,13 +296,17 @@ impl Core {
 
     pub(super) fn mirror_reply(&mut self, reply: MirrorReply) {
         let Some(mut mirror) = self.mirror.take() else {
-            if let MirrorReply::Begun { request, answer } = reply {
-                self.begun.insert(request, answer);
-            }
-            return;
+            return self.answered(reply);
         };
         match reply {
-            MirrorReply::Begun { answer, .. } => self.held(&mut mirror, answer),
+            MirrorReply::Begun { answer, .. } => {
+                self.held(&mut mirror, answer.map(|it| (it, None)))
+            }
+            MirrorReply::Staged { answer, .. } => {
+                let answer = answer.map(|staged| (staged.about, Some(staged.path)));
+                self.held(&mut mirror, answer);
+            }
+            MirrorReply::Published { answer, .. } => self.put_in_place(&mut mirror, answer),
             MirrorReply::Walked { found, leftovers, done, .. } => {
                 mirror.remote.asked = false;
                 mirror.remote.done |= done;
@@ -319,28 +323,6 @@ impl Core {
             }
         }
         self.mirror = Some(mirror);
-    }
-
-    /// The server holds the target for us, or not.
-    fn held(&mut self, mirror: &mut Mirroring, answer: Result<About, Fault>) {
-        match answer {
-            Ok(about) => {
-                mirror.of.rules = about.keeps.into();
-                mirror.phase = Phase::Comparing;
-            }
-            // The session before this one may not be over for the server.
-            Err(fault)
-                if fault.code == Code::Limit
-                    && self.ledger.summary.reconnects > 0
-                    && mirror.since.elapsed() < self.options.timeout =>
-            {
-                mirror.phase = Phase::Holding(Some(Instant::now() + HOLD_AGAIN_EVERY));
-            }
-            Err(fault) => {
-                mirror.phase = Phase::Done;
-                self.failed(mirror.item(&WirePath::root()), mirror.of.target.clone(), fault);
-            }
-        }
     }
 
     pub(super) fn leave_mirror(&mut self) {

@@ -3,7 +3,7 @@
 //! to be looked at is left out here, and the metadata of the source becomes what
 //! the target may keep of it.
 
-use super::{Mirroring, Way};
+use super::{Aside, Mirroring, Way};
 use crate::session::{Core, Event};
 use crate::sync::chosen::Chosen;
 use std::time::Instant;
@@ -95,11 +95,17 @@ impl Core {
         let (filter, digests) = (mirror.of.filter.clone(), mirror.of.options.checksum);
         let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Up);
         let only = mirror.of.chosen.clone();
+        let aside = mirror.of.aside.clone();
         self.job(move || {
             let walk = match (walk, begun) {
-                (None, false) => folder
-                    .open_folder(&WirePath::root())
-                    .map(|fd| Box::new(TreeWalk::new(fd, filter, true).avoiding(avoid).only(only))),
+                (None, false) => folder.open_folder(&WirePath::root()).map(|fd| {
+                    let beside = match aside {
+                        Some(Aside::Here(stage)) => stage.open_target(),
+                        _ => None,
+                    };
+                    let walk = TreeWalk::new(fd, filter, true).beside(beside);
+                    Box::new(walk.avoiding(avoid).only(only))
+                }),
                 (walk, _) => walk.ok_or_else(|| Fault::new(Code::Io, "the walk is over")),
             };
             let mut walk = match walk {

@@ -5,9 +5,10 @@ use crate::session::trees::label_of;
 use crate::sync::chosen::Chosen;
 use crate::sync::limit::DeleteLimit;
 use std::sync::Arc;
+use verbatim_files::stage::Stage;
 use verbatim_files::{Folder, Rules};
 use verbatim_proto::plan::Options;
-use verbatim_proto::{Filter, Twin, WirePath};
+use verbatim_proto::{Digest, Filter, Twin, WirePath};
 
 /// A tree to make equal to another.
 #[derive(Clone)]
@@ -37,6 +38,22 @@ pub struct Mirror {
     pub limit: DeleteLimit,
     /// What the receiving side keeps of metadata.
     pub rules: Rules,
+    /// The tree beside the target that is changed instead of it, if that is wanted.
+    pub aside: Option<Aside>,
+}
+
+/// A tree that takes the place of its target when all of it is there.
+#[derive(Clone)]
+pub enum Aside {
+    /// On this machine.
+    Here(Arc<Stage>),
+    /// On the server, which makes it for this target, of what this key stands for.
+    There {
+        /// The target, export first.
+        target: WirePath,
+        /// What is copied there, and how.
+        key: Digest,
+    },
 }
 
 /// Which way a mirror goes.

@@ -307,7 +307,8 @@ impl Diff {
             let why = Why { size: why.size, content: why.content, link: why.link, ..about };
             return self.change(What::Fetch { node, there: true, late }, why);
         }
-        self.links.lead(&node.path, node.twin, was);
+        let kept = was.filter(|_| !self.options.apart || about.is_empty());
+        self.links.lead(&node.path, node.twin, kept);
         if !about.is_empty() {
             // Done to the file itself: the time of its folder stays.
             self.steps.push_back(Step { what: What::Describe { node }, why: about });

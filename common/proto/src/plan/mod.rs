@@ -28,6 +28,9 @@ pub struct Options {
     pub checksum: bool,
     /// Whether the target takes names that differ only in case for one. Nothing is deleted then.
     pub fold_case: bool,
+    /// Whether a file that gets other metadata becomes another file, because others share it: then
+    /// its other names are linked again.
+    pub apart: bool,
 }
 
 /// One thing to do at the target.

@@ -1,0 +1,290 @@
+//! A second tree that has all that a first one has, at little cost: files by
+//! reflink where the file system can, else as another name of the same file, else
+//! as a copy. A file that is shared like this must not be changed in place:
+//! whoever gives it other metadata makes it its own first (`Folder::own`).
+//! Called by `stage`; never touches the first tree.
+
+use crate::folder::Folder;
+use crate::identity::stat_open;
+use crate::meta::{self, Kind, Rules, of_status, xattrs_of};
+use crate::naming::{create_new, rename, temporary_name};
+use crate::opened::OpenFolder;
+use crate::tree::TreeWalk;
+use rustix::fs::{AtFlags, SeekFrom, copy_file_range, ioctl_ficlone, linkat, seek, unlinkat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
+
+/// Files with several names that are told apart; those beyond are files of their own, until a
+/// plan links them again.
+const LINKED_MAX: usize = 1 << 18;
+
+/// What is copied at a time where the kernel does not do it.
+const STEP_BYTES: usize = 256 << 10;
+
+/// Fills an empty folder with all that is in another, and gives it the same metadata. What copies
+/// that were cut short left is left out.
+pub(crate) fn fill(from: &Folder, to: &Folder) -> Result<(), Fault> {
+    let root = from.open_folder(&WirePath::root())?;
+    let walk = TreeWalk::new(root, Filter::default(), Rules::of_user().privileged_xattrs);
+    let mut filling = Filling { from, to, reflinks: true, twins: HashMap::new(), open: Vec::new() };
+    for found in walk {
+        let node = found.map_err(|(_, fault)| fault)?;
+        filling.leave(Some(&node.path))?;
+        filling.add(node)?;
+    }
+    filling.leave(None)
+}
+
+struct Filling<'a> {
+    from: &'a Folder,
+    to: &'a Folder,
+    /// Whether the file system may be able to.
+    reflinks: bool,
+    /// The first name of files with several names, where they are not shared.
+    twins: HashMap<Twin, WirePath>,
+    /// The folders it is in, the innermost last; they get their metadata when all is in them.
+    open: Vec<Box<Node>>,
+}
+
+impl Filling<'_> {
+    fn leave(&mut self, path: Option<&WirePath>) -> Result<(), Fault> {
+        let is_in = |node: &Node| path.is_some_and(|path| path.is_below(&node.path));
+        while let Some(node) = self.open.pop_if(|node| !is_in(node)) {
+            self.to.describe(&node.path, &node.meta, &Rules::of_user())?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, node: Box<Node>) -> Result<(), Fault> {
+        match &node.kind {
+            EntryKind::Folder => {
+                self.to.make_folder(&node.path, 0o700, true)?;
+                self.open.push(node);
+                Ok(())
+            }
+            EntryKind::File => self.add_file(&node),
+            EntryKind::Symlink { target } => match self.share(self.from, &node.path, &node.path) {
+                Ok(()) => Ok(()),
+                Err(_) => {
+                    let keep = Some((&node.meta, &Rules::of_user()));
+                    self.to.make_symlink(&node.path, target, keep).map(drop)
+                }
+            },
+            EntryKind::Special => self.share(self.from, &node.path, &node.path),
+        }
+    }
+
+    fn add_file(&mut self, node: &Node) -> Result<(), Fault> {
+        let first = node.twin.and_then(|twin| self.twins.get(&twin));
+        if let Some(first) = first {
+            return self.share(self.to, first, &node.path);
+        }
+        if self.reflinks {
+            match copy(self.from, &node.path, self.to, &node.path, Way::Reflink) {
+                Ok(true) => return self.remember(node),
+                Ok(false) => self.reflinks = false,
+                // One's own, but not open to oneself: a name needs no reading.
+                Err(fault) if fault.code == Code::Denied => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        // A file may have as many names as it can, or be none that this user may link.
+        match self.share(self.from, &node.path, &node.path) {
+            Ok(()) => Ok(()),
+            Err(fault) if fault.code == Code::NoSpace => Err(fault),
+            Err(_) => {
+                copy(self.from, &node.path, self.to, &node.path, Way::Any)?;
+                self.remember(node)
+            }
+        }
+    }
+
+    fn remember(&mut self, node: &Node) -> Result<(), Fault> {
+        if let Some(twin) = node.twin.filter(|_| self.twins.len() < LINKED_MAX) {
+            self.twins.insert(twin, node.path.clone());
+        }
+        Ok(())
+    }
+
+    /// Gives a file another name.
+    fn share(&self, of: &Folder, path: &WirePath, new: &WirePath) -> Result<(), Fault> {
+        let (from, to) = (of.open_parent(path)?, self.to.open_parent(new)?);
+        let name = |path: &WirePath| OsStr::from_bytes(path.name().unwrap_or_default()).to_owned();
+        linkat(&*from, name(path), &*to, name(new), AtFlags::empty())
+            .map_err(|e| Fault::from_io(format!("cannot link {new}"), &e.into()))
+    }
+}
+
+/// How the content of a file is had.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By reflink, or not at all.
+    Reflink,
+    Any,
+}
+
+impl Folder {
+    /// Makes a file that has other names, in this tree or elsewhere, one that has none: what it is
+    /// given from then on, the others do not get.
+    pub fn own(&self, path: &WirePath) -> Result<(), Fault> {
+        let (file, stat) = match self.open_file(path) {
+            Err(fault) if fault.code == Code::IsFolder => return Ok(()),
+            opened => opened?,
+        };
+        drop(file);
+        let (Some(name), true) = (path.name(), stat.stx_nlink > 1) else { return Ok(()) };
+        let temporary = temporary_name(name);
+        let aside = path.parent().with(&temporary)?;
+        copy(self, path, self, &aside, Way::Any)?;
+        let parent = self.open_parent(path)?;
+        rename(&parent, &temporary, name).map_err(|e| {
+            // The first error is what matters; what may stay is swept away.
+            let _ = unlinkat(&*parent, OsStr::from_bytes(&temporary), AtFlags::empty());
+            Fault::from_io(format!("cannot replace {path}"), &e.into())
+        })
+    }
+}
+
+/// Makes a file with the content and metadata of another. False if it could only be copied, and
+/// was not to be; nothing is there then.
+fn copy(
+    from: &Folder,
+    path: &WirePath,
+    to: &Folder,
+    new: &WirePath,
+    way: Way,
+) -> Result<bool, Fault> {
+    let what = format!("cannot copy {path}");
+    let (file, _) = from.open_file(path)?;
+    let rules = Rules::of_user();
+    let parent = to.open_parent(new)?;
+    let name = new.name().unwrap_or_default();
+    let made = create_new(&parent, name, 0o600).map_err(|e| Fault::from_io(&what, &e.into()))?;
+    let copied = match ioctl_ficlone(&made, &file) {
+        Ok(()) => Ok(true),
+        Err(_) if way == Way::Reflink => Ok(false),
+        Err(_) => copy_data(&file, &made, &parent).map(|()| true),
+    };
+    let copied = copied.map_err(|e| Fault::from_io(&what, &e)).and_then(|copied| {
+        let stat = stat_open(&file).map_err(|e| Fault::from_io(&what, &e))?;
+        let xattrs = xattrs_of(&file, rules.privileged_xattrs, &what)?;
+        let meta = Meta { xattrs, ..of_status(&stat) };
+        meta::apply(&made, &new.to_string(), Kind::File, &meta, &rules)?;
+        Ok(copied)
+    });
+    if !matches!(copied, Ok(true)) {
+        // The first error is what matters; what may stay goes with all of the tree.
+        let _ = unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty());
+    }
+    copied
+}
+
+/// Copies what is data in a file, and leaves holes; durable where there is a disk.
+fn copy_data(from: &File, to: &File, folder: &OpenFolder) -> std::io::Result<()> {
+    let size = from.metadata()?.len();
+    let mut at = 0;
+    while at < size {
+        let data = match seek(from, SeekFrom::Data(at)) {
+            Ok(data) => data.max(at),
+            Err(Errno::NXIO) => break,
+            // What a file system does not tell is data.
+            Err(_) => at,
+        };
+        let end = seek(from, SeekFrom::Hole(data)).map_or(size, |hole| hole.clamp(data, size));
+        copy_range(from, to, data, end)?;
+        at = end.max(data + 1);
+    }
+    to.set_len(size)?;
+    if !folder.is_in_memory() {
+        to.sync_data()?;
+    }
+    Ok(())
+}
+
+fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<()> {
+    let (mut at, mut buffer) = (start, Vec::new());
+    while at < end {
+        let len = usize::try_from(end - at).unwrap_or(usize::MAX);
+        let (mut read, mut written) = (at, at);
+        match copy_file_range(from, Some(&mut read), to, Some(&mut written), len) {
+            Ok(0) => break,
+            Ok(moved) => at += moved as u64,
+            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                buffer.resize(STEP_BYTES, 0);
+                let count = from.read_at(&mut buffer[..len.min(STEP_BYTES)], at)?;
+                if count == 0 {
+                    break;
+                }
+                to.write_all_at(&buffer[..count], at)?;
+                at += count as u64;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    fn path(text: &str) -> WirePath {
+        WirePath::parse(text.as_bytes()).expect("plain")
+    }
+
+    #[test]
+    fn all_of_a_tree_is_there_and_shared_until_it_is_owned() {
+        let dir = tempfile::tempdir().expect("folder");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("old/sub/shut")).expect("folders");
+        fs::create_dir(at("new")).expect("folder");
+        fs::write(at("old/a"), b"one file").expect("writes");
+        fs::hard_link(at("old/a"), at("old/sub/b")).expect("links");
+        fs::write(at("old/sub/shut/c"), b"3").expect("writes");
+        fs::write(at("old/.x.0123456789abcdef.verbatim-part"), b"").expect("writes");
+        symlink("nowhere", at("old/link")).expect("links");
+        fs::set_permissions(at("old/sub/shut"), fs::Permissions::from_mode(0o555)).expect("sets");
+        let (old, new) = (Folder::open(&at("old")).expect("opens"), Folder::open(&at("new")));
+        let new = new.expect("opens");
+        fill(&old, &new).expect("fills");
+        let of = |name: &str| fs::symlink_metadata(at(name)).expect("there");
+        for name in ["", "a", "link", "sub", "sub/b", "sub/shut", "sub/shut/c"] {
+            let (was, is) = (of(&format!("old/{name}")), of(&format!("new/{name}")));
+            let all = |meta: &fs::Metadata| (meta.mode(), meta.mtime(), meta.mtime_nsec());
+            assert_eq!(all(&was), all(&is), "{name}");
+        }
+        assert!(!at("new/.x.0123456789abcdef.verbatim-part").exists(), "a leftover is nobody's");
+        assert_eq!(of("new/a").ino(), of("new/sub/b").ino());
+        new.own(&path("a")).expect("owns");
+        new.own(&path("sub")).expect("a folder is its own");
+        assert_ne!(of("new/a").ino(), of("old/a").ino());
+        assert_eq!((of("new/a").nlink(), of("new/a").mode()), (1, of("old/a").mode()));
+        fs::write(at("new/a"), b"other").expect("writes");
+        assert_eq!(fs::read(at("old/a")).expect("reads"), b"one file");
+        fs::set_permissions(at("old/sub/shut"), fs::Permissions::from_mode(0o755)).expect("sets");
+        fs::set_permissions(at("new/sub/shut"), fs::Permissions::from_mode(0o755)).expect("sets");
+    }
+
+    #[test]
+    fn a_copy_has_the_holes_of_its_file() {
+        let dir = tempfile::tempdir().expect("folder");
+        let file = File::create_new(dir.path().join("a")).expect("makes");
+        file.set_len(20 << 20).expect("grows");
+        file.write_all_at(&[7; 5000], 9 << 20).expect("writes");
+        fs::hard_link(dir.path().join("a"), dir.path().join("b")).expect("links");
+        let folder = Folder::open(dir.path()).expect("opens");
+        folder.own(&path("b")).expect("owns");
+        let copy = fs::metadata(dir.path().join("b")).expect("there");
+        assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
+        let read = |name: &str| fs::read(dir.path().join(name)).expect("reads");
+        assert!(read("a") == read("b"));
+    }
+}

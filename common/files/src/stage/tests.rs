@@ -1,0 +1,123 @@
+//! A tree takes the place of its target at once, and is found again by the same
+//! run; nothing else of its kind stays, and what somebody else puts in its place
+//! is left alone.
+
+use super::*;
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+struct Place {
+    dir: TempDir,
+    folder: Folder,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        Self { dir, folder }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn stage(&self, key: &str) -> Stage {
+        self.try_stage(key).expect("a tree beside it")
+    }
+
+    fn try_stage(&self, key: &str) -> Result<Stage, NotHeld> {
+        let path = WirePath::parse(b"target").expect("plain");
+        Stage::prepare(&self.folder, &path, &Digest::of(key.as_bytes()))
+    }
+
+    fn tree(&self, stage: &Stage) -> PathBuf {
+        self.dir.path().join(OsStr::from_bytes(stage.path().as_bytes()))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir.path()).expect("lists");
+        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        entries.map(|entry| name(entry.expect("entry"))).collect()
+    }
+}
+
+#[test]
+fn a_tree_takes_the_place_of_its_target_and_the_old_one_goes() {
+    let place = Place::new();
+    let first = place.stage("a");
+    assert!(first.target().is_none());
+    fs::write(place.tree(&first).join("file"), b"1").expect("writes");
+    assert!(!place.at("target").exists(), "nothing is seen before");
+    first.publish().expect("takes its place");
+    drop(first);
+    assert_eq!(place.names(), ["target"]);
+    let second = place.stage("a");
+    assert!(!second.is_resumed());
+    fs::remove_file(place.tree(&second).join("file")).expect("was there");
+    fs::write(place.tree(&second).join("other"), b"2").expect("writes");
+    assert!(place.at("target/file").exists(), "the old one is as it was");
+    second.publish().expect("takes its place");
+    assert!(!place.at("target/file").exists() && place.at("target/other").exists());
+    assert_eq!(place.names(), ["target"]);
+}
+
+#[test]
+fn the_same_run_goes_on_and_what_another_left_goes() {
+    let place = Place::new();
+    fs::create_dir(place.at("target")).expect("makes");
+    fs::write(place.at("target/file"), b"1").expect("writes");
+    fs::create_dir(place.at(".other.0123456789abcdef.verbatim-part")).expect("makes");
+    let first = place.stage("a");
+    fs::write(place.tree(&first).join("new"), b"2").expect("writes");
+    let (tree, holder) = (place.tree(&first), place.try_stage("a"));
+    assert!(matches!(holder, Err(NotHeld::By(_))), "one at a time: {holder:?}");
+    drop(first);
+    let again = place.stage("a");
+    assert!(again.is_resumed() && place.tree(&again) == tree && tree.join("new").exists());
+    drop(again);
+    let other = place.stage("b");
+    assert!(!other.is_resumed() && !tree.exists() && !place.tree(&other).join("new").exists());
+    other.discard().expect("removes");
+    drop(other);
+    // As a run leaves it that was ended right behind the exchange.
+    let killed = place.stage("a");
+    let [from, to] = [place.tree(&killed), place.at("target")];
+    let (cwd, flags) = (rustix::fs::CWD, RenameFlags::EXCHANGE);
+    renameat_with(cwd, &from, cwd, &to, flags).expect("exchanges");
+    drop(killed);
+    let next = place.stage("a");
+    assert!(!next.is_resumed() && !from.exists(), "what was the target is no tree to go on with");
+    next.discard().expect("removes");
+    let mut names = place.names();
+    names.sort();
+    assert_eq!(names, [".other.0123456789abcdef.verbatim-part", "target"]);
+}
+
+#[test]
+fn a_target_that_somebody_replaces_is_left_alone() {
+    let place = Place::new();
+    fs::create_dir(place.at("target")).expect("makes");
+    let stage = place.stage("a");
+    fs::rename(place.at("target"), place.at("elsewhere")).expect("renames");
+    fs::create_dir(place.at("target")).expect("makes");
+    fs::write(place.at("target/mine"), b"").expect("writes");
+    let fault = stage.publish().expect_err("it is another folder");
+    assert_eq!(fault.code, Code::Changed, "{fault}");
+    assert!(place.at("target/mine").exists());
+    drop(stage);
+    fs::remove_dir_all(place.at("target")).expect("removes");
+    std::os::unix::fs::symlink("elsewhere", place.at("target")).expect("links");
+    let fault = place.try_stage("a").expect_err("a link is no folder");
+    assert!(format!("{fault:?}").contains("no folder"), "{fault:?}");
+}
+
+#[test]
+fn what_cannot_be_exchanged_is_explained() {
+    let says = |error| explain(error, "cannot do it").text;
+    assert!(says(Errno::BUSY).contains("mount point"));
+    assert!(says(Errno::INVAL).contains("without --atomic"));
+    assert!(says(Errno::XDEV).contains("lower layer"));
+    assert!(says(Errno::IO).contains("cannot do it"));
+}
