@@ -8,8 +8,7 @@
 //! and hashes a chunk in one go. A control message takes its time each way; the
 //! server prepares a few windows at a time. Bytes are moved, digests are not looked at.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use verbatim_fabric::sim::{Faults, SimClock, SimLink, SimNet};
 use verbatim_fabric::{
@@ -155,25 +154,6 @@ struct Fetched {
     pieces: usize,
 }
 
-struct Queued(u64, u64, Event);
-
-impl PartialEq for Queued {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-impl Eq for Queued {}
-impl PartialOrd for Queued {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Queued {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
-
 /// One thread: what it was told, what has come, and whether it is at something.
 #[derive(Default)]
 struct Worker {
@@ -200,7 +180,8 @@ struct Run {
     region: Region,
     preparing: usize,
     to_prepare: VecDeque<Prepare>,
-    queue: BinaryHeap<Reverse<Queued>>,
+    /// What will happen, by its time and the order it was queued in.
+    queue: BTreeMap<(u64, u64), Event>,
     sequence: u64,
     next_ticket: u64,
     rail_bytes: Vec<u64>,
@@ -231,7 +212,7 @@ impl Run {
             region: Region { key: region.key, base: region.base },
             preparing: 0,
             to_prepare: VecDeque::new(),
-            queue: BinaryHeap::new(),
+            queue: BTreeMap::new(),
             sequence: 0,
             next_ticket: 0,
             rail_bytes: vec![0; usize::from(model.rails)],
@@ -258,22 +239,22 @@ impl Run {
     fn later(&mut self, after_ns: u64, event: Event) {
         self.sequence += 1;
         let at_ns = self.net.now_ns() + after_ns;
-        self.queue.push(Reverse(Queued(at_ns, self.sequence, event)));
+        self.queue.insert((at_ns, self.sequence), event);
     }
 
     /// Moves the clock to what comes next, and lets it happen.
     fn next(&mut self) {
-        let queued = self.queue.peek().map(|Reverse(next)| next.0);
+        let queued = self.queue.first_key_value().map(|((at_ns, _), _)| *at_ns);
         let arrives = self.net.next_event_ns();
         let at_ns = queued.into_iter().chain(arrives).min().expect("stuck: nothing will happen");
         self.net.advance_to(at_ns);
         if arrives == Some(at_ns) {
             self.collect();
         }
-        while let Some(Reverse(next)) = self.queue.peek()
-            && next.0 <= at_ns
+        while let Some(next) = self.queue.first_entry()
+            && next.key().0 <= at_ns
         {
-            let Some(Reverse(Queued(_, _, event))) = self.queue.pop() else { return };
+            let event = next.remove();
             self.happen(event);
         }
     }

@@ -4,19 +4,19 @@
 //! and never touches what it names: the binary lays its flags over the public
 //! fields, then calls `Config::check`.
 
+mod ranges;
 mod rdma;
 mod tables;
 
 use crate::export::{Export, check_names};
+use ranges::RANGES;
 pub use rdma::Rdma;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use verbatim_proto::Fault;
-use verbatim_proto::units::LINKS_MAX;
 use verbatim_telemetry::Format;
 
 pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Uploads};
@@ -318,7 +318,7 @@ fn check_values(table: &Table, origin: &str) -> Result<(), ConfigError> {
         let default = default.unwrap_or_default();
         Err(ConfigError::OutOfRange { origin, key, value, range, default })
     };
-    for (key, range) in RANGES.iter().chain(&rdma::RANGES) {
+    for (key, range) in &RANGES {
         match find(table, key) {
             Some(value @ Value::Integer(number)) if !range.contains(number) => {
                 return refuse(key, value, format!("from {} to {}", range.start(), range.end()));
@@ -372,20 +372,6 @@ fn find<'t>(table: &'t Table, key: &str) -> Option<&'t Value> {
 
 /// Where the configuration of a service is, if there is one.
 const SERVICE_CONFIG: &str = "/etc/verbatim/rdma-serve.toml";
-
-/// The numbers each key may have; those of RDMA are beside its keys.
-const RANGES: [(&str, RangeInclusive<i64>); 10] = [
-    ("workers", 0..=256),
-    ("drain_seconds", 0..=3600),
-    ("limits.sessions_max", 1..=65536),
-    ("limits.links_per_session_max", 1..=LINKS_MAX as i64),
-    ("limits.handshake_seconds", 1..=300),
-    ("limits.handshakes_per_second", 1..=100_000),
-    ("limits.handshakes_per_second_per_address", 1..=100_000),
-    ("limits.idle_seconds", 10..=86400),
-    ("cache.size_mb", 1..=65536),
-    ("uploads.keep_hours", 0..=87600),
-];
 
 /// The levels of a log, the most important first.
 const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
@@ -504,7 +490,7 @@ mod tests {
     #[test]
     fn every_number_has_a_range_that_its_error_names() {
         let default = as_table(&Config::default());
-        for (key, range) in RANGES.iter().chain(&rdma::RANGES) {
+        for (key, range) in &RANGES {
             assert!(find(&default, key).is_some_and(Value::is_integer), "{key}");
             for value in [range.start() - 1, range.end() + 1, i64::MIN, i64::MAX] {
                 let (text, _) = refusal(&format!("{key} = {value}"));
@@ -521,7 +507,7 @@ mod tests {
         }
         let keys = keys_of(&default);
         let numbers = keys.iter().filter(|key| find(&default, key).is_some_and(Value::is_integer));
-        let ranges = RANGES.len() + rdma::RANGES.len();
+        let ranges = RANGES.len();
         let chosen =
             rdma::CHOICES.iter().filter(|key| find(&default, key).is_some_and(Value::is_integer));
         assert_eq!(numbers.count(), ranges + chosen.count(), "a number has no range");

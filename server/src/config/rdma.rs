@@ -5,11 +5,10 @@
 
 use crate::pins::Pins;
 use serde::{Deserialize, Serialize};
-use std::ops::RangeInclusive;
 use toml::Value;
 use verbatim_fabric::ports::{Hints, Wish};
 use verbatim_fabric::verbs::{DomainLimits, Options};
-use verbatim_proto::units::{LINKS_MAX, WINDOW_BYTES};
+use verbatim_proto::units::WINDOW_BYTES;
 
 /// How RDMA is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,23 +119,6 @@ impl Rdma {
         }
     }
 }
-
-/// The numbers each key may have.
-pub(super) const RANGES: [(&str, RangeInclusive<i64>); 13] = [
-    ("rdma.port", 0..=255),
-    ("rdma.gid_index", -1..=255),
-    ("rdma.max_inline_data", 0..=1024),
-    ("rdma.max_send_wr", 64..=32768),
-    ("rdma.max_recv_wr", 16..=32768),
-    ("rdma.send_buffer_mb", 16..=65536),
-    ("rdma.recv_buffer_mb", 16..=65536),
-    ("rdma.qps", 1..=LINKS_MAX as i64),
-    ("rdma.traffic_class", 0..=255),
-    ("rdma.service_level", 0..=15),
-    ("rdma.pkey_index", 0..=65535),
-    ("rdma.pinned_mb_per_session", 64..=1_048_576),
-    ("rdma.pin_budget_mb", 8..=16_777_216),
-];
 
 /// The keys that have no range but a choice.
 pub(super) const CHOICES: [&str; 4] = ["rdma.mtu", "rdma.max_sge", "rdma.use_srq", "rdma.qp_type"];

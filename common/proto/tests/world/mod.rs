@@ -7,8 +7,7 @@ mod content;
 mod streams;
 
 use content::{digests_of, grains, is_hole, root_of, survey, value_of, zeros_at};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 use verbatim_proto::message::{
     ClientMessage, FileId, FileInfo, LinkId, Region, ServerMessage, Tag, Verdict, WindowId,
@@ -63,25 +62,6 @@ enum Event {
     Change(FileId),
 }
 
-struct Queued(Duration, u64, Event);
-
-impl PartialEq for Queued {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-impl Eq for Queued {}
-impl PartialOrd for Queued {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Queued {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
-
 /// A file: its source, and what has landed of it at the other side.
 #[derive(Default)]
 struct Model {
@@ -103,7 +83,8 @@ pub struct World {
     faults: Faults,
     now: Duration,
     sequence: u64,
-    queue: BinaryHeap<Reverse<Queued>>,
+    /// What will happen, by its time and the order it was queued in.
+    queue: BTreeMap<(Duration, u64), Event>,
     channel_to_server: Duration,
     channel_to_client: Duration,
     read_client: ReadClient,
@@ -141,7 +122,7 @@ impl World {
             faults,
             now: Duration::ZERO,
             sequence: 0,
-            queue: BinaryHeap::new(),
+            queue: BTreeMap::new(),
             channel_to_server: Duration::ZERO,
             channel_to_client: Duration::ZERO,
             read_client: ReadClient::new(read_options),
@@ -214,9 +195,9 @@ impl World {
             let deadline =
                 self.read_client.deadline().into_iter().chain(self.write_client.deadline());
             let deadline = deadline.min();
-            match (self.queue.peek(), deadline) {
-                (Some(Reverse(next)), deadline) if deadline.is_none_or(|at| next.0 <= at) => {
-                    let Some(Reverse(Queued(at, _, event))) = self.queue.pop() else { return };
+            match (self.queue.first_key_value(), deadline) {
+                (Some(((next, _), _)), deadline) if deadline.is_none_or(|at| *next <= at) => {
+                    let Some(((at, _), event)) = self.queue.pop_first() else { return };
                     self.now = self.now.max(at);
                     self.happen(event);
                 }
@@ -741,7 +722,7 @@ impl World {
 
     fn push(&mut self, at: Duration, event: Event) {
         self.sequence += 1;
-        self.queue.push(Reverse(Queued(at, self.sequence, event)));
+        self.queue.insert((at, self.sequence), event);
     }
 
     fn delay(&mut self, ms_max: u64) -> Duration {
