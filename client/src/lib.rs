@@ -32,8 +32,8 @@ mod worker;
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
 pub use report::{
-    Altered, Failure, FileDone, Observer, Planned, Progress, Quiet, Retry, SkipReason, Skipped,
-    Summary,
+    Altered, Failure, FileDone, Observer, Planned, Port, Progress, Quiet, Retry, SkipReason,
+    Skipped, Summary,
 };
 pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};

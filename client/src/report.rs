@@ -184,6 +184,15 @@ pub struct Retry {
     pub left: Duration,
 }
 
+/// An RDMA port that was chosen to carry a copy, with the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Which.
+    pub place: Place,
+    /// Why the server did not let data move to it, where it did not.
+    pub refused: Option<String>,
+}
+
 /// Requests posted to an RDMA device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Posted {
@@ -229,10 +238,12 @@ pub struct Summary {
     pub transport: String,
     /// Why it was not RDMA, where it was not.
     pub reason: Option<String>,
-    /// The RDMA ports that were chosen, each with the reason.
-    pub places: Vec<Place>,
+    /// The RDMA ports that were chosen.
+    pub ports: Vec<Port>,
     /// What the RDMA device of this side was asked to do.
     pub rdma: Posted,
+    /// The most bytes of huge pages that its buffers had.
+    pub huge_page_bytes: u64,
     /// What most of the time went into.
     pub limited_by: &'static str,
     /// Digests that did not match and were fetched or sent again.

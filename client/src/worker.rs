@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use verbatim_fabric::slots::SlotPool;
+use verbatim_fabric::slots::{MakeBuffer, SlotPool};
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
 use verbatim_proto::message::{LinkId, Piece};
@@ -60,6 +60,7 @@ struct Pools {
     id: LinkId,
     reads: SlotPool,
     writes: Vec<Buffer>,
+    make: MakeBuffer,
     chunk_bytes: usize,
 }
 
@@ -151,7 +152,7 @@ impl ClientWorker {
         let Some(pools) = self.links.get_mut(&key) else {
             return self.tell(Event::Posted { tag, posted: Posted::LinkLost });
         };
-        let spare = pools.writes.pop().map_or_else(|| Buffer::new(pools.chunk_bytes), Ok);
+        let spare = pools.writes.pop().map_or_else(|| (pools.make)(pools.chunk_bytes), Ok);
         let mut buffer = match spare {
             Ok(buffer) => buffer,
             Err(error) => return self.tell(Event::WorkerFailed(error)),
@@ -329,8 +330,12 @@ impl Handler<Box<dyn Link>> for ClientWorker {
     fn command(&mut self, links: &mut LinkSet<Box<dyn Link>>, command: Command) {
         match command {
             Command::Adopt { id, link, slots, chunk_bytes } => {
-                let reads = SlotPool::new(usize::from(slots), chunk_bytes);
-                let pools = Pools { id, reads, writes: Vec::new(), chunk_bytes };
+                let make: MakeBuffer = match link.limits().registers_buffers {
+                    true => Buffer::for_device,
+                    false => Buffer::new,
+                };
+                let reads = SlotPool::new(usize::from(slots), chunk_bytes, make);
+                let pools = Pools { id, reads, writes: Vec::new(), make, chunk_bytes };
                 self.links.insert(key_of(id), pools);
                 links.insert(key_of(id), link);
             }

@@ -77,6 +77,11 @@ impl SessionDomain {
         &self.soft
     }
 
+    /// Whether a device registers what is offered.
+    pub fn has_device(&self) -> bool {
+        !self.devices().is_empty()
+    }
+
     /// How many regions the client may name.
     pub fn region_count(&self) -> u64 {
         let named = |held: &&Held| held.soft_key.is_some() || !held.keys.is_empty();
@@ -408,6 +413,7 @@ mod tests {
             netdev: None,
             rate_mbit: 400_000,
             numa_node: None,
+            numa_distance: None,
             why: String::new(),
         }
     }

@@ -70,8 +70,10 @@ impl Rdma {
             }
         };
         let pin_budget_mb = self.pins.as_ref().map_or(0, |pins| pins.budget() >> 20);
+        // Slots come from these while there are some.
+        let huge_pages_free = verbatim_fabric::memory::huge_pages_free().unwrap_or(0);
         for Place { device, port, .. } in places {
-            tracing::info!(device, port, pin_budget_mb, "RDMA is offered");
+            tracing::info!(device, port, pin_budget_mb, huge_pages_free, "RDMA is offered");
         }
         for folder in folders {
             let path = folder.display();

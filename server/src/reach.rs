@@ -134,12 +134,41 @@ impl Reach {
         None
     }
 
+    /// Whether an export that the client may use admits some RDMA ports only.
+    pub fn is_picky(&self) -> bool {
+        self.exports.values().any(|export| !export.gate.gids.is_empty())
+    }
+
+    /// Whether all exports that were used so far admit this RDMA port.
+    pub fn admits_gid(&self, gid: &[u8; 16]) -> bool {
+        self.used().picky.values().all(|export| export.gate.admits_gid(gid))
+    }
+
+    /// No link to an RDMA port that is not admitted is left: data may move.
+    pub fn forget_unadmitted(&self) {
+        let Used { gids, picky, .. } = &mut *self.used();
+        gids.retain(|gid| picky.values().all(|export| export.gate.admits_gid(gid)));
+    }
+
+    /// The same as `resolve`, of a file whose data is to move: refused while the session has
+    /// links to an RDMA port that may not have it. Sessions end those first.
+    pub fn resolve_for_data(
+        &self,
+        path: &WirePath,
+    ) -> Result<(Arc<ExportFolder>, WirePath), Fault> {
+        let (export, rest) = self.resolve(path)?;
+        match self.used().gids.iter().find(|gid| !export.gate.admits_gid(gid)) {
+            Some(gid) => Err(not_over(path.split_first().map_or(b"", |(name, _)| name), gid)),
+            None => Ok((export, rest)),
+        }
+    }
+
     fn used(&self) -> MutexGuard<'_, Used> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The export a path is in, and the path within it. One that this client may not use does
-    /// not exist for it.
+    /// not exist for it. From then on RDMA ports it does not admit are refused.
     pub fn resolve(&self, path: &WirePath) -> Result<(Arc<ExportFolder>, WirePath), Fault> {
         let (name, rest) = path.split_first().ok_or_else(|| {
             Fault::new(Code::BadPath, "the path names no export; use HOST:/EXPORT/PATH")
@@ -151,9 +180,6 @@ impl Reach {
         let mut used = self.used();
         used.named = true;
         if !export.gate.gids.is_empty() {
-            if let Some(gid) = used.gids.iter().find(|gid| !export.gate.admits_gid(gid)) {
-                return Err(not_over(name, gid));
-            }
             used.picky.insert(name.to_vec(), export.clone());
         }
         if export.gate.sealed {
@@ -296,19 +322,27 @@ mod tests {
             (WirePath::parse(b"data/a").unwrap(), WirePath::parse(b"in/a").unwrap());
         // The export first: the port is refused.
         let reach = Reach::of(&all, &visitor(&Who::Local));
+        assert!(reach.is_picky());
         reach.resolve(&data).unwrap();
         assert_eq!(reach.use_gid(bad).unwrap_err().code, Code::Denied);
         reach.use_gid(good).unwrap();
-        reach.resolve(&data).unwrap();
-        // The port first: the export is refused, and others are not.
+        reach.resolve_for_data(&data).unwrap();
+        // The port first: its data does not move until the port is left, and others' does.
         let reach = Reach::of(&all, &visitor(&Who::Local));
         reach.use_gid(bad).unwrap();
-        let fault = reach.resolve(&data).err().unwrap();
+        reach.use_gid(good).unwrap();
+        assert!(reach.admits_gid(&bad), "no export that cares was used");
+        let fault = reach.resolve_for_data(&data).err().unwrap();
         assert!(
             fault.text.contains("fe80::1") && fault.text.contains("--transport tcp"),
             "{fault}"
         );
-        reach.resolve(&other).unwrap();
+        assert!(reach.resolve(&data).is_ok(), "what it is may be told");
+        assert!(!reach.admits_gid(&bad) && reach.admits_gid(&good));
+        reach.resolve_for_data(&other).unwrap();
+        reach.forget_unadmitted();
+        reach.resolve_for_data(&data).unwrap();
+        assert_eq!(reach.use_gid(bad).unwrap_err().code, Code::Denied, "and it stays out");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::core::Core;
 use super::ledger::Ledger;
 use crate::report::{Progress, Quiet, Summary};
 use std::sync::atomic::Ordering;
+use verbatim_fabric::memory::huge_page_bytes_peak;
 
 impl Core {
     pub(super) fn progress_now(&self) -> Progress {
@@ -57,11 +58,12 @@ impl Core {
             summary.reason = self.carrier.reason().map(str::to_owned);
             summary.transport = transport;
         }
-        summary.places = self.carrier.places();
+        summary.ports = self.carrier.ports();
         summary.request.clone_from(&self.request);
         let posted = self.carrier.posted();
         summary.rdma.reads += posted.reads;
         summary.rdma.writes += posted.writes;
+        summary.huge_page_bytes = huge_page_bytes_peak();
         summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
         summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
         summary.limited_by = self.stats.limit();

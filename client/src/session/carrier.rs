@@ -5,7 +5,7 @@
 //! file for links drives it, `rails` decides.
 
 use super::rails::Rails;
-use crate::report::Posted;
+use crate::report::{Port, Posted};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use std::time::Duration;
 use verbatim_fabric::proof::{PROOF_TIME_MAX, Proof};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::verbs::{
-    self, ADDRESS_BYTES, Address, DomainLimits, Options, Place, VerbsDomain, VerbsEndpoint,
-    VerbsLink, Wish,
+    self, ADDRESS_BYTES, Address, DISTANCE_LOCAL, DomainLimits, Options, Place, VerbsDomain,
+    VerbsEndpoint, VerbsLink, Wish,
 };
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{LinkId, LinkOffer};
@@ -74,6 +74,8 @@ pub(super) struct Rdma {
 struct Device {
     domain: Arc<VerbsDomain>,
     place: Place,
+    /// Why the server does not let data move to it.
+    refused: Option<String>,
 }
 
 impl Carrier {
@@ -158,6 +160,20 @@ impl Carrier {
         }
     }
 
+    /// The server does not let data move to the port of a link: its rail is left for good.
+    pub fn bar(&mut self, link: LinkId, reason: &str) {
+        if let Self::Verbs(rdma) = self {
+            rdma.offered.remove(&link);
+            if let Some(rail) = rdma.rails.take(link) {
+                rdma.rails.bar(rail);
+                // Links are asked for side by side, and each is refused.
+                if rdma.devices[rail].refused.replace(reason.to_owned()).is_none() {
+                    rdma.tell_left(rail, reason);
+                }
+            }
+        }
+    }
+
     /// A link was lost; says whether its rail rests from now on.
     pub fn lost(&mut self, link: LinkId, losses_max: usize, reason: &str, now: Duration) -> bool {
         let Self::Verbs(rdma) = self else { return false };
@@ -218,11 +234,13 @@ impl Carrier {
     }
 
     /// The ports that were chosen.
-    pub fn places(&self) -> Vec<Place> {
-        match self {
-            Self::Sim(_) | Self::Tcp { .. } => Vec::new(),
-            Self::Verbs(rdma) => rdma.devices.iter().map(|it| it.place.clone()).collect(),
-        }
+    pub fn ports(&self) -> Vec<Port> {
+        let Self::Verbs(rdma) = self else { return Vec::new() };
+        let port = |Device { place, refused, .. }: &Device| {
+            let (place, refused) = (place.clone(), refused.clone());
+            Port { place, refused }
+        };
+        rdma.devices.iter().map(port).collect()
     }
 
     /// Why data moves over TCP, or moved.
@@ -253,7 +271,7 @@ impl Rdma {
             match opened {
                 Ok(domain) => {
                     tell(&place, server);
-                    devices.push(Device { domain, place });
+                    devices.push(Device { domain, place, refused: None });
                 }
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -261,8 +279,7 @@ impl Rdma {
         if let Some(error) = refused.filter(|_| devices.is_empty()) {
             return Err(error);
         }
-        let here = local_node();
-        let rails = Rails::new(devices.iter().map(|device| weight(&device.place, here)));
+        let rails = Rails::new(devices.iter().map(|device| weight(&device.place)));
         let insists = options.transport == Transport::Verbs;
         let CarrierOptions { busy_poll, traffic_class, .. } = *options;
         let options = Options { busy_poll, traffic_class, ..Options::default() };
@@ -290,10 +307,15 @@ impl Rdma {
     }
 
     fn rest(&mut self, rail: usize, reason: &str, now: Duration) {
-        let place = &self.devices[rail].place;
         self.rails.rest(rail, now);
+        self.tell_left(rail, reason);
+    }
+
+    /// Says that a rail rests, or may not be used, and what carries its work.
+    fn tell_left(&mut self, rail: usize, reason: &str) {
+        let place = &self.devices[rail].place;
         if self.rails.pick().is_some() {
-            tracing::warn!(%place, reason, "a rail rests; others carry its work");
+            tracing::warn!(%place, reason, "a rail is left; others carry its work");
         } else {
             tracing::warn!(%place, reason, "data moves over TCP");
             self.reason = Some(reason.to_owned());
@@ -303,7 +325,7 @@ impl Rdma {
     /// A queue pair. A port that was down may have other addresses now, so where the known one
     /// does not work, it is chosen anew, on the same port.
     fn endpoint(&mut self, rail: usize) -> Result<VerbsEndpoint, FabricError> {
-        let Device { domain, place } = &mut self.devices[rail];
+        let Device { domain, place, .. } = &mut self.devices[rail];
         VerbsEndpoint::new(domain, place, self.options).or_else(|_| {
             let (device, port) = (Some(place.device.clone()), Some(place.port));
             *place = verbs::find_place(&Wish { device, port, ..self.wish.clone() })?;
@@ -313,18 +335,13 @@ impl Rdma {
     }
 }
 
-/// How much work a port gets: by its rate, and three quarters of that where its memory is
-/// another than this process is bound to.
-fn weight(place: &Place, here: Option<u32>) -> u64 {
-    let near = here.is_none() || place.numa_node.is_none() || here == place.numa_node;
-    u64::from(place.rate_mbit.max(1)) * if near { 4 } else { 3 }
-}
-
-/// The memory that this process is bound to, where it is to one.
-fn local_node() -> Option<u32> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let nodes = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
-    nodes.trim().parse().ok()
+/// How much work a port gets: by its rate, and less the farther its memory is from ours. A
+/// distance tells latency, of which a rate suffers less than its share: three quarters are left
+/// at 20, one hop, and half at 40.
+fn weight(place: &Place) -> u64 {
+    let beyond = place.numa_distance.unwrap_or(0).saturating_sub(DISTANCE_LOCAL);
+    let (rate, least) = (u64::from(place.rate_mbit.max(1)), u64::from(3 * DISTANCE_LOCAL));
+    (rate * 1000 * least / (least + u64::from(beyond))).max(1)
 }
 
 /// A link that is connected, and has not carried anything.
@@ -358,23 +375,24 @@ mod tests {
     #[test]
     fn a_port_weighs_what_it_carries_and_less_when_it_is_far() {
         let gid = GidInfo { index: 0, raw: [0; 16], kind: GidKind::RoceV2, netdev: None };
-        let place = |rate_mbit, numa_node| Place {
+        let place = |rate_mbit, numa_distance| Place {
             device: "mlx5_0".into(),
             port: 1,
             gid: gid.clone(),
             link_layer: LinkLayer::Ethernet,
             netdev: None,
             rate_mbit,
-            numa_node,
+            numa_node: None,
+            numa_distance,
             why: String::new(),
         };
-        let near = weight(&place(400_000, Some(1)), Some(1));
-        assert_eq!(weight(&place(400_000, None), Some(1)), near);
-        assert_eq!(weight(&place(400_000, Some(0)), None), near);
-        assert!(weight(&place(400_000, Some(0)), Some(1)) < near);
-        assert!(
-            weight(&place(100_000, Some(1)), Some(1)) < weight(&place(400_000, Some(0)), Some(1))
-        );
-        assert!(weight(&place(0, None), None) > 0, "an unknown rate is some");
+        let weighs = |rate_mbit, distance| weight(&place(rate_mbit, distance));
+        let near = weighs(400_000, Some(10));
+        assert_eq!(weighs(400_000, None), near, "a machine that does not tell");
+        assert_eq!(weighs(400_000, Some(20)), near * 3 / 4, "one hop");
+        assert_eq!(weighs(400_000, Some(40)), near / 2, "and farther");
+        assert!(weighs(400_000, Some(12)) < near && weighs(400_000, Some(12)) > near * 9 / 10);
+        assert!(weighs(100_000, Some(10)) < weighs(400_000, Some(40)), "the rate tells more");
+        assert!(weighs(0, None) > 0 && weighs(0, Some(u32::MAX)) > 0, "an unknown rate is some");
     }
 }

@@ -148,6 +148,10 @@ impl Core {
                 self.links.coming.remove(&link);
                 self.carrier.leave(link);
             }
+            Err(fault) if fault.code == Code::Denied && self.carrier.is_verbs() => {
+                self.carrier.bar(link, &format!("the server: {}", fault.text));
+                self.leave_barred(link);
+            }
             Err(fault) if self.carrier.is_verbs() => {
                 self.fall_back(link, &format!("the server: {}", fault.text));
             }
@@ -184,6 +188,16 @@ impl Core {
                 });
             }
             Err(error) => self.fall_back(link, &error.with_hint()),
+        }
+    }
+
+    /// The server does not let data move over a link: one that is up is ended here too, one that
+    /// is being tried will fail at that, and one that was asked for is asked for anew.
+    fn leave_barred(&mut self, link: LinkId) {
+        if self.links.up.contains(&link) {
+            self.tell(link, Command::Drop(link));
+        } else if self.links.coming.contains(&link) && !self.links.rails.contains_key(&link) {
+            self.attach_again(link);
         }
     }
 

@@ -14,6 +14,9 @@ const REST_MIN: Duration = Duration::from_millis(500);
 /// The longest rest, and that of a rail that never worked.
 const REST_MAX: Duration = Duration::from_secs(60);
 
+/// The end of the rest of a rail that may not be used.
+const NEVER: Duration = Duration::MAX;
+
 /// The rails of a session.
 #[derive(Debug, Default)]
 pub(super) struct Rails {
@@ -88,11 +91,19 @@ impl Rails {
     /// A rail failed: it rests.
     pub fn rest(&mut self, rail: usize, now: Duration) {
         let state = &mut self.rails[rail];
+        if state.rests_until == Some(NEVER) {
+            return;
+        }
         let doubled = REST_MIN.saturating_mul(1 << state.failures.min(16));
         let rest = if state.worked { doubled.min(REST_MAX) } else { REST_MAX };
         state.rests_until = Some(now + rest);
         state.failures += 1;
         state.losses = 0;
+    }
+
+    /// A rail may not be used: it rests for ever.
+    pub fn bar(&mut self, rail: usize) {
+        self.rails[rail].rests_until = Some(NEVER);
     }
 
     /// A rail whose rest is over and that should be tried.
@@ -185,6 +196,18 @@ mod tests {
         rails.rest(0, at(30));
         assert_eq!(rails.pick(), None, "both rest");
         assert_eq!(rails.rested(at(40)), Some(1), "one that never worked rests long");
+    }
+
+    #[test]
+    fn a_rail_that_may_not_be_used_is_never_tried_again() {
+        let mut rails = filled(&[1, 1], 2);
+        rails.proven(link(1));
+        rails.bar(1);
+        assert_eq!(rails.pick(), Some(0));
+        rails.rest(1, Duration::ZERO);
+        assert_eq!(rails.rested(Duration::from_secs(1 << 40)), None, "a failure is no pardon");
+        rails.rest(0, Duration::ZERO);
+        assert_eq!(rails.pick(), None, "and nobody takes its place");
     }
 
     #[test]

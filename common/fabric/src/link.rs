@@ -92,6 +92,8 @@ pub struct Limits {
     pub message_bytes_max: usize,
     /// Whether a buffer with an origin is sent from its file; else it is read into first.
     pub sends_from_file: bool,
+    /// Whether a device registers buffers that are used on it.
+    pub registers_buffers: bool,
 }
 
 /// What an idle driver should wait for before it polls again.

@@ -6,14 +6,20 @@
 //! so a peer may change it between two calls, and a device at any time: it is
 //! never borrowed beyond one call, and a slot that a device writes to is never
 //! borrowed at all, only copied. A `MappedFile` offers no bytes: a truncated file
-//! would turn a borrow into SIGBUS.
+//! would turn a borrow into SIGBUS. What a device will register comes from huge pages
+//! where there are some (`pages`).
+
+mod pages;
 
 pub use crate::domain::{Access, Domain, REGIONS_MAX, RegionHandle, SoftDomain};
 use crate::error::FabricError;
 use crate::verbs::LocalRegions;
-use memmap2::{Mmap, MmapMut, MmapOptions};
+use memmap2::{Mmap, MmapOptions};
+use pages::Pages;
+pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};
 use std::cell::RefCell;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Buffer {
     // Before `map`: fields are dropped in this order, and no region may outlive its memory.
     registered: LocalRegions,
-    map: MmapMut,
+    map: Pages,
     len: usize,
     origin: Option<(Arc<File>, u64)>,
 }
@@ -32,9 +38,17 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer of `capacity` zero bytes, at least one.
     pub fn new(capacity: usize) -> Result<Self, FabricError> {
-        let map = MmapMut::map_anon(capacity.max(1))
-            .map_err(|e| FabricError::system("cannot map a buffer", e))?;
-        Ok(Self { registered: LocalRegions::default(), map, len: capacity, origin: None })
+        Self::of(Pages::ordinary(capacity), capacity)
+    }
+
+    /// The same for links with a device, which will register it.
+    pub fn for_device(capacity: usize) -> Result<Self, FabricError> {
+        Self::of(Pages::huge_if_any(capacity), capacity)
+    }
+
+    fn of(pages: io::Result<Pages>, len: usize) -> Result<Self, FabricError> {
+        let map = pages.map_err(|e| FabricError::system("cannot map a buffer", e))?;
+        Ok(Self { registered: LocalRegions::default(), map, len, origin: None })
     }
 
     /// How long it can be.
@@ -104,7 +118,7 @@ pub struct SharedSlot {
 
 #[derive(Debug)]
 struct SlotMemory {
-    map: Mutex<MmapMut>,
+    map: Mutex<Pages>,
     /// A device may write to it at any moment, and waits for no lock.
     device_writes: AtomicBool,
 }
@@ -112,8 +126,16 @@ struct SlotMemory {
 impl SharedSlot {
     /// A slot of `len` zero bytes, at least one.
     pub fn new(len: usize) -> Result<Self, FabricError> {
-        let map = MmapMut::map_anon(len.max(1))
-            .map_err(|e| FabricError::system("cannot map a slot", e))?;
+        Self::of(Pages::ordinary(len), len)
+    }
+
+    /// The same for a session with a device, which will register it.
+    pub fn for_device(len: usize) -> Result<Self, FabricError> {
+        Self::of(Pages::huge_if_any(len), len)
+    }
+
+    fn of(pages: io::Result<Pages>, len: usize) -> Result<Self, FabricError> {
+        let map = pages.map_err(|e| FabricError::system("cannot map a slot", e))?;
         let memory = SlotMemory { map: Mutex::new(map), device_writes: AtomicBool::new(false) };
         Ok(Self { memory: Arc::new(memory), len })
     }

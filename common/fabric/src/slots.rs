@@ -11,7 +11,11 @@ use crate::memory::Buffer;
 pub struct SlotPool {
     slots: Vec<Slot>,
     slot_bytes: usize,
+    make: MakeBuffer,
 }
+
+/// What makes a buffer of so many bytes: `Buffer::new`, or `Buffer::for_device`.
+pub type MakeBuffer = fn(usize) -> Result<Buffer, FabricError>;
 
 #[derive(Debug)]
 enum Slot {
@@ -21,9 +25,9 @@ enum Slot {
 }
 
 impl SlotPool {
-    /// A pool of `count` slots of `slot_bytes` each.
-    pub fn new(count: usize, slot_bytes: usize) -> Self {
-        Self { slots: (0..count).map(|_| Slot::Unmade).collect(), slot_bytes }
+    /// A pool of `count` slots of `slot_bytes` each, each made when it is first used.
+    pub fn new(count: usize, slot_bytes: usize, make: MakeBuffer) -> Self {
+        Self { slots: (0..count).map(|_| Slot::Unmade).collect(), slot_bytes, make }
     }
 
     /// Takes a slot out.
@@ -33,7 +37,7 @@ impl SlotPool {
     pub fn take(&mut self, index: u16) -> Result<Buffer, FabricError> {
         let slot = &mut self.slots[usize::from(index)];
         if matches!(slot, Slot::Unmade) {
-            *slot = Slot::Home(Buffer::new(self.slot_bytes)?);
+            *slot = Slot::Home((self.make)(self.slot_bytes)?);
         }
         match std::mem::replace(slot, Slot::Out) {
             Slot::Home(buffer) => Ok(buffer),
@@ -63,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_slot_comes_back_with_its_bytes() {
-        let mut pool = SlotPool::new(2, 16);
+        let mut pool = SlotPool::new(2, 16, Buffer::new);
         let mut buffer = pool.take(1).expect("free");
         buffer[0] = 7;
         assert_eq!(pool.out(), 1);
@@ -74,7 +78,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 0 is in use")]
     fn a_slot_in_flight_cannot_be_taken() {
-        let mut pool = SlotPool::new(1, 16);
+        let mut pool = SlotPool::new(1, 16, Buffer::new);
         let _flying = pool.take(0).expect("free");
         let _second = pool.take(0);
     }
@@ -82,7 +86,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 0 came back twice")]
     fn a_slot_at_home_cannot_come_back() {
-        let mut pool = SlotPool::new(1, 16);
+        let mut pool = SlotPool::new(1, 16, Buffer::new);
         pool.put(0, Buffer::new(16).expect("buffer"));
     }
 }

@@ -106,6 +106,7 @@ struct Memory {
     pinned_bytes: u64,
     pinned_bytes_max: u64,
     slots: u64,
+    huge_page_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -155,6 +156,7 @@ impl Observatory {
                 pinned_bytes: levels.pinned_bytes,
                 pinned_bytes_max: levels.pinned_bytes_max,
                 slots: levels.slots,
+                huge_page_bytes: verbatim_fabric::memory::huge_page_bytes(),
             },
             cache: Cache {
                 kept_in: match shared.hashing.cache().home() {

@@ -32,8 +32,15 @@ pub(super) struct Place {
     pub transport: Transport,
     /// Whether its end was asked for.
     pub ending: bool,
-    /// The rail it ends at; none for links without a device.
-    pub rail: Option<u16>,
+    /// The rail it ends at, and the client's port; none for links without a device.
+    pub port: Option<(u16, [u8; 16])>,
+}
+
+impl Links {
+    /// The links that have a device, and the client's port of each.
+    pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
+        self.live.iter().filter_map(|(link, place)| Some((*link, place.port?.1)))
+    }
 }
 
 impl Session {
@@ -93,7 +100,7 @@ impl Session {
                     self.view.fell_back(Fallback::Refused);
                     Fault::new(Code::NotFound, error.with_hint())
                 })?;
-                self.adopt(link, Box::new(made), Some(rail));
+                self.adopt(link, Box::new(made), Some((rail, named.gid)));
                 self.lease_more();
                 Ok(match rail {
                     0 => LinkAnswer::Verbs { address },
@@ -116,7 +123,7 @@ impl Session {
         }
     }
 
-    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, rail: Option<u16>) {
+    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, [u8; 16])>) {
         let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let worker = number as usize % self.shared.workers.len();
@@ -128,7 +135,7 @@ impl Session {
             tracing::error!(session = self.id, %error, "worker takes no link");
             return;
         }
-        self.links.live.insert(id, Place { key, worker, rail, transport, ending: false });
+        self.links.live.insert(id, Place { key, worker, port, transport, ending: false });
         self.show_links();
         self.writing.machine.link_up(id);
     }
@@ -181,7 +188,7 @@ impl Session {
 
     /// The rail that a link ends at.
     pub(super) fn rail_of(&self, link: LinkId) -> Option<u16> {
-        self.links.live.get(&link).and_then(|place| place.rail)
+        self.links.live.get(&link).and_then(|place| Some(place.port?.0))
     }
 
     pub(super) fn tell(&self, worker: usize, command: Command) -> Result<(), End> {

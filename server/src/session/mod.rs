@@ -10,6 +10,7 @@ mod catalog;
 mod links;
 mod mirror;
 mod pinning;
+mod ports;
 mod reading;
 mod staging;
 mod watching;
@@ -128,6 +129,8 @@ pub(crate) struct Session {
     events: mpsc::Sender<Event>,
     jobs: usize,
     links: Links,
+    /// A message that waits until links are dead.
+    held: Option<ports::Held>,
     reading: Reading,
     writing: Writing,
     catalog: Catalog,
@@ -171,6 +174,7 @@ impl Session {
             events,
             jobs: 0,
             links: Links::default(),
+            held: None,
             reading: Reading::default(),
             writing: Writing::default(),
             catalog: Catalog::default(),
@@ -198,10 +202,10 @@ impl Session {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
             }
             let result = tokio::select! {
-                message = receiver.recv() => {
+                message = receiver.recv(), if self.held.is_none() => {
                     heard = Instant::now();
                     match message {
-                        Ok(Some(message)) => self.message(message),
+                        Ok(Some(message)) => self.message_or_hold(message),
                         Ok(None) => Err(End::Bye),
                         Err(error) => Err(End::Lost(error)),
                     }
@@ -221,7 +225,10 @@ impl Session {
     }
 
     fn is_idle(&self) -> bool {
-        self.jobs == 0 && self.reading.machine.is_idle() && self.writing.machine.is_idle()
+        self.jobs == 0
+            && self.held.is_none()
+            && self.reading.machine.is_idle()
+            && self.writing.machine.is_idle()
     }
 
     /// Whether the client may stay; asked when keys change, and every second for its time.
@@ -232,7 +239,8 @@ impl Session {
 
     fn tick(&mut self, heard: Instant) -> Result<(), End> {
         self.look_for_pins()?;
-        if self.jobs > 0 || self.waits_for_pins() {
+        self.check_held()?;
+        if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() {
             self.send(ServerMessage::Working)?;
         }
         if self.is_idle() && heard.elapsed() > self.shared.idle {
@@ -308,7 +316,10 @@ impl Session {
                 self.domain.used_slot();
                 self.writing.machine.absorbed(tag, verdicts);
             }
-            Event::LinkDead { link, why } => self.link_dead(link, why),
+            Event::LinkDead { link, why } => {
+                self.link_dead(link, why);
+                self.go_on_if_left()?;
+            }
             Event::Watched(request, told) => self.watched(request, told)?,
             Event::Pins(ring) => self.pins_rang(ring)?,
         }

@@ -219,7 +219,7 @@ impl Session {
 fn open_all(reach: &Reach, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, Fault>)> {
     let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
-        let (export, path) = reach.resolve(path)?;
+        let (export, path) = reach.resolve_for_data(path)?;
         let source = settle(open_source(&export, &path)?, until, || open_source(&export, &path))?;
         let survey = source.find_holes(0);
         Ok((export, path, source, survey))

@@ -86,9 +86,9 @@ fn unprepared(pieces: Vec<Result<Vec<Digest>, Fault>>) -> Prepared {
     Prepared { region: None, rails: Vec::new(), pieces }
 }
 
-/// Reads a range into a slot, a grain at a time.
+/// Reads a range that a device refused to register into a slot, a grain at a time.
 fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
-    let slot = SharedSlot::new(extent.len as usize)
+    let slot = SharedSlot::for_device(extent.len as usize)
         .map_err(|error| Fault::new(Code::Limit, error.to_string()))?;
     for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
         let len = GRAIN_BYTES.min(extent.len - done) as usize;
@@ -105,7 +105,8 @@ pub(super) fn pack(
     pieces: &[(Option<Arc<Open>>, Extent)],
     pin: Arc<Pin>,
 ) -> (Prepared, Option<Window>) {
-    let slot = match spare.map_or_else(|| SharedSlot::new(PACK_BYTES_MAX as usize), Ok) {
+    let make = if domain.has_device() { SharedSlot::for_device } else { SharedSlot::new };
+    let slot = match spare.map_or_else(|| make(PACK_BYTES_MAX as usize), Ok) {
         Ok(slot) => slot,
         Err(error) => {
             let fault = Fault::new(Code::Limit, error.to_string());

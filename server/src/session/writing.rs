@@ -117,7 +117,8 @@ impl Session {
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
-            let memory = SharedSlot::new(self.chunk_bytes as usize).map_err(refused)?;
+            let make = if rail.is_some() { SharedSlot::for_device } else { SharedSlot::new };
+            let memory = make(self.chunk_bytes as usize).map_err(refused)?;
             let upload = Memory::Upload(memory.clone());
             let offered = self.domain.offer_on(rail, upload, pin).map_err(refused)?;
             let id = SlotId(self.writing.next_slot);
@@ -168,7 +169,7 @@ impl Session {
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |request: &CreateFile| {
-                let (export, path) = reach.resolve(&request.path)?;
+                let (export, path) = reach.resolve_for_data(&request.path)?;
                 if export.mode == Mode::ReadOnly {
                     let text = format!("cannot create {}: the export is read-only", request.path);
                     return Err(Fault::new(Code::ReadOnly, text));

@@ -29,7 +29,7 @@ fn serve_with(dir: &Path, keys: &str) -> Serve {
 }
 
 /// What the kernel counts as pinned by a process, in bytes.
-fn pinned_by(process: u32) -> u64 {
+pub fn pinned_by(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).expect("VmPin");
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");

@@ -4,6 +4,7 @@
 
 mod budget;
 mod choosing;
+mod huge;
 mod rails;
 
 use serde_json::Value;
@@ -56,6 +57,36 @@ fn is_same(left: PathBuf, right: PathBuf) -> bool {
     fs::read(left).expect("reads") == fs::read(right).expect("reads")
 }
 
+/// The commands that copy `data/big` down and up at this rate, what it lands in, and whether it
+/// is read.
+fn both_ways(serve: &Serve, dir: &Path, rate: &str) -> [(Vec<String>, PathBuf, bool); 2] {
+    let command = |from: String, to: String| vec!["--json".into(), rate.into(), from, to];
+    let path = |name: &str| dir.join(name).display().to_string();
+    [
+        (command(serve.at("data/big"), path("out")), dir.join("out"), true),
+        (command(path("data/big"), serve.at("in")), dir.join("in"), false),
+    ]
+}
+
+/// Exports whose `data/big` has so many bytes, and their server.
+fn serve_big(bytes: usize) -> (TempDir, Serve) {
+    let dir = folders();
+    tree::write(&dir.path().join("data/big"), &tree::content(1, bytes));
+    let serve = Serve::start(&exports(dir.path()));
+    (dir, serve)
+}
+
+/// Fails unless a copy that began over verbs went on over TCP, and says why.
+#[track_caller]
+fn assert_left_for_tcp(ended: &Ended, why: &str) {
+    let summary = summary(ended);
+    let transport = summary["transport"].as_str().expect("a transport");
+    assert!(transport.starts_with("verbs ") && transport.ends_with("tcp"), "{summary}");
+    let reason = summary["reason"].as_str().expect("a reason");
+    assert!(reason.contains(why), "{reason}");
+    assert!(summary["rdma_reads"].as_u64().max(summary["rdma_writes"].as_u64()) > Some(0));
+}
+
 /// Waits until a partial file is there, and something in its journal.
 fn wait_for_journal(copy: &mut Running, folder: &Path) {
     wait_for("some of the copy is verified", BEGIN_MAX, || {
@@ -89,17 +120,12 @@ fn the_commands_copy_over_verbs_both_ways_and_say_so() {
 #[ignore = "needs an RDMA device; run tests/softroce/run"]
 fn a_client_killed_at_any_moment_goes_on_over_verbs() {
     let dir = folders();
-    let (data, out) = (dir.path().join("data"), dir.path().join("out"));
-    tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
+    let big = dir.path().join("data/big");
+    tree::write(&big, &tree::content(1, BIG_BYTES));
     // Only what a later write would change the time of is gone on with.
     std::thread::sleep(Duration::from_millis(2100));
     let serve = Serve::start(&exports(dir.path()));
-    let landing = dir.path().join("in");
-    let down =
-        ["--json".to_owned(), SLOWLY.into(), serve.at("data/big"), out.display().to_string()];
-    let up =
-        ["--json".into(), SLOWLY.into(), data.join("big").display().to_string(), serve.at("in")];
-    for (command, folder, reads) in [(down, out, true), (up, landing, false)] {
+    for (command, folder, reads) in both_ways(&serve, dir.path(), SLOWLY) {
         let mut copy = serve.start_cp(&command);
         wait_for_journal(&mut copy, &folder);
         copy.signal(Signal::KILL);
@@ -107,7 +133,7 @@ fn a_client_killed_at_any_moment_goes_on_over_verbs() {
         assert!(!folder.join("big").exists(), "a partial file has the final name");
         let done = serve.cp(&command).done();
         assert_verbs(&done, reads);
-        assert!(is_same(data.join("big"), folder.join("big")));
+        assert!(is_same(big.clone(), folder.join("big")));
         if reads {
             assert!(summary(&done)["resumed_bytes"].as_u64() > Some(0), "{done:?}");
         }
@@ -158,29 +184,15 @@ fn a_port_that_goes_down_in_the_middle_is_left_for_tcp() {
         );
     }
     let netdev = guest_netdev();
-    let dir = folders();
-    let (data, landing) = (dir.path().join("data"), dir.path().join("in"));
-    let out = dir.path().join("out");
-    tree::write(&data.join("big"), &tree::content(1, BIG_BYTES));
-    let serve = Serve::start(&exports(dir.path()));
-    let down =
-        ["--json".to_owned(), SLOWLY.into(), serve.at("data/big"), out.display().to_string()];
-    let up =
-        ["--json".into(), SLOWLY.into(), data.join("big").display().to_string(), serve.at("in")];
-    for (command, folder) in [(down, out), (up, landing)] {
+    let (dir, serve) = serve_big(BIG_BYTES);
+    for (command, folder, _) in both_ways(&serve, dir.path(), SLOWLY) {
         let mut copy = serve.start_cp(&command);
         wait_for_journal(&mut copy, &folder);
         ip_link(&netdev, "down");
         let ended = copy.end();
         ip_link(&netdev, "up");
-        let ended = ended.done();
-        assert!(is_same(data.join("big"), folder.join("big")));
-        let summary = summary(&ended);
-        let transport = summary["transport"].as_str().expect("a transport");
-        assert!(transport.starts_with("verbs ") && transport.ends_with("tcp"), "{summary}");
-        let reason = summary["reason"].as_str().expect("a reason");
-        assert!(reason.contains("port"), "{reason}");
-        assert!(summary["rdma_reads"].as_u64().max(summary["rdma_writes"].as_u64()) > Some(0));
+        assert_left_for_tcp(&ended.done(), "port");
+        assert!(is_same(dir.path().join("data/big"), folder.join("big")));
     }
 }
 

@@ -10,8 +10,9 @@ use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, Pro
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
-use verbatim_client::{Failure, FileDone, Progress, Quiet, Retry, SkipReason, Skipped, Summary};
-use verbatim_fabric::ports::Place;
+use verbatim_client::{
+    Failure, FileDone, Port, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
+};
 use verbatim_telemetry::Format;
 
 /// How much is printed, and how.
@@ -151,8 +152,12 @@ impl Voice {
         if let Some(reason) = summary.reason.as_ref().filter(|_| self.reasons) {
             eprintln!("tcp: {}", clean(reason));
         }
-        for place in summary.places.iter().filter(|_| self.verbose) {
-            eprintln!("rdma: {place}: {}", place.why);
+        for Port { place, refused } in &summary.ports {
+            match refused {
+                Some(refused) => eprintln!("rdma: {place}: not used: {}", clean(refused)),
+                None if self.verbose => eprintln!("rdma: {place}: {}", place.why),
+                None => {}
+            }
         }
         if self.verbose {
             eprintln!("request {}, as the server's log calls it", summary.request);
@@ -234,8 +239,9 @@ pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
         "transport": summary.transport,
         "rdma_reads": summary.rdma.reads,
         "rdma_writes": summary.rdma.writes,
+        "huge_page_bytes": summary.huge_page_bytes,
         "reason": summary.reason,
-        "rdma_ports": summary.places.iter().map(port_json).collect::<Vec<_>>(),
+        "rdma_ports": summary.ports.iter().map(port_json).collect::<Vec<_>>(),
         "limited_by": summary.limited_by,
         "mismatches": summary.mismatches,
         "links_lost": summary.links_lost,
@@ -249,7 +255,7 @@ pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
     })
 }
 
-fn port_json(place: &Place) -> Value {
+fn port_json(Port { place, refused }: &Port) -> Value {
     json!({
         "device": place.device,
         "port": place.port,
@@ -259,7 +265,9 @@ fn port_json(place: &Place) -> Value {
         "netdev": place.netdev,
         "rate_mbit": place.rate_mbit,
         "numa_node": place.numa_node,
+        "numa_distance": place.numa_distance,
         "reason": place.why,
+        "refused": refused,
     })
 }
 

@@ -4,14 +4,16 @@
 //!
 //! The rules: what the user names; then ports that are ACTIVE; then the address
 //! that routes to the peer; then what hints name; RoCE v2 over v1; IPv4 over global
-//! IPv6 over link-local; the fastest. Among equals the first by name, so that two
-//! runs of a command agree. One address of each port: the best.
+//! IPv6 over link-local; the fastest; the nearest to the memory of this process. Among
+//! equals the first by name, so that two runs of a command agree. One address of each port: the best.
 
 use super::hints::Hints;
 use super::machine::{
     Access, DeviceInfo, GidInfo, GidKind, LinkLayer, Machine, PortInfo, Transport,
 };
+use super::memory_nodes::DISTANCE_LOCAL;
 use super::reason::Reason;
+use std::cmp::Reverse;
 use std::net::IpAddr;
 
 /// What the user or the driver asks for. Nothing set means: choose.
@@ -46,6 +48,8 @@ pub struct Place {
     pub rate_mbit: u32,
     /// The memory it is nearest to.
     pub numa_node: Option<u32>,
+    /// How far that is from the memory this process uses, where the machine tells: 10 is local.
+    pub numa_distance: Option<u32>,
     /// Why it is where it is in the list.
     pub why: String,
 }
@@ -71,7 +75,12 @@ pub fn choose(machine: &Machine, wish: &Wish) -> Result<Vec<Place>, Vec<Reason>>
         let before = found.len() + reasons.len();
         for port in device.ports.iter().filter(wanted) {
             match Candidate::of(device, port, wish, netdev) {
-                Ok(candidate) => found.push(candidate),
+                Ok(mut candidate) => {
+                    let node = device.numa_node;
+                    candidate.place.numa_distance =
+                        node.and_then(|node| machine.memory.distance_to(node));
+                    found.push(candidate);
+                }
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -172,6 +181,7 @@ impl Candidate {
             netdev: gid.netdev.clone().or(netdev),
             rate_mbit: port.rate_mbit,
             numa_node: device.numa_node,
+            numa_distance: None,
             why: String::new(),
         };
         Ok(Self {
@@ -183,8 +193,10 @@ impl Candidate {
         })
     }
 
-    fn rank(&self) -> (bool, u8, AddressRank, u32) {
-        (self.routes, self.hinted, self.address, self.place.rate_mbit)
+    fn rank(&self) -> (bool, u8, AddressRank, u32, Reverse<u32>) {
+        // Where the machine does not tell, all are local.
+        let far = Reverse(self.place.numa_distance.unwrap_or(DISTANCE_LOCAL));
+        (self.routes, self.hinted, self.address, self.place.rate_mbit, far)
     }
 
     /// Why it is used, being one of so many.
@@ -221,7 +233,7 @@ impl Candidate {
 /// Sorts, and leaves out what hints leave out, unless it routes to the peer.
 fn ordered(mut found: Vec<Candidate>, wish: &Wish) -> Vec<Place> {
     // Stable: of equals the first by name stays the first.
-    found.sort_by_key(|candidate| std::cmp::Reverse(candidate.rank()));
+    found.sort_by_key(|candidate| Reverse(candidate.rank()));
     let hinted = found.iter().map(|candidate| candidate.hinted).max().unwrap_or(0);
     found.retain(|candidate| candidate.routes || candidate.hinted == hinted);
     let count = found.len();

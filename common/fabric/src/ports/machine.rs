@@ -2,6 +2,7 @@
 //! the addresses each port has, and the networks the machine is in. `sysfs` fills
 //! it, `choose` looks at it; neither a device nor a library is needed.
 
+use super::memory_nodes::MemoryNodes;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// What is known of a machine.
@@ -11,6 +12,8 @@ pub struct Machine {
     pub devices: Vec<DeviceInfo>,
     /// The IP networks it is in.
     pub networks: Vec<Network>,
+    /// Its memory, as far as devices are nearer to some of it.
+    pub memory: MemoryNodes,
 }
 
 impl Machine {

@@ -7,6 +7,7 @@
 mod choose;
 mod hints;
 mod machine;
+mod memory_nodes;
 mod reason;
 mod sysfs;
 #[cfg(test)]
@@ -18,6 +19,7 @@ pub use machine::{
     Access, DeviceInfo, GidInfo, GidKind, LinkLayer, Machine, Network, PortInfo, PortState,
     Transport,
 };
+pub use memory_nodes::{DISTANCE_LOCAL, MemoryNodes};
 pub use reason::Reason;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};

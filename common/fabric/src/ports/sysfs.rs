@@ -6,7 +6,9 @@ use super::machine::{
     Access, DeviceInfo, GidInfo, GidKind, LinkLayer, Machine, Network, PortInfo, PortState,
     Transport,
 };
+use super::memory_nodes::{MemoryNodes, numbers};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -16,6 +18,10 @@ const DEVICES_MAX: usize = 256;
 
 /// Networks that are looked at: a router may have a million routes.
 const NETWORKS_MAX: usize = 4096;
+
+/// Memory nodes that are looked at, and processors: as many as the kernel can be built for.
+const NODES_MAX: usize = 1024;
+const PROCESSORS_MAX: usize = 8192;
 
 impl Machine {
     /// Reads this machine.
@@ -34,7 +40,7 @@ impl Machine {
             let node = nodes.iter().find(|(device, _)| *device == name).map(|(_, node)| node);
             device(&class.join(&name), name, access(root, node))
         });
-        Self { devices: devices.collect(), networks: networks(root) }
+        Self { devices: devices.collect(), networks: networks(root), memory: memory(root) }
     }
 }
 
@@ -152,6 +158,36 @@ fn access(root: &Path, node: Option<&String>) -> Access {
         }
     }
     found
+}
+
+/// The memory nodes, how far they are from each other, and which of them this process uses.
+fn memory(root: &Path) -> MemoryNodes {
+    let folder = root.join("sys/devices/system/node");
+    let of_node = |node: u32, file: &str| {
+        text(&folder.join(format!("node{node}")).join(file)).unwrap_or_default()
+    };
+    let online = numbers(&text(&folder.join("online")).unwrap_or_default(), NODES_MAX);
+    let mut distances = BTreeMap::new();
+    for &from in &online {
+        // A number for each node that is online, in their order.
+        let row = of_node(from, "distance");
+        let row = row.split_whitespace().map_while(|word| word.parse::<u32>().ok());
+        distances.extend(online.iter().zip(row).map(|(&to, distance)| ((from, to), distance)));
+    }
+    let status = text(&root.join("proc/self/status")).unwrap_or_default();
+    let allowed = |key: &str, count_max| {
+        let list = status.lines().find_map(|line| line.strip_prefix(key));
+        numbers(list.unwrap_or_default(), count_max)
+    };
+    let may_use = allowed("Mems_allowed_list:", NODES_MAX);
+    let runs_on = allowed("Cpus_allowed_list:", PROCESSORS_MAX);
+    // Memory comes from the node of the processor that first touches it, where that may be used.
+    let runs_there = |node: &&u32| {
+        let processors = numbers(&of_node(**node, "cpulist"), PROCESSORS_MAX);
+        processors.iter().any(|processor| runs_on.contains(processor))
+    };
+    let local: Vec<u32> = may_use.iter().filter(runs_there).copied().collect();
+    MemoryNodes { used: if local.is_empty() { may_use } else { local }, distances }
 }
 
 /// The networks of the kernel's main table, and the IPv6 addresses themselves.

@@ -71,28 +71,57 @@ fn the_cabled_port_and_its_only_routed_address_are_found() {
 #[test]
 fn a_pod_uses_what_its_scheduler_gave_it() {
     let machine = recorded!("sriov-pod");
-    assert_eq!(
-        best(&machine, &Wish::default()).device,
-        "mlx5_0",
-        "all are alike to who knows no more"
-    );
+    let best_of_all = best(&machine, &Wish::default()).device;
+    assert_eq!(best_of_all, "mlx5_12", "who knows no more takes the nearest");
     let wish = hinted(&[
         ("PCIDEVICE_NVIDIA_COM_RAILS_A", "0000:1a:00.2,0000:3c:00.2,0000:4d:00.2,0000:5e:00.2"),
         ("PCIDEVICE_NVIDIA_COM_RAILS_B", "0000:9c:00.2,0000:bc:00.2,0000:cc:00.2,0000:dc:00.2"),
         ("PCIDEVICE_NVIDIA_COM_RAILS_A_INFO", "{\"0000:1a:00.2\":{\"generic\":{}}}"),
     ]);
-    let rails: Vec<_> = (8..16).map(|number| (format!("mlx5_{number}"), 1, 3)).collect();
+    let rails: Vec<_> =
+        (12..16).chain(8..12).map(|number| (format!("mlx5_{number}"), 1, 3)).collect();
     assert_eq!(all(&machine, &wish), rails, "all eight, and none of the host's");
     let places = choose(&machine, &wish).expect("chosen");
-    assert_eq!(places[0].why, "PCIDEVICE_NVIDIA_COM_RAILS_A names it");
+    assert_eq!(places[0].why, "PCIDEVICE_NVIDIA_COM_RAILS_B names it");
     let near: Vec<_> = places.iter().map(|place| (place.rate_mbit, place.numa_node)).collect();
-    assert_eq!(near[..4], [(400_000, Some(0)); 4]);
-    assert_eq!(near[4..], [(400_000, Some(1)); 4]);
+    assert_eq!(near[..4], [(400_000, Some(1)); 4], "those of its own socket first");
+    assert_eq!(near[4..], [(400_000, Some(0)); 4]);
+    let far: Vec<_> = places.iter().filter_map(|place| place.numa_distance).collect();
+    assert_eq!(far, [10, 10, 10, 10, 21, 21, 21, 21]);
     // Of those it was given, the one on the way to the peer comes first.
     let wish = Wish { local: towards("172.16.5.5").local, ..wish };
     let first = best(&machine, &wish);
     assert_eq!((first.device.as_str(), names(&machine, &wish).len()), ("mlx5_13", 8));
     assert_eq!(first.why, "its address routes to the peer");
+}
+
+#[test]
+fn of_ports_alike_the_nearest_to_our_memory_comes_first() {
+    let record = include_str!("machines/split-sockets.txt");
+    let far = |record: &str| -> Vec<(String, Option<u32>)> {
+        let places = choose(&machine(record), &Wish::default()).expect("chosen");
+        places.into_iter().map(|place| (place.device, place.numa_distance)).collect()
+    };
+    let names =
+        |[a, b, c]: [(&str, Option<u32>); 3]| [a, b, c].map(|(it, far)| (it.to_owned(), far));
+    // A node that is not online has no column: 12 is from node 3 to node 2, not to node 1.
+    let bound = [("mlx5_2", Some(10)), ("mlx5_1", Some(12)), ("mlx5_0", Some(32))];
+    assert_eq!(far(record), names(bound));
+    // Bound to processors alone, it gets the memory beside them.
+    let pinned = record.replace("0-63\\nMems_allowed_list: 3", "0-3\\nMems_allowed_list: 0,2-3");
+    let near = [("mlx5_0", Some(10)), ("mlx5_1", Some(32)), ("mlx5_2", Some(32))];
+    assert_eq!(far(&pinned), names(near));
+    // Bound to nothing, it is the mean of all.
+    let free = record.replace("Mems_allowed_list: 3", "Mems_allowed_list: 0,2-3");
+    let mean = [("mlx5_1", Some(18)), ("mlx5_2", Some(18)), ("mlx5_0", Some(24))];
+    assert_eq!(far(&free), names(mean));
+    // A kernel that tells nothing of its nodes.
+    let silent = record.replace("online =", "offline =");
+    let none = [("mlx5_0", None), ("mlx5_1", None), ("mlx5_2", None)];
+    assert_eq!(far(&silent), names(none));
+    // A faster port is worth more than a near one.
+    let fast = record.replacen("rate = 200", "rate = 400", 1);
+    assert_eq!(far(&fast)[0].0, "mlx5_0");
 }
 
 #[test]

@@ -288,7 +288,12 @@ fn due_ns(
 }
 
 /// What a link takes unless told otherwise.
-const LIMITS: Limits = Limits { depth_max: 64, message_bytes_max: 16 << 20, sends_from_file: true };
+const LIMITS: Limits = Limits {
+    depth_max: 64,
+    message_bytes_max: 16 << 20,
+    sends_from_file: true,
+    registers_buffers: false,
+};
 /// The longest sleep towards a known arrival.
 const WAIT_MAX: Duration = Duration::from_millis(5);
 /// The sleep when nothing is known: the far end may submit at any time.

@@ -446,7 +446,12 @@ fn dropping_one_end_ends_the_other_and_stops_what_was_in_flight() {
 #[test]
 fn a_link_is_full_at_its_depth_until_polled() {
     let net = SimNet::new(1, Faults::default(), SimClock::Manual);
-    net.set_limits(Limits { depth_max: 2, message_bytes_max: SLOT_BYTES, sends_from_file: true });
+    net.set_limits(Limits {
+        depth_max: 2,
+        message_bytes_max: SLOT_BYTES,
+        sends_from_file: true,
+        registers_buffers: false,
+    });
     let mut rig = Rig::on(&net);
     assert_eq!(rig.near.limits().depth_max, 2);
     rig.read(1);
@@ -468,7 +473,12 @@ fn a_link_is_full_at_its_depth_until_polled() {
 #[test]
 fn an_operation_over_the_limit_ends_the_link() {
     let net = SimNet::new(1, Faults::default(), SimClock::Manual);
-    net.set_limits(Limits { depth_max: 2, message_bytes_max: 4, sends_from_file: true });
+    net.set_limits(Limits {
+        depth_max: 2,
+        message_bytes_max: 4,
+        sends_from_file: true,
+        registers_buffers: false,
+    });
     let mut rig = Rig::on(&net);
     rig.write(1, b"12345");
     let (completions, alive) = poll(&mut rig.near);

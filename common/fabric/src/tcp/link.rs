@@ -324,6 +324,7 @@ impl Link for TcpLink {
             depth_max: DEPTH_MAX,
             message_bytes_max: MESSAGE_BYTES_MAX,
             sends_from_file: self.wire.sends_from_file(),
+            registers_buffers: false,
         }
     }
 

@@ -34,7 +34,7 @@ impl VerbsDomain {
     /// Registers so many bytes and gives them back: what cannot be pinned is better known
     /// before data moves.
     pub fn try_pinning(&self, bytes: usize) -> Result<(), FabricError> {
-        Registered::new(&self.pd, Memory::Upload(SharedSlot::new(bytes)?)).map(drop)
+        Registered::new(&self.pd, Memory::Upload(SharedSlot::for_device(bytes)?)).map(drop)
     }
 
     /// The device.

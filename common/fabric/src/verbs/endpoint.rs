@@ -408,6 +408,7 @@ mod tests {
             netdev: None,
             rate_mbit: 100_000,
             numa_node: None,
+            numa_distance: None,
             why: String::new(),
         }
     }

@@ -382,7 +382,7 @@ impl Link for VerbsLink {
         let fits = self.send_room().saturating_mul(self.piece_bytes);
         let message_bytes_max = MESSAGE_BYTES_MAX.min(fits);
         let depth_max = self.depth_max.min(self.send_room());
-        Limits { depth_max, message_bytes_max, sends_from_file: false }
+        Limits { depth_max, message_bytes_max, sends_from_file: false, registers_buffers: true }
     }
 
     fn transport(&self) -> &str {

@@ -41,7 +41,8 @@ mod status;
 
 use crate::error::FabricError;
 pub use crate::ports::{
-    GidInfo, GidKind, LinkLayer, Machine, Place, Reason, Wish, local_address_towards,
+    DISTANCE_LOCAL, GidInfo, GidKind, LinkLayer, Machine, Place, Reason, Wish,
+    local_address_towards,
 };
 pub use context::{Context, DeviceLimits};
 pub use domain::VerbsDomain;
