@@ -430,8 +430,9 @@ mod tests {
         assert_eq!((outcome, spared_bytes), (Outcome::LinkLost, 0));
         assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is begun");
         // With its link it is taken from the file it replaces, and no link carries it.
-        let reads = SlotPool::new(1, 1 << 20);
-        let pools = Pools { id: fetch.link, reads, writes: Vec::new(), chunk_bytes: 1 << 20 };
+        let reads = SlotPool::new(1, 1 << 20, Buffer::new);
+        let (writes, make) = (Vec::new(), Buffer::new as MakeBuffer);
+        let pools = Pools { id: fetch.link, reads, writes, make, chunk_bytes: 1 << 20 };
         worker.links.insert(key_of(fetch.link), pools);
         worker.command(&mut links, Command::Fetch(fetch, vec![again]));
         let Ok(Event::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {

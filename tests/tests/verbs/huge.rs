@@ -29,8 +29,8 @@ fn slots_are_in_huge_pages_while_there_are_some() {
     if !given.as_ref().is_ok_and(|count| count.trim() == "32") {
         return skip(NAME, &format!("this kernel has no huge pages to give: {given:?}"));
     }
-    let (dir, serve) = serve_big(24 << 20);
-    for (command, folder, reads) in both_ways(&serve, dir.path(), "--bwlimit=8M") {
+    let (dir, serve) = serve_big(8 << 20);
+    for (command, folder, reads) in both_ways(&serve, dir.path(), "--bwlimit=4M") {
         let mut copy = serve.start_cp(&command);
         let side = if reads { copy.id() } else { serve.id() };
         let huge = wait_for("huge pages in use", super::BEGIN_MAX, || {
