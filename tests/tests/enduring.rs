@@ -1,0 +1,246 @@
+//! What commands endure as they run on real machines: a server that is restarted under many
+//! clients, clients that are killed by the dozen, disks that cannot be read any more. Nothing
+//! is lost, nobody else is harmed, and nothing is left behind: descriptors, threads and memory
+//! are counted before and after.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
+use verbatim_tests::tree;
+
+/// How long a server may take to forget a client that is gone.
+const FORGET_MAX: Duration = Duration::from_secs(20);
+
+/// How long threads of a pool wait for more to do, and a little.
+const IDLE_THREADS_STAY: Duration = Duration::from_secs(12);
+
+/// A user, folders, and a server that can be started again at the same address.
+struct Place {
+    dir: TempDir,
+    home: Arc<Home>,
+    address: String,
+}
+
+impl Place {
+    fn new() -> (Self, Serve) {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        for folder in ["data", "in", "out"] {
+            fs::create_dir(dir.path().join(folder)).expect("a folder");
+        }
+        let home = Arc::new(Home::new());
+        let mut place = Self { dir, home, address: "127.0.0.1:0".into() };
+        let serve = place.serve();
+        place.address = serve.address.to_string();
+        (place, serve)
+    }
+
+    fn serve(&self) -> Serve {
+        let exports = [format!("data={}", self.text("data")), format!("in={}:rw", self.text("in"))];
+        Serve::of(&self.home, &self.address, &exports)
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    fn text(&self, below: &str) -> String {
+        self.path(below).to_str().expect("plain").to_owned()
+    }
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    descriptors: usize,
+    threads: usize,
+    anonymous_kib: u64,
+}
+
+impl Holding {
+    fn of(process: u32) -> Self {
+        let folder = PathBuf::from(format!("/proc/{process}"));
+        let count = |name: &str| fs::read_dir(folder.join(name)).map_or(0, Iterator::count);
+        let status = fs::read_to_string(folder.join("status")).expect("our own child");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        let anonymous_kib = kib.expect("a kernel that counts");
+        Self { descriptors: count("fd"), threads: count("task"), anonymous_kib }
+    }
+}
+
+#[test]
+fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
+    const CLIENTS: usize = 10;
+    let (place, serve) = Place::new();
+    tree::write(&place.path("data/file"), &tree::content(1, 17 << 20));
+    tree::write(&place.path("up"), &tree::content(2, 17 << 20));
+    let copies: Vec<Running> = (0..CLIENTS)
+        .map(|number| {
+            let (up, out) = (place.text("up"), place.text(&format!("out/{number}")));
+            let slowly = "--bwlimit=6M".to_owned();
+            match number % 2 {
+                0 => serve.start_cp(&[slowly, serve.at("data/file"), out]),
+                _ => serve.start_cp(&[slowly, up, serve.at(&format!("in/{number}"))]),
+            }
+        })
+        .collect();
+    wait_for("all have begun", Duration::from_secs(30), || {
+        let begun = tree::parts(&place.path("out")).len() + tree::parts(&place.path("in")).len();
+        (begun >= CLIENTS).then_some(())
+    });
+    serve.signal(Signal::KILL);
+    assert_eq!(serve.end(), None, "it was killed");
+    let _serve = place.serve();
+    for copy in copies {
+        copy.end().done();
+    }
+    for number in 0..CLIENTS {
+        let (from, to) = match number % 2 {
+            0 => ("data/file", format!("out/{number}")),
+            _ => ("up", format!("in/{number}")),
+        };
+        assert!(fs::read(place.path(from)).unwrap() == fs::read(place.path(&to)).unwrap(), "{to}");
+    }
+    wait_for("nothing is left", FORGET_MAX, || {
+        let left = [tree::parts(&place.path("out")), tree::parts(&place.path("in"))].concat();
+        left.is_empty().then_some(())
+    });
+}
+
+#[test]
+fn copies_and_killed_clients_leave_nothing_behind_in_the_server() {
+    const WARM: usize = 8;
+    const COPIES: usize = 32;
+    let (place, serve) = Place::new();
+    tree::small_files(&place.path("data/tree"), 50, 3000, 7);
+    tree::write(&place.path("data/big"), &tree::content(3, 8 << 20));
+    let out = place.text("out");
+    let round = |number: usize| {
+        let to = format!("{out}/{number}");
+        serve.cp(&["-r".to_owned(), serve.at("data/tree"), to.clone()]).done();
+        serve.cp(&["-r".to_owned(), to, serve.at(&format!("in/{number}"))]).done();
+        // And one that dies on the way.
+        let copy = [serve.at("data/big"), format!("{out}/dying"), "--bwlimit=4M".into()];
+        let dying = serve.start_cp(&copy);
+        std::thread::sleep(Duration::from_millis(40 + 7 * number as u64 % 60));
+        dying.signal(Signal::KILL);
+        assert_eq!(dying.end().code, None, "it was killed");
+    };
+    (0..WARM).for_each(round);
+    // A pool has a thread more or less; what each round left would be one a round, at least.
+    std::thread::sleep(IDLE_THREADS_STAY);
+    let before = Holding::of(serve.id());
+    (WARM..WARM + COPIES).for_each(round);
+    let begin = Instant::now();
+    let after = loop {
+        let now = Holding::of(serve.id());
+        if now.descriptors <= before.descriptors && now.threads < before.threads + COPIES / 4 {
+            break now;
+        }
+        let open = || fs::read_dir(format!("/proc/{}/fd", serve.id())).into_iter().flatten();
+        let open = || open().flatten().flat_map(|entry| fs::read_link(entry.path()));
+        assert!(
+            begin.elapsed() < FORGET_MAX,
+            "{before:?} became {now:?}: {:?}",
+            open().collect::<Vec<_>>()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let grown = after.anonymous_kib.saturating_sub(before.anonymous_kib);
+    assert!(grown < 16 << 10, "{COPIES} rounds left {grown} KiB: {before:?}, {after:?}");
+}
+
+/// A disk that can be read no further than a few MiB, with an old file system on it.
+struct Failing {
+    dir: TempDir,
+}
+
+impl Failing {
+    /// Makes one, unless this machine does not let us; then the test says why it is skipped.
+    fn new(test: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let image = dir.path().join("image");
+        File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("an image");
+        fs::create_dir(dir.path().join("disk")).expect("a folder");
+        let disk = Self { dir };
+        let made = run("mkfs.ext4", &["-q".as_ref(), image.as_os_str()])
+            && run(
+                "mount",
+                &["-o".as_ref(), "loop".as_ref(), image.as_ref(), disk.at("").as_ref()],
+            );
+        if !made {
+            skip(test, "cannot mount an image (needs root, loop, mkfs.ext4)");
+            return None;
+        }
+        Some(disk)
+    }
+
+    fn at(&self, below: &str) -> PathBuf {
+        self.dir.path().join("disk").join(below)
+    }
+
+    /// From now on nothing behind its first part can be read.
+    fn fail(&self) {
+        rustix::fs::sync();
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
+        let image = File::options().write(true).open(self.dir.path().join("image"));
+        image.and_then(|image| image.set_len(12 << 20)).expect("cuts the image");
+    }
+}
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        run("umount", &["-l".as_ref(), self.at("").as_ref()]);
+    }
+}
+
+fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+}
+
+/// A small file at the beginning of a disk, and a large one, most of it behind.
+fn fill(folder: &Path) {
+    tree::write(&folder.join("good"), &tree::content(4, 64 << 10));
+    rustix::fs::sync();
+    tree::write(&folder.join("lost"), &tree::content(5, 40 << 20));
+}
+
+#[test]
+fn what_the_disk_of_the_server_cannot_read_fails_and_the_rest_arrives() {
+    let test = "what_the_disk_of_the_server_cannot_read_fails_and_the_rest_arrives";
+    let Some(disk) = Failing::new(test) else { return };
+    fs::create_dir(disk.at("data")).expect("a folder");
+    fill(&disk.at("data"));
+    let home = Arc::new(Home::new());
+    let out = tempfile::tempdir().expect("a folder");
+    let to = out.path().join("all").to_str().expect("plain").to_owned();
+    let serve = Serve::of(&home, "127.0.0.1:0", &[format!("data={}", disk.at("data").display())]);
+    disk.fail();
+    let copied = serve.cp(&["-r".to_owned(), serve.at("data"), to.clone()]);
+    copied.refused(1, &["lost", "nput/output error"]);
+    assert_eq!(fs::read(out.path().join("all/good")).expect("it arrived").len(), 64 << 10);
+    assert!(!out.path().join("all/lost").exists(), "a name without its content");
+    // It is served on.
+    serve.cp(&[serve.at("data/good"), format!("{to}/again")]).done();
+}
+
+#[test]
+fn what_the_disk_of_the_client_cannot_read_is_not_stored() {
+    let test = "what_the_disk_of_the_client_cannot_read_is_not_stored";
+    let Some(disk) = Failing::new(test) else { return };
+    fs::create_dir(disk.at("all")).expect("a folder");
+    fill(&disk.at("all"));
+    disk.fail();
+    let (place, serve) = Place::new();
+    let from = disk.at("all").to_str().expect("plain").to_owned();
+    let copied = serve.cp(&["-r".to_owned(), from, serve.at("in/all")]);
+    copied.refused(1, &["lost", "nput/output error"]);
+    assert_eq!(fs::read(place.path("in/all/good")).expect("it arrived").len(), 64 << 10);
+    assert!(!place.path("in/all/lost").exists(), "a name without its content");
+}
