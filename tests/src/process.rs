@@ -45,6 +45,13 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
+/// How often something is tried: VERBATIM_TRIALS times as often as a plain run does.
+#[allow(dead_code, reason = "not every test target tries its luck")]
+pub fn trials(plain: u64) -> u64 {
+    let times = std::env::var("VERBATIM_TRIALS").ok();
+    plain * times.map_or(1, |text| text.parse().expect("VERBATIM_TRIALS is a number"))
+}
+
 /// Waits until `done` gives something; panics after `limit`.
 pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();

@@ -12,6 +12,7 @@ use verbatim_fabric::sim::{Faults, SimClock, SimCounts, SimNet};
 use verbatim_proto::Code;
 use verbatim_proto::units::CHUNK_BYTES_MIN;
 use verbatim_tests::pair::{Backend, Copied, Job, Pair, read};
+use verbatim_tests::process::trials;
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 use verbatim_tests::tree;
 
@@ -76,7 +77,7 @@ fn there_and_back(seed: u64, faults: Faults) -> Met {
 /// Runs every seed, or the one in `SEED`; says what all of them met together.
 fn all_seeds(faults: impl Fn(u64) -> Faults + Sync) -> Met {
     let only = std::env::var("SEED").ok().map(|seed| seed.parse().expect("SEED is a number"));
-    let seeds: Vec<u64> = only.map_or_else(|| (1..=SEEDS).collect(), |seed| vec![seed]);
+    let seeds: Vec<u64> = only.map_or_else(|| (1..=trials(SEEDS)).collect(), |seed| vec![seed]);
     let mut met = Met::default();
     for group in seeds.chunks(SEEDS_AT_ONCE) {
         let run = |&seed: &u64| {

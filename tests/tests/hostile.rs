@@ -1,7 +1,7 @@
 //! Runs every target of `hostile` on the inputs that are kept in `tests/fuzz/corpus`, on those
 //! with a few bytes changed, and on seeded ones. A bounded number of cases: a long run is
-//! `tests/fuzz/run`. What fails names its target and seed, and VERBATIM_FUZZ_SEED=N runs that
-//! one alone; VERBATIM_FUZZ_CASES=N runs so many of each.
+//! `tests/fuzz/run`. What fails names its target and seed, and SEED=N runs that
+//! one alone, VERBATIM_TRIALS=N so many times as many.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use verbatim_tests::hostile::TARGETS;
+use verbatim_tests::process::trials;
 
 /// Seeded cases of a target that is only logic.
 const CASES: u64 = 3000;
@@ -26,9 +27,8 @@ fn try_all(name: &str) {
     }
     let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse().ok());
     let on_disk = matches!(name, "journal" | "digest_cache");
-    let cases =
-        number("VERBATIM_FUZZ_CASES").unwrap_or(if on_disk { CASES_ON_DISK } else { CASES });
-    let seeds = match number("VERBATIM_FUZZ_SEED") {
+    let cases = trials(if on_disk { CASES_ON_DISK } else { CASES });
+    let seeds = match number("SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..cases,
     };

@@ -12,12 +12,17 @@ mod world;
 
 use world::{Faults, World};
 
+/// Schedules of each kind; VERBATIM_TRIALS=N runs N times as many.
 const SEEDS: u64 = 400;
 
 fn seeds() -> Vec<u64> {
-    match std::env::var("SEED") {
-        Ok(seed) => vec![seed.parse().expect("SEED is a number")],
-        Err(_) => (0..SEEDS).collect(),
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} is a number")))
+    };
+    match number("SEED") {
+        Some(seed) => vec![seed],
+        None => (0..SEEDS * number("VERBATIM_TRIALS").unwrap_or(1)).collect(),
     }
 }
 

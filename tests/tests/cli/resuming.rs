@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout)] // a failing seed prints itself
 
-use crate::process::{Ended, Home, Running, Serve, Signal, wait_for};
+use crate::process::{Ended, Home, Running, Serve, Signal, trials, wait_for};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, assert_same, bytes, names, text};
 use std::fs;
@@ -236,7 +236,7 @@ fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
             true => ["--json".to_owned(), text(&here), serve.at("in")],
             false => ["--json".to_owned(), serve.at("data/big"), text(&landing)],
         };
-        for seed in 0..KILLS {
+        for seed in 0..trials(KILLS) {
             let copy = serve.start_cp(&command);
             pause(seed, 400);
             copy.signal(Signal::KILL);
@@ -285,7 +285,7 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
             false => [serve.at("data/big"), text(&landing)],
         };
         let mut copy = serve.start_cp(&command);
-        for seed in 0..KILLS {
+        for seed in 0..trials(KILLS) {
             // The copy that runs comes back by itself, unless that was its end.
             wait_for("it comes back or ends", BEGIN_MAX, || {
                 (copy.has_ended() || serve.log().contains("session began")).then_some(())
