@@ -49,7 +49,7 @@ struct Filling<'a> {
     /// The first name of files with several names, where they are not shared.
     twins: HashMap<Twin, WirePath>,
     /// The folders it is in, the innermost last; they get their metadata when all is in them.
-    open: Vec<Box<Node>>,
+    open: Vec<Node>,
 }
 
 impl Filling<'_> {
@@ -65,7 +65,7 @@ impl Filling<'_> {
         match &node.kind {
             EntryKind::Folder => {
                 self.to.make_folder(&node.path, 0o700, true)?;
-                self.open.push(node);
+                self.open.push(*node);
                 Ok(())
             }
             EntryKind::File => self.add_file(&node),
