@@ -220,6 +220,8 @@ pub struct Summary {
     pub rehashed_bytes: u64,
     /// Bytes that links carried, those that were moved again included.
     pub moved_bytes: u64,
+    /// Bytes of these that the device wrote straight into files of the server.
+    pub in_place_bytes: u64,
     /// Bytes of these that were holes, and not moved.
     pub hole_bytes: u64,
     /// What a mirror changed, or would have.

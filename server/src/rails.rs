@@ -289,17 +289,17 @@ impl SessionDomain {
         Ok(Offered { number, region: region(handle), rails: Vec::new() })
     }
 
-    /// Takes memory back from all links.
-    pub fn take_back(&self, number: u64) {
+    /// Takes memory back from all links; whether every device has let go of it.
+    pub fn take_back(&self, number: u64) -> bool {
         let held = self.regions().held.remove(&number);
-        let Some(held) = held else { return };
+        let Some(held) = held else { return true };
         if let Some(key) = held.soft_key {
             self.soft.deregister(key);
         }
         let devices = self.devices();
-        for &(rail, key) in &held.keys {
-            devices[rail].domain.deregister(key);
-        }
+        let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
+        // All of them, also behind one that could not be ended.
+        held.keys.iter().fold(true, |gone, named| end(named) && gone)
     }
 
     fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {

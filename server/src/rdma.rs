@@ -25,6 +25,8 @@ pub(crate) struct Rdma {
     pub copied_windows_max: usize,
     /// What uploads of one client land in.
     pub upload_bytes_max: u64,
+    /// Whether uploads may be written straight into temporary files.
+    pub write_into_files: bool,
     /// What all clients together may have.
     pub pins: Option<Arc<Pins>>,
 }

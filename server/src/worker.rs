@@ -4,18 +4,20 @@
 //! sessions; answers into their event queues.
 //!
 //! A chunk is hashed and written a grain at a time, and the slot is held while a
-//! grain is: what is written is what was hashed, whatever the client sends.
+//! grain is: what is written is what was hashed, whatever the client sends. One that
+//! lies in its file is hashed when no device can write to it any more.
 
 use crate::observe::View;
-use crate::session::{EVENTS_MAX, Event};
+use crate::rails::{Offered, SessionDomain};
+use crate::session::{EVENTS_MAX, Event, SpotEvent, Taking};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
-use verbatim_fabric::{Completion, FabricError, Link, SharedSlot};
+use verbatim_fabric::{Completion, FabricError, Link, MappedSpot, Memory, SharedSlot};
 use verbatim_files::Target;
-use verbatim_proto::message::{LinkId, Piece, Tag, Verdict};
+use verbatim_proto::message::{LinkId, Piece, Spot, Tag, Verdict};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Fault};
 use verbatim_telemetry::labels::Transport;
@@ -27,14 +29,31 @@ pub(crate) enum Command {
     /// Check and store a chunk.
     Absorb {
         tag: Tag,
-        slot: SharedSlot,
+        lies: Lies,
         pieces: Vec<Landing>,
         session: mpsc::Sender<Event>,
         view: Arc<View>,
         transport: Transport,
     },
+    /// Let a device write to a range of a file, and say where.
+    MakeSpot { wish: SpotWish, domain: Arc<SessionDomain>, session: mpsc::Sender<Event> },
     /// End this link, and say so.
     Kill { key: LinkKey, id: LinkId, session: mpsc::Sender<Event> },
+}
+
+/// Where a chunk lies that is to be checked.
+pub(crate) enum Lies {
+    /// In a slot: it is copied to its files.
+    InSlot(SharedSlot),
+    /// In its file, at a spot that is taken back first.
+    InFile(Taking),
+}
+
+/// A range of a file that is to be written to by a device.
+pub(crate) struct SpotWish {
+    pub spot: Spot,
+    pub rail: u16,
+    pub target: Arc<Target>,
 }
 
 /// A piece of a chunk, and where it goes.
@@ -50,6 +69,8 @@ pub(crate) struct Landing {
 #[derive(Default)]
 pub(crate) struct ServerWorker {
     owners: HashMap<LinkKey, (LinkId, mpsc::Sender<Event>)>,
+    /// Where a grain is read to that lies in its file.
+    scratch: Vec<u8>,
 }
 
 impl ServerWorker {
@@ -58,9 +79,7 @@ impl ServerWorker {
         if let Some(fault) = &landing.refused {
             return Verdict::Failed(fault.clone());
         }
-        let Some(target) = &landing.target else {
-            return Verdict::Failed(Fault::new(Code::Protocol, "no such file is open"));
-        };
+        let Some(target) = &landing.target else { return Verdict::Failed(no_file()) };
         let extent = landing.piece.extent;
         let mut done = 0;
         for digest in &landing.piece.digests {
@@ -82,6 +101,58 @@ impl ServerWorker {
     }
 }
 
+impl ServerWorker {
+    /// Checks and stores the pieces of a slot, one behind the other.
+    fn absorb_all(slot: &SharedSlot, pieces: &[Landing]) -> Vec<Verdict> {
+        let mut at = 0;
+        let mut verdicts = Vec::with_capacity(pieces.len());
+        for landing in pieces {
+            verdicts.push(Self::absorb(slot, at, landing));
+            at += landing.piece.extent.len as usize;
+        }
+        verdicts
+    }
+
+    /// Checks a piece that lies in its file, where nobody can write any more.
+    fn look(&mut self, landing: &Landing) -> Verdict {
+        if let Some(fault) = &landing.refused {
+            return Verdict::Failed(fault.clone());
+        }
+        let Some(target) = &landing.target else { return Verdict::Failed(no_file()) };
+        let extent = landing.piece.extent;
+        self.scratch.resize(GRAIN_BYTES as usize, 0);
+        let starts = (0..extent.len).step_by(GRAIN_BYTES as usize);
+        for (done, digest) in starts.zip(&landing.piece.digests) {
+            let grain = &mut self.scratch[..(extent.len - done).min(GRAIN_BYTES) as usize];
+            let offset = extent.offset + done;
+            if let Err(fault) = target.read_landed(grain, offset) {
+                return Verdict::Failed(fault);
+            }
+            if Digest::of_grain(offset, landing.size, grain) != *digest {
+                return Verdict::Mismatch;
+            }
+        }
+        let noted = target.verified(extent, &landing.piece.digests);
+        noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
+    }
+}
+
+fn no_file() -> Fault {
+    Fault::new(Code::Protocol, "no such file is open")
+}
+
+/// Registers a range of a file for writes of a device.
+fn make_spot(wish: &SpotWish, domain: &SessionDomain) -> Result<Offered, Fault> {
+    let SpotWish { spot, rail, target } = wish;
+    let len = spot.extent.len;
+    let fault = |error: FabricError| Fault::new(Code::Limit, error.with_hint());
+    let pin = domain.pin_slot(Some(*rail), len);
+    let pin = pin.ok_or_else(|| Fault::new(Code::Limit, "no more may be pinned now"))?;
+    let mapped = MappedSpot::new(target.file(), spot.extent.offset, len as usize);
+    let memory = Memory::Spot(mapped.map_err(fault)?);
+    domain.offer_on(Some(*rail), memory, pin).map_err(fault)
+}
+
 impl Handler<Box<dyn Link>> for ServerWorker {
     type Command = Command;
 
@@ -91,14 +162,26 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 self.owners.insert(key, (id, session));
                 links.insert(key, link);
             }
-            Command::Absorb { tag, slot, pieces, session, view, transport } => {
+            Command::MakeSpot { wish, domain, session } => {
+                let answer = make_spot(&wish, &domain);
+                let tag = wish.spot.tag;
+                // The file must not outlive the answer: a discard removes it.
+                drop(wish);
+                // A session that is gone has ended all of its domain.
+                let _ = session.try_send(Event::Spot(SpotEvent::Made(tag, answer)));
+            }
+            Command::Absorb { tag, lies, pieces, session, view, transport } => {
                 let begin = Instant::now();
-                let mut at = 0;
-                let mut verdicts = Vec::with_capacity(pieces.len());
-                for landing in &pieces {
-                    verdicts.push(Self::absorb(&slot, at, landing));
-                    at += landing.piece.extent.len as usize;
-                }
+                let verdicts = match &lies {
+                    Lies::InSlot(slot) => Self::absorb_all(slot, &pieces),
+                    Lies::InFile(taking) if taking.take_back() => {
+                        pieces.iter().map(|landing| self.look(landing)).collect()
+                    }
+                    Lies::InFile(_) => {
+                        let _ = session.try_send(Event::Spot(SpotEvent::Stuck));
+                        return;
+                    }
+                };
                 let sizes = pieces.iter().map(|of| (of.piece.file, of.piece.extent.len));
                 view.stored(transport, sizes, &verdicts, begin.elapsed());
                 drop(pieces);

@@ -72,7 +72,18 @@ impl Pair {
         if memory.is_dir() { Self::start_in(memory, backend) } else { Self::start(backend) }
     }
 
+    /// Starts a server over verbs, in memory, that lets uploads be written into files.
+    pub fn writing_into_files() -> Self {
+        Self::start_with(Path::new("/dev/shm"), Backend::Verbs, |config| {
+            config.rdma.write_into_files = true;
+        })
+    }
+
     fn start_in(folder: &Path, backend: Backend) -> Self {
+        Self::start_with(folder, backend, |_| ())
+    }
+
+    fn start_with(folder: &Path, backend: Backend, set: impl FnOnce(&mut Config)) -> Self {
         watch_panics();
         let folder = tempfile::tempdir_in(folder).expect("a folder for the pair");
         for name in ["state", "config", "ro", "rw", "local"] {
@@ -86,7 +97,7 @@ impl Pair {
         let export = |name: &str, mode| {
             Export::new(name, &folder.path().join(name), mode).expect("is an export")
         };
-        let config = Config {
+        let mut config = Config {
             listen: ([127, 0, 0, 1], 0).into(),
             state: folder.path().join("state"),
             workers: 2,
@@ -95,6 +106,7 @@ impl Pair {
             exports: vec![export("ro", Mode::ReadOnly), export("rw", Mode::ReadWrite)],
             ..Config::default()
         };
+        set(&mut config);
         let (stop, stopped) = oneshot::channel();
         let (ready, port) = mpsc::channel();
         let options = ServerOptions { sim: sim.clone(), ..ServerOptions::default() };

@@ -342,6 +342,12 @@ impl Serve {
         }
     }
 
+    /// Its process.
+    #[allow(dead_code, reason = "not every test target asks the kernel about it")]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         send_signal(&self.child, signal);

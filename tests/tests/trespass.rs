@@ -10,8 +10,8 @@ use verbatim_fabric::verbs::{
 };
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
 use verbatim_proto::message::{
-    CommitFile, CreateFile, FileInfo, Grant, LinkAnswer, LinkOffer, Piece, SentChunk, Verdict,
-    WriteReply, WriteRequest,
+    CommitFile, CreateFile, FileInfo, Grant, LinkAnswer, LinkOffer, Piece, SentChunk, Spot,
+    SpotReply, SpotRequest, Verdict, WriteReply, WriteRequest,
 };
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, SLOTS_PER_LINK};
 use verbatim_proto::{
@@ -68,7 +68,7 @@ impl Rude {
     fn attach(&mut self, link: LinkId) -> Result<VerbsLink, Fault> {
         let endpoint = VerbsEndpoint::new(&self.domain, &self.place, Options::default());
         let endpoint = endpoint.expect("an endpoint");
-        let address = endpoint.address().to_bytes().to_vec();
+        let address = Address { spots: true, ..endpoint.address() }.to_bytes().to_vec();
         self.say(ClientMessage::Attach { link, offer: LinkOffer::Verbs { address } });
         let answer = self.hear("link", |message| match message {
             ServerMessage::Attached { link: made, answer } if *made == link => Some(answer.clone()),
@@ -108,6 +108,21 @@ impl Rude {
         self.grants.remove(at)
     }
 
+    /// Has a grant be for a range of the file; where that is.
+    fn spot(&mut self, grant: &Grant, offset: usize, len: usize) -> RemoteRange {
+        let extent = Extent { offset: offset as u64, len: len as u64 };
+        let spots = vec![Spot { tag: grant.tag, file: FILE, extent }];
+        self.say(ClientMessage::Write(WriteRequest::Spots(SpotRequest::Ask(spots))));
+        let region = self.hear("spot", |message| match message {
+            ServerMessage::Write(WriteReply::Spots(SpotReply::Made(spots))) => {
+                Some(spots[0].1.clone())
+            }
+            _ => None,
+        });
+        let region = region.expect("the file is in memory");
+        RemoteRange { key: region.key, address: region.base }
+    }
+
     /// Says what a slot holds, and waits for the verdict.
     fn sent(&mut self, tag: Tag, offset: usize, bytes: &[u8], size: usize) -> Vec<Verdict> {
         self.say_sent(tag, offset, bytes, size);
@@ -138,10 +153,12 @@ impl Rude {
     }
 
     fn post(&mut self, link: &mut VerbsLink, to: RemoteRange, tag: Tag, bytes: &[u8]) {
-        let mut from = Buffer::new(bytes.len()).expect("a buffer");
-        from.copy_from_slice(bytes);
+        let from = buffer_of(bytes);
+        self.submit(link, Op::WriteNotify { from, to, tag: tag.0 });
+    }
+
+    fn submit(&mut self, link: &mut VerbsLink, op: Op) {
         self.tickets += 1;
-        let op = Op::WriteNotify { from, to, tag: tag.0 };
         link.submit(Ticket(self.tickets), op).expect("room");
     }
 
@@ -178,6 +195,12 @@ impl Rude {
 }
 
 type Ended = Result<(), FabricError>;
+
+fn buffer_of(bytes: &[u8]) -> Buffer {
+    let mut buffer = Buffer::new(bytes.len()).expect("a buffer");
+    buffer.copy_from_slice(bytes);
+    buffer
+}
 
 fn start_of(grant: &Grant) -> RemoteRange {
     RemoteRange { key: grant.region.key, address: grant.region.base }
@@ -297,4 +320,96 @@ fn a_client_that_asks_for_too_much_is_told_what_it_may_have() {
         drop(kept);
     });
     assert!(!pair.served("rw/rude").exists(), "a file appeared");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn what_was_verified_in_its_file_cannot_be_written_to_again() {
+    let pair = Pair::writing_into_files();
+    let bytes = tree::content(5, 4 * CHUNK);
+    let junk = vec![0xEE; CHUNK];
+    let link = |epoch| LinkId { index: 0, epoch };
+    let mut refusals = 0;
+    beside_an_honest_client(&pair, || {
+        let mut rude = Rude::connect(&pair);
+        let mut made = rude.attach(link(0)).expect("a link");
+        let mut epoch = 0;
+        rude.create("rw/rude", &bytes);
+        for (at, chunk) in bytes.chunks(CHUNK).enumerate() {
+            let offset = at * CHUNK;
+            // Until it is stored, each time with something that should not be there.
+            loop {
+                let grant = rude.grant(link(epoch));
+                let to = rude.spot(&grant, offset, CHUNK);
+                let racing = at % 2 == 1 && epoch < 8;
+                rude.say_sent(grant.tag, offset, chunk, bytes.len());
+                rude.post(&mut made, to, grant.tag, chunk);
+                if racing {
+                    // Behind the notification, while the server looks.
+                    (0..4).for_each(|_| {
+                        rude.submit(&mut made, Op::Write { from: buffer_of(&junk), to });
+                    });
+                }
+                let verdict = rude.verdict(grant.tag);
+                let late = rude.ended(&mut made, if racing { 5 } else { 1 });
+                // Over now, whether it matched or not: nothing can be written there.
+                let again = late.and_then(|()| rude.write(&mut made, to, grant.tag, &junk));
+                let refused = again.expect_err("a spot that was judged was written to");
+                assert!(refused.to_string().contains("remote access error"), "{refused}");
+                refusals += 1;
+                rude.fence(link(epoch));
+                epoch += 1;
+                made = rude.attach(link(epoch)).expect("another link");
+                match &verdict[..] {
+                    [Verdict::Stored] => break,
+                    [Verdict::Mismatch] => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        rude.commit(&bytes).expect("it is whole");
+    });
+    assert!(refusals >= 4);
+    assert!(read(&pair.served("rw/rude")) == bytes, "a byte came behind its verification");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_range_has_one_spot_or_none_and_a_file_with_one_is_not_committed() {
+    const ID: LinkId = LinkId { index: 0, epoch: 0 };
+    let pair = Pair::writing_into_files();
+    let bytes = tree::content(6, 2 * CHUNK);
+    let told = |offend: fn(&mut Rude, &mut VerbsLink, &[u8])| {
+        let mut rude = Rude::connect(&pair);
+        let mut link = rude.attach(ID).expect("a link");
+        rude.create("rw/rude", &bytes);
+        offend(&mut rude, &mut link, &bytes);
+        let fault = rude.hear("end of the session", |message| match message {
+            ServerMessage::Refused(fault) => Some(fault.clone()),
+            _ => None,
+        });
+        assert!(!pair.served("rw/rude").exists(), "a file appeared: {fault}");
+        fault.text
+    };
+    // What may be written to may not be sent as well.
+    let text = told(|rude, link, bytes| {
+        let (one, two) = (rude.grant(ID), rude.grant(ID));
+        rude.spot(&one, 0, CHUNK);
+        rude.write(link, start_of(&two), two.tag, &bytes[..CHUNK]).expect("its slot");
+        rude.say_sent(two.tag, 0, &bytes[..CHUNK], bytes.len());
+    });
+    assert!(text.contains("range it sent before"), "{text}");
+    let text = told(|rude, _, bytes| {
+        let grant = rude.grant(ID);
+        rude.spot(&grant, 0, CHUNK);
+        let files = vec![CommitFile { file: FILE, root: Digest::of(bytes), meta: None }];
+        rude.say(ClientMessage::Write(WriteRequest::Commit { files }));
+    });
+    assert!(text.contains("not whole"), "{text}");
+    let text = told(|rude, _, bytes| {
+        let extent = Extent { offset: 0, len: bytes.len() as u64 };
+        let spots = vec![Spot { tag: rude.grant(ID).tag, file: FILE, extent }];
+        rude.say(ClientMessage::Write(WriteRequest::Spots(SpotRequest::Ask(spots))));
+    });
+    assert!(text.contains("no chunk of its file"), "{text}");
 }

@@ -64,6 +64,7 @@ impl Core {
         summary.rdma.reads += posted.reads;
         summary.rdma.writes += posted.writes;
         summary.huge_page_bytes = huge_page_bytes_peak();
+        summary.in_place_bytes += self.write.in_place_bytes();
         summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
         summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
         summary.limited_by = self.stats.limit();

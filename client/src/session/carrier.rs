@@ -292,7 +292,7 @@ impl Rdma {
         while let Some(rail) = self.rails.pick() {
             match self.endpoint(rail) {
                 Ok(endpoint) => {
-                    let address = Address { proves: true, ..endpoint.address() };
+                    let address = Address { proves: true, spots: true, ..endpoint.address() };
                     self.rails.put(link, rail);
                     self.offered.insert(link, endpoint);
                     return Ok(LinkOffer::Verbs { address: address.to_bytes().to_vec() });

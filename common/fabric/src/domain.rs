@@ -93,6 +93,7 @@ impl SoftDomain {
         let allowed = match memory {
             Memory::File(_) | Memory::Staged(_) => access == Access::Read,
             Memory::Upload(_) => access == Access::Write,
+            Memory::Spot(_) => false,
         };
         if !allowed {
             return Err(FabricError::Access(format!("region does not allow {access:?}")));

@@ -17,4 +17,6 @@ pub mod worker;
 
 pub use error::FabricError;
 pub use link::{Completion, Full, Limits, Link, Op, RemoteRange, Ticket, Wake};
-pub use memory::{Buffer, Domain, MappedFile, Memory, RegionHandle, SharedSlot, SoftDomain};
+pub use memory::{
+    Buffer, Domain, MappedFile, MappedSpot, Memory, RegionHandle, SharedSlot, SoftDomain,
+};

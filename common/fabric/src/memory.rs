@@ -5,16 +5,16 @@
 //! is registered as goes before its mapping does. A `SharedSlot` is registered,
 //! so a peer may change it between two calls, and a device at any time: it is
 //! never borrowed beyond one call, and a slot that a device writes to is never
-//! borrowed at all, only copied. A `MappedFile` offers no bytes: a truncated file
-//! would turn a borrow into SIGBUS. What a device will register comes from huge pages
-//! where there are some (`pages`).
+//! borrowed at all, only copied. A `MappedFile` and a `MappedSpot` offer no bytes: a
+//! truncated file would turn a borrow into SIGBUS. What a device will register comes
+//! from huge pages where there are some (`pages`).
 
 mod pages;
 
 pub use crate::domain::{Access, Domain, REGIONS_MAX, RegionHandle, SoftDomain};
 use crate::error::FabricError;
 use crate::verbs::LocalRegions;
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapOptions, MmapRaw};
 use pages::Pages;
 pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};
 use std::cell::RefCell;
@@ -263,6 +263,28 @@ impl MappedFile {
     }
 }
 
+/// A range of a file, mapped so that a device can write to it. The processor never looks through
+/// the mapping: what landed is read from the file itself.
+#[derive(Clone, Debug)]
+pub struct MappedSpot {
+    map: Arc<MmapRaw>,
+}
+
+impl MappedSpot {
+    /// Maps `len` bytes from `offset`, which must be a multiple of the page size, of a file that
+    /// is that long.
+    pub fn new(file: &File, offset: u64, len: usize) -> Result<Self, FabricError> {
+        let map = MmapOptions::new().offset(offset).len(len).map_raw(file);
+        let map = map.map_err(|e| FabricError::system("cannot map the file", e))?;
+        Ok(Self { map: Arc::new(map) })
+    }
+
+    /// The address of the mapping, for registering it with a device.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+}
+
 /// Memory to register.
 #[derive(Clone, Debug)]
 pub enum Memory {
@@ -272,6 +294,8 @@ pub enum Memory {
     Staged(SharedSlot),
     /// An upload slot; the peer may only write it.
     Upload(SharedSlot),
+    /// A range of a file; the peer may only write it, and only with a device.
+    Spot(MappedSpot),
 }
 
 impl Memory {
@@ -280,6 +304,7 @@ impl Memory {
         match self {
             Self::File(window) => window.len(),
             Self::Staged(slot) | Self::Upload(slot) => slot.len(),
+            Self::Spot(spot) => spot.map.len(),
         }
     }
 

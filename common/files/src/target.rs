@@ -223,6 +223,25 @@ impl Target {
         self.write(bytes, offset)
     }
 
+    /// The file, for whoever has a device write to it. It must be as long as it is to be.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether it is in memory, where a device may write to it.
+    pub fn is_in_memory(&self) -> bool {
+        self.folder.is_in_memory()
+    }
+
+    /// Reads what a device wrote, to verify it.
+    pub fn read_landed(&self, into: &mut [u8], offset: u64) -> Result<(), Fault> {
+        if let Some(room) = self.room.get() {
+            room.used(into.len() as u64);
+        }
+        let result = self.file.read_exact_at(into, offset);
+        result.map_err(|e| Fault::from_io(format!("cannot read what landed of {}", self.path), &e))
+    }
+
     /// Makes a range zeros, whatever was there, and notes that it is verified. The range is at
     /// most a window, whole grains of a file of `size` bytes; returns the digests of zeros there.
     pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {

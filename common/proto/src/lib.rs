@@ -23,6 +23,7 @@ pub mod pattern;
 pub mod plan;
 pub mod rails;
 pub mod read;
+pub mod spots;
 mod touched;
 pub mod tree;
 pub mod units;

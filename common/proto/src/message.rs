@@ -1,7 +1,6 @@
-//! The messages of the control connection. One TLS session carries them in
-//! order; data never does. Every list has a bound in `units`, checked by the
-//! machine that takes it. Append variants and fields behind a new version;
-//! the golden bytes in `tests/golden.rs` make an accidental change fail.
+//! The messages of the control connection. One TLS session carries them in order;
+//! data never does. Every list has a bound in `units`, checked by the machine that
+//! takes it. Append variants; the golden bytes in `tests/golden.rs` keep the old.
 
 pub use crate::entry::{Entry, EntryKind, NewEntry};
 pub use crate::holes::{Holes, WindowHoles};
@@ -9,7 +8,8 @@ pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
-pub use crate::rails::{LinkAnswer, RailAnswer, SealedAnswer, WindowRails};
+pub use crate::rails::{JoinSecret, LinkAnswer, LinkOffer, RailAnswer, SealedAnswer, WindowRails};
+pub use crate::spots::{Spot, SpotReply, SpotRequest};
 use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
 use serde::{Deserialize, Serialize};
 
@@ -161,31 +161,6 @@ pub struct Welcome {
     pub links_max: u16,
 }
 
-/// A client's half of a new link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LinkOffer {
-    /// A TCP connection to the port of the control connection.
-    Tcp,
-    /// A simulated link, inside one process.
-    Sim,
-    /// A queue pair of an RDMA device.
-    Verbs {
-        /// Its address, in the form the fabric gives it.
-        #[serde(with = "serde_bytes")]
-        address: Vec<u8>,
-    },
-}
-
-/// What lets a data connection join its session, once. Never printed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JoinSecret(pub [u8; 32]);
-
-impl std::fmt::Debug for JoinSecret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("JoinSecret")
-    }
-}
-
 /// A client asks the read machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReadRequest {
@@ -309,6 +284,8 @@ pub enum WriteRequest {
         /// Its size.
         size: u64,
     },
+    /// About writing into files.
+    Spots(SpotRequest),
 }
 
 /// A file to create.
@@ -371,6 +348,8 @@ pub enum WriteReply {
         /// Whether they are.
         answer: Result<(), Fault>,
     },
+    /// About writing into files.
+    Spots(SpotReply),
 }
 
 /// What became of one piece of a sent chunk.
@@ -384,7 +363,7 @@ pub enum Verdict {
     Failed(Fault),
 }
 
-/// The right to write one chunk: the credit and the address in one.
+/// The right to write one chunk: credit and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// What the notification must carry.

@@ -1,13 +1,39 @@
-//! Links and rails on the wire: the server's half of a link, which of its devices
-//! that ends at, and under which names a window is known there. A device makes its own keys, so a window that may
-//! be read over several has a name on each. Plain values; the first rail is that of
-//! the lease itself, and a session with one device sends none of this.
+//! Links and rails on the wire: both halves of a link, which of the server's
+//! devices it ends at, and under which names a window is known there. A device
+//! makes its own keys, so a window that may be read over several has a name on each.
+//! Plain values; the first rail is that of the lease itself, and a session with one
+//! device sends no others.
 
-use crate::message::{JoinSecret, Region, WindowId};
+use crate::message::{Region, WindowId};
 use serde::{Deserialize, Serialize};
 
 /// Rails that one session may have.
 pub const RAILS_MAX: usize = 16;
+
+/// A client's half of a new link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkOffer {
+    /// A TCP connection to the port of the control connection.
+    Tcp,
+    /// A simulated link, inside one process.
+    Sim,
+    /// A queue pair of an RDMA device.
+    Verbs {
+        /// Its address, in the form the fabric gives it.
+        #[serde(with = "serde_bytes")]
+        address: Vec<u8>,
+    },
+}
+
+/// What lets a data connection join its session, once. Never printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinSecret(pub [u8; 32]);
+
+impl std::fmt::Debug for JoinSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JoinSecret")
+    }
+}
 
 /// The server's half of a new link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,8 @@ use std::fmt::Debug;
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
     LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
-    SealedAnswer, SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
+    SealedAnswer, SentChunk, Spot, SpotReply, SpotRequest, Verdict, Welcome, WindowHoles,
+    WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, Staged, TreeScan};
@@ -57,8 +58,8 @@ variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read W
     Watch Mirror => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes Rails => read_replies());
-variants!(WriteRequest: Create Sent Commit Discard Holes End => write_requests());
-variants!(WriteReply: Created Granted Committed Zeroed => write_replies());
+variants!(WriteRequest: Create Sent Commit Discard Holes End Spots => write_requests());
+variants!(WriteReply: Created Granted Committed Zeroed Spots => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
 variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish => mirror_requests());
@@ -205,6 +206,7 @@ fn read_replies() -> Vec<ReadReply> {
 
 fn write_requests() -> Vec<WriteRequest> {
     let file = CreateFile { file: FileId(6), path: path("x/b.bin"), info: info(), stream: true };
+    let spot = Spot { tag: Tag(900), file: FileId(6), extent: Extent::new(1 << 20, 1 << 20) };
     let commit = CommitFile { file: FileId(6), root: Digest([0xd1; 32]), meta: kept() };
     vec![
         WriteRequest::Create { files: vec![file] },
@@ -213,6 +215,8 @@ fn write_requests() -> Vec<WriteRequest> {
         WriteRequest::Discard { files: vec![FileId(6), FileId(200)] },
         WriteRequest::Holes(holes()),
         WriteRequest::End { file: FileId(6), size: 5_000_000_000 },
+        WriteRequest::Spots(SpotRequest::Ask(vec![spot])),
+        WriteRequest::Spots(SpotRequest::Return(vec![Tag(900), Tag(1)])),
     ]
 }
 
@@ -227,6 +231,8 @@ fn write_replies() -> Vec<WriteReply> {
         WriteReply::Committed { files: vec![(FileId(6), Ok(())), (FileId(7), Err(fault()))] },
         WriteReply::Zeroed { file: FileId(6), answer: Ok(()) },
         WriteReply::Zeroed { file: FileId(6), answer: Err(fault()) },
+        WriteReply::Spots(SpotReply::Taken(vec![FileId(6), FileId(200)])),
+        WriteReply::Spots(SpotReply::Made(vec![(Tag(900), Ok(region)), (Tag(1), Err(fault()))])),
     ]
 }
 
@@ -544,6 +550,10 @@ WriteRequest::Holes
     15000000040602808010808080808020808080808040808010
 WriteRequest::End
     07000000050680e497d012
+WriteRequest::Spots
+    0c000000060001840706808040808040
+WriteRequest::Spots#2
+    06000000060102840701
 WriteReply::Created
     2a000000000206000200808010808040050701071963616e6e6f7420777269746520783a206469736b206675
     6c6c
@@ -555,6 +565,11 @@ WriteReply::Zeroed
     03000000030600
 WriteReply::Zeroed#2
     1e000000030601071963616e6e6f7420777269746520783a206469736b2066756c6c
+WriteReply::Spots
+    0600000004000206c801
+WriteReply::Spots#2
+    2b0000000401028407000180a0808080e01f0101071963616e6e6f7420777269746520783a206469736b2066
+    756c6c
 LinkOffer::Tcp
     0100000000
 LinkOffer::Sim

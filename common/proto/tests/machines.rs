@@ -115,6 +115,27 @@ fn everything_at_once_ends_with_whole_files_or_clear_failures() {
 }
 
 #[test]
+fn what_is_written_into_files_is_never_written_to_once_it_is_verified() {
+    let faults = Faults {
+        corrupt_ppm: 20_000,
+        lose_ppm: 5_000,
+        duplicate_ppm: 20_000,
+        death_ppm: 50_000,
+        refuse_ppm: 30_000,
+        ..Faults::default()
+    };
+    let counts = std::cell::Cell::new([0; 4]);
+    run_all(faults, |world| {
+        assert_eq!(world.finished() + world.failed(), world.file_count());
+        let [made, refused, ended, late] = world.spots.counts();
+        let sum = counts.get();
+        counts.set([sum[0] + made, sum[1] + refused, sum[2] + ended, sum[3] + late]);
+    });
+    let all = counts.get().iter().all(|count| *count > SEEDS / 20);
+    assert!(all || std::env::var("SEED").is_ok(), "made, refused, ended, late: {counts:?}");
+}
+
+#[test]
 fn a_file_in_order_arrives_whole_however_slowly_it_is_taken() {
     run_each(
         |seed| World::ordered(seed, Faults::default()),

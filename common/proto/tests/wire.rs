@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
     LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
-    SentChunk, Verdict, Welcome, WindowHoles, WindowRails, WriteReply, WriteRequest,
+    SentChunk, Spot, SpotReply, SpotRequest, Verdict, Welcome, WindowHoles, WindowRails,
+    WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
@@ -174,6 +175,8 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         .prop_map(|(file, path, info, stream)| CreateFile { file, path, info, stream });
     let chunk =
         (any::<u32>(), list(piece())).prop_map(|(tag, pieces)| SentChunk { tag: Tag(tag), pieces });
+    let tag = || any::<u32>().prop_map(Tag);
+    let spot = (tag(), file(), extent()).prop_map(|(tag, file, extent)| Spot { tag, file, extent });
     let commit =
         (file(), digest(), kept()).prop_map(|(file, root, meta)| CommitFile { file, root, meta });
     prop_oneof![
@@ -183,6 +186,8 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         list(file()).prop_map(|files| WriteRequest::Discard { files }),
         holes().prop_map(WriteRequest::Holes),
         (file(), any::<u64>()).prop_map(|(file, size)| WriteRequest::End { file, size }),
+        list(spot).prop_map(|spots| WriteRequest::Spots(SpotRequest::Ask(spots))),
+        list(tag()).prop_map(|tags| WriteRequest::Spots(SpotRequest::Return(tags))),
     ]
 }
 
@@ -201,6 +206,9 @@ fn write_reply() -> impl Strategy<Value = WriteReply> {
             .prop_map(|(verdicts, grants)| WriteReply::Granted { verdicts, grants }),
         list((file(), or_fault(Just(())))).prop_map(|files| WriteReply::Committed { files }),
         (file(), or_fault(Just(()))).prop_map(|(file, answer)| WriteReply::Zeroed { file, answer }),
+        list(file()).prop_map(|files| WriteReply::Spots(SpotReply::Taken(files))),
+        list((tag(), or_fault(region())))
+            .prop_map(|spots| WriteReply::Spots(SpotReply::Made(spots))),
     ]
 }
 

@@ -54,6 +54,8 @@ pub struct Rdma {
     pub pinned_mb_per_session: u32,
     /// What all clients together may pin, in MiB.
     pub pin_budget_mb: u32,
+    /// Whether uploads may be written straight into temporary files in memory.
+    pub write_into_files: bool,
 }
 
 impl Default for Rdma {
@@ -80,6 +82,7 @@ impl Default for Rdma {
             pkey_index: options.pkey_index.into(),
             pinned_mb_per_session: 1024,
             pin_budget_mb: 4096,
+            write_into_files: false,
         }
     }
 }
@@ -115,6 +118,7 @@ impl Rdma {
             qps_max: self.qps as u16,
             copied_windows_max: ((u64::from(self.send_buffer_mb) << 20) / WINDOW_BYTES) as usize,
             upload_bytes_max: u64::from(self.recv_buffer_mb) << 20,
+            write_into_files: self.write_into_files,
             pins: Some(Pins::new(u64::from(self.pin_budget_mb) << 20, pinned_bytes_max)),
         }
     }
@@ -195,6 +199,8 @@ mod tests {
         assert_eq!(options("pkey_index = 65535").options.pkey_index, 65535);
         assert_eq!(options("pinned_mb_per_session = 64").limits.pinned_bytes_max, 64 << 20);
         assert_eq!(options("pin_budget_mb = 8").pins.map(|pins| pins.budget()), Some(8 << 20));
+        assert!(options("write_into_files = true").write_into_files);
+        assert!(!options("").write_into_files, "only who is trusted to that degree");
         // The defaults are those of a link.
         assert_eq!(options("").options, Options::default());
         // `max_sge`, `qp_type` and `use_srq` have one value each.

@@ -91,6 +91,7 @@ impl Session {
                 let named = Address::from_bytes(&peer);
                 let named = named.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
                 self.reach.use_gid(named.gid)?;
+                self.spots.knows(named.spots);
                 let events = self.events.clone();
                 // A bell that is not heard is made up for by the next tick.
                 let bell = move |ring| drop(events.try_send(Event::Pins(ring)));

@@ -12,6 +12,7 @@ mod mirror;
 mod pinning;
 mod ports;
 mod reading;
+mod spots;
 mod staging;
 mod watching;
 mod windows;
@@ -30,6 +31,8 @@ use links::Links;
 pub(crate) use mirror::Holders;
 use mirror::Mirrors;
 use reading::Reading;
+use spots::Spots;
+pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -101,6 +104,7 @@ pub(crate) enum Event {
         tag: Tag,
         verdicts: Vec<Verdict>,
     },
+    Spot(SpotEvent),
     LinkDead {
         link: LinkId,
         why: Option<FabricError>,
@@ -133,6 +137,7 @@ pub(crate) struct Session {
     held: Option<ports::Held>,
     reading: Reading,
     writing: Writing,
+    spots: Spots,
     catalog: Catalog,
     watches: Watches,
     mirrors: Mirrors,
@@ -177,6 +182,7 @@ impl Session {
             held: None,
             reading: Reading::default(),
             writing: Writing::default(),
+            spots: Spots::default(),
             catalog: Catalog::default(),
             watches: Watches::default(),
             mirrors: Mirrors::default(),
@@ -281,6 +287,7 @@ impl Session {
             Event::Joined { .. }
                 | Event::Notified { .. }
                 | Event::Absorbed { .. }
+                | Event::Spot(_)
                 | Event::LinkDead { .. }
                 | Event::Watched(..)
                 | Event::Pins(_)
@@ -312,6 +319,7 @@ impl Session {
             Event::Mirror(event) => self.mirror_event(event)?,
             Event::Joined { link, arrived } => self.joined(link, arrived),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
+            Event::Spot(event) => self.spot_event(event)?,
             Event::Absorbed { tag, verdicts } => {
                 self.domain.used_slot();
                 self.writing.machine.absorbed(tag, verdicts);

@@ -6,7 +6,7 @@ use super::{End, Event, Session};
 use crate::export::Mode;
 use crate::observe::Noted;
 use crate::quota::Quota;
-use crate::worker::{Command, Landing};
+use crate::worker::{Command, Landing, Lies};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,8 @@ use verbatim_telemetry::labels::Direction;
 #[derive(Default)]
 pub(super) struct Writing {
     pub machine: WriteServer,
-    targets: HashMap<FileId, Landed>,
-    sizes: HashMap<FileId, u64>,
+    pub targets: HashMap<FileId, Landed>,
+    pub sizes: HashMap<FileId, u64>,
     slots: HashMap<SlotId, Slot>,
     next_slot: u32,
     /// Slots that links want and that cannot be pinned yet.
@@ -38,7 +38,7 @@ pub(crate) type Created = (Landed, Option<Have>);
 /// A temporary file, and what of its source's metadata it may keep.
 #[derive(Clone)]
 pub(crate) struct Landed {
-    target: Arc<Target>,
+    pub target: Arc<Target>,
     rules: Rules,
     path: WirePath,
     quota: Option<Arc<Quota>>,
@@ -75,6 +75,8 @@ impl Session {
             ServerEffect::Send(reply) => self.send(ServerMessage::Write(reply))?,
             ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
             ServerEffect::Create(files) => self.create(files),
+            ServerEffect::MakeSpot { link, spot } => self.make_spot(link, spot)?,
+            ServerEffect::EndSpot(tag) => self.end_spot(tag)?,
             ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
             ServerEffect::Sized { file, size } => {
                 self.writing.sizes.insert(file, size);
@@ -214,6 +216,7 @@ impl Session {
     }
 
     pub(super) fn created(&mut self, answers: Vec<(FileId, Result<Created, Fault>)>) {
+        self.offer_spots(&answers);
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
             match answer {
@@ -234,9 +237,12 @@ impl Session {
     }
 
     fn absorb(&mut self, absorb: Absorb) -> Result<(), End> {
-        let Absorb { tag, link, slot, pieces } = absorb;
+        let Absorb { tag, link, slot, pieces, in_place } = absorb;
+        let lies = match in_place {
+            true => Lies::InFile(self.spots.take(tag, &self.domain)),
+            false => Lies::InSlot(self.writing.slots[&slot].memory.clone()),
+        };
         let writing = &self.writing;
-        let slot = writing.slots[&slot].memory.clone();
         let landing = |piece: verbatim_proto::message::Piece| Landing {
             target: writing.targets.get(&piece.file).map(|landed| landed.target.clone()),
             size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
@@ -249,7 +255,7 @@ impl Session {
         let pieces = pieces.into_iter().map(landing).collect();
         let (session, view) = (self.events.clone(), self.view.clone());
         let (worker, transport) = self.worker_of(link);
-        self.tell(worker, Command::Absorb { tag, slot, pieces, session, view, transport })
+        self.tell(worker, Command::Absorb { tag, lies, pieces, session, view, transport })
     }
 
     fn zero(&mut self, id: FileId, extent: Extent) {

@@ -4,7 +4,8 @@
 use super::draw::Draw;
 use verbatim_proto::message::{
     CommitFile, CreateFile, Grant, Holes, Lease, OpenFile, Piece, ReadReply, ReadRequest,
-    SentChunk, Verdict, WindowHoles, WindowRails, WriteReply, WriteRequest,
+    SentChunk, Spot, SpotReply, SpotRequest, Verdict, WindowHoles, WindowRails, WriteReply,
+    WriteRequest,
 };
 use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
 use verbatim_proto::{Extent, WirePath};
@@ -71,7 +72,7 @@ pub fn read_reply(draw: &mut Draw<'_>) -> ReadReply {
 
 pub fn write_request(draw: &mut Draw<'_>) -> WriteRequest {
     let most = many(draw, BATCH_FILES_MAX);
-    match draw.up_to(7) {
+    match draw.up_to(9) {
         0 => WriteRequest::Create {
             files: draw.list(most, |draw| {
                 let (mut info, stream) = (draw.info(), draw.once_in(4));
@@ -93,12 +94,18 @@ pub fn write_request(draw: &mut Draw<'_>) -> WriteRequest {
         },
         5 => WriteRequest::Discard { files: draw.list(most, Draw::file) },
         6 => WriteRequest::Holes(holes(draw)),
-        _ => WriteRequest::End { file: draw.file(), size: draw.size() },
+        7 => WriteRequest::End { file: draw.file(), size: draw.size() },
+        8 => WriteRequest::Spots(SpotRequest::Ask(draw.list(3, |draw| Spot {
+            tag: draw.tag(),
+            file: draw.file(),
+            extent: draw.extent(),
+        }))),
+        _ => WriteRequest::Spots(SpotRequest::Return(draw.list(3, Draw::tag))),
     }
 }
 
 pub fn write_reply(draw: &mut Draw<'_>) -> WriteReply {
-    match draw.up_to(4) {
+    match draw.up_to(6) {
         0 => WriteReply::Created {
             files: draw.list(4, |draw| {
                 let have: Vec<Extent> = draw.list(2, Draw::extent);
@@ -115,7 +122,15 @@ pub fn write_reply(draw: &mut Draw<'_>) -> WriteReply {
             }),
         },
         3 => WriteReply::Committed { files: draw.list(4, |draw| (draw.file(), draw.result(()))) },
-        _ => WriteReply::Zeroed { file: draw.file(), answer: draw.result(()) },
+        4 => WriteReply::Zeroed { file: draw.file(), answer: draw.result(()) },
+        5 => WriteReply::Spots(SpotReply::Taken(draw.list(4, Draw::file))),
+        _ => {
+            let made = |draw: &mut Draw<'_>| {
+                let (tag, region) = (draw.tag(), draw.region());
+                (tag, draw.result(region))
+            };
+            WriteReply::Spots(SpotReply::Made(draw.list(3, made)))
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::draw::Draw;
 use super::{EFFECTS_MAX, STEPS_MAX, messages};
 use std::collections::{HashMap, HashSet};
 use verbatim_proto::message::{
-    CreateFile, FileId, Grant, LinkId, Region, Tag, Verdict, WriteReply, WriteRequest,
+    CreateFile, FileId, Grant, LinkId, Region, Spot, Tag, Verdict, WriteReply, WriteRequest,
 };
 use verbatim_proto::units::{GRAIN_BYTES, LINKS_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX};
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
@@ -21,6 +21,7 @@ enum Job {
     Zero(FileId, Extent),
     Commit(Vec<FileId>),
     Kill(LinkId),
+    MakeSpot(Spot),
 }
 
 /// A temporary file: its size, and what is stored of it.
@@ -40,6 +41,8 @@ struct Driver {
     notified: HashSet<(LinkId, Tag)>,
     /// Slots that are being emptied: granted to nobody meanwhile.
     busy: HashSet<SlotId>,
+    /// Ranges of files that the client may write to.
+    spots: HashMap<Tag, Spot>,
     slot_at: HashMap<u64, SlotId>,
     links: HashSet<LinkId>,
     next_slot: u32,
@@ -103,6 +106,9 @@ impl Driver {
                     }
                     answers.push((file, answer));
                 }
+                let made = answers.iter().filter(|(_, answer)| answer.is_ok());
+                let taking = made.filter(|_| draw.once_in(2)).map(|(file, _)| *file).collect();
+                self.server.takes_spots(taking);
                 self.server.created(answers);
             }
             Job::Provision(link, slots) => {
@@ -143,6 +149,13 @@ impl Driver {
                 self.server.committed(answers);
             }
             Job::Kill(link) => self.server.killed(link),
+            Job::MakeSpot(spot) => {
+                let answer = draw.result(Region { key: 2, base: 0 });
+                if answer.is_ok() {
+                    self.add(spot);
+                }
+                self.server.spot_made(spot.tag, answer);
+            }
         }
     }
 
@@ -163,7 +176,12 @@ impl Driver {
                     self.jobs.push(Job::Provision(link, slots));
                 }
                 ServerEffect::Create(files) => self.jobs.push(Job::Create(files)),
+                ServerEffect::MakeSpot { spot, .. } => self.jobs.push(Job::MakeSpot(spot)),
+                ServerEffect::EndSpot(tag) => self.end_spot(tag),
                 ServerEffect::Absorb(absorb) => {
+                    if absorb.in_place {
+                        self.end_spot(absorb.tag);
+                    }
                     self.check(&absorb);
                     self.busy.insert(absorb.slot);
                     self.jobs.push(Job::Absorb(absorb));
@@ -193,6 +211,25 @@ impl Driver {
         }
     }
 
+    /// The client may write to this range, which is verified for nobody and nobody else's.
+    fn add(&mut self, spot: Spot) {
+        let file = &self.files[&spot.file];
+        assert!(spot.extent.fits(file.size) && spot.extent.len > 0, "a spot outside its file");
+        assert!(!file.extents.intersects(spot.extent), "a spot where bytes are verified");
+        assert!(!self.is_writable(spot.file, spot.extent), "two spots of one range");
+        assert!(self.spots.insert(spot.tag, spot).is_none(), "two spots of one grant");
+    }
+
+    fn end_spot(&mut self, tag: Tag) {
+        assert!(self.spots.remove(&tag).is_some(), "a spot is taken back that is none");
+    }
+
+    /// Whether the client could write to some of a range of a file.
+    fn is_writable(&self, file: FileId, extent: Extent) -> bool {
+        let range = ExtentSet::from_iter([extent]);
+        self.spots.values().any(|spot| spot.file == file && range.intersects(spot.extent))
+    }
+
     /// What is copied out of a slot was granted, notified on its own link, fits the slot, and
     /// lies within its file.
     fn check(&self, absorb: &Absorb) {
@@ -206,6 +243,7 @@ impl Driver {
             let file = &self.files[&piece.file];
             assert!(piece.extent.fits(file.size), "outside its file");
             assert!(!file.extents.intersects(piece.extent), "stored twice");
+            assert!(!self.is_writable(piece.file, piece.extent), "it can still be written to");
             let grains = piece.extent.len.div_ceil(GRAIN_BYTES) as usize;
             assert_eq!(piece.digests.len(), grains, "a digest a grain");
         }
@@ -217,5 +255,6 @@ impl Driver {
         assert!(file.size < STREAM_BYTES_MAX, "a stream without an end");
         assert_eq!(file.extents.bytes(), file.size, "committed before all of it is there");
         assert!(self.claimed.contains_key(&id), "nobody asked for it");
+        assert!(!self.is_writable(id, Extent::new(0, file.size)), "it can still be written to");
     }
 }

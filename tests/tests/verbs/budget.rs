@@ -19,7 +19,7 @@ fn serve(dir: &Path, budget_mb: u32) -> Serve {
 }
 
 /// A server with this in its table for RDMA.
-fn serve_with(dir: &Path, keys: &str) -> Serve {
+pub fn serve_with(dir: &Path, keys: &str) -> Serve {
     let config = dir.join("serve.toml");
     let text = format!("[rdma]\n{keys}\n[log]\nlevel = \"debug\"\n");
     fs::write(&config, text).expect("writes");

@@ -5,6 +5,7 @@
 mod budget;
 mod choosing;
 mod huge;
+mod into_files;
 mod rails;
 
 use serde_json::Value;

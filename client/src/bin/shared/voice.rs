@@ -232,6 +232,7 @@ pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
         "resumed_bytes": summary.resumed_bytes,
         "rehashed_bytes": summary.rehashed_bytes,
         "moved_bytes": summary.moved_bytes,
+        "in_place_bytes": summary.in_place_bytes,
         "hole_bytes": summary.hole_bytes,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": summary.rate(),

@@ -261,7 +261,9 @@ fn copy_out(memory: &Memory, offset: u64, into: &mut [u8]) -> Result<(), FabricE
             slot.copy_out(offset as usize, into);
             Ok(())
         }
-        Memory::Upload(_) => Err(FabricError::Access("region does not allow Read".into())),
+        Memory::Upload(_) | Memory::Spot(_) => {
+            Err(FabricError::Access("region does not allow Read".into()))
+        }
     }
 }
 

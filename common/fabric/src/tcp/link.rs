@@ -364,6 +364,8 @@ fn send_body(
         Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), begin) => {
             slot.with(*begin as usize + at, len - at, |bytes| wire.send(bytes, false))
         }
+        // No peer may read it, so nobody finds it.
+        Body::Registered(Memory::Spot(_), _) => Err(rustix::io::Errno::ACCESS),
     }
 }
 

@@ -42,6 +42,14 @@ impl VerbsDomain {
         self.pd.context()
     }
 
+    /// Takes a region back, and says whether the device has let go of it: then no operation that
+    /// names it does anything to its memory any more, not even one that is under way.
+    pub fn end_region(&self, key: u64) -> bool {
+        let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        // Taken back outside the lock: it is a system call, and unpins every page.
+        region.is_none_or(Registered::end)
+    }
+
     /// What its queue pairs posted.
     pub fn counters(&self) -> &Counters {
         &self.pd.counters
@@ -75,9 +83,7 @@ impl Domain for VerbsDomain {
     }
 
     fn deregister(&self, key: u64) {
-        let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        // Taken back outside the lock: it is a system call, and unpins every page.
-        drop(region);
+        self.end_region(key);
     }
 
     fn region_count(&self) -> usize {

@@ -109,6 +109,8 @@ pub struct Address {
     pub receives: u32,
     /// Whether the peer should offer a proof that the link works.
     pub proves: bool,
+    /// Whether it may be told of ranges of files to write to.
+    pub spots: bool,
 }
 
 /// Bytes of an address on the wire.
@@ -136,7 +138,7 @@ impl Address {
         bytes[34] = self.mtu;
         bytes[35] = self.reads_posted_max;
         bytes[36] = self.reads_served_max;
-        bytes[37] = self.proves.into();
+        bytes[37] = u8::from(self.proves) | u8::from(self.spots) << 1;
         bytes
     }
 
@@ -171,6 +173,7 @@ impl Address {
             reads_posted_max: bytes[35],
             reads_served_max: bytes[36],
             proves: bytes[37] & 1 == 1,
+            spots: bytes[37] & 2 == 2,
         })
     }
 }
@@ -243,6 +246,7 @@ impl VerbsEndpoint {
             reads_served_max: limits.reads_served_max.min(options.reads_max),
             receives,
             proves: false,
+            spots: false,
         };
         Ok(Self { queue, place: place.clone(), options, address, happened })
     }
@@ -396,6 +400,7 @@ mod tests {
             reads_served_max: 16,
             receives: 128,
             proves: true,
+            spots: false,
         }
     }
 
@@ -423,6 +428,9 @@ mod tests {
         let rest = [1, 2, 255, 255, 0, 3, 4, 5, 0, 6, 7, 8, 0, 0, 0, 128, 3, 16, 16, 1];
         assert_eq!(bytes[18..], rest);
         assert_eq!(Address::from_bytes(&bytes), Ok(sent));
+        let knows_spots = Address { spots: true, proves: false, ..sent };
+        assert_eq!(knows_spots.to_bytes()[37], 2);
+        assert_eq!(Address::from_bytes(&knows_spots.to_bytes()), Ok(knows_spots));
         assert!(Address::from_bytes(&bytes[1..]).is_err(), "too short");
         for (at, wrong) in [(0, 0), (0, 3), (1, 3)] {
             let mut other = bytes;

@@ -157,6 +157,7 @@ pub(crate) struct Region {
     raw: NonNull<ffi::Mr>,
     bytes: u64,
     pd: Arc<Pd>,
+    ended: bool,
 }
 
 // SAFETY: libibverbs may be called from any thread, and nothing in a region changes.
@@ -195,7 +196,7 @@ impl Region {
             pd.release(bytes);
             return Err(refusal(&error, bytes, what));
         };
-        Ok(Self { raw, bytes, pd: pd.clone() })
+        Ok(Self { raw, bytes, pd: pd.clone(), ended: false })
     }
 
     /// Registers memory that a peer may name; the access follows from its kind. Whoever calls
@@ -210,10 +211,11 @@ impl Region {
                 (slot.lend_to_device(false), ffi::IBV_ACCESS_REMOTE_READ, "a staging slot")
             }
             Memory::Upload(slot) => (slot.lend_to_device(true), write, "an upload slot"),
+            Memory::Spot(spot) => (spot.address(), write, "a range of a file"),
         };
         let len = memory.len().max(1);
         // SAFETY: the caller keeps the memory. Its bytes are never borrowed where a device may
-        // write (`SharedSlot`), or at all (`MappedFile`).
+        // write (`SharedSlot`), or at all (`MappedFile`, `MappedSpot`).
         unsafe { Self::register(pd, address, len, access, what) }
     }
 
@@ -235,6 +237,21 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        self.take_back();
+    }
+}
+
+impl Region {
+    /// Ends it; whether the device has let go of the memory. Once it has, no peer reaches it.
+    fn end(mut self) -> bool {
+        self.take_back()
+    }
+
+    /// Takes it back from the device, once.
+    fn take_back(&mut self) -> bool {
+        if std::mem::replace(&mut self.ended, true) {
+            return true;
+        }
         // SAFETY: the region was registered by us and is taken back once.
         let code = unsafe { (self.pd.context.library().ibv_dereg_mr)(self.raw.as_ptr()) };
         if code == 0 {
@@ -244,6 +261,7 @@ impl Drop for Region {
             std::mem::forget(self.pd.clone());
             count_leaks(1);
         }
+        code == 0
     }
 }
 
@@ -259,6 +277,11 @@ impl Registered {
     pub fn new(pd: &Arc<Pd>, memory: Memory) -> Result<Self, FabricError> {
         let region = Region::of_memory(pd, &memory)?;
         Ok(Self { region, _memory: memory })
+    }
+
+    /// Ends it; whether the device has let go of the memory.
+    pub fn end(self) -> bool {
+        self.region.end()
     }
 }
 

@@ -8,7 +8,9 @@
 //! A dead link's flights stay until it is fenced: a late write must find nothing.
 
 mod holes;
+mod spots;
 mod stream;
+mod verdicts;
 mod waiting;
 
 use super::types::{ClientEffect, ClientOptions, Post, Posted};
@@ -16,13 +18,11 @@ use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
 use crate::holes::{Search, Survey, Zeros};
 use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
-use crate::message::{Tag, Verdict, WriteReply, WriteRequest};
+use crate::message::{Spot, SpotRequest, Tag, WriteReply, WriteRequest};
 use crate::touched::Files;
-use crate::units::{
-    CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX,
-    WINDOW_BYTES,
-};
+use crate::units::{FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX, WINDOW_BYTES};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
+use spots::Asked;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ struct File {
     stream: bool,
     /// That source has not ended.
     streaming: bool,
+    /// Its chunks may be written to where they stay.
+    takes_spots: bool,
     doom: Option<Fault>,
 }
 
@@ -68,6 +70,7 @@ struct Flight {
     pieces: Vec<(FileId, Extent)>,
     /// What was sent, once it was.
     digests: Option<Vec<Vec<Digest>>>,
+    spot: Asked,
     deadline: Duration,
 }
 
@@ -86,6 +89,8 @@ pub struct WriteClient {
     up: HashSet<LinkId>,
     dead: HashSet<LinkId>,
     dropping: HashSet<LinkId>,
+    to_ask: Vec<Spot>,
+    to_return: Vec<Tag>,
     to_create: Vec<CreateFile>,
     /// Streams that have ended, with their sizes.
     to_end: Vec<(FileId, u64)>,
@@ -95,6 +100,7 @@ pub struct WriteClient {
     effects: VecDeque<ClientEffect>,
     heard: Duration,
     mismatches: u64,
+    in_place_bytes: u64,
 }
 
 impl WriteClient {
@@ -111,6 +117,8 @@ impl WriteClient {
             up: HashSet::new(),
             dead: HashSet::new(),
             dropping: HashSet::new(),
+            to_ask: Vec::new(),
+            to_return: Vec::new(),
             to_create: Vec::new(),
             to_end: Vec::new(),
             to_say: Vec::new(),
@@ -119,6 +127,7 @@ impl WriteClient {
             effects: VecDeque::new(),
             heard: Duration::ZERO,
             mismatches: 0,
+            in_place_bytes: 0,
         }
     }
 
@@ -208,6 +217,13 @@ impl WriteClient {
         let Some(flight) = self.flights.get_mut(&tag) else { return };
         match posted {
             Posted::LinkLost => {}
+            // Its spot is the server's to take back: what was to go there waits for the fence.
+            Posted::Unread(faults)
+                if flight.spot == Asked::Made && self.dead.contains(&flight.grant.link) =>
+            {
+                let pieces = flight.pieces.clone();
+                faults.into_iter().for_each(|(index, fault)| self.fail(pieces[index].0, fault));
+            }
             Posted::Sent(digests) => {
                 let pieces = flight.pieces.iter().zip(&digests);
                 let pieces = pieces.map(|(&(file, extent), digests)| {
@@ -225,6 +241,8 @@ impl WriteClient {
                 }
                 self.requeue(flight.pieces);
                 if !self.dead.contains(&flight.grant.link) {
+                    // Before it is used for something else.
+                    self.to_return.extend((flight.spot == Asked::Made).then_some(tag));
                     self.grants.push_back(flight.grant);
                 }
             }
@@ -270,6 +288,7 @@ impl WriteClient {
                 files.into_iter().try_for_each(|(file, answer)| self.committed(file, answer))
             }
             WriteReply::Zeroed { file, answer } => self.zeroed(file, answer),
+            WriteReply::Spots(reply) => self.spots(reply, now),
         };
         if let Err(fault) = taken {
             self.effects.push_back(ClientEffect::Broken(fault));
@@ -285,12 +304,12 @@ impl WriteClient {
                 break;
             }
             let deadline = now + self.options.timeout;
-            let flight = Flight { grant, pieces: pieces.clone(), digests: None, deadline };
+            let spot = self.ask(grant.tag, &pieces);
+            let flight = Flight { grant, pieces, digests: None, spot, deadline };
             self.flights.insert(grant.tag, flight);
-            let again = pieces.iter().any(|(id, extent)| {
-                self.files.get(id).is_some_and(|file| file.bad.contains_key(&extent.offset))
-            });
-            self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
+            if spot == Asked::Not {
+                self.post(grant);
+            }
         }
         self.say_ends();
         self.forget_holes();
@@ -299,6 +318,15 @@ impl WriteClient {
         self.end_files(&touched);
         self.flush();
         self.expire(now);
+    }
+
+    /// Has the pieces of a flight written to where this grant says.
+    fn post(&mut self, grant: Grant) {
+        let pieces = self.flights[&grant.tag].pieces.clone();
+        let again = pieces.iter().any(|(id, extent)| {
+            self.files.get(id).is_some_and(|file| file.bad.contains_key(&extent.offset))
+        });
+        self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
     }
 
     fn tags_on(&self, link: LinkId) -> impl Iterator<Item = Tag> + '_ {
@@ -338,51 +366,6 @@ impl WriteClient {
         let dead = &self.dead;
         self.grants.extend(grants.iter().filter(|grant| !dead.contains(&grant.link)));
         Ok(())
-    }
-
-    fn judged(&mut self, tag: Tag, verdicts: Vec<Verdict>) -> Result<(), Fault> {
-        let protocol = |text: &str| Fault::new(Code::Protocol, text);
-        let flight = self.flights.remove(&tag);
-        let flight = flight.ok_or_else(|| protocol("server judged a chunk that was not sent"))?;
-        let digests = flight.digests.ok_or_else(|| protocol("server judged an unsent chunk"))?;
-        if verdicts.len() != flight.pieces.len() {
-            return Err(protocol("server judged another number of pieces than was sent"));
-        }
-        let pieces = flight.pieces.iter().zip(digests).zip(verdicts);
-        for ((&(id, extent), digests), verdict) in pieces {
-            match verdict {
-                Verdict::Stored => {
-                    let Some(file) = self.files.get_mut(&id) else { continue };
-                    file.pending -= 1;
-                    file.bad.remove(&extent.offset);
-                    file.root.insert_run(extent.offset, &digests);
-                    if file.stream {
-                        self.effects.push_back(ClientEffect::Stored { file: id, extent });
-                    }
-                }
-                Verdict::Mismatch => self.mismatched(id, extent),
-                Verdict::Failed(fault) => {
-                    self.requeue(vec![(id, extent)]);
-                    self.fail(id, fault);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn mismatched(&mut self, id: FileId, extent: Extent) {
-        self.mismatches += 1;
-        self.requeue(vec![(id, extent)]);
-        let Some(file) = self.files.get_mut(&id) else { return };
-        let tries = file.bad.entry(extent.offset).or_default();
-        *tries += 1;
-        if *tries >= CHUNK_ATTEMPTS_MAX {
-            let text = format!(
-                "{}: digest does not match at byte {} after {tries} tries",
-                file.path, extent.offset
-            );
-            file.doom.get_or_insert(Fault::new(Code::Mismatch, text));
-        }
     }
 
     fn committed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
@@ -492,6 +475,12 @@ impl WriteClient {
     fn flush(&mut self) {
         let effects = &mut self.effects;
         let mut send = |request| effects.push_back(ClientEffect::Send(request));
+        for tags in batches(&mut self.to_return) {
+            send(WriteRequest::Spots(SpotRequest::Return(tags)));
+        }
+        for spots in batches(&mut self.to_ask) {
+            send(WriteRequest::Spots(SpotRequest::Ask(spots)));
+        }
         for files in batches(&mut self.to_discard) {
             send(WriteRequest::Discard { files });
         }

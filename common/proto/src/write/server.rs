@@ -10,6 +10,7 @@
 
 mod fences;
 mod holes;
+mod spots;
 mod stream;
 
 use super::types::{Absorb, ServerEffect, SlotId};
@@ -45,6 +46,8 @@ struct File {
     holes: Option<holes::List>,
     /// Its size is not known yet.
     streaming: bool,
+    /// Chunks may be written to where they stay.
+    takes_spots: bool,
     discarded: bool,
 }
 
@@ -57,6 +60,7 @@ struct Slot {
 struct Use {
     slot: SlotId,
     link: LinkId,
+    spot: Option<spots::Held>,
     sent: Option<Vec<Piece>>,
     notified: bool,
     absorbing: bool,
@@ -135,7 +139,7 @@ impl WriteServer {
     /// A notification came in on a link.
     pub fn notified(&mut self, link: LinkId, tag: Tag) {
         match self.uses.get_mut(&tag) {
-            Some(used) if used.link == link && !used.notified => {
+            Some(used) if used.link == link && !used.notified && !used.awaits_spot() => {
                 used.notified = true;
                 self.absorb_if_ready(tag);
             }
@@ -211,6 +215,7 @@ impl WriteServer {
             WriteRequest::Commit { files } => self.commit(files),
             WriteRequest::Holes(holes) => self.holes(holes),
             WriteRequest::End { file, size } => self.end(file, size),
+            WriteRequest::Spots(request) => self.spots(request),
             WriteRequest::Discard { files } => {
                 for id in files {
                     if let Some(file) = self.files.get_mut(&id) {
@@ -253,6 +258,7 @@ impl WriteServer {
                 absorbing: 0,
                 holes: None,
                 streaming: *stream,
+                takes_spots: false,
                 discarded: false,
             };
             if self.files.insert(*file, state).is_some() {
@@ -284,10 +290,15 @@ impl WriteServer {
         if total.is_none_or(|total| total > room) {
             return Err(protocol("client sent more than its slot holds"));
         }
+        let in_spot = used.is_of_spot(&pieces)?;
         for piece in &pieces {
             let file = self.files.get_mut(&piece.file).filter(|file| file.open);
             let file = file.ok_or_else(|| unexpected("chunk", piece.file))?;
             check_piece(piece, file.info.size)?;
+            if in_spot {
+                // Claimed when the spot was asked for.
+                continue;
+            }
             if file.discarded || !file.unclaimed.take(piece.extent) {
                 return Err(unexpected("range it sent before", piece.file));
             }
@@ -332,7 +343,8 @@ impl WriteServer {
         let Some(used) = self.uses.get_mut(&tag) else { return };
         let Some(pieces) = used.sent.clone().filter(|_| used.notified) else { return };
         used.absorbing = true;
-        let absorb = Absorb { tag, link: used.link, slot: used.slot, pieces };
+        let (link, slot, in_place) = (used.link, used.slot, used.spot.is_some());
+        let absorb = Absorb { tag, link, slot, pieces, in_place };
         self.effects.push_back(ServerEffect::Absorb(absorb));
     }
 
@@ -356,8 +368,7 @@ impl WriteServer {
         let Some(next) = self.next_tag.checked_add(1) else { return };
         self.next_tag = next;
         let Slot { link, region, bytes } = *slot;
-        let used = Use { slot: id, link, sent: None, notified: false, absorbing: false };
-        self.uses.insert(tag, used);
+        self.uses.insert(tag, Use::new(id, link));
         self.grants.push(Grant { tag, link, region, bytes });
     }
 

@@ -1,7 +1,9 @@
 //! What the writing machines are given and what they ask for: options,
 //! effects, and the outcomes the drivers answer with. Plain values.
 
-use crate::message::{CreateFile, FileId, Grant, LinkId, Piece, Tag, WriteReply, WriteRequest};
+use crate::message::{
+    CreateFile, FileId, Grant, LinkId, Piece, Spot, Tag, WriteReply, WriteRequest,
+};
 use crate::meta::Kept;
 use crate::{Digest, Extent, Fault};
 use std::time::Duration;
@@ -125,6 +127,15 @@ pub enum ServerEffect {
     },
     /// Make temporary files; answer with `created`.
     Create(Vec<CreateFile>),
+    /// Register a range of a file for writes of a link; answer with `spot_made`.
+    MakeSpot {
+        /// The link.
+        link: LinkId,
+        /// What is asked for.
+        spot: Spot,
+    },
+    /// Nothing is to be written to this spot any more: take it back.
+    EndSpot(Tag),
     /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
     Absorb(Absorb),
     /// A stream is this long.
@@ -166,4 +177,6 @@ pub struct Absorb {
     pub slot: SlotId,
     /// What must be in it, one behind the other.
     pub pieces: Vec<Piece>,
+    /// It is in its file already, at the spot of this tag: take that back, then verify.
+    pub in_place: bool,
 }

@@ -4,17 +4,19 @@
 //! Checks on the way what must hold at every moment; `machines.rs` checks ends.
 
 mod content;
+mod spots;
 mod streams;
+mod uploads;
 
 use content::{digests_of, grains, is_hole, root_of, survey, value_of, zeros_at};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 use verbatim_proto::message::{
-    ClientMessage, FileId, FileInfo, LinkId, Region, ServerMessage, Tag, Verdict, WindowId,
+    ClientMessage, FileId, FileInfo, LinkId, Region, ServerMessage, Spot, Tag, Verdict, WindowId,
 };
 use verbatim_proto::read::{self, Outcome, PieceOutcome, Prepared, ReadClient, ReadServer};
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, grain_count};
-use verbatim_proto::write::{self, Posted, SlotId, WriteClient, WriteServer};
+use verbatim_proto::write::{self, Posted, WriteClient, WriteServer};
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Kept, Meta, RootBuilder, WirePath};
 
 const LINKS: u16 = 3;
@@ -34,6 +36,9 @@ pub struct Faults {
     pub refuse_ppm: u64,
 }
 
+/// What became of files that were to be created.
+type Answers = Vec<(FileId, Result<Option<read::Have>, Fault>)>;
+
 /// Something that happens at a time.
 enum Event {
     ToServer(ClientMessage),
@@ -49,8 +54,9 @@ enum Event {
     Closed(Vec<(FileId, u32)>),
     Fetched(LinkId, u16, read::Chunk),
     Posted(Tag, LinkId, Posted),
-    Created(Vec<(FileId, Result<Option<read::Have>, Fault>)>),
+    Created(Answers),
     Provisioned(LinkId),
+    SpotMade(Spot, bool),
     Notified(LinkId, Tag),
     Absorbed(write::Absorb, Vec<Verdict>),
     Committed(Vec<(FileId, Kept)>),
@@ -98,6 +104,9 @@ pub struct World {
     dead_on_server: HashSet<LinkId>,
     in_slot: HashSet<(LinkId, u16)>,
     slot_content: HashMap<Tag, Vec<(FileId, Extent, u32, bool)>>,
+    /// Tags whose write goes to a spot.
+    in_spot: HashSet<Tag>,
+    pub spots: spots::Spots,
     slot_of_link: u32,
     finished: usize,
     failed: usize,
@@ -135,6 +144,8 @@ impl World {
             dead_on_server: HashSet::new(),
             in_slot: HashSet::new(),
             slot_content: HashMap::new(),
+            in_spot: HashSet::new(),
+            spots: spots::Spots::default(),
             slot_of_link: 0,
             finished: 0,
             failed: 0,
@@ -321,8 +332,9 @@ impl World {
             }
             Event::Fetched(link, slot, chunk) => self.fetched(link, slot, chunk),
             Event::Posted(tag, link, posted) => self.posted(tag, link, posted),
-            Event::Created(answers) => self.write_server.created(answers),
+            Event::Created(answers) => self.created(answers),
             Event::Provisioned(link) => self.provisioned(link),
+            Event::SpotMade(spot, refused) => self.spot_made(spot, refused),
             Event::Notified(link, tag) => self.write_server.notified(link, tag),
             Event::Absorbed(absorb, verdicts) => self.write_server.absorbed(absorb.tag, verdicts),
             Event::Committed(files) => self.committed(files),
@@ -401,39 +413,6 @@ impl World {
         if twice {
             self.read_client.fetched(link, slot, Outcome::Landed(outcomes), self.now);
         }
-    }
-
-    fn posted(&mut self, tag: Tag, link: LinkId, posted: Posted) {
-        if !self.up.contains(&link) {
-            return self.write_client.posted(tag, Posted::LinkLost, self.now);
-        }
-        if !self.dead_on_server.contains(&link) {
-            self.later(5, Event::Notified(link, tag));
-            if self.chance(self.faults.duplicate_ppm) {
-                self.later(50, Event::Notified(link, tag));
-            }
-        }
-        self.write_client.posted(tag, posted, self.now);
-    }
-
-    fn provisioned(&mut self, link: LinkId) {
-        let slots = (0..3).map(|_| {
-            self.slot_of_link += 1;
-            let region = Region { key: u64::from(self.slot_of_link), base: 0 };
-            (SlotId(self.slot_of_link), region, CHUNK_BYTES_DEFAULT)
-        });
-        let slots = slots.collect();
-        self.write_server.provisioned(link, slots);
-    }
-
-    fn committed(&mut self, files: Vec<(FileId, Kept)>) {
-        let answers = files.into_iter().map(|(id, meta)| {
-            assert_eq!(meta, kept(id), "committed with the metadata of another");
-            self.files[&id].landed_version(id);
-            (id, Ok(()))
-        });
-        let answers = answers.collect();
-        self.write_server.committed(answers);
     }
 
     fn link_dies(&mut self, link: LinkId) {
@@ -520,9 +499,17 @@ impl World {
                     digests.push(digests_of(id, extent, version));
                 }
                 self.slot_content.insert(post.grant.tag, content);
+                match Self::is_spot(post.grant.region) {
+                    true => self.in_spot.insert(post.grant.tag),
+                    false => self.in_spot.remove(&post.grant.tag),
+                };
                 self.disturb(post.grant.link);
                 if !self.chance(self.faults.lose_ppm) {
-                    let posted = Posted::Sent(digests);
+                    let unread = self.chance(self.faults.refuse_ppm / 20);
+                    let posted = match unread {
+                        true => Posted::Unread(vec![(0, fault(Code::Io))]),
+                        false => Posted::Sent(digests),
+                    };
                     self.later(20, Event::Posted(post.grant.tag, post.grant.link, posted));
                 }
             }
@@ -617,7 +604,13 @@ impl World {
                 let answers = answers.collect();
                 self.later(10, Event::Created(answers));
             }
+            Effect::Absorb(absorb) if absorb.in_place => {
+                let verdict = self.look_at_spot(&absorb);
+                self.later(10, Event::Absorbed(absorb, vec![verdict]));
+            }
             Effect::Absorb(absorb) => self.absorb(absorb),
+            Effect::MakeSpot { spot, .. } => self.make_spot(spot),
+            Effect::EndSpot(tag) => self.end_spot(tag),
             Effect::Sized { file, size } => assert_eq!(size, self.files[&file].size),
             Effect::Zero { file, extent } => {
                 let refused = self.chance(self.faults.refuse_ppm / 20);
@@ -639,28 +632,6 @@ impl World {
             }
             Effect::Broken(fault) => panic!("write server broke: {fault}"),
         }
-    }
-
-    /// The server looks at what the slot holds and at what the client said it holds.
-    fn absorb(&mut self, absorb: write::Absorb) {
-        let content = self.slot_content.remove(&absorb.tag).expect("notified without a write");
-        let mut verdicts = Vec::new();
-        for (piece, (id, extent, version, corrupt)) in absorb.pieces.iter().zip(content) {
-            assert_eq!((piece.file, piece.extent), (id, extent), "the wrong chunk is judged");
-            verdicts.push(if corrupt || piece.digests != digests_of(id, extent, version) {
-                Verdict::Mismatch
-            } else if self.chance(self.faults.refuse_ppm / 20) {
-                Verdict::Failed(fault(Code::NoSpace))
-            } else {
-                let file = self.model(id);
-                for grain in grains(extent) {
-                    let before = file.landed.insert(grain, value_of(id, grain, version));
-                    assert!(before.is_none_or(|before| before == GARBAGE), "stored twice");
-                }
-                Verdict::Stored
-            });
-        }
-        self.later(10, Event::Absorbed(absorb, verdicts));
     }
 
     /// A hole is made at the other side, whatever was there before.

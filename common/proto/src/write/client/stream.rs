@@ -95,6 +95,7 @@ impl File {
             resumed: false,
             stream: false,
             streaming: false,
+            takes_spots: false,
             doom: None,
         }
     }

@@ -1,5 +1,5 @@
 //! Links that die: what they had not finished is void, and the client is told
-//! once nothing of it can be stored any more.
+//! once nothing of it can be stored any more, nor land in a spot.
 
 use super::{LinkState, Use, WriteServer};
 use crate::LinkId;
@@ -31,9 +31,11 @@ impl WriteServer {
             return;
         }
         let on_link = |used: &Use| used.link == link;
-        if self.uses.values().any(|used| on_link(used) && used.absorbing) {
+        let busy = |used: &Use| used.absorbing || used.awaits_spot();
+        if self.uses.values().any(|used| on_link(used) && busy(used)) {
             return;
         }
+        self.end_spots(link);
         let void: Vec<Use> =
             self.uses.extract_if(|_, used| on_link(used)).map(|(_, used)| used).collect();
         for piece in void.into_iter().flat_map(|used| used.sent.unwrap_or_default()) {

@@ -1,0 +1,126 @@
+//! Spots: ranges of temporary files that a client's device writes to, where the
+//! configuration lets it and the file is in memory. Made by the worker of the
+//! link that asked, as mapping and registering take a while.
+//!
+//! Who may write when: from `make_spot` to `end_spot`, or until the worker that
+//! verifies what landed has taken it back, which it does first. Where a device does
+//! not let go, the session ends, and with it every queue pair that could write.
+
+use super::writing::Created;
+use super::{End, Session};
+use crate::rails::{Offered, SessionDomain};
+use crate::worker::{Command, SpotWish};
+use std::collections::HashMap;
+use std::sync::Arc;
+use verbatim_proto::message::{FileId, LinkId, Spot, Tag};
+use verbatim_proto::units::STREAM_BYTES_MAX;
+use verbatim_proto::{Code, Fault};
+
+/// The spots of a session.
+#[derive(Default)]
+pub(super) struct Spots {
+    /// Whether the client has said that it knows them.
+    known: bool,
+    /// What takes each back.
+    numbers: HashMap<Tag, u64>,
+}
+
+/// What workers tell a session about spots.
+pub(crate) enum SpotEvent {
+    /// A range of a file can be written to, or cannot.
+    Made(Tag, Result<Offered, Fault>),
+    /// A device keeps memory that it must not: only the end of all queue pairs helps.
+    Stuck,
+}
+
+/// A spot that is to be taken back before it is looked at.
+pub(crate) struct Taking {
+    domain: Arc<SessionDomain>,
+    number: u64,
+}
+
+impl Taking {
+    /// Takes it back; whether nobody can write to it any more.
+    pub fn take_back(&self) -> bool {
+        self.domain.take_back(self.number)
+    }
+}
+
+impl Spots {
+    /// A link of the client says whether it knows spots.
+    pub fn knows(&mut self, known: bool) {
+        self.known |= known;
+    }
+
+    /// Hands a spot over to whoever looks at what landed there.
+    pub fn take(&mut self, tag: Tag, domain: &Arc<SessionDomain>) -> Taking {
+        let number = self.numbers.remove(&tag).expect("what is in place has a spot");
+        Taking { domain: domain.clone(), number }
+    }
+}
+
+/// Shorter files are not worth registering.
+const FILE_BYTES_MIN: u64 = 1 << 20;
+
+/// Why a session ends whose memory a device keeps.
+fn stuck() -> End {
+    let text = "the device does not let go of a range of a file; see dmesg of the server";
+    End::Refused(Fault::new(Code::Bug, text))
+}
+
+impl Session {
+    /// Tells the client which of these new files can be written into.
+    pub(super) fn offer_spots(&mut self, answers: &[(FileId, Result<Created, Fault>)]) {
+        if !self.spots.known || !self.shared.rdma.write_into_files {
+            return;
+        }
+        let takes = |(id, answer): &(FileId, Result<Created, Fault>)| {
+            let (landed, _) = answer.as_ref().ok()?;
+            let size = *self.writing.sizes.get(id)?;
+            let long = (FILE_BYTES_MIN..STREAM_BYTES_MAX).contains(&size);
+            (long && landed.target.is_in_memory()).then_some(*id)
+        };
+        let files: Vec<FileId> = answers.iter().filter_map(takes).collect();
+        if !files.is_empty() {
+            self.writing.machine.takes_spots(files);
+        }
+    }
+
+    pub(super) fn make_spot(&mut self, link: LinkId, spot: Spot) -> Result<(), End> {
+        let (Some(rail), Some(landed)) = (self.rail_of(link), self.writing.targets.get(&spot.file))
+        else {
+            let fault = Fault::new(Code::NotFound, "the link is not of a device");
+            self.writing.machine.spot_made(spot.tag, Err(fault));
+            return Ok(());
+        };
+        let wish = SpotWish { spot, rail, target: landed.target.clone() };
+        let (domain, session) = (self.domain.clone(), self.events.clone());
+        let (worker, _) = self.worker_of(link);
+        self.tell(worker, Command::MakeSpot { wish, domain, session })
+    }
+
+    pub(super) fn spot_event(&mut self, event: SpotEvent) -> Result<(), End> {
+        match event {
+            SpotEvent::Made(tag, answer) => self.spot_made(tag, answer),
+            SpotEvent::Stuck => return Err(stuck()),
+        }
+        Ok(())
+    }
+
+    fn spot_made(&mut self, tag: Tag, answer: Result<Offered, Fault>) {
+        let answer = answer.map(|Offered { number, region, .. }| {
+            self.spots.numbers.insert(tag, number);
+            region
+        });
+        if let Err(fault) = &answer {
+            tracing::debug!(session = self.id, cause = %fault, "a chunk lands in a slot");
+        }
+        self.writing.machine.spot_made(tag, answer);
+    }
+
+    /// Takes a spot back that nothing is to be written to any more.
+    pub(super) fn end_spot(&mut self, tag: Tag) -> Result<(), End> {
+        let taking = self.spots.take(tag, &self.domain);
+        taking.take_back().then_some(()).ok_or_else(stuck)
+    }
+}

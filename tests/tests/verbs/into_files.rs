@@ -1,0 +1,58 @@
+//! Uploads that a device writes straight into files in memory, where the server is
+//! set so: no byte of them goes through a write of the server, and what arrives is
+//! what was sent.
+
+use super::budget::serve_with;
+use super::{assert_verbs, folders, is_same, summary};
+use std::fs;
+use verbatim_tests::process::Serve;
+use verbatim_tests::tree;
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that the server has given to write calls of any kind, where the kernel counts them:
+/// Debian's do, a user-mode one may not.
+fn written(serve: &Serve) -> Option<u64> {
+    let io = fs::read_to_string(format!("/proc/{}/io", serve.pid())).ok()?;
+    let line = io.lines().find_map(|line| line.strip_prefix("wchar: ")).expect("what is written");
+    Some(line.parse().expect("a number"))
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn an_upload_is_written_by_the_device_and_by_nobody_else() {
+    let dir = folders();
+    // One that lasts and has a journal, one that has no name until it is whole.
+    let sizes = [17 * MIB + 5, 3 * MIB - 1];
+    let total: usize = sizes.iter().sum();
+    for (index, size) in sizes.into_iter().enumerate() {
+        tree::write(&dir.path().join(format!("data/{index}")), &tree::content(index as u64, size));
+    }
+    let source = format!("{}/.", dir.path().join("data").display());
+    for into_files in [true, false] {
+        let serve = serve_with(dir.path(), &format!("write_into_files = {into_files}"));
+        let before = written(&serve);
+        let done = serve.cp(&["-r", "--json", &source, &serve.at("in")]).done();
+        let by_calls = written(&serve).zip(before).map(|(after, before)| after - before);
+        assert_verbs(&done, false);
+        let told = summary(&done);
+        for index in 0..sizes.len() {
+            let name = index.to_string();
+            assert!(is_same(
+                dir.path().join("data").join(&name),
+                dir.path().join("in").join(&name)
+            ));
+            fs::remove_file(dir.path().join("in").join(&name)).expect("removes");
+        }
+        if into_files {
+            // What is left of both may have travelled packed.
+            assert!(told["in_place_bytes"].as_u64() >= Some((total - 2 * MIB) as u64), "{told}");
+            let few = by_calls.is_none_or(|bytes| bytes < 3 * MIB as u64);
+            assert!(few, "{by_calls:?} bytes were written by calls");
+        } else {
+            assert_eq!(told["in_place_bytes"], 0, "{told}");
+            let all = by_calls.is_none_or(|bytes| bytes > total as u64);
+            assert!(all, "only {by_calls:?} bytes were written by calls");
+        }
+    }
+}
