@@ -36,6 +36,11 @@ impl Names {
         Ok(Self { bytes, starts })
     }
 
+    /// How long the longest name is.
+    pub fn longest(&self) -> usize {
+        self.bytes.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(0)
+    }
+
     /// The next name.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         self.starts.pop().map(|start| name_at(&self.bytes, start).to_vec())

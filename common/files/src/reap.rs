@@ -1,7 +1,8 @@
 //! Leftovers of copies that were given up: partial files and journals of which
 //! nobody will ever hear again. Tells them by their names, and removes one only
 //! if it is an old, plain file of this user that no session holds. What only
-//! looks alike, or is of anybody else, is left alone. Called by the server.
+//! looks alike, or is of anybody else, is left alone. Called by the server, and
+//! for mirrors by both sides.
 
 use crate::Folder;
 use crate::folder::stat_name;

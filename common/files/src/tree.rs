@@ -17,10 +17,14 @@ use std::sync::Arc;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::tree::Found;
+use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
 
 /// How many leftovers of copies are told; what is more is told to the next walk.
-const LEFTOVERS_MAX: usize = 4096;
+pub const LEFTOVERS_MAX: usize = 4096;
+
+/// How many bytes their paths may have in a page, which has to fit a frame with all else.
+const LEFTOVERS_BYTES_MAX: usize = FRAME_BYTES_MAX / 4;
 
 /// A walk in progress.
 pub struct TreeWalk {
@@ -37,6 +41,7 @@ pub struct TreeWalk {
     /// The root of a tree that this one shares files with, before it is told.
     beside: Option<OwnedFd>,
     leftovers: Vec<WirePath>,
+    leftover_bytes: usize,
     left: usize,
 }
 
@@ -61,6 +66,7 @@ impl TreeWalk {
             only: None,
             beside: None,
             leftovers,
+            leftover_bytes: 0,
             left: 0,
         }
     }
@@ -86,6 +92,7 @@ impl TreeWalk {
 
     /// What copies that were cut short left, of what was walked since this was last asked.
     pub fn take_leftovers(&mut self) -> Vec<WirePath> {
+        self.leftover_bytes = 0;
         std::mem::take(&mut self.leftovers)
     }
 
@@ -103,6 +110,12 @@ impl TreeWalk {
         let xattrs = xattrs_of(&fd, self.trusted, &format!("folder {path}"))?;
         // Read before the folder is told: one that cannot be read is a fault, and nothing else.
         let names = Names::read(&fd, &what)?;
+        let longest = path.as_bytes().len() + 1 + names.longest();
+        if longest > PATH_BYTES_MAX {
+            // Of the folder: what is in it has no path that could be told.
+            let text = format!("{what}: a path in it is longer than {PATH_BYTES_MAX} bytes");
+            return Err(Fault::new(Code::Limit, text));
+        }
         let meta = Meta { xattrs, ..of_status(&stat) };
         let (kind, size, twin, digest) = (EntryKind::Folder, 0, None, None);
         let node = Node { path: path.clone(), kind, size, meta, twin, digest };
@@ -142,7 +155,7 @@ impl TreeWalk {
         if entry.kind == EntryKind::File {
             match xattrs_at(fd, name, self.trusted, path) {
                 Ok(xattrs) => meta.xattrs = xattrs,
-                Err(fault) if fault.code == Code::NotFound => return Ok(None),
+                Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
                 Err(fault) => return Err(fault),
             }
         }
@@ -160,6 +173,18 @@ impl TreeWalk {
 /// Opens a folder for itself, and not what a link leads to.
 pub(crate) const FOLDER: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Whether a file whose attributes are not found is gone, or cannot be looked at: they are read
+/// by way of /proc, and a file that is taken for gone would be deleted elsewhere.
+fn gone_or_not(fd: &OwnedFd, name: &OsStr, path: &WirePath) -> Result<Option<Box<Node>>, Fault> {
+    match stat_name(fd, name) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        _ => {
+            let text = format!("cannot read extended attributes of {path}: is /proc mounted?");
+            Err(Fault::new(Code::Io, text))
+        }
+    }
+}
 
 /// Which file of this machine a status is of.
 pub(crate) fn twin_of(stat: &Statx) -> Twin {
@@ -189,8 +214,10 @@ impl Iterator for TreeWalk {
                 continue;
             }
             if is_leftover(&name) {
-                if self.left < LEFTOVERS_MAX {
+                let bytes = self.leftover_bytes + path.as_bytes().len();
+                if self.left < LEFTOVERS_MAX && bytes <= LEFTOVERS_BYTES_MAX {
                     self.left += 1;
+                    self.leftover_bytes = bytes;
                     self.leftovers.push(path);
                 }
                 continue;
@@ -313,5 +340,46 @@ mod tests {
         };
         assert_eq!(shown(&found), expected);
         fs::set_permissions(dir.path().join("a"), fs::Permissions::from_mode(0o700)).expect("sets");
+    }
+
+    #[test]
+    fn a_path_too_long_to_be_told_is_one_fault_and_the_rest_is_told_in_order() {
+        use verbatim_proto::plan::{Diff, Options, Side};
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(dir.path().join("z"), b"").expect("writes");
+        crate::walk::tests::dig(dir.path(), &"n".repeat(250), 140);
+        let (found, _) = walk(dir.path(), &[]);
+        let faults: Vec<_> = found.iter().filter_map(|found| found.as_ref().err()).collect();
+        assert_eq!((faults.len(), faults[0].1.code), (1, Code::Limit), "{:?}", faults[0].1);
+        assert_eq!(shown(&found).last().map(String::as_str), Some("z"));
+        let mut diff = Diff::new(Options::default());
+        diff.push(Side::Source, found, true).expect("in order, and nothing twice");
+    }
+
+    #[test]
+    fn leftovers_of_a_page_fit_a_frame() {
+        let dir = tempfile::tempdir().expect("folder");
+        let deep = (0..12).fold(dir.path().to_owned(), |path, _| path.join("n".repeat(250)));
+        fs::create_dir_all(&deep).expect("folders");
+        for number in 0..400 {
+            let name = format!(".a.1-{number}-0123abcd.verbatim-part");
+            fs::write(deep.join(name), b"").expect("writes");
+        }
+        let (_, leftovers) = walk(dir.path(), &[]);
+        let bytes: usize = leftovers.iter().map(|path| path.as_bytes().len()).sum();
+        assert!((1..=FRAME_BYTES_MAX / 4).contains(&bytes), "{bytes} bytes");
+    }
+
+    #[test]
+    fn a_file_whose_attributes_are_not_found_is_gone_only_if_it_is() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(dir.path().join("a"), b"").expect("writes");
+        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let ask = |name: &str| {
+            let path = WirePath::parse(name.as_bytes()).expect("plain");
+            gone_or_not(&fd, OsStr::new(name), &path).map_err(|fault| fault.code)
+        };
+        assert_eq!(ask("b"), Ok(None));
+        assert_eq!(ask("a"), Err(Code::Io));
     }
 }

@@ -256,7 +256,7 @@ impl Iterator for Walk {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     /// Makes folders in each other, deeper than any path the kernel takes.
-    fn dig(root: &std::path::Path, name: &str, depth: usize) {
+    pub(crate) fn dig(root: &std::path::Path, name: &str, depth: usize) {
         let mut at: OwnedFd = fs::File::open(root).expect("opens").into();
         for _ in 0..depth {
             rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)).expect("makes");

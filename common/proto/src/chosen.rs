@@ -3,6 +3,7 @@
 //! unless it is listed alone; the folders that a listed path is in are looked at
 //! too. Pure; held as sorted sets. Used by both sides for their walks.
 
+use crate::units::{CHANGES_MAX, FRAME_BYTES_MAX};
 use crate::{Change, Changes, Code, Fault, WirePath};
 use std::collections::BTreeSet;
 
@@ -41,13 +42,18 @@ impl Chosen {
         Self { paths: of(true), alone: of(false), may_miss: true }
     }
 
-    /// The changes it is made of, to be told to the other side; none for a list of a user.
+    /// What it is made of, to be told to the other side; none where that is more than fits.
     pub fn changes(&self) -> Option<Changes> {
+        let all = || self.paths.iter().chain(&self.alone);
+        let bytes: usize = all().map(|path| path.as_bytes().len() + 8).sum();
+        if all().count() > CHANGES_MAX || bytes > FRAME_BYTES_MAX / 2 {
+            return None;
+        }
         let of = |paths: &BTreeSet<WirePath>, below| {
             paths.iter().map(move |path| Change { path: path.clone(), below }).collect::<Vec<_>>()
         };
         let changes = [of(&self.paths, true), of(&self.alone, false)].concat();
-        self.may_miss.then_some(Changes { changes, rescan: false })
+        Some(Changes { changes, rescan: false })
     }
 
     /// Whether a listed path that is not in the source is an error.
@@ -117,6 +123,19 @@ mod tests {
             assert!(!sees(unseen), "{unseen}");
         }
         assert_eq!(chosen.paths().count(), 3);
+        let told = chosen.changes().expect("it is short");
+        let there = Chosen::changed(&told);
+        assert!(told.changes.len() == 3 && !told.rescan);
+        for name in ["a/b/c", "a", "x", "a/c", "xx"] {
+            assert_eq!(there.sees(&WirePath::parse(name.as_bytes()).expect("plain")), sees(name));
+        }
+        let list = |lines: usize, name: &str| {
+            let lines = (0..lines).map(|number| format!("{name}{number}\n"));
+            Chosen::parse(lines.collect::<String>().as_bytes()).expect("plain").changes()
+        };
+        assert!(list(CHANGES_MAX, "a").is_some() && list(CHANGES_MAX + 1, "a").is_none());
+        let long = ["n".repeat(200).as_str(); 20].join("/");
+        assert!(list(200, &long).is_none(), "it would not fit a frame");
         assert!(Chosen::parse(b"../a").is_err());
     }
 }

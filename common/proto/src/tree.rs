@@ -37,6 +37,14 @@ pub struct Twin {
 /// What a walk finds: an entry, or one that cannot be told, and why.
 pub type Found = Result<Box<Node>, (WirePath, Fault)>;
 
+/// Where something that was found is.
+pub fn path_of(found: &Found) -> &WirePath {
+    match found {
+        Ok(node) => &node.path,
+        Err((path, _)) => path,
+    }
+}
+
 impl Node {
     /// Whether it is a folder.
     pub fn is_folder(&self) -> bool {

@@ -52,7 +52,8 @@ struct Shared {
 }
 
 impl Watching {
-    /// Watches `base` in a folder; `tell` is called by the watching thread, and must not block.
+    /// Watches `base` in a folder; `tell` is called by the watching thread. It may wait for
+    /// whoever listens, while the kernel keeps what happens, and must return when nobody does.
     pub fn begin(
         folder: Folder,
         base: WirePath,

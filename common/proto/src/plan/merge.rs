@@ -6,7 +6,7 @@
 use super::compare::{content, metadata};
 use super::links::{Links, Role};
 use super::{Options, Step, What, Why};
-use crate::tree::{EntryKind, Found, Node};
+use crate::tree::{EntryKind, Found, Node, path_of};
 use crate::{Code, Fault, WirePath};
 use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
@@ -371,12 +371,5 @@ impl Stream {
     /// Whether it is not known what comes next.
     fn lacks(&self) -> bool {
         self.found.is_empty() && !self.ended
-    }
-}
-
-fn path_of(found: &Found) -> &WirePath {
-    match found {
-        Ok(node) => &node.path,
-        Err((path, _)) => path,
     }
 }
