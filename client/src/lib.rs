@@ -17,6 +17,7 @@ pub mod pace;
 mod patience;
 mod pipe;
 mod reconnect;
+pub mod replace;
 pub mod report;
 pub mod rules;
 pub mod session;

@@ -50,13 +50,18 @@ pub struct Current<P> {
     notifier: Notifier,
     /// Whether systemd knows that the service is ready.
     ready: bool,
+    /// Whether the status file could not be written the last time.
+    unwritten: bool,
+    /// Why the source cannot be heard, until it is heard again.
+    lost: Option<String>,
     retry: Retry,
 }
 
 impl<P: Passes> Current<P> {
     /// What keeps it, and where that is told.
     pub fn new(passes: P, status: Status, file: StatusFile, notifier: Notifier) -> Self {
-        Self { passes, status, file, notifier, ready: false, retry: Retry::default() }
+        let (ready, unwritten, lost, retry) = (false, false, None, Retry::default());
+        Self { passes, status, file, notifier, ready, unwritten, lost, retry }
     }
 
     /// Goes on until `stop` says so, or nothing can be done any more. A pass that is under way
@@ -66,14 +71,15 @@ impl<P: Passes> Current<P> {
         watching: &mut Watching,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), CurrentError> {
-        // Told at once: a file that cannot be written is found out before the first pass.
-        self.tell(State::Starting, None)?;
+        // At once: a file that cannot be written is found out before the first pass. Later that
+        // is no reason to copy nothing.
+        self.file.write(&mut self.status)?;
+        self.tell(State::Starting, None);
         let ended = self.keep(watching, &mut stop).await;
         let error = ended.as_ref().err().map(ToString::to_string);
         self.notifier.tell(&["STOPPING=1"], error.as_deref().unwrap_or("stopped"));
-        // What ended it matters more than that this cannot be told.
-        let told = self.tell(State::Stopped, error);
-        ended.and(told.map_err(CurrentError::from))
+        self.tell(State::Stopped, error);
+        ended
     }
 
     async fn keep(
@@ -87,33 +93,40 @@ impl<P: Passes> Current<P> {
                 biased;
                 // One that is gone will not say it later.
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
-                heard = watching.next() => heard?,
+                heard = watching.next() => Some(heard?),
                 () = tokio::time::sleep_until(retry.into()) => {
                     if !self.retry.is_due() {
                         // Nothing is to be done; it is only to be seen that we are here.
-                        self.tell(self.status.state, self.status.error.clone())?;
+                        self.tell(self.status.state, self.status.error.clone());
                         continue;
                     }
-                    Heard::Changed(Changes::rescan())
+                    None
                 }
             };
             match heard {
-                Heard::Lost(fault) => self.tell(State::Lost, Some(fault.to_string()))?,
-                Heard::Changed(changes) => self.pass(&changes, stop).await?,
+                None => self.pass(&Changes::rescan(), stop).await?,
+                Some(Heard::Lost(fault)) => {
+                    self.lost = Some(fault.to_string());
+                    self.tell(State::Lost, self.lost.clone());
+                }
+                Some(Heard::Changed(changes)) => {
+                    self.lost = None;
+                    self.pass(&changes, stop).await?;
+                }
             }
         }
     }
 
     /// Does the work of a pass. While that takes long, it is still seen that we are here.
     async fn work(&mut self, changes: &Changes) -> Result<Pass, CurrentError> {
-        let Self { passes, status, file, notifier, .. } = self;
+        let Self { passes, status, file, notifier, unwritten, .. } = self;
         let work = passes.pass(changes);
         tokio::pin!(work);
         loop {
             tokio::select! {
                 pass = &mut work => return Ok(pass?),
                 () = tokio::time::sleep(BEAT) => {
-                    file.write(status)?;
+                    write(file, status, unwritten);
                     notifier.tell(&["WATCHDOG=1"], &sentence(status));
                 }
             }
@@ -127,36 +140,50 @@ impl<P: Passes> Current<P> {
         stop: &watch::Receiver<bool>,
     ) -> Result<(), CurrentError> {
         let state = if self.ready { State::Syncing } else { State::Starting };
-        self.tell(state, None)?;
-        // What failed before is in this pass only if it looks at everything.
+        let before = self.status.error.clone();
+        self.tell(state, None);
+        // What failed before is looked at again with everything, when its pause is over; what
+        // changes meanwhile need not wait for that, nor bring it about.
         let all = Changes::rescan();
-        let changes = if self.retry.at.is_some() { &all } else { changes };
+        let is_part = self.retry.at.is_some() && !self.retry.is_due() && !changes.rescan;
+        let changes = if self.retry.at.is_some() && !is_part { &all } else { changes };
         let begin = Instant::now();
         let pass = self.work(changes).await?;
         self.status.passes += 1;
         self.status.changes += pass.changes;
         self.status.bytes += pass.bytes;
-        self.status.failed = pass.failed;
+        self.status.failed = pass.failed + if is_part { self.status.failed } else { 0 };
         self.status.pass_seconds = begin.elapsed().as_secs_f64();
         match pass.error {
+            // It was ended, and is not behind.
+            Some(_) if *stop.borrow() => {}
+            error if is_part => self.settle(State::Behind, before.or(error)),
             None => {
                 self.retry = Retry::default();
                 self.status.current = Some(seconds(SystemTime::now()));
-                Ok(self.tell(State::Current, None)?)
+                self.settle(State::Current, None);
             }
-            // It was ended, and is not behind.
-            Some(_) if *stop.borrow() => Ok(()),
             error => {
                 self.retry.failed(Instant::now());
-                Ok(self.tell(State::Behind, error)?)
+                self.settle(State::Behind, error);
             }
+        }
+        Ok(())
+    }
+
+    /// Tells how it is behind a pass: whatever that made equal, of a source that cannot be heard
+    /// nobody knows.
+    fn settle(&mut self, state: State, error: Option<String>) {
+        match self.lost.clone() {
+            Some(lost) => self.tell(State::Lost, Some(lost)),
+            None => self.tell(state, error),
         }
     }
 
-    fn tell(&mut self, state: State, error: Option<String>) -> Result<(), Fault> {
+    fn tell(&mut self, state: State, error: Option<String>) {
         let news = self.status.state != state || self.status.error != error;
         (self.status.state, self.status.error) = (state, error);
-        self.file.write(&mut self.status)?;
+        write(&self.file, &mut self.status, &mut self.unwritten);
         let states: &[&str] = match state {
             State::Current if !self.ready => &["READY=1", "WATCHDOG=1"],
             _ => &["WATCHDOG=1"],
@@ -166,8 +193,16 @@ impl<P: Passes> Current<P> {
         if news {
             self.passes.told(&self.status);
         }
-        Ok(())
     }
+}
+
+/// Writes the status; that it cannot be is said once, until it can.
+fn write(file: &StatusFile, status: &mut Status, unwritten: &mut bool) {
+    let written = file.write(status);
+    if let (Err(fault), false) = (&written, *unwritten) {
+        tracing::warn!(cause = %fault, "status not written; the copy goes on");
+    }
+    *unwritten = written.is_err();
 }
 
 /// How it is, in words.
@@ -343,6 +378,63 @@ mod tests {
         let status = Status::read(&path).expect("reads").expect("there");
         assert_eq!((status.state, status.error.as_deref()), (Stopped, Some("not let in")));
         assert!(status.current.is_some());
+    }
+
+    fn scripted(outcomes: &[Option<&str>], file: Option<std::path::PathBuf>) -> Current<Scripted> {
+        let outcomes = outcomes.iter().map(|error| error.map(str::to_owned)).collect();
+        let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new() };
+        let status = Status::new(String::new(), String::new());
+        Current::new(passes, status, StatusFile::new(file), Notifier::default())
+    }
+
+    #[tokio::test]
+    async fn a_lost_source_is_lost_until_it_is_heard_whatever_a_pass_says() {
+        let mut current = scripted(&[None, None], None);
+        let (_go_on, stop) = watch::channel(false);
+        current.lost = Some("gone".into());
+        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        assert_eq!(current.status.state, State::Lost);
+        assert_eq!(current.status.error.as_deref(), Some("gone"));
+        current.lost = None;
+        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        assert_eq!(current.status.state, State::Current);
+    }
+
+    #[tokio::test]
+    async fn what_changes_while_a_failure_waits_is_a_part_and_the_failure_stays() {
+        let mut current = scripted(&[Some("no"), None, Some("nor this"), None], None);
+        let (_go_on, stop) = watch::channel(false);
+        let some = Changes { changes: Vec::new(), rescan: false };
+        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        current.retry.at = Some(Instant::now() + Duration::from_secs(600));
+        let due = current.retry.at;
+        for _ in 0..2 {
+            current.pass(&some, &stop).await.expect("goes on");
+            assert_eq!(current.status.state, State::Behind);
+            assert_eq!(current.status.error.as_deref(), Some("no"), "the first of them");
+            assert_eq!(current.retry.at, due, "it is put off by nothing");
+        }
+        assert_eq!(current.status.failed, 2);
+        current.retry.at = Some(Instant::now());
+        current.pass(&some, &stop).await.expect("goes on");
+        assert_eq!(current.passes.looks, [true, false, false, true], "all, when its time is there");
+        assert_eq!((current.status.state, current.status.failed), (State::Current, 0));
+    }
+
+    #[tokio::test]
+    async fn a_status_that_cannot_be_written_any_more_ends_nothing() {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut current = scripted(&[None], Some(dir.path().join("no/status")));
+        let (_go_on, stop) = watch::channel(false);
+        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        assert!(current.unwritten && current.status.state == State::Current);
+        std::fs::create_dir(dir.path().join("no")).expect("makes");
+        current.tell(State::Current, None);
+        assert!(!current.unwritten && dir.path().join("no/status").exists());
+        let mut current = scripted(&[], Some(dir.path().join("nor/status")));
+        let mut watching = Watching::local(dir.path().to_owned(), Excludes::default());
+        let ended = current.run(&mut watching, stop).await;
+        assert!(matches!(ended, Err(CurrentError::Status(_))), "found out before the first pass");
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! `mod.rs`, read by `wait`.
 
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use verbatim_proto::{Code, Fault};
@@ -129,19 +128,9 @@ impl StatusFile {
         let cannot = |error: &std::io::Error| {
             Fault::from_io(format!("cannot write {}", path.display()), error)
         };
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
         let text = serde_json::to_string_pretty(status);
         let text = text.map_err(|error| Fault::new(Code::Bug, error.to_string()))?;
-        let mut builder = tempfile::Builder::new();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        let made = builder.prefix(".rdma-sync-status-").permissions(mode).tempfile_in(folder);
-        let mut file = made.map_err(|error| cannot(&error))?;
-        writeln!(file, "{text}").map_err(|error| cannot(&error))?;
-        file.persist(path).map_err(|error| cannot(&error.error))?;
-        Ok(())
+        crate::replace::replace(path, &format!("{text}\n")).map_err(|error| cannot(&error))
     }
 }
 

@@ -79,18 +79,20 @@ struct Following<'a> {
 
 impl Passes for Following<'_> {
     async fn pass(&mut self, changes: &Changes) -> Result<Pass, ClientError> {
+        let mut part = Pass::default();
         if !changes.rescan && self.begun && self.options.chosen.is_none() {
             let chosen = Some(Arc::new(Chosen::changed(changes)));
             let options = SyncOptions { chosen, ..self.options.clone() };
-            let pass = self.look(&options, true).await?;
-            if pass.error.is_none() || *self.stop.borrow() {
-                return Ok(pass);
+            part = self.look(&options, true).await?;
+            if part.error.is_none() || *self.stop.borrow() {
+                return Ok(part);
             }
             // What stands in the way of a part may not stand in the way of all: a limit of what
             // may go, names of one file of which only one was looked at.
         }
         let options = self.options.clone();
-        self.look(&options, false).await
+        let all = self.look(&options, false).await?;
+        Ok(behind(&part, all))
     }
 
     fn told(&mut self, status: &Status) {
@@ -130,6 +132,12 @@ fn outcome(summary: &Summary, first: Option<String>) -> Pass {
         failed: summary.failed,
         error: broken.or(first).or(failed),
     }
+}
+
+/// A pass of all behind one of a part: both did something, and what the part could not do is in
+/// the pass of all.
+fn behind(part: &Pass, all: Pass) -> Pass {
+    Pass { changes: part.changes + all.changes, bytes: part.bytes + all.bytes, ..all }
 }
 
 /// Whether another pass may go better: the server may come back, as may a folder, and whoever
@@ -182,5 +190,17 @@ impl Observer for Listener<'_> {
 
     fn reconnected(&mut self) {
         self.observer.reconnected();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_and_the_whole_behind_it_are_summed() {
+        let part = Pass { changes: 2, bytes: 20, failed: 3, error: Some("no".into()) };
+        let all = Pass { changes: 1, bytes: 10, failed: 0, error: None };
+        assert_eq!(behind(&part, all), Pass { changes: 3, bytes: 30, failed: 0, error: None });
     }
 }

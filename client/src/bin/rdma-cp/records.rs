@@ -4,11 +4,11 @@
 //! no exit code, because the copy itself is done.
 
 use crate::flags::Flags;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use verbatim_client::{Summary, Trace};
+use verbatim_client::{Summary, Trace, replace};
 use verbatim_telemetry::run::{Run, text};
 
 pub struct Records {
@@ -28,7 +28,7 @@ impl Records {
         };
         let metrics = flags.metrics_file.clone();
         if let Some(path) = &metrics {
-            temporary(path).map_err(|error| cannot(path, &error))?;
+            replace::begin(path).map_err(|error| cannot(path, &error))?;
         }
         Ok(Self { trace, metrics })
     }
@@ -44,7 +44,7 @@ impl Records {
             errors.extend(trace.finish().err().map(|error| cannot(path, &error)));
         }
         if let Some(path) = &self.metrics {
-            let written = write(path, &text(&run_of(path, summary, exit)));
+            let written = replace::replace(path, &text(&run_of(path, summary, exit)));
             errors.extend(written.err().map(|error| cannot(path, &error)));
         }
         errors
@@ -53,21 +53,6 @@ impl Records {
 
 fn cannot(path: &Path, error: &io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
-}
-
-fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
-}
-
-/// Replaces the file as a whole: a collector must not read half of it. Anybody may read it.
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let mut file = temporary(path)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().set_permissions(PermissionsExt::from_mode(0o644))?;
-    file.persist(path)?;
-    Ok(())
 }
 
 fn run_of(path: &Path, summary: &Summary, exit: u8) -> Run {
