@@ -104,7 +104,7 @@ pub struct Planned {
 pub struct Altered {
     /// What is done: folder, copy, link, symlink, metadata or delete.
     pub action: &'static str,
-    /// Where, below the target.
+    /// Where, below the target; `.` is the target itself.
     pub path: String,
     /// Why, in words.
     pub why: Vec<&'static str>,

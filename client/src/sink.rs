@@ -21,8 +21,8 @@ pub(crate) struct Sink {
     server: Fingerprint,
     remote: WirePath,
     state: Mutex<State>,
-    /// What it replaces, to be compared with.
-    basis: OnceLock<Arc<File>>,
+    /// What it replaces, to be compared with; looked for when it is asked for.
+    basis: OnceLock<Option<Arc<File>>>,
 }
 
 #[derive(Default)]
@@ -46,16 +46,16 @@ impl Sink {
         Arc::new(Self { folder, path, server, remote, state, basis })
     }
 
-    /// Takes what it has in common with the file it replaces, if there is one, from that.
-    pub fn replace_wisely(&self) {
-        if let Ok(source) = Source::open(&self.folder, &self.path, &self.path) {
-            let _ = self.basis.set(source.file().clone());
-        }
+    /// Takes nothing from the file it replaces.
+    pub fn replace_plainly(&self) {
+        let _ = self.basis.set(None);
     }
 
-    /// The file it replaces, where that may have much in common with it.
+    /// The file it replaces, where that may have much in common with it. Opens it, the first
+    /// time: for workers.
     pub fn basis(&self) -> Option<&File> {
-        self.basis.get().map(|file| &**file)
+        let open = || Source::open(&self.folder, &self.path, &self.path).ok();
+        self.basis.get_or_init(|| Some(open()?.file().clone())).as_deref()
     }
 
     /// What the same copy is known by in a later run.

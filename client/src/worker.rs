@@ -402,7 +402,6 @@ mod tests {
         let folder = Arc::new(Folder::open(folder).expect("opens"));
         let server = format!("SHA256:{}", "A".repeat(43)).parse().expect("a fingerprint");
         let sink = Sink::new(folder, path.clone(), server, path);
-        sink.replace_wisely();
         let size = bytes.len() as u64;
         let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
         sink.opened(info).expect("there is room");

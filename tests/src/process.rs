@@ -25,6 +25,9 @@ const SERVE_MAX: Duration = Duration::from_secs(20);
 /// How often a wait looks again.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Who has no rights at all.
+pub const NOBODY: u32 = 65534;
+
 /// Finds a command of this build, beside the folder of the running test.
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a file");
@@ -75,6 +78,25 @@ impl Home {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
         Self { dir, wrapper: Vec::new() }
+    }
+
+    /// The folders of a user without rights, because permissions mean nothing to root. None where
+    /// root cannot become one, or nobody may run this build.
+    #[allow(dead_code, reason = "not every test target needs somebody without rights")]
+    pub fn powerless() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return Some(Self::new());
+        }
+        let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+        let words = ["setpriv", &ids[0], &ids[1], "--clear-groups"];
+        let mut tried = Command::new(words[0]);
+        tried.args(&words[1..]).arg(binary("rdma-cp")).arg("--version");
+        if !tried.output().is_ok_and(|output| output.status.success()) {
+            return None;
+        }
+        let home = Self::new().wrapped(&words);
+        std::os::unix::fs::chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
+        Some(home)
     }
 
     /// Has every command run by another one, such as setpriv, that is given it at its end.

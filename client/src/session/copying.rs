@@ -85,10 +85,12 @@ impl Session {
             return;
         }
         self.core.advance();
-        while self.core.downloads.is_landing() || self.core.trees.endings.is_setting() {
+        while self.core.is_landing() {
             match self.events.recv().await {
                 Some(Event::Landed(answers)) => self.core.landed(answers),
                 Some(Event::Ended(answers)) => self.core.ended(answers),
+                Some(Event::DeedsDone(done)) => self.core.deeds_done(done),
+                Some(Event::Published(answer)) => self.core.published(answer),
                 Some(Event::Pipe(file, event)) => self.core.pipe_event(file, event),
                 Some(_) => {}
                 None => break,

@@ -5,6 +5,7 @@
 use super::carrier::Carrier;
 use super::choices::{Choices, Offer};
 use super::compare::Compares;
+use super::descriptors::Descriptors;
 use super::down::Downloads;
 use super::endings::Mark;
 use super::ledger::{Item, Ledger};
@@ -62,8 +63,9 @@ pub(super) struct Core {
     pub begun: HashMap<u32, Result<About, Fault>>,
     /// Where it said that it builds trees.
     pub staged: HashMap<u32, Result<Staged, Fault>>,
-    /// Files that may be open at a time.
+    /// Descriptors that files may have at a time, and those they have.
     pub open_max: usize,
+    pub descriptors: Descriptors,
     pub choices: Choices,
     pub compares: Compares,
     pub next_file: u32,
@@ -142,6 +144,12 @@ impl Core {
             && self.trees.is_idle()
             && self.choices.is_idle()
             && self.mirror.as_ref().is_none_or(|mirror| mirror.is_done())
+    }
+
+    /// Whether something is being finished on this machine that nobody else is needed for.
+    pub(super) fn is_landing(&self) -> bool {
+        let at_work = self.mirror.as_ref().is_some_and(|mirror| mirror.is_at_work());
+        at_work || self.downloads.is_landing() || self.trees.endings.is_setting()
     }
 
     pub(super) fn wait(&self) -> Duration {
@@ -277,6 +285,7 @@ impl Core {
             Event::LocalPage(page) => self.local_page(page),
             Event::TreePaged(paged) => self.tree_paged(paged),
             Event::Published(answer) => self.published(answer),
+            Event::DeedsDone(done) => self.deeds_done(done),
             Event::Ended(answers) => self.ended(answers),
         }
     }

@@ -1,6 +1,7 @@
 //! Downloads: opens files as there is room, hands chunks to workers with the
 //! places they go to, and commits what is whole in batches.
 
+use super::descriptors::Taken;
 use super::endings::Mark;
 use super::ledger::Item;
 use super::queue::LargestFirst;
@@ -56,6 +57,7 @@ struct File {
     label: String,
     goal: Goal,
     size: u64,
+    _taken: Option<Taken>,
 }
 
 /// A file that is all here.
@@ -79,14 +81,14 @@ impl Downloads {
         self.commits > 0 || !self.whole.is_empty() || self.piped.is_some()
     }
 
-    /// Counts a file as begun.
+    /// Counts a pipe as begun.
     pub fn begin(&mut self, id: FileId, mark: Mark, label: String, goal: Goal, size: u64) {
-        self.files.insert(id, File { mark, label, goal, size });
+        self.files.insert(id, File { mark, label, goal, size, _taken: None });
     }
 
     /// A file is where it goes.
     pub fn end(&mut self, id: FileId, digest: Digest) -> Option<(Item, FileDone)> {
-        let File { mark, label, goal, size } = self.files.remove(&id)?;
+        let File { mark, label, goal, size, .. } = self.files.remove(&id)?;
         Some((mark.item, FileDone { path: label, local: goal.shown(), bytes: size, digest }))
     }
 
@@ -104,15 +106,17 @@ impl Core {
 
     pub(super) fn pump_downloads(&mut self) {
         let now = self.now();
-        // A file holds a descriptor until it is durable; a slow disk slows down what is opened.
-        while self.read.room() > 0 && self.downloads.files.len() < self.open_max {
+        // A file holds descriptors until it is durable; a slow disk slows down what is opened.
+        while self.read.room() > 0 && self.descriptors.taken() < self.open_max {
             let Some((mark, download)) = self.downloads.queue.pop() else { return };
             let id = self.file();
             let Download { remote, folder, local, .. } = download;
             let sink = Sink::new(folder, local, self.server, remote.clone());
-            if self.mirror.is_some() && download.size >= BASIS_BYTES_MIN {
-                sink.replace_wisely();
+            let has_basis = self.mirror.is_some() && download.size >= BASIS_BYTES_MIN;
+            if !has_basis {
+                sink.replace_plainly();
             }
+            let taken = self.descriptors.take(download.size, has_basis);
             let have = sink.resume(download.size);
             if let Some(have) = &have {
                 let bytes = have.extents.bytes();
@@ -121,7 +125,9 @@ impl Core {
                 self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             self.read.open(id, remote, have, now);
-            self.downloads.begin(id, mark, download.label, Goal::File(sink), download.size);
+            let (label, goal, size) = (download.label, Goal::File(sink), download.size);
+            let file = File { mark, label, goal, size, _taken: Some(taken) };
+            self.downloads.files.insert(id, file);
         }
     }
 

@@ -17,6 +17,9 @@ use verbatim_proto::{Code, Digest, Fault, WirePath};
 /// Unfinished files kept by name: those open and those queued when a session broke.
 const LEFT_MAX: usize = 4 * OPEN_FILES_MAX;
 
+/// Failures kept with their cause: a file that failed has no other names either.
+const FAULTS_MAX: usize = 1 << 16;
+
 /// Names one file, folder or link of a copy, whichever session meets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Item(u128);
@@ -26,6 +29,11 @@ impl Item {
     /// names that are not UTF-8 can look alike.
     pub fn new(work: u32, path: &WirePath) -> Self {
         Self::of(&[b"item", &work.to_le_bytes()[..], path.as_bytes()].concat())
+    }
+
+    /// What is no longer at `path`.
+    pub fn gone(work: u32, path: &WirePath) -> Self {
+        Self::of(&[b"gone", &work.to_le_bytes()[..], path.as_bytes()].concat())
     }
 
     /// What of a tree has not been looked at.
@@ -50,14 +58,40 @@ pub(crate) struct Ledger {
     pub begin: Instant,
     pub summary: Summary,
     over: HashSet<Item>,
+    /// Changes of a mirror that were told, and are not over.
+    told: HashSet<Item>,
+    /// Why some of what is over failed, `FAULTS_MAX` of them.
+    faults: HashMap<Item, Fault>,
     left: HashMap<Item, Left>,
     peer: String,
 }
 
 impl Ledger {
     pub fn new(peer: &str) -> Self {
-        let (over, left) = (HashSet::new(), HashMap::new());
-        Self { begin: Instant::now(), summary: Summary::default(), over, left, peer: peer.into() }
+        Self {
+            begin: Instant::now(),
+            summary: Summary::default(),
+            over: HashSet::new(),
+            told: HashSet::new(),
+            faults: HashMap::new(),
+            left: HashMap::new(),
+            peer: peer.into(),
+        }
+    }
+
+    /// Whether a change of a mirror is told for the first time.
+    pub fn is_news(&mut self, item: Item) -> bool {
+        !self.over.contains(&item) && self.told.insert(item)
+    }
+
+    /// Why something failed. Where too much did to know it of all, nothing is sure.
+    pub fn fault_of(&self, item: Item) -> Option<Fault> {
+        let unsure = || {
+            let over = self.over.contains(&item) && self.faults.len() >= FAULTS_MAX;
+            let text = format!("more than {FAULTS_MAX} failed, perhaps the file this is a name of");
+            over.then(|| Fault::new(Code::Limit, text))
+        };
+        self.faults.get(&item).cloned().or_else(unsure)
     }
 
     /// Whether it is done, or has failed for good.
@@ -78,6 +112,7 @@ impl Ledger {
     /// A file is done.
     pub fn done(&mut self, item: Item, done: &FileDone) {
         self.left.remove(&item);
+        self.told.remove(&item);
         if self.over.insert(item) {
             self.summary.files += 1;
             self.summary.bytes += done.bytes;
@@ -87,8 +122,12 @@ impl Ledger {
     /// Something failed for good; says how to tell it, if it was not told before.
     pub fn failed(&mut self, item: Item, path: String, fault: Fault) -> Option<Failure> {
         self.left.remove(&item);
+        self.told.remove(&item);
         if !self.over.insert(item) {
             return None;
+        }
+        if self.faults.len() < FAULTS_MAX {
+            self.faults.insert(item, fault.clone());
         }
         self.summary.failed += 1;
         self.summary.mismatch |= fault.code == Code::Mismatch;
@@ -180,6 +219,20 @@ mod tests {
         assert!(ledger.failed(b, "b".into(), fault).is_none());
         let Summary { files, failed, bytes, .. } = ledger.summary;
         assert_eq!((files, failed, bytes), (1, 1, 5));
+    }
+
+    #[test]
+    fn a_change_is_told_once_and_what_failed_is_known_by_its_cause() {
+        let mut ledger = Ledger::new("host:1");
+        let items = [b"a", b"b"].map(|name| Item::new(0, &path(name)));
+        assert!(ledger.is_news(items[0]) && !ledger.is_news(items[0]));
+        ledger.done(items[0], &done(1));
+        assert!(!ledger.is_news(items[0]), "it is over");
+        assert!(ledger.is_news(Item::gone(0, &path(b"a"))), "that it is gone is other news");
+        assert_eq!(ledger.fault_of(items[0]), None);
+        let fault = Fault::new(Code::Denied, "no");
+        ledger.failed(items[1], "b".into(), fault.clone());
+        assert_eq!(ledger.fault_of(items[1]), Some(fault));
     }
 
     #[test]

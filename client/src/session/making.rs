@@ -68,7 +68,8 @@ impl Core {
     }
 
     pub(super) fn made(&mut self, request: u32, answers: Vec<Result<(), Fault>>) {
-        let Some(making) = self.trees.making.remove(&request) else {
+        let asked = self.trees.making.remove(&request);
+        let Some(making) = asked.filter(|making| making.labels.len() == answers.len()) else {
             return self.broke(Fault::new(Code::Protocol, "the server made what nobody asked for"));
         };
         for ((mark, label), answer) in making.labels.into_iter().zip(answers) {

@@ -15,6 +15,7 @@ mod choices;
 mod compare;
 mod copying;
 mod core;
+mod descriptors;
 mod down;
 mod endings;
 mod ledger;
@@ -183,6 +184,7 @@ pub(crate) enum Event {
     TreePaged(mirror::TreePaged),
     /// Whether a tree on this machine is in the place of its target.
     Published(Result<(), Fault>),
+    DeedsDone(mirror::DeedsDone),
     Ended(endings::Ended),
 }
 
@@ -264,6 +266,7 @@ impl Session {
             begun: HashMap::new(),
             staged: HashMap::new(),
             open_max,
+            descriptors: Default::default(),
             choices: Choices::default(),
             compares: Compares::default(),
             next_file: 0,

@@ -1,6 +1,7 @@
 //! Uploads: opens sources as there is room, hands chunks to workers with the
 //! files they come from, and looks at each source again before it is committed.
 
+use super::descriptors::Taken;
 use super::endings::Mark;
 use super::queue::LargestFirst;
 use super::{Core, Event};
@@ -62,6 +63,7 @@ struct File {
     /// What to send again if it changes; none of a pipe.
     upload: Option<Upload>,
     source: Origin,
+    _taken: Option<Taken>,
 }
 
 impl Uploads {
@@ -80,7 +82,8 @@ impl Uploads {
 
     /// Counts a pipe as begun.
     pub fn begin(&mut self, id: FileId, mark: Mark, label: &str, source: Origin) {
-        self.files.insert(id, File { mark, label: label.into(), upload: None, source });
+        let file = File { mark, label: label.into(), upload: None, source, _taken: None };
+        self.files.insert(id, file);
     }
 
     /// Whether a pipe is being read that has not ended.
@@ -120,7 +123,7 @@ impl Core {
     }
 
     pub(super) fn pump_uploads(&mut self) {
-        while self.write.room() > 0 && self.uploads.files.len() < self.open_max {
+        while self.write.room() > 0 && self.descriptors.taken() < self.open_max {
             let Some((mark, upload)) = self.uploads.queue.pop() else { return };
             let id = self.file();
             self.begin_upload(id, mark, upload);
@@ -143,7 +146,9 @@ impl Core {
                 let survey = source.find_holes(0);
                 self.write.create(id, upload.remote.clone(), info, survey, now);
                 let (label, source) = (upload.label.clone(), Origin::File(Arc::new(source)));
-                self.uploads.files.insert(id, File { mark, label, upload: Some(upload), source });
+                let _taken = Some(self.descriptors.take(source.size(), false));
+                let file = File { mark, label, upload: Some(upload), source, _taken };
+                self.uploads.files.insert(id, file);
             }
             Err(fault) => {
                 self.write.fail(id, fault.clone());

@@ -2,31 +2,13 @@
 //! that may not be read. What was there stays, nothing is left behind, and the
 //! message says what to do. Full disks are in `space`.
 
-use crate::process::{Home, Running, Serve, skip};
-use crate::{World, bytes, exports, is_root, make_samples, names, text, works};
+use crate::process::{Home, NOBODY, Running, Serve, skip};
+use crate::{World, bytes, exports, is_root, make_samples, names, text};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-
-/// Who has no rights at all.
-const NOBODY: u32 = 65534;
-
-/// A user without rights, whose folders are its own. Permissions mean nothing to root.
-pub fn powerless() -> Option<Home> {
-    if !is_root() {
-        return Some(Home::new());
-    }
-    let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let binary = text(&crate::process::binary("rdma-cp"));
-    if !works("setpriv", &[&ids[..], &[&binary, "--version"]].concat()) {
-        return None;
-    }
-    let home = Home::new().wrapped(&[&["setpriv"], &ids[..]].concat());
-    chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("root may give away");
-    Some(home)
-}
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("our own file");
@@ -34,7 +16,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 /// A server and a user who may read `data` but for `secret`, and may write in none of it.
 fn denied(test: &str) -> Option<(tempfile::TempDir, Serve)> {
-    let Some(home) = powerless() else {
+    let Some(home) = Home::powerless() else {
         skip(test, "root needs setpriv, and a build that nobody may run");
         return None;
     };

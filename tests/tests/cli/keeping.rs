@@ -388,7 +388,7 @@ fn root_that_downloads_gets_what_cp_would_give() {
 #[test]
 fn an_ordinary_user_keeps_what_is_its_own_also_in_folders_it_may_not_write() {
     let test = "an_ordinary_user_keeps_what_is_its_own_also_in_folders_it_may_not_write";
-    let Some(home) = crate::hardship::powerless() else {
+    let Some(home) = crate::process::Home::powerless() else {
         return skip(test, "root needs setpriv, and a build that nobody may run");
     };
     let Some(dir) = world(test) else { return };

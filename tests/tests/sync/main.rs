@@ -10,6 +10,7 @@ mod following;
 mod killing;
 mod mirroring;
 mod mounting;
+mod powerless;
 #[path = "../../src/process.rs"]
 #[allow(dead_code)] // it has more for others
 mod process;
@@ -50,6 +51,29 @@ impl World {
         let home = Arc::new(Home::new());
         let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
         Self { home, serve, dir }
+    }
+
+    /// The same for a user without rights, who has all of it; none where there is no such user.
+    pub fn powerless() -> Option<Self> {
+        let home = Arc::new(Home::powerless()?);
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        for name in ["src", "in", "out"] {
+            fs::create_dir(dir.path().join(name)).expect("a folder");
+        }
+        let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
+        let world = Self { home, serve, dir };
+        world.give_away();
+        Some(world)
+    }
+
+    /// Gives all files to the user without rights.
+    pub fn give_away(&self) {
+        if rustix::process::geteuid().is_root() {
+            for path in [vec![self.dir.path().to_owned()], tree::walk(self.dir.path())].concat() {
+                let id = Some(process::NOBODY);
+                std::os::unix::fs::lchown(&path, id, id).expect("root may give away");
+            }
+        }
     }
 
     /// The same, where uploads may have any owner and any bits, if this is root.

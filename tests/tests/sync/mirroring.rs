@@ -259,3 +259,25 @@ fn of_a_large_changed_file_only_changed_chunks_are_fetched() {
     assert_eq!(fs::read(&target).expect("reads"), bytes);
     assert_eq!(summary(&ended)["moved_bytes"], 1 << 20);
 }
+
+#[test]
+fn a_folder_that_holds_what_is_left_out_stays_and_is_no_failure() {
+    for way in BOTH {
+        let world = World::new();
+        let (source, target) = (world.source(), world.target(way));
+        write(source.join("a"), b"");
+        write(target.join("gone/kept.log"), b"");
+        write(target.join("gone/x"), b"");
+        write(target.join("empty/x"), b"");
+        let flags = ["--delete", "--max-delete", "100%", "--exclude", "*.log", "--json"];
+        let ended = world.sync(way, &flags).done();
+        assert!(target.join("gone/kept.log").exists() && !target.join("gone/x").exists());
+        assert!(!target.join("empty").exists(), "{way:?}");
+        let mut deleted = changes(&ended);
+        deleted.retain(|change| change.starts_with("delete"));
+        deleted.sort();
+        let expected = ["delete empty", "delete empty/x", "delete gone/x"];
+        assert_eq!(deleted, expected, "{way:?}: only what is gone is told");
+        assert_eq!(summary(&ended)["deletes"], 3, "{way:?}");
+    }
+}

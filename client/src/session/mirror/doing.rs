@@ -1,8 +1,9 @@
 //! Does the steps of a mirror. On the way down the target is on this machine:
-//! files are queued as downloads, all else is done at once. On the way up the
-//! server makes folders and links and does changes, many in one message, and
-//! files are queued as uploads behind their folders.
+//! files are queued as downloads, all else is done by jobs (`deeds`). On the way
+//! up the server makes folders and links and does changes, many in one message,
+//! and files are queued as uploads behind their folders.
 
+use super::deeds::Deed;
 use super::{CHANGES_MAX, Mirroring, Way};
 use crate::report::{Altered, SkipReason};
 use crate::session::core::Report;
@@ -38,8 +39,16 @@ impl Gathered {
     }
 }
 
+/// A change that was asked for, of the server or of a job, and what to say of it.
+pub(super) struct Asked {
+    pub item: Item,
+    pub label: String,
+    /// What is gone when it is done, and whether it is a folder.
+    gone: Option<(WirePath, bool)>,
+}
+
 impl Core {
-    /// Tells of a step, and counts it.
+    /// Tells of a step, and counts it; once, however many sessions take it.
     pub(super) fn tell_step(&mut self, mirror: &Mirroring, step: &Step) {
         let (action, bytes) = match &step.what {
             What::MakeFolder { .. } => ("folder", 0),
@@ -47,20 +56,51 @@ impl Core {
             What::Link { .. } => ("link", 0),
             What::Symlink { .. } => ("symlink", 0),
             What::Describe { .. } | What::Finish { .. } => ("metadata", 0),
-            What::Delete { .. } => ("delete", 0),
+            What::Delete { path, .. } => {
+                let item = Item::gone(mirror.number, path);
+                return self.tell_change(item, "delete", path, &Why::GONE, 0);
+            }
             What::OpenUp { .. } | What::Skip { .. } | What::Refuse { .. } => return,
         };
-        let root = step.what.path().is_root() && mirror.is_export();
-        if step.why.is_empty() || root {
+        let path = step.what.path();
+        if step.why.is_empty() || path.is_root() && mirror.is_export() {
             return;
         }
-        let summary = &mut self.ledger.summary;
-        summary.changes += 1;
-        summary.deletes += u64::from(action == "delete");
         let differs = step.why.content || step.why.size;
-        summary.differs |= differs && matches!(step.what, What::Fetch { there: true, .. });
-        let (path, why) = (step.what.path().to_string(), step.why.words());
+        self.ledger.summary.differs |=
+            differs && matches!(step.what, What::Fetch { there: true, .. });
+        self.tell_change(mirror.item(path), action, path, &step.why, bytes);
+    }
+
+    fn tell_change(
+        &mut self,
+        item: Item,
+        action: &'static str,
+        path: &WirePath,
+        why: &Why,
+        bytes: u64,
+    ) {
+        if !self.ledger.is_news(item) {
+            return;
+        }
+        self.ledger.summary.changes += 1;
+        self.ledger.summary.deletes += u64::from(action == "delete");
+        let (path, why) = (path.to_string(), why.words());
         self.reports.push_back(Report::Altered(Altered { action, path, why, bytes }));
+    }
+
+    /// What was asked for is done, or not.
+    pub(super) fn answered(&mut self, mirror: &Mirroring, asked: Asked, answer: Result<(), Fault>) {
+        match (answer, asked.gone) {
+            (Ok(()), None) => {}
+            (Ok(()), Some((path, is_folder))) => {
+                let step = Step { what: What::Delete { path, is_folder }, why: Why::GONE };
+                self.tell_step(mirror, &step);
+            }
+            // A folder that holds what is left out stays, and that is no failure.
+            (Err(fault), Some((_, true))) if fault.code == Code::IsFolder => {}
+            (Err(fault), _) => self.failed(asked.item, asked.label, fault),
+        }
     }
 
     /// Does a step now.
@@ -69,21 +109,22 @@ impl Core {
         if self.ledger.is_over(item) && matches!(what, What::Fetch { .. } | What::Refuse { .. }) {
             return;
         }
-        let what = match what {
-            What::Refuse { fault, .. } => return self.failed(item, label, fault),
+        match &what {
+            What::Refuse { fault, .. } => return self.failed(item, label, fault.clone()),
             What::Skip { .. } => return self.skipped(item, label, SkipReason::Special),
             // What was in its place is still there.
             What::Fetch { late: true, .. } | What::Symlink { late: true, .. } if mirror.refused => {
                 let fault = Fault::new(Code::IsFolder, "a folder is in its place");
                 return self.failed(item, label, fault);
             }
-            what @ What::Delete { .. } => {
-                let step = Step { what, why: Why::GONE };
-                self.tell_step(mirror, &step);
-                step.what
+            // Another name of a file that is not what it should be would not be either.
+            What::Link { to, .. } => {
+                if let Some(fault) = self.ledger.fault_of(mirror.item(to)) {
+                    return self.failed(item, label, fault);
+                }
             }
-            what => what,
-        };
+            _ => {}
+        }
         match (mirror.of.way, mirror.of.folder.clone()) {
             (Way::Up, Some(folder)) => self.do_up(mirror, &folder, what, item, label),
             (Way::Down, Some(folder)) => self.do_down(mirror, &folder, what, item, label),
@@ -99,43 +140,20 @@ impl Core {
         item: Item,
         label: String,
     ) {
-        let rules = mirror.of.rules;
-        let done = match what {
-            What::Fetch { node, .. } => return self.fetch_node(mirror, folder, *node, item, label),
-            What::MakeFolder { node, replace: true } => {
-                folder.force_folder(&node.path, 0o700, true)
-            }
-            What::MakeFolder { node, .. } => folder.make_folder(&node.path, 0o700, true),
-            What::OpenUp { path } => {
-                // Where it cannot be, what is made in it says why.
-                let _ = folder.open_up(&path);
-                Ok(())
-            }
-            What::Symlink { node, .. } => match &node.kind {
-                EntryKind::Symlink { target } => {
-                    let keep = Some((&node.meta, &rules));
-                    folder.make_symlink(&node.path, target, keep).map(drop)
-                }
-                _ => Ok(()),
-            },
-            What::Describe { node } | What::Finish { node } => {
-                let shared = node.kind == EntryKind::File && mirror.of.aside.is_some();
-                let own = if shared { folder.own(&node.path) } else { Ok(()) };
-                own.and_then(|()| folder.describe_any(&node.path, &node.meta, &rules)).map(drop)
-            }
-            What::Link { path, to, .. } => folder.link(&path, &to),
-            What::Delete { path, is_folder } => kept_if_full(folder.remove(&path, is_folder)),
-            What::Skip { .. } | What::Refuse { .. } => Ok(()),
-        };
-        if let Err(fault) = done {
-            self.failed(item, label, fault);
+        if let What::Fetch { node, .. } = what {
+            return self.fetch_node(mirror, folder, *node, item, label);
         }
+        let gone = match &what {
+            What::Delete { path, is_folder } => Some((path.clone(), *is_folder)),
+            _ => None,
+        };
+        mirror.deeds.push(Deed::Step(what), Asked { item, label, gone });
     }
 
     /// Has a file copied from the server.
     fn fetch_node(
         &mut self,
-        mirror: &Mirroring,
+        mirror: &mut Mirroring,
         folder: &Arc<Folder>,
         node: Node,
         item: Item,
@@ -147,7 +165,7 @@ impl Core {
         };
         let (folder, size, mtime_ns) = (folder.clone(), node.size, node.meta.mtime_ns);
         let download = Download { remote, folder, local: node.path, size, mtime_ns, label };
-        self.queue_download(Mark::alone(item), download);
+        mirror.deeds.push_file(Mark::alone(item), download);
     }
 
     fn do_up(
@@ -163,6 +181,7 @@ impl Core {
             Ok(path) => path,
             Err(fault) => return self.failed(item, label, fault),
         };
+        let mut gone = None;
         let change = match what {
             What::Fetch { node, .. } => {
                 let source = UploadSource::Below(folder.clone(), node.path);
@@ -184,7 +203,8 @@ impl Core {
             What::Describe { node } | What::Finish { node } => {
                 if node.kind == EntryKind::File && mirror.of.aside.is_some() {
                     let own = Edit::Own { path: path.clone() };
-                    mirror.changes.push((own, (item, label.clone())));
+                    let label = label.clone();
+                    mirror.changes.push((own, Asked { item, label, gone: None }));
                 }
                 Edit::Describe { path, meta: Box::new(node.meta) }
             }
@@ -192,10 +212,13 @@ impl Core {
                 Ok(to) => Edit::Link { path, to },
                 Err(fault) => return self.failed(item, label, fault),
             },
-            What::Delete { is_folder, .. } => Edit::Remove { path, is_folder },
+            What::Delete { path: below, is_folder } => {
+                gone = Some((below, is_folder));
+                Edit::Remove { path, is_folder }
+            }
             What::Skip { .. } | What::Refuse { .. } => return,
         };
-        mirror.changes.push((change, (item, label)));
+        mirror.changes.push((change, Asked { item, label, gone }));
     }
 
     fn gather(&mut self, entry: NewEntry, item: Item, label: String) {
@@ -214,17 +237,11 @@ impl Core {
     /// Removes what an interrupted copy left, unless somebody is at it.
     pub(super) fn do_sweep(&mut self, mirror: &mut Mirroring, path: WirePath) {
         let (item, label) = (mirror.item(&path), mirror.of.shown(&path));
-        match (mirror.of.way, &mirror.of.folder) {
-            (Way::Down, Some(folder)) => {
-                if let Err(fault) = folder.sweep(&path) {
-                    tracing::debug!(path = label, cause = %fault, "leftover stays");
-                }
-            }
-            _ => {
-                if let Ok(path) = mirror.of.remote.join(&path).checked() {
-                    mirror.changes.push((Edit::Sweep { path }, (item, label)));
-                }
-            }
+        let asked = Asked { item, label, gone: None };
+        if mirror.of.way == Way::Down {
+            mirror.deeds.push(Deed::Sweep(path), asked);
+        } else if let Ok(path) = mirror.of.remote.join(&path).checked() {
+            mirror.changes.push((Edit::Sweep { path }, asked));
         }
     }
 
@@ -232,7 +249,7 @@ impl Core {
     pub(super) fn send_changes(&mut self, mirror: &mut Mirroring) {
         while mirror.changing.len() < CHANGES_MAX && !mirror.changes.is_empty() {
             let mut bytes = 0;
-            let fits = |(change, _): &&(Edit, (Item, String))| {
+            let fits = |(change, _): &&(Edit, Asked)| {
                 bytes += change.weight();
                 bytes < FRAME_BYTES_MAX / 2
             };
@@ -251,12 +268,4 @@ impl Core {
 fn new_folder(path: WirePath, force: bool) -> NewEntry {
     let kind = EntryKind::Folder;
     NewEntry { path, kind, force, mode: 0o700, meta: None, unfinished: true }
-}
-
-/// A folder that holds what is left out stays, and that is no failure.
-fn kept_if_full(removed: Result<(), Fault>) -> Result<(), Fault> {
-    match removed {
-        Err(fault) if fault.code == Code::IsFolder => Ok(()),
-        removed => removed,
-    }
 }

@@ -7,7 +7,7 @@ use crate::session::ledger::Item;
 use crate::session::{Core, Event};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::ClientMessage;
-use verbatim_proto::mirror::{About, MirrorReply, MirrorRequest};
+use verbatim_proto::mirror::{About, MirrorRequest};
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// How often a target that an earlier session of this run may still hold is asked for.
@@ -22,6 +22,7 @@ impl Core {
             _ => MirrorRequest::Begin { request, path: mirror.of.remote.clone(), hold: true },
         };
         self.sending.push_back(ClientMessage::Mirror(hold));
+        mirror.asked = Some(request);
         mirror.phase = Phase::Holding(None);
     }
 
@@ -52,15 +53,6 @@ impl Core {
         }
     }
 
-    /// Somebody asks before there is a mirror.
-    pub(super) fn answered(&mut self, reply: MirrorReply) {
-        match reply {
-            MirrorReply::Begun { request, answer } => drop(self.begun.insert(request, answer)),
-            MirrorReply::Staged { request, answer } => drop(self.staged.insert(request, answer)),
-            _ => {}
-        }
-    }
-
     /// Puts the tree in the place of its target, unless something is missing in it.
     pub(super) fn publish(&mut self, mirror: &mut Mirroring) {
         let failed = self.ledger.summary.failed;
@@ -74,6 +66,7 @@ impl Core {
             Some(Aside::Here(stage)) => self.job(move || Event::Published(stage.finish(changed))),
             Some(Aside::There { target: path, .. }) => {
                 let request = self.request();
+                mirror.asked = Some(request);
                 let publish = MirrorRequest::Publish { request, path, changed };
                 self.sending.push_back(ClientMessage::Mirror(publish));
             }

@@ -6,12 +6,14 @@
 //! Order: everything as it is found; then links, when the files they name are
 //! there; then what interrupted copies left is swept away; then deletes, the last
 //! first; then what was waiting for a folder to be deleted; then the metadata of
-//! folders. `sides` feeds the comparison, `doing` does steps, `holding` has the
-//! target before all that and puts a new tree in place behind it; this file says
-//! which come when.
+//! folders. `sides` feeds the comparison, `doing` does steps, on this machine by
+//! `deeds`, `holding` has the target before all that and puts a new tree in place
+//! behind it, `replies` takes what the server says; this file says which come when.
 
+mod deeds;
 mod doing;
 mod holding;
+mod replies;
 mod sides;
 mod work;
 
@@ -19,14 +21,17 @@ use super::Core;
 use super::ledger::Item;
 use crate::rules::Task;
 use crate::sync::spool::Spool;
+use deeds::Deeds;
+use doing::Asked;
 use sides::{Local, Remote};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
-use verbatim_proto::mirror::{Edit, MirrorReply};
+use verbatim_proto::mirror::Edit;
 use verbatim_proto::plan::{Diff, Next, Side, Step, What};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
+pub(crate) use deeds::DeedsDone;
 pub(in crate::session) use doing::Gathered;
 pub(crate) use sides::TreePaged;
 pub use work::{Aside, Mirror, Way};
@@ -81,9 +86,14 @@ pub(super) struct Mirroring {
     /// Listed paths that were found.
     listed: HashSet<WirePath>,
     /// Changes that the server was asked for.
-    changing: HashMap<u32, Vec<(Item, String)>>,
+    changing: HashMap<u32, Vec<Asked>>,
     /// Changes to ask for.
-    changes: Vec<(Edit, (Item, String))>,
+    changes: Vec<(Edit, Asked)>,
+    deeds: Deeds,
+    /// The request to hold the target, or to put a tree in its place, while that is awaited.
+    asked: Option<u32>,
+    /// Whether anything may be deleted is decided.
+    judged: bool,
     /// Nothing may be deleted.
     refused: bool,
     /// There is more to do, whatever comes.
@@ -92,8 +102,7 @@ pub(super) struct Mirroring {
 }
 
 impl Mirroring {
-    fn new(number: u32, of: Mirror, writes: bool) -> Self {
-        let holds = writes && of.way == Way::Up;
+    fn new(number: u32, of: Mirror, holds: bool) -> Self {
         Self {
             number,
             diff: Diff::new(of.options),
@@ -110,6 +119,9 @@ impl Mirroring {
             listed: HashSet::new(),
             changing: HashMap::new(),
             changes: Vec::new(),
+            deeds: Deeds::default(),
+            asked: None,
+            judged: false,
             refused: false,
             eager: false,
             since: Instant::now(),
@@ -140,6 +152,12 @@ impl Mirroring {
         self.phase == Phase::Done
     }
 
+    /// Whether a job changes something at a target on this machine.
+    pub fn is_at_work(&self) -> bool {
+        let publishing = self.phase == Phase::Publishing(true) && self.of.way == Way::Down;
+        publishing || self.deeds.is_busy()
+    }
+
     /// Whether more may be found.
     pub fn is_searching(&self) -> bool {
         self.phase <= Phase::Comparing
@@ -153,13 +171,16 @@ impl Mirroring {
 
 impl Core {
     pub(super) fn add_mirror(&mut self, number: u32, of: Mirror) {
-        let writes = self.rules.task == Task::Copy;
-        self.mirror = Some(Box::new(Mirroring::new(number, of, writes)));
+        // Whoever began the first session held the target with it; the others do it here.
+        let again = self.ledger.summary.reconnects > 0;
+        let holds = again && self.rules.task == Task::Copy && of.way == Way::Up;
+        self.mirror = Some(Box::new(Mirroring::new(number, of, holds)));
     }
 
     /// Goes on with the mirror, if there is one.
     pub(super) fn pump_mirror(&mut self) {
-        let Some(mut mirror) = self.mirror.take() else { return };
+        // Nothing new is begun in a session that is at its end.
+        let Some(mut mirror) = self.mirror.take_if(|_| self.broken.is_none()) else { return };
         mirror.eager = false;
         for _ in 0..PAGES_MAX {
             let before = mirror.phase;
@@ -171,6 +192,7 @@ impl Core {
             break;
         }
         self.send_changes(&mut mirror);
+        self.do_deeds(&mut mirror);
         self.mirror = Some(mirror);
     }
 
@@ -225,7 +247,7 @@ impl Core {
     fn mirror_load(&self, mirror: &Mirroring) -> usize {
         let changes = mirror.changes.len() + mirror.changing.values().map(Vec::len).sum::<usize>();
         let queued = self.downloads.queued() + self.uploads.queued() + changes;
-        queued + self.waiting_for_folders() + self.gathered.len()
+        queued + self.waiting_for_folders() + self.gathered.len() + mirror.deeds.len()
     }
 
     fn compared_trees(&mut self, mirror: &mut Mirroring) {
@@ -247,14 +269,19 @@ impl Core {
             && self.gathered.is_empty()
             && mirror.changes.is_empty()
             && mirror.changing.is_empty()
+            && mirror.deeds.is_idle()
     }
 
     /// Whether what only the target has is deleted; says why not, once.
     fn may_delete(&mut self, mirror: &mut Mirroring) -> bool {
-        if mirror.refused {
-            return false;
+        if std::mem::replace(&mut mirror.judged, true) {
+            return !mirror.refused;
         }
-        let Some(text) = mirror.of.limit.refuses(&mirror.diff.counts()) else { return true };
+        let failed = self.ledger.summary.failed;
+        // What is only at the target may be all there is of what could not be copied.
+        let uncopied = (failed > 0).then(|| format!("nothing is deleted: {failed} not done"));
+        let refused = mirror.of.limit.refuses(&mirror.diff.counts()).or(uncopied);
+        let Some(text) = refused else { return true };
         mirror.refused = true;
         self.failed(Item::rest(u32::MAX), mirror.of.target.clone(), Fault::new(Code::Limit, text));
         false
@@ -292,37 +319,6 @@ impl Core {
         if self.ledger.summary.failed == 0 && self.rules.task == Task::Copy {
             leftovers.into_iter().for_each(|path| self.do_sweep(mirror, path));
         }
-    }
-
-    pub(super) fn mirror_reply(&mut self, reply: MirrorReply) {
-        let Some(mut mirror) = self.mirror.take() else {
-            return self.answered(reply);
-        };
-        match reply {
-            MirrorReply::Begun { answer, .. } => {
-                self.held(&mut mirror, answer.map(|it| (it, None)))
-            }
-            MirrorReply::Staged { answer, .. } => {
-                let answer = answer.map(|staged| (staged.about, Some(staged.path)));
-                self.held(&mut mirror, answer);
-            }
-            MirrorReply::Published { answer, .. } => self.put_in_place(&mut mirror, answer),
-            MirrorReply::Walked { found, leftovers, done, .. } => {
-                mirror.remote.asked = false;
-                mirror.remote.done |= done;
-                let side = mirror.side_of_remote();
-                self.paged(&mut mirror, side, found, leftovers, done);
-            }
-            MirrorReply::Changed { request, answers } => {
-                let asked = mirror.changing.remove(&request).unwrap_or_default();
-                for ((item, label), answer) in asked.into_iter().zip(answers) {
-                    if let Err(fault) = answer {
-                        self.failed(item, label, fault);
-                    }
-                }
-            }
-        }
-        self.mirror = Some(mirror);
     }
 
     pub(super) fn leave_mirror(&mut self) {

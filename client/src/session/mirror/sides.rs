@@ -10,10 +10,11 @@ use std::time::Instant;
 use verbatim_files::TreeWalk;
 use verbatim_files::meta::{Kind, expected};
 use verbatim_files::paging::{TreePage, hash_file, next_page};
+use verbatim_files::tree::LEFTOVERS_MAX;
 use verbatim_proto::message::{ClientMessage, EntryKind};
 use verbatim_proto::mirror::{MirrorRequest, TreeScan};
 use verbatim_proto::plan::Side;
-use verbatim_proto::tree::Found;
+use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
@@ -24,6 +25,15 @@ pub(super) struct Remote {
     /// Whether a page is on its way.
     pub asked: bool,
     pub done: bool,
+}
+
+impl Remote {
+    /// Whether a page of this request was asked for; then it is there.
+    pub fn takes(&mut self, request: u32, done: bool) -> bool {
+        let takes = self.request == Some(request) && std::mem::take(&mut self.asked);
+        self.done |= takes && done;
+        takes
+    }
 }
 
 /// The tree on this machine.
@@ -148,13 +158,16 @@ impl Core {
         done: bool,
     ) {
         if side == Side::Target {
-            mirror.leftovers.extend(leftovers);
+            // A walk tells no more than this.
+            let room = LEFTOVERS_MAX.saturating_sub(mirror.leftovers.len());
+            mirror.leftovers.extend(leftovers.into_iter().take(room));
         }
         if let Some(chosen) = mirror.of.chosen.clone() {
             self.choose_found(mirror, &chosen, side, &mut found);
         }
-        if side == Side::Source {
-            found.iter_mut().for_each(|found| mirror.expect_kept(found));
+        match side {
+            Side::Source => found.iter_mut().for_each(|found| mirror.expect_kept(found)),
+            Side::Target => found.iter_mut().for_each(|found| mirror.take_for_ours(found)),
         }
         if let Err(fault) = mirror.diff.push(side, found, done) {
             self.broke(fault);
@@ -196,11 +209,11 @@ impl Mirroring {
         };
         node.meta = expected(&node.meta, kind, &self.of.rules);
     }
-}
 
-fn path_of(found: &Found) -> &WirePath {
-    match found {
-        Ok(node) => &node.path,
-        Err((path, _)) => path,
+    /// Where owners cannot be set none is wrong: a folder may hand down its group.
+    fn take_for_ours(&self, found: &mut Found) {
+        if let (Ok(node), false) = (found, self.of.rules.give_away) {
+            (node.meta.uid, node.meta.gid) = self.of.rules.user;
+        }
     }
 }

@@ -1,0 +1,128 @@
+//! Steps of a mirror whose target is on this machine: a job does a page of them
+//! at a time, in order, so that the session hears its server and its user
+//! meanwhile. Files wait for the page before them, which makes their folders.
+//! Owns what waits; `doing` adds to it, the session brings what became of it.
+
+use super::Mirroring;
+use super::doing::Asked;
+use crate::session::endings::Mark;
+use crate::session::{Core, Download, Event};
+use std::sync::Arc;
+use verbatim_files::{Folder, Rules};
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::plan::What;
+use verbatim_proto::{Fault, WirePath};
+
+/// Something to do at the target.
+pub(super) enum Deed {
+    Step(What),
+    /// Remove what an interrupted copy left, unless somebody is at it.
+    Sweep(WirePath),
+}
+
+/// What waits to be done, in order. No more is added than a mirror may have to do at a time.
+#[derive(Default)]
+pub(super) struct Deeds {
+    steps: Vec<(Deed, Asked)>,
+    files: Vec<(Mark, Download)>,
+    /// The files behind what a job is doing; none while there is no job.
+    behind: Option<Vec<(Mark, Download)>>,
+}
+
+impl Deeds {
+    pub fn push(&mut self, deed: Deed, asked: Asked) {
+        self.steps.push((deed, asked));
+    }
+
+    pub fn push_file(&mut self, mark: Mark, download: Download) {
+        self.files.push((mark, download));
+    }
+
+    pub fn len(&self) -> usize {
+        self.steps.len() + self.files.len() + self.behind.as_ref().map_or(0, Vec::len)
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.len() == 0 && !self.is_busy()
+    }
+
+    /// Whether a job is at it.
+    pub fn is_busy(&self) -> bool {
+        self.behind.is_some()
+    }
+}
+
+/// What became of a page.
+pub(crate) struct DeedsDone(Vec<(Asked, Result<(), Fault>)>);
+
+impl Core {
+    /// Has all that waits done, unless a job is at what was before it.
+    pub(super) fn do_deeds(&mut self, mirror: &mut Mirroring) {
+        let (Some(folder), false) = (mirror.of.folder.clone(), mirror.deeds.is_busy()) else {
+            return;
+        };
+        let files = std::mem::take(&mut mirror.deeds.files);
+        if mirror.deeds.steps.is_empty() {
+            return self.queue_downloads(files);
+        }
+        let steps = std::mem::take(&mut mirror.deeds.steps);
+        mirror.deeds.behind = Some(files);
+        let (rules, is_shared) = (mirror.of.rules, mirror.of.aside.is_some());
+        self.job(move || {
+            let done = |(deed, asked)| (asked, perform(&folder, &rules, is_shared, deed));
+            Event::DeedsDone(DeedsDone(steps.into_iter().map(done).collect()))
+        });
+    }
+
+    /// A page is done: the files behind it may come.
+    pub(in crate::session) fn deeds_done(&mut self, DeedsDone(answers): DeedsDone) {
+        let Some(mut mirror) = self.mirror.take() else { return };
+        for (asked, answer) in answers {
+            self.answered(&mirror, asked, answer);
+        }
+        let files = mirror.deeds.behind.take().unwrap_or_default();
+        self.queue_downloads(files);
+        self.mirror = Some(mirror);
+    }
+
+    fn queue_downloads(&mut self, files: Vec<(Mark, Download)>) {
+        files.into_iter().for_each(|(mark, file)| self.queue_download(mark, file));
+    }
+}
+
+/// Does one of them; what may be shared with another tree is made its own before it changes.
+fn perform(folder: &Arc<Folder>, rules: &Rules, is_shared: bool, deed: Deed) -> Result<(), Fault> {
+    let what = match deed {
+        Deed::Step(what) => what,
+        Deed::Sweep(path) => {
+            if let Err(fault) = folder.sweep(&path) {
+                tracing::debug!(path = %path, cause = %fault, "leftover stays");
+            }
+            return Ok(());
+        }
+    };
+    match what {
+        What::MakeFolder { node, replace: true } => folder.force_folder(&node.path, 0o700, true),
+        What::MakeFolder { node, .. } => folder.make_folder(&node.path, 0o700, true),
+        What::OpenUp { path } => {
+            // Where it cannot be, what is made in it says why.
+            let _ = folder.open_up(&path);
+            Ok(())
+        }
+        What::Symlink { node, .. } => match &node.kind {
+            EntryKind::Symlink { target } => {
+                folder.make_symlink(&node.path, target, Some((&node.meta, rules))).map(drop)
+            }
+            _ => Ok(()),
+        },
+        What::Describe { node } | What::Finish { node } => {
+            if is_shared && node.kind == EntryKind::File {
+                folder.own(&node.path)?;
+            }
+            folder.describe_any(&node.path, &node.meta, rules).map(drop)
+        }
+        What::Link { path, to, .. } => folder.link(&path, &to),
+        What::Delete { path, is_folder } => folder.remove(&path, is_folder),
+        What::Fetch { .. } | What::Skip { .. } | What::Refuse { .. } => Ok(()),
+    }
+}
