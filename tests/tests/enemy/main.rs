@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+mod mirrors;
 mod races;
 mod servers;
 

@@ -23,18 +23,18 @@ use verbatim_tests::pair::{Backend, Copied, Pair};
 const CONNECTIONS_MAX: usize = 16;
 
 /// A server that says what its script says.
-struct Liar {
-    port: u16,
-    fingerprint: Fingerprint,
+pub struct Liar {
+    pub port: u16,
+    pub fingerprint: Fingerprint,
     _state: TempDir,
     _thread: JoinHandle<()>,
 }
 
 /// What a liar answers to a message.
-type Script = fn(ClientMessage) -> Vec<ServerMessage>;
+pub type Script = fn(ClientMessage) -> Vec<ServerMessage>;
 
 impl Liar {
-    fn start(script: Script) -> Self {
+    pub fn start(script: Script) -> Self {
         let state = tempfile::tempdir().expect("a folder");
         let identity = ServerIdentity::load_or_create(state.path()).expect("an identity");
         let fingerprint = identity.fingerprint();
@@ -115,7 +115,7 @@ fn link_out(at: &str) -> Entry {
 }
 
 /// The answers of an honest server that has a folder, up to the listing.
-fn folder_of(message: ClientMessage, entries: Vec<Entry>) -> Vec<ServerMessage> {
+pub fn folder_of(message: ClientMessage, entries: Vec<Entry>) -> Vec<ServerMessage> {
     match message {
         ClientMessage::Stat { request, look } => {
             let folder = || entry("x", EntryKind::Folder, 0);

@@ -144,6 +144,35 @@ proptest! {
     }
 
     #[test]
+    fn a_file_that_cannot_be_copied_leaves_every_name_right_or_as_it_was(
+        source in tree(true), target in tree(true), delete in any::<bool>(), at in 0..30usize,
+    ) {
+        let options = Options { delete, checksum: true, ..Options::default() };
+        let (steps, _) = plan(&source.found(1), &target.found(2), options, 4);
+        let copied = |step: &Step| match &step.what {
+            What::Fetch { node, .. } => Some(node.path.clone()),
+            _ => None,
+        };
+        let copies: Vec<WirePath> = steps.iter().filter_map(copied).collect();
+        let Some(failing) = copies.get(at % copies.len().max(1)) else { return Ok(()) };
+        let mut result = target.clone();
+        result.apply_but(&source, &steps, std::slice::from_ref(failing));
+        let content = |tree: &Tree, path: &WirePath| match tree.things.get(path) {
+            Some(Thing::File(inode)) => Some(tree.inodes[inode].content),
+            _ => None,
+        };
+        for path in target.things.keys() {
+            prop_assert!(result.things.contains_key(path), "{} is gone", path);
+        }
+        for path in result.things.keys() {
+            let is = content(&result, path);
+            let right = is == content(&source, path) || is == content(&target, path);
+            prop_assert!(right, "{}: {:?}", path, is);
+        }
+        prop_assert_eq!(content(&result, failing), content(&target, failing));
+    }
+
+    #[test]
     fn what_cannot_be_read_in_the_source_is_neither_deleted_nor_touched(
         source in tree(false), target in tree(false), at in 0..30usize,
     ) {

@@ -67,13 +67,36 @@ impl Tree {
 
     /// Does everything that a plan says, in the order that is asked of whoever does it.
     pub fn apply(&mut self, source: &Self, steps: &[Step]) {
+        self.apply_but(source, steps, &[]);
+    }
+
+    /// The same, where files of these paths cannot be copied: they get no other names, and
+    /// nothing is deleted, nor anything done that waits for a folder to be.
+    pub fn apply_but(&mut self, source: &Self, steps: &[Step], failing: &[WirePath]) {
         let is_late = |what: &What| match what {
             What::Fetch { late, .. } | What::Symlink { late, .. } => *late,
             _ => false,
         };
-        let whats = || steps.iter().map(|step| &step.what);
+        let fails = |what: &What| match what {
+            What::Fetch { node, .. } => failing.contains(&node.path),
+            What::Link { to, .. } => failing.contains(to),
+            _ => false,
+        };
+        let any = steps.iter().any(|step| fails(&step.what));
+        let waits = |what: &What| match what {
+            What::Delete { .. } => true,
+            What::Link { to, late, .. } => {
+                let is_to = |step: &Step| is_late(&step.what) && step.what.path() == to;
+                *late || steps.iter().any(is_to)
+            }
+            what => is_late(what),
+        };
+        let whats = || {
+            let whats = steps.iter().map(|step| &step.what);
+            whats.filter(move |what| !fails(what) && !(any && waits(what)))
+        };
         whats().filter(|what| !is_late(what)).for_each(|what| self.first(source, what));
-        for what in whats().rev() {
+        for what in whats().collect::<Vec<_>>().into_iter().rev() {
             if let What::Delete { path, .. } = what {
                 assert!(!self.things.keys().any(|other| other.is_below(path)), "{path} not empty");
                 assert!(self.things.remove(path).is_some(), "{path} is not there");
