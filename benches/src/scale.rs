@@ -7,10 +7,15 @@
 //! one thing at a time, submits what it was told before it hashes what has come,
 //! and hashes a chunk in one go. A control message takes its time each way; the
 //! server prepares a few windows at a time. Bytes are moved, digests are not looked at.
+//! This file has the model and the way down; the way up is in `up`.
 
+mod clock;
+mod up;
+
+use clock::Clock;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use verbatim_fabric::sim::{Faults, SimClock, SimLink, SimNet};
+use verbatim_fabric::sim::SimLink;
 use verbatim_fabric::{
     Buffer, Completion, Domain, Link, Memory, Op, RemoteRange, SharedSlot, SoftDomain, Ticket,
 };
@@ -112,6 +117,42 @@ impl Model {
         rails.min(hashing).min(windows * WINDOW_BYTES as f64)
     }
 
+    /// What is possible on the way up: the same, but for the server, which prepares nothing and
+    /// hashes as the client does.
+    pub fn possible_up_bytes_per_s(&self) -> f64 {
+        Self { prepare_ns: 1, ..*self }.possible_bytes_per_s()
+    }
+
+    /// Writes the file instead.
+    ///
+    /// # Panics
+    /// When the machines make no progress: then they are broken.
+    pub fn run_up(&self) -> Figures {
+        let figures = up::Up::run(self);
+        Figures { possible_bytes_per_s: self.possible_up_bytes_per_s(), ..figures }
+    }
+
+    fn figures(&self, ns: u64, rail_bytes: Vec<u64>) -> Figures {
+        Figures {
+            ns,
+            bytes_per_s: self.file_bytes as f64 * 1e9 / ns as f64,
+            possible_bytes_per_s: self.possible_bytes_per_s(),
+            rail_bytes,
+        }
+    }
+
+    /// The links, and the rail of each.
+    fn links(&self) -> impl Iterator<Item = (LinkId, u16)> + use<> {
+        let rails = self.rails;
+        let links = 0..rails * self.links_per_rail;
+        links.map(move |index| (LinkId { index, epoch: 0 }, index % rails))
+    }
+
+    /// How long a core takes to hash a chunk.
+    fn hash_ns(&self) -> u64 {
+        u64::from(self.chunk_bytes) * 1_000_000_000 / self.hash_bytes_per_s
+    }
+
     /// Runs it.
     ///
     /// # Panics
@@ -120,20 +161,19 @@ impl Model {
         let mut run = Run::new(*self);
         run.client.open(FileId(0), WirePath::root(), None, Duration::ZERO);
         for step in 0.. {
-            assert!(step < EVENTS_MAX, "no end in sight at {} ns", run.net.now_ns());
+            assert!(step < EVENTS_MAX, "no end in sight at {:?}", run.clock.now());
             run.settle();
             if run.client.is_idle() {
                 break;
             }
-            run.next();
+            if run.clock.advance() {
+                run.collect();
+            }
+            while let Some(event) = run.clock.due() {
+                run.happen(event);
+            }
         }
-        let ns = run.net.now_ns();
-        Figures {
-            ns,
-            bytes_per_s: self.file_bytes as f64 * 1e9 / ns as f64,
-            possible_bytes_per_s: self.possible_bytes_per_s(),
-            rail_bytes: run.rail_bytes,
-        }
+        self.figures(run.clock.net.now_ns(), run.rail_bytes)
     }
 }
 
@@ -172,7 +212,7 @@ struct Wire {
 
 struct Run {
     model: Model,
-    net: SimNet,
+    clock: Clock<Event>,
     client: ReadClient,
     server: ReadServer,
     wires: BTreeMap<LinkId, Wire>,
@@ -180,21 +220,12 @@ struct Run {
     region: Region,
     preparing: usize,
     to_prepare: VecDeque<Prepare>,
-    /// What will happen, by its time and the order it was queued in.
-    queue: BTreeMap<(u64, u64), Event>,
-    sequence: u64,
     next_ticket: u64,
     rail_bytes: Vec<u64>,
 }
 
 impl Run {
     fn new(model: Model) -> Self {
-        let faults = Faults {
-            delay_ns: model.latency_ns,
-            bandwidth_bytes_per_s: Some(model.rail_bytes_per_s),
-            ..Faults::default()
-        };
-        let net = SimNet::new(1, faults, SimClock::Manual);
         let domain = SoftDomain::new();
         let memory = SharedSlot::new(WINDOW_BYTES as usize).expect("memory for one window");
         let region = domain.register(Memory::Staged(memory)).expect("registers");
@@ -212,57 +243,27 @@ impl Run {
             region: Region { key: region.key, base: region.base },
             preparing: 0,
             to_prepare: VecDeque::new(),
-            queue: BTreeMap::new(),
-            sequence: 0,
             next_ticket: 0,
             rail_bytes: vec![0; usize::from(model.rails)],
-            net,
+            clock: Clock::new(&model),
         };
-        for index in 0..model.rails * model.links_per_rail {
-            let (rail, id) = (index % model.rails, LinkId { index, epoch: 0 });
-            run.net.set_rail(Some(rail));
-            let (link, far) = run.net.pair(SoftDomain::new(), domain.clone());
+        for (id, rail) in model.links() {
+            run.clock.net.set_rail(Some(rail));
+            let (link, far) = run.clock.net.pair(SoftDomain::new(), domain.clone());
             let wire = Wire { link, _far: far, rail, spare: Vec::new(), flights: BTreeMap::new() };
             run.wires.insert(id, wire);
             run.client.link_up(id);
         }
         if let Some((rail, at_ns)) = model.dies {
-            run.later(at_ns, Event::RailDies(rail));
+            run.clock.later(at_ns, Event::RailDies(rail));
         }
         run
-    }
-
-    fn now(&self) -> Duration {
-        Duration::from_nanos(self.net.now_ns())
-    }
-
-    fn later(&mut self, after_ns: u64, event: Event) {
-        self.sequence += 1;
-        let at_ns = self.net.now_ns() + after_ns;
-        self.queue.insert((at_ns, self.sequence), event);
-    }
-
-    /// Moves the clock to what comes next, and lets it happen.
-    fn next(&mut self) {
-        let queued = self.queue.first_key_value().map(|((at_ns, _), _)| *at_ns);
-        let arrives = self.net.next_event_ns();
-        let at_ns = queued.into_iter().chain(arrives).min().expect("stuck: nothing will happen");
-        self.net.advance_to(at_ns);
-        if arrives == Some(at_ns) {
-            self.collect();
-        }
-        while let Some(next) = self.queue.first_entry()
-            && next.key().0 <= at_ns
-        {
-            let event = next.remove();
-            self.happen(event);
-        }
     }
 
     fn happen(&mut self, event: Event) {
         match event {
             Event::ToServer(request) => self.server.request(request),
-            Event::ToClient(reply) => self.client.reply(reply, self.now()),
+            Event::ToClient(reply) => self.client.reply(reply, self.clock.now()),
             Event::Prepared(prepare) => {
                 self.preparing -= 1;
                 let extent = prepare.pieces[0].1;
@@ -275,10 +276,10 @@ impl Run {
                 self.workers[worker].busy = false;
                 if let Some(Fetched { link, slot, pieces }) = fetched {
                     let outcome = Outcome::Landed(vec![PieceOutcome::Verified; pieces]);
-                    self.client.fetched(link, slot, outcome, self.now());
+                    self.client.fetched(link, slot, outcome, self.clock.now());
                 }
             }
-            Event::RailDies(rail) => self.net.cut_rail(rail),
+            Event::RailDies(rail) => self.clock.net.cut_rail(rail),
         }
         self.collect_dead();
     }
@@ -319,14 +320,14 @@ impl Run {
         }
         for id in dead {
             self.wires.remove(&id);
-            self.client.link_down(id, self.now());
+            self.client.link_down(id, self.clock.now());
         }
     }
 
     /// Does what the machines ask, and starts workers that have something to do.
     fn settle(&mut self) {
         loop {
-            self.client.advance(self.now());
+            self.client.advance(self.clock.now());
             let mut idle = true;
             while let Some(effect) = self.client.next_effect() {
                 idle = false;
@@ -344,7 +345,7 @@ impl Run {
             && let Some(prepare) = self.to_prepare.pop_front()
         {
             self.preparing += 1;
-            self.later(self.model.prepare_ns, Event::Prepared(prepare));
+            self.clock.later(self.model.prepare_ns, Event::Prepared(prepare));
         }
         (0..self.workers.len()).for_each(|worker| self.work(worker));
     }
@@ -357,18 +358,21 @@ impl Run {
         if let Some(fetch) = worker.told.pop_front() {
             worker.busy = true;
             self.submit(fetch);
-            self.later(self.model.submit_ns, Event::Free(number, None));
+            self.clock.later(self.model.submit_ns, Event::Free(number, None));
         } else if let Some(fetched) = worker.came.pop_front() {
             worker.busy = true;
-            let ns = u64::from(self.model.chunk_bytes) * 1_000_000_000;
-            let ns = ns / self.model.hash_bytes_per_s;
-            self.later(ns, Event::Free(number, Some(fetched)));
+            self.clock.later(self.model.hash_ns(), Event::Free(number, Some(fetched)));
         }
     }
 
     fn submit(&mut self, fetch: Fetch) {
         let Some(wire) = self.wires.get_mut(&fetch.link) else {
-            return self.client.fetched(fetch.link, fetch.slot, Outcome::LinkLost, self.now());
+            return self.client.fetched(
+                fetch.link,
+                fetch.slot,
+                Outcome::LinkLost,
+                self.clock.now(),
+            );
         };
         let bytes = fetch.chunk.bytes as usize;
         let spare = wire.spare.pop();
@@ -385,7 +389,7 @@ impl Run {
     fn client_effect(&mut self, effect: ClientEffect) {
         match effect {
             ClientEffect::Send(request) => {
-                self.later(self.model.control_ns, Event::ToServer(request));
+                self.clock.later(self.model.control_ns, Event::ToServer(request));
             }
             ClientEffect::Fetch(fetch) => {
                 let worker = usize::from(fetch.link.index) % self.workers.len();
@@ -398,7 +402,9 @@ impl Run {
 
     fn server_effect(&mut self, effect: ServerEffect) {
         match effect {
-            ServerEffect::Send(reply) => self.later(self.model.control_ns, Event::ToClient(reply)),
+            ServerEffect::Send(reply) => {
+                self.clock.later(self.model.control_ns, Event::ToClient(reply))
+            }
             ServerEffect::Prepare(prepare) => self.to_prepare.push_back(prepare),
             ServerEffect::Retire(WindowId(_)) => {}
             ServerEffect::Open(files) => {

@@ -29,7 +29,8 @@ const END: &str = "<!-- scale-bench ends -->";
 fn main() -> io::Result<()> {
     let flags = Flags::parse();
     let mut table = String::from(
-        "| varied | value | GB/s | possible | kept |\n| --- | --- | ---: | ---: | ---: |\n",
+        "| varied | value | read, GB/s | written, GB/s | possible | kept reading | kept writing |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
     let base = Model::default();
     let sweeps: [(&str, Vec<(String, Model)>); 4] = [
@@ -59,19 +60,30 @@ fn main() -> io::Result<()> {
 }
 
 fn sweep(title: &str, models: &[(String, Model)], table: &mut String) -> Panel {
-    let (mut kept, mut possible) = (Vec::new(), Vec::new());
+    let (mut read, mut written, mut possible) = (Vec::new(), Vec::new(), Vec::new());
     for (value, model) in models {
-        let figures = model.run();
-        let (rate, most) = (figures.bytes_per_s / 1e9, figures.possible_bytes_per_s / 1e9);
-        let percent = 100.0 * figures.kept();
-        let _ = writeln!(table, "| {title} | {value} | {rate:.0} | {most:.0} | {percent:.0} % |");
-        kept.push(rate);
+        let (down, up) = (model.run(), model.run_up());
+        let rates = [&down, &up].map(|figures| figures.bytes_per_s / 1e9);
+        // The same both ways: what a server prepares is the limit in no row.
+        let most = down.possible_bytes_per_s.max(up.possible_bytes_per_s) / 1e9;
+        let percents = rates.map(|rate| 100.0 * rate / most);
+        let _ = writeln!(
+            table,
+            "| {title} | {value} | {:.0} | {:.0} | {most:.0} | {:.0} % | {:.0} % |",
+            rates[0], rates[1], percents[0], percents[1]
+        );
+        read.push(rates[0]);
+        written.push(rates[1]);
         possible.push(most);
     }
     Panel {
         title: title.into(),
         ticks: models.iter().map(|(value, _)| value.clone()).collect(),
-        lines: vec![("modelled".into(), kept), ("possible".into(), possible)],
+        lines: vec![
+            ("read".into(), read),
+            ("written".into(), written),
+            ("possible".into(), possible),
+        ],
         unit: "GB/s".into(),
     }
 }

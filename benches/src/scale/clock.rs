@@ -1,0 +1,54 @@
+//! Virtual time: the simulated network and what else will happen, in one order. Owns
+//! neither machines nor workers; both directions of the model run on it.
+
+use super::Model;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use verbatim_fabric::sim::{Faults, SimClock, SimNet};
+
+/// The network, and events by their time and the order they were queued in.
+pub(super) struct Clock<E> {
+    pub net: SimNet,
+    queue: BTreeMap<(u64, u64), E>,
+    sequence: u64,
+}
+
+impl<E> Clock<E> {
+    /// A clock at 0, and rails as modelled.
+    pub fn new(model: &Model) -> Self {
+        let faults = Faults {
+            delay_ns: model.latency_ns,
+            bandwidth_bytes_per_s: Some(model.rail_bytes_per_s),
+            ..Faults::default()
+        };
+        let net = SimNet::new(1, faults, SimClock::Manual);
+        Self { net, queue: BTreeMap::new(), sequence: 0 }
+    }
+
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.net.now_ns())
+    }
+
+    pub fn later(&mut self, after_ns: u64, event: E) {
+        self.sequence += 1;
+        self.queue.insert((self.net.now_ns() + after_ns, self.sequence), event);
+    }
+
+    /// Moves to what comes next; says whether something arrives on a link then.
+    ///
+    /// # Panics
+    /// When nothing will happen any more: then the machines are broken.
+    pub fn advance(&mut self) -> bool {
+        let queued = self.queue.first_key_value().map(|((at_ns, _), _)| *at_ns);
+        let arrives = self.net.next_event_ns();
+        let at_ns = queued.into_iter().chain(arrives).min().expect("stuck: nothing will happen");
+        self.net.advance_to(at_ns);
+        arrives == Some(at_ns)
+    }
+
+    /// The next event that is due.
+    pub fn due(&mut self) -> Option<E> {
+        let next = self.queue.first_entry()?;
+        (next.key().0 <= self.net.now_ns()).then(|| next.remove())
+    }
+}
