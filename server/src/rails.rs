@@ -299,7 +299,7 @@ impl SessionDomain {
         let devices = self.devices();
         let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
         // All of them, also behind one that could not be ended.
-        held.keys.iter().fold(true, |gone, named| end(named) && gone)
+        held.keys.iter().filter(|named| !end(named)).count() == 0
     }
 
     fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {
