@@ -9,6 +9,8 @@ pub mod plot;
 pub mod scale;
 pub mod table;
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -64,6 +66,24 @@ pub fn run(command: &mut Command) -> Run {
     // What it used as a process of its own is gone with it: its parent has the sum.
     let cpu = cpu_of("self", CHILDREN) - before;
     Run { time, used: Used { cpu, ..watch.stop() } }
+}
+
+/// Fills a file with bytes that do not repeat, and reads it once.
+pub fn fill(path: &Path, mib: u64) {
+    let mut file = File::create(path).expect("the source can be created");
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut block = vec![0_u8; 1 << 20];
+    for _ in 0..mib {
+        for word in block.chunks_exact_mut(8) {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            word.copy_from_slice(&seed.to_le_bytes());
+        }
+        file.write_all(&block).expect("the source can be written");
+    }
+    std::io::copy(&mut File::open(path).expect("it is there"), &mut std::io::sink())
+        .expect("the source can be read");
 }
 
 /// Watches what a process uses.

@@ -16,6 +16,7 @@ pub mod location;
 pub mod pace;
 mod patience;
 mod pipe;
+pub mod probe;
 mod reconnect;
 pub mod replace;
 pub mod report;

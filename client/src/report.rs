@@ -193,13 +193,17 @@ pub struct Port {
     pub refused: Option<String>,
 }
 
-/// Requests posted to an RDMA device.
+/// Requests to an RDMA device: those posted, and those it has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Posted {
     /// One-sided reads.
     pub reads: u64,
     /// One-sided writes.
     pub writes: u64,
+    /// Reads that completed well.
+    pub reads_done: u64,
+    /// Writes that completed well.
+    pub writes_done: u64,
 }
 
 /// What a copy took and what held it back.

@@ -160,7 +160,8 @@ impl Server {
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
         let place = self.shared.observatory.clone();
         let mut watching = JoinSet::new();
-        watching.spawn(place.clone().watch(self.shared.clone()));
+        let exports = self.config.exports.iter().map(|export| export.path.clone()).collect();
+        watching.spawn(place.clone().watch(self.shared.clone(), exports));
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), self.shared.clone()));
         }

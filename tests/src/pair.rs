@@ -358,6 +358,7 @@ impl Copied {
         let idle = !moved && transport == "none";
         assert!(idle || transport.starts_with("verbs ") && !transport.contains("tcp"), "{self:?}");
         assert!(!moved || rdma.reads + rdma.writes > 0, "no request was posted: {self:?}");
+        assert!(!moved || rdma.reads_done + rdma.writes_done > 0, "none was done: {self:?}");
     }
 
     /// Fails unless everything was copied.

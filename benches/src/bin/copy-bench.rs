@@ -8,12 +8,11 @@
 
 use clap::Parser;
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, run};
+use verbatim_benches::{Common, Serve, Watch, fill, run};
 
 /// Measure one large file against cp.
 #[derive(Parser)]
@@ -87,24 +86,6 @@ fn main() {
     let _ = std::fs::remove_file(&out);
     let sparse = (flags.sparse_gib > 0).then(|| sparse(&flags, source.path(), &cached));
     report(&flags, &ways, sparse);
-}
-
-/// Fills a file with bytes that do not repeat, and reads it once.
-fn fill(path: &Path, mib: u64) {
-    let mut file = File::create(path).expect("the source can be created");
-    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut block = vec![0_u8; 1 << 20];
-    for _ in 0..mib {
-        for word in block.chunks_exact_mut(8) {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            word.copy_from_slice(&seed.to_le_bytes());
-        }
-        file.write_all(&block).expect("the source can be written");
-    }
-    std::io::copy(&mut File::open(path).expect("it is there"), &mut std::io::sink())
-        .expect("the source can be read");
 }
 
 /// Downloads a large sparse file; its copy is sparse too.

@@ -65,6 +65,8 @@ impl Core {
         summary.rdma.writes += posted.writes;
         summary.huge_page_bytes = huge_page_bytes_peak();
         summary.in_place_bytes += self.write.in_place_bytes();
+        summary.rdma.reads_done += posted.reads_done;
+        summary.rdma.writes_done += posted.writes_done;
         summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
         summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
         summary.limited_by = self.stats.limit();

@@ -48,7 +48,7 @@ pub struct CarrierOptions {
 }
 
 /// What carries links.
-pub(super) enum Carrier {
+pub(crate) enum Carrier {
     /// A simulated network.
     Sim(SimNet),
     /// Devices of this machine; TCP while all of them rest.
@@ -58,7 +58,7 @@ pub(super) enum Carrier {
 }
 
 /// The devices, and the queue pairs on them that wait for the server's half.
-pub(super) struct Rdma {
+pub(crate) struct Rdma {
     devices: Vec<Device>,
     rails: Rails,
     wish: Wish,
@@ -230,6 +230,8 @@ impl Carrier {
         Posted {
             reads: counters().map(|it| it.reads()).sum(),
             writes: counters().map(|it| it.writes()).sum(),
+            reads_done: counters().map(|it| it.reads_done()).sum(),
+            writes_done: counters().map(|it| it.writes_done()).sum(),
         }
     }
 
@@ -345,7 +347,7 @@ fn weight(place: &Place) -> u64 {
 }
 
 /// A link that is connected, and has not carried anything.
-pub(super) struct Unproven {
+pub(crate) struct Unproven {
     link: VerbsLink,
     proof: Option<Proof>,
 }
@@ -357,6 +359,11 @@ impl Unproven {
             proof.check(&mut self.link, PROOF_TIME_MAX)?;
         }
         Ok(Box::new(self.link))
+    }
+
+    /// The link as it is, for somebody who tries it in another way.
+    pub fn into_link(self) -> Box<dyn Link> {
+        Box::new(self.link)
     }
 }
 

@@ -222,8 +222,8 @@ impl Core {
                 self.created(&reply);
                 self.write.reply(reply, now);
             }
-            // This session watches nothing: whoever does has one of its own.
-            ServerMessage::Working | ServerMessage::Watch(_) => {}
+            // This session watches and probes nothing: whoever does has one of its own.
+            ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
             ServerMessage::Mirror(reply) => self.mirror_reply(reply),
             ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
             // A server that tells us that it heard nothing is there: it can be asked again.

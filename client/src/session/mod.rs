@@ -37,7 +37,6 @@ use crate::rules::Rules;
 use crate::stats::Stats;
 use crate::trace::Trace;
 use crate::worker::ClientWorker;
-use carrier::Carrier;
 use choices::Choices;
 use compare::Compares;
 use core::Core;
@@ -59,6 +58,7 @@ use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
 use verbatim_proto::{ClientMessage, Digest, Extent, Fault, Kept, Survey};
 
+pub(crate) use carrier::{Carrier, Unproven};
 pub use carrier::{CarrierOptions, Transport};
 pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;

@@ -26,6 +26,12 @@ impl Report {
         Self { facts, findings, chosen }
     }
 
+    /// Adds what was found elsewhere, the worst first.
+    pub fn add(&mut self, findings: Vec<Finding>) {
+        self.findings.extend(findings);
+        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    }
+
     /// The worst of all findings; none where there is nothing to say.
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
@@ -41,9 +47,11 @@ impl Report {
         }
     }
 
-    /// All of it for people: devices, findings, and a last line that says how it is.
-    pub fn text(&self) -> String {
+    /// All of it for people: devices, what else is to be told, findings, and a last line that
+    /// says how it is.
+    pub fn text(&self, more: &str) -> String {
         let mut text = self.devices_text();
+        text.push_str(more);
         for finding in &self.findings {
             let Finding { severity, about, is, should, why, fix, .. } = finding;
             let word = severity.word().to_uppercase();

@@ -93,7 +93,7 @@ fn every_recorded_machine_is_told_of_as_a_person_has_read_it() {
     let bless = std::env::var_os("BLESS").is_some();
     let mut wrong = Vec::new();
     for (name, report) in EXAMINED.iter() {
-        let said = format!("{}exit {}\n", report.text(), report.exit());
+        let said = format!("{}exit {}\n", report.text(""), report.exit());
         let place = tests().join("reports").join(format!("{name}.txt"));
         if bless {
             fs::write(&place, &said).expect("writes");

@@ -21,6 +21,7 @@ pub mod mirror;
 pub mod path;
 pub mod pattern;
 pub mod plan;
+pub mod probing;
 pub mod rails;
 pub mod read;
 pub mod spots;

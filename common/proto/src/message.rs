@@ -8,6 +8,7 @@ pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
 pub use crate::info::FileInfo;
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
+use crate::probing::{ProbeRequest, Probed};
 pub use crate::rails::{JoinSecret, LinkAnswer, LinkOffer, RailAnswer, SealedAnswer, WindowRails};
 pub use crate::spots::{Spot, SpotReply, SpotRequest};
 use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
@@ -69,6 +70,8 @@ pub enum ClientMessage {
     Watch(WatchRequest),
     /// About trees that are mirrored.
     Mirror(MirrorRequest),
+    /// Lend me memory to try links with.
+    Probe(ProbeRequest),
 }
 
 /// What a server says.
@@ -127,6 +130,8 @@ pub enum ServerMessage {
     Watch(WatchReply),
     /// About trees that are mirrored.
     Mirror(MirrorReply),
+    /// The answer to `Probe`.
+    Probed(Result<Probed, Fault>),
 }
 
 /// Who a client is, and what it would like.

@@ -20,6 +20,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, Staged, TreeScan};
+use verbatim_proto::probing::{ProbeRequest, Probed};
 use verbatim_proto::tree::{Node, Twin};
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
@@ -53,9 +54,9 @@ macro_rules! variants {
     };
 }
 
-variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror => client());
+variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror Probe => client());
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
-    Watch Mirror => server());
+    Watch Mirror Probed => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes Rails => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End Spots => write_requests());
@@ -135,6 +136,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Bye,
         ClientMessage::Watch(WatchRequest::More { request }),
         ClientMessage::Mirror(MirrorRequest::WalkMore { request }),
+        ClientMessage::Probe(ProbeRequest { link: LinkId { index: 3, epoch: 1 }, bytes: 1 << 20 }),
     ]
 }
 
@@ -157,6 +159,11 @@ fn server() -> Vec<ServerMessage> {
         ServerMessage::Dropped(Dropped { owners: 1, special_bits: 300, xattrs: 0 }),
         ServerMessage::Watch(WatchReply::Ended { request, fault: fault() }),
         ServerMessage::Mirror(MirrorReply::Changed { request, answers: vec![Ok(())] }),
+        ServerMessage::Probed(Ok(Probed {
+            read: Region { key: 300, base: 4096 },
+            write: Region { key: 301, base: 8192 },
+            bytes: 1 << 20,
+        })),
     ]
 }
 
@@ -658,8 +665,12 @@ WatchReply::Ended
     1e00000001ac02071963616e6e6f7420777269746520783a206469736b2066756c6c
 ClientMessage::Mirror
     030000000b0207
+ClientMessage::Probe
+    060000000c0301808040
 ServerMessage::Mirror
     050000000c02070100
+ServerMessage::Probed
+    0d0000000d00ac028020ad028040808040
 MirrorRequest::Begin
     07000000000703782f7901
 MirrorRequest::Walk

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod doctor;
 pub mod labels;
 mod logging;
 pub mod run;

@@ -7,6 +7,8 @@ use std::fmt::Write;
 /// What a command did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
+    /// Which command; names of metrics begin with it.
+    pub command: &'static str,
     /// What tells this run from others on the machine.
     pub name: String,
     /// What carried the data.
@@ -37,12 +39,14 @@ pub struct Run {
     pub rdma_reads: u64,
     /// One-sided WRITE requests that were posted.
     pub rdma_writes: u64,
+    /// READ and WRITE requests that the device says it has done.
+    pub rdma_done: (u64, u64),
 }
 
 /// Writes a run in the text format of Prometheus.
 pub fn text(run: &Run) -> String {
     let label = format!("run=\"{}\"", escaped(&run.name));
-    let rows: [(&str, &str, String, f64); 15] = [
+    let rows: [(&str, &str, String, f64); 17] = [
         (
             "info",
             "What carried the data",
@@ -78,6 +82,13 @@ pub fn text(run: &Run) -> String {
         ),
         ("rdma_requests", "", "operation=\"write\"".into(), run.rdma_writes as f64),
         (
+            "rdma_requests_done",
+            "One-sided requests completed",
+            "operation=\"read\"".into(),
+            run.rdma_done.0 as f64,
+        ),
+        ("rdma_requests_done", "", "operation=\"write\"".into(), run.rdma_done.1 as f64),
+        (
             "bytes_per_second",
             "Bytes copied a second",
             String::new(),
@@ -85,18 +96,19 @@ pub fn text(run: &Run) -> String {
         ),
     ];
     let mut text = String::new();
+    let command = run.command.replace('-', "_");
     for (name, help, more, value) in rows {
         let comma = if more.is_empty() { "" } else { "," };
         if !help.is_empty() {
-            let _ = writeln!(text, "# HELP rdma_cp_{name} {help}\n# TYPE rdma_cp_{name} gauge");
+            let _ = writeln!(text, "# HELP {command}_{name} {help}\n# TYPE {command}_{name} gauge");
         }
-        let _ = writeln!(text, "rdma_cp_{name}{{{label}{comma}{more}}} {value}");
+        let _ = writeln!(text, "{command}_{name}{{{label}{comma}{more}}} {value}");
     }
     text
 }
 
 /// A label's value, with what would end it escaped.
-fn escaped(value: &str) -> String {
+pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -106,7 +118,8 @@ mod tests {
 
     #[test]
     fn a_run_is_told_by_the_name_of_its_file() {
-        let run = Run { name: "a\"b".into(), transport: "tcp".into(), bytes: 7, ..Run::default() };
+        let (name, transport) = ("a\"b".into(), "tcp".into());
+        let run = Run { command: "rdma-cp", name, transport, bytes: 7, ..Run::default() };
         let text = text(&run);
         for line in [
             "rdma_cp_bytes{run=\"a\\\"b\"} 7",
@@ -115,7 +128,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "no {line} in\n{text}");
         }
-        let typed = text.lines().filter(|line| line.starts_with("# TYPE rdma_cp_rdma_requests"));
+        let typed = text.lines().filter(|line| line.starts_with("# TYPE rdma_cp_rdma_requests "));
         assert_eq!(typed.count(), 1, "a name has one type");
     }
 }

@@ -3,6 +3,7 @@
 //! ten minutes of throughput and the last errors, all bounded. `http` shows
 //! them. Nothing here changes what the server does, and nothing here waits.
 
+mod doctor;
 mod history;
 mod http;
 mod status;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use survey::Survey;
+use verbatim_doctor::Finding;
 use verbatim_proto::{Class as FaultClass, Code, Fault};
 use verbatim_telemetry::labels::{Class, Direction, Fallback, Transport};
 use verbatim_telemetry::serve::{Levels, ServeMetrics};
@@ -42,6 +44,8 @@ pub(crate) struct Observatory {
     history: Mutex<History>,
     troubles: Mutex<VecDeque<Trouble>>,
     survey: Mutex<Survey>,
+    /// What the doctor found when the server began.
+    findings: Mutex<Vec<Finding>>,
     root: PathBuf,
 }
 
@@ -87,6 +91,7 @@ impl Observatory {
             history: Mutex::default(),
             troubles: Mutex::default(),
             survey: Mutex::default(),
+            findings: Mutex::default(),
             root,
         })
     }
@@ -142,7 +147,10 @@ impl Observatory {
     }
 
     /// Looks at throughput, disks and ports every few seconds, for ever.
-    pub async fn watch(self: Arc<Self>, shared: Arc<Shared>) {
+    pub async fn watch(self: Arc<Self>, shared: Arc<Shared>, exports: Vec<PathBuf>) {
+        let (place, at) = (self.clone(), shared.clone());
+        // Nobody waits for it: what it found is shown when it is found.
+        drop(tokio::task::spawn_blocking(move || place.examine(&at, exports)));
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {

@@ -11,6 +11,7 @@ use crate::session::Shared;
 use serde::Serialize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
+use verbatim_doctor::Finding;
 use verbatim_telemetry::labels::Direction;
 
 /// All of it.
@@ -28,6 +29,7 @@ pub struct Status {
     sessions: Vec<Session>,
     throughput: Throughput,
     devices: Vec<Device>,
+    findings: Vec<Found>,
     memory: Memory,
     cache: Cache,
     errors: Vec<Error>,
@@ -101,6 +103,17 @@ struct Device {
 }
 
 #[derive(Serialize)]
+struct Found {
+    check: &'static str,
+    severity: &'static str,
+    about: String,
+    is: String,
+    should: String,
+    why: String,
+    fix: String,
+}
+
+#[derive(Serialize)]
 struct Memory {
     regions: u64,
     pinned_bytes: u64,
@@ -151,6 +164,7 @@ impl Observatory {
             sessions: self.views().iter().map(|view| session(view)).collect(),
             throughput: self.throughput(),
             devices: self.devices(),
+            findings: lock(&self.findings).iter().map(found).collect(),
             memory: Memory {
                 regions: levels.regions,
                 pinned_bytes: levels.pinned_bytes,
@@ -257,6 +271,18 @@ fn file(direction: Direction, moving: &Moving) -> File {
         bytes: moving.bytes,
         done_bytes: moving.done_bytes.min(moving.bytes),
         seconds: moving.began.elapsed().as_secs_f64(),
+    }
+}
+
+fn found(finding: &Finding) -> Found {
+    Found {
+        check: finding.check,
+        severity: finding.severity.word(),
+        about: finding.about.clone(),
+        is: finding.is.clone(),
+        should: finding.should.clone(),
+        why: finding.why.clone(),
+        fix: finding.fix.to_string(),
     }
 }
 

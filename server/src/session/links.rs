@@ -23,6 +23,8 @@ pub(super) struct Links {
     live: HashMap<LinkId, Place>,
     /// The newest epoch of each stream.
     epochs: HashMap<u16, u16>,
+    /// Whether the client was lent memory to try them with.
+    pub probed: bool,
 }
 
 #[derive(Clone, Copy)]

@@ -11,6 +11,7 @@ mod links;
 mod mirror;
 mod pinning;
 mod ports;
+mod probing;
 mod reading;
 mod spots;
 mod staging;
@@ -277,6 +278,7 @@ impl Session {
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watch(request)?,
             ClientMessage::Mirror(request) => self.mirror(request)?,
+            ClientMessage::Probe(request) => self.probe(request)?,
         }
         Ok(())
     }

@@ -67,13 +67,6 @@ fn an_address_that_is_not_there_or_not_of_the_peers_kind_is_a_clear_error() {
     assert_tcp_because(&done, &["the peer's is fe80:", "of one IP version"]);
 }
 
-/// Runs a command of the guest, and fails with it.
-fn guest(command: &str) {
-    let words: Vec<_> = command.split_whitespace().collect();
-    let status = Command::new(words[0]).args(&words[1..]).status();
-    assert!(status.expect("it runs").success(), "{command}");
-}
-
 #[test]
 #[ignore = "needs an RDMA device; run tests/softroce/run"]
 fn an_address_that_goes_away_in_the_middle_is_left_for_tcp() {

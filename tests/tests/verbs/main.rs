@@ -4,6 +4,7 @@
 
 mod budget;
 mod choosing;
+mod doctor;
 mod huge;
 mod into_files;
 mod rails;
@@ -52,6 +53,9 @@ fn assert_verbs(ended: &Ended, reads: bool) {
     assert!(transport.starts_with("verbs ") && !transport.contains("tcp"), "{summary}");
     let key = if reads { "rdma_reads" } else { "rdma_writes" };
     assert!(summary[key].as_u64() > Some(0), "no request was posted: {summary}");
+    // What was read was waited for; a write may be known to be stored before it is done.
+    let done = &summary[format!("{key}_done")];
+    assert!(if reads { *done == summary[key] } else { done.as_u64() > Some(0) }, "{summary}");
 }
 
 fn is_same(left: PathBuf, right: PathBuf) -> bool {
@@ -86,6 +90,13 @@ fn assert_left_for_tcp(ended: &Ended, why: &str) {
     let reason = summary["reason"].as_str().expect("a reason");
     assert!(reason.contains(why), "{reason}");
     assert!(summary["rdma_reads"].as_u64().max(summary["rdma_writes"].as_u64()) > Some(0));
+}
+
+/// Runs a command of the guest, and fails with it.
+fn guest(command: &str) {
+    let words: Vec<_> = command.split_whitespace().collect();
+    let status = Command::new(words[0]).args(&words[1..]).status();
+    assert!(status.expect("it runs").success(), "{command}");
 }
 
 /// Waits until a partial file is there, and something in its journal.

@@ -3,6 +3,7 @@
 
 use crate::shared::connection::ConnectionFlags;
 use crate::shared::ending::FlagError;
+use crate::shared::records::RecordFlags;
 use crate::shared::voice::VoiceFlags;
 use clap::Parser;
 use std::ffi::OsString;
@@ -127,25 +128,14 @@ pub struct Flags {
     #[arg(long)]
     pub digest: bool,
 
-    /// Write the timeline of chunks to FILE, for chrome://tracing or ui.perfetto.dev.
-    ///
-    /// When each chunk was under way on which connection, and when it was hashed and
-    /// stored: about 400 bytes a chunk.
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
-
-    /// Write what the copy did to FILE, for the textfile collector of node_exporter.
-    ///
-    /// Written at the end, atomically. Its name without .prom is the label run, so
-    /// that several commands can each have a file in one folder.
-    #[arg(long, value_name = "FILE")]
-    pub metrics_file: Option<PathBuf>,
-
     /// Make a key: write its token to the new FILE, print the line that lets it in.
     ///
     /// The line goes into authorized_keys on the server, the file to --token-file here.
     #[arg(long, value_name = "FILE", conflicts_with = "paths")]
     new_token: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub records: RecordFlags,
 
     #[command(flatten)]
     pub voice: VoiceFlags,

@@ -7,16 +7,15 @@
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;
-mod records;
 #[path = "../shared/mod.rs"]
 mod shared;
 mod show;
 
 use clap::Parser;
 use flags::{Flags, Task};
-use records::Records;
 use shared::ask;
-use shared::ending::{Exit, NAME, complain, interrupted, refused};
+use shared::ending::{Exit, complain, interrupted, refused};
+use shared::records::Records;
 use shared::voice::clean;
 use show::Show;
 use std::path::Path;
@@ -80,7 +79,7 @@ async fn run(flags: Flags) -> ExitCode {
                 Ok(Err(error)) => return complain(&error.cause, error.hint, error.exit, json),
                 Err(error) => return refused(&error, json),
             };
-            let records = match Records::begin(&flags) {
+            let records = match Records::begin(&flags.records) {
                 Ok(records) => records,
                 Err(error) => return complain(&error, None, Exit::Usage, json),
             };
@@ -93,7 +92,7 @@ async fn run(flags: Flags) -> ExitCode {
             match copied.await {
                 Ok(summary) => {
                     let exit = show.finish(&summary);
-                    records.end(&summary, exit as u8).iter().for_each(|error| warn(error));
+                    records.end(Some(&summary), exit);
                     exit.into()
                 }
                 Err(error) => refused(&error, json),
@@ -121,11 +120,6 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
         eprintln!("here, give --token-file {} to be let in", path.display());
     }
     Exit::Done.into()
-}
-
-/// Says what went wrong beside the copy.
-fn warn(error: &str) {
-    eprintln!("{NAME}: {}", clean(error));
 }
 
 fn print_entry(entry: &Entry, json: bool) {

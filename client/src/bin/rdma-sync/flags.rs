@@ -3,6 +3,7 @@
 
 use crate::shared::connection::ConnectionFlags;
 use crate::shared::ending::FlagError;
+use crate::shared::records::RecordFlags;
 use crate::shared::voice::VoiceFlags;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
@@ -140,6 +141,9 @@ pub struct Flags {
     pub wait_timeout: u64,
 
     #[command(flatten)]
+    pub records: RecordFlags,
+
+    #[command(flatten)]
     pub voice: VoiceFlags,
 
     #[command(flatten)]
@@ -177,6 +181,11 @@ impl Flags {
     /// What is to be done.
     pub fn options(&self) -> Result<SyncOptions, FlagError> {
         let usage = |cause: String| FlagError::usage(cause, None);
+        if self.watch && self.records.metrics_file.is_some() {
+            let hint = "--status-file says how a followed target is";
+            let cause = "--metrics-file is written at the end, which --watch has not";
+            return Err(FlagError::usage(cause, Some(hint.into())));
+        }
         let place = |text: &Option<OsString>| {
             let text = text.clone().unwrap_or_default();
             Location::parse(&text).map_err(|e| usage(e.to_string()))

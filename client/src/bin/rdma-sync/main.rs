@@ -15,6 +15,7 @@ mod show;
 use flags::Flags;
 use shared::ask;
 use shared::ending::{Exit, complain, interrupted, refused};
+use shared::records::Records;
 use show::Show;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -57,11 +58,16 @@ async fn run(flags: &Flags) -> ExitCode {
     };
     let session = server_of(&options);
     let session = session.map(|remote| flags.connection.session(remote, None, true));
-    let session = match session {
+    let mut session = match session {
         Ok(Ok(session)) => session,
         Ok(Err(error)) => return error.told(json),
         Err(error) => return refused(&error, json),
     };
+    let records = match Records::begin(&flags.records) {
+        Ok(records) => records,
+        Err(error) => return complain(&error, None, Exit::Usage, json),
+    };
+    session.trace = records.trace();
     let mut show = Show::new(flags);
     let config_dir = session.connect.config_dir.clone();
     if flags.watch {
@@ -71,7 +77,10 @@ async fn run(flags: &Flags) -> ExitCode {
             follow(&options, session.clone(), status.clone(), &mut show, stop.clone()).await
         });
         return match followed.await {
-            Ok(()) => Exit::Interrupted.into(),
+            Ok(()) => {
+                records.end(None, Exit::Interrupted);
+                Exit::Interrupted.into()
+            }
             Err(error) => refused(&error, json),
         };
     }
@@ -79,7 +88,11 @@ async fn run(flags: &Flags) -> ExitCode {
         sync(&options, session.clone(), &mut show, interrupted()).await
     });
     match done.await {
-        Ok(summary) => show.finish(&summary).into(),
+        Ok(summary) => {
+            let exit = show.finish(&summary);
+            records.end(Some(&summary), exit);
+            exit.into()
+        }
         Err(error) => refused(&error, json),
     }
 }

@@ -6,4 +6,5 @@ pub mod ask;
 pub mod carrier;
 pub mod connection;
 pub mod ending;
+pub mod records;
 pub mod voice;

@@ -241,6 +241,8 @@ pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
         "rdma_reads": summary.rdma.reads,
         "rdma_writes": summary.rdma.writes,
         "huge_page_bytes": summary.huge_page_bytes,
+        "rdma_reads_done": summary.rdma.reads_done,
+        "rdma_writes_done": summary.rdma.writes_done,
         "reason": summary.reason,
         "rdma_ports": summary.ports.iter().map(port_json).collect::<Vec<_>>(),
         "limited_by": summary.limited_by,
@@ -256,7 +258,8 @@ pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
     })
 }
 
-fn port_json(Port { place, refused }: &Port) -> Value {
+/// A port that was chosen, and why.
+pub fn port_json(Port { place, refused }: &Port) -> Value {
     json!({
         "device": place.device,
         "port": place.port,

@@ -1,4 +1,5 @@
-//! Checks of folders that are exported, and of what could not be looked at at all.
+//! Checks of folders that are exported: room, file system, how their files are
+//! offered. And what could not be looked at at all.
 
 use super::Case;
 use crate::facts::{ExportFacts, ReadPath};

@@ -1,4 +1,6 @@
 //! What is true of all of a machine: modules, limits, memory, processors, firewall.
+//! Read from files and one command; what is not told is left open, and judged by
+//! nobody here.
 
 use crate::tree::Tree;
 use std::path::Path;
@@ -65,6 +67,10 @@ pub(super) fn read(tree: &Tree) -> Host {
     let loaded = tree.text("proc/modules").unwrap_or_default();
     let loaded = loaded.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned);
     let mut modules: Vec<_> = loaded.chain(tree.names("sys/module")).collect();
+    // One that is built in is named nowhere, but what it makes is there.
+    if tree.has("sys/class/infiniband_verbs") {
+        modules.push("ib_uverbs".into());
+    }
     modules.sort();
     modules.dedup();
     let status = tree.text("proc/self/status").unwrap_or_default();

@@ -23,7 +23,7 @@ pub(super) struct Flight {
     pub ticket: Ticket,
     pub buffer: Buffer,
     /// Requests it was posted as.
-    pieces: usize,
+    pub pieces: usize,
     /// What people call it.
     pub name: &'static str,
 }

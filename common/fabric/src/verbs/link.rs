@@ -232,12 +232,13 @@ impl VerbsLink {
         if failed {
             self.fail_of(wc, name);
         }
-        if let Some(Flight { ticket, buffer, .. }) = self.in_flight.landed(serial, piece) {
+        if let Some(Flight { ticket, buffer, pieces, .. }) = self.in_flight.landed(serial, piece) {
             // An earlier piece may have failed and this one have been flushed.
             let result = match self.failed.clone() {
                 Some(error) if failed => Err(error),
                 _ => Ok(()),
             };
+            self.counters().done(name, pieces * usize::from(!failed));
             completions.push(Completion::Done { ticket, buffer, result });
         }
     }

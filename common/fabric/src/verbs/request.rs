@@ -6,6 +6,9 @@ use super::ffi::{self, Plain as _};
 use crate::link::{Op, RemoteRange};
 use crate::memory::Buffer;
 
+/// What people call a read.
+pub(super) const READ: &str = "READ";
+
 /// An operation taken apart.
 pub(super) struct Parts {
     pub opcode: u32,
@@ -19,7 +22,7 @@ pub(super) struct Parts {
 impl From<Op> for Parts {
     fn from(op: Op) -> Self {
         let (opcode, range, tag, buffer, name) = match op {
-            Op::Read { from, into } => (ffi::IBV_WR_RDMA_READ, from, 0, into, "READ"),
+            Op::Read { from, into } => (ffi::IBV_WR_RDMA_READ, from, 0, into, READ),
             Op::Write { from, to } => (ffi::IBV_WR_RDMA_WRITE, to, 0, from, "WRITE"),
             Op::WriteNotify { from, to, tag } => {
                 (ffi::IBV_WR_RDMA_WRITE_WITH_IMM, to, tag, from, "WRITE")

@@ -263,7 +263,7 @@ struct Nothing {}
 #[cfg(test)]
 impl Levels {
     /// Everything there can be, once.
-    pub(super) fn sample() -> Self {
+    pub(crate) fn sample() -> Self {
         let export = ExportLevels { name: "data".into(), free_bytes: 1, size_bytes: 2 };
         let port = PortLevels {
             device: "mlx5_0".into(),

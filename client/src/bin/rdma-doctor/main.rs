@@ -1,0 +1,101 @@
+//! `rdma-doctor`: flags become facts and a report, which is printed, as text, as
+//! JSON, as a script, as lines for a shell, or as metrics. With a server, the way
+//! to it is tried for real. Changes nothing.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+#![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
+
+mod flags;
+#[path = "../shared/mod.rs"]
+#[allow(dead_code)] // what only copies say
+mod shared;
+mod show;
+mod status;
+mod way;
+
+use clap::Parser;
+use flags::Flags;
+use shared::ask;
+use shared::ending::{Exit, FlagError, complain};
+use shared::records::write_whole;
+use std::process::ExitCode;
+use verbatim_client::ClientError;
+use verbatim_client::copy::CopyError;
+use verbatim_client::location::Remote;
+use verbatim_client::probe::verdict::findings;
+use verbatim_client::probe::{Examination, Trouble, examine};
+use verbatim_doctor::{Facts, Report, fix_script, nccl_exports};
+use verbatim_fabric::ports::Machine;
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    flags.voice.start_logs();
+    let json = flags.voice.json;
+    if let Some(server) = &flags.server_status {
+        return status::show(server, json);
+    }
+    let remote = match flags.remote() {
+        Ok(remote) => remote,
+        Err(error) => return error.told(json),
+    };
+    let mut facts = Facts::read(&flags.root, flags.wish(), flags.export.clone(), flags.pause());
+    let found = match remote.map(|remote| try_server(&flags, &remote, &facts.machine)) {
+        None => None,
+        Some(Ok(found)) => Some(found),
+        Some(Err(error)) => return error.told(json),
+    };
+    // What is chosen depends on who is to be reached.
+    let local = found.as_ref().and_then(|found| found.route.as_ref()?.local);
+    facts.wish.local = facts.wish.local.or(local);
+    let mut report = Report::new(facts);
+    if let Some(found) = &found {
+        report.add(findings(found, &report.facts.machine));
+    }
+    tell(&flags, &report, found.as_ref())
+}
+
+/// Tries the way to a server.
+fn try_server(flags: &Flags, remote: &Remote, machine: &Machine) -> Result<Examination, FlagError> {
+    let session = flags.connection.session(remote, None, false)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| FlagError::usage(format!("cannot start: {error}"), None))?;
+    let config_dir = session.connect.config_dir.clone();
+    let examined = runtime.block_on(ask::introduced(&config_dir, async || {
+        let examined = examine(&session, machine, flags.disk.clone()).await;
+        examined.map_err(|error| CopyError::Client(ClientError::Control(error)))
+    }));
+    // A probe that hangs is left behind.
+    runtime.shutdown_background();
+    Ok(examined.unwrap_or_else(|error| Examination {
+        peer: remote.peer(),
+        trouble: Some(Trouble { step: "door", cause: error.to_string(), hint: error.hint() }),
+        ..Examination::default()
+    }))
+}
+
+/// Prints what was asked for, and ends as the report does.
+fn tell(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode {
+    if let Some(path) = &flags.prom
+        && let Err(error) = write_whole(path, &show::metrics(report))
+    {
+        return complain(&error, None, Exit::Connect, flags.voice.json);
+    }
+    if flags.env {
+        match &report.chosen {
+            Ok(places) => print!("{}", nccl_exports(places)),
+            Err(reasons) => {
+                reasons.iter().for_each(|reason| eprintln!("# {reason}: {}", reason.hint()));
+            }
+        }
+    } else if flags.fix_script {
+        print!("{}", fix_script(&report.findings));
+    } else if flags.voice.json {
+        println!("{}", show::json(report, found));
+    } else if !flags.voice.quiet && flags.prom.is_none() {
+        let way = found.map(way::text).unwrap_or_default();
+        print!("{}", report.text(&way));
+    }
+    report.exit().into()
+}

@@ -1,0 +1,51 @@
+//! A report as JSON, and as metrics: what scripts and collectors read. The text for
+//! people is the report's own.
+
+use crate::shared::records::now;
+use crate::shared::voice::port_json;
+use crate::way;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use verbatim_client::probe::Examination;
+use verbatim_client::report::Port;
+use verbatim_doctor::Report;
+use verbatim_fabric::ports::Place;
+use verbatim_telemetry::doctor::{Diagnosis, text};
+
+/// One object with all of it.
+pub fn json(report: &Report, found: Option<&Examination>) -> Value {
+    let port = |place: &Place| port_json(&Port { place: place.clone(), refused: None });
+    let chosen = report.chosen.iter().flatten().map(port);
+    let reasons = report.chosen.as_ref().err().into_iter().flatten();
+    let reasons = reasons.map(|it| json!({ "reason": it.to_string(), "hint": it.hint() }));
+    let ports = report.facts.counters[1].iter().map(|port| {
+        json!({
+            "device": port.levels.device,
+            "port": port.levels.port,
+            "state": port.state,
+            "link_layer": port.link_layer,
+            "bytes_per_second": port.levels.bytes_per_second,
+            "errors": port.levels.errors.iter().cloned().collect::<BTreeMap<_, _>>(),
+        })
+    });
+    json!({
+        "exit": report.exit(),
+        "verdict": report.verdict(),
+        "chosen": chosen.collect::<Vec<_>>(),
+        "not_chosen_because": reasons.collect::<Vec<_>>(),
+        "findings": report.findings,
+        "ports": ports.collect::<Vec<_>>(),
+        "way": found.map(way::json),
+    })
+}
+
+/// The text that node_exporter reads.
+pub fn metrics(report: &Report) -> String {
+    let findings = report.findings.iter();
+    text(&Diagnosis {
+        time: now(),
+        exit: report.exit(),
+        findings: findings.map(|it| (it.check, it.severity.word(), it.about.as_str())).collect(),
+        ports: report.facts.counters[1].iter().map(|port| &port.levels).collect(),
+    })
+}

@@ -1,0 +1,165 @@
+//! The status of a running server, as it tells it over HTTP, for those without
+//! Prometheus. One request with a deadline; text of the server is cleaned before it
+//! reaches a terminal.
+
+use crate::flags::STATUS_DEFAULT;
+use crate::shared::ending::{Exit, complain};
+use crate::shared::voice::clean;
+use indicatif::BinaryBytes;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// How long all of it may take.
+const TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Bytes of a status that are read.
+const STATUS_BYTES_MAX: u64 = 64 << 20;
+
+/// Prints the status of a server.
+pub fn show(server: &str, json: bool) -> ExitCode {
+    let address = address(server);
+    match fetch(&address) {
+        Ok(status) if json => println!("{status}"),
+        Ok(status) => print!("{}", text(&status)),
+        Err(cause) => {
+            let error = format!("cannot get the status of {address}: {cause}");
+            let hint = "give where it shows metrics: it logs \"metrics and page\" when it starts, \
+                        and only to its own machine unless metrics.listen says otherwise";
+            return complain(&error, Some(hint.into()), Exit::Connect, json);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// With the usual port where none is named.
+fn address(server: &str) -> String {
+    let (_, port) = STATUS_DEFAULT.rsplit_once(':').unwrap_or_default();
+    let has_port = match server.rsplit_once(':') {
+        Some((host, port)) => {
+            port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']'))
+        }
+        None => false,
+    };
+    match has_port {
+        true => server.to_owned(),
+        false if server.contains(':') && !server.starts_with('[') => format!("[{server}]:{port}"),
+        false => format!("{server}:{port}"),
+    }
+}
+
+fn fetch(address: &str) -> Result<Value, String> {
+    let begin = Instant::now();
+    let plain = |error: std::io::Error| error.to_string();
+    let resolved = address.to_socket_addrs().map_err(plain)?.next();
+    let resolved = resolved.ok_or("the name has no address")?;
+    let mut stream = TcpStream::connect_timeout(&resolved, TIME_MAX).map_err(plain)?;
+    let request =
+        format!("GET /api/v1/status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.set_write_timeout(Some(TIME_MAX)).map_err(plain)?;
+    stream.write_all(request.as_bytes()).map_err(plain)?;
+    let mut bytes = Vec::new();
+    let mut part = vec![0; 64 << 10];
+    loop {
+        // A server that sends a byte now and then must not hold us.
+        let left = TIME_MAX.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
+        let left = left.ok_or_else(|| format!("no answer in {} s", TIME_MAX.as_secs()))?;
+        stream.set_read_timeout(Some(left)).map_err(plain)?;
+        match stream.read(&mut part).map_err(plain)? {
+            0 => break,
+            count if (bytes.len() + count) as u64 > STATUS_BYTES_MAX => {
+                return Err("the answer is too long".into());
+            }
+            count => bytes.extend_from_slice(&part[..count]),
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let (head, body) = text.split_once("\r\n\r\n").ok_or("this is no HTTP")?;
+    let line = head.lines().next().unwrap_or_default();
+    if !line.contains(" 200") {
+        return Err(format!("it answers {}", clean(line)));
+    }
+    serde_json::from_str(body).map_err(|error| format!("this is no status: {error}"))
+}
+
+/// The status for people.
+fn text(status: &Value) -> String {
+    let of = |value: &Value, key: &str| clean(value[key].as_str().unwrap_or_default());
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or(0);
+    let list = |key: &str| status[key].as_array().map_or(&[][..], Vec::as_slice).iter();
+    let up = status["now"].as_f64().unwrap_or(0.0) - status["started"].as_f64().unwrap_or(0.0);
+    let mut text = format!(
+        "rdma-serve {} at {}: {}, up for {up:.0} s\n",
+        of(status, "version"),
+        of(status, "address"),
+        of(status, "state"),
+    );
+    if let Some(reason) = status["reason"].as_str() {
+        text.push_str(&format!("  {}\n", clean(reason)));
+    }
+    match status["rdma"]["reason"].as_str() {
+        Some(reason) => {
+            let hint = of(&status["rdma"], "hint");
+            text.push_str(&format!("no RDMA: {}\n  hint: {hint}\n", clean(reason)));
+        }
+        None => text.push_str("RDMA is offered\n"),
+    }
+    for export in list("exports") {
+        let free = BinaryBytes(number(export, "free_bytes"));
+        let (name, mode) = (of(export, "name"), of(export, "mode"));
+        text.push_str(&format!("export {name} ({mode}): {free} free\n"));
+    }
+    for device in list("devices") {
+        let (name, port) = (of(device, "device"), number(device, "port"));
+        let errors = number(device, "errors");
+        text.push_str(&format!("port {name}/{port}: {}, {errors} errors\n", of(device, "state")));
+    }
+    for session in list("sessions") {
+        let (who, peer) = (of(session, "who"), of(session, "peer"));
+        let read = BinaryBytes(number(session, "read_bytes"));
+        let written = BinaryBytes(number(session, "written_bytes"));
+        let transport = of(session, "transport");
+        text.push_str(&format!(
+            "client {who} from {peer}: {read} read, {written} written, {transport}\n"
+        ));
+    }
+    for finding in list("findings") {
+        let (severity, about) = (of(finding, "severity").to_uppercase(), of(finding, "about"));
+        text.push_str(&format!("{severity} {about}: {}\n", of(finding, "is")));
+        text.push_str(&format!("  fix: {}\n", of(finding, "fix")));
+    }
+    for error in list("errors").take(ERRORS_SHOWN) {
+        text.push_str(&format!("error: {}\n", of(error, "text")));
+        if let Some(hint) = error["hint"].as_str() {
+            text.push_str(&format!("  hint: {}\n", clean(hint)));
+        }
+    }
+    text
+}
+
+/// Of the last errors so many are shown.
+const ERRORS_SHOWN: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_a_port_has_the_usual_one() {
+        assert_eq!(address("node7"), "node7:9469");
+        assert_eq!(address("node7:80"), "node7:80");
+        assert_eq!(address("fe80::1"), "[fe80::1]:9469");
+        assert_eq!(address("[fe80::1]:80"), "[fe80::1]:80");
+    }
+
+    #[test]
+    fn what_a_server_says_cannot_move_the_cursor() {
+        let status = serde_json::json!({
+            "state": "serving\u{1b}[2J", "exports": [{ "name": "a\nb", "mode": "ro" }],
+        });
+        let text = text(&status);
+        assert!(!text.contains('\u{1b}') && !text.contains("a\nb"), "{text}");
+    }
+}

@@ -1,0 +1,113 @@
+//! What a run leaves behind for others to look at: the timeline of its chunks,
+//! and its numbers for node_exporter. Begun before the work, so that a place that
+//! cannot be written to is found out at once; a failure later is told and changes
+//! no exit code, because the work itself is done.
+
+use super::ending::{Exit, NAME};
+use super::voice::clean;
+use clap::Args;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+use verbatim_client::{Summary, Trace, replace};
+use verbatim_telemetry::run::{Run, text};
+
+/// What is left behind, and where.
+#[derive(Args)]
+pub struct RecordFlags {
+    /// Write the timeline of chunks to FILE, for chrome://tracing or ui.perfetto.dev.
+    ///
+    /// When each chunk was under way on which connection, and when it was hashed and
+    /// stored: about 400 bytes a chunk.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Write what was done to FILE, for the textfile collector of node_exporter.
+    ///
+    /// Written at the end, atomically. Its name without .prom is the label run, so
+    /// that several commands can each have a file in one folder.
+    #[arg(long, value_name = "FILE")]
+    pub metrics_file: Option<PathBuf>,
+}
+
+/// What was begun.
+pub struct Records {
+    trace: Option<(PathBuf, Arc<Trace>)>,
+    metrics: Option<PathBuf>,
+}
+
+impl Records {
+    /// Opens what was asked for.
+    pub fn begin(flags: &RecordFlags) -> Result<Self, String> {
+        let trace = match &flags.trace {
+            None => None,
+            Some(path) => {
+                let trace = Trace::create(path).map_err(|error| cannot(path, &error))?;
+                Some((path.clone(), trace))
+            }
+        };
+        let metrics = flags.metrics_file.clone();
+        if let Some(path) = &metrics {
+            replace::begin(path).map_err(|error| cannot(path, &error))?;
+        }
+        Ok(Self { trace, metrics })
+    }
+
+    pub fn trace(&self) -> Option<Arc<Trace>> {
+        self.trace.as_ref().map(|(_, trace)| trace.clone())
+    }
+
+    /// Writes what there is to say, and says what could not be written.
+    pub fn end(self, summary: Option<&Summary>, exit: Exit) {
+        if let Some((path, trace)) = &self.trace {
+            warn(trace.finish().map_err(|error| cannot(path, &error)));
+        }
+        if let (Some(path), Some(summary)) = (&self.metrics, summary) {
+            warn(write_whole(path, &text(&run_of(path, summary, exit as u8))));
+        }
+    }
+}
+
+/// Replaces the file as a whole: a collector must not read half of it. Anybody may read it.
+pub fn write_whole(path: &Path, text: &str) -> Result<(), String> {
+    replace::replace(path, text).map_err(|error| cannot(path, &error))
+}
+
+/// Says what went wrong beside the work.
+fn warn(done: Result<(), String>) {
+    if let Err(error) = done {
+        eprintln!("{NAME}: {}", clean(&error));
+    }
+}
+
+fn cannot(path: &Path, error: &io::Error) -> String {
+    format!("cannot write {}: {error}", path.display())
+}
+
+/// Seconds since 1970.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn run_of(path: &Path, summary: &Summary, exit: u8) -> Run {
+    Run {
+        command: NAME,
+        name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        transport: summary.transport.split(' ').next().unwrap_or_default().to_owned(),
+        end_time: now(),
+        seconds: summary.elapsed.as_secs_f64(),
+        exit,
+        files: summary.files,
+        failed: summary.failed,
+        bytes: summary.bytes,
+        moved_bytes: summary.moved_bytes,
+        mismatches: summary.mismatches,
+        links_lost: summary.links_lost,
+        reconnects: summary.reconnects,
+        fell_back: summary.reason.is_some(),
+        rdma_reads: summary.rdma.reads,
+        rdma_writes: summary.rdma.writes,
+        rdma_done: (summary.rdma.reads_done, summary.rdma.writes_done),
+    }
+}

@@ -1,0 +1,255 @@
+//! Drives links that carry nothing but a probe: how long small operations take, and
+//! what large ones carry, by size and by number of links; and what this machine
+//! does by itself. Blocks, for a bounded time: a link that stops is given up.
+
+use super::{Latency, Measured, Own, Rate, Way};
+use hdrhistogram::Histogram;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
+use verbatim_proto::Digest;
+
+/// Operations in flight on each link.
+pub const DEPTH: usize = 3;
+
+/// What one rate is measured for.
+const RATE_TIME: Duration = Duration::from_millis(200);
+
+/// What one latency is measured for, and of how many at most.
+const LATENCY_TIME: Duration = Duration::from_millis(400);
+const LATENCY_COUNT_MAX: u64 = 2000;
+
+/// The first ones register memory and wake threads up.
+const WARM_COUNT: u64 = 5;
+
+/// Bytes of an operation whose latency is measured.
+const SMALL_BYTES: usize = 8;
+
+/// How long a link may be silent with something under way.
+const STALL_TIME_MAX: Duration = Duration::from_secs(6);
+
+/// Sizes whose rate is measured over one link; the last over more links too.
+const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
+
+/// Numbers of links that the last size is measured over.
+const LINKS: [usize; 2] = [2, 4];
+
+/// The longest wait before links are looked at again.
+const WAKE_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+/// Memory of the server.
+pub struct Memory {
+    /// What may be read.
+    pub read: RemoteRange,
+    /// What may be written.
+    pub write: RemoteRange,
+    /// How long both are.
+    pub bytes: usize,
+}
+
+/// A link, and the buffers that are not under way.
+pub struct Lane {
+    link: Box<dyn Link>,
+    spare: Vec<Buffer>,
+    under_way: usize,
+    /// What the next operation is called.
+    next: u64,
+}
+
+impl Lane {
+    pub fn new(link: Box<dyn Link>) -> Self {
+        Self { link, spare: Vec::new(), under_way: 0, next: 0 }
+    }
+
+    fn submit(&mut self, way: Way, memory: &Memory, bytes: usize) -> Result<bool, FabricError> {
+        let mut buffer = match self.spare.pop() {
+            Some(buffer) => buffer,
+            None => Buffer::new(memory.bytes)?,
+        };
+        buffer.set_len(bytes);
+        let op = match way {
+            Way::Read => Op::Read { from: memory.read, into: buffer },
+            Way::Write => Op::Write { from: buffer, to: memory.write },
+        };
+        self.next += 1;
+        match self.link.submit(Ticket(self.next), op) {
+            Ok(()) => self.under_way += 1,
+            Err(full) => {
+                self.spare.push(full.0.into_buffer());
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes what ended; says how many did.
+    fn take(&mut self, completions: &mut Vec<Completion>) -> Result<u64, FabricError> {
+        self.link.poll(completions)?;
+        let mut count = 0;
+        for completion in completions.drain(..) {
+            if let Completion::Done { buffer, result, .. } = completion {
+                self.under_way -= 1;
+                self.spare.push(buffer);
+                result?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// Measures everything over these links.
+pub fn links(mut lanes: Vec<Lane>, memory: &Memory) -> Result<Measured, FabricError> {
+    let carrier = lanes.first().map(|lane| lane.link.transport().to_owned()).unwrap_or_default();
+    let mut measured = Measured { carrier, ..Measured::default() };
+    for way in [Way::Read, Way::Write] {
+        measured.latencies.push(latency(&mut lanes[..1], way, memory)?);
+    }
+    let largest = SIZES[SIZES.len() - 1];
+    let grid = SIZES.iter().map(|&bytes| (bytes, 1)).chain(LINKS.map(|links| (largest, links)));
+    let grid: Vec<_> = grid.filter(|&(_, links)| links <= lanes.len()).collect();
+    for way in [Way::Read, Way::Write] {
+        for &(bytes, links) in &grid {
+            let bytes_per_second = rate(&mut lanes[..links], way, memory, bytes)?;
+            measured.rates.push(Rate { way, bytes, links, bytes_per_second });
+        }
+    }
+    Ok(measured)
+}
+
+/// Whether a few bytes can be read over a link.
+pub fn reads_a_little(mut lane: Lane, memory: &Memory) -> Result<(), FabricError> {
+    lane.submit(Way::Read, memory, SMALL_BYTES)?;
+    wait(std::slice::from_mut(&mut lane), 1).map(drop)
+}
+
+fn latency(lanes: &mut [Lane], way: Way, memory: &Memory) -> Result<Latency, FabricError> {
+    let broken = |error: &dyn std::fmt::Display| FabricError::Limit(error.to_string());
+    let mut times = Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| broken(&e))?;
+    let begin = Instant::now();
+    let mut count = 0;
+    while count < LATENCY_COUNT_MAX && (begin.elapsed() < LATENCY_TIME || times.len() < 10) {
+        let sent = Instant::now();
+        lanes[0].submit(way, memory, SMALL_BYTES)?;
+        wait(lanes, 1)?;
+        count += 1;
+        if count > WARM_COUNT {
+            times.saturating_record(sent.elapsed().as_nanos() as u64);
+        }
+    }
+    Ok(Latency {
+        way,
+        count: times.len(),
+        p50: times.value_at_quantile(0.5),
+        p90: times.value_at_quantile(0.9),
+        p99: times.value_at_quantile(0.99),
+        max: times.max(),
+    })
+}
+
+/// Bytes a second, with as much under way as links take.
+fn rate(lanes: &mut [Lane], way: Way, memory: &Memory, bytes: usize) -> Result<f64, FabricError> {
+    // Once without a clock: buffers are made and registered.
+    fill(lanes, way, memory, bytes)?;
+    drain(lanes)?;
+    let begin = Instant::now();
+    let mut count = 0;
+    while begin.elapsed() < RATE_TIME {
+        fill(lanes, way, memory, bytes)?;
+        count += wait(lanes, 1)?;
+    }
+    count += drain(lanes)?;
+    Ok(count as f64 * bytes as f64 / begin.elapsed().as_secs_f64())
+}
+
+fn fill(lanes: &mut [Lane], way: Way, memory: &Memory, bytes: usize) -> Result<(), FabricError> {
+    for lane in lanes {
+        while lane.under_way < DEPTH && lane.submit(way, memory, bytes)? {}
+    }
+    Ok(())
+}
+
+fn drain(lanes: &mut [Lane]) -> Result<u64, FabricError> {
+    let left = lanes.iter().map(|lane| lane.under_way as u64).sum();
+    wait(lanes, left)
+}
+
+/// Waits until so many operations have ended; says how many have.
+fn wait(lanes: &mut [Lane], wanted: u64) -> Result<u64, FabricError> {
+    let (mut count, mut heard) = (0, Instant::now());
+    let mut completions = Vec::new();
+    while count < wanted {
+        let mut ended = 0;
+        for lane in lanes.iter_mut() {
+            ended += lane.take(&mut completions)?;
+        }
+        count += ended;
+        if ended > 0 {
+            heard = Instant::now();
+        } else if heard.elapsed() > STALL_TIME_MAX {
+            let text = format!("no answer in {} s", STALL_TIME_MAX.as_secs());
+            return Err(FabricError::Limit(text));
+        } else {
+            sleep(lanes);
+        }
+    }
+    Ok(count)
+}
+
+/// Sleeps until a link has something, or a little while.
+fn sleep(lanes: &[Lane]) {
+    let wakes = lanes.iter().map(|lane| lane.link.wake());
+    let mut fds: Vec<_> = wakes
+        .filter_map(|wake| {
+            let readable = if wake.readable { PollFlags::IN } else { PollFlags::empty() };
+            let writable = if wake.writable { PollFlags::OUT } else { PollFlags::empty() };
+            wake.fd.map(|fd| PollFd::from_borrowed_fd(fd, readable | writable))
+        })
+        .collect();
+    // A signal wakes as well as data does.
+    let _ = poll(&mut fds, Some(&WAKE_MAX));
+}
+
+/// What one thing of this machine is measured for.
+const OWN_TIME: Duration = Duration::from_millis(150);
+
+/// Bytes that are written to measure a disk.
+const DISK_BYTES: usize = 64 << 20;
+
+/// Measures what this machine does by itself.
+pub fn own(disk: Option<&Path>) -> Own {
+    let block = vec![0x5a_u8; 8 << 20];
+    let mut copy = vec![0_u8; block.len()];
+    let repeat = |work: &mut dyn FnMut()| {
+        work();
+        let (begin, mut count) = (Instant::now(), 0);
+        while begin.elapsed() < OWN_TIME {
+            work();
+            count += 1;
+        }
+        count as f64 * block.len() as f64 / begin.elapsed().as_secs_f64()
+    };
+    let memory = repeat(&mut || {
+        copy.copy_from_slice(&block);
+        std::hint::black_box(&copy);
+    });
+    let hash = repeat(&mut || {
+        std::hint::black_box(Digest::of_grains(0, block.len() as u64, &block));
+    });
+    let disk = disk.and_then(|folder| write_rate(folder, &block).ok()).unwrap_or(0.0);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Own { hash, memory, disk, cores }
+}
+
+/// Writes a file without a name, and waits until it is on the disk.
+fn write_rate(folder: &Path, block: &[u8]) -> std::io::Result<f64> {
+    let mut file = tempfile::tempfile_in(folder)?;
+    let begin = Instant::now();
+    for _ in 0..DISK_BYTES / block.len() {
+        file.write_all(block)?;
+    }
+    file.sync_data()?;
+    Ok(DISK_BYTES as f64 / begin.elapsed().as_secs_f64())
+}

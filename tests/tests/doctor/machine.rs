@@ -1,0 +1,145 @@
+//! What the command says of recorded machines: the same report as the library's,
+//! in every form there is, with the exit code that scripts look at.
+
+use crate::{checks, doctor, json, recorded, repository};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use verbatim_tests::process::{Ended, Home, Running, skip};
+
+/// A line that makes a healthy machine a limited one.
+const SMALL_MTU: &str = "sys/class/net/ens1np0/mtu = 1500\n";
+
+/// A line that takes RDMA from it.
+const PORT_DOWN: &str = "sys/class/infiniband/mlx5_0/ports/1/state = 1: DOWN\n";
+
+fn at(root: &Path) -> [String; 4] {
+    let root = root.to_str().expect("plain names").to_owned();
+    ["--root".into(), root, "--sample".into(), "0".into()]
+}
+
+fn look(home: &Home, root: &Path, more: &[&str]) -> Ended {
+    let at = at(root);
+    let arguments: Vec<&str> = at.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    doctor(home, &arguments)
+}
+
+#[test]
+fn a_machine_is_told_of_in_every_form() {
+    let home = Home::new();
+    let well = recorded("healthy", "");
+    let ended = look(&home, well.path(), &[]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let golden = repository().join("common/doctor/tests/reports/healthy.txt");
+    let golden = fs::read_to_string(golden).expect("a report");
+    assert_eq!(format!("{}exit 0\n", ended.stdout), golden);
+
+    let slow = recorded("healthy", SMALL_MTU);
+    let ended = look(&home, slow.path(), &["--json"]);
+    let said = json(&ended);
+    assert_eq!((ended.code, checks(&said)), (Some(1), vec!["mtu"]), "{said}");
+    assert_eq!(said["findings"][0]["fix"]["run"], "ip link set ens1np0 mtu 9000");
+    assert_eq!(said["chosen"][0]["gid_index"], 3);
+    let script = look(&home, slow.path(), &["--fix-script"]).stdout;
+    assert!(script.lines().any(|line| line == "ip link set ens1np0 mtu 9000"), "{script}");
+
+    let down = recorded("healthy", PORT_DOWN);
+    let ended = look(&home, down.path(), &["--json"]);
+    assert_eq!((ended.code, checks(&json(&ended))), (Some(2), vec!["port"]));
+}
+
+#[test]
+fn what_a_shell_evaluates_is_what_would_be_chosen() {
+    let home = Home::new();
+    let well = recorded("healthy", "");
+    let ended = look(&home, well.path(), &["--env"]);
+    let lines = "export NCCL_IB_HCA='=mlx5_0:1'\nexport NCCL_IB_GID_INDEX=3\n";
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), lines));
+    let down = recorded("healthy", PORT_DOWN);
+    let ended = look(&home, down.path(), &["--env"]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "nothing to evaluate");
+    assert!(ended.stderr.contains("mlx5_0/1 is DOWN"), "{ended:?}");
+}
+
+#[test]
+fn a_file_for_node_exporter_is_replaced_as_a_whole() {
+    let home = Home::new();
+    let slow = recorded("healthy", SMALL_MTU);
+    let file = home.path().join("doctor.prom");
+    let path = file.to_str().expect("plain names");
+    fs::write(&file, "old").expect("a file");
+    let ended = look(&home, slow.path(), &["--prom", path]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""), "{ended:?}");
+    let text = fs::read_to_string(&file).expect("the file");
+    for line in [
+        "rdma_doctor_exit_code 1",
+        "rdma_doctor_finding{check=\"mtu\",severity=\"limits\",about=\"mlx5_0/1\"} 1",
+        "rdma_doctor_port_active{device=\"mlx5_0\",port=\"1\"} 1",
+        "rdma_doctor_port_errors_total{device=\"mlx5_0\",port=\"1\",error=\"link_downed\"} 1",
+    ] {
+        assert!(text.lines().any(|have| have == line), "no {line} in\n{text}");
+    }
+    assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o644);
+    let promtool = std::process::Command::new("promtool").arg("--version").output();
+    if promtool.is_ok() {
+        let input = fs::File::open(&file).expect("the file");
+        let checked =
+            std::process::Command::new("promtool").args(["check", "metrics"]).stdin(input).output();
+        let checked = checked.expect("promtool runs");
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+    let nowhere = look(&home, slow.path(), &["--prom", "/nowhere/at/all.prom"]);
+    nowhere.refused(3, &["cannot write /nowhere/at/all.prom"]);
+}
+
+#[test]
+fn what_may_not_be_read_is_a_finding_and_no_failure() {
+    let name = "what_may_not_be_read_is_a_finding_and_no_failure";
+    let root = recorded("healthy", "");
+    fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let locked = root.path().join("sys/class/net/ens1np0/mtu");
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).expect("a mode");
+    if fs::read(&locked).is_err() {
+        return told(&look(&Home::new(), root.path(), &["--json"]));
+    }
+    // Root reads everything: as somebody else, then.
+    let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    let home = Home::new();
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o777)).expect("a mode");
+    let home = home.wrapped(&nobody);
+    let able = std::process::Command::new(nobody[0]).args(&nobody[1..]).arg("true").output();
+    if !able.is_ok_and(|output| output.status.success()) {
+        return skip(name, "setpriv cannot become another user");
+    }
+    told(&look(&home, root.path(), &["--json"]));
+}
+
+#[track_caller]
+fn told(ended: &Ended) {
+    let said = json(ended);
+    let found = said["findings"].as_array().expect("findings").iter();
+    let found: Vec<_> = found.filter(|it| it["check"] == "permission").collect();
+    assert_eq!(found.len(), 1, "{said}");
+    assert_eq!(found[0]["about"], "/sys/class/net/ens1np0/mtu");
+    assert!(!ended.stderr.contains("panicked"), "{ended:?}");
+}
+
+#[test]
+fn bad_usage_says_what_is_wrong() {
+    let home = Home::new();
+    doctor(&home, &["./file"]).refused(2, &["./file is no server", "HOST:PORT"]);
+    doctor(&home, &["--sample", "99"]).refused(2, &["from 0 to 60"]);
+    doctor(&home, &["--fix-script", "--env"]).refused(2, &["cannot be used with"]);
+}
+
+#[test]
+fn this_machine_is_looked_at_whatever_it_is() {
+    let home = Home::new();
+    let ended =
+        doctor(&home, &["--json", "--sample", "0", "--export", "/", "--export", "/nowhere"]);
+    let said = json(&ended);
+    let exit = ended.code.expect("it ended by itself");
+    assert!((0..=2).contains(&exit) && said["exit"] == exit, "{said}");
+    assert!(checks(&said).contains(&"export"), "/nowhere is no folder: {said}");
+    drop(Running::start(home.command("rdma-doctor", &["--help"])).end().done());
+}

@@ -1,0 +1,183 @@
+//! The way to a server: one that answers, none, one that is silent, one that says
+//! what it is. And what a server says of its own machine.
+
+use crate::{checks, doctor, json, recorded};
+use serde_json::Value;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use verbatim_server::config::{Config, Metrics};
+use verbatim_server::export::{Export, Mode};
+use verbatim_server::{Server, ServerOptions};
+use verbatim_tests::http::get;
+use verbatim_tests::process::{Home, Running, Serve, wait_for};
+
+/// How long something may take to be seen.
+const SEEN_MAX: Duration = Duration::from_secs(30);
+
+struct World {
+    serve: Serve,
+    home: Arc<Home>,
+    dir: tempfile::TempDir,
+}
+
+fn world() -> World {
+    let (dir, home) = (tempfile::tempdir().expect("a folder"), Arc::new(Home::new()));
+    std::fs::write(dir.path().join("a"), vec![7; 3 << 20]).expect("a file");
+    let export = format!("data={}:rw", dir.path().display());
+    let serve = Serve::of(&home, "127.0.0.1:0", &[export.as_str()]);
+    World { serve, home, dir }
+}
+
+#[test]
+fn a_server_is_tried_for_real_over_tcp() {
+    let World { serve, home, .. } = world();
+    let there = serve.address.to_string();
+    let tcp = ["--transport", "tcp", "--sample", "0"];
+    let ended = doctor(&home, &[&["--json", &there], &tcp[..]].concat());
+    let said = json(&ended);
+    let way = &said["way"];
+    assert_eq!(way["addresses"][0], "127.0.0.1", "{said}");
+    assert_eq!(way["fingerprint"], serve.fingerprint);
+    let transports = way["transports"].as_array().expect("transports");
+    assert_eq!(transports.len(), 1, "{way}");
+    assert_eq!(transports[0]["transport"], "tcp");
+    let latencies = transports[0]["latency_seconds"].as_array().expect("latencies");
+    for latency in latencies {
+        let of = |key: &str| latency[key].as_f64().expect("a number");
+        assert!(of("count") >= 10.0 && of("p50") > 0.0, "{latency}");
+        assert!(of("p50") <= of("p90") && of("p90") <= of("p99") && of("p99") <= of("max"));
+    }
+    assert_eq!(latencies.len(), 2, "read and write");
+    let rates = transports[0]["rates"].as_array().expect("rates");
+    let shapes: Vec<_> =
+        rates.iter().map(|it| (it["bytes"].as_u64(), it["links"].as_u64())).collect();
+    let shape = |bytes, links| (Some(bytes), Some(links));
+    let expected =
+        [shape(4096, 1), shape(65536, 1), shape(1 << 20, 1), shape(1 << 20, 2), shape(1 << 20, 4)];
+    assert_eq!(shapes, [expected, expected].concat(), "for reads, then for writes");
+    assert!(rates.iter().all(|it| it["bytes_per_second"].as_f64() > Some(0.0)), "{way}");
+    assert_eq!(way["verdict"]["path"], "tcp");
+    assert!(way["hash_bytes_per_second"].as_f64() > Some(0.0));
+
+    let ended = doctor(&home, &[&[there.as_str()], &tcp[..]].concat());
+    for words in ["way to 127.0.0.1:", "latency", "1024 KiB x 4", "####", "limited by the"] {
+        assert!(ended.stdout.contains(words), "no {words} in\n{}", ended.stdout);
+    }
+    // It was a guest like any other, and left.
+    let status = || get(serve.metrics.expect("it shows metrics"), "/api/v1/status").body;
+    wait_for("the doctor leaves", SEEN_MAX, || {
+        let status: Value = serde_json::from_str(&status()).expect("JSON");
+        (status["sessions"].as_array().is_some_and(Vec::is_empty)).then_some(())
+    });
+}
+
+#[test]
+fn a_server_that_is_not_there_or_says_nothing_is_given_up() {
+    let home = Home::new();
+    let free = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let gone = free.local_addr().expect("an address").to_string();
+    drop(free);
+    let ended = doctor(&home, &["--json", "--sample", "0", &gone]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(checks(&json(&ended)).contains(&"server"), "{ended:?}");
+
+    let silent = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let there = silent.local_addr().expect("an address").to_string();
+    let begin = Instant::now();
+    let arguments = ["--json", "--sample", "0", "--timeout", "2", &there];
+    let ended = doctor(&home, &arguments);
+    assert!(begin.elapsed() < Duration::from_secs(25), "it took {:?}", begin.elapsed());
+    let said = json(&ended);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(said["way"]["error"].as_str().is_some_and(|it| it.contains("2 s")), "{said}");
+    let ended = doctor(&home, &["--json", "--sample", "0", "no-such-host.invalid"]);
+    assert!(checks(&json(&ended)).contains(&"server"), "{ended:?}");
+
+    let status = doctor(&home, &["--server-status", &gone]);
+    status.refused(3, &["cannot get the status", "hint: "]);
+}
+
+#[test]
+fn a_stranger_is_not_asked_and_is_told_so() {
+    let World { serve, .. } = world();
+    let ended = doctor(&Home::new(), &["--sample", "0", &serve.address.to_string()]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stdout.contains("BLOCKS  127.0.0.1:"), "{ended:?}");
+}
+
+#[test]
+fn the_status_of_a_server_is_told_without_prometheus() {
+    let World { serve, home, .. } = world();
+    let metrics = serve.metrics.expect("it shows metrics").to_string();
+    let ended = doctor(&home, &["--server-status", &metrics]).done();
+    for words in ["rdma-serve ", ": serving, up for", "export data (rw): ", " free"] {
+        assert!(ended.stdout.contains(words), "no {words} in\n{}", ended.stdout);
+    }
+    let ended = doctor(&home, &["--json", "--server-status", &metrics]).done();
+    assert_eq!(json(&ended)["state"], "serving");
+}
+
+#[test]
+fn a_mirror_leaves_its_numbers_and_its_timeline() {
+    let World { serve, home, dir } = world();
+    let file = home.path().join("nightly.prom");
+    let (trace, target) = (home.path().join("trace.json"), home.path().join("copy"));
+    let text = |path: &std::path::Path| path.to_str().expect("plain names").to_owned();
+    let arguments = [
+        "--metrics-file",
+        &text(&file),
+        "--trace",
+        &text(&trace),
+        &serve.at("data"),
+        &text(&target),
+    ];
+    Running::start(home.command("rdma-sync", &arguments)).end().done();
+    let numbers = std::fs::read_to_string(&file).expect("the file");
+    let bytes = (3 << 20) as f64;
+    let line = format!("rdma_sync_bytes{{run=\"nightly\"}} {bytes}");
+    assert!(numbers.lines().any(|have| have == line), "no {line} in\n{numbers}");
+    let events: Vec<Value> =
+        serde_json::from_slice(&std::fs::read(&trace).expect("the trace")).expect("a list");
+    assert!(events.iter().any(|event| event["name"] == "read"), "{events:?}");
+    let arguments = ["--watch", "--metrics-file", "x.prom", &serve.at("data"), &text(&target)];
+    let ended = Running::start(home.command("rdma-sync", &arguments)).end();
+    ended.refused(2, &["--metrics-file", "--status-file"]);
+    drop(dir);
+}
+
+#[test]
+fn a_server_says_what_is_degraded_on_its_machine() {
+    let machine = recorded("healthy", "sys/class/net/ens1np0/mtu = 1500\n");
+    let (dir, home) = (tempfile::tempdir().expect("a folder"), Home::new());
+    let config = Config {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        state: home.state(),
+        drain_seconds: 1,
+        metrics: Metrics { listen: "127.0.0.1:0".into(), asked_for: true },
+        exports: vec![Export::new("data", dir.path(), Mode::ReadOnly).expect("an export")],
+        ..Config::default()
+    };
+    let options = ServerOptions { root: Some(machine.path().into()), ..ServerOptions::default() };
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (told, ready) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        runtime.block_on(async {
+            let server = Server::bind(config, options).await.expect("it listens");
+            told.send(server.metrics_address().expect("it shows metrics")).expect("it is awaited");
+            server.run(async { drop(stopped.await) }).await;
+        });
+    });
+    let metrics = ready.recv_timeout(SEEN_MAX).expect("the server starts");
+    let finding = wait_for("a finding", SEEN_MAX, || {
+        let status: Value = serde_json::from_str(&get(metrics, "/api/v1/status").body).ok()?;
+        status["findings"].as_array()?.iter().find(|it| it["check"] == "mtu").cloned()
+    });
+    assert_eq!((&finding["severity"], &finding["about"]), (&"limits".into(), &"mlx5_0/1".into()));
+    assert_eq!(finding["fix"], "run: ip link set ens1np0 mtu 9000");
+    let shown = doctor(&home, &["--server-status", &metrics.to_string()]).done().stdout;
+    assert!(shown.contains("LIMITS mlx5_0/1: ens1np0 has an MTU of 1500"), "{shown}");
+    drop(stop);
+    thread.join().expect("it stops");
+}
