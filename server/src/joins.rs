@@ -36,7 +36,8 @@ struct Expected {
 }
 
 impl Joins {
-    /// Expects a connection with this secret, inside TLS or not.
+    /// Expects a connection with this secret, inside TLS or not, and no more one of an earlier
+    /// epoch of the link.
     pub fn expect(
         &self,
         secret: [u8; 32],
@@ -46,7 +47,10 @@ impl Joins {
     ) {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        expected.retain(|_, other| other.until > now && !other.session.is_closed());
+        expected.retain(|_, other| {
+            let older = other.link.index == link.index && other.session.same_channel(&session);
+            other.until > now && !other.session.is_closed() && !older
+        });
         expected.insert(secret, Expected { link, session, sealed, until: now + SECRET_LIFE });
     }
 

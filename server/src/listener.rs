@@ -12,7 +12,7 @@ use crate::keyring::Keyring;
 use crate::observe::{About, MetricsError, Observatory, Page};
 use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
-use crate::session::{SERVER_WATCHES_MAX, Shared};
+use crate::session::{HASHED_WALKS_MAX, SERVER_WATCHES_MAX, Shared};
 use crate::worker::ServerWorker;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -221,7 +221,8 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
+/// What all sessions of a server with this configuration share.
+pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
     let mut exports = Exports::new();
     for export in &config.exports {
         let folder = Arc::new(Folder::open(&export.path).map_err(ServerError::Export)?);
@@ -257,5 +258,6 @@ fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError>
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
         watches: Arc::new(Semaphore::new(SERVER_WATCHES_MAX)),
+        hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),
     })
 }

@@ -63,6 +63,16 @@ pub(crate) struct Offered {
     pub rails: Vec<Region>,
 }
 
+/// What a link is wanted for.
+pub(crate) struct Wanted {
+    /// Our address, as the client reached it.
+    pub local: Option<IpAddr>,
+    /// The length of its upload slots: where none can be pinned, the client is told why.
+    pub slot_bytes: u64,
+    /// Whether it must end at the very port that the client named.
+    pub by_gid: bool,
+}
+
 /// The server's half of a link.
 pub(crate) struct Half {
     pub link: VerbsLink,
@@ -93,17 +103,16 @@ impl SessionDomain {
         self.devices().iter().map(|device| device.domain.pinned_bytes()).sum()
     }
 
-    /// Makes the server's half of a queue pair for a client that reached us at `local`. It will
-    /// need slots of this length: where none can be pinned, the client is told why. `bell` is rung
-    /// when something that could not be pinned may be.
+    /// Makes the server's half of a queue pair. `bell` is rung when something that could not be
+    /// pinned may be.
     pub fn connect(
         &self,
         rdma: &Rdma,
-        (local, slot_bytes): (Option<IpAddr>, u64),
-        peer: &[u8],
+        wanted: Wanted,
+        peer: &Address,
         bell: impl Fn(Ring) + Send + Sync + 'static,
     ) -> Result<Half, FabricError> {
-        let peer = Address::from_bytes(peer)?;
+        let Wanted { local, slot_bytes, by_gid } = wanted;
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         let known = devices.iter().position(|device| device.peers.contains(&peer.gid));
         let rail = match known {
@@ -127,11 +136,11 @@ impl SessionDomain {
             }
         };
         let device = &mut devices[rail];
-        let endpoint = device.endpoint(rdma, local)?;
+        let endpoint = device.endpoint(rdma, local)?.by_gid(by_gid);
         let mut address = endpoint.address().to_bytes().to_vec();
         let proof = if peer.proves { self.proof(device)? } else { None };
         address.extend(proof.iter().flat_map(Proof::to_bytes));
-        Ok(Half { link: endpoint.connect(&peer)?, address, rail: rail as u16 })
+        Ok(Half { link: endpoint.connect(peer)?, address, rail: rail as u16 })
     }
 
     fn share(
@@ -390,8 +399,6 @@ mod tests {
         let upload =
             domain.offer_on(None, Memory::Upload(slot), Arc::new(Pin::none())).expect("registers");
         assert_eq!(domain.soft.region_count(), 2);
-        let late = domain.connect(&Rdma::default(), (None, 1), &[], |_| ());
-        assert!(late.is_err(), "an address that is none");
         domain.take_back(offered.number);
         domain.take_back(upload.number);
         assert_eq!((domain.soft.region_count(), domain.regions().held.len()), (0, 0));

@@ -5,7 +5,7 @@
 use crate::export::Mode;
 use crate::gate::Gate;
 use crate::quota::Quota;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbatim_control::Who;
@@ -23,6 +23,19 @@ pub(crate) struct ExportFolder {
     pub gate: Gate,
     /// What may still be written into it, where that is bounded.
     pub quota: Option<Arc<Quota>>,
+}
+
+impl ExportFolder {
+    /// Refuses to do this to a path where clients may only read.
+    pub fn writable(&self, verb: &str, path: &WirePath) -> Result<(), Fault> {
+        match self.mode {
+            Mode::ReadWrite => Ok(()),
+            Mode::ReadOnly => {
+                let text = format!("cannot {verb} {path}: the export is read-only");
+                Err(Fault::new(Code::ReadOnly, text))
+            }
+        }
+    }
 }
 
 /// The exports by name.
@@ -59,7 +72,8 @@ pub(crate) struct Reach {
 /// the other wrong.
 #[derive(Default)]
 struct Used {
-    gids: BTreeSet<[u8; 16]>,
+    /// How many links each port has.
+    gids: BTreeMap<[u8; 16], usize>,
     picky: BTreeMap<Vec<u8>, Arc<ExportFolder>>,
     /// Whether an export was named at all.
     named: bool,
@@ -107,14 +121,15 @@ impl Reach {
         shown.map(|(name, _)| name.as_slice())
     }
 
-    /// Asks whether data may move to an RDMA port, given the exports that were used so far.
-    pub fn use_gid(&self, gid: [u8; 16]) -> Result<(), Fault> {
+    /// Lets a link be made to an RDMA port, given the exports that were used so far. The port
+    /// counts as used as long as the passage is kept.
+    pub fn use_gid(self: &Arc<Self>, gid: [u8; 16]) -> Result<Passage, Fault> {
         let mut used = self.used();
         match used.picky.iter().find(|(_, export)| !export.gate.admits_gid(&gid)) {
             Some((name, _)) => Err(not_over(name, &gid)),
             None => {
-                used.gids.insert(gid);
-                Ok(())
+                *used.gids.entry(gid).or_default() += 1;
+                Ok(Passage { reach: self.clone(), gid })
             }
         }
     }
@@ -144,12 +159,6 @@ impl Reach {
         self.used().picky.values().all(|export| export.gate.admits_gid(gid))
     }
 
-    /// No link to an RDMA port that is not admitted is left: data may move.
-    pub fn forget_unadmitted(&self) {
-        let Used { gids, picky, .. } = &mut *self.used();
-        gids.retain(|gid| picky.values().all(|export| export.gate.admits_gid(gid)));
-    }
-
     /// The same as `resolve`, of a file whose data is to move: refused while the session has
     /// links to an RDMA port that may not have it. Sessions end those first.
     pub fn resolve_for_data(
@@ -157,7 +166,7 @@ impl Reach {
         path: &WirePath,
     ) -> Result<(Arc<ExportFolder>, WirePath), Fault> {
         let (export, rest) = self.resolve(path)?;
-        match self.used().gids.iter().find(|gid| !export.gate.admits_gid(gid)) {
+        match self.used().gids.keys().find(|gid| !export.gate.admits_gid(gid)) {
             Some(gid) => Err(not_over(path.split_first().map_or(b"", |(name, _)| name), gid)),
             None => Ok((export, rest)),
         }
@@ -190,6 +199,23 @@ impl Reach {
         }
         drop(used);
         Ok((self.held(path).unwrap_or_else(|| export.clone()), rest))
+    }
+}
+
+/// A link to an RDMA port, as far as exports care.
+pub(crate) struct Passage {
+    reach: Arc<Reach>,
+    pub gid: [u8; 16],
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        let mut used = self.reach.used();
+        let count = used.gids.get_mut(&self.gid).expect("a passage is counted");
+        *count -= 1;
+        if *count == 0 {
+            used.gids.remove(&self.gid);
+        }
     }
 }
 
@@ -321,16 +347,16 @@ mod tests {
         let (data, other) =
             (WirePath::parse(b"data/a").unwrap(), WirePath::parse(b"in/a").unwrap());
         // The export first: the port is refused.
-        let reach = Reach::of(&all, &visitor(&Who::Local));
+        let reach = Arc::new(Reach::of(&all, &visitor(&Who::Local)));
         assert!(reach.is_picky());
         reach.resolve(&data).unwrap();
-        assert_eq!(reach.use_gid(bad).unwrap_err().code, Code::Denied);
-        reach.use_gid(good).unwrap();
+        assert_eq!(reach.use_gid(bad).err().unwrap().code, Code::Denied);
+        let _good = reach.use_gid(good).unwrap();
         reach.resolve_for_data(&data).unwrap();
         // The port first: its data does not move until the port is left, and others' does.
-        let reach = Reach::of(&all, &visitor(&Who::Local));
-        reach.use_gid(bad).unwrap();
-        reach.use_gid(good).unwrap();
+        let reach = Arc::new(Reach::of(&all, &visitor(&Who::Local)));
+        let links = [reach.use_gid(bad).unwrap(), reach.use_gid(bad).unwrap()];
+        let _good = reach.use_gid(good).unwrap();
         assert!(reach.admits_gid(&bad), "no export that cares was used");
         let fault = reach.resolve_for_data(&data).err().unwrap();
         assert!(
@@ -340,9 +366,13 @@ mod tests {
         assert!(reach.resolve(&data).is_ok(), "what it is may be told");
         assert!(!reach.admits_gid(&bad) && reach.admits_gid(&good));
         reach.resolve_for_data(&other).unwrap();
-        reach.forget_unadmitted();
+        // Until its last link is gone.
+        let [first, second] = links;
+        drop(first);
+        assert!(reach.resolve_for_data(&data).is_err());
+        drop(second);
         reach.resolve_for_data(&data).unwrap();
-        assert_eq!(reach.use_gid(bad).unwrap_err().code, Code::Denied, "and it stays out");
+        assert_eq!(reach.use_gid(bad).err().unwrap().code, Code::Denied, "and it stays out");
     }
 
     #[test]

@@ -243,18 +243,21 @@ impl Target {
     }
 
     /// Makes a range zeros, whatever was there, and notes that it is verified. The range is at
-    /// most a window, whole grains of a file of `size` bytes; returns the digests of zeros there.
-    pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
+    /// most a window, whole grains of a file of `size` bytes; returns the digests of zeros there,
+    /// and how many bytes had to be written for want of holes.
+    pub fn zero(&self, extent: Extent, size: u64) -> Result<(Vec<Digest>, u64), Fault> {
+        let mut written = 0;
         if size < HOLE_BYTES_MIN as u64 || !self.punch(extent) {
             let end = extent.offset + extent.len;
             for offset in (extent.offset..end).step_by(ZEROS.len()) {
                 let len = (end - offset).min(ZEROS.len() as u64);
                 self.write(&ZEROS[..len as usize], offset)?;
+                written += len;
             }
         }
         let digests = hash_zeros(size, extent);
         self.verified(extent, &digests)?;
-        Ok(digests)
+        Ok((digests, written))
     }
 
     /// Makes a range a hole; false where the file system cannot.

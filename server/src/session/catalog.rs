@@ -4,7 +4,6 @@
 
 use super::mirror::{MirrorEvent, change_all};
 use super::{End, Event, Session};
-use crate::export::Mode;
 use crate::reach::{ExportFolder, Reach};
 use std::collections::{HashMap, VecDeque};
 use verbatim_files::walk::Describe;
@@ -230,9 +229,9 @@ fn next_page(scan: Scan) -> Page {
 
 fn make(reach: &Reach, entry: &NewEntry) -> Result<Dropped, Fault> {
     let (export, path) = reach.resolve(&entry.path)?;
-    if export.mode == Mode::ReadOnly && !path.is_root() {
-        let text = format!("cannot make {}: the export is read-only", entry.path);
-        return Err(Fault::new(Code::ReadOnly, text));
+    // A client may say that it wants what is there anyway.
+    if !path.is_root() {
+        export.writable("make", &entry.path)?;
     }
     let (folder, rules) = (&export.folder, &export.rules);
     let keep = entry.meta.as_deref().map(|meta| (meta, rules));

@@ -3,7 +3,8 @@
 
 use super::{End, Event, Session};
 use crate::joins::Arrived;
-use crate::rails::Half;
+use crate::rails::{Half, Wanted};
+use crate::reach::Passage;
 use crate::worker::Command;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -27,32 +28,49 @@ pub(super) struct Links {
     pub probed: bool,
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Place {
     pub key: LinkKey,
     pub worker: usize,
     pub transport: Transport,
     /// Whether its end was asked for.
     pub ending: bool,
-    /// The rail it ends at, and the client's port; none for links without a device.
-    pub port: Option<(u16, [u8; 16])>,
+    /// The rail it ends at, and what counts the client's port as used for as long as it lives;
+    /// none for links without a device.
+    port: Option<(u16, Passage)>,
 }
+
+/// How many times as many links as it may have a client can have while old ones end.
+const ENDING_TIMES: usize = 2;
 
 impl Links {
     /// The links that have a device, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
-        self.live.iter().filter_map(|(link, place)| Some((*link, place.port?.1)))
+        self.live.iter().filter_map(|(link, place)| Some((*link, place.port.as_ref()?.1.gid)))
+    }
+
+    /// How many there are that nobody asked to end, and how many in all.
+    #[cfg(test)]
+    pub fn count(&self) -> (usize, usize) {
+        let up = self.live.values().filter(|place| !place.ending).count();
+        (up, self.live.len())
     }
 }
 
 impl Session {
     /// Answers a request for a link.
     pub(super) fn attach(&mut self, link: LinkId, offer: LinkOffer) -> Result<(), End> {
-        let answer = self.make_link(link, offer);
+        let answer = match self.begin_epoch(link) {
+            Ok(()) => {
+                self.end_older(link)?;
+                self.make_link(link, offer)
+            }
+            Err(fault) => Err(fault),
+        };
         self.send(ServerMessage::Attached { link, answer })
     }
 
-    fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<LinkAnswer, Fault> {
+    /// Takes the name of a link, unless it is over or there is no room.
+    fn begin_epoch(&mut self, link: LinkId) -> Result<(), Fault> {
         if link.index >= self.shared.links_max {
             let text = format!("a session may have {} links", self.shared.links_max);
             return Err(Fault::new(Code::Limit, text));
@@ -61,7 +79,23 @@ impl Session {
         if newest.is_some_and(|&newest| newest >= link.epoch) {
             return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
         }
+        if self.links.live.len() >= ENDING_TIMES * usize::from(self.shared.links_max) {
+            return Err(Fault::new(Code::Limit, "too many links have not ended yet"));
+        }
         self.links.epochs.insert(link.index, link.epoch);
+        Ok(())
+    }
+
+    /// Ends what had the name before, so that there are never more links than names: a client
+    /// that asks for the next epoch uses the last no more, fenced or not.
+    fn end_older(&mut self, link: LinkId) -> Result<(), End> {
+        let live = self.links.live.iter();
+        let older = live.filter(|(id, place)| id.index == link.index && !place.ending);
+        let older: Vec<LinkId> = older.map(|(id, _)| *id).collect();
+        older.into_iter().try_for_each(|id| self.kill(id))
+    }
+
+    fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<LinkAnswer, Fault> {
         // Whatever was offered: an export that moves encrypted only leaves no choice.
         if let Some(reason) = self.reach.must_seal() {
             let secret = random_secret()?;
@@ -84,37 +118,50 @@ impl Session {
                 self.adopt(link, Box::new(end), None);
                 Ok(LinkAnswer::Sim { endpoint })
             }
-            LinkOffer::Verbs { .. } if link.index >= self.shared.rdma.qps_max => {
-                let qps_max = self.shared.rdma.qps_max;
-                let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
-                Err(Fault::new(Code::Limit, text))
-            }
-            LinkOffer::Verbs { address: peer } => {
-                let named = Address::from_bytes(&peer);
-                let named = named.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
-                self.reach.use_gid(named.gid)?;
-                self.spots.knows(named.spots);
-                let events = self.events.clone();
-                // A bell that is not heard is made up for by the next tick.
-                let bell = move |ring| drop(events.try_send(Event::Pins(ring)));
-                let wanted = (self.local, u64::from(self.chunk_bytes));
-                let made = self.domain.connect(&self.shared.rdma, wanted, &peer, bell);
-                let Half { link: made, address, rail } = made.map_err(|error| {
-                    self.view.fell_back(Fallback::Refused);
-                    Fault::new(Code::NotFound, error.with_hint())
-                })?;
-                self.adopt(link, Box::new(made), Some((rail, named.gid)));
-                self.lease_more();
-                Ok(match rail {
-                    0 => LinkAnswer::Verbs { address },
-                    rail => LinkAnswer::Rail(RailAnswer { rail, address }),
-                })
-            }
+            LinkOffer::Verbs { address } => self.make_verbs(link, &address),
         }
+    }
+
+    fn make_verbs(&mut self, link: LinkId, peer: &[u8]) -> Result<LinkAnswer, Fault> {
+        let qps_max = self.shared.rdma.qps_max;
+        let is_verbs = |place: &&Place| place.transport == Transport::Verbs;
+        let live = self.links.live.values().filter(is_verbs).count();
+        if link.index >= qps_max || live >= ENDING_TIMES * usize::from(qps_max) {
+            let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
+            return Err(Fault::new(Code::Limit, text));
+        }
+        let peer = Address::from_bytes(peer);
+        let peer = peer.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
+        // Before there is a queue pair, because files are opened meanwhile; given back by all
+        // that fails.
+        let passage = self.reach.use_gid(peer.gid)?;
+        self.spots.knows(peer.spots);
+        let events = self.events.clone();
+        // A bell that is not heard is made up for by the next tick.
+        let bell = move |ring| drop(events.try_send(Event::Pins(ring)));
+        let wanted = Wanted {
+            local: self.local,
+            slot_bytes: u64::from(self.chunk_bytes),
+            by_gid: self.reach.is_picky(),
+        };
+        let made = self.domain.connect(&self.shared.rdma, wanted, &peer, bell);
+        let Half { link: made, address, rail } = made.map_err(|error| {
+            self.view.fell_back(Fallback::Refused);
+            Fault::new(Code::NotFound, error.with_hint())
+        })?;
+        self.adopt(link, Box::new(made), Some((rail, passage)));
+        self.lease_more();
+        Ok(match rail {
+            0 => LinkAnswer::Verbs { address },
+            rail => LinkAnswer::Rail(RailAnswer { rail, address }),
+        })
     }
 
     /// A data connection came in.
     pub(super) fn joined(&mut self, link: LinkId, arrived: Arrived) {
+        if self.links.epochs.get(&link.index) != Some(&link.epoch) {
+            return tracing::debug!(session = self.id, ?link, "link came too late");
+        }
         let domain = self.domain.soft().clone();
         let made = match arrived {
             Arrived::Plain(stream) => TcpLink::new(stream, domain),
@@ -126,7 +173,7 @@ impl Session {
         }
     }
 
-    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, [u8; 16])>) {
+    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, Passage)>) {
         let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let worker = number as usize % self.shared.workers.len();
@@ -146,7 +193,7 @@ impl Session {
     /// A link died, or was killed.
     pub(super) fn link_dead(&mut self, link: LinkId, why: Option<FabricError>) {
         let place = self.links.live.remove(&link);
-        if let (Some(error), Some(Place { transport, .. })) = (why, place) {
+        if let (Some(error), Some(&Place { transport, .. })) = (why, place.as_ref()) {
             tracing::debug!(session = self.id, ?link, %error, "link lost");
             self.view.link_lost(transport);
             if transport == Transport::Verbs {
@@ -163,7 +210,7 @@ impl Session {
         match self.links.live.get_mut(&id) {
             Some(place) => {
                 place.ending = true;
-                let Place { key, worker, .. } = *place;
+                let (key, worker) = (place.key, place.worker);
                 self.show_links();
                 let session = self.events.clone();
                 self.tell(worker, Command::Kill { key, id, session })
@@ -191,7 +238,7 @@ impl Session {
 
     /// The rail that a link ends at.
     pub(super) fn rail_of(&self, link: LinkId) -> Option<u16> {
-        self.links.live.get(&link).and_then(|place| Some(place.port?.0))
+        self.links.live.get(&link).and_then(|place| Some(place.port.as_ref()?.0))
     }
 
     pub(super) fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
@@ -202,10 +249,10 @@ impl Session {
 
     /// Ends every link; nobody waits for the answers.
     pub(super) fn drop_links(&mut self) {
-        for (id, Place { key, worker, .. }) in std::mem::take(&mut self.links.live) {
-            let session = self.events.clone();
-            if let Err(error) = self.shared.workers[worker].send(Command::Kill { key, id, session })
-            {
+        for (id, place) in std::mem::take(&mut self.links.live) {
+            let (key, session) = (place.key, self.events.clone());
+            let worker = &self.shared.workers[place.worker];
+            if let Err(error) = worker.send(Command::Kill { key, id, session }) {
                 tracing::error!(session = self.id, ?id, %error, "link not ended");
             }
         }

@@ -6,10 +6,10 @@
 use super::catalog::open_source;
 use super::staging::Staging;
 use super::{End, Event, Session, Shared};
-use crate::export::Mode;
 use crate::reach::{ExportFolder, Reach};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_files::paging::{TreePage, next_page, root_of};
@@ -28,6 +28,9 @@ const WALKS_MAX: usize = 4;
 /// Targets one client may hold.
 const HOLDS_MAX: usize = 4;
 
+/// Walks of all clients that may hash at a time: half of the threads there are for files.
+pub(crate) const HASHED_WALKS_MAX: usize = 16;
+
 /// The mirrors of a session: walks, `None` while a page is being made, and targets held.
 #[derive(Default)]
 pub(super) struct Mirrors {
@@ -36,6 +39,14 @@ pub(super) struct Mirrors {
     pub(super) stages: Vec<Staging>,
     /// Requests to hold that are being answered.
     pub(super) holding: usize,
+    /// Whether nobody waits for pages any more.
+    over: Arc<AtomicBool>,
+}
+
+impl Drop for Mirrors {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A walk that rests.
@@ -158,20 +169,34 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         walks.insert(request, None);
-        let (shared, reach) = (self.shared.clone(), self.reach.clone());
+        let reach = self.reach.clone();
         let stage = self.stage_at(&walk.path);
-        self.job(move || {
+        self.make_page(request, walk.digests, move |hasher| {
             let beside = stage.and_then(|stage| stage.open_target());
-            let walked = match begin_walk(&reach, walk, only, beside) {
-                Ok(walking) => page_of(&shared, walking),
+            match begin_walk(&reach, walk, only, beside) {
+                Ok(walking) => page_of(hasher, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
                     (None, TreePage { found, ..TreePage::default() })
                 }
-            };
-            Event::Mirror(MirrorEvent::Walked(request, walked))
+            }
         });
         Ok(())
+    }
+
+    /// Has a page made; those who hash wait for a place among all that do.
+    fn make_page(
+        &mut self,
+        request: u32,
+        digests: bool,
+        make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
+    ) {
+        let hasher = Hasher { shared: self.shared.clone(), over: self.mirrors.over.clone() };
+        let work = move || Event::Mirror(MirrorEvent::Walked(request, make(&hasher)));
+        match digests {
+            true => self.job_within(self.shared.hashed_walks.clone(), work),
+            false => self.job(work),
+        }
     }
 
     fn walk_on(&mut self, request: u32) -> Result<(), End> {
@@ -179,8 +204,7 @@ impl Session {
             let text = "the client asked for more of a walk that is not open";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        let shared = self.shared.clone();
-        self.job(move || Event::Mirror(MirrorEvent::Walked(request, page_of(&shared, walking))));
+        self.make_page(request, walking.digests, move |hasher| page_of(hasher, walking));
         Ok(())
     }
 
@@ -220,7 +244,7 @@ fn begin(
 ) -> Result<(About, Option<Held>), Fault> {
     let (export, below) = reach.resolve(path)?;
     if hold {
-        writable(&export, path)?;
+        export.writable("change", path)?;
         // As it is: opened up before it is told, its mode would differ every time.
         export.folder.make_folder(&below, 0o700, false)?;
     }
@@ -277,13 +301,6 @@ pub(super) fn held_by(
     Fault::new(Code::Limit, format!("{path} is being synchronised by {by}"))
 }
 
-pub(super) fn writable(export: &ExportFolder, path: &WirePath) -> Result<(), Fault> {
-    if export.mode == Mode::ReadWrite {
-        return Ok(());
-    }
-    Err(Fault::new(Code::ReadOnly, format!("cannot change {path}: the export is read-only")))
-}
-
 fn begin_walk(
     reach: &Reach,
     scan: TreeScan,
@@ -298,13 +315,25 @@ fn begin_walk(
     Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
 }
 
-fn page_of(shared: &Shared, mut walking: Box<Walking>) -> Walked {
+/// Tells digests of files as long as somebody waits for them.
+struct Hasher {
+    shared: Arc<Shared>,
+    over: Arc<AtomicBool>,
+}
+
+impl Hasher {
+    fn root(&self, source: &Source) -> Result<Digest, Fault> {
+        root_of(source, |source, extent| match self.over.load(Ordering::Relaxed) {
+            true => Err(Fault::new(Code::Interrupted, "the client is gone")),
+            false => self.shared.hashing.digests(source, extent, WINDOW_BYTES, false),
+        })
+    }
+}
+
+fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Walked {
     let Walking { export, base, walk, digests } = &mut *walking;
     let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
-        let source = open_source(export, &base.join(path))?;
-        let hash =
-            |source: &Source, extent| shared.hashing.digests(source, extent, WINDOW_BYTES, false);
-        root_of(&source, hash)
+        hasher.root(&open_source(export, &base.join(path))?)
     };
     let (page, more) = match digests {
         true => next_page(walk, Some(&mut digest)),
@@ -318,7 +347,7 @@ pub(super) fn change_all(reach: &Reach, changes: &[Edit]) -> (Vec<Result<(), Fau
     let mut dropped = Dropped::default();
     let mut change_one = |change: &Edit| {
         let (export, path) = reach.resolve(change.path())?;
-        writable(&export, change.path())?;
+        export.writable("change", change.path())?;
         match change {
             Edit::Link { to, .. } => {
                 let (other, to) = reach.resolve(to)?;

@@ -29,16 +29,17 @@ use crate::reach::{ExportFolder, Exports, Reach};
 use crate::worker::Command;
 use catalog::Catalog;
 use links::Links;
-pub(crate) use mirror::Holders;
 use mirror::Mirrors;
+pub(crate) use mirror::{HASHED_WALKS_MAX, Holders};
 use reading::Reading;
 use spots::Spots;
 pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
@@ -54,9 +55,13 @@ pub(crate) use watching::SERVER_WATCHES_MAX;
 use watching::Watches;
 use writing::Writing;
 
-/// Events that may wait for one session. Jobs in flight are bounded by the machines, far
-/// below this.
+/// Events that may wait for one session; half of them are for answers of jobs and workers.
 pub(crate) const EVENTS_MAX: usize = 16 << 10;
+
+/// Jobs that one client may have at work when it asks for more. Each tells one event, and what
+/// the machines begin meanwhile is bounded by them, so that all find room.
+const JOBS_MAX: usize = 4 << 10;
+const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what became of it");
 
 /// What all sessions share.
 pub(crate) struct Shared {
@@ -74,6 +79,8 @@ pub(crate) struct Shared {
     pub idle: Duration,
     /// Room for watched folders.
     pub watches: Arc<Semaphore>,
+    /// Room for walks that hash.
+    pub hashed_walks: Arc<Semaphore>,
 }
 
 /// What jobs and workers tell a session.
@@ -133,6 +140,8 @@ pub(crate) struct Session {
     pub reach: Arc<Reach>,
     events: mpsc::Sender<Event>,
     jobs: usize,
+    /// Whether a job could not tell what became of it.
+    unheard: Arc<AtomicBool>,
     links: Links,
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
@@ -179,6 +188,7 @@ impl Session {
             reach: Arc::new(reach),
             events,
             jobs: 0,
+            unheard: Arc::default(),
             links: Links::default(),
             held: None,
             reading: Reading::default(),
@@ -245,6 +255,10 @@ impl Session {
     }
 
     fn tick(&mut self, heard: Instant) -> Result<(), End> {
+        if self.unheard.load(Ordering::Relaxed) {
+            let text = "more happened at a time than the server can take";
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
         self.look_for_pins()?;
         self.check_held()?;
         if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() {
@@ -259,6 +273,10 @@ impl Session {
 
     fn message(&mut self, message: ClientMessage) -> Result<(), End> {
         tracing::trace!(session = self.id, ?message, "message received");
+        if self.jobs >= JOBS_MAX {
+            let text = format!("the client asks for more than {JOBS_MAX} things at a time");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
         match message {
             ClientMessage::Hello(_) => {
                 let text = "the client greeted twice";
@@ -364,14 +382,37 @@ impl Session {
 
     /// Starts file work on the blocking pool; its event comes back to this session.
     fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
+        tokio::task::spawn_blocking(self.errand(work));
+    }
+
+    /// The same, once there is room in what all sessions share.
+    fn job_within(&mut self, room: Arc<Semaphore>, work: impl FnOnce() -> Event + Send + 'static) {
+        let errand = self.errand(work);
+        tokio::spawn(async move {
+            // It is never closed.
+            let place = room.acquire_owned().await;
+            tokio::task::spawn_blocking(move || {
+                errand();
+                drop(place);
+            });
+        });
+    }
+
+    fn errand(
+        &mut self,
+        work: impl FnOnce() -> Event + Send + 'static,
+    ) -> impl FnOnce() + Send + 'static {
         self.jobs += 1;
         let (events, view, asked) = (self.events.clone(), self.view.clone(), Instant::now());
-        tokio::task::spawn_blocking(move || {
+        let unheard = self.unheard.clone();
+        move || {
             let event = event_of(work);
             view.answered(&event, asked.elapsed());
-            // A session that is gone needs no answer.
-            let _ = events.try_send(event);
-        });
+            // A session that is gone needs no answer; one that is there must not wait for it.
+            if let Err(TrySendError::Full(_)) = events.try_send(event) {
+                unheard.store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     async fn finish(mut self, end: End) {
@@ -409,12 +450,4 @@ fn event_of(work: impl FnOnce() -> Event) -> Event {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_that_panics_is_told_to_its_session() {
-        assert!(matches!(event_of(|| panic!("a test's own")), Event::Panicked));
-        assert!(matches!(event_of(|| Event::Closed(Vec::new())), Event::Closed(_)));
-    }
-}
+mod tests;

@@ -60,7 +60,6 @@ impl Session {
         }
         let links: Vec<(LinkId, [u8; 16])> = self.links_to_leave().collect();
         if links.is_empty() {
-            self.reach.forget_unadmitted();
             return Ok(false);
         }
         let (session, count) = (self.id, links.len());

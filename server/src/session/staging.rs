@@ -2,7 +2,7 @@
 //! and puts in its place when the client says that all of it is there. A session
 //! holds both, and whoever else wants them is told by whom. Called by `mirror`.
 
-use super::mirror::{MirrorEvent, held_by, writable};
+use super::mirror::{MirrorEvent, held_by};
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
 use std::sync::{Arc, PoisonError};
@@ -114,7 +114,7 @@ fn build(
     key: Digest,
 ) -> Result<Staging, Fault> {
     let (export, below) = reach.resolve(&target)?;
-    writable(&export, &target)?;
+    export.writable("change", &target)?;
     if below.is_root() {
         let text = format!("{target} is an export, which cannot be exchanged; name a folder in it");
         return Err(Fault::new(Code::BadPath, text));

@@ -3,7 +3,6 @@
 //! committed is removed when the last reference to it goes.
 
 use super::{End, Event, Session};
-use crate::export::Mode;
 use crate::observe::Noted;
 use crate::quota::Quota;
 use crate::worker::{Command, Landing, Lies};
@@ -43,6 +42,15 @@ pub(crate) struct Landed {
     path: WirePath,
     quota: Option<Arc<Quota>>,
     began: Instant,
+}
+
+impl Landed {
+    /// Makes a range zeros. What is written for that counts; a hole does not.
+    fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
+        let (digests, written) = self.target.zero(extent, size)?;
+        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(written))?;
+        Ok(digests)
+    }
 }
 
 impl Writing {
@@ -172,10 +180,7 @@ impl Session {
             let until = Instant::now() + HELD_MAX;
             let create_one = |request: &CreateFile| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
-                if export.mode == Mode::ReadOnly {
-                    let text = format!("cannot create {}: the export is read-only", request.path);
-                    return Err(Fault::new(Code::ReadOnly, text));
-                }
+                export.writable("create", &request.path)?;
                 let landed = |target| {
                     let (path, rules) = (request.path.clone(), export.rules);
                     let (quota, began) = (export.quota.clone(), Instant::now());
@@ -263,7 +268,7 @@ impl Session {
         let size = self.writing.sizes.get(&id).copied();
         self.job(move || {
             let (landed, size) = landed.zip(size).expect("files with holes are open");
-            let answer = landed.target.zero(extent, size);
+            let answer = landed.zero(extent, size);
             // The target must not outlive the answer: a discard removes it.
             drop(landed);
             Event::Zeroed(id, extent, answer)
@@ -350,4 +355,28 @@ fn create_lasting(
     let target = Target::create_lasting(folder, path, info, key)?;
     target.set_room(room);
     Ok((target, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_that_are_written_count_and_holes_do_not() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = Folder::open(dir.path()).expect("a folder");
+        let path = WirePath::parse(b"a").expect("a path");
+        let (size, long) = (4096, 1 << 20);
+        let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
+        let quota = Some(Arc::new(Quota::new("in", 6000)));
+        let (rules, began) = (Rules::of_user(), Instant::now());
+        let landed = Landed { target: target.clone(), rules, path, quota, began };
+        // Files as short as this have no holes.
+        landed.zero(Extent::new(0, size), size).expect("there is room once");
+        let fault = landed.zero(Extent::new(0, size), size).expect_err("and not twice");
+        assert_eq!(fault.code, Code::NoSpace);
+        let (_, written) = target.zero(Extent::new(0, long), long).expect("zeroes");
+        let again = landed.zero(Extent::new(0, long), long);
+        assert_eq!(again.is_ok(), written == 0, "a hole costs nothing");
+    }
 }

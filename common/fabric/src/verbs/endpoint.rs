@@ -111,6 +111,9 @@ pub struct Address {
     pub proves: bool,
     /// Whether it may be told of ranges of files to write to.
     pub spots: bool,
+    /// Whether packets must name the ports' addresses also within a subnet of InfiniBand, so
+    /// that the devices see to it that the other end is the port it says.
+    pub by_gid: bool,
 }
 
 /// Bytes of an address on the wire.
@@ -138,7 +141,8 @@ impl Address {
         bytes[34] = self.mtu;
         bytes[35] = self.reads_posted_max;
         bytes[36] = self.reads_served_max;
-        bytes[37] = u8::from(self.proves) | u8::from(self.spots) << 1;
+        let flags = [self.proves, self.spots, self.by_gid].map(u8::from);
+        bytes[37] = flags[0] | flags[1] << 1 | flags[2] << 2;
         bytes
     }
 
@@ -174,6 +178,7 @@ impl Address {
             reads_served_max: bytes[36],
             proves: bytes[37] & 1 == 1,
             spots: bytes[37] & 2 == 2,
+            by_gid: bytes[37] & 4 == 4,
         })
     }
 }
@@ -247,8 +252,15 @@ impl VerbsEndpoint {
             receives,
             proves: false,
             spots: false,
+            by_gid: false,
         };
         Ok(Self { queue, place: place.clone(), options, address, happened })
+    }
+
+    /// Has both ends name their ports in every packet, if so.
+    pub fn by_gid(mut self, by_gid: bool) -> Self {
+        self.address.by_gid = by_gid;
+        self
     }
 
     /// What the peer must be told.
@@ -354,7 +366,8 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
     })
 }
 
-/// The path to the peer: by GID on RoCE and between subnets, by LID within one of InfiniBand.
+/// The path to the peer: by GID on RoCE, between subnets and where either end asks for it, else
+/// by LID. A device drops what names another port than its own, or than its queue pair expects.
 fn path(local: &Address, peer: &Address, place: &Place, options: &Options) -> ffi::AhAttr {
     let mut path = ffi::AhAttr::zeroed();
     path.port_num = place.port;
@@ -363,7 +376,8 @@ fn path(local: &Address, peer: &Address, place: &Place, options: &Options) -> ff
     if local.link_layer == LinkLayer::Infiniband {
         path.dlid = peer.lid;
     }
-    if local.link_layer == LinkLayer::Ethernet || !same_subnet {
+    let asked_for = local.by_gid || peer.by_gid;
+    if local.link_layer == LinkLayer::Ethernet || !same_subnet || asked_for {
         path.is_global = 1;
         path.grh.dgid.raw = peer.gid;
         path.grh.sgid_index = place.gid.index;
@@ -401,6 +415,7 @@ mod tests {
             receives: 128,
             proves: true,
             spots: false,
+            by_gid: false,
         }
     }
 
@@ -431,6 +446,9 @@ mod tests {
         let knows_spots = Address { spots: true, proves: false, ..sent };
         assert_eq!(knows_spots.to_bytes()[37], 2);
         assert_eq!(Address::from_bytes(&knows_spots.to_bytes()), Ok(knows_spots));
+        let by_gid = Address { by_gid: true, ..sent };
+        assert_eq!(by_gid.to_bytes()[37], 5);
+        assert_eq!(Address::from_bytes(&by_gid.to_bytes()), Ok(by_gid));
         assert!(Address::from_bytes(&bytes[1..]).is_err(), "too short");
         for (at, wrong) in [(0, 0), (0, 3), (1, 3)] {
             let mut other = bytes;
@@ -491,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn roce_goes_by_gid_and_infiniband_by_lid_within_a_subnet() {
+    fn roce_goes_by_gid_and_infiniband_by_lid_within_a_subnet_unless_asked() {
         let options = Options { service_level: 3, traffic_class: 106, ..Options::default() };
         let roce = path(&address(), &address(), &place(), &options);
         assert_eq!(roce.grh.traffic_class, 106);
@@ -500,6 +518,13 @@ mod tests {
         let near = Address { link_layer: LinkLayer::Infiniband, lid: 9, ..address() };
         let path_near = path(&near, &near, &place(), &options);
         assert_eq!((path_near.is_global, path_near.dlid), (0, 9));
+        for (here, there) in [(true, false), (false, true)] {
+            let (here, there) =
+                (Address { by_gid: here, ..near }, Address { by_gid: there, ..near });
+            let asked_for = path(&here, &there, &place(), &options);
+            assert_eq!((asked_for.is_global, asked_for.dlid), (1, 9));
+            assert_eq!((asked_for.grh.dgid.raw, asked_for.grh.sgid_index), ([1; 16], 3));
+        }
         let far = Address { gid: [2; 16], ..near };
         let path_far = path(&near, &far, &place(), &options);
         assert_eq!((path_far.is_global, path_far.dlid, path_far.grh.dgid.raw), (1, 9, [2; 16]));

@@ -24,7 +24,7 @@ use verbatim_telemetry::Format;
 const FILE_THREADS_MAX: usize = 32;
 
 /// How long jobs that nobody waits for any more may go on when it stops.
-const LAST_JOBS_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+const LAST_JOBS_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Export folders to rdma-cp and rdma-sync.
 ///

@@ -1,0 +1,231 @@
+//! A session without a socket: the tests say what its client says and hear what it
+//! hears, over a pipe in memory, on exports that are there. What takes two real
+//! ends is tested in `tests/`.
+
+use super::*;
+use crate::config::{Config, Metrics};
+use crate::export::{Export, Mode};
+use crate::listener::{ServerOptions, share};
+use crate::observe::Guest;
+use crate::reach::Visitor;
+use std::path::Path;
+use tempfile::TempDir;
+use verbatim_control::Sender;
+use verbatim_fabric::sim::{Faults, SimClock};
+use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
+use verbatim_proto::message::{LinkAnswer, LinkOffer};
+use verbatim_proto::mirror::TreeScan;
+use verbatim_proto::{Look, MirrorReply, MirrorRequest, WirePath};
+
+/// How long anything may take that should happen at once.
+const SOON: Duration = Duration::from_secs(20);
+
+struct Scene {
+    session: Session,
+    events: mpsc::Receiver<Event>,
+    client: Receiver<ServerMessage>,
+    dir: TempDir,
+}
+
+impl Scene {
+    /// A client of a server that exports the folder `data`, changed as the test wants it.
+    fn new(change: impl FnOnce(&mut Config)) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let data = dir.path().join("data");
+        std::fs::create_dir(&data).expect("a folder");
+        let mut config = Config {
+            state: dir.path().join("state"),
+            metrics: Metrics::off(),
+            workers: 1,
+            exports: vec![Export::new("data", &data, Mode::ReadWrite).expect("an export")],
+            ..Config::default()
+        };
+        config.rdma.enable = false;
+        config.cache.enabled = false;
+        change(&mut config);
+        let sim = Some(SimNet::new(1, Faults::default(), SimClock::Real));
+        let shared = share(&config, ServerOptions { sim, ..ServerOptions::default() });
+        let shared = Arc::new(shared.expect("it can be served"));
+        let (here, there) = tokio::io::duplex(1 << 20);
+        let outbox = Outbox::new(Sender::new(here), SOON);
+        let peer = ([127, 0, 0, 1], 1).into();
+        let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
+        let guest = Guest { id: 1, request, peer, who, agent, domain: Arc::default() };
+        let view = shared.observatory.enter(guest);
+        let visitor = Visitor { who: &Who::Local, address: peer.ip() };
+        let reach = Reach::of(&shared.exports, &visitor);
+        let (session, events) =
+            Session::new(shared, outbox, 1 << 20, None, view, (Who::Local, reach));
+        Self { session, events, client: Receiver::new(there), dir }
+    }
+
+    fn data(&self) -> std::path::PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn say(&mut self, message: ClientMessage) -> Result<(), Fault> {
+        let said = self.session.message(message).and_then(|()| self.session.run_effects());
+        said.map_err(|end| match end {
+            End::Refused(fault) => fault,
+            _ => panic!("it hung up"),
+        })
+    }
+
+    /// Lets the session work until the client hears something that `wanted` takes.
+    async fn hear<T>(&mut self, wanted: impl Fn(ServerMessage) -> Option<T>) -> T {
+        let heard = async {
+            loop {
+                tokio::select! {
+                    Some(event) = self.events.recv() => {
+                        assert!(self.session.event(event).is_ok(), "it goes on");
+                        assert!(self.session.run_effects().is_ok(), "it goes on");
+                    }
+                    message = self.client.recv() => {
+                        let message = message.expect("readable").expect("it is there");
+                        if let Some(answer) = wanted(message) {
+                            return answer;
+                        }
+                    }
+                }
+            }
+        };
+        tokio::time::timeout(SOON, heard).await.expect("soon")
+    }
+
+    async fn attach(
+        &mut self,
+        index: u16,
+        epoch: u16,
+        offer: LinkOffer,
+    ) -> Result<LinkAnswer, Fault> {
+        let link = LinkId { index, epoch };
+        self.say(ClientMessage::Attach { link, offer })?;
+        self.hear(|message| match message {
+            ServerMessage::Attached { link: made, answer } if made == link => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+
+    fn looks(&mut self) -> Result<(), Fault> {
+        let look = Look { follow: false, paths: Vec::new() };
+        self.say(ClientMessage::Stat { request: 1, look })
+    }
+
+    /// Asks for the digests of all that is in `data`.
+    fn walks(&mut self) {
+        let path = path("data");
+        let walk = TreeScan { path, filter: Vec::new(), avoid: None, digests: true };
+        let walk = MirrorRequest::Walk { request: 1, walk };
+        self.say(ClientMessage::Mirror(walk)).expect("it may walk");
+    }
+}
+
+fn path(text: &str) -> WirePath {
+    WirePath::parse(text.as_bytes()).expect("plain")
+}
+
+fn is_walked(message: &ServerMessage) -> bool {
+    matches!(message, ServerMessage::Mirror(MirrorReply::Walked { .. }))
+}
+
+#[test]
+fn a_job_that_panics_is_told_to_its_session() {
+    assert!(matches!(event_of(|| panic!("a test's own")), Event::Panicked));
+    assert!(matches!(event_of(|| Event::Closed(Vec::new())), Event::Closed(_)));
+}
+
+#[tokio::test]
+async fn a_link_that_could_not_be_made_leaves_no_port_behind() {
+    let gids = vec!["10.0.0.0/8".parse().expect("a range")];
+    let mut scene = Scene::new(|config| config.exports[0].gids = gids);
+    let mut address = [0; ADDRESS_BYTES];
+    (address[0], address[1], address[2]) = (2, 2, 0xfe);
+    assert!(Address::from_bytes(&address).is_ok(), "it is an address");
+    let offer = LinkOffer::Verbs { address: address.to_vec() };
+    let refused = scene.attach(0, 0, offer).await.expect_err("it is switched off");
+    assert!(refused.text.contains("switched off"), "{refused}");
+    let reach = scene.session.reach.clone();
+    assert!(reach.resolve_for_data(&path("data/a")).is_ok(), "it may be read over TCP");
+}
+
+#[tokio::test]
+async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
+    let max = 2;
+    let mut scene = Scene::new(|config| config.limits.links_per_session_max = max);
+    for epoch in 0..50 {
+        for index in 0..max as u16 {
+            let answer = scene.attach(index, epoch, LinkOffer::Sim).await;
+            let refused = answer.err().filter(|fault| fault.code != Code::Limit);
+            assert_eq!(refused, None, "or there are too many of them");
+            let live = scene.session.links.count();
+            assert!(live.0 <= max as usize && live.1 <= 2 * max as usize, "{live:?} links");
+        }
+    }
+    let answer = scene.attach(max as u16, 0, LinkOffer::Sim).await;
+    assert_eq!(answer.expect_err("no such name").code, Code::Limit);
+}
+
+#[tokio::test]
+async fn a_client_that_asks_without_end_is_sent_away() {
+    let mut scene = Scene::new(|_| ());
+    for _ in 0..JOBS_MAX {
+        scene.looks().expect("so many are done");
+    }
+    assert_eq!(scene.looks().expect_err("and no more").code, Code::Limit);
+}
+
+#[tokio::test]
+async fn an_answer_that_finds_no_room_ends_the_session() {
+    let mut scene = Scene::new(|_| ());
+    while scene.session.events.try_send(Event::Pins(Ring::Free)).is_ok() {}
+    scene.looks().expect("it may ask");
+    let until = Instant::now() + SOON;
+    while scene.session.tick(Instant::now()).is_ok() {
+        assert!(Instant::now() < until, "it goes on with an answer lost");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A file whose digest takes a minute, and no room on the disk.
+fn make_long_file(folder: &Path) {
+    let file = std::fs::File::create(folder.join("long")).expect("a file");
+    file.set_len(16 << 30).expect("a hole");
+}
+
+#[tokio::test]
+async fn a_walk_that_hashes_ends_with_its_session() {
+    let mut scene = Scene::new(|_| ());
+    make_long_file(&scene.data());
+    scene.walks();
+    let walks = scene.session.shared.hashed_walks.clone();
+    let wait_until = async |free: usize| {
+        let until = Instant::now() + SOON;
+        while walks.available_permits() != free {
+            assert!(Instant::now() < until, "{} places are free", walks.available_permits());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    wait_until(HASHED_WALKS_MAX - 1).await;
+    drop(scene);
+    wait_until(HASHED_WALKS_MAX).await;
+}
+
+#[tokio::test]
+async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
+    let mut scene = Scene::new(|_| ());
+    std::fs::write(scene.data().join("a"), b"a").expect("writes");
+    let walks = scene.session.shared.hashed_walks.clone();
+    let all = walks.acquire_many_owned(HASHED_WALKS_MAX as u32).await.expect("open");
+    scene.walks();
+    for _ in 0..100 {
+        scene.looks().expect("it may ask");
+        let walked = scene.hear(|message| match message {
+            ServerMessage::Stated { .. } => Some(false),
+            other => is_walked(&other).then_some(true),
+        });
+        assert!(!walked.await, "there was no place for it");
+    }
+    drop(all);
+    scene.hear(|message| is_walked(&message).then_some(())).await;
+}
