@@ -250,17 +250,20 @@ pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
     Some(match code {
         Code::NotFound => "the client named what is not here; rdma-cp --list HOST:/ lists exports",
         Code::Denied => {
-            "the user of the server may not do this: see the owner and mode of the path"
+            "see the owner and mode of the path, and for RDMA ports the gids of its export"
         }
         Code::ReadOnly => "export it with :rw, if clients may write there",
-        Code::NoSpace => "make room in the file system of the export",
+        Code::NoSpace => "make room in the file system of the export, or raise its quota_mb",
         Code::Changed => "somebody writes to the file while it is read; export a snapshot",
         Code::Mismatch => "memory, disk or cable alters data: check ECC, SMART and port errors",
         Code::Io => "see the kernel's log for the disk or network of this export",
         Code::Limit => "a bound was reached: see [limits] and [rdma] in the configuration",
         Code::Version => "use a client of the same release",
-        Code::NotAuthenticated => "add the client's key to authorized_keys, if it may come in",
-        Code::LinkLost | Code::TimedOut => "the network or the client went away; it will go on",
+        Code::NotAuthenticated => {
+            "if it may come in, make it a token with rdma-token add, or authorize its key"
+        }
+        Code::LinkLost => "the network or the client went away; it will go on",
+        Code::TimedOut => "the client was silent, or kept what others wait for; it may come back",
         Code::BadPath => "links that lead out of an export are not followed",
         _ => return None,
     })

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
@@ -31,6 +32,10 @@ const HOLDS_MAX: usize = 4;
 /// Walks of all clients that may hash at a time: half of the threads there are for files.
 pub(crate) const HASHED_WALKS_MAX: usize = 16;
 
+/// How long a client in the middle of a mirror may say nothing: enough to hash a large file.
+/// One that is gone without a word is found by the kernel within minutes.
+pub(super) const MIRROR_IDLE_MAX: Duration = Duration::from_secs(6 * 3600);
+
 /// The mirrors of a session: walks, `None` while a page is being made, and targets held.
 #[derive(Default)]
 pub(super) struct Mirrors {
@@ -41,6 +46,13 @@ pub(super) struct Mirrors {
     pub(super) holding: usize,
     /// Whether nobody waits for pages any more.
     over: Arc<AtomicBool>,
+}
+
+impl Mirrors {
+    /// Whether a client is in the middle of one.
+    pub fn is_open(&self) -> bool {
+        !self.walks.is_empty() || !self.holds.is_empty() || !self.stages.is_empty()
+    }
 }
 
 impl Drop for Mirrors {

@@ -7,6 +7,7 @@
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod catalog;
+mod jobs;
 mod links;
 mod mirror;
 mod pinning;
@@ -28,18 +29,17 @@ use crate::rdma::Rdma;
 use crate::reach::{ExportFolder, Exports, Reach};
 use crate::worker::Command;
 use catalog::Catalog;
+use jobs::JOBS_MAX;
 use links::Links;
-use mirror::Mirrors;
 pub(crate) use mirror::{HASHED_WALKS_MAX, Holders};
+use mirror::{MIRROR_IDLE_MAX, Mirrors};
 use reading::Reading;
 use spots::Spots;
 pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
@@ -57,11 +57,6 @@ use writing::Writing;
 
 /// Events that may wait for one session; half of them are for answers of jobs and workers.
 pub(crate) const EVENTS_MAX: usize = 16 << 10;
-
-/// Jobs that one client may have at work when it asks for more. Each tells one event, and what
-/// the machines begin meanwhile is bounded by them, so that all find room.
-const JOBS_MAX: usize = 4 << 10;
-const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what became of it");
 
 /// What all sessions share.
 pub(crate) struct Shared {
@@ -229,7 +224,7 @@ impl Session {
                 }
                 Some(event) = events.recv() => self.event(event),
                 _ = working.tick() => {
-                    self.tick(heard).and_then(|()| self.check_standing(&policy))
+                    self.tick(heard.elapsed()).and_then(|()| self.check_standing(&policy))
                 }
                 _ = stopping.changed() => Ok(()),
                 Ok(()) = policy.changed() => self.check_standing(&policy),
@@ -254,7 +249,8 @@ impl Session {
         standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
     }
 
-    fn tick(&mut self, heard: Instant) -> Result<(), End> {
+    /// Looks after what takes time; `silent` is how long nothing was heard.
+    fn tick(&mut self, silent: Duration) -> Result<(), End> {
         if self.unheard.load(Ordering::Relaxed) {
             let text = "more happened at a time than the server can take";
             return Err(End::Refused(Fault::new(Code::Limit, text)));
@@ -264,8 +260,11 @@ impl Session {
         if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() {
             self.send(ServerMessage::Working)?;
         }
-        if self.is_idle() && heard.elapsed() > self.shared.idle {
-            let text = format!("nothing was heard for {} s", self.shared.idle.as_secs());
+        // A mirror's client may have much to hash on its own side before it asks again.
+        let idle = self.shared.idle;
+        let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
+        if self.is_idle() && silent > idle {
+            let text = format!("nothing was heard for {} s", idle.as_secs());
             return Err(End::Refused(Fault::new(Code::TimedOut, text)));
         }
         Ok(())
@@ -380,41 +379,6 @@ impl Session {
         self.send(ServerMessage::Dropped(dropped))
     }
 
-    /// Starts file work on the blocking pool; its event comes back to this session.
-    fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
-        tokio::task::spawn_blocking(self.errand(work));
-    }
-
-    /// The same, once there is room in what all sessions share.
-    fn job_within(&mut self, room: Arc<Semaphore>, work: impl FnOnce() -> Event + Send + 'static) {
-        let errand = self.errand(work);
-        tokio::spawn(async move {
-            // It is never closed.
-            let place = room.acquire_owned().await;
-            tokio::task::spawn_blocking(move || {
-                errand();
-                drop(place);
-            });
-        });
-    }
-
-    fn errand(
-        &mut self,
-        work: impl FnOnce() -> Event + Send + 'static,
-    ) -> impl FnOnce() + Send + 'static {
-        self.jobs += 1;
-        let (events, view, asked) = (self.events.clone(), self.view.clone(), Instant::now());
-        let unheard = self.unheard.clone();
-        move || {
-            let event = event_of(work);
-            view.answered(&event, asked.elapsed());
-            // A session that is gone needs no answer; one that is there must not wait for it.
-            if let Err(TrySendError::Full(_)) = events.try_send(event) {
-                unheard.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-
     async fn finish(mut self, end: End) {
         self.drop_links();
         // Before the goodbye, which may take a while: its client may be back already, and wants
@@ -441,12 +405,6 @@ impl Session {
             tracing::debug!(session, %error, "goodbye not delivered");
         }
     }
-}
-
-/// Does a job. One that panics is told all the same: a session that waits for it would say for
-/// ever that it is at work.
-fn event_of(work: impl FnOnce() -> Event) -> Event {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! hears, over a pipe in memory, on exports that are there. What takes two real
 //! ends is tested in `tests/`.
 
+use super::jobs::event_of;
 use super::*;
 use crate::config::{Config, Metrics};
 use crate::export::{Export, Mode};
@@ -181,7 +182,7 @@ async fn an_answer_that_finds_no_room_ends_the_session() {
     while scene.session.events.try_send(Event::Pins(Ring::Free)).is_ok() {}
     scene.looks().expect("it may ask");
     let until = Instant::now() + SOON;
-    while scene.session.tick(Instant::now()).is_ok() {
+    while scene.session.tick(Duration::ZERO).is_ok() {
         assert!(Instant::now() < until, "it goes on with an answer lost");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -228,4 +229,20 @@ async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
     }
     drop(all);
     scene.hear(|message| is_walked(&message).then_some(())).await;
+}
+
+#[tokio::test]
+async fn who_is_in_the_middle_of_a_mirror_may_be_silent_for_longer() {
+    let mut scene = Scene::new(|_| ());
+    let long = scene.session.shared.idle + Duration::from_secs(1);
+    assert!(scene.session.tick(long).is_err(), "it does nothing at all");
+    let begin = MirrorRequest::Begin { request: 1, path: path("data"), hold: true };
+    scene.say(ClientMessage::Mirror(begin)).expect("it may hold it");
+    let answer = scene.hear(|message| match message {
+        ServerMessage::Mirror(MirrorReply::Begun { answer, .. }) => Some(answer),
+        _ => None,
+    });
+    answer.await.expect("nobody else holds it");
+    assert!(scene.session.tick(long).is_ok(), "it hashes a large file of its own");
+    assert!(scene.session.tick(MIRROR_IDLE_MAX + Duration::from_secs(1)).is_err());
 }

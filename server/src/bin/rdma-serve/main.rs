@@ -50,8 +50,8 @@ struct Flags {
 
     /// Listen on this address and port [default: 127.0.0.1:20490].
     ///
-    /// Port 0 takes a free one. Any address but loopback needs configured keys
-    /// (see authorized_keys in the configuration) or --insecure-no-auth.
+    /// Port 0 takes a free one. Any address but loopback needs a key or token that
+    /// may come in (authorized_keys, rdma-token add) or --insecure-no-auth.
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
 

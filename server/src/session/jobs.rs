@@ -1,0 +1,63 @@
+//! File work of a session: each job runs on the blocking pool and tells its session
+//! one event, whatever becomes of it. Owns how many a client may have. What is done
+//! is said by `reading`, `writing`, `catalog` and `mirror`.
+
+use super::{EVENTS_MAX, Event, Session};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::Instant;
+
+/// Jobs that one client may have at work when it asks for more. Each tells one event, and what
+/// the machines begin meanwhile is bounded by them, so that all find room.
+pub(super) const JOBS_MAX: usize = 4 << 10;
+const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what became of it");
+
+impl Session {
+    /// Starts file work on the blocking pool; its event comes back to this session.
+    pub(super) fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
+        tokio::task::spawn_blocking(self.errand(work));
+    }
+
+    /// The same, once there is room in what all sessions share.
+    pub(super) fn job_within(
+        &mut self,
+        room: Arc<Semaphore>,
+        work: impl FnOnce() -> Event + Send + 'static,
+    ) {
+        let errand = self.errand(work);
+        tokio::spawn(async move {
+            // It is never closed.
+            let place = room.acquire_owned().await;
+            tokio::task::spawn_blocking(move || {
+                errand();
+                drop(place);
+            });
+        });
+    }
+
+    fn errand(
+        &mut self,
+        work: impl FnOnce() -> Event + Send + 'static,
+    ) -> impl FnOnce() + Send + 'static {
+        self.jobs += 1;
+        let (events, view, asked) = (self.events.clone(), self.view.clone(), Instant::now());
+        let unheard = self.unheard.clone();
+        move || {
+            let event = event_of(work);
+            view.answered(&event, asked.elapsed());
+            // A session that is gone needs no answer; one that is there must not wait for it.
+            if let Err(TrySendError::Full(_)) = events.try_send(event) {
+                unheard.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Does a job. One that panics is told all the same: a session that waits for it would say for
+/// ever that it is at work.
+pub(super) fn event_of(work: impl FnOnce() -> Event) -> Event {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked)
+}
