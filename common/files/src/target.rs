@@ -519,7 +519,7 @@ mod tests {
         let garbage = vec![9; 4 * GRAIN_BYTES as usize];
         part.expect("opens").write_all_at(&garbage, 8 * GRAIN_BYTES).expect("writes");
         let extent = Extent::new(2 * GRAIN_BYTES, SIZE - 2 * GRAIN_BYTES);
-        let digests = target.zero(extent, SIZE).expect("zeroes");
+        let (digests, _) = target.zero(extent, SIZE).expect("zeroes");
         drop(target);
         let (target, have) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
         assert_eq!(have.extents.bytes(), SIZE, "the journal knows the hole");
