@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use verbatim_client::copy::CopyError;
 use verbatim_client::session::Transport;
+use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_client::{
     CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules,
     SessionOptions, Skipped, Summary, copy,
@@ -22,6 +23,7 @@ use verbatim_client::{
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
+use verbatim_proto::{Filter, plan};
 use verbatim_server::config::{Config, Metrics};
 use verbatim_server::export::{Export, Mode};
 use verbatim_server::{Server, ServerOptions};
@@ -189,6 +191,7 @@ impl Pair {
             options: CopyOptions { sources, target, recursive: true, rules: Rules::default() },
             stop: None,
             moved: None,
+            mirror: None,
             root: self.folder.path().to_owned(),
         }
     }
@@ -233,10 +236,18 @@ pub struct Job {
     pub session: SessionOptions,
     stop: Option<oneshot::Receiver<()>>,
     moved: Option<(u64, mpsc::Sender<()>)>,
+    /// Whether it is a mirror, and whether that is seen at once.
+    mirror: Option<bool>,
     root: PathBuf,
 }
 
 impl Job {
+    /// Makes the target equal to its one source instead, and has that seen at once or not.
+    pub fn mirrored(mut self, atomic: bool) -> Self {
+        self.mirror = Some(atomic);
+        self
+    }
+
     /// Refuses folders, as the command does without `-r`.
     pub fn flat(mut self) -> Self {
         self.options.recursive = false;
@@ -292,7 +303,7 @@ impl Job {
 
     /// Runs the copy on a thread of its own, so that not even one that blocks can hang a test.
     pub fn try_run(self) -> Result<Copied, CopyError> {
-        let Self { options, session, stop, moved, root } = self;
+        let Self { options, session, stop, moved, mirror, root } = self;
         let told = Arc::new(Mutex::new(Told::default()));
         let mut observer = Recorder { told: told.clone(), moved };
         let (sim, transport) = (session.sim.clone(), session.carrier.transport);
@@ -305,7 +316,13 @@ impl Job {
                     None => std::future::pending().await,
                 }
             };
-            let result = runtime.block_on(copy(&options, session, &mut observer, stop));
+            let result = match mirror {
+                Some(atomic) => {
+                    let options = mirror_of(options, atomic);
+                    runtime.block_on(sync(&options, session, &mut observer, stop))
+                }
+                None => runtime.block_on(copy(&options, session, &mut observer, stop)),
+            };
             // Jobs of the session end first: what they leave behind counts.
             drop(runtime);
             // A test that gave up does not listen.
@@ -335,6 +352,15 @@ impl Job {
             }
         }
     }
+}
+
+/// A mirror of what would be copied, that deletes what it must.
+fn mirror_of(options: CopyOptions, atomic: bool) -> SyncOptions {
+    let source = options.sources.into_iter().next().expect("a source");
+    let (target, dry_run, chosen) = (options.target, false, None);
+    let plan = plan::Options { delete: true, ..plan::Options::default() };
+    let limit = "100%".parse().expect("a limit");
+    SyncOptions { source, target, plan, filter: Filter::default(), chosen, limit, dry_run, atomic }
 }
 
 /// What became of a copy.

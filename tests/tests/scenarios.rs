@@ -375,6 +375,33 @@ fn what_one_client_left_is_not_mixed_into_what_another_sends(pair: &Pair) {
     assert!(read(&pair.served("rw/x")) == contents[1], "not what was sent last");
 }
 
+fn trees_are_made_equal_both_ways_and_at_once(pair: &Pair) {
+    for (source, target, down) in [("ro", "copy", true), ("src", "rw/copy", false)] {
+        let (from, to) = match down {
+            true => (pair.served(source), pair.local(target)),
+            false => (pair.local(source), pair.served(target)),
+        };
+        tree::sample(&from, 1);
+        tree::write(&from.join("large"), &tree::content(2, 3 * CHUNK + 5));
+        let mirror = |atomic| {
+            let job = match down {
+                true => pair.down(&[source], target),
+                false => pair.up(&[source], target),
+            };
+            job.mirrored(atomic).run()
+        };
+        for (round, atomic) in [(0, false), (1, true), (2, false)] {
+            let done = mirror(atomic).whole();
+            assert!(done.summary.moved_bytes > 0, "{done:?}");
+            tree::assert_same(&from, &to);
+            assert_eq!(mirror(atomic).whole().summary.changes, 0, "round {round}");
+            fs::remove_file(from.join("large")).expect("removes");
+            tree::write(&from.join(format!("large {round}")), &tree::content(round, 2 * CHUNK));
+            tree::write(&from.join("large"), &tree::content(round + 7, 3 * CHUNK));
+        }
+    }
+}
+
 /// Makes a test of each scenario, on each kind of link.
 macro_rules! on_every_link {
     ($($scenario:ident)*) => {
@@ -417,4 +444,5 @@ on_every_link! {
     an_interrupted_copy_leaves_only_whole_files_and_goes_on
     two_clients_that_upload_to_one_name_leave_one_whole_file
     what_one_client_left_is_not_mixed_into_what_another_sends
+    trees_are_made_equal_both_ways_and_at_once
 }

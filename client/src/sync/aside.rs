@@ -8,6 +8,7 @@ use crate::session::{ClientError, Session};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use verbatim_files::Folder;
+use verbatim_files::hold::Hold;
 use verbatim_files::stage::Stage;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
@@ -34,19 +35,21 @@ pub(super) async fn prepare(
     session: &mut Session,
     target: &Path,
     key: Digest,
+    held: Option<Hold>,
 ) -> Result<(Folder, Stage), CopyError> {
     let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
     let target = target.to_owned();
-    let work = tokio::task::spawn_blocking(move || build(&target, &key));
+    let work = tokio::task::spawn_blocking(move || build(&target, &key, held));
     let built = session.stay_for(work).await?;
     let lost = |_| Fault::new(Code::Bug, "building a tree beside the target failed");
     built.map_err(lost).and_then(|built| built).map_err(fault)
 }
 
-fn build(target: &Path, key: &Digest) -> Result<(Folder, Stage), Fault> {
+fn build(target: &Path, key: &Digest, held: Option<Hold>) -> Result<(Folder, Stage), Fault> {
     let (parent, name) = split(target)?;
     let folder = Folder::open(&parent)?;
-    let stage = Stage::prepare(&folder, &name, key).map_err(|error| not_held(error, target))?;
+    let stage = Stage::prepare(&folder, &name, key, held);
+    let stage = stage.map_err(|error| not_held(error, target))?;
     Ok((folder.below(stage.path())?, stage))
 }
 

@@ -3,7 +3,7 @@
 //! what `sync` does once. Called by the binary and by tests.
 
 use super::chosen::Chosen;
-use super::{SyncOptions, server_of, sync};
+use super::{SyncOptions, server_of, sync_held};
 use crate::copy::CopyError;
 use crate::current::notify::Notifier;
 use crate::current::status::{Status, StatusFile};
@@ -18,6 +18,7 @@ use crate::watching::Watching;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
+use verbatim_files::hold::Hold;
 use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
 
 /// Makes the target equal to the source, and keeps it so until `stop` says otherwise. What
@@ -42,8 +43,14 @@ pub async fn follow(
         }
     };
     let status = Status::new(shown(&options.source), shown(&options.target));
-    let passes =
-        Following { options: options.clone(), session, observer, stop: stop.clone(), begun: false };
+    let passes = Following {
+        options: options.clone(),
+        session,
+        observer,
+        stop: stop.clone(),
+        begun: false,
+        held: None,
+    };
     let file = StatusFile::new(status_file);
     let mut current = Current::new(passes, status, file, Notifier::from_environment());
     current.run(&mut watching, stop).await.map_err(|error| match error {
@@ -75,6 +82,8 @@ struct Following<'a> {
     stop: watch::Receiver<bool>,
     /// Whether a pass went as far as comparing.
     begun: bool,
+    /// A target here, between two passes as well: no other run takes it meanwhile.
+    held: Option<Hold>,
 }
 
 impl Passes for Following<'_> {
@@ -106,7 +115,8 @@ impl Following<'_> {
         let mut listener = Listener { observer: self.observer, first: None, part };
         let stop = self.stop.wait_for(|stop| *stop);
         let stopped = async { drop(stop.await) };
-        let done = sync(options, self.session.clone(), &mut listener, stopped).await;
+        let session = self.session.clone();
+        let done = sync_held(options, session, &mut self.held, &mut listener, stopped).await;
         let first = listener.first;
         match done {
             Ok(summary) => {

@@ -75,6 +75,17 @@ pub async fn sync(
     observer: &mut dyn Observer,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
+    sync_held(options, session, &mut None, observer, stop).await
+}
+
+/// The same, of a target here that may be held already, and is held on.
+async fn sync_held(
+    options: &SyncOptions,
+    session: SessionOptions,
+    held: &mut Option<Hold>,
+    observer: &mut dyn Observer,
+    stop: impl Future<Output = ()>,
+) -> Result<Summary, CopyError> {
     let remote = server_of(options)?.clone();
     if remote.path.is_root() {
         return usage("the path names no export", "write HOST:/EXPORT or HOST:/EXPORT/PATH");
@@ -82,9 +93,10 @@ pub async fn sync(
     let writes = !options.dry_run;
     let session = SessionOptions { preserve: writes, ..session };
     let mut first = Session::connect(session.clone()).await?;
-    // Let go of when the work is done.
-    let (mirror, _hold) = match (&options.source, &options.target) {
-        (_, Location::Local(target)) => down(options, &remote, target, &mut first).await?,
+    let (mirror, hold) = match (&options.source, &options.target) {
+        (_, Location::Local(target)) => {
+            down(options, &remote, target, &mut first, held.take()).await?
+        }
         (Location::Local(source), _) => (up(options, source, &remote, &mut first).await?, None),
         _ => return usage("a pipe is no tree", "rdma-cp copies standard input"),
     };
@@ -96,8 +108,15 @@ pub async fn sync(
     }
     let task = if writes { Task::Copy } else { Task::DryRun };
     let rules = Rules { task, ..Rules::default() };
+    let stage = match &mirror.aside {
+        Some(Aside::Here(stage)) => Some(stage.clone()),
+        _ => None,
+    };
     let work = [Work::Mirror(Box::new(mirror))];
-    Ok(reconnect::copy(&work, &rules, first, session, observer, stop).await)
+    let summary = reconnect::copy(&work, &rules, first, session, observer, stop).await;
+    drop(work);
+    *held = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
+    Ok(summary)
 }
 
 /// A mirror of a tree of the server, into a folder here that is held.
@@ -106,6 +125,7 @@ async fn down(
     remote: &Remote,
     target: &Path,
     session: &mut Session,
+    held: Option<Hold>,
 ) -> Result<(Mirror, Option<Hold>), CopyError> {
     let about = begin(session, remote, false).await?;
     let Some(root) = about.root else {
@@ -125,15 +145,16 @@ async fn down(
         let there = Folder::open(target).ok().map(|folder| looked(&folder)).transpose()?;
         let avoid = there.map(places).transpose()?.flatten();
         let key = options.key(&remote.to_string());
-        let (folder, stage) = aside::prepare(session, target, key).await?;
+        let (folder, stage) = aside::prepare(session, target, key, held).await?;
         (Some(folder), None, Some(Aside::Here(Arc::new(stage))), avoid)
     } else {
         let folder = open_target(target, options.dry_run).map_err(fault)?;
-        let hold = match &folder {
-            Some(folder) if !options.dry_run => Some(hold(folder, target).map_err(fault)?),
+        let here = folder.as_ref().map(looked).transpose()?;
+        let hold = match (&folder, held.filter(|held| Some(held.folder) == here)) {
+            (_, Some(held)) => Some(held),
+            (Some(folder), None) if !options.dry_run => Some(hold(folder, target).map_err(fault)?),
             _ => None,
         };
-        let here = folder.as_ref().map(looked).transpose()?;
         (folder, hold, None, here.map(places).transpose()?.flatten())
     };
     let folds = folder

@@ -45,8 +45,13 @@ pub struct Stage {
 
 impl Stage {
     /// Makes the tree, or finds the one that a run with the same `key` left, and holds both it and
-    /// the target at `path` below `folder`.
-    pub fn prepare(folder: &Folder, path: &WirePath, key: &Digest) -> Result<Self, NotHeld> {
+    /// the target at `path` below `folder`, which may be `held` already.
+    pub fn prepare(
+        folder: &Folder,
+        path: &WirePath,
+        key: &Digest,
+        held: Option<Hold>,
+    ) -> Result<Self, NotHeld> {
         let what = format!("cannot build a tree beside {path}");
         let fault = |e: Errno| NotHeld::Fault(Fault::from_io(&what, &e.into()));
         let refused = |code, why: &str| NotHeld::Fault(Fault::new(code, format!("{what}: {why}")));
@@ -62,7 +67,11 @@ impl Stage {
             Err(error) => return Err(fault(error)),
         };
         let stat = old.as_ref().map(|old| look(old, path)).transpose().map_err(NotHeld::Fault)?;
-        let old = old.map(|fd| hold(&parent, name, fd, &what)).transpose()?;
+        let is_held = |held: &Hold| stat.is_some_and(|stat| twin_of(&stat) == held.folder);
+        let old = match (old, held.filter(is_held)) {
+            (Some(_), Some(held)) => Some(held),
+            (old, _) => old.map(|fd| hold(&parent, name, fd, &what)).transpose()?,
+        };
         let [aside, filling] =
             [0, 1].map(|state| hidden_name(name, &unique(key, state, &stat), TEMPORARY_SUFFIX));
         clear(&parent, name, &aside).map_err(NotHeld::Fault)?;
@@ -111,6 +120,12 @@ impl Stage {
     /// The tree, which is the target when it was published.
     pub fn tree(&self) -> &Hold {
         &self.new
+    }
+
+    /// What is the target now, still held.
+    pub fn into_target(self) -> Option<Hold> {
+        let is = twin_at(&self.parent, &self.name);
+        [Some(self.new), self.old].into_iter().flatten().find(|hold| Some(hold.folder) == is)
     }
 
     /// Puts the tree in the place of the target, at once, and removes what was there.

@@ -139,6 +139,11 @@ impl TreeWalk {
             .and_then(|stat| Ok((entry_of(fd, name, path.clone(), &stat)?, stat)));
         let (entry, stat) = match found {
             Ok(found) => found,
+            // All of it went: what is told of the folder is not all that was in it.
+            Err(error) if gone(&error) && is_removed(fd) => {
+                let text = format!("{path}: its folder was removed while it was read");
+                return Err(Fault::new(Code::NotFound, text));
+            }
             // It was there a moment ago; nobody asked for this one.
             Err(error) if gone(&error) => return Ok(None),
             Err(error) => return Err(what(error)),
@@ -225,10 +230,20 @@ impl Iterator for TreeWalk {
             match self.look(&name, &path) {
                 Ok(Some(node)) => return Some(Ok(node)),
                 Ok(None) => {}
-                Err(fault) => return Some(Err((path, fault))),
+                Err(fault) => {
+                    // The rest of a folder that is gone is gone too: it is told once.
+                    self.levels
+                        .pop_if(|level| level.path == path.parent() && is_removed(&level.fd));
+                    return Some(Err((path, fault)));
+                }
             }
         }
     }
+}
+
+/// Whether an open folder has no name any more.
+fn is_removed(fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
 #[cfg(test)]
@@ -298,6 +313,24 @@ mod tests {
         assert_eq!((node(4).size, node(1).is_folder()), (5, true));
         let (found, _) = walk(dir.path(), &["a/*", "!*/link"]);
         assert_eq!(shown(&found), ["", "a", "a/link", "a b", "ab"]);
+    }
+
+    #[test]
+    fn a_folder_that_vanishes_while_it_is_walked_is_a_fault_and_the_rest_is_told() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir_all(dir.path().join("a/b/c")).expect("folders");
+        for name in ["a/b/c/1", "a/b/x", "a/b/y", "a/z"] {
+            fs::write(dir.path().join(name), b"").expect("writes");
+        }
+        let folder = Folder::open(dir.path()).expect("opens");
+        let fd = folder.open_folder(&WirePath::root()).expect("opens");
+        let mut walk = TreeWalk::new(fd, Filter::default(), true);
+        let mut found: Vec<Found> = walk.by_ref().take(4).collect();
+        assert_eq!(shown(&found), ["", "a", "a/b", "a/b/c"]);
+        fs::remove_dir_all(dir.path().join("a/b")).expect("removes");
+        found.extend(walk);
+        let told = ["", "a", "a/b", "a/b/c", "(a/b/c/1: NotFound)", "(a/b/x: NotFound)", "a/z"];
+        assert_eq!(shown(&found), told);
     }
 
     #[test]

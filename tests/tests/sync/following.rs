@@ -117,6 +117,29 @@ fn what_changes_is_soon_at_the_target() {
 }
 
 #[test]
+fn a_target_here_is_held_between_two_passes() {
+    for more in [&[][..], &["--atomic"]] {
+        let world = World::new();
+        write(world.source().join("a"), b"1");
+        let [source, target] = world.ends(Way::Down);
+        let mut command = world.home.command("rdma-sync", &[source.as_str(), target.as_str()]);
+        command.args(["--watch", "--status-file", &text(&status(&world))]).args(more);
+        let run = Running::start(command);
+        let mut following = Following { world, way: Way::Down, run };
+        following.wait();
+        for round in 0..2 {
+            let who = format!("process {} (rdma-sync)", following.run.id());
+            for flags in [&[][..], &["--atomic"]] {
+                following.world.sync(Way::Down, flags).refused(1, &["is being synchronised", &who]);
+            }
+            write(following.world.source().join("a"), format!("{round} again").as_bytes());
+            following.follows("a change");
+            following.wait();
+        }
+    }
+}
+
+#[test]
 fn a_file_is_copied_when_its_writer_is_done() {
     for way in BOTH {
         let world = World::new();

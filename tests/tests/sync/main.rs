@@ -19,6 +19,7 @@ mod straying;
 #[path = "../../src/tree.rs"]
 #[allow(dead_code)] // it has more for others
 mod tree;
+mod trouble;
 
 use process::{Ended, Home, Running, Serve};
 use std::fs;

@@ -29,7 +29,7 @@ impl Place {
 
     fn try_stage(&self, key: &str) -> Result<Stage, NotHeld> {
         let path = WirePath::parse(b"target").expect("plain");
-        Stage::prepare(&self.folder, &path, &Digest::of(key.as_bytes()))
+        Stage::prepare(&self.folder, &path, &Digest::of(key.as_bytes()), None)
     }
 
     fn tree(&self, stage: &Stage) -> PathBuf {
@@ -59,6 +59,12 @@ fn a_tree_takes_the_place_of_its_target_and_the_old_one_goes() {
     fs::write(place.tree(&second).join("other"), b"2").expect("writes");
     assert!(place.at("target/file").exists(), "the old one is as it was");
     second.publish().expect("takes its place");
+    let held = second.into_target();
+    assert!(matches!(place.try_stage("a"), Err(NotHeld::By(_))), "it is held on");
+    let path = WirePath::parse(b"target").expect("plain");
+    let third = Stage::prepare(&place.folder, &path, &Digest::of(b"a"), held).expect("by us");
+    third.discard().expect("removes");
+    drop(third);
     assert!(!place.at("target/file").exists() && place.at("target/other").exists());
     assert_eq!(place.names(), ["target"]);
 }
