@@ -14,38 +14,35 @@ mod pinning;
 mod ports;
 mod probing;
 mod reading;
+mod shared;
 mod spots;
 mod staging;
 mod watching;
 mod windows;
 mod writing;
 
-use crate::hashing::Hashing;
-use crate::joins::{Arrived, Joins};
-use crate::observe::{Observatory, View};
+use crate::joins::Arrived;
+use crate::observe::View;
 use crate::pins::Ring;
 use crate::rails::SessionDomain;
-use crate::rdma::Rdma;
-use crate::reach::{ExportFolder, Exports, Reach};
-use crate::worker::Command;
+use crate::reach::Reach;
 use catalog::Catalog;
 use jobs::JOBS_MAX;
 use links::Links;
-pub(crate) use mirror::{HASHED_WALKS_MAX, Holders};
+pub(crate) use mirror::HASHED_WALKS_MAX;
 use mirror::{MIRROR_IDLE_MAX, Mirrors};
 use reading::Reading;
+pub(crate) use shared::Shared;
 use spots::Spots;
 pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
-use verbatim_fabric::sim::SimNet;
-use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::Told;
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
@@ -57,26 +54,6 @@ use writing::Writing;
 
 /// Events that may wait for one session; half of them are for answers of jobs and workers.
 pub(crate) const EVENTS_MAX: usize = 16 << 10;
-
-/// What all sessions share.
-pub(crate) struct Shared {
-    pub exports: Exports,
-    pub hashing: Hashing,
-    pub workers: Vec<WorkerHandle<Command>>,
-    pub joins: Joins,
-    /// Who holds which target of a mirror.
-    pub holders: Holders,
-    pub next_link: AtomicU64,
-    pub sim: Option<SimNet>,
-    pub rdma: Rdma,
-    pub observatory: Arc<Observatory>,
-    pub links_max: u16,
-    pub idle: Duration,
-    /// Room for watched folders.
-    pub watches: Arc<Semaphore>,
-    /// Room for walks that hash.
-    pub hashed_walks: Arc<Semaphore>,
-}
 
 /// What jobs and workers tell a session.
 pub(crate) enum Event {

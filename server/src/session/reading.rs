@@ -2,9 +2,9 @@
 //! Each is a job; the machine says which and when. `windows` makes the windows.
 
 use super::windows::{Mapping, pack};
-use super::{End, Event, ExportFolder, Session, Shared, catalog::open_source};
+use super::{End, Event, Session, Shared, catalog::open_source};
 use crate::observe::{Noted, Taken};
-use crate::reach::Reach;
+use crate::reach::{ExportFolder, Reach};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

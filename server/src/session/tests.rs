@@ -12,7 +12,7 @@ use crate::reach::Visitor;
 use std::path::Path;
 use tempfile::TempDir;
 use verbatim_control::Sender;
-use verbatim_fabric::sim::{Faults, SimClock};
+use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 use verbatim_proto::message::{LinkAnswer, LinkOffer};
 use verbatim_proto::mirror::TreeScan;

@@ -1,0 +1,36 @@
+//! What all sessions of a server share: exports, digests, workers, the device. Made
+//! once by the listener; a session changes none of it but through what is in it.
+
+use super::mirror::Holders;
+use crate::hashing::Hashing;
+use crate::joins::Joins;
+use crate::observe::Observatory;
+use crate::rdma::Rdma;
+use crate::reach::Exports;
+use crate::worker::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use verbatim_fabric::sim::SimNet;
+use verbatim_fabric::worker::WorkerHandle;
+
+/// What all sessions share.
+pub(crate) struct Shared {
+    pub exports: Exports,
+    pub hashing: Hashing,
+    pub workers: Vec<WorkerHandle<Command>>,
+    pub joins: Joins,
+    /// Who holds which target of a mirror.
+    pub holders: Holders,
+    pub next_link: AtomicU64,
+    pub sim: Option<SimNet>,
+    pub rdma: Rdma,
+    pub observatory: Arc<Observatory>,
+    pub links_max: u16,
+    pub idle: Duration,
+    /// Room for watched folders.
+    pub watches: Arc<Semaphore>,
+    /// Room for walks that hash.
+    pub hashed_walks: Arc<Semaphore>,
+}
