@@ -134,7 +134,7 @@ impl Rails {
         for link in up {
             let Some(rail) = self.rail_of(link) else { return Some(link) };
             let load = self.load(rail, 0);
-            if rail != to && fullest.is_none_or(|(most, _)| load > most) {
+            if fullest.is_none_or(|(most, _)| load > most) {
                 fullest = Some((load, link));
             }
         }
@@ -175,6 +175,7 @@ mod tests {
         assert_eq!(counts(&filled(&[400, 400], 4)), [2, 2]);
         assert_eq!(counts(&filled(&[400, 100], 5)), [4, 1]);
         assert_eq!(counts(&filled(&[0, 0, 0], 7)), [3, 2, 2]);
+        assert_eq!(counts(&filled(&[100, 400], 1)), [0, 1], "the first goes to the heavier");
     }
 
     #[test]
@@ -196,6 +197,11 @@ mod tests {
         rails.rest(0, at(30));
         assert_eq!(rails.pick(), None, "both rest");
         assert_eq!(rails.rested(at(40)), Some(1), "one that never worked rests long");
+        rails.wake(0);
+        for _ in 0..20 {
+            rails.rest(1, at(50));
+        }
+        assert_eq!(rails.rested(at(50) + REST_MAX), Some(1), "no rest is longer than the longest");
     }
 
     #[test]
@@ -216,6 +222,9 @@ mod tests {
         assert!(!rails.lost(0, 2) && !rails.lost(0, 2));
         rails.carried(link(0));
         assert!(!rails.lost(0, 2) && !rails.lost(0, 2) && rails.lost(0, 2));
+        rails.rest(0, Duration::ZERO);
+        rails.wake(0);
+        assert!(!rails.lost(0, 2) && !rails.lost(0, 2), "after its rest they are counted anew");
     }
 
     #[test]
@@ -236,5 +245,32 @@ mod tests {
         rails.put(moved, rails.pick().expect("awake"));
         assert_eq!(rails.misplaced(up()), None);
         assert_eq!(counts(&rails), [2, 2]);
+    }
+
+    #[test]
+    fn links_move_only_when_a_rail_came_back_and_only_where_that_helps() {
+        let mut rails = filled(&[1, 1], 4);
+        let up = || (0..4).map(link);
+        let pile = |rails: &mut Rails| (0..4).for_each(|index| rails.put(link(index), 0));
+        pile(&mut rails);
+        assert_eq!(rails.misplaced(up()), None, "no rail came back");
+        let mut rails = filled(&[1, 1], 3);
+        rails.wake(1);
+        assert_eq!(rails.misplaced(up().take(3)), None, "two and one: moving one changes nothing");
+        pile(&mut rails);
+        assert_eq!(rails.misplaced(up()), None, "it is settled until another comes back");
+    }
+
+    #[test]
+    fn the_fullest_rail_gives_first() {
+        let mut rails = Rails::new([1, 1, 1]);
+        for (index, rail) in (0..).zip([0, 0, 0, 0, 1, 1]) {
+            rails.put(link(index), rail);
+        }
+        rails.wake(2);
+        for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]] {
+            let found = rails.misplaced(order.into_iter().map(link)).expect("one is to move");
+            assert_eq!(rails.rail_of(found), Some(0), "{order:?}");
+        }
     }
 }
