@@ -93,7 +93,7 @@ impl Tree {
         };
         let whats = || {
             let whats = steps.iter().map(|step| &step.what);
-            whats.filter(move |what| !fails(what) && !(any && waits(what)))
+            whats.filter(move |what| !(fails(what) || any && waits(what)))
         };
         whats().filter(|what| !is_late(what)).for_each(|what| self.first(source, what));
         for what in whats().collect::<Vec<_>>().into_iter().rev() {
