@@ -6,6 +6,8 @@
 #![allow(clippy::print_stdout)]
 
 pub mod plot;
+pub mod relay;
+pub mod rsync;
 pub mod scale;
 pub mod table;
 
@@ -143,6 +145,15 @@ fn rss_anon_kib(pid: u32) -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
+/// Waits until a server listens.
+fn wait_for(name: &str, port: u16) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < deadline, "{name} does not listen on {port}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A server of ours, ended when it goes.
 pub struct Serve {
     child: Child,
@@ -162,11 +173,7 @@ impl Serve {
         let child = command.spawn().expect("rdma-serve starts: build it with --release first");
         let (state, bins) = (state.to_owned(), bins.to_owned());
         let serve = Self { child, port, state, bins };
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < deadline, "rdma-serve does not listen on {port}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for("rdma-serve", port);
         serve
     }
 
@@ -177,7 +184,16 @@ impl Serve {
 
     /// An `rdma-cp` that this server lets in.
     pub fn cp(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.bins.join("rdma-cp"));
+        self.client("rdma-cp", arguments)
+    }
+
+    /// An `rdma-sync` that this server lets in.
+    pub fn sync(&self, arguments: &[&str]) -> Command {
+        self.client("rdma-sync", arguments)
+    }
+
+    fn client(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.bins.join(name));
         command.arg("--state").arg(&self.state).args(arguments);
         command
     }
@@ -188,5 +204,23 @@ impl Drop for Serve {
         // Ours, and it may be gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Files in one folder.
+const FOLDER_FILES: usize = 1000;
+
+/// Makes folders of files that differ from one another.
+pub fn fill(tree: &Path, files: usize, bytes: usize) {
+    let mut bytes = vec![7_u8; bytes];
+    for index in 0..files {
+        let folder = tree.join(format!("{:04}", index / FOLDER_FILES));
+        if index % FOLDER_FILES == 0 {
+            std::fs::create_dir_all(&folder).expect("a folder");
+        }
+        for (byte, digit) in bytes.iter_mut().zip(index.to_le_bytes()) {
+            *byte = digit;
+        }
+        std::fs::write(folder.join(format!("file-{index}")), &bytes).expect("a file");
     }
 }

@@ -80,9 +80,14 @@ impl Table {
         self.figures.insert(name.to_owned(), value);
     }
 
+    /// All of it.
+    pub fn into_json(self) -> serde_json::Value {
+        serde_json::Value::Object(self.figures)
+    }
+
     /// Writes all of it to a file, where one was asked for.
     pub fn write(self, path: Option<&Path>) {
-        let json = serde_json::Value::Object(self.figures);
+        let json = self.into_json();
         if let Some(path) = path {
             std::fs::write(path, format!("{json:#}\n")).expect("the figures can be written");
         }

@@ -248,7 +248,15 @@ impl Plan {
             EntryKind::Folder => Work::DownloadTree(RemoteTree { remote, folder, local, label }),
             _ => {
                 let (size, mtime_ns) = (entry.size, entry.mtime_ns);
-                Work::Download(Download { remote, folder, local, size, mtime_ns, label })
+                Work::Download(Download {
+                    remote,
+                    folder,
+                    local,
+                    size,
+                    mtime_ns,
+                    label,
+                    basis: None,
+                })
             }
         });
         Ok(())
@@ -321,7 +329,7 @@ impl Plan {
             _ => {
                 let source = UploadSource::Path(path.to_owned());
                 let (size, mtime_ns) = (entry.size, entry.mtime_ns);
-                Work::Upload(Upload { source, remote, size, mtime_ns, label })
+                Work::Upload(Upload { source, remote, size, mtime_ns, label, basis: None })
             }
         });
         Ok(())

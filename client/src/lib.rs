@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-mod basis;
+pub mod basis;
 pub mod copy;
 pub mod current;
 mod ends;

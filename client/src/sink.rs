@@ -3,13 +3,13 @@
 //! by side; it is removed and made anew when the source changed. That of a
 //! large file lasts when a copy is cut short, and a later one goes on with it.
 
-use std::fs::File;
+use crate::basis::{Basis, Old};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use verbatim_control::Fingerprint;
 use verbatim_files::space::Room;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Folder, Source, Target};
-use verbatim_proto::message::FileInfo;
+use verbatim_files::{Folder, Target};
+use verbatim_proto::message::{FileInfo, Piece};
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
@@ -21,8 +21,8 @@ pub(crate) struct Sink {
     server: Fingerprint,
     remote: WirePath,
     state: Mutex<State>,
-    /// What it replaces, to be compared with; looked for when it is asked for.
-    basis: OnceLock<Option<Arc<File>>>,
+    /// Files that may have some of it.
+    olds: OnceLock<Vec<Old>>,
 }
 
 #[derive(Default)]
@@ -42,20 +42,21 @@ impl Sink {
         server: Fingerprint,
         remote: WirePath,
     ) -> Arc<Self> {
-        let (state, basis) = (Mutex::default(), OnceLock::new());
-        Arc::new(Self { folder, path, server, remote, state, basis })
+        let (state, olds) = (Mutex::default(), OnceLock::new());
+        Arc::new(Self { folder, path, server, remote, state, olds })
     }
 
-    /// Takes nothing from the file it replaces.
-    pub fn replace_plainly(&self) {
-        let _ = self.basis.set(None);
+    /// Takes what it has in common with files that are there from them.
+    pub fn compare_with(&self, basis: &Basis) {
+        let olds = basis.paths.iter().map(|path| Old::new(path.clone(), basis.guess));
+        let _ = self.olds.set(olds.collect());
     }
 
-    /// The file it replaces, where that may have much in common with it. Opens it, the first
-    /// time: for workers.
-    pub fn basis(&self) -> Option<&File> {
-        let open = || Source::open(&self.folder, &self.path, &self.path).ok();
-        self.basis.get_or_init(|| Some(open()?.file().clone())).as_deref()
+    /// The bytes of a piece of a file of `size` bytes, where a file that is there has them. Opens
+    /// it: for workers.
+    pub fn bytes_there(&self, piece: &Piece, size: u64) -> Option<Vec<u8>> {
+        let olds = self.olds.get()?;
+        olds.iter().find_map(|old| old.bytes_of(&self.folder, piece, size))
     }
 
     /// What the same copy is known by in a later run.

@@ -401,7 +401,9 @@ mod tests {
         let path = WirePath::parse(b"a").expect("plain");
         let folder = Arc::new(Folder::open(folder).expect("opens"));
         let server = format!("SHA256:{}", "A".repeat(43)).parse().expect("a fingerprint");
+        let basis = basis::Basis { paths: vec![path.clone()], guess: false };
         let sink = Sink::new(folder, path.clone(), server, path);
+        sink.compare_with(&basis);
         let size = bytes.len() as u64;
         let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
         sink.opened(info).expect("there is room");

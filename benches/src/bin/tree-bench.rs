@@ -6,14 +6,11 @@
 #![allow(clippy::print_stdout)]
 
 use clap::Parser;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, run};
-
-/// Files in one folder.
-const FOLDER_FILES: usize = 1000;
+use verbatim_benches::{Common, Serve, Watch, fill, run};
 
 /// Measure a tree of small files against cp -a.
 #[derive(Parser)]
@@ -39,7 +36,7 @@ fn main() {
     let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     let tree = source.path().join("tree");
     println!("writing {} files of {} bytes", flags.files, flags.bytes);
-    fill(&tree, &flags);
+    fill(&tree, flags.files, flags.bytes);
     // Younger identities are neither cached nor trusted.
     std::thread::sleep(Duration::from_secs(3));
 
@@ -76,19 +73,4 @@ fn main() {
 
 fn url(serve: &Serve, path: &str) -> String {
     format!("rdma://127.0.0.1:{}/{path}", serve.port)
-}
-
-/// Makes folders of files that differ from one another.
-fn fill(tree: &Path, flags: &Flags) {
-    let mut bytes = vec![7_u8; flags.bytes];
-    for index in 0..flags.files {
-        let folder = tree.join(format!("{:04}", index / FOLDER_FILES));
-        if index % FOLDER_FILES == 0 {
-            std::fs::create_dir_all(&folder).expect("a folder");
-        }
-        for (byte, digit) in bytes.iter_mut().zip(index.to_le_bytes()) {
-            *byte = digit;
-        }
-        std::fs::write(folder.join(format!("file-{index}")), &bytes).expect("a file");
-    }
 }

@@ -276,6 +276,10 @@ impl Core {
                 self.ledger.summary.rehashed_bytes += hashed;
                 self.write.hashed(file, extent, answer.map(|(digests, _)| digests));
             }
+            Event::OfferHashed { file, extent, answer } => {
+                self.hashing -= 1;
+                self.write.offer_hashed(file, extent, answer, now);
+            }
             Event::Zeroed(zero, answer) => self.read.zeroed(zero, answer, now),
             Event::ZerosHashed { file, extent, digests } => {
                 self.write.zeros_hashed(file, extent, &digests, now);

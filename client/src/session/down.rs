@@ -6,7 +6,7 @@ use super::endings::Mark;
 use super::ledger::Item;
 use super::queue::LargestFirst;
 use super::{Core, Event};
-use crate::basis::BASIS_BYTES_MIN;
+use crate::basis::Basis;
 use crate::ends::Goal;
 use crate::report::FileDone;
 use crate::rules::Task;
@@ -40,6 +40,8 @@ pub struct Download {
     pub mtime_ns: i64,
     /// How the user would name it.
     pub label: String,
+    /// A file here that may have some of it.
+    pub basis: Option<Basis>,
 }
 
 #[derive(Default)]
@@ -112,9 +114,9 @@ impl Core {
             let id = self.file();
             let Download { remote, folder, local, .. } = download;
             let sink = Sink::new(folder, local, self.server, remote.clone());
-            let has_basis = self.mirror.is_some() && download.size >= BASIS_BYTES_MIN;
-            if !has_basis {
-                sink.replace_plainly();
+            let has_basis = download.basis.is_some();
+            if let Some(basis) = &download.basis {
+                sink.compare_with(basis);
             }
             let taken = self.descriptors.take(download.size, has_basis);
             let have = sink.resume(download.size);

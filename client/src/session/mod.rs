@@ -172,6 +172,12 @@ pub(crate) enum Event {
         extent: Extent,
         answer: Result<(Vec<Digest>, u64), Fault>,
     },
+    /// The digests of a range that is to be offered.
+    OfferHashed {
+        file: FileId,
+        extent: Extent,
+        answer: Result<Vec<Digest>, Fault>,
+    },
     Zeroed(Zero, Result<Vec<Digest>, Fault>),
     ZerosHashed {
         file: FileId,

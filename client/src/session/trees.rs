@@ -151,7 +151,8 @@ impl Core {
                 Ok(remote) => {
                     let folder = tree.folder.clone();
                     let (size, mtime_ns) = (entry.size, entry.mtime_ns);
-                    let download = Download { remote, folder, local, size, mtime_ns, label };
+                    let download =
+                        Download { remote, folder, local, size, mtime_ns, label, basis: None };
                     return self.add_download(mark, download);
                 }
                 Err(fault) => Err(fault),

@@ -5,6 +5,7 @@ use super::descriptors::Taken;
 use super::endings::Mark;
 use super::queue::LargestFirst;
 use super::{Core, Event};
+use crate::basis::Basis;
 use crate::ends::Origin;
 use crate::report::FileDone;
 use crate::worker::Command;
@@ -37,6 +38,8 @@ pub struct Upload {
     pub mtime_ns: i64,
     /// How the user would name it.
     pub label: String,
+    /// A file of the server that may have some of it.
+    pub basis: Option<Basis>,
 }
 
 /// Where a file to send is.
@@ -145,6 +148,9 @@ impl Core {
                 }
                 let survey = source.find_holes(0);
                 self.write.create(id, upload.remote.clone(), info, survey, now);
+                if let Some(Basis { paths, guess }) = upload.basis.clone() {
+                    self.write.compare_with(id, paths, guess);
+                }
                 let (label, source) = (upload.label.clone(), Origin::File(Arc::new(source)));
                 let _taken = Some(self.descriptors.take(source.size(), false));
                 let file = File { mark, label, upload: Some(upload), source, _taken };
@@ -170,6 +176,11 @@ impl Core {
                     let answer = source.recall(extent);
                     Event::Hashed { file, extent, answer }
                 });
+            }
+            ClientEffect::HashOffer { file, extent } => self.hash_offer(file, extent),
+            ClientEffect::Taken { file, extent, digests } => {
+                self.uploads.source(file).hand_out(extent, &digests);
+                self.stats.bytes.fetch_add(extent.len, Ordering::Relaxed);
             }
             ClientEffect::HashZeros { file, extent } => self.hash_zeros(file, extent),
             ClientEffect::FindHoles { file, from } => {
@@ -219,6 +230,16 @@ impl Core {
             }
             ClientEffect::Broken(fault) => self.broke(fault),
         }
+    }
+
+    /// Hashes what the server may have.
+    fn hash_offer(&mut self, file: FileId, extent: Extent) {
+        let source = self.uploads.source(file);
+        self.hashing += 1;
+        self.job(move || {
+            let answer = source.look_up(extent).map(|(digests, _)| digests);
+            Event::OfferHashed { file, extent, answer }
+        });
     }
 
     /// Hashes a hole, which is not read; what comes out is noted as that of data is.

@@ -140,7 +140,8 @@ impl Core {
         match entry.kind {
             EntryKind::File => {
                 let source = UploadSource::Below(tree.folder.clone(), entry.path);
-                let upload = Upload { source, remote, size: entry.size, mtime_ns, label };
+                let upload =
+                    Upload { source, remote, size: entry.size, mtime_ns, label, basis: None };
                 Some(Offer::File(mark, upload))
             }
             EntryKind::Special => {

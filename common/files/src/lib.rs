@@ -23,6 +23,7 @@ pub mod paging;
 pub mod partial;
 mod prune;
 pub mod reap;
+mod reuse;
 mod sharing;
 pub mod source;
 pub mod space;

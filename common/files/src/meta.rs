@@ -10,6 +10,7 @@ use rustix::fs::{chownat, fchmod, fchown, futimens, utimensat};
 use rustix::fs::{fgetxattr, flistxattr, fremovexattr, fsetxattr, lgetxattr, llistxattr};
 use rustix::io::Errno;
 use std::ffi::OsStr;
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use verbatim_proto::meta::{Keeps, Xattr};
@@ -185,22 +186,27 @@ pub(crate) fn xattrs_at(
     trusted: bool,
     what: &impl std::fmt::Display,
 ) -> Result<Vec<Xattr>, Fault> {
-    let mut path = format!("/proc/self/fd/{}/", folder.as_fd().as_raw_fd()).into_bytes();
+    let mut path = Vec::with_capacity(FD_PATH_BYTES + name.len());
+    // Writing to memory does not fail.
+    let _ = write!(path, "/proc/self/fd/{}/", folder.as_fd().as_raw_fd());
     path.extend_from_slice(name.as_bytes());
     let path = OsStr::from_bytes(&path);
     read_xattrs(
         |names| llistxattr(path, names),
         |name, value| lgetxattr(path, name, value),
         trusted,
-        &what.to_string(),
+        what,
     )
 }
+
+/// Room for the name that an open folder has in /proc, and a slash.
+const FD_PATH_BYTES: usize = 32;
 
 fn read_xattrs(
     list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
     get: impl Fn(&OsStr, &mut [u8]) -> Result<usize, Errno>,
     trusted: bool,
-    what: &str,
+    what: &(impl std::fmt::Display + ?Sized),
 ) -> Result<Vec<Xattr>, Fault> {
     let fault =
         |e: Errno| Fault::from_io(format!("cannot read extended attributes of {what}"), &e.into());
@@ -236,7 +242,7 @@ fn read_xattrs(
         }
     }
     let all = Meta { xattrs, ..Meta::default() };
-    check(&all, what)?;
+    check(&all, &what.to_string())?;
     Ok(all.xattrs)
 }
 
@@ -273,7 +279,10 @@ pub fn apply(
         let open = if kind == Kind::Folder { 0o700 } else { 0o600 };
         fchmod(&fd, Mode::from_raw_mode(open)).map_err(|e| fault("the mode", e))?;
     }
-    for acl in [ACL_ACCESS, ACL_DEFAULT] {
+    // Only folders have one to hand down.
+    let acls: &[&[u8]] =
+        if kind == Kind::Folder { &[ACL_ACCESS, ACL_DEFAULT] } else { &[ACL_ACCESS] };
+    for &acl in acls {
         if !xattrs.iter().any(|xattr| xattr.name == acl) {
             // One that its folder handed down is not the source's. Mostly there is none.
             let _ = fremovexattr(&fd, OsStr::from_bytes(acl));

@@ -108,8 +108,16 @@ impl Source {
         self.memo.iter().for_each(Memo::forget);
     }
 
-    /// The digests of a range, hashed only where they are not known; and how many bytes were.
+    /// The digests of a range that need not be sent, hashed only where they are not known; and
+    /// how many bytes were.
     pub fn recall(&self, extent: Extent) -> Result<(Vec<Digest>, u64), Fault> {
+        let (digests, hashed) = self.look_up(extent)?;
+        self.hand_out(extent, &digests);
+        Ok((digests, hashed))
+    }
+
+    /// The same of a range that may have to be sent, and is not handed out yet.
+    pub fn look_up(&self, extent: Extent) -> Result<(Vec<Digest>, u64), Fault> {
         // One that may have changed behind its time stamps is not known, whatever was noted.
         let memo = self.memo.as_ref().filter(|_| !self.racy);
         let mut digests = Vec::with_capacity(extent.len.div_ceil(GRAIN_BYTES) as usize);
@@ -129,7 +137,6 @@ impl Source {
             digests.extend(now);
             hashed += grain.len;
         }
-        self.hand_out(extent, &digests);
         Ok((digests, hashed))
     }
 

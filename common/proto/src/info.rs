@@ -2,7 +2,7 @@
 //! down and on the way up alike. Plain values; part of the messages.
 
 use crate::units::FILE_BYTES_MAX;
-use crate::{Code, Fault};
+use crate::{Code, Fault, FileId, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// What is known of an open file.
@@ -36,4 +36,17 @@ impl FileInfo {
     pub fn room(&self) -> u64 {
         self.size.min(self.allocated)
     }
+}
+
+/// A file to create.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateFile {
+    /// Its number in this session.
+    pub file: FileId,
+    /// Where it goes, export first.
+    pub path: WirePath,
+    /// What it will be.
+    pub info: FileInfo,
+    /// Whether its size is not known yet: it is what `End` will say.
+    pub stream: bool,
 }

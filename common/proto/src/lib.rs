@@ -18,6 +18,7 @@ pub mod looking;
 pub mod message;
 pub mod meta;
 pub mod mirror;
+pub mod offer;
 pub mod path;
 pub mod pattern;
 pub mod plan;

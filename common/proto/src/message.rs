@@ -5,9 +5,10 @@
 pub use crate::entry::{Entry, EntryKind, NewEntry};
 pub use crate::holes::{Holes, WindowHoles};
 pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
-pub use crate::info::FileInfo;
+pub use crate::info::{CreateFile, FileInfo};
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
+pub use crate::offer::{Offer, Taken};
 use crate::probing::{ProbeRequest, Probed};
 pub use crate::rails::{JoinSecret, LinkAnswer, LinkOffer, RailAnswer, SealedAnswer, WindowRails};
 pub use crate::spots::{Spot, SpotReply, SpotRequest};
@@ -291,19 +292,8 @@ pub enum WriteRequest {
     },
     /// About writing into files.
     Spots(SpotRequest),
-}
-
-/// A file to create.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CreateFile {
-    /// Its number in this session.
-    pub file: FileId,
-    /// Where it goes, export first.
-    pub path: WirePath,
-    /// What it will be.
-    pub info: FileInfo,
-    /// Whether its size is not known yet: it is what `End` will say.
-    pub stream: bool,
+    /// What a file of the server may have of one that is sent; answered with `Taken`.
+    Offer(Offer),
 }
 
 /// A file that is all there.
@@ -355,6 +345,8 @@ pub enum WriteReply {
     },
     /// About writing into files.
     Spots(SpotReply),
+    /// The answer to `Offer`.
+    Taken(Taken),
 }
 
 /// What became of one piece of a sent chunk.

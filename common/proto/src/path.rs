@@ -76,6 +76,12 @@ impl WirePath {
 
     /// This path with one name under it, if that is a name and the whole is not too long.
     pub fn with(&self, name: &[u8]) -> Result<Self, Fault> {
+        // What a folder is read for is a name; anything else is taken apart, or refused.
+        if !name.is_empty() && name != b"." && !name.contains(&b'/') {
+            check_name(name, name)?;
+            let slash: &[u8] = if self.is_root() { b"" } else { b"/" };
+            return Self([self.0.as_slice(), slash, name].concat()).checked();
+        }
         self.join(&Self::parse(name)?).checked()
     }
 

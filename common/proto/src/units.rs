@@ -67,6 +67,9 @@ pub const HOLE_LISTS_MAX: usize = 16;
 /// Steps of zeroing, or of hashing zeros, that one machine has under way.
 pub const ZEROING_MAX: usize = 4;
 
+/// Ranges that one client may have offered and not heard of.
+pub const OFFERS_MAX: usize = 4;
+
 /// The largest control frame, length prefix not counted: 1 MiB.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 

@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
-    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
-    SealedAnswer, SentChunk, Spot, SpotReply, SpotRequest, Verdict, Welcome, WindowHoles,
-    WindowRails, WriteReply, WriteRequest,
+    LinkAnswer, LinkOffer, NewEntry, Offer, OpenFile, Piece, Proof, RailAnswer, ReadReply,
+    ReadRequest, SealedAnswer, SentChunk, Spot, SpotReply, SpotRequest, Taken, Verdict, Welcome,
+    WindowHoles, WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, Staged, TreeScan};
@@ -59,8 +59,8 @@ variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read W
     Watch Mirror Probed => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes Rails => read_replies());
-variants!(WriteRequest: Create Sent Commit Discard Holes End Spots => write_requests());
-variants!(WriteReply: Created Granted Committed Zeroed Spots => write_replies());
+variants!(WriteRequest: Create Sent Commit Discard Holes End Spots Offer => write_requests());
+variants!(WriteReply: Created Granted Committed Zeroed Spots Taken => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
 variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish => mirror_requests());
@@ -224,6 +224,7 @@ fn write_requests() -> Vec<WriteRequest> {
         WriteRequest::End { file: FileId(6), size: 5_000_000_000 },
         WriteRequest::Spots(SpotRequest::Ask(vec![spot])),
         WriteRequest::Spots(SpotRequest::Return(vec![Tag(900), Tag(1)])),
+        WriteRequest::Offer(Offer { basis: path("x/b.bin"), piece: piece() }),
     ]
 }
 
@@ -231,6 +232,7 @@ fn write_replies() -> Vec<WriteReply> {
     let have = vec![Extent::new(0, 1 << 18), Extent::new(1 << 20, 5)];
     let verdicts = vec![(Tag(900), vec![Verdict::Stored, Verdict::Mismatch])];
     let region = Region { key: 1, base: 0x7f00_0000_1000 };
+    let extent = Extent::new(1 << 20, 5);
     let grant = Grant { tag: Tag(u32::MAX), link: link(), region, bytes: 1 << 20 };
     vec![
         WriteReply::Created { files: vec![(FileId(6), Ok(have)), (FileId(7), Err(fault()))] },
@@ -240,6 +242,8 @@ fn write_replies() -> Vec<WriteReply> {
         WriteReply::Zeroed { file: FileId(6), answer: Err(fault()) },
         WriteReply::Spots(SpotReply::Taken(vec![FileId(6), FileId(200)])),
         WriteReply::Spots(SpotReply::Made(vec![(Tag(900), Ok(region)), (Tag(1), Err(fault()))])),
+        WriteReply::Taken(Taken { file: FileId(6), extent, answer: Ok(vec![extent]) }),
+        WriteReply::Taken(Taken { file: FileId(6), extent, answer: Err(fault()) }),
     ]
 }
 
@@ -561,6 +565,9 @@ WriteRequest::Spots
     0c000000060001840706808040808040
 WriteRequest::Spots#2
     06000000060102840701
+WriteRequest::Offer
+    510000000707782f622e62696e03808010e0a712021111111111111111111111111111111111111111111111
+    1111111111111111112222222222222222222222222222222222222222222222222222222222222222
 WriteReply::Created
     2a000000000206000200808010808040050701071963616e6e6f7420777269746520783a206469736b206675
     6c6c
@@ -577,6 +584,10 @@ WriteReply::Spots
 WriteReply::Spots#2
     2b0000000401028407000180a0808080e01f0101071963616e6e6f7420777269746520783a206469736b2066
     756c6c
+WriteReply::Taken
+    0c000000050680804005000180804005
+WriteReply::Taken#2
+    2200000005068080400501071963616e6e6f7420777269746520783a206469736b2066756c6c
 LinkOffer::Tcp
     0100000000
 LinkOffer::Sim

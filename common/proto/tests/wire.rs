@@ -10,9 +10,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
     CommitFile, CreateFile, Entry, EntryKind, FileInfo, Grant, Hello, Holes, JoinSecret, Lease,
-    LinkAnswer, LinkOffer, NewEntry, OpenFile, Piece, Proof, RailAnswer, ReadReply, ReadRequest,
-    SentChunk, Spot, SpotReply, SpotRequest, Verdict, Welcome, WindowHoles, WindowRails,
-    WriteReply, WriteRequest,
+    LinkAnswer, LinkOffer, NewEntry, Offer, OpenFile, Piece, Proof, RailAnswer, ReadReply,
+    ReadRequest, SentChunk, Spot, SpotReply, SpotRequest, Taken, Verdict, Welcome, WindowHoles,
+    WindowRails, WriteReply, WriteRequest,
 };
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
@@ -188,6 +188,7 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         (file(), any::<u64>()).prop_map(|(file, size)| WriteRequest::End { file, size }),
         list(spot).prop_map(|spots| WriteRequest::Spots(SpotRequest::Ask(spots))),
         list(tag()).prop_map(|tags| WriteRequest::Spots(SpotRequest::Return(tags))),
+        (path(), piece()).prop_map(|(basis, piece)| WriteRequest::Offer(Offer { basis, piece })),
     ]
 }
 
@@ -209,6 +210,9 @@ fn write_reply() -> impl Strategy<Value = WriteReply> {
         list(file()).prop_map(|files| WriteReply::Spots(SpotReply::Taken(files))),
         list((tag(), or_fault(region())))
             .prop_map(|spots| WriteReply::Spots(SpotReply::Made(spots))),
+        (file(), extent(), or_fault(list(extent()))).prop_map(|(file, extent, answer)| {
+            WriteReply::Taken(Taken { file, extent, answer })
+        }),
     ]
 }
 

@@ -10,6 +10,7 @@ mod catalog;
 mod jobs;
 mod links;
 mod mirror;
+mod offers;
 mod pinning;
 mod ports;
 mod probing;
@@ -44,7 +45,7 @@ use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
-use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag, Verdict, WindowId};
+use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
@@ -67,6 +68,7 @@ pub(crate) enum Event {
     Closed(Vec<(FileId, Result<Kept, Fault>)>),
     Created(Vec<(FileId, Result<writing::Created, Fault>)>),
     Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
+    Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
     Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
     Page(u32, catalog::Page),
     Made(u32, Vec<Result<(), Fault>>, Dropped),
@@ -303,6 +305,7 @@ impl Session {
             Event::Zeroed(file, extent, answer) => {
                 self.writing.machine.zeroed(file, extent, answer);
             }
+            Event::Taken(offer, answer) => self.writing.machine.taken(&offer, answer),
             Event::Committed(answers, dropped) => {
                 self.tell_dropped(dropped)?;
                 self.writing.machine.committed(answers);

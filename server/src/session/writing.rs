@@ -40,7 +40,7 @@ pub(crate) struct Landed {
     pub target: Arc<Target>,
     rules: Rules,
     path: WirePath,
-    quota: Option<Arc<Quota>>,
+    pub(super) quota: Option<Arc<Quota>>,
     began: Instant,
 }
 
@@ -62,6 +62,12 @@ impl Writing {
     /// Whether anything can be written meanwhile.
     pub fn has_slots(&self) -> bool {
         !self.slots.is_empty()
+    }
+
+    /// An open file, and how long it is to be.
+    pub fn landing(&self, id: FileId) -> (Landed, u64) {
+        let landed = self.targets.get(&id).cloned().zip(self.sizes.get(&id).copied());
+        landed.expect("files that are worked on are open")
     }
 
     /// A link is dead: no slots are made for it any more.
@@ -93,6 +99,7 @@ impl Session {
                 }
             }
             ServerEffect::Zero { file, extent } => self.zero(file, extent),
+            ServerEffect::Take(offer) => self.take_offer(offer),
             ServerEffect::Commit(ids) => self.commit(ids),
             ServerEffect::Discard(ids) => {
                 for id in ids {
@@ -264,10 +271,8 @@ impl Session {
     }
 
     fn zero(&mut self, id: FileId, extent: Extent) {
-        let landed = self.writing.targets.get(&id).cloned();
-        let size = self.writing.sizes.get(&id).copied();
+        let (landed, size) = self.writing.landing(id);
         self.job(move || {
-            let (landed, size) = landed.zip(size).expect("files with holes are open");
             let answer = landed.zero(extent, size);
             // The target must not outlive the answer: a discard removes it.
             drop(landed);

@@ -3,8 +3,8 @@
 
 use super::draw::Draw;
 use verbatim_proto::message::{
-    CommitFile, CreateFile, Grant, Holes, Lease, OpenFile, Piece, ReadReply, ReadRequest,
-    SentChunk, Spot, SpotReply, SpotRequest, Verdict, WindowHoles, WindowRails, WriteReply,
+    CommitFile, CreateFile, Grant, Holes, Lease, Offer, OpenFile, Piece, ReadReply, ReadRequest,
+    SentChunk, Spot, SpotReply, SpotRequest, Taken, Verdict, WindowHoles, WindowRails, WriteReply,
     WriteRequest,
 };
 use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
@@ -72,7 +72,7 @@ pub fn read_reply(draw: &mut Draw<'_>) -> ReadReply {
 
 pub fn write_request(draw: &mut Draw<'_>) -> WriteRequest {
     let most = many(draw, BATCH_FILES_MAX);
-    match draw.up_to(9) {
+    match draw.up_to(10) {
         0 => WriteRequest::Create {
             files: draw.list(most, |draw| {
                 let (mut info, stream) = (draw.info(), draw.once_in(4));
@@ -100,12 +100,13 @@ pub fn write_request(draw: &mut Draw<'_>) -> WriteRequest {
             file: draw.file(),
             extent: draw.extent(),
         }))),
+        9 => WriteRequest::Offer(Offer { basis: path(), piece: piece(draw) }),
         _ => WriteRequest::Spots(SpotRequest::Return(draw.list(3, Draw::tag))),
     }
 }
 
 pub fn write_reply(draw: &mut Draw<'_>) -> WriteReply {
-    match draw.up_to(6) {
+    match draw.up_to(7) {
         0 => WriteReply::Created {
             files: draw.list(4, |draw| {
                 let have: Vec<Extent> = draw.list(2, Draw::extent);
@@ -124,6 +125,11 @@ pub fn write_reply(draw: &mut Draw<'_>) -> WriteReply {
         3 => WriteReply::Committed { files: draw.list(4, |draw| (draw.file(), draw.result(()))) },
         4 => WriteReply::Zeroed { file: draw.file(), answer: draw.result(()) },
         5 => WriteReply::Spots(SpotReply::Taken(draw.list(4, Draw::file))),
+        6 => {
+            let parts = draw.list(2, Draw::extent);
+            let (file, extent) = (draw.file(), draw.extent());
+            WriteReply::Taken(Taken { file, extent, answer: draw.result(parts) })
+        }
         _ => {
             let made = |draw: &mut Draw<'_>| {
                 let (tag, region) = (draw.tag(), draw.region());

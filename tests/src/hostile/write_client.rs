@@ -17,6 +17,7 @@ enum Job {
     Post(Post),
     Hash(FileId, Extent),
     HashZeros(FileId, Extent),
+    HashOffer(FileId, Extent),
     Check(FileId, Digest),
     Drop(LinkId),
     Restart(FileId),
@@ -75,7 +76,10 @@ impl Driver {
         let size = size_of(file);
         let info = FileInfo { size, mode: 0o644, mtime_ns: 1, allocated: size, version: Some(1) };
         let path = WirePath::parse(b"export/file").expect("plain");
-        self.client.create(file, path, info, Survey::dense(size), self.now);
+        self.client.create(file, path.clone(), info, Survey::dense(size), self.now);
+        if file.0 >= 2 {
+            self.client.compare_with(file, vec![path.clone(), path], file.0 == 3);
+        }
         self.files.insert(file, false);
     }
 
@@ -100,6 +104,10 @@ impl Driver {
             }
             Job::HashZeros(file, extent) => {
                 self.client.zeros_hashed(file, extent, &digests(extent), self.now);
+            }
+            Job::HashOffer(file, extent) => {
+                let answer = draw.result(digests(extent));
+                self.client.offer_hashed(file, extent, answer, self.now);
             }
             Job::Check(file, root) => {
                 let answer = draw.result(None);
@@ -135,6 +143,14 @@ impl Driver {
                 ClientEffect::HashZeros { file, extent } => {
                     assert!(extent.fits(size_of(file)), "outside its file");
                     self.jobs.push(Job::HashZeros(file, extent));
+                }
+                ClientEffect::HashOffer { file, extent } => {
+                    assert!(extent.fits(size_of(file)), "outside its file");
+                    self.jobs.push(Job::HashOffer(file, extent));
+                }
+                ClientEffect::Taken { file, extent, digests: taken } => {
+                    assert!(extent.fits(size_of(file)), "outside its file");
+                    assert_eq!(taken, digests(extent), "a digest a grain");
                 }
                 ClientEffect::FindHoles { .. } => panic!("the files have no holes"),
                 ClientEffect::CheckSource { file, root } => self.jobs.push(Job::Check(file, root)),

@@ -6,7 +6,7 @@ use super::draw::Draw;
 use super::{EFFECTS_MAX, STEPS_MAX, messages};
 use std::collections::{HashMap, HashSet};
 use verbatim_proto::message::{
-    CreateFile, FileId, Grant, LinkId, Region, Spot, Tag, Verdict, WriteReply, WriteRequest,
+    CreateFile, FileId, Grant, LinkId, Offer, Region, Spot, Tag, Verdict, WriteReply, WriteRequest,
 };
 use verbatim_proto::units::{GRAIN_BYTES, LINKS_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX};
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
@@ -19,6 +19,7 @@ enum Job {
     Provision(LinkId, u16),
     Absorb(Absorb),
     Zero(FileId, Extent),
+    Take(Offer),
     Commit(Vec<FileId>),
     Kill(LinkId),
     MakeSpot(Spot),
@@ -143,6 +144,15 @@ impl Driver {
                 }
                 self.server.zeroed(file, extent, answer);
             }
+            Job::Take(offer) => {
+                let extent = offer.piece.extent;
+                let taken = if draw.once_in(2) { vec![extent] } else { Vec::new() };
+                let answer = draw.result(taken);
+                if let (Ok(taken), Some(file)) = (&answer, self.files.get_mut(&offer.piece.file)) {
+                    taken.iter().for_each(|extent| file.extents.insert(*extent));
+                }
+                self.server.taken(&offer, answer);
+            }
             Job::Commit(files) => {
                 let answers = files.iter().map(|file| (*file, draw.result(()))).collect();
                 files.iter().for_each(|file| drop(self.files.remove(file)));
@@ -193,6 +203,12 @@ impl Driver {
                     let size = self.files[&file].size;
                     assert!(extent.fits(size) && extent.len > 0, "zeros outside a file");
                     self.jobs.push(Job::Zero(file, extent));
+                }
+                ServerEffect::Take(offer) => {
+                    let (piece, file) = (&offer.piece, &self.files[&offer.piece.file]);
+                    assert!(piece.extent.fits(file.size), "an offer outside a file");
+                    assert!(!file.extents.intersects(piece.extent), "offered what is stored");
+                    self.jobs.push(Job::Take(offer));
                 }
                 ServerEffect::Commit(files) => {
                     files.iter().for_each(|(file, _)| self.check_whole(*file));

@@ -15,6 +15,7 @@ mod powerless;
 #[allow(dead_code)] // it has more for others
 mod process;
 mod refusing;
+mod saving;
 mod straying;
 #[path = "../../src/tree.rs"]
 #[allow(dead_code)] // it has more for others

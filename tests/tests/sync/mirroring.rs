@@ -235,32 +235,6 @@ fn contents_are_compared_by_digest_where_that_is_asked_for() {
 }
 
 #[test]
-fn of_a_large_changed_file_only_changed_chunks_are_fetched() {
-    let world = World::new();
-    let (source, target) = (world.source().join("large"), world.target(Way::Down).join("large"));
-    let mut bytes = tree::content(1, (40 << 20) + 12_345);
-    write(source.clone(), &bytes);
-    world.sync(Way::Down, &[]).done();
-    // Two chunks of forty, and the file grows a little at its end.
-    for at in [5 << 20, (30 << 20) + 77] {
-        bytes[at] ^= 1;
-    }
-    bytes.extend(tree::content(2, 1000));
-    write(source.clone(), &bytes);
-    let ended = world.sync(Way::Down, &["--json"]).done();
-    assert_eq!(fs::read(&target).expect("reads"), bytes);
-    let moved = summary(&ended)["moved_bytes"].as_u64().expect("a number");
-    assert!((2 << 20..=(3 << 20) + 13_345).contains(&moved), "{moved} bytes moved");
-    // What was at the target is not believed: damage there is fetched anew.
-    let mut damaged = bytes.clone();
-    damaged[10 << 20] ^= 1;
-    write(target.clone(), &damaged);
-    let ended = world.sync(Way::Down, &["--json"]).done();
-    assert_eq!(fs::read(&target).expect("reads"), bytes);
-    assert_eq!(summary(&ended)["moved_bytes"], 1 << 20);
-}
-
-#[test]
 fn a_folder_that_holds_what_is_left_out_stays_and_is_no_failure() {
     for way in BOTH {
         let world = World::new();

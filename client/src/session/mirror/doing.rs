@@ -5,6 +5,7 @@
 
 use super::deeds::Deed;
 use super::{CHANGES_MAX, Mirroring, Way};
+use crate::basis::Basis;
 use crate::report::{Altered, SkipReason};
 use crate::session::core::Report;
 use crate::session::endings::Mark;
@@ -140,8 +141,9 @@ impl Core {
         item: Item,
         label: String,
     ) {
-        if let What::Fetch { node, .. } = what {
-            return self.fetch_node(mirror, folder, *node, item, label);
+        if let What::Fetch { node, there, .. } = what {
+            let basis = mirror.likely.basis(&node, there);
+            return self.fetch_node(mirror, folder, *node, basis, item, label);
         }
         let gone = match &what {
             What::Delete { path, is_folder } => Some((path.clone(), *is_folder)),
@@ -156,6 +158,7 @@ impl Core {
         mirror: &mut Mirroring,
         folder: &Arc<Folder>,
         node: Node,
+        basis: Option<Basis>,
         item: Item,
         label: String,
     ) {
@@ -164,7 +167,8 @@ impl Core {
             Err(fault) => return self.failed(item, label, fault),
         };
         let (folder, size, mtime_ns) = (folder.clone(), node.size, node.meta.mtime_ns);
-        let download = Download { remote, folder, local: node.path, size, mtime_ns, label };
+        let local = node.path;
+        let download = Download { remote, folder, local, size, mtime_ns, label, basis };
         mirror.deeds.push_file(Mark::alone(item), download);
     }
 
@@ -183,10 +187,14 @@ impl Core {
         };
         let mut gone = None;
         let change = match what {
-            What::Fetch { node, .. } => {
+            What::Fetch { node, there, .. } => {
+                let basis = mirror.likely.basis(&node, there).map(|Basis { paths, guess }| {
+                    let paths = paths.iter().filter_map(|path| below(path).ok()).collect();
+                    Basis { paths, guess }
+                });
                 let source = UploadSource::Below(folder.clone(), node.path);
                 let (remote, size, mtime_ns) = (path, node.size, node.meta.mtime_ns);
-                let upload = Upload { source, remote, size, mtime_ns, label };
+                let upload = Upload { source, remote, size, mtime_ns, label, basis };
                 return self.gathered.files.push((Mark::alone(item), upload));
             }
             What::MakeFolder { replace, .. } => {

@@ -3,16 +3,20 @@
 //! One mirror is all the work of its session. When the session breaks, the next
 //! one begins the comparison anew: what was done is equal by then.
 //!
-//! Order: everything as it is found; then links, when the files they name are
-//! there; then what interrupted copies left is swept away; then deletes, the last
-//! first; then what was waiting for a folder to be deleted; then the metadata of
-//! folders. `sides` feeds the comparison, `doing` does steps, on this machine by
-//! `deeds`, `holding` has the target before all that and puts a new tree in place
-//! behind it, `replies` takes what the server says; this file says which come when.
+//! Order: everything as it is found; then large new files, when all of the target
+//! was seen and may have them under another name; then links, when the files they
+//! name are there; then what interrupted copies left is swept away; then deletes,
+//! the last first; then what was waiting for a folder to be deleted; then the
+//! metadata of folders. `sides` feeds the comparison, `order` says what waits,
+//! `doing` does steps, on this machine by `deeds`, `holding` has the target before
+//! all that and puts a new tree in place behind it, `replies` takes what the server
+//! says; this file says which come when.
 
 mod deeds;
 mod doing;
 mod holding;
+mod likely;
+mod order;
 mod replies;
 mod sides;
 mod work;
@@ -23,11 +27,12 @@ use crate::rules::Task;
 use crate::sync::spool::Spool;
 use deeds::Deeds;
 use doing::Asked;
+use likely::Likely;
 use sides::{Local, Remote};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use verbatim_proto::mirror::Edit;
-use verbatim_proto::plan::{Diff, Next, Side, Step, What};
+use verbatim_proto::plan::{Diff, Next, Side, What};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
@@ -48,15 +53,14 @@ const PAGES_MAX: usize = 16;
 /// Requests for changes that may wait for their answer; the server takes more.
 const CHANGES_MAX: usize = 16;
 
-/// Things that wait for a folder to be deleted: more than this is no mistake of naming.
-const LATE_MAX: usize = 1 << 16;
-
 /// What a mirror is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     /// The target is asked for; none while the answer is awaited.
     Holding(Option<Instant>),
     Comparing,
+    /// New files that waited for all of the target to be seen.
+    Fetching,
     Linking,
     Sweeping,
     Deleting,
@@ -76,6 +80,8 @@ pub(super) struct Mirroring {
     remote: Remote,
     local: Local,
     phase: Phase,
+    fresh: Spool<What>,
+    likely: Likely,
     links: Spool<What>,
     deletes: Spool<What>,
     late: Spool<What>,
@@ -109,6 +115,8 @@ impl Mirroring {
             remote: Remote::default(),
             local: Local::default(),
             phase: if holds { Phase::Holding(Some(Instant::now())) } else { Phase::Comparing },
+            fresh: Spool::default(),
+            likely: Likely::default(),
             links: Spool::default(),
             deletes: Spool::default(),
             late: Spool::default(),
@@ -160,7 +168,7 @@ impl Mirroring {
 
     /// Whether more may be found.
     pub fn is_searching(&self) -> bool {
-        self.phase <= Phase::Comparing
+        self.phase <= Phase::Fetching
     }
 
     /// Its number and its name.
@@ -201,6 +209,8 @@ impl Core {
             Phase::Holding(Some(at)) if at <= Instant::now() => self.ask_to_hold(mirror),
             Phase::Holding(_) | Phase::Publishing(true) | Phase::Done => {}
             Phase::Comparing => self.compare_trees(mirror)?,
+            Phase::Fetching if self.mirror_load(mirror) >= QUEUE_LOW => mirror.eager = false,
+            Phase::Fetching => self.do_spooled(mirror, |of| of.fresh.take_first())?,
             _ if !self.is_settled(mirror) => mirror.eager = false,
             Phase::Linking => self.do_spooled(mirror, |of| of.links.take_first())?,
             Phase::Deleting => {
@@ -251,7 +261,7 @@ impl Core {
     }
 
     fn compared_trees(&mut self, mirror: &mut Mirroring) {
-        mirror.phase = Phase::Linking;
+        mirror.phase = Phase::Fetching;
         self.ledger.looked_at(mirror.number);
         let chosen = mirror.of.chosen.clone().filter(|chosen| chosen.must_be_there());
         let Some(chosen) = chosen else { return };
@@ -296,6 +306,7 @@ impl Core {
         let page = take(mirror)?;
         if page.is_empty() {
             mirror.phase = match mirror.phase {
+                Phase::Fetching => Phase::Linking,
                 Phase::Linking => Phase::Sweeping,
                 Phase::Deleting => Phase::Late,
                 Phase::Late => Phase::LinkingLate,
@@ -327,47 +338,5 @@ impl Core {
             self.ledger.leave(Item::rest(number), label, false);
         }
         self.gathered.clear();
-    }
-}
-
-/// A step of which nothing was done yet, told or kept for later.
-impl Core {
-    fn take_step(&mut self, mirror: &mut Mirroring, step: Step) -> Result<(), Fault> {
-        // Whether it is deleted is known when all else is done.
-        if self.rules.task != Task::Copy || !matches!(step.what, What::Delete { .. }) {
-            self.tell_step(mirror, &step);
-        }
-        if self.rules.task != Task::Copy && step.what.is_change() {
-            return Ok(());
-        }
-        match &step.what {
-            What::Link { to, late, .. } if *late || mirror.late_paths.contains(to) => {
-                mirror.late_links.push(&step.what)
-            }
-            What::Link { .. } => mirror.links.push(&step.what),
-            What::Delete { .. } => mirror.deletes.push(&step.what),
-            // How an export itself looks is for who exports it to say.
-            What::Finish { node } if node.path.is_root() && mirror.is_export() => Ok(()),
-            What::Finish { .. } => mirror.finishes.push(&step.what),
-            What::Fetch { late: true, .. } | What::Symlink { late: true, .. } => {
-                if mirror.late_paths.len() >= LATE_MAX {
-                    let text = format!("more than {LATE_MAX} folders became files");
-                    return Err(Fault::new(Code::Limit, text));
-                }
-                mirror.late_paths.insert(step.what.path().clone());
-                mirror.late.push(&step.what)
-            }
-            _ => {
-                self.do_step(mirror, step.what);
-                Ok(())
-            }
-        }
-    }
-}
-
-impl Mirroring {
-    /// Whether the target is an export itself.
-    fn is_export(&self) -> bool {
-        self.of.way == Way::Up && self.of.remote.parent().is_root()
     }
 }

@@ -18,6 +18,10 @@ use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
+/// Entries of a side that wait to be compared before no more of it is walked: some pages, so that
+/// neither side rests while the other is walked.
+const AHEAD_ENTRIES: usize = 4 * PAGE_ENTRIES_MAX;
+
 /// The tree on the server.
 #[derive(Default)]
 pub(super) struct Remote {
@@ -55,7 +59,7 @@ pub(crate) struct TreePaged {
 impl Core {
     /// Asks both sides for more, where little of theirs is left.
     pub(super) fn feed(&mut self, mirror: &mut Mirroring) {
-        let lacks = |side: Side| mirror.diff.waiting(side) < PAGE_ENTRIES_MAX;
+        let lacks = |side: Side| mirror.diff.waiting(side) < AHEAD_ENTRIES;
         let (local, remote) = (mirror.side_of_local(), mirror.side_of_remote());
         let (local, remote) = (lacks(local), lacks(remote));
         if remote && !mirror.remote.asked && !mirror.remote.done {
@@ -161,6 +165,8 @@ impl Core {
             // A walk tells no more than this.
             let room = LEFTOVERS_MAX.saturating_sub(mirror.leftovers.len());
             mirror.leftovers.extend(leftovers.into_iter().take(room));
+            found.iter().flatten().for_each(|node| mirror.likely.note(node));
+            mirror.likely.complete |= done;
         }
         if let Some(chosen) = mirror.of.chosen.clone() {
             self.choose_found(mirror, &chosen, side, &mut found);

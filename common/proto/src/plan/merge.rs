@@ -107,12 +107,16 @@ impl Diff {
         let stream = self.stream(side);
         for found in found {
             let path = path_of(&found);
-            if stream.last.as_ref().is_some_and(|last| last.tree_cmp(path).is_ge()) {
+            let last = stream.found.back().map(path_of).or(stream.last.as_ref());
+            if last.is_some_and(|last| last.tree_cmp(path).is_ge()) {
                 let text = format!("{path} came out of order in a list of a tree");
                 return Err(Fault::new(Code::Protocol, text));
             }
-            stream.last = Some(path.clone());
             stream.found.push_back(found);
+        }
+        // What comes next is behind this, also when it was taken by then.
+        if let Some(found) = stream.found.back() {
+            stream.last = Some(path_of(found).clone());
         }
         stream.ended |= done;
         Ok(())
@@ -166,17 +170,18 @@ impl Diff {
 
     /// Looks at what one or both sides have at a path.
     fn meet(&mut self, source: Option<Found>, target: Option<Found>) -> Result<(), Fault> {
-        let path = source.as_ref().or(target.as_ref()).map(path_of).cloned().unwrap_or_default();
-        self.leave_folders(Some(&path));
+        let Some(path) = source.as_ref().or(target.as_ref()).map(path_of) else { return Ok(()) };
+        self.leave_folders(Some(path));
         self.counts.source += u64::from(source.is_some() && !path.is_root());
         self.counts.target += u64::from(target.is_some() && !path.is_root());
         if source.is_some() {
-            self.check_parent(&path)?;
+            self.check_parent(path)?;
         }
         let is_below = |of: &Option<WirePath>| of.as_ref().is_some_and(|of| path.is_below(of));
         if source.is_some() && is_below(&self.blocked) {
             return Ok(());
         }
+        let is_kept = is_below(&self.kept);
         match (source, target) {
             (Some(Err((path, fault))), _) => {
                 self.counts.faults += 1;
@@ -189,10 +194,10 @@ impl Diff {
                 self.wanted(node, target.as_deref());
             }
             // Nobody asked for it, and whether it would be deleted is another matter.
-            (None, Some(Err((path, fault)))) if self.options.delete && !is_below(&self.kept) => {
+            (None, Some(Err((path, fault)))) if self.options.delete && !is_kept => {
                 self.refuse(path, fault);
             }
-            (None, Some(Ok(node))) if !is_below(&self.kept) => self.extra(&node),
+            (None, Some(Ok(node))) if !is_kept => self.extra(&node),
             _ => {}
         }
         Ok(())
@@ -200,7 +205,7 @@ impl Diff {
 
     /// An entry of the source must be in a folder of the source.
     fn check_parent(&self, path: &WirePath) -> Result<(), Fault> {
-        let known = |folder: &WirePath| path.is_root() || path.parent() == *folder;
+        let known = |folder: &WirePath| path.is_root() || path.parent_bytes() == folder.as_bytes();
         let blocked = self.blocked.as_ref().is_some_and(|blocked| path.is_below(blocked));
         if blocked || self.folders.last().map_or(path.is_root(), |open| known(&open.node.path)) {
             return Ok(());

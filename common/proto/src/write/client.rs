@@ -7,7 +7,9 @@
 //! flight: posting (the driver reads, hashes, writes), then awaiting a verdict.
 //! A dead link's flights stay until it is fenced: a late write must find nothing.
 
+mod ending;
 mod holes;
+mod offers;
 mod spots;
 mod stream;
 mod verdicts;
@@ -20,7 +22,7 @@ use crate::holes::{Search, Survey, Zeros};
 use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
 use crate::message::{Spot, SpotRequest, Tag, WriteReply, WriteRequest};
 use crate::touched::Files;
-use crate::units::{FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX, WINDOW_BYTES};
+use crate::units::{FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use spots::Asked;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -49,6 +51,8 @@ struct File {
     holes_left: usize,
     unhashed: ExtentSet,
     hashing: bool,
+    /// A file of the server that may have some of it.
+    basis: Option<offers::Basis>,
     /// Pieces of this file in flight, parts of its holes, and questions about them.
     pending: usize,
     root: RootBuilder,
@@ -85,6 +89,8 @@ pub struct WriteClient {
     zeros: Zeros<FileId>,
     /// Lists of holes that are not answered.
     lists: usize,
+    /// Ranges that are offered, or will be once they are hashed.
+    offers: usize,
     /// Links the driver can write to; a grant may come before its link is made.
     up: HashSet<LinkId>,
     dead: HashSet<LinkId>,
@@ -114,6 +120,7 @@ impl WriteClient {
             flights: HashMap::new(),
             zeros: Zeros::default(),
             lists: 0,
+            offers: 0,
             up: HashSet::new(),
             dead: HashSet::new(),
             dropping: HashSet::new(),
@@ -289,6 +296,7 @@ impl WriteClient {
             }
             WriteReply::Zeroed { file, answer } => self.zeroed(file, answer),
             WriteReply::Spots(reply) => self.spots(reply, now),
+            WriteReply::Taken(taken) => self.taken(taken),
         };
         if let Err(fault) = taken {
             self.effects.push_back(ClientEffect::Broken(fault));
@@ -314,6 +322,7 @@ impl WriteClient {
         self.say_ends();
         self.forget_holes();
         let touched = self.files.take_touched();
+        self.offer_ranges(&touched);
         self.name_holes(&touched);
         self.end_files(&touched);
         self.flush();
@@ -393,7 +402,7 @@ impl WriteClient {
         for (id, extent) in pieces {
             let Some(file) = self.files.get_mut(&id) else { continue };
             file.pending -= 1;
-            file.unsent.insert(extent);
+            file.give_back(extent);
             if !self.queue.contains(&id) {
                 self.queue.push_front(id);
             }
@@ -415,7 +424,7 @@ impl WriteClient {
                 self.queue.pop_front();
                 continue;
             };
-            let next = file.next_unsent();
+            let next = file.next_to_send();
             // A file that was begun again may still stand here from its first try.
             let sending = file.doom.is_none() && file.stage == Stage::Sending;
             let Some(next) = next.filter(|_| sending) else {
@@ -427,49 +436,12 @@ impl WriteClient {
                 break;
             }
             let extent = Extent::new(next.offset, len);
-            assert!(file.unsent.take(extent), "the extent was just listed");
+            assert!(file.claim(extent), "the extent was just listed");
             file.pending += 1;
             left -= len;
             pieces.push((id, extent));
         }
         pieces
-    }
-
-    fn end_files(&mut self, touched: &[FileId]) {
-        let mut over = Vec::new();
-        for &id in touched {
-            let Some(file) = self.files.look_at(id) else { continue };
-            if file.stage != Stage::Sending || file.pending > 0 || file.hashing {
-                continue;
-            }
-            if file.doom.is_some() {
-                over.push(id);
-            } else if let Some(extent) = file.unhashed.take_first(WINDOW_BYTES) {
-                file.hashing = true;
-                self.effects.push_back(ClientEffect::Hash { file: id, extent });
-            } else if file.unsent.is_empty() && file.search.is_over(file.size) && !file.streaming {
-                file.stage = Stage::Checking;
-                let root = file.root.finish().expect("every grain was stored or hashed");
-                self.effects.push_back(ClientEffect::CheckSource { file: id, root });
-            }
-        }
-        for id in over {
-            self.give_up(id);
-        }
-    }
-
-    fn give_up(&mut self, id: FileId) {
-        let file = self.files.get_mut(&id).expect("the caller found it");
-        let fault = file.doom.take().expect("only doomed files are given up");
-        self.to_discard.push(id);
-        if fault.code == Code::Changed && file.attempts < FILE_ATTEMPTS_MAX {
-            file.attempts += 1;
-            file.stage = Stage::Restarting;
-            self.effects.push_back(ClientEffect::Restart { file: id });
-        } else {
-            self.files.remove(&id);
-            self.effects.push_back(ClientEffect::Failed { file: id, fault });
-        }
     }
 
     fn flush(&mut self) {

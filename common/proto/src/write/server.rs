@@ -10,6 +10,7 @@
 
 mod fences;
 mod holes;
+mod offers;
 mod spots;
 mod stream;
 
@@ -82,6 +83,8 @@ pub struct WriteServer {
     slots: HashMap<SlotId, Slot>,
     uses: HashMap<Tag, Use>,
     zeros: Zeros<FileId>,
+    /// Offers that the driver is at.
+    offers: usize,
     next_tag: u32,
     writing: bool,
     /// Whether a file may be discarded that is not gone.
@@ -199,9 +202,7 @@ impl WriteServer {
 
     /// The driver renamed files, or could not.
     pub fn committed(&mut self, answers: Vec<(FileId, Result<(), Fault>)>) {
-        for (id, _) in &answers {
-            self.files.remove(id);
-        }
+        answers.iter().for_each(|(id, _)| drop(self.files.remove(id)));
         self.effects.push_back(ServerEffect::Send(WriteReply::Committed { files: answers }));
     }
 
@@ -214,6 +215,7 @@ impl WriteServer {
             }
             WriteRequest::Commit { files } => self.commit(files),
             WriteRequest::Holes(holes) => self.holes(holes),
+            WriteRequest::Offer(offer) => self.offer(offer),
             WriteRequest::End { file, size } => self.end(file, size),
             WriteRequest::Spots(request) => self.spots(request),
             WriteRequest::Discard { files } => {
@@ -275,11 +277,9 @@ impl WriteServer {
         let SentChunk { tag, pieces } = chunk;
         let Some(used) = self.uses.get(&tag) else {
             // A tag of the past: its link was fenced while this was on the way.
-            let past = tag.0 < self.next_tag;
-            return if past {
-                Ok(())
-            } else {
-                Err(protocol("client sent a tag it was not granted"))
+            return match tag.0 < self.next_tag {
+                true => Ok(()),
+                false => Err(protocol("client sent a tag it was not granted")),
             };
         };
         let room = self.slots.get(&used.slot).map_or(0, |slot| u64::from(slot.bytes));

@@ -5,6 +5,7 @@ use crate::message::{
     CreateFile, FileId, Grant, LinkId, Piece, Spot, Tag, WriteReply, WriteRequest,
 };
 use crate::meta::Kept;
+use crate::offer::Offer;
 use crate::{Digest, Extent, Fault};
 use std::time::Duration;
 
@@ -51,6 +52,22 @@ pub enum ClientEffect {
         file: FileId,
         /// From where on.
         from: u64,
+    },
+    /// Hash a range of the source, to be offered; answer with `offer_hashed`.
+    HashOffer {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+    },
+    /// A range of the source is at the server, and was not sent.
+    Taken {
+        /// The file.
+        file: FileId,
+        /// The range.
+        extent: Extent,
+        /// Its digests, as they were offered.
+        digests: Vec<Digest>,
     },
     /// Say whether the source is still what it was; answer with `source_checked`.
     CheckSource {
@@ -152,6 +169,8 @@ pub enum ServerEffect {
         /// The range.
         extent: Extent,
     },
+    /// Take what a file of ours has of a range; answer with `taken`.
+    Take(Offer),
     /// Give these their metadata, make them durable, rename them; answer with `committed`.
     Commit(Vec<(FileId, Kept)>),
     /// Remove the temporary files of these.

@@ -6,18 +6,20 @@
 mod content;
 mod spots;
 mod streams;
+mod there;
 mod uploads;
 
 use content::{digests_of, grains, is_hole, root_of, survey, value_of, zeros_at};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 use verbatim_proto::message::{
-    ClientMessage, FileId, FileInfo, LinkId, Region, ServerMessage, Spot, Tag, Verdict, WindowId,
+    ClientMessage, FileId, FileInfo, LinkId, Offer, Region, ServerMessage, Spot, Tag, Verdict,
+    WindowId,
 };
 use verbatim_proto::read::{self, Outcome, PieceOutcome, Prepared, ReadClient, ReadServer};
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOWS_MAX, grain_count};
 use verbatim_proto::write::{self, Posted, WriteClient, WriteServer};
-use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Kept, Meta, RootBuilder, WirePath};
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Kept, Meta, WirePath};
 
 const LINKS: u16 = 3;
 /// What an earlier session left where nothing is verified.
@@ -50,6 +52,8 @@ enum Event {
     Grow(FileId),
     Take(FileId),
     ZerosStored(FileId, Extent, bool),
+    OfferHashed(FileId, Extent),
+    Taken(Offer),
     Prepared(WindowId, Prepared),
     Closed(Vec<(FileId, u32)>),
     Fetched(LinkId, u16, read::Chunk),
@@ -113,6 +117,7 @@ pub struct World {
     deaths: u64,
     resumed: u64,
     zeroed: u64,
+    taken: u64,
     in_order: bool,
 }
 
@@ -152,6 +157,7 @@ impl World {
             deaths: 0,
             resumed: 0,
             zeroed: 0,
+            taken: 0,
             in_order: false,
         }
     }
@@ -252,30 +258,6 @@ impl World {
         }
     }
 
-    /// What an earlier session left of a file, for about half of the files.
-    fn earlier(&mut self, id: FileId) -> Option<read::Have> {
-        let size = self.files[&id].size;
-        if size < GRAIN_BYTES || self.roll(2) == 0 {
-            return None;
-        }
-        let file = self.model(id);
-        let (mut extents, mut root) = (ExtentSet::new(), RootBuilder::new(size));
-        for grain in 0..grain_count(size) {
-            let value = value_of(id, grain, file.version);
-            let verified = grain % 3 == 0;
-            file.landed.insert(grain, if verified { value } else { GARBAGE });
-            if verified {
-                let offset = grain * GRAIN_BYTES;
-                extents.insert(Extent::new(offset, GRAIN_BYTES.min(size - offset)));
-                root.insert(grain, value);
-            }
-        }
-        let mtime_ns = i64::from(file.version);
-        self.resumed += 1;
-        let version = Some(mtime_ns as u64);
-        Some(read::Have { size, mtime_ns, version, extents, root })
-    }
-
     fn model(&mut self, id: FileId) -> &mut Model {
         self.files.get_mut(&id).expect("files of this world are known")
     }
@@ -293,6 +275,7 @@ impl World {
         let info = info_of(file.size, i64::from(file.version));
         let survey = survey(id, info.size, file.version, 0);
         self.write_client.create(id, path_of(id), info, survey, self.now);
+        self.offer_from(id);
     }
 
     fn happen(&mut self, event: Event) {
@@ -330,6 +313,8 @@ impl World {
                 let answer = self.zero(id, extent, refused);
                 self.write_server.zeroed(id, extent, answer);
             }
+            Event::OfferHashed(id, extent) => self.offer_hashed(id, extent),
+            Event::Taken(offer) => self.take_offer(&offer),
             Event::Fetched(link, slot, chunk) => self.fetched(link, slot, chunk),
             Event::Posted(tag, link, posted) => self.posted(tag, link, posted),
             Event::Created(answers) => self.created(answers),
@@ -518,6 +503,8 @@ impl World {
             Effect::HashZeros { file, extent } => {
                 self.later(20, Event::ZerosHashed(file, extent));
             }
+            Effect::HashOffer { file, extent } => self.later(5, Event::OfferHashed(file, extent)),
+            Effect::Taken { file, extent, digests } => self.check_taken(file, extent, &digests),
             Effect::FindHoles { file: id, from } => {
                 self.later(5, Event::Found { id, from, up: true });
             }
@@ -616,6 +603,7 @@ impl World {
                 let refused = self.chance(self.faults.refuse_ppm / 20);
                 self.later(20, Event::ZerosStored(file, extent, refused));
             }
+            Effect::Take(offer) => self.later(20, Event::Taken(offer)),
             Effect::Commit(files) => self.later(20, Event::Committed(files)),
             Effect::Discard(files) => {
                 for id in files {

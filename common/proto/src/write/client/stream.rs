@@ -88,6 +88,7 @@ impl File {
             holes_left: 0,
             unhashed: ExtentSet::new(),
             hashing: false,
+            basis: None,
             pending: 0,
             root,
             bad: BTreeMap::new(),
