@@ -211,7 +211,7 @@ impl Drop for Serve {
 const FOLDER_FILES: usize = 1000;
 
 /// Makes folders of files that differ from one another.
-pub fn fill(tree: &Path, files: usize, bytes: usize) {
+pub fn fill_tree(tree: &Path, files: usize, bytes: usize) {
     let mut bytes = vec![7_u8; bytes];
     for index in 0..files {
         let folder = tree.join(format!("{:04}", index / FOLDER_FILES));

@@ -15,7 +15,7 @@ use std::time::Duration;
 use verbatim_benches::relay::Relay;
 use verbatim_benches::rsync::Daemon;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, fill, run};
+use verbatim_benches::{Common, Serve, Watch, fill_tree, run};
 
 /// The unit of transfer.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -127,7 +127,7 @@ impl World {
 /// The first copy of a tree, and the next one, for which there is nothing to do.
 fn small_files(world: &World, flags: &Flags) -> Table {
     println!("writing {} files of {} bytes", flags.files, flags.bytes);
-    fill(&world.source.join("tree"), flags.files, flags.bytes);
+    fill_tree(&world.source.join("tree"), flags.files, flags.bytes);
     // Younger identities are neither cached nor trusted.
     std::thread::sleep(Duration::from_secs(3));
     let mut ways = [

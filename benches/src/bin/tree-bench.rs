@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, fill, run};
+use verbatim_benches::{Common, Serve, Watch, fill_tree, run};
 
 /// Measure a tree of small files against cp -a.
 #[derive(Parser)]
@@ -36,7 +36,7 @@ fn main() {
     let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     let tree = source.path().join("tree");
     println!("writing {} files of {} bytes", flags.files, flags.bytes);
-    fill(&tree, flags.files, flags.bytes);
+    fill_tree(&tree, flags.files, flags.bytes);
     // Younger identities are neither cached nor trusted.
     std::thread::sleep(Duration::from_secs(3));
 

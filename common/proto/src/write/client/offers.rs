@@ -157,12 +157,12 @@ impl File {
 
     /// Takes a range that is being sent.
     pub(super) fn claim(&mut self, extent: Extent) -> bool {
-        self.to_send().take(extent)
+        self.sendable().take(extent)
     }
 
     /// A range is to be sent, or sent again.
     pub(super) fn give_back(&mut self, extent: Extent) {
-        self.to_send().insert(extent);
+        self.sendable().insert(extent);
     }
 
     /// Whether nothing is left to be sent or offered.
@@ -170,7 +170,7 @@ impl File {
         self.unsent.is_empty() && self.next_to_send().is_none()
     }
 
-    fn to_send(&mut self) -> &mut ExtentSet {
+    fn sendable(&mut self) -> &mut ExtentSet {
         match &mut self.basis {
             Some(basis) if !basis.paths.is_empty() => &mut basis.refused,
             _ => &mut self.unsent,
