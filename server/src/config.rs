@@ -19,7 +19,7 @@ use toml::{Table, Value};
 use verbatim_proto::Fault;
 use verbatim_telemetry::Format;
 
-pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Uploads};
+pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Tls, Uploads};
 
 /// Everything that can be set; `configs/rdma-serve.toml` explains each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +38,8 @@ pub struct Config {
     pub workers: u32,
     /// How long transfers may go on after SIGTERM.
     pub drain_seconds: u32,
+    /// Certificates of the user's own authority.
+    pub tls: Tls,
     /// What one server, and one client, may take.
     pub limits: Limits,
     /// RDMA devices.
@@ -64,6 +66,7 @@ impl Default for Config {
             authorized_keys: PathBuf::new(),
             workers: 0,
             drain_seconds: 10,
+            tls: Tls::default(),
             limits: Limits::default(),
             rdma: Rdma::default(),
             cache: Cache::default(),
@@ -111,8 +114,8 @@ impl Config {
     /// Checks every value against its range, for a caller that changed some.
     pub fn check(&self, origin: &str) -> Result<(), ConfigError> {
         // Paths have no range, and those that are not UTF-8 cannot be written as TOML.
-        let (state, authorized_keys) = (PathBuf::new(), PathBuf::new());
-        let plain = Self { state, authorized_keys, exports: Vec::new(), ..self.clone() };
+        let (state, authorized_keys, tls) = (PathBuf::new(), PathBuf::new(), Tls::default());
+        let plain = Self { state, authorized_keys, tls, exports: Vec::new(), ..self.clone() };
         check_values(&as_table(&plain), origin)?;
         check_names(&self.exports)
     }

@@ -52,6 +52,9 @@ pub struct Export {
     /// The names of the tokens and keys that may use it; empty is all.
     #[serde(default)]
     pub tokens: Vec<String>,
+    /// The names in certificates that may use it, `NAME` or `NAME:ro`; `*` is all of them.
+    #[serde(default)]
+    pub certificates: Vec<String>,
     /// The addresses of clients that may use it; empty is all.
     #[serde(default)]
     pub addresses: Vec<Range>,
@@ -67,6 +70,15 @@ pub struct Export {
     /// What clients may write into it while the server runs, in MiB; 0 is no limit.
     #[serde(default)]
     pub quota_mb: u64,
+}
+
+/// What a name in a certificate may do: `:ro` behind it, or what the export allows.
+fn grant(text: &str) -> (String, bool) {
+    let (name, write) = match text.strip_suffix(":ro") {
+        Some(name) => (name, false),
+        None => (text.strip_suffix(":rw").unwrap_or(text), true),
+    };
+    (name.to_ascii_lowercase(), write)
 }
 
 /// The largest quota, in MiB: an exbibyte.
@@ -121,6 +133,7 @@ impl Export {
                 allow_setuid: false,
                 allow_security_xattrs: false,
                 tokens: Vec::new(),
+                certificates: Vec::new(),
                 addresses: Vec::new(),
                 gids: Vec::new(),
                 hidden: false,
@@ -156,8 +169,9 @@ impl Export {
     pub(crate) fn gate(&self) -> Gate {
         let (tokens, addresses, gids) =
             (self.tokens.clone(), self.addresses.clone(), self.gids.clone());
+        let certificates = self.certificates.iter().map(|text| grant(text)).collect();
         let sealed = self.encryption == Encryption::Required;
-        Gate { tokens, addresses, gids, hidden: self.hidden, sealed }
+        Gate { tokens, certificates, addresses, gids, hidden: self.hidden, sealed }
     }
 
     /// What may be written into it, where that is bounded.

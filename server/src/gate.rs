@@ -3,6 +3,7 @@
 //! client. Rules that are empty let everybody through who was let in at all.
 
 use crate::range::Range;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use verbatim_control::Who;
 
@@ -11,6 +12,8 @@ use verbatim_control::Who;
 pub(crate) struct Gate {
     /// Names of tokens and keys; empty is everybody.
     pub tokens: Vec<String>,
+    /// Names in certificates, and whether they may write; `*` is every certificate.
+    pub certificates: BTreeMap<String, bool>,
     /// Addresses of clients; empty is all.
     pub addresses: Vec<Range>,
     /// Addresses of clients' RDMA ports; empty is all.
@@ -29,11 +32,17 @@ impl Gate {
             Who::Local => true,
             Who::Key(name, _) => self.tokens.contains(name),
             Who::Token(token) => self.tokens.contains(&token.name),
+            Who::Certificate(named) => self.grant_to(&named.name).is_some(),
             Who::Anonymous => false,
         };
         let near = || self.addresses.iter().any(|range| range.has(address));
-        (self.tokens.is_empty() || named())
-            && (self.addresses.is_empty() || *who == Who::Local || near())
+        let open = self.tokens.is_empty() && self.certificates.is_empty();
+        (open || named()) && (self.addresses.is_empty() || *who == Who::Local || near())
+    }
+
+    /// Whether whom this certificate names may write; none if nothing is said about it.
+    pub fn grant_to(&self, name: &str) -> Option<bool> {
+        self.certificates.get(name).or_else(|| self.certificates.get("*")).copied()
     }
 
     /// Whether data may move to and from this RDMA port.

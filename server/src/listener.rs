@@ -3,7 +3,7 @@
 //! the running ones finish, then what is left is ended.
 
 use crate::cache::DigestCache;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Tls};
 use crate::export::{Owner, check_exports};
 use crate::guests::Guests;
 use crate::hashing::Hashing;
@@ -23,7 +23,8 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use verbatim_control::{
-    Acceptor, ControlError, Fingerprint, LocalDoor, Policy, ServerIdentity, Token, check_listen,
+    Acceptor, Authority, ControlError, Fingerprint, LocalDoor, Policy, ServerIdentity, Token,
+    check_listen,
 };
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
@@ -102,14 +103,15 @@ impl Server {
         verbatim_files::limit::raise_open_files();
         check_exports(&config.exports)?;
         let state = config.state_dir();
-        let identity = ServerIdentity::load_or_create(&state)?;
+        let (identity, authority) = certificates(&config)?;
         let keyring = Keyring::new(&config, options.tokens.clone());
         let policy = keyring.policy(&Policy {
             allow_anonymous: config.insecure_no_auth,
             deadline: Duration::from_secs(config.limits.handshake_seconds.into()),
             ..Policy::default()
         })?;
-        check_listen(&config.listen, policy.has_keys(), config.insecure_no_auth)?;
+        let has_keys = policy.has_keys() || authority.is_some();
+        check_listen(&config.listen, has_keys, config.insecure_no_auth)?;
         let listen = |error: std::io::Error| ServerError::Listen {
             address: config.listen,
             cause: Fault::from_io("", &error).text.trim_start_matches(": ").to_owned(),
@@ -122,7 +124,8 @@ impl Server {
         let certificate_end = identity.ends_at().map(|end| end as f64);
         let (door, local) = LocalDoor::publish(&state, port, fingerprint)?;
         let policy = Policy { local: Some(local), ..policy };
-        let acceptor = Arc::new(Acceptor::new(&identity, policy)?);
+        let acceptor = Acceptor::with_authority(&identity, authority.as_ref(), policy)?;
+        let acceptor = Arc::new(acceptor);
         // Behind the new door: who connects from now on does not come with the key of an old one.
         let listener = socket.listen(BACKLOG).map_err(listen)?;
         let server =
@@ -208,6 +211,25 @@ impl Server {
         sessions.shutdown().await;
         tracing::info!("stopped");
     }
+}
+
+/// Who the server is, and who vouches for clients by their certificates.
+fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), ControlError> {
+    let given = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
+    let Tls { cert, key, client_ca } = &config.tls;
+    let identity = match (given(cert), given(key)) {
+        (Some(cert), Some(key)) => ServerIdentity::load(&cert, &key)?,
+        (None, None) => ServerIdentity::load_or_create(&config.state_dir())?,
+        _ => {
+            return Err(ControlError::Local {
+                what: "cannot show a certificate".into(),
+                cause: "of tls.cert and tls.key only one is set".into(),
+                hint: Some("set both, or neither".into()),
+            });
+        }
+    };
+    let authority = given(client_ca).map(|path| Authority::load(&path)).transpose()?;
+    Ok((identity, authority))
 }
 
 /// Takes an address without listening on it yet; one that a server had a moment ago is free.

@@ -53,8 +53,11 @@ impl Visitor<'_> {
         if !export.gate.admits(self.who, self.address) {
             return None;
         }
-        let Who::Token(token) = self.who else { return Some(export.mode) };
-        let may_write = token.may_write(str::from_utf8(name).ok()?)?;
+        let may_write = match self.who {
+            Who::Token(token) => token.may_write(str::from_utf8(name).ok()?)?,
+            Who::Certificate(named) => export.gate.grant_to(&named.name).unwrap_or(true),
+            Who::Local | Who::Key(..) | Who::Anonymous => true,
+        };
         Some(if may_write { export.mode } else { Mode::ReadOnly })
     }
 }

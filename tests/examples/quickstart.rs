@@ -215,6 +215,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
             key: None,
             fingerprint: None,
             trust_on_first_use: false,
+            certificates: Default::default(),
             agent: "quickstart".into(),
             chunk_bytes: CHUNK_BYTES_DEFAULT,
             timeout,

@@ -173,6 +173,7 @@ impl Pair {
             key: None,
             fingerprint: None,
             trust_on_first_use: false,
+            certificates: Default::default(),
             agent: "verbatim-tests".into(),
             chunk_bytes: CHUNK_BYTES_DEFAULT,
             timeout,

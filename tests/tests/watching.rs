@@ -187,6 +187,7 @@ fn a_server_that_is_killed_and_restarted_is_watched_again_from_the_beginning() {
         key: None,
         fingerprint: None,
         trust_on_first_use: false,
+        certificates: Default::default(),
         agent: "verbatim-tests".into(),
         chunk_bytes: verbatim_proto::units::CHUNK_BYTES_DEFAULT,
         timeout: TIMEOUT,

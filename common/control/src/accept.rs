@@ -4,8 +4,8 @@
 //! is the caller's too. `rdma-serve` calls it for every control connection.
 
 use crate::{
-    AuthorizedKeys, ControlError, PublicKey, Receiver, Sender, ServerIdentity, Token, Tokens, tls,
-    unix_now,
+    Authority, AuthorizedKeys, ControlError, Named, PublicKey, Receiver, Sender, ServerIdentity,
+    Token, Tokens, tls, unix_now,
 };
 use std::{
     fmt,
@@ -32,6 +32,8 @@ pub struct Policy {
     pub tokens: Tokens,
     /// The key of the local door, if there is one.
     pub local: Option<PublicKey>,
+    /// Whether an authority vouches for clients that show a certificate.
+    pub certificates: bool,
     /// Whether those may come in who prove no key of these.
     pub allow_anonymous: bool,
     /// How long a client may take from the first byte to its greeting.
@@ -42,7 +44,13 @@ impl Policy {
     /// Decides who a client is; the text of a refusal goes to both ends.
     ///
     /// The signature comes first, so that only its holder learns whether a key is known.
-    fn identify(&self, proof: Option<&Proof>, exporter: &[u8], now: u64) -> Result<Who, String> {
+    fn identify(
+        &self,
+        proof: Option<&Proof>,
+        exporter: &[u8],
+        shown: Option<Option<Named>>,
+        now: u64,
+    ) -> Result<Who, String> {
         let key = proof.map(|proof| PublicKey(proof.key));
         if let (Some(proof), Some(key)) = (proof, key)
             && !key.verify(exporter, &proof.signature)
@@ -50,6 +58,12 @@ impl Policy {
             return Err(format!("the signature by {key} is not of this connection"));
         }
         let Some(key) = key else {
+            match shown {
+                Some(Some(named)) if named.is_over(now) => return Err(ended(&named.name)),
+                Some(Some(named)) => return Ok(Who::Certificate(Arc::new(named))),
+                Some(None) => return Err("the client's certificate has no DNS name in it".into()),
+                None => {}
+            }
             let none = || "no key was offered, and this server asks for one".to_owned();
             return self.allow_anonymous.then_some(Who::Anonymous).ok_or_else(none);
         };
@@ -71,6 +85,8 @@ impl Policy {
     pub fn standing(&self, who: &Who, now: u64) -> Result<(), String> {
         match who {
             Who::Local | Who::Anonymous => Ok(()),
+            Who::Certificate(named) if named.is_over(now) => Err(ended(&named.name)),
+            Who::Certificate(_) => Ok(()),
             // Exports are for names: one that changed is somebody else there.
             Who::Key(name, key) => match self.authorized.find(key) {
                 Some(same) if same == name => Ok(()),
@@ -88,8 +104,12 @@ impl Policy {
 
     /// Returns whether anybody but the user of the server can prove who they are.
     pub fn has_keys(&self) -> bool {
-        !self.authorized.is_empty() || !self.tokens.is_empty()
+        !self.authorized.is_empty() || !self.tokens.is_empty() || self.certificates
     }
+}
+
+fn ended(name: &str) -> String {
+    format!("the certificate of {name} has expired")
 }
 
 fn over(name: &str) -> String {
@@ -103,6 +123,7 @@ impl Default for Policy {
             authorized: AuthorizedKeys::default(),
             tokens: Tokens::default(),
             local: None,
+            certificates: false,
             allow_anonymous: false,
             deadline: Duration::from_secs(10),
         }
@@ -118,6 +139,8 @@ pub enum Who {
     Key(String, PublicKey),
     /// The holder of this token.
     Token(Arc<Token>),
+    /// Whom a certificate names.
+    Certificate(Arc<Named>),
     /// Nobody in particular.
     Anonymous,
 }
@@ -128,6 +151,7 @@ impl fmt::Display for Who {
             Self::Local => f.write_str("local"),
             Self::Key(name, _) => f.write_str(name),
             Self::Token(token) => f.write_str(&token.name),
+            Self::Certificate(named) => write!(f, "cert:{}", named.name),
             Self::Anonymous => f.write_str("anonymous"),
         }
     }
@@ -158,7 +182,17 @@ pub struct Acceptor {
 impl Acceptor {
     /// Makes an acceptor.
     pub fn new(identity: &ServerIdentity, policy: Policy) -> Result<Self, ControlError> {
-        let config = tls::server_config(identity)?;
+        Self::with_authority(identity, None, policy)
+    }
+
+    /// Makes an acceptor that also lets in whom an authority vouches for.
+    pub fn with_authority(
+        identity: &ServerIdentity,
+        authority: Option<&Authority>,
+        policy: Policy,
+    ) -> Result<Self, ControlError> {
+        let config = tls::server_config(identity, authority)?;
+        let policy = Policy { certificates: authority.is_some(), ..policy };
         let policy = RwLock::new(Arc::new(policy));
         let data = TlsAcceptor::from(Arc::new(tls::data_config(&config)));
         Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), data, policy })
@@ -202,6 +236,7 @@ impl Acceptor {
         tls::check_version(PEER, session.alpn_protocol())?;
         let exporter = tls::exporter(PEER, session)?;
         let request = tls::request_id(PEER, session)?;
+        let shown = session.peer_certificates().and_then(<[_]>::first).map(Named::of);
         let (read, write) = tokio::io::split(stream);
         let sender = Sender::new(write);
         let mut receiver = Receiver::new(read);
@@ -221,7 +256,7 @@ impl Acceptor {
             let text = "the client's program has no proper name";
             return refuse(sender, Fault::new(Code::Protocol, text)).await;
         }
-        match self.policy().identify(hello.proof.as_ref(), &exporter, unix_now()) {
+        match self.policy().identify(hello.proof.as_ref(), &exporter, shown, unix_now()) {
             Ok(who) => Ok(Accepted { sender, receiver, hello, who, request }),
             Err(text) => refuse(sender, Fault::new(Code::NotAuthenticated, text)).await,
         }
@@ -294,20 +329,21 @@ mod tests {
     #[test]
     fn a_token_comes_in_until_it_is_over() {
         let (policy, alice, bob) = world();
-        let at = |key: &ClientKey, now| policy.identify(Some(&proof(key)), b"exporter", now);
+        let at = |key: &ClientKey, now| policy.identify(Some(&proof(key)), b"exporter", None, now);
         assert!(matches!(at(&alice, 1000), Ok(Who::Key(name, _)) if name == "alice"));
         assert!(matches!(at(&bob, 99), Ok(Who::Token(token)) if token.name == "bob"));
         assert_eq!(at(&bob, 100), Err("the token bob has expired".into()));
         let open = Policy { allow_anonymous: true, ..policy.clone() };
-        let late = open.identify(Some(&proof(&bob)), b"exporter", 100);
+        let late = open.identify(Some(&proof(&bob)), b"exporter", None, 100);
         assert!(late.is_err(), "an old token is said to be old, also where anybody may come in");
-        assert_eq!(open.identify(None, b"", 0), Ok(Who::Anonymous));
+        assert_eq!(open.identify(None, b"", None, 0), Ok(Who::Anonymous));
     }
 
     #[test]
     fn who_is_inside_stays_as_long_as_what_it_came_with() {
         let (policy, alice, bob) = world();
-        let enter = |key: &ClientKey| policy.identify(Some(&proof(key)), b"exporter", 0).unwrap();
+        let enter =
+            |key: &ClientKey| policy.identify(Some(&proof(key)), b"exporter", None, 0).unwrap();
         let (alice, bob) = (enter(&alice), enter(&bob));
         assert_eq!(policy.standing(&alice, 1000), Ok(()));
         assert_eq!(policy.standing(&bob, 99), Ok(()));
@@ -328,5 +364,19 @@ mod tests {
         let mut changed = Policy::default();
         changed.tokens.insert(Token { expires: None, ..(**token).clone() });
         assert!(changed.standing(&bob, 0).unwrap_err().contains("was changed"));
+    }
+
+    #[test]
+    fn a_certificate_comes_in_and_stays_until_it_ends() {
+        let policy = Policy { certificates: true, ..Policy::default() };
+        let named = Named { name: "node7".into(), ends: Some(100) };
+        let at = |now| policy.identify(None, b"", Some(Some(named.clone())), now);
+        let who = at(99).unwrap();
+        assert_eq!(who.to_string(), "cert:node7");
+        assert_eq!(at(100), Err("the certificate of node7 has expired".into()));
+        assert_eq!(policy.standing(&who, 99), Ok(()));
+        assert!(policy.standing(&who, 100).unwrap_err().contains("node7 has expired"));
+        assert!(policy.identify(None, b"", Some(None), 0).unwrap_err().contains("no DNS name"));
+        assert!(policy.identify(None, b"", None, 0).is_err(), "nothing is shown");
     }
 }

@@ -3,8 +3,10 @@
 //! anything before the server is trusted. `client` calls [`connect`].
 
 use crate::{
-    ClientKey, ControlError, Fingerprint, KnownServers, LocalDoor, Receiver, Sender, Trust,
-    Voucher, error, tls,
+    Authority, CertificateFiles, ClientKey, ControlError, Fingerprint, KnownServers, LocalDoor,
+    Receiver, Sender, Trust, Voucher,
+    authority::Shown,
+    error, tls,
     trust::{self, Witness},
 };
 use rustls::pki_types::ServerName;
@@ -37,6 +39,8 @@ pub struct ConnectOptions {
     pub fingerprint: Option<Fingerprint>,
     /// Whether to believe, and remember, a server that nobody vouches for.
     pub trust_on_first_use: bool,
+    /// Certificates of the user's own authority, for either side.
+    pub certificates: CertificateFiles,
     /// Program and version, for the server's log.
     pub agent: String,
     /// The chunk size to ask for.
@@ -69,7 +73,9 @@ pub async fn connect(options: &ConnectOptions) -> Result<Connection, ControlErro
         let (stream, peer) = dial(options, &name).await?;
         let (trust, key) = credentials(options, peer)?;
         let hello = (options.agent.clone(), options.chunk_bytes);
-        let greeted = greet(stream, &name, &trust, key.as_ref(), hello).await?;
+        let shown = options.certificates.shown()?;
+        let own = Own { key: key.as_ref(), shown };
+        let greeted = greet(stream, &name, &trust, own, hello).await?;
         let (sender, receiver, welcome, (server, request)) = greeted;
         Ok(Connection { sender, receiver, welcome, peer, server, request })
     };
@@ -83,21 +89,38 @@ pub async fn connect(options: &ConnectOptions) -> Result<Connection, ControlErro
 pub(crate) type Greeted =
     (Sender<ClientMessage>, Receiver<ServerMessage>, Welcome, (Fingerprint, String));
 
+/// What a client proves about itself.
+#[derive(Default)]
+pub(crate) struct Own<'a> {
+    pub key: Option<&'a ClientKey>,
+    pub shown: Option<Shown>,
+}
+
 /// Turns a connected stream into a welcomed session.
 pub(crate) async fn greet<S>(
     stream: S,
     peer: &str,
     trust: &Trust,
-    key: Option<&ClientKey>,
+    own: Own<'_>,
     (agent, chunk_bytes): (String, u32),
 ) -> Result<Greeted, ControlError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let expected = trust.expected(peer)?;
-    let witness = Witness::new(expected.as_ref().map(|(fingerprint, _)| *fingerprint));
-    let connector = TlsConnector::from(Arc::new(tls::client_config(witness.clone())));
-    let subject = ServerName::try_from("verbatim").expect("it is a DNS name");
+    let authority = trust.authority.as_ref().map(Authority::of_servers).transpose()?;
+    let witness = Witness::new(expected.as_ref().map(|(fingerprint, _)| *fingerprint), authority);
+    let config = tls::client_config(witness.clone(), own.shown);
+    let config = config.map_err(|e| ControlError::Local {
+        what: "cannot show a certificate".into(),
+        cause: e.to_string(),
+        hint: Some("--cert and --key must belong together".into()),
+    })?;
+    let connector = TlsConnector::from(Arc::new(config));
+    let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+    // Only an authority asks for it, and one cannot vouch for what is no name.
+    let subject = ServerName::try_from(bare(host).to_owned())
+        .unwrap_or_else(|_| ServerName::try_from("verbatim").expect("it is a DNS name"));
     let handshake = connector.connect(subject, stream).await;
     if let Some(presented) = witness.presented() {
         trust::check(peer, expected.as_ref(), presented)?;
@@ -110,7 +133,7 @@ where
     tls::check_version(peer, session.alpn_protocol())?;
     let exporter = tls::exporter(peer, session)?;
     let request = tls::request_id(peer, session)?;
-    let proof = key.map(|key| Proof { key: key.public().0, signature: key.sign(&exporter) });
+    let proof = own.key.map(|key| Proof { key: key.public().0, signature: key.sign(&exporter) });
     let (read, write) = tokio::io::split(stream);
     let (mut sender, mut receiver) = (Sender::new(write), Receiver::new(read));
     sender.send(&ClientMessage::Hello(Hello { agent, proof, chunk_bytes })).await?;
@@ -170,7 +193,10 @@ fn credentials(
 ) -> Result<(Trust, Option<ClientKey>), ControlError> {
     let mut pin = options.fingerprint.map(|fingerprint| (fingerprint, Voucher::Given));
     let mut key = options.key.clone();
-    let near = peer.ip().to_canonical().is_loopback();
+    let files = &options.certificates;
+    let authority = files.ca.as_deref().map(Authority::load).transpose()?;
+    // Who brings certificates means to be known by them.
+    let near = peer.ip().to_canonical().is_loopback() && *files == CertificateFiles::default();
     if near
         && (pin.is_none() || key.is_none())
         && let Some((fingerprint, local)) = LocalDoor::find(&options.state_dir, peer.port())?
@@ -184,7 +210,7 @@ fn credentials(
     }
     let known = KnownServers::in_dir(&options.config_dir);
     let trust_on_first_use = options.trust_on_first_use;
-    Ok((Trust { pin, trust_on_first_use, known }, key))
+    Ok((Trust { pin, trust_on_first_use, known, authority }, key))
 }
 
 /// Writes a peer as the known servers list it; an IPv6 address gets its brackets.

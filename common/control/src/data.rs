@@ -53,7 +53,8 @@ pub async fn join_sealed(
         let mut stream = TcpStream::connect(peer).await.map_err(broken)?;
         stream.set_nodelay(true).map_err(broken)?;
         stream.write_all(magic).await.map_err(broken)?;
-        let mut config = tls::client_config(Witness::new(Some(server)));
+        let config = tls::client_config(Witness::new(Some(server), None), None);
+        let mut config = config.expect("a client that shows nothing can be set up");
         config.alpn_protocols = vec![tls::DATA_PROTOCOL.to_vec()];
         let subject = ServerName::try_from("verbatim").expect("it is a DNS name");
         let connector = TlsConnector::from(Arc::new(config));

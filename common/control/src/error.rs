@@ -3,7 +3,7 @@
 //! Never carries a token or a seed. `client` and `server` print it and ask for
 //! the hint; the causes are already text, so no source is printed twice.
 
-use crate::Fingerprint;
+use crate::{Fingerprint, tls};
 use std::{fmt, io, path::PathBuf};
 use verbatim_proto::{Class, Code, Fault, wire::WireError};
 
@@ -88,8 +88,8 @@ impl ControlError {
             Self::NotTrusted { because, .. } => Some(because.hint()),
             Self::Refused(fault) => match fault.code {
                 Code::NotAuthenticated => Some(
-                    "use a key whose public half is in the server's authorized keys, or a \
-                         token that rdma-token made there"
+                    "use a key whose public half is in the server's authorized keys, a token \
+                     that rdma-token made there, or a certificate of its client_ca"
                         .into(),
                 ),
                 Code::Version => Some("install the same release of verbatim on both ends".into()),
@@ -113,6 +113,11 @@ impl ControlError {
 
     /// Makes an error of a connection that broke under a read or a write.
     pub(crate) fn broken(error: &io::Error) -> Self {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        if let Some(cause) = inner.and_then(tls::not_taken) {
+            let text = format!("the server does not take this side's certificate: {cause}");
+            return Self::Refused(Fault::new(Code::NotAuthenticated, text));
+        }
         let cause = match error.kind() {
             io::ErrorKind::UnexpectedEof => "the peer went away without a goodbye".into(),
             _ => plain(error),
@@ -128,6 +133,11 @@ pub enum Distrust {
     Unknown {
         /// What it presented.
         presented: Fingerprint,
+    },
+    /// Its certificate is not one that the user's authority vouches for.
+    Certificate {
+        /// What is wrong with it.
+        cause: String,
     },
     /// It is not the one somebody vouched for.
     Differs {
@@ -147,6 +157,9 @@ impl Distrust {
                 "compare it with what the server printed at its start, then add \
                  --fingerprint {presented}, or --trust-on-first-use to remember it unseen"
             ),
+            Self::Certificate { .. } => "check --ca, the name or address you call the server by, \
+                                          and its certificate with openssl x509 -text"
+                .into(),
             Self::Differs { voucher: Voucher::Given, .. } => {
                 "compare the fingerprint with what the server printed at its start".into()
             }
@@ -169,6 +182,7 @@ impl fmt::Display for Distrust {
             Self::Unknown { presented } => {
                 write!(f, "it is not known here, and presents {presented}")
             }
+            Self::Certificate { cause } => write!(f, "its certificate does not do: {cause}"),
             Self::Differs { presented, expected, voucher } => match voucher {
                 Voucher::Given => write!(f, "it presents {presented}, not {expected} as given"),
                 Voucher::Door { path } => {

@@ -1,8 +1,9 @@
 //! Who a server is: an Ed25519 key and a self-signed certificate in its state
-//! folder, and the fingerprint people compare. Never renews by itself, because
+//! folder, or the certificate of a user's own authority; and the fingerprint people
+//! compare. Never renews by itself, because
 //! clients remember the fingerprint. `rdma-serve` loads it once at its start.
 
-use crate::{ControlError, ParseError, expiry, private};
+use crate::{ControlError, ParseError, authority::Shown, expiry, private};
 use base64::{
     Engine,
     alphabet::STANDARD,
@@ -18,8 +19,7 @@ use std::{
 
 /// The certificate and private key of a server.
 pub struct ServerIdentity {
-    key: PrivatePkcs8KeyDer<'static>,
-    certificate: CertificateDer<'static>,
+    shown: Shown,
     path: PathBuf,
 }
 
@@ -40,22 +40,32 @@ impl ServerIdentity {
             let params = CertificateParams::new([SUBJECT.to_owned()])?;
             Ok(params.self_signed(&pair)?.der().to_vec())
         })?;
-        Ok(Self { key, certificate: certificate.into(), path })
+        let shown = Shown { chain: vec![certificate.into()], key: key.into() };
+        Ok(Self { shown, path })
+    }
+
+    /// Takes the certificate that an authority of the user's made for this server.
+    pub fn load(cert: &Path, key: &Path) -> Result<Self, ControlError> {
+        Ok(Self { shown: Shown::load(cert, key)?, path: key.into() })
     }
 
     /// Returns what clients know this server by.
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(&self.certificate)
+        Fingerprint::of(self.certificate())
     }
 
     /// Returns when the certificate ends, in seconds since 1970, if it can be told.
     pub fn ends_at(&self) -> Option<i64> {
-        expiry::ends_at(&self.certificate)
+        expiry::ends_at(self.certificate())
     }
 
     /// Returns what TLS needs to speak for this server.
-    pub(crate) fn parts(&self) -> (CertificateDer<'static>, PrivatePkcs8KeyDer<'static>) {
-        (self.certificate.clone(), self.key.clone_key())
+    pub(crate) fn shown(&self) -> Shown {
+        Shown { chain: self.shown.chain.clone(), key: self.shown.key.clone_key() }
+    }
+
+    fn certificate(&self) -> &CertificateDer<'static> {
+        self.shown.chain.first().expect("what is shown begins with a certificate")
     }
 
     /// Makes the error of an identity that TLS does not take.
@@ -154,7 +164,7 @@ mod tests {
         let made = ServerIdentity::load_or_create(&state).unwrap();
         let loaded = ServerIdentity::load_or_create(&state).unwrap();
         assert_eq!(made.fingerprint(), loaded.fingerprint());
-        assert_eq!(made.key.secret_pkcs8_der(), loaded.key.secret_pkcs8_der());
+        assert_eq!(made.shown.key.secret_der(), loaded.shown.key.secret_der());
         let mode = state.join("identity.key").metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }

@@ -1,5 +1,6 @@
 //! A socket becomes an authenticated stream of messages: TLS 1.3 with a pinned
-//! self-signed server, and a client that signs the TLS exporter with its key.
+//! self-signed server, and a client that signs the TLS exporter with its key; or
+//! certificates of the user's own authority on either side.
 //! `client` calls [`connect`], `server` calls [`Acceptor::accept`]; both then own a
 //! [`Sender`] and a [`Receiver`]. Nothing here interprets a message past the
 //! greeting, moves data, or touches the terminal.
@@ -9,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod authority;
 mod channel;
 mod connect;
 mod data;
@@ -29,6 +31,7 @@ mod trust;
 mod tests;
 
 pub use accept::{Accepted, Acceptor, Policy, Who, check_listen};
+pub use authority::{Authority, CertificateFiles, Named};
 pub use channel::{Receiver, Sender};
 pub use connect::{ConnectOptions, Connection, connect};
 pub use data::{Sealed, join_sealed};

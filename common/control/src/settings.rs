@@ -3,7 +3,7 @@
 //! a token is looked for. Never keeps a secret that others can read: such a file
 //! is refused. Every client command calls [`ClientSettings::key`] once.
 
-use crate::{ClientKey, ControlError, connect::host_port, private};
+use crate::{CertificateFiles, ClientKey, ControlError, connect::host_port, private};
 use serde::Deserialize;
 use std::{
     collections::BTreeMap,
@@ -63,16 +63,32 @@ impl ClientSettings {
         if let Some(token) = set(TOKEN_VARIABLE) {
             return of_text(TOKEN_VARIABLE, &token.to_string_lossy());
         }
-        let whole = host_port(host, port);
-        let bare = whole.rsplit_once(':').map_or(whole.as_str(), |(host, _)| host);
-        let server = self.servers.get(&whole).or_else(|| self.servers.get(bare));
-        match server {
+        match self.server(host, port) {
             Some(Server { token: Some(token), .. }) => {
                 of_text(&self.path.display().to_string(), token)
             }
             Some(Server { token_file: Some(path), .. }) => ClientKey::load(path).map(Some),
             _ => Ok(None),
         }
+    }
+}
+
+impl ClientSettings {
+    /// What is set for a server, under its name and port or its name alone.
+    fn server(&self, host: &str, port: u16) -> Option<&Server> {
+        let whole = host_port(host, port);
+        let bare = whole.rsplit_once(':').map_or(whole.as_str(), |(host, _)| host);
+        self.servers.get(&whole).or_else(|| self.servers.get(bare))
+    }
+
+    /// Finds the certificates for a server: those of flags, and else what is set for it.
+    pub fn certificates(&self, host: &str, port: u16, flags: CertificateFiles) -> CertificateFiles {
+        let set = self.server(host, port).map(|Server { ca, cert, key, .. }| CertificateFiles {
+            ca: ca.clone(),
+            cert: cert.clone(),
+            key: key.clone(),
+        });
+        flags.or(set.unwrap_or_default())
     }
 }
 
@@ -98,6 +114,9 @@ struct SettingsFile {
 struct Server {
     token: Option<String>,
     token_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Server {

@@ -59,6 +59,7 @@ impl World {
             key: None,
             fingerprint: None,
             trust_on_first_use: false,
+            certificates: CertificateFiles::default(),
             agent: "test 1".into(),
             chunk_bytes: CHUNK_BYTES_DEFAULT,
             timeout: Duration::from_secs(20),
@@ -67,7 +68,7 @@ impl World {
 }
 
 fn strangers(config: &Path, trust_on_first_use: bool) -> Trust {
-    Trust { pin: None, trust_on_first_use, known: KnownServers::in_dir(config) }
+    Trust { pin: None, trust_on_first_use, known: KnownServers::in_dir(config), authority: None }
 }
 
 fn knows(name: &str, key: &ClientKey) -> Policy {
@@ -103,7 +104,7 @@ async fn meet(
 ) -> (Result<Greeted, ControlError>, Result<Accepted, ControlError>) {
     let (near, far) = duplex(1 << 16);
     let hello = ("test 1".to_owned(), CHUNK_BYTES_DEFAULT);
-    tokio::join!(greet(near, PEER, trust, key, hello), serve(acceptor, far))
+    tokio::join!(greet(near, PEER, trust, Own { key, shown: None }, hello), serve(acceptor, far))
 }
 
 /// Lets `connect` meet one server over loopback.
@@ -121,7 +122,7 @@ async fn tls_by_hand(
     near: DuplexStream,
     server: Fingerprint,
 ) -> tokio_rustls::client::TlsStream<DuplexStream> {
-    let config = tls::client_config(Witness::new(Some(server)));
+    let config = tls::client_config(Witness::new(Some(server), None), None).unwrap();
     let name = ServerName::try_from("verbatim").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, near).await.unwrap()
 }
@@ -356,17 +357,17 @@ async fn an_end_of_another_version_is_told_so() {
     let world = World::new();
     for theirs in [vec![b"verbatim/99".to_vec()], vec![]] {
         let (near, far) = duplex(1 << 16);
-        let mut config = tls::server_config(&world.identity).unwrap();
+        let mut config = tls::server_config(&world.identity, None).unwrap();
         config.alpn_protocols = theirs.clone();
         let server = TlsAcceptor::from(Arc::new(config));
         let trust = world.pinned();
-        let client = greet(near, PEER, &trust, None, ("test".into(), 1));
+        let client = greet(near, PEER, &trust, Own::default(), ("test".into(), 1));
         let (client, _server) = tokio::join!(client, server.accept(far));
         let text = fault_text(&client.unwrap_err(), Code::Version);
         assert_eq!(text, "no common protocol version: host7:20490 does not speak verbatim/1");
 
         let (near, far) = duplex(1 << 16);
-        let mut config = tls::client_config(Witness::new(None));
+        let mut config = tls::client_config(Witness::new(None, None), None).unwrap();
         config.alpn_protocols = theirs;
         let name = ServerName::try_from("verbatim").unwrap();
         let client = TlsConnector::from(Arc::new(config)).connect(name, near);
@@ -387,15 +388,13 @@ async fn a_certificate_without_its_key_convinces_nobody() {
     assert!(error.to_string().contains("identity.key"), "{error}");
 
     // A server that does not check itself is found out by the handshake's signature.
-    let (certificate, _) = honest.identity.parts();
-    let (_, key) = thief.identity.parts();
-    let signer = rustls::crypto::ring::sign::any_eddsa_type(&key).unwrap();
-    let pair = rustls::sign::CertifiedKey::new(vec![certificate], signer);
-    let mut config = tls::server_config(&honest.identity).unwrap();
+    let signer = rustls::crypto::ring::sign::any_supported_type(&thief.identity.shown().key);
+    let pair = rustls::sign::CertifiedKey::new(honest.identity.shown().chain, signer.unwrap());
+    let mut config = tls::server_config(&honest.identity, None).unwrap();
     config.cert_resolver = Arc::new(rustls::sign::SingleCertAndKey::from(pair));
     let (near, far) = duplex(1 << 16);
     let trust = honest.pinned();
-    let client = greet(near, PEER, &trust, None, ("test".into(), 1));
+    let client = greet(near, PEER, &trust, Own::default(), ("test".into(), 1));
     let server = TlsAcceptor::from(Arc::new(config));
     let (client, _server) = tokio::join!(client, server.accept(far));
     let error = client.unwrap_err();
@@ -408,7 +407,7 @@ async fn a_port_that_does_not_speak_tls_is_named() {
     let world = World::new();
     let (near, mut far) = duplex(1 << 16);
     let trust = world.pinned();
-    let client = greet(near, PEER, &trust, None, ("test".into(), 1));
+    let client = greet(near, PEER, &trust, Own::default(), ("test".into(), 1));
     let (client, _) = tokio::join!(client, far.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = client.unwrap_err();
     assert!(error.to_string().starts_with("cannot speak TLS with host7:20490: "), "{error}");

@@ -2,9 +2,9 @@
 //! ALPN, no resumption, no early data. Owns both configurations and the exporter
 //! that proofs sign; never decides about trust. `connect` and `accept` call it.
 
-use crate::{ControlError, ServerIdentity};
+use crate::{Authority, ControlError, Distrust, ServerIdentity, authority::Shown};
 use rustls::{
-    AlertDescription, ClientConfig, ServerConfig, SupportedProtocolVersion,
+    AlertDescription, CertificateError, ClientConfig, ServerConfig, SupportedProtocolVersion,
     client::{Resumption, danger::ServerCertVerifier},
     crypto::CryptoProvider,
     server::NoServerSessionStorage,
@@ -18,14 +18,19 @@ pub(crate) fn provider() -> CryptoProvider {
 }
 
 /// Makes the configuration of a server.
-pub(crate) fn server_config(identity: &ServerIdentity) -> Result<ServerConfig, ControlError> {
-    let (certificate, key) = identity.parts();
-    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+pub(crate) fn server_config(
+    identity: &ServerIdentity,
+    authority: Option<&Authority>,
+) -> Result<ServerConfig, ControlError> {
+    let Shown { chain, key } = identity.shown();
+    let builder = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(TLS_VERSIONS)
-        .expect("ring has suites of TLS 1.3")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key.into())
-        .map_err(|e| identity.unusable(e))?;
+        .expect("ring has suites of TLS 1.3");
+    let builder = match authority {
+        Some(authority) => builder.with_client_cert_verifier(authority.of_clients()?),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|e| identity.unusable(e))?;
     config.alpn_protocols = versions();
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -39,19 +44,26 @@ pub(crate) fn data_config(control: &ServerConfig) -> ServerConfig {
     config
 }
 
-/// Makes the configuration of a client that asks `verifier` about the server.
-pub(crate) fn client_config(verifier: Arc<dyn ServerCertVerifier>) -> ClientConfig {
-    let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
+/// Makes the configuration of a client that asks `verifier` about the server, and shows a
+/// certificate if it has one.
+pub(crate) fn client_config(
+    verifier: Arc<dyn ServerCertVerifier>,
+    shown: Option<Shown>,
+) -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(TLS_VERSIONS)
         .expect("ring has suites of TLS 1.3")
         .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
+        .with_custom_certificate_verifier(verifier);
+    let mut config = match shown {
+        Some(Shown { chain, key }) => builder.with_client_auth_cert(chain, key)?,
+        None => builder.with_no_client_auth(),
+    };
     config.alpn_protocols = versions();
     config.resumption = Resumption::disabled();
     // A server has one identity, whatever it is called; its name need not cross in the clear.
     config.enable_sni = false;
-    config
+    Ok(config)
 }
 
 /// Checks that both ends agreed on a protocol version; an end without ALPN agrees on nothing.
@@ -92,8 +104,44 @@ pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
             rustls::Error::NoApplicationProtocol
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol),
         ) => no_version(peer),
+        Some(rustls::Error::InvalidCertificate(cause)) => {
+            let because = Distrust::Certificate { cause: unfit(cause) };
+            ControlError::NotTrusted { peer: peer.into(), because }
+        }
         Some(other) => ControlError::Tls { peer: peer.into(), cause: other.to_string() },
         None => ControlError::broken(error),
+    }
+}
+
+/// Says what is wrong with a certificate.
+fn unfit(cause: &CertificateError) -> String {
+    use CertificateError as Cause;
+    match cause {
+        Cause::Expired | Cause::ExpiredContext { .. } => "it has expired".into(),
+        Cause::NotValidYet | Cause::NotValidYetContext { .. } => "it is not valid yet".into(),
+        Cause::NotValidForName | Cause::NotValidForNameContext { .. } => {
+            "it is for another name".into()
+        }
+        Cause::UnknownIssuer | Cause::BadSignature => "it is of another authority".into(),
+        other => other.to_string(),
+    }
+}
+
+/// Says what the other end found wrong with our certificate, if that is what it says.
+pub(crate) fn not_taken(error: &rustls::Error) -> Option<&'static str> {
+    match error {
+        rustls::Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateExpired => Some("it has expired"),
+            AlertDescription::UnknownCA => Some("it is of another authority"),
+            // Another authority of the same name.
+            AlertDescription::DecryptError => Some("its signature is not right"),
+            AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+                Some("it is not fit for a client")
+            }
+            AlertDescription::UnsupportedCertificate => Some("it is not made for clients"),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

@@ -1,12 +1,16 @@
 //! Whether a client believes a server. A pin must match; else a server met
-//! before must be the same; else the user may have chosen to trust at first
+//! before must be the same, or the user's own authority must have signed for its
+//! name; else the user may have chosen to trust at first
 //! sight. The handshake's signature is always checked for real. Nothing secret
 //! is sent to anybody, trusted or not. `connect` calls it.
 
-use crate::{ControlError, Distrust, Fingerprint, KnownServers, Voucher, tls};
+use crate::{Authority, ControlError, Distrust, Fingerprint, KnownServers, Voucher, tls};
 use rustls::{
     CertificateError, DigitallySignedStruct, Error, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
     crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
@@ -21,6 +25,8 @@ pub struct Trust {
     pub trust_on_first_use: bool,
     /// The servers met before; not asked where there is a pin.
     pub known: KnownServers,
+    /// The authority that vouches for servers by their names, instead of those met before.
+    pub authority: Option<Authority>,
 }
 
 impl Trust {
@@ -28,6 +34,9 @@ impl Trust {
     pub fn expected(&self, peer: &str) -> Result<Option<(Fingerprint, Voucher)>, ControlError> {
         if let Some(pin) = &self.pin {
             return Ok(Some(pin.clone()));
+        }
+        if self.authority.is_some() {
+            return Ok(None);
         }
         let path = self.known.path().to_owned();
         let voucher = |line| Voucher::Known { path, line };
@@ -43,6 +52,10 @@ impl Trust {
     ) -> Result<(), ControlError> {
         if expected.is_some() {
             return check(peer, expected, presented);
+        }
+        if self.authority.is_some() {
+            // The handshake would have failed.
+            return Ok(());
         }
         if self.trust_on_first_use {
             return self.known.remember(peer, presented);
@@ -72,13 +85,18 @@ pub(crate) struct Witness {
     expected: Option<Fingerprint>,
     presented: OnceLock<Fingerprint>,
     algorithms: WebPkiSupportedAlgorithms,
+    /// Who must have signed it as well, for the name it is called by.
+    authority: Option<Arc<WebPkiServerVerifier>>,
 }
 
 impl Witness {
     /// Makes a verifier for one handshake.
-    pub(crate) fn new(expected: Option<Fingerprint>) -> Arc<Self> {
+    pub(crate) fn new(
+        expected: Option<Fingerprint>,
+        authority: Option<Arc<WebPkiServerVerifier>>,
+    ) -> Arc<Self> {
         let algorithms = tls::provider().signature_verification_algorithms;
-        Arc::new(Self { expected, presented: OnceLock::new(), algorithms })
+        Arc::new(Self { expected, presented: OnceLock::new(), algorithms, authority })
     }
 
     /// Returns what the server presented, if it got so far; proven once the handshake is done.
@@ -91,16 +109,25 @@ impl ServerCertVerifier for Witness {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let presented = *self.presented.get_or_init(|| Fingerprint::of(end_entity));
         if self.expected.is_some_and(|expected| expected != presented) {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
-        Ok(ServerCertVerified::assertion())
+        match &self.authority {
+            Some(authority) => authority.verify_server_cert(
+                end_entity,
+                intermediates,
+                server_name,
+                ocsp_response,
+                now,
+            ),
+            None => Ok(ServerCertVerified::assertion()),
+        }
     }
 
     fn verify_tls12_signature(

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// What one server, and one client, may take.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,18 @@ pub struct Limits {
     pub handshakes_per_second_per_address: u32,
     /// How long a session may be silent.
     pub idle_seconds: u32,
+}
+
+/// Certificates of the user's own authority.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tls {
+    /// What the server shows of itself; empty is a certificate it makes for itself.
+    pub cert: PathBuf,
+    /// The private key of that.
+    pub key: PathBuf,
+    /// Who vouches for clients; empty is nobody.
+    pub client_ca: PathBuf,
 }
 
 /// The digest cache.

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod certificates;
 mod exports;
 mod limits;
 #[allow(dead_code, reason = "other targets use the rest")]
@@ -41,7 +42,13 @@ impl World {
 
     /// Starts a server with this configuration; `DIR` in it is the folder of this world.
     fn configured(toml: &str) -> Self {
+        Self::prepared(toml, |_| ())
+    }
+
+    /// The same, with more in that folder before it starts.
+    fn prepared(toml: &str, prepare: impl FnOnce(&Path)) -> Self {
         let (dir, home) = (folders(), Arc::new(Home::new()));
+        prepare(dir.path());
         let config = dir.path().join("serve.toml");
         fs::write(&config, toml.replace("DIR", &text(dir.path()))).expect("a file");
         let arguments = ["--config", &text(&config)];
@@ -100,6 +107,7 @@ impl World {
             key: None,
             fingerprint: None,
             trust_on_first_use: false,
+            certificates: Default::default(),
             agent: "trust test".into(),
             chunk_bytes: CHUNK_BYTES_DEFAULT,
             timeout: FOLLOW_MAX,

@@ -10,7 +10,7 @@ use verbatim_client::SessionOptions;
 use verbatim_client::location::Remote;
 use verbatim_client::pace::fit;
 use verbatim_client::size::{parse_bytes, show_bytes};
-use verbatim_control::{ClientSettings, ConnectOptions, Fingerprint};
+use verbatim_control::{CertificateFiles, ClientSettings, ConnectOptions, Fingerprint};
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 
 /// How to reach the server.
@@ -62,6 +62,25 @@ pub struct ConnectionFlags {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
+    /// Believe servers whose certificate the authority in FILE signed for their name.
+    ///
+    /// In PEM. The server is then known by the name or address you call it by, and
+    /// known_servers is not asked.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// Show the certificate in FILE to the server, instead of a token.
+    ///
+    /// In PEM, yours first, then those between it and the server's client_ca. Its first
+    /// DNS name says who you are. --ca, --cert and --key may also be set for a server in
+    /// client.toml, as ca, cert and key.
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
+
+    /// Prove the certificate with the private key in FILE, which you alone may read.
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+
     /// Look for the local server's key in DIR [default: $XDG_STATE_HOME/verbatim].
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -85,11 +104,16 @@ impl ConnectionFlags {
             set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim")
         };
         let config_dir = folder("XDG_CONFIG_HOME", ".config");
-        let key = ClientSettings::load(&config_dir).and_then(|settings| {
+        let found = ClientSettings::load(&config_dir).and_then(|settings| {
             let flag = self.token_file.as_deref();
-            settings.key(&remote.host, remote.port, flag, |name| std::env::var_os(name))
+            let Remote { host, port, .. } = remote;
+            let (ca, cert, key) = (self.ca.clone(), self.cert.clone(), self.key.clone());
+            let files = CertificateFiles { ca, cert, key };
+            let certificates = settings.certificates(host, *port, files);
+            let key = settings.key(host, *port, flag, |name| std::env::var_os(name))?;
+            Ok((key, certificates))
         });
-        let key = key.map_err(|error| FlagError {
+        let (key, certificates) = found.map_err(|error| FlagError {
             cause: error.to_string(),
             hint: error.hint(),
             exit: Exit::Connect,
@@ -106,6 +130,7 @@ impl ConnectionFlags {
                 key,
                 fingerprint: self.fingerprint,
                 trust_on_first_use: self.trust_on_first_use,
+                certificates,
                 agent: concat!(env!("CARGO_BIN_NAME"), " ", env!("CARGO_PKG_VERSION")).into(),
                 chunk_bytes,
                 timeout,

@@ -1,0 +1,159 @@
+//! Certificates of the user's own authority on both sides, instead of fingerprints
+//! and tokens: the right ones, those of another authority, those that are over, and
+//! those of another name.
+
+use crate::process::Ended;
+use crate::{World, names};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+const TOML: &str = r#"
+[tls]
+cert = "DIR/server.pem"
+key = "DIR/server.key"
+client_ca = "DIR/ca.pem"
+
+[[export]]
+path = "DIR/data"
+
+[[export]]
+path = "DIR/in"
+mode = "rw"
+certificates = ["alice.example", "bob.example:ro"]
+"#;
+
+/// An authority that makes certificates.
+struct Maker(Issuer<'static, KeyPair>);
+
+impl Maker {
+    /// Makes one and keeps its own certificate.
+    fn new(path: &Path) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        write_pem(path, "CERTIFICATE", params.self_signed(&key).unwrap().der());
+        Self(Issuer::new(params, key))
+    }
+
+    /// Makes a certificate for a name, and writes it and its key; without a time, a long one.
+    fn make(&self, dir: &Path, file: &str, name: &str, ends_in: Option<i64>) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        if let Some(seconds) = ends_in {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+            let ends = Duration::from_secs(now.saturating_add_signed(seconds));
+            params.not_after = date_time_ymd(1970, 1, 1) + ends;
+        }
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        write_pem(&dir.join(format!("{file}.pem")), "CERTIFICATE", certificate.der());
+        write_pem(&dir.join(format!("{file}.key")), "PRIVATE KEY", &key.serialize_der());
+    }
+}
+
+fn write_pem(path: &Path, kind: &str, der: &[u8]) {
+    let text = STANDARD.encode(der);
+    let lines: Vec<&str> =
+        text.as_bytes().chunks(64).map(|it| str::from_utf8(it).unwrap()).collect();
+    let pem = format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n", lines.join("\n"));
+    std::fs::write(path, pem).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+}
+
+/// A server with a certificate for 127.0.0.1, and its authority.
+fn world() -> (World, Maker) {
+    let mut maker = None;
+    let world = World::prepared(TOML, |dir| {
+        let authority = Maker::new(&dir.join("ca.pem"));
+        authority.make(dir, "server", "127.0.0.1", None);
+        maker = Some(authority);
+    });
+    (world, maker.unwrap())
+}
+
+/// What a client with these files is given.
+fn shown(world: &World, ca: &str, who: &str) -> Vec<String> {
+    let [cert, key] = ["pem", "key"].map(|kind| world.text(&format!("{who}.{kind}")));
+    let flags = ["--ca", &world.text(ca), "--cert", &cert, "--key", &key];
+    flags.map(str::to_owned).to_vec()
+}
+
+/// Runs `rdma-cp` of a user who has these files and nothing else.
+fn cp(world: &World, ca: &str, who: &str, arguments: &[&str]) -> Ended {
+    let mut all = shown(world, ca, who);
+    all.extend(arguments.iter().map(|&it| it.to_owned()));
+    crate::process::Home::new().cp(&all)
+}
+
+#[test]
+fn a_certificate_is_good_for_what_exports_say_of_its_name() {
+    let (world, maker) = world();
+    for who in ["alice", "bob", "eve"] {
+        maker.make(world.dir.path(), who, &format!("{who}.example"), None);
+    }
+    let (data, out) = (world.serve.at("data/large"), world.text("out"));
+    for who in ["alice", "eve"] {
+        cp(&world, "ca.pem", who, &[&data, &out, "-f"]).done();
+    }
+    let (small, into) = (world.text("data/small"), world.serve.at("in/"));
+    cp(&world, "ca.pem", "alice", &[&small, &into]).done();
+    assert_eq!(names(&world.path("in")), ["small"]);
+    cp(&world, "ca.pem", "bob", &[&small, &world.serve.at("in/b")]).refused(1, &["read-only"]);
+    cp(&world, "ca.pem", "bob", &[&world.serve.at("in/small"), &out, "-f"]).done();
+    cp(&world, "ca.pem", "eve", &[&small, &into]).refused(1, &["no export is called in"]);
+    assert!(world.serve.log().contains("cert:alice.example"), "{}", world.serve.log());
+    // Set for the server instead of given.
+    let home = crate::process::Home::new();
+    let config = home.path().join("config/verbatim");
+    std::fs::create_dir_all(&config).unwrap();
+    let set = ["ca.pem", "alice.pem", "alice.key"].map(|file| world.text(file));
+    let toml = format!(
+        "[server.\"127.0.0.1\"]\nca = {:?}\ncert = {:?}\nkey = {:?}\n",
+        set[0], set[1], set[2]
+    );
+    std::fs::write(config.join("client.toml"), toml).unwrap();
+    home.cp(&[&data, &out, "-f"]).done();
+}
+
+#[test]
+fn a_certificate_that_does_not_do_is_refused_with_the_reason() {
+    let (world, maker) = world();
+    let dir = world.dir.path();
+    let other = Maker::new(&dir.join("other.pem"));
+    maker.make(dir, "alice", "alice.example", None);
+    maker.make(dir, "late", "late.example", Some(-60));
+    other.make(dir, "stranger", "alice.example", None);
+    let list = world.serve.at("");
+    let refused = |ca: &str, who: &str, why: &str| {
+        cp(&world, ca, who, &["--list", &list]).refused(3, &[why]);
+    };
+    refused("ca.pem", "stranger", "certificate: it is of another authority");
+    refused("ca.pem", "late", "certificate: it has expired");
+    refused("other.pem", "alice", "its certificate does not do: it is of another authority");
+    // By a name that is not in the server's certificate.
+    let named = list.replace("127.0.0.1", "localhost");
+    let ended = cp(&world, "ca.pem", "alice", &["--list", &named]);
+    ended.refused(3, &["its certificate does not do: it is for another name", "hint: check --ca"]);
+    // Nothing is shown, and there is no token.
+    let nobody = crate::process::Home::new();
+    nobody
+        .cp(&["--ca", &world.text("ca.pem"), "--list", &list])
+        .refused(3, &["no key was offered"]);
+    // A key that others can read.
+    let key = world.path("alice.key");
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).unwrap();
+    cp(&world, "ca.pem", "alice", &["--list", &list]).refused(3, &["alice.key"]);
+}
+
+#[test]
+fn a_certificate_that_ends_takes_its_session_with_it() {
+    let (world, maker) = world();
+    maker.make(world.dir.path(), "brief", "brief.example", Some(4));
+    let from = world.serve.at("data/large");
+    let ended = cp(&world, "ca.pem", "brief", &["--bwlimit", "256K", &from, &world.text("out")]);
+    ended.refused(3, &["the certificate of brief.example has expired"]);
+}
