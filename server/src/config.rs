@@ -29,6 +29,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The folder of keys and caches; empty stands for the default, see `state_dir`.
     pub state: PathBuf,
+    /// Whom the server becomes once its port is open; empty is whoever started it.
+    pub user: String,
+    /// Whether files that are not exported are put out of reach, where the kernel can.
+    pub landlock: bool,
     /// Whether anybody who can connect is let in.
     pub insecure_no_auth: bool,
     /// The public keys that are let in; empty stands for the default, see
@@ -62,6 +66,8 @@ impl Default for Config {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 20490)),
             state: PathBuf::new(),
+            user: String::new(),
+            landlock: true,
             insecure_no_auth: false,
             authorized_keys: PathBuf::new(),
             workers: 0,
@@ -175,6 +181,14 @@ pub enum ConfigError {
         /// What is wrong there.
         text: String,
     },
+    /// The server cannot be another user.
+    #[error("cannot run as {user}: {why}")]
+    User {
+        /// Who it should be.
+        user: String,
+        /// Why not.
+        why: String,
+    },
     /// There is no such key.
     #[error("{origin}: unknown key \"{key}\"")]
     UnknownKey {
@@ -243,6 +257,9 @@ impl ConfigError {
             Self::BadExport { hint, .. } | Self::NotExportable { hint, .. } => Some(hint.clone()),
             Self::DuplicateExport { .. } => {
                 Some("give one of them another name, as NAME=PATH".into())
+            }
+            Self::User { .. } => {
+                Some("start it as root and name a user of this machine, or leave it out".into())
             }
             Self::BadToml { .. } | Self::OutOfRange { .. } => None,
         }

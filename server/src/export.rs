@@ -6,7 +6,7 @@
 
 use crate::config::ConfigError;
 use crate::gate::Gate;
-use crate::quota::Quota;
+use crate::quota::{Counts, Quota};
 use crate::range::Range;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -67,7 +67,7 @@ pub struct Export {
     /// Whether its data may move where others can read it.
     #[serde(default)]
     pub encryption: Encryption,
-    /// What clients may write into it while the server runs, in MiB; 0 is no limit.
+    /// What clients may write into it, in MiB; 0 is no limit.
     #[serde(default)]
     pub quota_mb: u64,
 }
@@ -175,8 +175,9 @@ impl Export {
     }
 
     /// What may be written into it, where that is bounded.
-    pub(crate) fn quota(&self) -> Option<Arc<Quota>> {
-        let quota = || Arc::new(Quota::new(&self.name, self.quota_mb << 20));
+    pub(crate) fn quota(&self, before: &Counts) -> Option<Arc<Quota>> {
+        let used = before.of(&self.name);
+        let quota = || Arc::new(Quota::new(&self.name, self.quota_mb << 20, used));
         (self.quota_mb > 0).then(quota)
     }
 

@@ -6,6 +6,7 @@
 
 pub mod cache;
 pub mod config;
+pub mod confine;
 mod doorstep;
 pub mod export;
 mod gate;
@@ -26,5 +27,5 @@ mod session;
 pub mod span;
 mod worker;
 
-pub use listener::{Server, ServerError, ServerOptions};
+pub use listener::{Server, ServerError, ServerOptions, take_port};
 pub use observe::MetricsError;

@@ -10,11 +10,12 @@ use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::keyring::Keyring;
 use crate::observe::{About, MetricsError, Observatory, Page};
+use crate::quota::{Counts, Keeper};
 use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
 use crate::session::{HASHED_WALKS_MAX, SERVER_WATCHES_MAX, Shared};
 use crate::worker::ServerWorker;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -38,6 +39,8 @@ pub struct ServerOptions {
     pub sim: Option<SimNet>,
     /// The folder whose `sys` shows the devices that people see, if not /.
     pub root: Option<PathBuf>,
+    /// A socket that is bound to the address already, by `take_port`.
+    pub port: Option<TcpStream>,
     /// Tokens that are let in as long as this server runs, beside those of its file.
     pub tokens: Vec<Token>,
 }
@@ -99,7 +102,7 @@ pub struct Server {
 
 impl Server {
     /// Opens the exports and the door. Needs a tokio runtime.
-    pub async fn bind(config: Config, options: ServerOptions) -> Result<Self, ServerError> {
+    pub async fn bind(config: Config, mut options: ServerOptions) -> Result<Self, ServerError> {
         verbatim_files::limit::raise_open_files();
         check_exports(&config.exports)?;
         let state = config.state_dir();
@@ -117,8 +120,10 @@ impl Server {
             cause: Fault::from_io("", &error).text.trim_start_matches(": ").to_owned(),
         };
         let page = Page::bind(&config.metrics).await?;
+        let port = options.port.take();
+        let port = port.map_or_else(|| take_port(config.listen), Ok).map_err(listen)?;
         let shared = Arc::new(share(&config, options)?);
-        let socket = bind(config.listen).map_err(listen)?;
+        let socket = TcpSocket::from_std_stream(port);
         let port = socket.local_addr().map_err(listen)?.port();
         let fingerprint = identity.fingerprint();
         let certificate_end = identity.ends_at().map(|end| end as f64);
@@ -163,6 +168,8 @@ impl Server {
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
         let place = self.shared.observatory.clone();
         let mut watching = JoinSet::new();
+        let quotas = self.shared.exports.values().filter_map(|export| export.quota.clone());
+        watching.spawn(Keeper::new(quotas.collect(), self.config.state_dir()).run());
         let exports = self.config.exports.iter().map(|export| export.path.clone()).collect();
         watching.spawn(place.clone().watch(self.shared.clone(), exports));
         if let Some(page) = self.page {
@@ -209,6 +216,7 @@ impl Server {
         }
         drop(self.listener);
         sessions.shutdown().await;
+        watching.shutdown().await;
         tracing::info!("stopped");
     }
 }
@@ -233,11 +241,15 @@ fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), 
 }
 
 /// Takes an address without listening on it yet; one that a server had a moment ago is free.
-fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
+/// The binary does so while it is root, for ports that only root may have.
+pub fn take_port(address: SocketAddr) -> std::io::Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &address)?;
+    Ok(socket.into())
 }
 
 /// Connections that may wait to be accepted.
@@ -245,7 +257,7 @@ const BACKLOG: u32 = 1024;
 
 /// What all sessions of a server with this configuration share.
 pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
-    let mut exports = Exports::new();
+    let (mut exports, written) = (Exports::new(), Counts::load(&config.state_dir()));
     for export in &config.exports {
         let folder = Arc::new(Folder::open(&export.path).map_err(ServerError::Export)?);
         let rules = export.rules();
@@ -253,7 +265,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
             let name = &export.name;
             tracing::warn!(name, "owner is client, but only root can give files away");
         }
-        let (mode, gate, quota) = (export.mode, export.gate(), export.quota());
+        let (mode, gate, quota) = (export.mode, export.gate(), export.quota(&written));
         let open = Arc::new(ExportFolder { folder, mode, rules, gate, quota });
         exports.insert(export.name.clone().into_bytes(), open);
     }

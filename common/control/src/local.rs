@@ -1,10 +1,11 @@
 //! The local door: a server leaves a fresh key, and its own fingerprint, in a
 //! file that only its user can read, so that user's clients on this machine
-//! come in without set-up. Owns `<state>/local/<port>.toml` while the server
+//! come in without set-up. Owns `<state>/local/<port>.toml`, and a lock on it, while the server
 //! runs. Never opens for another user. `rdma-serve` publishes, `connect` finds.
 
 use crate::{ClientKey, ControlError, Fingerprint, PublicKey, private};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// A published local key; dropping it takes the file away.
@@ -13,6 +14,8 @@ pub struct LocalDoor {
     path: PathBuf,
     /// Tells this door from one that a later server left in its place.
     key: PublicKey,
+    /// Locked while the server lives, however it ends.
+    _held: File,
 }
 
 impl LocalDoor {
@@ -29,19 +32,22 @@ impl LocalDoor {
         let secret = ClientKey::generate()?;
         let file = DoorFile { fingerprint: fingerprint.to_string(), token: secret.to_token() };
         let text = toml::to_string(&file).map_err(|e| private::bad(&path, e))?;
-        private::replace(&path, text.as_bytes())?;
+        sweep(&path);
+        let held = private::replace_held(&path, text.as_bytes())?;
         let key = secret.public();
-        Ok((Self { path, key }, key))
+        Ok((Self { path, key, _held: held }, key))
     }
 
     /// Finds the door that a server of this user left for `port`; none if there is no such file.
     ///
-    /// A file that belongs to another user, or that others can read, is an error.
+    /// A door that a server left because it was killed is none. A file that belongs to another
+    /// user, or that others can read, is an error.
     pub fn find(
         state_dir: &Path,
         port: u16,
     ) -> Result<Option<(Fingerprint, ClientKey)>, ControlError> {
-        read(&Self::path(state_dir, port))
+        let path = Self::path(state_dir, port);
+        Ok(read(&path)?.filter(|_| private::is_held(&path)))
     }
 
     /// Returns where the door of `port` is.
@@ -55,6 +61,18 @@ impl Drop for LocalDoor {
         let ours = matches!(read(&self.path), Ok(Some((_, key))) if key.public() == self.key);
         if ours && let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "local key not removed");
+        }
+    }
+}
+
+/// Removes the doors that servers left which were killed.
+fn sweep(door: &Path) {
+    let folder = door.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+    for path in folder.into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let is_door = path.extension().is_some_and(|it| it == "toml");
+        if is_door && !private::is_held(&path) {
+            // Another may have been faster.
+            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -104,6 +122,22 @@ mod tests {
         let (_new, public) = LocalDoor::publish(dir.path(), 1, print).unwrap();
         drop(old);
         assert_eq!(LocalDoor::find(dir.path(), 1).unwrap().unwrap().1.public(), public);
+    }
+
+    #[test]
+    fn the_door_of_a_server_that_was_killed_is_none_and_swept_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let print = ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint();
+        let (door, _) = LocalDoor::publish(dir.path(), 1, print).unwrap();
+        let left = std::fs::read(&door.path).unwrap();
+        drop(door);
+        let path = LocalDoor::path(dir.path(), 1);
+        private::replace(&path, &left).unwrap();
+        assert!(LocalDoor::find(dir.path(), 1).unwrap().is_none(), "nobody holds it");
+        let (_second, _) = LocalDoor::publish(dir.path(), 2, print).unwrap();
+        assert!(!path.exists(), "it is swept away");
+        let (_third, _) = LocalDoor::publish(dir.path(), 3, print).unwrap();
+        assert!(LocalDoor::find(dir.path(), 2).unwrap().is_some(), "that of a live one is not");
     }
 
     #[test]

@@ -35,6 +35,20 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
     stage(path, bytes)?.persist(path).map(|_| ()).map_err(|e| cannot("write", path, &e.error))
 }
 
+/// Writes a file in the place of whatever is there, and holds a lock on it from before it can
+/// be found until the returned handle goes.
+pub(crate) fn replace_held(path: &Path, bytes: &[u8]) -> Result<File, ControlError> {
+    let staged = stage(path, bytes)?;
+    staged.as_file().lock().map_err(|e| cannot("lock", path, &e))?;
+    staged.persist(path).map_err(|e| cannot("write", path, &e.error))
+}
+
+/// Returns whether somebody holds a file that was written so.
+pub(crate) fn is_held(path: &Path) -> bool {
+    let tried = File::open(path).map(|file| file.try_lock_shared());
+    matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
+}
+
 /// Writes a file that others may read in the place of whatever is there.
 pub(crate) fn replace_public(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
     let staged = stage(path, bytes)?;

@@ -10,6 +10,7 @@ use crate::{
     tls,
     trust::Witness,
 };
+use crate::{CertificateFiles, connect::Own};
 use rustls::pki_types::ServerName;
 use std::{path::Path, sync::Arc, time::Duration};
 use tempfile::TempDir;

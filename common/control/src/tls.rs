@@ -104,7 +104,9 @@ pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
             rustls::Error::NoApplicationProtocol
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol),
         ) => no_version(peer),
-        Some(rustls::Error::InvalidCertificate(cause)) => {
+        Some(rustls::Error::InvalidCertificate(cause))
+            if *cause != CertificateError::BadSignature =>
+        {
             let because = Distrust::Certificate { cause: unfit(cause) };
             ControlError::NotTrusted { peer: peer.into(), because }
         }
@@ -122,7 +124,7 @@ fn unfit(cause: &CertificateError) -> String {
         Cause::NotValidForName | Cause::NotValidForNameContext { .. } => {
             "it is for another name".into()
         }
-        Cause::UnknownIssuer | Cause::BadSignature => "it is of another authority".into(),
+        Cause::UnknownIssuer => "it is of another authority".into(),
         other => other.to_string(),
     }
 }

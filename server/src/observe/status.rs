@@ -204,7 +204,9 @@ impl Observatory {
                 name,
             }
         };
-        shared.exports.iter().map(export).collect()
+        // The page asks nobody who they are: what is hidden is not told.
+        let shown = shared.exports.iter().filter(|(_, export)| !export.gate.hidden);
+        shown.map(export).collect()
     }
 
     fn throughput(&self) -> Throughput {

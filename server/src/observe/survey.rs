@@ -37,8 +37,13 @@ impl Survey {
     pub fn look(root: &Path, exports: &BTreeMap<Vec<u8>, Arc<ExportFolder>>) -> Self {
         let mut survey = Self { ports: read_ports(root), ..Self::default() };
         for (name, export) in exports {
-            let name = String::from_utf8_lossy(name).into_owned();
+            let hidden = export.gate.hidden;
+            let name = match hidden {
+                true => "(hidden)".to_owned(),
+                false => String::from_utf8_lossy(name).into_owned(),
+            };
             match rustix::fs::fstatvfs(export.folder.fd()) {
+                Ok(_) if hidden => {}
                 Ok(stat) => {
                     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
                     let (free_bytes, size_bytes) = (bytes(stat.f_bavail), bytes(stat.f_blocks));

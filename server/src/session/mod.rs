@@ -45,7 +45,9 @@ use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
-use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
+use verbatim_proto::message::{
+    Entry, FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId,
+};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
@@ -60,8 +62,7 @@ pub(crate) const EVENTS_MAX: usize = 16 << 10;
 pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
-    /// Send this to the client.
-    Reply(ServerMessage),
+    Stated(u32, Vec<Result<Entry, Fault>>),
     Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
     Found(FileId, Survey),
     Prepared(WindowId, Prepared, Option<reading::Window>),
@@ -296,7 +297,7 @@ impl Session {
                 let text = "the server failed at a job of this session; its log says where";
                 return Err(End::Refused(Fault::new(Code::Bug, text)));
             }
-            Event::Reply(message) => self.send(message)?,
+            Event::Stated(request, answers) => self.stated(request, answers)?,
             Event::Opened(answers) => self.opened(answers),
             Event::Found(file, survey) => self.reading.machine.found(file, survey),
             Event::Prepared(id, answer, window) => self.prepared(id, answer, window),

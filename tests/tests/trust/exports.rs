@@ -1,6 +1,7 @@
 //! What an export says about who may use it: names, addresses, being hidden, and
 //! how much may be written.
 
+use crate::process::{Serve, Signal};
 use crate::{World, names};
 
 const TOML: &str = r#"
@@ -64,6 +65,21 @@ fn a_quota_of_written_bytes_is_for_all_clients_together() {
     put("two", "c").refused(1, &["the quota of in is used up"]);
     put("data/small", "d").done();
     assert_eq!(names(&world.path("in")), ["b", "d"]);
+
+    // The next server knows what was written, though it starts anew.
+    let World { serve, dir, home } = world;
+    serve.signal(Signal::TERM);
+    assert_eq!(serve.end(), Some(0));
+    let config = dir.path().join("serve.toml");
+    let serve = Serve::of(&home, "127.0.0.1:0", &["--config", &crate::text(&config)]);
+    let world = World { serve, dir, home };
+    let to = world.serve.at("in/e");
+    let ended = world.cp(&token, &[&world.text("two"), &to]);
+    ended.refused(1, &["the quota of in is used up"]);
+    // Nor does its page say what lists do not.
+    let page = world.serve.metrics.expect("it has a page");
+    let told = verbatim_tests::http::get(page, "/api/v1/status").body;
+    assert!(told.contains("\"data\"") && !told.contains("\"near\""), "{told}");
 }
 
 #[test]

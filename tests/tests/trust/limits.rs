@@ -6,6 +6,10 @@ use crate::{FOLLOW_MAX, World, names};
 use std::io::Read;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+use verbatim_proto::message::LinkOffer;
+use verbatim_proto::units::LOOK_PATHS_MAX;
+use verbatim_proto::{ClientMessage, LinkId, Look, ServerMessage, WirePath};
+use verbatim_tests::raw::Raw;
 
 fn with_limits(limits: &str) -> World {
     World::configured(&format!("[limits]\n{limits}\n[[export]]\npath = \"DIR/data\"\n"))
@@ -71,6 +75,50 @@ fn handshakes_of_one_address_are_spread_over_time() {
         "{}",
         world.serve.log()
     );
+}
+
+#[test]
+fn who_asks_without_end_and_hears_no_answer_is_sent_away() {
+    let world = with_limits("");
+    let mut raw = Raw::connect(&world.options());
+    let paths = vec![WirePath::parse(b"data/large").unwrap(); LOOK_PATHS_MAX];
+    let look = Look { follow: true, paths };
+    for request in 0..2000 {
+        if raw.try_say(ClientMessage::Stat { request, look: look.clone() }).is_err() {
+            break;
+        }
+    }
+    // Said to it as well; but who does not listen may not hear it.
+    wait_for("it is refused", FOLLOW_MAX, || {
+        let log = world.serve.log();
+        (log.contains("session refused") && log.contains("before it hears the answers"))
+            .then_some(())
+    });
+    world.serve.cp(&["--list", &world.serve.at("data")]).done();
+}
+
+#[test]
+fn a_session_that_wants_too_much_or_says_nothing_is_told_so() {
+    let world = with_limits("idle_seconds = 10");
+    let refusal = |raw: &mut Raw| {
+        raw.hear("refusal", |message| match message {
+            ServerMessage::Refused(fault) => Some(fault.text.clone()),
+            _ => None,
+        })
+    };
+    let mut idle = Raw::connect(&world.options());
+    let mut raw = Raw::connect(&world.options());
+    let link = LinkId { index: 16, epoch: 0 };
+    raw.say(ClientMessage::Attach { link, offer: LinkOffer::Tcp });
+    let text = raw.hear("answer", |message| match message {
+        ServerMessage::Attached { answer, .. } => answer.clone().err().map(|fault| fault.text),
+        _ => None,
+    });
+    assert_eq!(text, "a session may have 16 links");
+    let paths = vec![WirePath::parse(b"data/large").unwrap(); LOOK_PATHS_MAX + 1];
+    raw.say(ClientMessage::Stat { request: 1, look: Look { follow: true, paths } });
+    assert_eq!(refusal(&mut raw), "more than 128 paths to look at");
+    assert_eq!(refusal(&mut idle), "nothing was heard for 10 s");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod certificates;
+mod confining;
 mod exports;
 mod limits;
 #[allow(dead_code, reason = "other targets use the rest")]

@@ -11,13 +11,14 @@ mod share;
 
 use clap::Parser;
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
+use verbatim_server::confine::{RulesetStatus, User, confine};
 use verbatim_server::export::{ExportSpec, Mode};
-use verbatim_server::{Server, ServerError, ServerOptions, span};
+use verbatim_server::{Server, ServerError, ServerOptions, span, take_port};
 use verbatim_telemetry::Format;
 
 /// Threads for file work: opening, hashing, flushing.
@@ -86,6 +87,14 @@ struct Flags {
     #[arg(long, value_name = "TIME", requires = "share", value_parser = span::parse)]
     share_for: Option<u64>,
 
+    /// Become this user once the port is open.
+    ///
+    /// For a server that is started as root. Its groups are taken as well, and no
+    /// capability is kept, so exports whose owner is "client" are refused. State is in
+    /// the user's home unless --state says otherwise.
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+
     /// Log for people (human), as JSON lines, or to the journal [default: auto].
     ///
     /// auto is journald under systemd, human elsewhere. RUST_LOG sets the level.
@@ -121,6 +130,7 @@ impl Flags {
         }
         config.log.format = self.log_format.clone().unwrap_or(config.log.format);
         config.insecure_no_auth |= self.insecure_no_auth;
+        config.user = self.user.clone().unwrap_or(config.user);
         self.rdma.lay_over(&mut config.rdma);
         config.check("the command line")?;
         Ok(config)
@@ -150,6 +160,11 @@ fn main() -> ExitCode {
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         tracing::warn!(%error, "new privileges are not given up");
     }
+    let (config, port) = match give_up(config) {
+        Ok(left) => left,
+        Err(error @ ServerError::Config(_)) => return complain(&error, error.hint(), 2),
+        Err(error) => return complain(&error, error.hint(), 1),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(FILE_THREADS_MAX)
@@ -157,7 +172,7 @@ fn main() -> ExitCode {
         .build();
     let result = match runtime {
         Ok(runtime) => {
-            let result = runtime.block_on(serve(config, &flags));
+            let result = runtime.block_on(serve(config, port, &flags));
             // A job that waits for a file system that does not answer is left behind.
             runtime.shutdown_timeout(LAST_JOBS_MAX);
             result
@@ -171,7 +186,35 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve(config: Config, flags: &Flags) -> Result<(), ServerError> {
+/// Takes what only root may have, then gives up being root and what is not served. Before
+/// there is another thread, so that all of them have it.
+fn give_up(mut config: Config) -> Result<(Config, Option<TcpStream>), ServerError> {
+    let mut port = None;
+    if !config.user.is_empty() {
+        let user = User::find(&config.user)?;
+        if config.state.as_os_str().is_empty() {
+            config.state = user.state_dir();
+        }
+        let address = config.listen;
+        let taken = take_port(address);
+        let cause = |error: std::io::Error| error.to_string();
+        port = Some(taken.map_err(|e| ServerError::Listen { address, cause: cause(e) })?);
+        user.become_it(&config)?;
+        tracing::info!(user = config.user, "root is given up");
+    }
+    if config.landlock {
+        match confine(&config) {
+            Ok(RulesetStatus::NotEnforced) => {
+                tracing::warn!("not confined: this kernel has no Landlock");
+            }
+            Ok(status) => tracing::info!(?status, "confined by Landlock"),
+            Err(error) => tracing::warn!(%error, "not confined"),
+        }
+    }
+    Ok((config, port))
+}
+
+async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result<(), ServerError> {
     let exports = config.exports.clone();
     let open = config.insecure_no_auth;
     let shared = match (&flags.share, exports.last()) {
@@ -179,7 +222,8 @@ async fn serve(config: Config, flags: &Flags) -> Result<(), ServerError> {
         _ => None,
     };
     let tokens = shared.iter().map(|share| share.token.clone()).collect();
-    let server = Server::bind(config, ServerOptions { tokens, ..ServerOptions::default() }).await?;
+    let server =
+        Server::bind(config, ServerOptions { tokens, port, ..ServerOptions::default() }).await?;
     let (address, fingerprint) = (server.address(), server.fingerprint());
     if let Some(address) = server.metrics_address() {
         tracing::info!(%address, "metrics and page");

@@ -1,0 +1,138 @@
+//! What the process gives up before it serves: root, where a user was named, and by
+//! Landlock every file that is neither exported nor its own. Owns the list of what
+//! stays in reach. Called once by the binary, before there is a second thread,
+//! because both are rights of a thread that later ones inherit. Nothing here can be
+//! taken back: an export that is added later needs a restart.
+
+use crate::config::{Config, ConfigError, Tls};
+use crate::export::{Mode, Owner};
+pub use landlock::RulesetStatus;
+use landlock::{
+    ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
+    path_beneath_rules,
+};
+use rustix::process::{Gid, Uid};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// The rights that are known here; a kernel that knows fewer enforces those.
+const RIGHTS: ABI = ABI::V5;
+
+/// What libibverbs and the system library read, and what the kernel tells.
+const READ: [&str; 9] = [
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/libibverbs.d",
+    "/etc/localtime",
+    "/proc",
+    "/sys",
+    "/dev/urandom",
+];
+
+/// Devices.
+const USE: [&str; 2] = ["/dev/infiniband", "/dev/null"];
+
+/// A user of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    home: PathBuf,
+}
+
+impl User {
+    /// Finds a user by name in `/etc/passwd`, and its groups in `/etc/group`.
+    pub fn find(name: &str) -> Result<Self, ConfigError> {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let found = Self::parse(name, &read("/etc/passwd"), &read("/etc/group"));
+        found.ok_or_else(|| cannot(name, "there is no such user in /etc/passwd"))
+    }
+
+    fn parse(name: &str, passwd: &str, group: &str) -> Option<Self> {
+        let of = |line: &&str| line.split(':').next() == Some(name);
+        let fields: Vec<&str> = passwd.lines().find(of)?.split(':').collect();
+        let [_, _, uid, gid, _, home, ..] = fields[..] else { return None };
+        let gid = gid.parse().ok()?;
+        let member = |line: &str| {
+            let [_, _, id, members] = line.split(':').collect::<Vec<_>>()[..] else { return None };
+            members.split(',').any(|member| member == name).then(|| id.parse().ok())?
+        };
+        let groups = group.lines().filter_map(member).chain([gid]).collect();
+        Some(Self { uid: uid.parse().ok()?, gid, groups, home: home.into() })
+    }
+
+    /// Where its state is where none is set.
+    pub fn state_dir(&self) -> PathBuf {
+        self.home.join(".local/state/verbatim")
+    }
+
+    /// Becomes this user for good. Refuses exports that only root can serve.
+    pub fn become_it(&self, config: &Config) -> Result<(), ConfigError> {
+        let name = &config.user;
+        if rustix::process::geteuid().as_raw() == self.uid {
+            return Ok(());
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err(cannot(name, "only root can become another user"));
+        }
+        if let Some(export) = config.exports.iter().find(|it| it.owner == Owner::Client) {
+            let why = format!("export {} gives files away, which only root can", export.name);
+            return Err(cannot(name, &why));
+        }
+        let groups: Vec<Gid> = self.groups.iter().map(|&id| Gid::from_raw(id)).collect();
+        rustix::thread::set_thread_groups(&groups)
+            .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(self.gid)))
+            .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(self.uid)))
+            .map_err(|error| cannot(name, &error.to_string()))?;
+        assert!(rustix::thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
+        Ok(())
+    }
+}
+
+fn cannot(user: &str, why: &str) -> ConfigError {
+    let why = why.to_owned();
+    ConfigError::User { user: user.to_owned(), why }
+}
+
+/// Puts everything out of reach but exports, state, keys, libraries and devices. Says whether
+/// the kernel enforces it, wholly or in part.
+pub fn confine(config: &Config) -> Result<RulesetStatus, RulesetError> {
+    let (read, all) = (AccessFs::from_read(RIGHTS), AccessFs::from_all(RIGHTS));
+    let exported =
+        |mode| config.exports.iter().filter(move |it| it.mode == mode).map(|it| it.path.as_path());
+    let keys = config.authorized_keys_path();
+    let Tls { cert, key, client_ca } = &config.tls;
+    let own = [keys.parent().unwrap_or(Path::new("")), cert, key, client_ca];
+    let (state, read_only) = (config.state_dir(), READ.iter().map(Path::new));
+    let read_only = read_only.chain(exported(Mode::ReadOnly)).chain(own);
+    let writable = USE.iter().map(Path::new).chain(exported(Mode::ReadWrite)).chain([&*state]);
+    // There must be a folder to name; who cannot make it hears so when it is used.
+    let _ = DirBuilder::new().recursive(true).mode(0o700).create(&state);
+    let status = Ruleset::default()
+        .handle_access(all)?
+        .create()?
+        .add_rules(path_beneath_rules(read_only, read))?
+        .add_rules(path_beneath_rules(writable, all))?
+        .restrict_self()?;
+    Ok(status.ruleset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_with_all_its_groups() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nserve:x:70:71::/srv/serve:/bin/false\n";
+        let group = "root:x:0:\nserve:x:71:\nrdma:x:72:alice,serve\nother:x:73:servers\n";
+        let user = User::parse("serve", passwd, group).unwrap();
+        assert_eq!((user.uid, user.gid, user.groups.clone()), (70, 71, vec![72, 71]));
+        assert_eq!(user.state_dir(), Path::new("/srv/serve/.local/state/verbatim"));
+        assert_eq!(User::parse("serv", passwd, group), None);
+        assert_eq!(User::parse("", passwd, group), None);
+    }
+}
