@@ -6,13 +6,14 @@
 
 mod ranges;
 mod rdma;
+mod state;
 mod tables;
 
 use crate::export::{Export, check_names};
 use ranges::RANGES;
 pub use rdma::Rdma;
 use serde::{Deserialize, Serialize};
-use std::ffi::OsString;
+pub use state::default_state_dir;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -145,21 +146,6 @@ impl Config {
         let cores = || std::thread::available_parallelism().map_or(2, usize::from);
         if self.workers == 0 { cores().clamp(2, 8) } else { self.workers as usize }
     }
-}
-
-/// The state folder where none is set: `$XDG_STATE_HOME/verbatim`, or the same under
-/// `~/.local/state`, or `/var/lib/verbatim` for a user without a home.
-pub fn default_state_dir() -> PathBuf {
-    state_dir_of(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))
-}
-
-fn state_dir_of(xdg_state_home: Option<OsString>, home: Option<OsString>) -> PathBuf {
-    // The XDG specification wants a relative path to be ignored.
-    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|p| p.is_absolute());
-    absolute(xdg_state_home)
-        .or_else(|| absolute(home).map(|home| home.join(".local/state")))
-        .unwrap_or_else(|| "/var/lib".into())
-        .join("verbatim")
 }
 
 /// What is wrong with a configuration or with an export.
@@ -398,6 +384,7 @@ const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 
 #[cfg(test)]
 mod tests {
+    use super::state::state_dir_of;
     use super::*;
     use crate::export::Mode;
 

@@ -1,4 +1,5 @@
-//! What the server's process gives up before it serves anybody.
+//! What the server's process gives up before it serves anybody: files that it does
+//! not serve, and being root.
 
 use crate::process::{Home, Serve, skip, wait_for};
 use crate::{FOLLOW_MAX, World, text};
