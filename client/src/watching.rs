@@ -36,7 +36,7 @@ pub struct Watching {
 type Out = mpsc::Sender<Result<Heard, ClientError>>;
 
 enum Source {
-    Remote(Remote),
+    Remote(Box<Remote>),
     Local(Local),
 }
 
@@ -44,7 +44,7 @@ impl Watching {
     /// Watches a remote folder, over a session of its own. A server that is silent for
     /// `timeout` is lost. Needs a tokio runtime.
     pub fn remote(connect: ConnectOptions, timeout: Duration, watch: Watch) -> Self {
-        Self::of(Source::Remote(Remote::new(connect, timeout, watch)))
+        Self::of(Source::Remote(Box::new(Remote::new(connect, timeout, watch))))
     }
 
     /// Watches a local folder. Needs a tokio runtime.
