@@ -162,8 +162,10 @@ fn main() -> ExitCode {
     }
     let (config, port) = match give_up(config) {
         Ok(left) => left,
-        Err(error @ ServerError::Config(_)) => return complain(&error, error.hint(), 2),
-        Err(error) => return complain(&error, error.hint(), 1),
+        Err(error) => {
+            let code = if matches!(*error, ServerError::Config(_)) { 2 } else { 1 };
+            return complain(&error, error.hint(), code);
+        }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -188,18 +190,20 @@ fn main() -> ExitCode {
 
 /// Takes what only root may have, then gives up being root and what is not served. Before
 /// there is another thread, so that all of them have it.
-fn give_up(mut config: Config) -> Result<(Config, Option<TcpStream>), ServerError> {
+fn give_up(mut config: Config) -> Result<(Config, Option<TcpStream>), Box<ServerError>> {
     let mut port = None;
     if !config.user.is_empty() {
-        let user = User::find(&config.user)?;
+        let boxed = |error| Box::new(ServerError::Config(error));
+        let user = User::find(&config.user).map_err(boxed)?;
         if config.state.as_os_str().is_empty() {
             config.state = user.state_dir();
         }
         let address = config.listen;
         let taken = take_port(address);
         let cause = |error: std::io::Error| error.to_string();
-        port = Some(taken.map_err(|e| ServerError::Listen { address, cause: cause(e) })?);
-        user.become_it(&config)?;
+        let taken = taken.map_err(|e| ServerError::Listen { address, cause: cause(e) });
+        port = Some(taken.map_err(Box::new)?);
+        user.become_it(&config).map_err(boxed)?;
         tracing::info!(user = config.user, "root is given up");
     }
     if config.landlock {
