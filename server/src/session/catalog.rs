@@ -16,9 +16,6 @@ use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
 
-/// Requests to look at paths that one client may have at a time; ours has 17.
-const STATS_MAX: usize = 64;
-
 /// Requests to make things that may wait for the one before.
 const MAKES_MAX: usize = 256;
 
@@ -29,8 +26,6 @@ pub(super) struct Catalog {
     scans: HashMap<u32, Option<Scan>>,
     makes: VecDeque<(u32, Make)>,
     making: bool,
-    /// Requests to look at paths that are not answered yet.
-    stats: usize,
 }
 
 /// Something to make, or to change, many at a time.
@@ -57,11 +52,6 @@ impl Session {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        if self.catalog.stats >= STATS_MAX {
-            let text = format!("a session may ask {STATS_MAX} times before it hears the answers");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
-        }
-        self.catalog.stats += 1;
         let reach = self.reach.clone();
         self.job(move || {
             let answers = look.paths.iter().map(|path| stat(&reach, path, look.follow)).collect();
@@ -75,7 +65,6 @@ impl Session {
         request: u32,
         answers: Vec<Result<Entry, Fault>>,
     ) -> Result<(), End> {
-        self.catalog.stats -= 1;
         self.send(ServerMessage::Stated { request, answers })
     }
 

@@ -373,7 +373,7 @@ mod tests {
         let path = WirePath::parse(b"a").expect("a path");
         let (size, long) = (4096, 1 << 20);
         let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
-        let quota = Some(Arc::new(Quota::new("in", 6000)));
+        let quota = Some(Arc::new(Quota::new("in", 6000, 0)));
         let (rules, began) = (Rules::of_user(), Instant::now());
         let landed = Landed { target: target.clone(), rules, path, quota, began };
         // Files as short as this have no holes.

@@ -78,26 +78,6 @@ fn handshakes_of_one_address_are_spread_over_time() {
 }
 
 #[test]
-fn who_asks_without_end_and_hears_no_answer_is_sent_away() {
-    let world = with_limits("");
-    let mut raw = Raw::connect(&world.options());
-    let paths = vec![WirePath::parse(b"data/large").unwrap(); LOOK_PATHS_MAX];
-    let look = Look { follow: true, paths };
-    for request in 0..2000 {
-        if raw.try_say(ClientMessage::Stat { request, look: look.clone() }).is_err() {
-            break;
-        }
-    }
-    // Said to it as well; but who does not listen may not hear it.
-    wait_for("it is refused", FOLLOW_MAX, || {
-        let log = world.serve.log();
-        (log.contains("session refused") && log.contains("before it hears the answers"))
-            .then_some(())
-    });
-    world.serve.cp(&["--list", &world.serve.at("data")]).done();
-}
-
-#[test]
 fn a_session_that_wants_too_much_or_says_nothing_is_told_so() {
     let world = with_limits("idle_seconds = 10");
     let refusal = |raw: &mut Raw| {
