@@ -95,23 +95,25 @@ impl Driver {
         self.server.notified(link, tag);
     }
 
+    fn create(&mut self, files: Vec<CreateFile>, draw: &mut Draw<'_>) {
+        let mut answers = Vec::new();
+        for CreateFile { file, info, .. } in files {
+            let answer = draw.result(None);
+            if answer.is_ok() {
+                let extents = ExtentSet::new();
+                self.files.insert(file, Stored { size: info.size, extents });
+            }
+            answers.push((file, answer));
+        }
+        let made = answers.iter().filter(|(_, answer)| answer.is_ok());
+        let taking = made.filter(|_| draw.once_in(2)).map(|(file, _)| *file).collect();
+        self.server.takes_spots(taking);
+        self.server.created(answers);
+    }
+
     fn answer(&mut self, job: Job, draw: &mut Draw<'_>) {
         match job {
-            Job::Create(files) => {
-                let mut answers = Vec::new();
-                for CreateFile { file, info, .. } in files {
-                    let answer = draw.result(None);
-                    if answer.is_ok() {
-                        let extents = ExtentSet::new();
-                        self.files.insert(file, Stored { size: info.size, extents });
-                    }
-                    answers.push((file, answer));
-                }
-                let made = answers.iter().filter(|(_, answer)| answer.is_ok());
-                let taking = made.filter(|_| draw.once_in(2)).map(|(file, _)| *file).collect();
-                self.server.takes_spots(taking);
-                self.server.created(answers);
-            }
+            Job::Create(files) => self.create(files, draw),
             Job::Provision(link, slots) => {
                 assert!(slots <= SLOTS_PER_LINK, "more slots than a link may have");
                 let mut made = Vec::new();
