@@ -105,8 +105,14 @@ fn a_session_that_wants_too_much_or_says_nothing_is_told_so() {
 fn a_server_cannot_gain_privileges() {
     let world = World::new(&[]);
     let status = format!("/proc/{}/task", world.serve.id());
+    let mut seen = 0;
     for thread in std::fs::read_dir(status).unwrap() {
-        let text = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        // One that has ended meanwhile has nothing to gain.
+        let Ok(text) = std::fs::read_to_string(thread.unwrap().path().join("status")) else {
+            continue;
+        };
         assert!(text.contains("NoNewPrivs:\t1"), "{text}");
+        seen += 1;
     }
+    assert!(seen > 0, "the server has threads");
 }
