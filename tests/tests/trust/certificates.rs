@@ -31,25 +31,28 @@ struct Maker(Issuer<'static, KeyPair>);
 impl Maker {
     /// Makes one and keeps its own certificate.
     fn new(path: &Path) -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let name = path.file_stem().unwrap().to_str().unwrap();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("plain");
         params.distinguished_name.push(DnType::CommonName, name);
-        write_pem(path, "CERTIFICATE", params.self_signed(&key).unwrap().der());
+        write_pem(path, "CERTIFICATE", params.self_signed(&key).expect("signs itself").der());
         Self(Issuer::new(params, key))
     }
 
     /// Makes a certificate for a name, and writes it and its key; without a time, a long one.
     fn make(&self, dir: &Path, file: &str, name: &str, ends_in: Option<i64>) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
         if let Some(seconds) = ends_in {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+            let now = SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .expect("after 1970")
+                .as_secs();
             let ends = Duration::from_secs(now.saturating_add_signed(seconds));
             params.not_after = date_time_ymd(1970, 1, 1) + ends;
         }
-        let certificate = params.signed_by(&key, &self.0).unwrap();
+        let certificate = params.signed_by(&key, &self.0).expect("signs");
         write_pem(&dir.join(format!("{file}.pem")), "CERTIFICATE", certificate.der());
         write_pem(&dir.join(format!("{file}.key")), "PRIVATE KEY", &key.serialize_der());
     }
@@ -58,10 +61,10 @@ impl Maker {
 fn write_pem(path: &Path, kind: &str, der: &[u8]) {
     let text = STANDARD.encode(der);
     let lines: Vec<&str> =
-        text.as_bytes().chunks(64).map(|it| str::from_utf8(it).unwrap()).collect();
+        text.as_bytes().chunks(64).map(|it| str::from_utf8(it).expect("base64")).collect();
     let pem = format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n", lines.join("\n"));
-    std::fs::write(path, pem).unwrap();
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::write(path, pem).expect("a file");
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect("our own file");
 }
 
 /// A server with a certificate for 127.0.0.1, and its authority.
@@ -72,7 +75,7 @@ fn world() -> (World, Maker) {
         authority.make(dir, "server", "127.0.0.1", None);
         maker = Some(authority);
     });
-    (world, maker.unwrap())
+    (world, maker.expect("it was made"))
 }
 
 /// What a client with these files is given.

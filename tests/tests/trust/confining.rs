@@ -13,10 +13,10 @@ fn follows_a_link_out(landlock: bool) -> bool {
     let mut world = World::configured(&toml);
     world.add("alice", &["--export", "*:ro"]);
     let (tokens, outside) = (world.home.state().join("tokens.toml"), world.path("out/tokens"));
-    std::fs::rename(&tokens, &outside).unwrap();
+    std::fs::rename(&tokens, &outside).expect("our own files");
     // Gone first, so that what is there later is read anew.
     world.serve.said("keys=0 tokens=0");
-    symlink(&outside, &tokens).unwrap();
+    symlink(&outside, &tokens).expect("a link");
     wait_for("the server looks at it", FOLLOW_MAX, || {
         let log = world.serve.log();
         let read = log.rsplit("keys=0 tokens=0").next().unwrap_or_default();
