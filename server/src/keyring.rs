@@ -11,11 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use verbatim_control::{Acceptor, AuthorizedKeys, ControlError, Policy, Token, TokenStore};
 
 /// How often the files are looked at. A change counts when it is seen twice the same, so that
 /// a file that is just being written is not taken for an empty one.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How long their file system may take before that is complained about.
+const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// The files that say who may come in.
 #[derive(Clone)]
@@ -53,34 +57,59 @@ impl Keyring {
             let (mut known, mut last) = (None, None);
             loop {
                 tokio::time::sleep(LOOK_EVERY).await;
-                let now = Some(self.stamps());
-                if now != known && now == last {
-                    known = now;
-                    self.read_again(&acceptor, &sender);
+                let (ring, base) = (self.clone(), acceptor.policy());
+                let mut job = tokio::task::spawn_blocking(move || ring.look(known, last, &base));
+                // A file system that does not answer keeps the job, and nobody else.
+                let looked = match timeout(LOOK_MAX, &mut job).await {
+                    Ok(looked) => looked,
+                    Err(_) => {
+                        tracing::error!("keys not read: their files do not answer");
+                        job.await
+                    }
+                };
+                let Ok((now, read)) = looked else { return };
+                if let Some(read) = read {
+                    known = Some(now);
+                    change(read, &acceptor, &sender);
                 }
-                last = now;
+                last = Some(now);
             }
         });
         Watch { policies, task }
     }
 
-    fn read_again(&self, acceptor: &Acceptor, sessions: &watch::Sender<Arc<Policy>>) {
-        let before = acceptor.policy();
-        match self.policy(&before) {
-            Ok(policy)
-                if policy.authorized == before.authorized && policy.tokens == before.tokens => {}
-            Ok(policy) => {
-                let (keys, tokens) =
-                    (policy.authorized.names().count(), policy.tokens.iter().count());
-                let policy = Arc::new(policy);
-                acceptor.change_policy(policy.clone());
-                sessions.send_replace(policy);
-                tracing::info!(keys, tokens, "keys read");
-            }
-            Err(error) => {
-                let hint = error.hint().unwrap_or_default();
-                tracing::error!(%error, hint, "keys not read: those of before count");
-            }
+    /// Looks at the files, and reads them when they changed and are seen twice the same.
+    fn look(
+        &self,
+        known: Option<[Stamp; 2]>,
+        last: Option<[Stamp; 2]>,
+        base: &Policy,
+    ) -> ([Stamp; 2], Option<Result<Policy, ControlError>>) {
+        let now = self.stamps();
+        let changed = Some(now) != known && Some(now) == last;
+        (now, changed.then(|| self.policy(base)))
+    }
+}
+
+/// Lets in by what was read, if it is other than before.
+fn change(
+    read: Result<Policy, ControlError>,
+    acceptor: &Acceptor,
+    sessions: &watch::Sender<Arc<Policy>>,
+) {
+    let before = acceptor.policy();
+    match read {
+        Ok(policy) if policy.authorized == before.authorized && policy.tokens == before.tokens => {}
+        Ok(policy) => {
+            let (keys, tokens) = (policy.authorized.names().count(), policy.tokens.iter().count());
+            let policy = Arc::new(policy);
+            acceptor.change_policy(policy.clone());
+            sessions.send_replace(policy);
+            tracing::info!(keys, tokens, "keys read");
+        }
+        Err(error) => {
+            let hint = error.hint().unwrap_or_default();
+            tracing::error!(%error, hint, "keys not read: those of before count");
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Limits of the door, each hit by a client that goes too far, with another that
 //! is served meanwhile.
 
-use crate::process::{Running, wait_for};
+use crate::process::{Running, Signal, wait_for};
 use crate::{FOLLOW_MAX, World, names};
 use std::io::Read;
 use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 use verbatim_proto::message::LinkOffer;
 use verbatim_proto::units::LOOK_PATHS_MAX;
@@ -34,19 +35,21 @@ fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
 fn who_says_nothing_takes_no_session_and_is_sent_away_in_time() {
     let world = with_limits("sessions_max = 2\nhandshake_seconds = 2");
     // More than there are sessions; from one address, so not without end.
-    let silent: Vec<TcpStream> =
+    let mut silent: Vec<TcpStream> =
         (0..300).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
     let begin = Instant::now();
     // All of this address's room is taken: it says so in the log, and closes what is too much.
     wait_for("it is sent away", FOLLOW_MAX, || {
         world.serve.log().contains("connection sent away").then_some(())
     });
-    let mut last = silent.into_iter().next().unwrap();
-    last.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    assert_eq!(last.read(&mut [0; 1]).unwrap(), 0, "the first was sent away too");
+    // All stay here: what makes room again is the server's doing.
+    let first = &mut silent[0];
+    first.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the first was sent away too");
     assert!(begin.elapsed() < Duration::from_secs(8));
     let listed = || world.serve.cp(&["--list", &world.serve.at("data")]).code == Some(0);
     wait_for("there is room again", FOLLOW_MAX, || listed().then_some(()));
+    drop(silent);
 }
 
 #[test]
@@ -116,3 +119,23 @@ fn a_server_cannot_gain_privileges() {
     }
     assert!(seen > 0, "the server has threads");
 }
+
+#[test]
+fn a_server_stops_although_a_job_of_it_hangs() {
+    let mut world = World::new(&[]);
+    // Its keys are in a pipe that somebody keeps open and never writes to: who reads it waits.
+    let keys = world.home.state().join("authorized_keys");
+    let _ = std::fs::remove_file(&keys);
+    let made = std::process::Command::new("mkfifo").arg(&keys).status().unwrap();
+    assert!(made.success());
+    let open = || std::fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&keys).ok();
+    let _pipe = wait_for("it reads its keys", FOLLOW_MAX, open);
+    let begin = Instant::now();
+    world.serve.signal(Signal::TERM);
+    world.serve.said(" stopped");
+    assert_eq!(world.serve.end(), Some(0));
+    assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
+}
+
+/// Opening for writing fails unless somebody reads.
+const O_NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
