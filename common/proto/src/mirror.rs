@@ -111,10 +111,13 @@ pub enum Edit {
         /// Where it is, export first.
         path: WirePath,
     },
-    /// Make a file that shares its content and metadata with another one its own.
+    /// Make a file that may share its content and metadata with another one its own, and give
+    /// it this metadata: both, or nothing, so that the other one keeps what it has.
     Own {
         /// Where it is, export first.
         path: WirePath,
+        /// The metadata.
+        meta: Box<Meta>,
     },
 }
 
@@ -198,7 +201,7 @@ impl Edit {
             | Self::Describe { path, .. }
             | Self::Remove { path, .. }
             | Self::Sweep { path }
-            | Self::Own { path } => path,
+            | Self::Own { path, .. } => path,
         }
     }
 
@@ -206,8 +209,8 @@ impl Edit {
     pub fn weight(&self) -> usize {
         let more = match self {
             Self::Link { to, .. } => to.as_bytes().len(),
-            Self::Describe { meta, .. } => meta.weight(),
-            Self::Remove { .. } | Self::Sweep { .. } | Self::Own { .. } => 0,
+            Self::Describe { meta, .. } | Self::Own { meta, .. } => meta.weight(),
+            Self::Remove { .. } | Self::Sweep { .. } => 0,
         };
         self.path().as_bytes().len() + more + 8
     }

@@ -302,7 +302,7 @@ fn edits() -> Vec<Edit> {
         Edit::Describe { path: path("x/a"), meta: kept().expect("a sample") },
         Edit::Remove { path: path("x/c"), is_folder: true },
         Edit::Sweep { path: path("x/d") },
-        Edit::Own { path: path("x/e") },
+        Edit::Own { path: path("x/e"), meta: kept().expect("a sample") },
     ]
 }
 
@@ -719,5 +719,5 @@ MirrorReply::Staged
 MirrorReply::Published
     1e000000040701071963616e6e6f7420777269746520783a206469736b2066756c6c
 Edit::Own
-    050000000403782f65
+    1b0000000403782f65ed13e807ffffffff0f010a0106757365722e6102ff00
 ";

@@ -371,13 +371,15 @@ pub(super) fn change_all(reach: &Reach, changes: &[Edit]) -> (Vec<Result<(), Fau
             }
             // How an export itself looks is for who exports it to say.
             Edit::Describe { .. } if path.is_root() => Ok(()),
-            Edit::Describe { meta, .. } => {
+            Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
+                if matches!(change, Edit::Own { .. }) {
+                    export.folder.own(&path)?;
+                }
                 dropped += export.folder.describe_any(&path, meta, &export.rules)?;
                 Ok(())
             }
             Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
             Edit::Sweep { .. } => export.folder.sweep(&path),
-            Edit::Own { .. } => export.folder.own(&path),
         }
     };
     let answers = changes.iter().map(&mut change_one).collect();

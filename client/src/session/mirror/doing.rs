@@ -209,12 +209,12 @@ impl Core {
                 return self.gather(entry, item, label);
             }
             What::Describe { node } | What::Finish { node } => {
-                if node.kind == EntryKind::File && mirror.of.aside.is_some() {
-                    let own = Edit::Own { path: path.clone() };
-                    let label = label.clone();
-                    mirror.changes.push((own, Asked { item, label, gone: None }));
+                let Node { kind, meta, .. } = *node;
+                let (aside, meta) = (mirror.of.aside.is_some(), Box::new(meta));
+                match kind {
+                    EntryKind::File if aside => Edit::Own { path, meta },
+                    _ => Edit::Describe { path, meta },
                 }
-                Edit::Describe { path, meta: Box::new(node.meta) }
             }
             What::Link { to, .. } => match below(&to) {
                 Ok(to) => Edit::Link { path, to },
