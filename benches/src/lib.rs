@@ -34,6 +34,29 @@ pub struct Common {
     pub json: Option<PathBuf>,
 }
 
+/// A tree of small files.
+#[derive(clap::Args)]
+pub struct SmallFiles {
+    /// How many small files.
+    #[arg(long, default_value_t = 100_000)]
+    pub files: usize,
+    /// How long each is.
+    #[arg(long, default_value_t = 4096)]
+    pub bytes: usize,
+}
+
+/// The folder this program is in, and with it the commands it measures.
+pub fn bins() -> PathBuf {
+    let program = std::env::current_exe().expect("this program has a path");
+    program.parent().expect("it is in a folder").to_owned()
+}
+
+/// Waits until files that were just made are old enough: younger identities are neither cached
+/// nor trusted.
+pub fn let_settle() {
+    std::thread::sleep(Duration::from_secs(3));
+}
+
 /// What one run of a command took.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {

@@ -12,7 +12,7 @@
 mod clock;
 mod up;
 
-use clock::Clock;
+use clock::{Clock, Course};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use verbatim_fabric::sim::SimLink;
@@ -26,9 +26,6 @@ use verbatim_proto::read::{
 };
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Digest, Survey, WirePath};
-
-/// Events of one run, so that one that makes no progress ends.
-const EVENTS_MAX: u64 = 50_000_000;
 
 /// What is modelled.
 #[derive(Clone, Copy, Debug)]
@@ -160,19 +157,7 @@ impl Model {
     pub fn run(&self) -> Figures {
         let mut run = Run::new(*self);
         run.client.open(FileId(0), WirePath::root(), None, Duration::ZERO);
-        for step in 0.. {
-            assert!(step < EVENTS_MAX, "no end in sight at {:?}", run.clock.now());
-            run.settle();
-            if run.client.is_idle() {
-                break;
-            }
-            if run.clock.advance() {
-                run.collect();
-            }
-            while let Some(event) = run.clock.due() {
-                run.happen(event);
-            }
-        }
+        run.run();
         self.figures(run.clock.net.now_ns(), run.rail_bytes)
     }
 }
@@ -224,6 +209,90 @@ struct Run {
     rail_bytes: Vec<u64>,
 }
 
+impl Course for Run {
+    type Event = Event;
+
+    fn clock(&mut self) -> &mut Clock<Event> {
+        &mut self.clock
+    }
+
+    fn is_over(&self) -> bool {
+        self.client.is_idle()
+    }
+
+    fn settle(&mut self) {
+        loop {
+            self.client.advance(self.clock.now());
+            let mut idle = true;
+            while let Some(effect) = self.client.next_effect() {
+                idle = false;
+                self.client_effect(effect);
+            }
+            while let Some(effect) = self.server.next_effect() {
+                idle = false;
+                self.server_effect(effect);
+            }
+            if idle {
+                break;
+            }
+        }
+        while self.preparing < self.model.prepares_at_a_time
+            && let Some(prepare) = self.to_prepare.pop_front()
+        {
+            self.preparing += 1;
+            self.clock.later(self.model.prepare_ns, Event::Prepared(prepare));
+        }
+        (0..self.workers.len()).for_each(|worker| self.work(worker));
+    }
+
+    fn collect(&mut self) {
+        let mut completions = Vec::new();
+        for (id, wire) in &mut self.wires {
+            // Dead links are looked for where they die.
+            let _ = wire.link.poll(&mut completions);
+            for completion in completions.drain(..) {
+                let Completion::Done { ticket, buffer, result } = completion else { continue };
+                let fetch = wire.flights.remove(&ticket.0).expect("it was submitted");
+                wire.spare.push(buffer);
+                if result.is_ok() {
+                    self.rail_bytes[usize::from(wire.rail)] += u64::from(fetch.chunk.bytes);
+                    let pieces = fetch.chunk.pieces.len();
+                    let worker = usize::from(id.index) % self.workers.len();
+                    self.workers[worker].came.push_back(Fetched {
+                        link: *id,
+                        slot: fetch.slot,
+                        pieces,
+                    });
+                }
+            }
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::ToServer(request) => self.server.request(request),
+            Event::ToClient(reply) => self.client.reply(reply, self.clock.now()),
+            Event::Prepared(prepare) => {
+                self.preparing -= 1;
+                let extent = prepare.pieces[0].1;
+                let digests = vec![Digest([0; 32]); extent.len.div_ceil(GRAIN_BYTES) as usize];
+                let region = Some(self.region);
+                let answer = Prepared { region, rails: Vec::new(), pieces: vec![Ok(digests)] };
+                self.server.prepared(prepare.window, answer);
+            }
+            Event::Free(worker, fetched) => {
+                self.workers[worker].busy = false;
+                if let Some(Fetched { link, slot, pieces }) = fetched {
+                    let outcome = Outcome::Landed(vec![PieceOutcome::Verified; pieces]);
+                    self.client.fetched(link, slot, outcome, self.clock.now());
+                }
+            }
+            Event::RailDies(rail) => self.clock.net.cut_rail(rail),
+        }
+        self.collect_dead();
+    }
+}
+
 impl Run {
     fn new(model: Model) -> Self {
         let domain = SoftDomain::new();
@@ -260,54 +329,6 @@ impl Run {
         run
     }
 
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::ToServer(request) => self.server.request(request),
-            Event::ToClient(reply) => self.client.reply(reply, self.clock.now()),
-            Event::Prepared(prepare) => {
-                self.preparing -= 1;
-                let extent = prepare.pieces[0].1;
-                let digests = vec![Digest([0; 32]); extent.len.div_ceil(GRAIN_BYTES) as usize];
-                let region = Some(self.region);
-                let answer = Prepared { region, rails: Vec::new(), pieces: vec![Ok(digests)] };
-                self.server.prepared(prepare.window, answer);
-            }
-            Event::Free(worker, fetched) => {
-                self.workers[worker].busy = false;
-                if let Some(Fetched { link, slot, pieces }) = fetched {
-                    let outcome = Outcome::Landed(vec![PieceOutcome::Verified; pieces]);
-                    self.client.fetched(link, slot, outcome, self.clock.now());
-                }
-            }
-            Event::RailDies(rail) => self.clock.net.cut_rail(rail),
-        }
-        self.collect_dead();
-    }
-
-    /// Takes what has come on every link.
-    fn collect(&mut self) {
-        let mut completions = Vec::new();
-        for (id, wire) in &mut self.wires {
-            // Dead links are looked for where they die.
-            let _ = wire.link.poll(&mut completions);
-            for completion in completions.drain(..) {
-                let Completion::Done { ticket, buffer, result } = completion else { continue };
-                let fetch = wire.flights.remove(&ticket.0).expect("it was submitted");
-                wire.spare.push(buffer);
-                if result.is_ok() {
-                    self.rail_bytes[usize::from(wire.rail)] += u64::from(fetch.chunk.bytes);
-                    let pieces = fetch.chunk.pieces.len();
-                    let worker = usize::from(id.index) % self.workers.len();
-                    self.workers[worker].came.push_back(Fetched {
-                        link: *id,
-                        slot: fetch.slot,
-                        pieces,
-                    });
-                }
-            }
-        }
-    }
-
     fn collect_dead(&mut self) {
         let mut completions = Vec::new();
         let mut dead = Vec::new();
@@ -322,32 +343,6 @@ impl Run {
             self.wires.remove(&id);
             self.client.link_down(id, self.clock.now());
         }
-    }
-
-    /// Does what the machines ask, and starts workers that have something to do.
-    fn settle(&mut self) {
-        loop {
-            self.client.advance(self.clock.now());
-            let mut idle = true;
-            while let Some(effect) = self.client.next_effect() {
-                idle = false;
-                self.client_effect(effect);
-            }
-            while let Some(effect) = self.server.next_effect() {
-                idle = false;
-                self.server_effect(effect);
-            }
-            if idle {
-                break;
-            }
-        }
-        while self.preparing < self.model.prepares_at_a_time
-            && let Some(prepare) = self.to_prepare.pop_front()
-        {
-            self.preparing += 1;
-            self.clock.later(self.model.prepare_ns, Event::Prepared(prepare));
-        }
-        (0..self.workers.len()).for_each(|worker| self.work(worker));
     }
 
     fn work(&mut self, number: usize) {

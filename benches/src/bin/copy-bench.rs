@@ -10,9 +10,8 @@ use clap::Parser;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, fill, run};
+use verbatim_benches::{Common, Serve, Watch, bins, fill, let_settle, run};
 
 /// Measure one large file against cp.
 #[derive(Parser)]
@@ -32,15 +31,13 @@ struct Flags {
 
 fn main() {
     let flags = Flags::parse();
-    let bins = std::env::current_exe().expect("this program has a path");
-    let bins = bins.parent().expect("it is in a folder").to_owned();
+    let bins = bins();
     let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
     let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     let file = source.path().join("big");
     println!("writing {} MiB to {}", flags.size_mib, file.display());
     fill(&file, flags.size_mib);
-    // Younger identities are neither cached nor trusted.
-    std::thread::sleep(Duration::from_secs(3));
+    let_settle();
 
     let export = format!("big={}", source.path().display());
     let landing = format!("up={}:rw", target.path().display());
@@ -93,7 +90,7 @@ fn sparse(flags: &Flags, source: &Path, serve: &Serve) -> (u64, u64) {
     let path = source.join("sparse");
     let file = File::create(&path).expect("a sparse file");
     file.set_len(flags.sparse_gib << 30).expect("a sparse file");
-    std::thread::sleep(Duration::from_secs(3));
+    let_settle();
     let out = source.join("sparse.copy").display().to_string();
     let watch = Watch::start(serve.pid());
     let url = format!("rdma://127.0.0.1:{}/big/sparse", serve.port);

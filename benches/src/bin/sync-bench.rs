@@ -11,11 +11,10 @@ use clap::Parser;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 use verbatim_benches::relay::Relay;
 use verbatim_benches::rsync::Daemon;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, fill_tree, run};
+use verbatim_benches::{Common, Serve, SmallFiles, Watch, bins, fill_tree, let_settle, run};
 
 /// The unit of transfer.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -26,12 +25,8 @@ const CHANGED_EVERY: usize = 100;
 /// Measure mirrors against an rsync daemon and cp -a.
 #[derive(Parser)]
 struct Flags {
-    /// How many small files.
-    #[arg(long, default_value_t = 100_000)]
-    files: usize,
-    /// How long each is.
-    #[arg(long, default_value_t = 4096)]
-    bytes: usize,
+    #[command(flatten)]
+    small: SmallFiles,
     /// How long the large file is; 0 leaves it out.
     #[arg(long, default_value_t = 4096)]
     large_mib: usize,
@@ -58,8 +53,7 @@ enum How {
 
 fn main() {
     let flags = Flags::parse();
-    let bins = std::env::current_exe().expect("this program has a path");
-    let bins = bins.parent().expect("it is in a folder").to_owned();
+    let bins = bins();
     let top = tempfile::tempdir_in(&flags.common.target).expect("a folder");
     let state = tempfile::tempdir().expect("a state folder");
     let (source, target) = (top.path().join("source"), top.path().join("target"));
@@ -72,7 +66,7 @@ fn main() {
     let daemon = Daemon::start(top.path(), state.path(), 21_495);
     let world = World { serve, daemon, source, target };
     let mut figures = Vec::new();
-    if flags.files > 0 {
+    if flags.small.files > 0 {
         figures.push(("tree", small_files(&world, &flags)));
     }
     if flags.large_mib > 0 {
@@ -126,10 +120,9 @@ impl World {
 
 /// The first copy of a tree, and the next one, for which there is nothing to do.
 fn small_files(world: &World, flags: &Flags) -> Table {
-    println!("writing {} files of {} bytes", flags.files, flags.bytes);
-    fill_tree(&world.source.join("tree"), flags.files, flags.bytes);
-    // Younger identities are neither cached nor trusted.
-    std::thread::sleep(Duration::from_secs(3));
+    println!("writing {} files of {} bytes", flags.small.files, flags.small.bytes);
+    fill_tree(&world.source.join("tree"), flags.small.files, flags.small.bytes);
+    let_settle();
     let mut ways = [
         (How::Rsync, Way::new("rsync -a", 1.0), Some(Way::new("rsync -a, nothing new", 1.0))),
         (How::Cp, Way::new("cp -a", 1.0), None),
@@ -150,8 +143,8 @@ fn small_files(world: &World, flags: &Flags) -> Table {
     let mut table = Table::of(&firsts);
     let agains: Vec<Way> = agains.into_iter().flatten().collect();
     table.note("nothing_new", Table::of(&agains).into_json());
-    table.note("files", flags.files.into());
-    table.note("bytes", flags.bytes.into());
+    table.note("files", flags.small.files.into());
+    table.note("bytes", flags.small.bytes.into());
     table.note("rounds", flags.common.rounds.into());
     table
 }

@@ -8,19 +8,14 @@
 use clap::Parser;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, fill_tree, run};
+use verbatim_benches::{Common, Serve, SmallFiles, Watch, bins, fill_tree, let_settle, run};
 
 /// Measure a tree of small files against cp -a.
 #[derive(Parser)]
 struct Flags {
-    /// How many files.
-    #[arg(long, default_value_t = 100_000)]
-    files: usize,
-    /// How long each is.
-    #[arg(long, default_value_t = 4096)]
-    bytes: usize,
+    #[command(flatten)]
+    small: SmallFiles,
     /// Where the tree is.
     #[arg(long, default_value = "/dev/shm")]
     source: PathBuf,
@@ -30,15 +25,13 @@ struct Flags {
 
 fn main() {
     let flags = Flags::parse();
-    let bins = std::env::current_exe().expect("this program has a path");
-    let bins = bins.parent().expect("it is in a folder").to_owned();
+    let bins = bins();
     let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
     let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     let tree = source.path().join("tree");
-    println!("writing {} files of {} bytes", flags.files, flags.bytes);
-    fill_tree(&tree, flags.files, flags.bytes);
-    // Younger identities are neither cached nor trusted.
-    std::thread::sleep(Duration::from_secs(3));
+    println!("writing {} files of {} bytes", flags.small.files, flags.small.bytes);
+    fill_tree(&tree, flags.small.files, flags.small.bytes);
+    let_settle();
 
     let export = format!("src={}", source.path().display());
     let landing = format!("up={}:rw", target.path().display());
@@ -65,8 +58,8 @@ fn main() {
         }
     }
     let mut table = Table::of(&ways);
-    table.note("files", flags.files.into());
-    table.note("bytes", flags.bytes.into());
+    table.note("files", flags.small.files.into());
+    table.note("bytes", flags.small.bytes.into());
     table.note("rounds", flags.common.rounds.into());
     table.write(flags.common.json.as_deref());
 }

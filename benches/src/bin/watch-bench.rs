@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use verbatim_benches::table::{Table, Way};
-use verbatim_benches::{Common, Serve, Watch, fill, run};
+use verbatim_benches::{Common, Serve, Watch, bins, fill, let_settle, run};
 
 /// Measure what metrics, logs and traces cost a copy.
 #[derive(Parser)]
@@ -34,13 +34,11 @@ const METRICS: &str = "127.0.0.1:21593";
 
 fn main() {
     let flags = Flags::parse();
-    let bins = std::env::current_exe().expect("this program has a path");
-    let bins = bins.parent().expect("it is in a folder").to_owned();
+    let bins = bins();
     let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
     let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     fill(&source.path().join("big"), flags.size_mib);
-    // Younger identities are neither cached nor trusted.
-    std::thread::sleep(Duration::from_secs(3));
+    let_settle();
 
     let export = format!("big={}", source.path().display());
     let state = tempfile::tempdir().expect("a state folder");

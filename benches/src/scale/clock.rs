@@ -6,6 +6,43 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 
+/// Events until there must be an end.
+const EVENTS_MAX: u64 = 50_000_000;
+
+/// One direction of the model: its machines and workers, driven by a clock.
+pub(super) trait Course {
+    type Event;
+
+    fn clock(&mut self) -> &mut Clock<Self::Event>;
+    /// Has everybody do what can be done now.
+    fn settle(&mut self);
+    /// Whether all is moved.
+    fn is_over(&self) -> bool;
+    /// Takes what has arrived on links.
+    fn collect(&mut self);
+    fn happen(&mut self, event: Self::Event);
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    /// When the machines make no progress: then they are broken.
+    fn run(&mut self) {
+        for step in 0.. {
+            assert!(step < EVENTS_MAX, "no end in sight at {:?}", self.clock().now());
+            self.settle();
+            if self.is_over() {
+                return;
+            }
+            if self.clock().advance() {
+                self.collect();
+            }
+            while let Some(event) = self.clock().due() {
+                self.happen(event);
+            }
+        }
+    }
+}
+
 /// The network, and events by their time and the order they were queued in.
 pub(super) struct Clock<E> {
     pub net: SimNet,

@@ -4,8 +4,8 @@
 //! hashes what is in the slot; verdict and next grant come back together. Files are
 //! made, and renamed, in no time.
 
-use super::clock::Clock;
-use super::{EVENTS_MAX, Figures, Model};
+use super::clock::{Clock, Course};
+use super::{Figures, Model};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use verbatim_fabric::sim::SimLink;
@@ -23,7 +23,7 @@ use verbatim_proto::write::{
 use verbatim_proto::{Digest, Survey, WirePath};
 
 /// Something that happens at its time.
-enum Event {
+pub(super) enum Event {
     ToServer(WriteRequest),
     ToClient(WriteReply),
     Fence(LinkId),
@@ -75,6 +75,92 @@ pub(super) struct Up {
     rail_bytes: Vec<u64>,
 }
 
+impl Course for Up {
+    type Event = Event;
+
+    fn clock(&mut self) -> &mut Clock<Event> {
+        &mut self.clock
+    }
+
+    fn is_over(&self) -> bool {
+        self.client.is_idle()
+    }
+
+    fn settle(&mut self) {
+        loop {
+            self.client.advance(self.clock.now());
+            let mut idle = true;
+            while let Some(effect) = self.client.next_effect() {
+                idle = false;
+                self.client_effect(effect);
+            }
+            while let Some(effect) = self.server.next_effect() {
+                idle = false;
+                self.server_effect(effect);
+            }
+            if idle {
+                break;
+            }
+        }
+        let hash_ns = self.model.hash_ns();
+        for number in 0..self.model.cores {
+            if let Some(post) = self.hashing[number].begin() {
+                let event = Event::Hashed(number, post);
+                self.clock.later(hash_ns + self.model.submit_ns, event);
+            }
+            if let Some(absorb) = self.absorbing[number].begin() {
+                self.clock.later(hash_ns, Event::Absorbed(number, absorb));
+            }
+        }
+    }
+
+    fn collect(&mut self) {
+        let (mut near, mut far) = (Vec::new(), Vec::new());
+        for (id, wire) in &mut self.wires {
+            // Links die where their rail does.
+            let _ = wire.near.poll(&mut near);
+            let _ = wire.far.poll(&mut far);
+            for completion in near.drain(..) {
+                if let Completion::Done { buffer, .. } = completion {
+                    self.rail_bytes[usize::from(wire.rail)] += buffer.len() as u64;
+                    wire.spare.push(buffer);
+                }
+            }
+            for completion in far.drain(..) {
+                if let Completion::Notified { tag } = completion {
+                    self.server.notified(*id, Tag(tag));
+                }
+            }
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::ToServer(request) => self.server.request(request),
+            Event::ToClient(reply) => self.client.reply(reply, self.clock.now()),
+            Event::Fence(link) => self.server.fence(link),
+            Event::Fenced(link) => self.client.fenced(link),
+            Event::Hashed(worker, post) => {
+                self.hashing[worker].busy = false;
+                self.submit(&post);
+            }
+            Event::Absorbed(worker, absorb) => {
+                self.absorbing[worker].busy = false;
+                let verdicts = vec![Verdict::Stored; absorb.pieces.len()];
+                self.server.absorbed(absorb.tag, verdicts);
+            }
+            Event::RailDies(rail) => {
+                self.clock.net.cut_rail(rail);
+                let dead = self.wires.extract_if(.., |_, wire| wire.rail == rail);
+                for (id, _) in dead.collect::<Vec<_>>() {
+                    self.client.link_down(id, self.clock.now());
+                    self.clock.later(self.model.control_ns, Event::Fence(id));
+                }
+            }
+        }
+    }
+}
+
 impl Up {
     pub fn run(model: &Model) -> Figures {
         let mut up = Self::new(*model);
@@ -82,19 +168,7 @@ impl Up {
         let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
         let survey = Survey { holes: Vec::new(), until: size };
         up.client.create(FileId(0), WirePath::root(), info, survey, Duration::ZERO);
-        for step in 0.. {
-            assert!(step < EVENTS_MAX, "no end in sight at {:?}", up.clock.now());
-            up.settle();
-            if up.client.is_idle() {
-                break;
-            }
-            if up.clock.advance() {
-                up.collect();
-            }
-            while let Some(event) = up.clock.due() {
-                up.happen(event);
-            }
-        }
+        Course::run(&mut up);
         model.figures(up.clock.net.now_ns(), up.rail_bytes)
     }
 
@@ -129,82 +203,6 @@ impl Up {
             up.clock.later(at_ns, Event::RailDies(rail));
         }
         up
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::ToServer(request) => self.server.request(request),
-            Event::ToClient(reply) => self.client.reply(reply, self.clock.now()),
-            Event::Fence(link) => self.server.fence(link),
-            Event::Fenced(link) => self.client.fenced(link),
-            Event::Hashed(worker, post) => {
-                self.hashing[worker].busy = false;
-                self.submit(&post);
-            }
-            Event::Absorbed(worker, absorb) => {
-                self.absorbing[worker].busy = false;
-                let verdicts = vec![Verdict::Stored; absorb.pieces.len()];
-                self.server.absorbed(absorb.tag, verdicts);
-            }
-            Event::RailDies(rail) => {
-                self.clock.net.cut_rail(rail);
-                let dead = self.wires.extract_if(.., |_, wire| wire.rail == rail);
-                for (id, _) in dead.collect::<Vec<_>>() {
-                    self.client.link_down(id, self.clock.now());
-                    self.clock.later(self.model.control_ns, Event::Fence(id));
-                }
-            }
-        }
-    }
-
-    /// Takes what has come on every link: buffers back here, notifications there.
-    fn collect(&mut self) {
-        let (mut near, mut far) = (Vec::new(), Vec::new());
-        for (id, wire) in &mut self.wires {
-            // Links die where their rail does.
-            let _ = wire.near.poll(&mut near);
-            let _ = wire.far.poll(&mut far);
-            for completion in near.drain(..) {
-                if let Completion::Done { buffer, .. } = completion {
-                    self.rail_bytes[usize::from(wire.rail)] += buffer.len() as u64;
-                    wire.spare.push(buffer);
-                }
-            }
-            for completion in far.drain(..) {
-                if let Completion::Notified { tag } = completion {
-                    self.server.notified(*id, Tag(tag));
-                }
-            }
-        }
-    }
-
-    /// Does what the machines ask, and starts workers that have something to do.
-    fn settle(&mut self) {
-        loop {
-            self.client.advance(self.clock.now());
-            let mut idle = true;
-            while let Some(effect) = self.client.next_effect() {
-                idle = false;
-                self.client_effect(effect);
-            }
-            while let Some(effect) = self.server.next_effect() {
-                idle = false;
-                self.server_effect(effect);
-            }
-            if idle {
-                break;
-            }
-        }
-        let hash_ns = self.model.hash_ns();
-        for number in 0..self.model.cores {
-            if let Some(post) = self.hashing[number].begin() {
-                let event = Event::Hashed(number, post);
-                self.clock.later(hash_ns + self.model.submit_ns, event);
-            }
-            if let Some(absorb) = self.absorbing[number].begin() {
-                self.clock.later(hash_ns, Event::Absorbed(number, absorb));
-            }
-        }
     }
 
     fn submit(&mut self, post: &Post) {
