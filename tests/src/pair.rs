@@ -76,9 +76,12 @@ impl Pair {
 
     /// Starts a server over verbs, in memory, that lets uploads be written into files.
     pub fn writing_into_files() -> Self {
-        Self::start_with(Path::new("/dev/shm"), Backend::Verbs, |config| {
-            config.rdma.write_into_files = true;
-        })
+        Self::set(Backend::Verbs, |config| config.rdma.write_into_files = true)
+    }
+
+    /// Starts a server in memory whose configuration is changed first.
+    pub fn set(backend: Backend, set: impl FnOnce(&mut Config)) -> Self {
+        Self::start_with(Path::new("/dev/shm"), backend, set)
     }
 
     fn start_in(folder: &Path, backend: Backend) -> Self {

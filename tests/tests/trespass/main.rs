@@ -3,6 +3,9 @@
 //! Each time it gets nothing by it, its session goes on or is told why it ends,
 //! and another client's copy is whole. Run by `tests/softroce/run`.
 
+mod exhausting;
+mod keys;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::verbs::{
