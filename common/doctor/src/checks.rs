@@ -1,10 +1,12 @@
 //! Every check there is: pure functions of facts that yield findings. A check is
 //! silent where its fact is missing: what was not told is not wrong.
 
+mod container;
 mod devices;
 mod exports;
 mod host;
 mod ports;
+mod speed;
 
 use crate::facts::Facts;
 use crate::finding::{Finding, Severity};
@@ -40,6 +42,7 @@ pub(crate) fn all(case: &Case<'_>) -> Vec<Finding> {
     devices::check(case, &mut found);
     ports::check(case, &mut found);
     host::check(case, &mut found);
+    container::check(case, &mut found);
     exports::check(case, &mut found);
     // Stable: of one severity in the order of the checks.
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::path::Path;
-use verbatim_fabric::ports::{LinkLayer, Machine, PortInfo};
+use verbatim_fabric::ports::{Machine, PortInfo};
 use verbatim_telemetry::serve::PortLevels;
 
 /// The data counters count words of this many bytes.
@@ -99,11 +99,7 @@ fn read_port(folder: &Path, device: &str, port: &PortInfo) -> Port {
         errors: errors.filter_map(|(name, count)| Some((name.to_owned(), count?))).collect(),
         requests: of_driver("rx_read_requests").zip(of_driver("rx_write_requests")),
     };
-    let link_layer = match port.link_layer {
-        LinkLayer::Infiniband => "InfiniBand",
-        LinkLayer::Ethernet => "Ethernet",
-    };
-    Port { levels, state: port.state.name(), link_layer }
+    Port { levels, state: port.state.name(), link_layer: port.link_layer.name() }
 }
 
 fn number(path: &Path) -> Option<u64> {

@@ -2,21 +2,25 @@
 //! look at it. Reading is done on a thread that may be given up: a device that
 //! hangs must not hang who asks. What did not answer is named.
 
+mod control_group;
 mod devices;
+mod firewall;
 mod host;
+mod library;
 
 use crate::counters::{Port, read_ports};
 use crate::tree::Tree;
+pub(crate) use control_group::{ControlGroup, DeviceShare};
 pub(crate) use devices::{DeviceFacts, NetdevFacts, OrphanCard, PortFacts};
-pub(crate) use host::{Firewall, Host};
+pub(crate) use firewall::Firewall;
+pub(crate) use host::Host;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 use verbatim_fabric::ports::{Machine, Wish};
-use verbatim_fabric::verbs;
 
 /// How long one part of the machine may take to answer.
-pub(crate) const PART_TIME_MAX: Duration = Duration::from_secs(8);
+const PART_TIME_MAX: Duration = Duration::from_secs(8);
 
 /// What is known of a machine.
 #[derive(Clone, Debug, Default)]
@@ -75,43 +79,36 @@ pub enum ReadPath {
 
 impl Facts {
     /// Reads the machine of a tree, its counters twice with a pause between. Each part has a
-    /// deadline.
+    /// deadline, and what does not depend on each other is read at the same time.
     pub fn read(root: &Path, wish: Wish, exports: Vec<PathBuf>, pause: Duration) -> Self {
         let at = root.to_owned();
-        let devices = within(move || devices::read(&Tree::below(at)));
+        let devices = Part::begin(move || devices::read(&Tree::below(at)));
         let at = root.to_owned();
-        let host = within(move || {
+        let host = Part::begin(move || {
             let tree = Tree::below(at);
             let host = host::read(&tree);
-            (host, providers(&tree), tree.denied())
+            (host, library::providers(&tree), tree.denied())
         });
         let mut facts = Self { wish, ..Self::default() };
-        let silent = |what: &str| vec![what.to_owned()];
-        match devices {
+        let mut silent = Vec::new();
+        match devices.end() {
             Some((machine, devices, orphans, denied)) => {
                 (facts.machine, facts.devices, facts.orphans) = (machine, devices, orphans);
                 facts.denied.extend(denied);
+                facts.ask_library(root);
+                facts.count(root, pause);
             }
-            None => facts.silent.extend(silent("the RDMA devices in /sys")),
+            None => silent.push("the RDMA devices in /sys".to_owned()),
         }
-        match host {
+        match host.end() {
             Some((host, providers, denied)) => {
                 (facts.host, facts.providers) = (host, providers);
                 facts.denied.extend(denied);
             }
-            None => facts.silent.extend(silent("/proc and /sys")),
+            None => silent.push("/proc and /sys".to_owned()),
         }
-        facts.look_for_library(root);
-        facts.count(root, pause);
-        for path in exports {
-            let (at, name) = (root.to_owned(), format!("the file system of {}", path.display()));
-            let machine = facts.machine.clone();
-            let wish = facts.wish.clone();
-            match within(move || export(&Tree::below(at), &path, &machine, &wish)) {
-                Some(export) => facts.exports.push(export),
-                None => facts.silent.push(name),
-            }
-        }
+        facts.silent.extend(silent);
+        facts.look_at(root, exports);
         facts
     }
 
@@ -120,35 +117,45 @@ impl Facts {
         Self::read(Path::new("/"), wish, exports, pause)
     }
 
-    fn look_for_library(&mut self, root: &Path) {
-        let tree = Tree::below(root);
-        self.library = if tree.is_here() {
-            // Only where there is something for it: it is not loaded in vain.
-            let wanted = !self.machine.devices.is_empty();
-            wanted.then(verbs::library_opens).and_then(Result::err).map(|it| it.to_string())
-        } else {
-            // A record without libraries tells nothing of them.
-            let told = LIBRARY_FOLDERS.iter().any(|it| tree.has(it));
-            let found = LIBRARY_FOLDERS.iter().any(|it| tree.has(&format!("{it}/{LIBRARY}")));
-            (told && !found).then(|| format!("cannot open libibverbs: there is no {LIBRARY}"))
+    fn ask_library(&mut self, root: &Path) {
+        let (at, machine) = (root.to_owned(), self.machine.clone());
+        let asked = Part::begin(move || library::ask(&Tree::below(at), &machine)).end();
+        let Some(told) = asked else {
+            return self.silent.push("the RDMA devices, when they are opened".into());
         };
+        self.library = told.fault;
+        for (device, packets) in self.devices.iter_mut().zip(told.packets) {
+            for (port, packet) in device.ports.iter_mut().zip(packets) {
+                port.packet = packet;
+            }
+        }
+    }
+
+    fn look_at(&mut self, root: &Path, exports: Vec<PathBuf>) {
+        let begin = |path: PathBuf| {
+            let name = format!("the file system of {}", path.display());
+            let (at, machine, wish) = (root.to_owned(), self.machine.clone(), self.wish.clone());
+            (name, Part::begin(move || export(&Tree::below(at), &path, &machine, &wish)))
+        };
+        let parts: Vec<_> = exports.into_iter().map(begin).collect();
+        for (name, part) in parts {
+            match part.end() {
+                Some(export) => self.exports.push(export),
+                None => self.silent.push(name),
+            }
+        }
     }
 
     fn count(&mut self, root: &Path, pause: Duration) {
-        let look = || {
-            let root = root.to_owned();
-            within(move || read_ports(&root))
-        };
-        let first = look();
-        let later = root.join(LATER);
+        let look = |root: PathBuf| Part::begin(move || read_ports(&root)).end();
+        let first = look(root.to_owned());
         if !pause.is_zero() && first.as_ref().is_some_and(|ports| !ports.is_empty()) {
             std::thread::sleep(pause.min(SAMPLE_TIME_MAX));
         }
         // A record may hold what was counted later.
-        let second = match later.is_dir() {
-            true => within(move || read_ports(&later)),
-            false => look(),
-        };
+        let later = root.join(LATER);
+        let again = if later.is_dir() { later } else { root.to_owned() };
+        let second = first.is_some().then(|| look(again)).flatten();
         match (first, second) {
             (Some(first), Some(second)) => self.counters = [first, second],
             _ => self.silent.push("the counters of RDMA ports".into()),
@@ -162,25 +169,6 @@ const SAMPLE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Where a record keeps what was counted later.
 const LATER: &str = "later";
-
-const LIBRARY: &str = "libibverbs.so.1";
-
-/// Where systems keep libraries.
-const LIBRARY_FOLDERS: &[&str] = &[
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "lib64",
-    "usr/local/lib",
-];
-
-/// The drivers that the library was told of.
-fn providers(tree: &Tree) -> Option<Vec<String>> {
-    let names = tree.names("etc/libibverbs.d");
-    let known = names.iter().filter_map(|name| name.strip_suffix(".driver").map(str::to_owned));
-    tree.has("etc/libibverbs.d").then(|| known.collect())
-}
 
 fn export(tree: &Tree, path: &Path, machine: &Machine, wish: &Wish) -> ExportFacts {
     let shown = path.strip_prefix("/").unwrap_or(path);
@@ -198,25 +186,31 @@ fn export(tree: &Tree, path: &Path, machine: &Machine, wish: &Wish) -> ExportFac
         }
         Err(error) => facts.error = Some(std::io::Error::from(error).to_string()),
     }
-    let places = verbatim_fabric::ports::choose(machine, wish);
-    if let (true, Ok(places), None) = (tree.is_here(), places, &facts.error) {
-        facts.read_path = verbs::Context::open(&places[0].device).ok().map(|context| {
-            match verbs::probe(&context, path) {
-                verbs::FileWindows::Mapped => ReadPath::Mapped,
-                verbs::FileWindows::Staged { reason } => ReadPath::Staged(reason.to_string()),
-            }
-        });
+    if facts.error.is_none() {
+        facts.read_path = library::read_path(tree, path, machine, wish);
     }
     facts
 }
 
-/// Does something that may hang, and gives it up in time. Its thread is left behind then.
-pub(crate) fn within<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (done, answer) = channel();
-    let spawned = std::thread::Builder::new().name("probe".into()).spawn(move || {
-        // Who asked may be gone.
-        let _ = done.send(work());
-    });
-    spawned.ok()?;
-    answer.recv_timeout(PART_TIME_MAX).ok()
+/// Something that may hang, done on a thread of its own, which is left behind if it does.
+struct Part<T> {
+    answer: Receiver<T>,
+    begun: Instant,
+}
+
+impl<T: Send + 'static> Part<T> {
+    fn begin(work: impl FnOnce() -> T + Send + 'static) -> Self {
+        let (done, answer) = channel();
+        // Without a thread there is no answer, which `end` finds at once.
+        let _ = std::thread::Builder::new().name("probe".into()).spawn(move || {
+            // Who asked may be gone.
+            let _ = done.send(work());
+        });
+        Self { answer, begun: Instant::now() }
+    }
+
+    /// Waits for it, and gives it up in time.
+    fn end(self) -> Option<T> {
+        self.answer.recv_timeout(PART_TIME_MAX.saturating_sub(self.begun.elapsed())).ok()
+    }
 }

@@ -5,7 +5,7 @@ use crate::checks::{self, Case};
 use crate::facts::Facts;
 use crate::finding::{Finding, Severity};
 use std::fmt::Write;
-use verbatim_fabric::ports::{Place, Reason};
+use verbatim_fabric::ports::{LinkLayer, Place, Reason, Transport};
 
 /// What is known, found and chosen.
 #[derive(Clone, Debug)]
@@ -70,15 +70,19 @@ impl Report {
         let mut text = String::new();
         let facts = &self.facts;
         for (device, more) in facts.machine.devices.iter().zip(&facts.devices) {
+            // What speaks neither has a layer of its own, which the kernel does not name.
+            let known = device.transport != Transport::Other;
+            let layer = |it: LinkLayer| if known { it.name() } else { "-" };
             for (port, told) in device.ports.iter().zip(&more.ports) {
                 let name = format!("{}/{}", device.name, port.number);
                 let netdev = told.netdev.as_ref();
                 let mtu = netdev.and_then(|it| it.mtu).map(|mtu| format!(" mtu {mtu}"));
                 let netdev = netdev.map_or(String::new(), |it| it.name.clone());
                 let line = format!(
-                    "{name:<14} {:<7} {:<12} {:<26} {netdev}{}",
+                    "{name:<14} {:<7} {:<12} {:<10} {:<26} {netdev}{}",
                     port.state.name(),
                     told.physical.as_deref().unwrap_or("-"),
+                    layer(port.link_layer),
                     told.rate,
                     mtu.unwrap_or_default(),
                 );

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// Bytes of a file that are looked at.
@@ -98,33 +99,26 @@ impl Tree {
         names
     }
 
-    /// What a command prints; none where it is missing, fails or takes too long.
+    /// What a command prints; none where it is missing, fails or takes too long. One that
+    /// complains of missing rights is noted as what may not be read.
     pub fn output(&self, program: &str, arguments: &[&str]) -> Option<String> {
-        let words = std::iter::once(program).chain(arguments.iter().copied());
+        let words: Vec<_> = std::iter::once(program).chain(arguments.iter().copied()).collect();
+        let name = words.join(" ");
         if !self.is_here() {
-            let name = words.collect::<Vec<_>>().join(" ").replace('/', "_");
-            return self.text(&format!("command/{name}"));
+            return self.text(&format!("command/{}", name.replace('/', "_")));
         }
         let mut child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .ok()?;
-        // Read on a thread of its own: a pipe that is full would hold the command.
-        let stdout = child.stdout.take()?;
-        let reader = std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            stdout.take(FILE_BYTES_MAX).read_to_end(&mut bytes).map(|_| bytes)
-        });
+        let (said, complained) = (reader(child.stdout.take()?), reader(child.stderr.take()?));
         let begin = Instant::now();
-        loop {
+        let status = loop {
             match child.try_wait() {
-                Ok(Some(status)) => {
-                    let bytes = reader.join().ok()?.ok()?;
-                    return status.success().then(|| String::from_utf8_lossy(&bytes).into_owned());
-                }
+                Ok(Some(status)) => break status,
                 Ok(None) if begin.elapsed() < COMMAND_TIME_MAX => std::thread::sleep(LOOK_EVERY),
                 _ => {
                     let _ = child.kill();
@@ -132,7 +126,17 @@ impl Tree {
                     return None;
                 }
             }
+        };
+        // What a command left behind may hold its pipes open for ever.
+        let heard = |from: Receiver<String>| from.recv_timeout(COMMAND_TIME_MAX).ok();
+        if status.success() {
+            return heard(said);
         }
+        let complaint = heard(complained).unwrap_or_default().to_lowercase();
+        if REFUSALS.iter().any(|words| complaint.contains(words)) {
+            self.note(&name);
+        }
+        None
     }
 
     /// What may not be read.
@@ -140,14 +144,31 @@ impl Tree {
         self.denied.borrow().clone()
     }
 
-    fn note(&self, path: &str) {
+    /// Notes a file below the root, or a command, that tells us nothing for want of rights.
+    fn note(&self, what: &str) {
         let mut denied = self.denied.borrow_mut();
-        let path = format!("/{path}");
-        if denied.len() < DENIED_MAX && !denied.contains(&path) {
-            denied.push(path);
+        let is_command = what.contains(' ');
+        let what = if is_command { format!("output of {what}") } else { format!("/{what}") };
+        if denied.len() < DENIED_MAX && !denied.contains(&what) {
+            denied.push(what);
         }
     }
 }
+
+/// Reads on a thread of its own: a pipe that is full would hold the command.
+fn reader(from: impl Read + Send + 'static) -> Receiver<String> {
+    let (done, answer) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was said before an error was said; who asked may be gone.
+        let _ = from.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
+        let _ = done.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    answer
+}
+
+/// How commands say that only root is told.
+const REFUSALS: &[&str] = &["not permitted", "permission denied", "be root"];
 
 #[cfg(test)]
 mod tests {
@@ -160,6 +181,15 @@ mod tests {
         assert!(begin.elapsed() < COMMAND_TIME_MAX * 3, "it waited too long");
         assert_eq!(Tree::here().output("no-such-command", &[]), None);
         assert_eq!(Tree::here().output("echo", &["a"]).as_deref(), Some("a\n"));
+    }
+
+    #[test]
+    fn a_command_that_only_root_may_run_is_noted() {
+        let tree = Tree::here();
+        let refused = "echo 'Operation not permitted (you must be root)' >&2; exit 1";
+        assert_eq!(tree.output("sh", &["-c", refused]), None);
+        assert_eq!(tree.output("sh", &["-c", "echo 'no such device' >&2; exit 1"]), None);
+        assert_eq!(tree.denied(), [format!("output of sh -c {refused}")]);
     }
 
     #[test]

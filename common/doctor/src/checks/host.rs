@@ -10,7 +10,7 @@ use verbatim_fabric::ports::Place;
 const MEMLOCK_MIN: u64 = 12 << 20;
 
 /// What is enough for many.
-const MEMLOCK_GOOD: u64 = 1 << 30;
+pub(super) const MEMLOCK_GOOD: u64 = 1 << 30;
 
 pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
     let host = &case.facts.host;
@@ -19,6 +19,7 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
         found.extend(memlock_of_service(host));
         found.extend(iommu(case));
         found.extend(huge_pages(host));
+        found.extend(huge_pages_reserved(host));
         found.extend(governor(host));
         found.extend(numa(case));
     }
@@ -26,7 +27,7 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Bytes for people, in the unit that fits.
-fn shown(bytes: u64) -> String {
+pub(super) fn shown(bytes: u64) -> String {
     match bytes {
         0..1_048_576 => format!("{} KiB", bytes >> 10),
         1_048_576..1_073_741_824 => format!("{} MiB", bytes >> 20),
@@ -122,6 +123,20 @@ fn huge_pages(host: &Host) -> Option<Finding> {
     })
 }
 
+fn huge_pages_reserved(host: &Host) -> Option<Finding> {
+    (host.huge_pages_reserved == Some(0)).then(|| Finding {
+        check: "hugepages",
+        severity: Severity::Note,
+        about: "huge pages".into(),
+        is: "none is reserved".into(),
+        should: "64 of 2 MiB for a client, as many as the pin budget holds for a server".into(),
+        why: "slots that devices use are parts of them where there are some: they are registered \
+              in a quarter of the time"
+            .into(),
+        fix: Fix::Run("sysctl -w vm.nr_hugepages=64".into()),
+    })
+}
+
 fn governor(host: &Host) -> Option<Finding> {
     let (governor, driver) = host.governor.as_ref()?;
     // These drivers choose well by themselves under a name that sounds otherwise.
@@ -195,6 +210,10 @@ fn firewall(firewall: &Firewall) -> Option<Finding> {
         "firewalld" => {
             "firewall-cmd --permanent --add-port=20490/tcp --add-port=4791/udp && firewall-cmd \
              --reload"
+        }
+        "iptables" => {
+            "iptables -I INPUT -p tcp --dport 20490 -j ACCEPT && iptables -I INPUT -p udp --dport \
+             4791 -j ACCEPT"
         }
         _ => {
             "nft add rule inet filter input tcp dport 20490 accept && nft add rule inet filter \

@@ -1,29 +1,10 @@
-//! Checks of ports: whether they are up, how quick they and their slot are, how
-//! large their packets, which addresses they have, what they count.
+//! Checks of ports: whether they are up, how large their packets are, which
+//! addresses they have, what they count. How quick they are is in `speed`.
 
-use super::Case;
-use crate::facts::{DeviceFacts, NetdevFacts, PortFacts};
+use super::{Case, speed};
+use crate::facts::{NetdevFacts, PortFacts};
 use crate::finding::{Finding, Fix, Severity};
 use verbatim_fabric::ports::{Access, DeviceInfo, GidKind, LinkLayer, PortInfo, Transport};
-
-/// Models, and the rate of the quickest card of each, in Mbit/s.
-const MODELS: &[(&str, u32)] = &[
-    ("MT4099", 40_000),
-    ("MT4103", 40_000),
-    ("MT4115", 100_000),
-    ("MT4117", 50_000),
-    ("MT4119", 100_000),
-    ("MT4121", 100_000),
-    ("MT4123", 200_000),
-    ("MT4125", 200_000),
-    ("MT4129", 400_000),
-    ("MT4131", 800_000),
-    ("MT41686", 200_000),
-    ("MT41692", 400_000),
-];
-
-/// A port this much slower than the quickest of its model is not just a smaller card.
-const MODEL_RATIO: u32 = 4;
 
 /// The least MTU of a network device that carries RDMA packets of 4,096 bytes.
 const MTU_FOR_4096: u64 = 4200;
@@ -35,13 +16,15 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
         if device.transport != Transport::Ib || device.access != Access::Granted {
             continue;
         }
-        found.extend(bus(device, more));
+        found.extend(speed::bus(device, more));
         for (port, told) in device.ports.iter().zip(&more.ports) {
             let it = Port { case, device, port, told };
             found.extend(it.state());
             if port.state.is_active() {
                 found.extend(it.rate(more));
+                found.extend(it.width());
                 found.extend(it.mtu());
+                found.extend(it.packets());
                 found.extend(it.addresses());
                 found.extend(it.congestion());
             }
@@ -50,19 +33,20 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
     found.extend(counters(case));
 }
 
-struct Port<'c> {
-    case: &'c Case<'c>,
-    device: &'c DeviceInfo,
-    port: &'c PortInfo,
-    told: &'c PortFacts,
+/// A port, and what is known of it.
+pub(super) struct Port<'c> {
+    pub case: &'c Case<'c>,
+    pub device: &'c DeviceInfo,
+    pub port: &'c PortInfo,
+    pub told: &'c PortFacts,
 }
 
 impl Port<'_> {
-    fn about(&self) -> String {
+    pub fn about(&self) -> String {
         format!("{}/{}", self.device.name, self.port.number)
     }
 
-    fn netdev(&self) -> Option<&NetdevFacts> {
+    pub fn netdev(&self) -> Option<&NetdevFacts> {
         self.told.netdev.as_ref().filter(|_| self.port.link_layer == LinkLayer::Ethernet)
     }
 
@@ -104,47 +88,6 @@ impl Port<'_> {
         })
     }
 
-    fn rate(&self, more: &DeviceFacts) -> Option<Finding> {
-        let rate = self.port.rate_mbit;
-        if rate == 0 {
-            return None;
-        }
-        // Another port of the same board shows what this one can do; else the model tells.
-        let like = |it: &&DeviceFacts| more.board.is_some() && it.board == more.board;
-        let machine = &self.case.facts.machine;
-        let alike = self.case.facts.devices.iter().zip(&machine.devices);
-        let alike = alike.filter(|(it, _)| like(it)).flat_map(|(_, device)| &device.ports);
-        let sibling = alike.map(|port| port.rate_mbit).max().filter(|&best| best > rate);
-        let model = more.model.as_deref().and_then(|model| {
-            MODELS.iter().find(|(name, _)| *name == model).map(|(_, best)| *best)
-        });
-        let model = model.filter(|&best| rate.saturating_mul(MODEL_RATIO) <= best);
-        let (best, known_by) = match (sibling, model) {
-            (Some(best), _) => (best, "another port of the same board runs at that"),
-            (None, Some(best)) => (best, "cards of this model go up to that"),
-            (None, None) => return None,
-        };
-        let gigabits = |mbit: u32| f64::from(mbit) / 1000.0;
-        let told = if self.told.rate.is_empty() { "unknown" } else { &self.told.rate };
-        Some(Finding {
-            check: "rate",
-            severity: Severity::Limits,
-            about: self.about(),
-            is: format!("it runs at {} Gb/s ({told})", gigabits(rate)),
-            should: format!("{} Gb/s: {known_by}", gigabits(best)),
-            why: "a cable or transceiver for less, a bad one, or a switch port set to less, makes \
-                  both ends agree on less"
-                .into(),
-            fix: Fix::Person(match self.netdev() {
-                Some(netdev) => format!(
-                    "change the cable, then look: ethtool {}; see the speed of the switch's port",
-                    netdev.name
-                ),
-                None => "change the cable, then look: iblinkinfo".into(),
-            }),
-        })
-    }
-
     fn mtu(&self) -> Option<Finding> {
         let netdev = self.netdev()?;
         let mtu = netdev.mtu.filter(|&mtu| mtu < MTU_FOR_4096)?;
@@ -158,6 +101,40 @@ impl Port<'_> {
                 .into(),
             why: "small packets cost more of the wire and of the device for the same data".into(),
             fix: Fix::Run(format!("ip link set {name} mtu 9000")),
+        })
+    }
+
+    /// Whether the port agreed on smaller packets than it could, and than its network device
+    /// is the cause of.
+    fn packets(&self) -> Option<Finding> {
+        let (active, most) = self.told.packet?;
+        let of_netdev = self.netdev().and_then(|netdev| netdev.mtu).map(inner);
+        if u64::from(active) >= of_netdev.unwrap_or(4096).min(most.into()) {
+            return None;
+        }
+        let (why, fix) = match self.port.link_layer {
+            LinkLayer::Infiniband => (
+                "the subnet manager gives a partition one size for all of its ports, 2048 bytes if \
+                 it is not told otherwise",
+                Fix::Person(
+                    "where the subnet manager runs, in /etc/opensm/partitions.conf: Default=0x7fff, \
+                     ipoib, mtu=5: ALL=full; then restart it"
+                        .into(),
+                ),
+            ),
+            LinkLayer::Ethernet => (
+                "the driver has not followed a change of the network device",
+                Fix::Person("take the network device down and up again, or load the driver anew".into()),
+            ),
+        };
+        Some(Finding {
+            check: "packet",
+            severity: Severity::Limits,
+            about: self.about(),
+            is: format!("its packets carry {active} bytes"),
+            should: format!("{most} bytes, which the port can do"),
+            why: format!("small packets cost more of the device for the same data; {why}"),
+            fix,
         })
     }
 
@@ -229,24 +206,6 @@ impl Port<'_> {
 /// The RDMA packet that fits a network device: what is left after headers, a power of two.
 fn inner(mtu: u64) -> u64 {
     [4096, 2048, 1024, 512].into_iter().find(|bytes| bytes + 104 <= mtu).unwrap_or(256)
-}
-
-fn bus(device: &DeviceInfo, more: &DeviceFacts) -> Option<Finding> {
-    let (now, best) = more.bus?;
-    let less = now.speed < best.speed || now.width < best.width;
-    (less && now.width > 0).then(|| Finding {
-        check: "bus",
-        severity: Severity::Limits,
-        about: device.name.clone(),
-        is: format!("it is connected by PCIe {now}"),
-        should: format!("{best}, which the card can do"),
-        why: "the slot may carry less than the cable".into(),
-        fix: Fix::Person(
-            "move the card to a slot of that width and generation, seat it anew, or raise the \
-             slot's speed in the firmware's set-up"
-                .into(),
-        ),
-    })
 }
 
 /// Counters that mean loss or a bad cable, when they grow: part of the name, and what it means.

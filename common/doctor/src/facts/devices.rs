@@ -47,6 +47,8 @@ pub(crate) struct PortFacts {
     pub physical: Option<String>,
     /// The rate as it is told: `10 Gb/sec (4X SDR)`.
     pub rate: String,
+    /// Bytes of its packets, and of the largest it could; the library tells.
+    pub packet: Option<(u32, u32)>,
     /// Its network device.
     pub netdev: Option<NetdevFacts>,
 }
@@ -56,6 +58,10 @@ pub(crate) struct PortFacts {
 pub(crate) struct NetdevFacts {
     pub name: String,
     pub mtu: Option<u64>,
+    /// What its cable carries, in Mbit/s.
+    pub speed: Option<u32>,
+    /// The most that it could, of all it knows to do.
+    pub speed_max: Option<u32>,
     /// Priorities whose packets are marked where a queue grows, of how many that are told.
     pub ecn: Option<(usize, usize)>,
     /// Priorities that are paused instead of dropped: what `dcb` says of them.
@@ -115,7 +121,7 @@ fn port(tree: &Tree, folder: &str, port: &PortInfo) -> PortFacts {
     let physical = physical.and_then(|it| Some(it.split_once(':')?.1.trim().to_owned()));
     let rate = tree.text(&format!("{folder}/rate")).unwrap_or_default();
     let netdev = port.netdevs.first().map(|name| netdev(tree, name));
-    PortFacts { physical, rate, netdev }
+    PortFacts { physical, rate, packet: None, netdev }
 }
 
 fn netdev(tree: &Tree, name: &str) -> NetdevFacts {
@@ -130,7 +136,19 @@ fn netdev(tree: &Tree, name: &str) -> NetdevFacts {
         (!marks.is_empty()).then(|| (marks.iter().filter(|&&on| on > 0).count(), marks.len()));
     let pfc = tree.output("dcb", &["pfc", "show", "dev", name]).and_then(|text| paused(&text));
     let mtu = tree.number(&format!("{folder}/mtu"));
-    NetdevFacts { name: name.to_owned(), mtu, ecn, pfc }
+    // -1 where there is no carrier.
+    let speed = tree.number(&format!("{folder}/speed")).and_then(|it| u32::try_from(it).ok());
+    let speed_max = tree.output("ethtool", &[name]).and_then(|text| quickest(&text));
+    NetdevFacts { name: name.to_owned(), mtu, speed, speed_max, ecn, pfc }
+}
+
+/// `Supported link modes: 10000baseT/Full`, and more on the lines that follow: the quickest.
+fn quickest(text: &str) -> Option<u32> {
+    let modes = text.split_once("Supported link modes:")?.1;
+    // The next title ends the list.
+    let modes = modes.split_once(':').map_or(modes, |(modes, _)| modes);
+    let speed = |word: &str| word.split_once("base")?.0.parse().ok();
+    modes.split_whitespace().filter_map(speed).max()
 }
 
 /// `prio-pfc 0:off 1:off 2:off 3:on ...`: the priorities that are on.
@@ -164,6 +182,16 @@ fn orphans(tree: &Tree, machine: &Machine) -> Vec<OrphanCard> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_quickest_mode_is_what_a_port_can_do() {
+        let text = "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSupported link modes:   \
+                    1000baseKX/Full\n\t                        40000baseCR4/Full\n\tSupported \
+                    pause frame use: Symmetric\n\tAdvertised link modes:  100000baseCR4/Full\n";
+        assert_eq!(quickest(text), Some(40_000));
+        assert_eq!(quickest("Supported link modes:   Not reported\n"), None);
+        assert_eq!(quickest("Cannot get device settings"), None);
+    }
 
     #[test]
     fn paused_priorities_are_those_that_are_on() {

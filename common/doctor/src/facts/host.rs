@@ -2,6 +2,8 @@
 //! Read from files and one command; what is not told is left open, and judged by
 //! nobody here.
 
+use super::control_group::{self, ControlGroup};
+use super::firewall::{self, Firewall};
 use crate::tree::Tree;
 use std::path::Path;
 
@@ -16,14 +18,17 @@ pub(crate) struct Host {
     pub memlock: Memlock,
     /// The kernel's command line.
     pub command_line: String,
-    /// `always`, `madvise` or `never`.
+    /// Transparent huge pages: `always`, `madvise` or `never`.
     pub huge_pages: Option<String>,
+    /// Huge pages that are reserved, of those that slots are parts of.
+    pub huge_pages_reserved: Option<u64>,
     /// How processors are governed, and by which driver; the first that says.
     pub governor: Option<(String, String)>,
     /// Memory nodes, each with its processors as the kernel writes them.
     pub nodes: Vec<(u32, String)>,
     /// The memory and the processors that this process may use.
     pub allowed: (String, String),
+    pub control_group: ControlGroup,
     pub firewall: Option<Firewall>,
 }
 
@@ -40,25 +45,11 @@ pub(crate) struct Memlock {
     pub exempt: bool,
 }
 
-/// A firewall that drops what it does not know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Firewall {
-    /// What it is managed by: `nft`, `ufw`, `firewalld`.
-    pub tool: &'static str,
-    /// Which of our ports it does not mention.
-    pub closed: Vec<&'static str>,
-}
+/// Where units may be, the first of a name counts; drop-ins of all of them do.
+const UNIT_FOLDERS: &[&str] =
+    &["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
 
-/// What must be let in: the control port, and RoCE v2.
-const OPEN: &[(&str, &str)] = &[("20490", "tcp 20490"), ("4791", "udp 4791")];
-
-/// Where a unit of the service may be.
-const UNITS: &[&str] = &[
-    "etc/systemd/system/rdma-serve.service.d/override.conf",
-    "etc/systemd/system/rdma-serve.service",
-    "usr/lib/systemd/system/rdma-serve.service",
-    "lib/systemd/system/rdma-serve.service",
-];
+const UNIT: &str = "rdma-serve.service";
 
 /// The bit of CAP_IPC_LOCK.
 const IPC_LOCK: u64 = 1 << 14;
@@ -86,10 +77,12 @@ pub(super) fn read(tree: &Tree) -> Host {
         huge_pages: tree
             .text("sys/kernel/mm/transparent_hugepage/enabled")
             .and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())),
+        huge_pages_reserved: tree.number("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"),
         governor: governor(tree),
         nodes: nodes(tree),
         allowed: (of("Mems_allowed_list:"), of("Cpus_allowed_list:")),
-        firewall: firewall(tree),
+        control_group: control_group::read(tree),
+        firewall: firewall::read(tree),
     }
 }
 
@@ -97,23 +90,42 @@ fn memlock(tree: &Tree, exempt: bool) -> Memlock {
     let limits = tree.text("proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let here = line.and_then(|line| line.split_whitespace().next()).and_then(bytes);
-    let service = UNITS.iter().find_map(|unit| {
-        let text = tree.text(unit)?;
-        let value = text.lines().find_map(|line| line.trim().strip_prefix("LimitMEMLOCK="));
-        let value = match value {
-            Some(value) => unit_bytes(value)?,
-            // A drop-in may say nothing of it.
-            None if unit.ends_with(".conf") => return None,
-            None => Some(SERVICE_MEMLOCK),
-        };
-        Some((format!("/{unit}"), value))
-    });
     let scheduler = tree.text("proc/1/cgroup").unwrap_or_default();
     let container = tree.has(".dockerenv")
         || tree.has("run/.containerenv")
         || scheduler.contains("kubepods")
         || scheduler.contains("docker");
-    Memlock { here, service, container, exempt }
+    Memlock { here, service: memlock_of_service(tree), container, exempt }
+}
+
+/// What the service may lock, and the file that says so: the last of its drop-ins by name that
+/// does, or else its unit.
+fn memlock_of_service(tree: &Tree) -> Option<(String, Bytes)> {
+    let units = UNIT_FOLDERS.iter().map(|folder| format!("{folder}/{UNIT}"));
+    let (unit, text) =
+        units.into_iter().find_map(|unit| Some((unit.clone(), tree.text(&unit)?)))?;
+    let said = |text: &str| {
+        // The last line counts.
+        let value = text.lines().rev().find_map(|line| line.trim().strip_prefix("LimitMEMLOCK="));
+        value.and_then(unit_bytes)
+    };
+    let mut drop_ins: Vec<_> = UNIT_FOLDERS
+        .iter()
+        .map(|folder| format!("{folder}/{UNIT}.d"))
+        .flat_map(|folder| {
+            let names = tree.names(&folder);
+            names.into_iter().map(move |name| (name.clone(), format!("{folder}/{name}")))
+        })
+        .filter(|(name, _)| name.ends_with(".conf"))
+        .collect();
+    drop_ins.sort();
+    let of_drop_in = |(_, path): &(String, String)| {
+        let limit = said(&tree.text(path)?)?;
+        Some((format!("/{path}"), limit))
+    };
+    let of_drop_in = drop_ins.iter().rev().find_map(of_drop_in);
+    let of_unit = || (format!("/{unit}"), said(&text).unwrap_or(Some(SERVICE_MEMLOCK)));
+    Some(of_drop_in.unwrap_or_else(of_unit))
 }
 
 /// What systemd gives a service that says nothing: 8 MiB.
@@ -163,28 +175,6 @@ fn nodes(tree: &Tree) -> Vec<(u32, String)> {
     let mut nodes: Vec<_> = tree.names(folder).into_iter().filter_map(node).collect();
     nodes.sort_unstable();
     nodes
-}
-
-fn firewall(tree: &Tree) -> Option<Firewall> {
-    let ufw = tree.text("etc/ufw/ufw.conf").is_some_and(|text| text.contains("ENABLED=yes"));
-    let (tool, rules) = if ufw {
-        ("ufw", tree.text("etc/ufw/user.rules").unwrap_or_default())
-    } else if tree.has("run/firewalld") {
-        let zones = "etc/firewalld/zones";
-        let texts = tree.names(zones);
-        let texts = texts.iter().filter_map(|name| tree.text(&format!("{zones}/{name}")));
-        ("firewalld", texts.collect::<Vec<_>>().join("\n"))
-    } else {
-        let rules = tree.output("nft", &["-s", "list", "ruleset"])?;
-        // A chain on the way in that drops what it does not know.
-        let drops = |line: &str| line.contains("hook input") && line.contains("policy drop");
-        rules.lines().any(drops).then_some(("nft", rules))?
-    };
-    let names = |port: &str| {
-        rules.split(|letter: char| !letter.is_ascii_digit()).any(|number| number == port)
-    };
-    let closed = OPEN.iter().filter(|(port, _)| !names(port)).map(|(_, name)| *name).collect();
-    Some(Firewall { tool, closed })
 }
 
 /// The type of the file system that holds a path: of the mounts above it the nearest.

@@ -135,6 +135,16 @@ pub enum LinkLayer {
     Ethernet,
 }
 
+impl LinkLayer {
+    /// What tools call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Infiniband => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+        }
+    }
+}
+
 /// What an address is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {

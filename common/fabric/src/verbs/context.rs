@@ -157,6 +157,13 @@ impl Context {
         check(code).map(|()| attr)
     }
 
+    /// Bytes of the packets that a port agreed on, and of the largest it could; none where the
+    /// device does not tell.
+    pub fn packet_bytes(&self, port: u8) -> Option<(u32, u32)> {
+        let attr = self.query_port(port).ok()?;
+        Some((packet_bytes_of(attr.active_mtu)?, packet_bytes_of(attr.max_mtu)?))
+    }
+
     /// One address of a port.
     pub(super) fn query_gid(&self, port: u8, index: u8) -> io::Result<[u8; 16]> {
         let mut gid = ffi::Gid::zeroed();
@@ -289,6 +296,11 @@ impl Context {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.queues_failed.retain(|queue, _| !queues.contains(queue));
     }
+}
+
+/// The library counts sizes of packets from 1, 256 bytes, to 5, 4,096.
+fn packet_bytes_of(mtu: u32) -> Option<u32> {
+    (1..=5).contains(&mtu).then(|| 128 << mtu)
 }
 
 impl Drop for Context {
