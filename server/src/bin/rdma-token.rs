@@ -6,7 +6,11 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
+#[path = "shared/mod.rs"]
+mod shared;
+
 use clap::{Parser, Subcommand};
+use shared::complain;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use verbatim_control::{ClientKey, ControlError, Grant, Token, TokenStore, unix_now};
@@ -157,13 +161,4 @@ fn list(store: &TokenStore, json: bool) -> Result<(), ControlError> {
         println!("{name}  {}  {left}  {key}", exports.join(","));
     }
     Ok(())
-}
-
-/// Says what is wrong and what to do about it.
-fn complain(error: &dyn std::fmt::Display, hint: Option<String>, code: u8) -> ExitCode {
-    eprintln!("rdma-token: {error}");
-    if let Some(hint) = hint {
-        eprintln!("  hint: {hint}");
-    }
-    ExitCode::from(code)
 }

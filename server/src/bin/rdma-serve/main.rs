@@ -8,8 +8,11 @@
 
 mod rdma;
 mod share;
+#[path = "../shared/mod.rs"]
+mod shared;
 
 use clap::Parser;
+use shared::complain;
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -259,13 +262,4 @@ async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result
     };
     server.run(stop).await;
     Ok(())
-}
-
-/// Says what is wrong and what to do about it.
-fn complain(error: &dyn std::fmt::Display, hint: Option<String>, code: u8) -> ExitCode {
-    eprintln!("rdma-serve: {error}");
-    if let Some(hint) = hint {
-        eprintln!("  hint: {hint}");
-    }
-    ExitCode::from(code)
 }

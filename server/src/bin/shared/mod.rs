@@ -1,0 +1,14 @@
+//! How the commands of the server end when something is wrong. Part of each
+//! command, not of the library, which never touches a terminal.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+/// Says what is wrong and what to do about it.
+pub fn complain(error: &dyn Display, hint: Option<String>, code: u8) -> ExitCode {
+    eprintln!("{}: {error}", env!("CARGO_BIN_NAME"));
+    if let Some(hint) = hint {
+        eprintln!("  hint: {hint}");
+    }
+    ExitCode::from(code)
+}
