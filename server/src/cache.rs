@@ -78,6 +78,12 @@ impl DigestCache {
         found
     }
 
+    /// Counts a window whose digests were at hand without looking here: for whoever watches, that
+    /// is a hit like others.
+    pub fn was_at_hand(&self) {
+        self.shared.hits.fetch_add(1, Relaxed);
+    }
+
     /// Queues the digests of a window to be stored, and returns at once. What the queue has
     /// no room for, and what is longer than a window, is dropped and counted.
     pub fn put(&self, key: &Identity, window: u64, digests: &[Digest]) {

@@ -118,7 +118,10 @@ impl Hashing {
     /// What is known of a window without hashing.
     fn find(&self, identity: &Identity, window: u64) -> Option<Arc<[Digest]>> {
         match self.book().windows.get(&(*identity, window)) {
-            Some(Entry::Known(digests)) => Some(digests.clone()),
+            Some(Entry::Known(digests)) => {
+                self.cache.was_at_hand();
+                Some(digests.clone())
+            }
             _ => self.cache.get(identity, window).map(Arc::from),
         }
     }
@@ -135,6 +138,7 @@ impl Hashing {
                 Some(Entry::Known(digests)) => {
                     let (identity, window) = key;
                     tracing::debug!(inode = identity.inode, window, "digests from the cache");
+                    self.cache.was_at_hand();
                     return Waited::Known(digests.clone());
                 }
                 Some(Entry::Hashing(_)) if Instant::now() < until => {

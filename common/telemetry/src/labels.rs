@@ -161,6 +161,18 @@ label! {
 }
 
 label! {
+    /// Why bytes of an upload did not have to move.
+    Spared {
+        /// A file of the server had them.
+        Found = "found",
+        /// They are a hole.
+        Hole = "hole",
+        /// An earlier session had moved them.
+        Resumed = "resumed",
+    }
+}
+
+label! {
     /// What became of a connection.
     Entry {
         /// A session began.

@@ -4,7 +4,7 @@
 //! fills. The server makes one and hands it down. Never looks at anything itself.
 
 use crate::labels::{
-    Class, Direction, Entry, Fallback, Operation, Outcome, Step, Transport, Verdict,
+    Class, Direction, Entry, Fallback, Operation, Outcome, Spared, Step, Transport, Verdict,
 };
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -29,6 +29,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 pub struct ServeMetrics {
     registry: Registry,
     bytes: Family<Moved, Counter>,
+    spared: Family<OfSpared, Counter>,
     chunks: Family<Checked, Counter>,
     operations: Family<Ended, Counter>,
     seconds: Family<Took, Histogram, fn() -> Histogram>,
@@ -48,6 +49,7 @@ impl ServeMetrics {
         let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
         let metrics = Self {
             bytes: add(&mut registry, "bytes", "Bytes moved and verified"),
+            spared: add(&mut registry, "spared_bytes", "Bytes of uploads that need not move"),
             chunks: add(&mut registry, "chunks", "Chunks, by what became of them"),
             operations: add(&mut registry, "operations", "Requests on files, by how they ended"),
             seconds: seconds.clone(),
@@ -106,6 +108,9 @@ impl ServeMetrics {
         for &class in Class::ALL {
             drop(self.errors.get_or_create(&Failed { class }));
         }
+        for &reason in Spared::ALL {
+            self.spared(reason, 0);
+        }
         for &reason in Fallback::ALL {
             drop(self.fallbacks.get_or_create(&FellBack { reason }));
         }
@@ -119,6 +124,11 @@ impl ServeMetrics {
     /// How many bytes were moved so far.
     pub fn bytes(&self, direction: Direction, transport: Transport) -> u64 {
         self.bytes.get(&Moved { direction, transport }).map_or(0, |counter| counter.get())
+    }
+
+    /// Counts bytes of uploads that did not have to move.
+    pub fn spared(&self, reason: Spared, bytes: u64) {
+        self.spared.get_or_create(&OfSpared { reason }).inc_by(bytes);
     }
 
     /// Counts chunks.
@@ -187,6 +197,11 @@ fn histogram() -> Histogram {
 struct Moved {
     direction: Direction,
     transport: Transport,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfSpared {
+    reason: Spared,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

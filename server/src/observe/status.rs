@@ -62,6 +62,7 @@ struct Session {
     transport: Option<&'static str>,
     read_bytes: u64,
     written_bytes: u64,
+    spared_bytes: u64,
     files: Vec<File>,
 }
 
@@ -262,6 +263,7 @@ fn session(view: &View) -> Session {
         transport: view.transport().map(|transport| transport.word()),
         read_bytes: view.moved[Direction::Read as usize].load(Relaxed),
         written_bytes: view.moved[Direction::Write as usize].load(Relaxed),
+        spared_bytes: view.spared.load(Relaxed),
         files,
     }
 }

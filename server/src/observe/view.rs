@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
 use verbatim_proto::{Fault, WirePath};
 use verbatim_telemetry::labels::{
-    Direction, Fallback, Operation, Outcome, Step, Transport, Verdict,
+    Direction, Fallback, Operation, Outcome, Spared, Step, Transport, Verdict,
 };
 
 /// Files of a session that are shown.
@@ -44,6 +44,8 @@ pub(crate) struct View {
     pub domain: Arc<SessionDomain>,
     pub began: Instant,
     pub moved: [AtomicU64; 2],
+    /// Bytes of its uploads that did not have to move.
+    pub spared: AtomicU64,
     /// Queue pairs that are being ended.
     pub ending: AtomicU64,
     /// Upload slots.
@@ -76,6 +78,7 @@ impl View {
             domain,
             began: Instant::now(),
             moved: Default::default(),
+            spared: AtomicU64::new(0),
             ending: AtomicU64::new(0),
             slots: AtomicU64::new(0),
             files: Mutex::default(),
@@ -109,7 +112,14 @@ impl View {
             Event::Created(answers) => {
                 let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
                 self.ended(Operation::Create, faults);
+                let answers = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+                let have = answers.filter_map(|(_, have)| have.as_ref());
+                self.count_spared(Spared::Resumed, have.map(|have| have.extents.bytes()).sum());
             }
+            Event::Taken(offer, Ok(found)) => {
+                self.spared(Spared::Found, offer.piece.file, found.iter().map(|of| of.len).sum());
+            }
+            Event::Zeroed(file, extent, Ok(_)) => self.spared(Spared::Hole, *file, extent.len),
             Event::Committed(answers, _) => {
                 metrics.took(Step::Commit, time);
                 let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
@@ -177,11 +187,27 @@ impl View {
     fn add(&self, way: Direction, transport: Transport, file: Option<FileId>, bytes: u64) {
         self.place.metrics.moved(way, transport, bytes);
         self.moved[way as usize].fetch_add(bytes, Relaxed);
-        if let Some(file) = file
-            && let Some(moving) = lock(&self.files).get_mut(&(way, file))
-        {
+        if let Some(file) = file {
+            self.advance(way, file, bytes);
+        }
+    }
+
+    /// So much more of a file is there.
+    fn advance(&self, way: Direction, file: FileId, bytes: u64) {
+        if let Some(moving) = lock(&self.files).get_mut(&(way, file)) {
             moving.done_bytes += bytes;
         }
+    }
+
+    /// So much of an upload is there without having been moved.
+    fn spared(&self, reason: Spared, file: FileId, bytes: u64) {
+        self.count_spared(reason, bytes);
+        self.advance(Direction::Write, file, bytes);
+    }
+
+    fn count_spared(&self, reason: Spared, bytes: u64) {
+        self.place.metrics.spared(reason, bytes);
+        self.spared.fetch_add(bytes, Relaxed);
     }
 
     /// A client gave a window back, and has verified what was in it.

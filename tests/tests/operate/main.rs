@@ -7,6 +7,7 @@
 
 mod browser;
 mod journal;
+mod metrics;
 mod page;
 mod prometheus;
 
@@ -21,7 +22,8 @@ use tokio::sync::oneshot;
 use verbatim_server::config::{Config, Metrics};
 use verbatim_server::export::{Export, Mode};
 use verbatim_server::{Server, ServerOptions};
-use verbatim_tests::process::{self, Home};
+use verbatim_tests::process::{self, Ended, Home};
+use verbatim_tests::proxy::{Proxy, Rule};
 
 const START_MAX: Duration = Duration::from_secs(20);
 
@@ -141,6 +143,25 @@ fn set_port(dir: &Path, device: &str, state: &str, rate: &str) {
     for (name, value) in [("state", state), ("rate", rate), ("link_layer", "InfiniBand")] {
         fs::write(port.join(name), format!("{value}\n")).expect("a file");
     }
+}
+
+/// What stands for the address of a server behind a proxy.
+const PROXY: &str = "rdma://proxy";
+
+/// Copies something through a network that does this to it.
+fn proxied(watched: &Watched, rule: Rule, arguments: &[&str]) -> Ended {
+    let door = verbatim_control::LocalDoor::find(&watched.home.state(), watched.address.port());
+    let (fingerprint, key) = door.expect("a folder").expect("the server left a door");
+    let token = watched.path("token");
+    if !token.exists() {
+        key.save_new(&token).expect("a token");
+    }
+    let proxy = Proxy::start(watched.address.port(), &[rule]);
+    let there = format!("rdma://127.0.0.1:{}", proxy.port());
+    let (token, mark) = (token.to_str().expect("plain").to_owned(), fingerprint.to_string());
+    let known = ["--token-file", &token, "--fingerprint", &mark].map(str::to_owned);
+    let arguments = arguments.iter().map(|word| word.replace(PROXY, &there));
+    watched.home.cp(&known.into_iter().chain(arguments).collect::<Vec<_>>())
 }
 
 /// Whether a command is there; says that a test is skipped if it is not.

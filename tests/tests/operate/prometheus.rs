@@ -3,7 +3,7 @@
 //! when its cause is made. Waiting times are shortened, nothing else: as they are
 //! shipped, promtool checks and tries the rules (`rules.test.yml`).
 
-use crate::{Watched, has, set_port};
+use crate::{PROXY, Watched, has, proxied, set_port};
 use serde_json::Value;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use verbatim_tests::http::get;
 use verbatim_tests::process::{Home, Running, skip, wait_for};
-use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
+use verbatim_tests::proxy::{Direction, Harm, Kind, Rule};
 
 /// How long Prometheus may take to answer, and an alert to fire.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 /// What may not be there: the row for GPUs needs another exporter.
 const OPTIONAL: &str = "DCGM_";
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it for tests");
     Path::new(&crate_folder).parent().expect("it is in the workspace").to_owned()
 }
@@ -169,7 +169,7 @@ fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
     prometheus.wait_for_alert("RdmaServePortSlow");
     watched.set_port("mlx5_0", "1: DOWN", "100 Gb/sec (1X NDR)");
     prometheus.wait_for_alert("RdmaServePortDown");
-    mismatch(&watched);
+    altered(&watched, "out/big");
     prometheus.wait_for_alert("RdmaServeMismatch");
     let full = Full::over(&watched.path("in"));
     if full.is_some() {
@@ -227,20 +227,11 @@ fn expire_soon(home: &Home) {
     fs::write(home.state().join("identity.crt"), certificate.der()).expect("it is written");
 }
 
-/// Has a network alter what is uploaded.
-fn mismatch(watched: &Watched) {
-    let door = verbatim_control::LocalDoor::find(&watched.home.state(), watched.address.port());
-    let (fingerprint, key) = door.expect("a folder").expect("the server left a door");
-    let token = watched.path("token");
-    key.save_new(&token).expect("a token");
-    let harm = Harm::FlipEvery(20 << 20);
-    let rule = Rule::all(Kind::Data, Direction::Up, harm);
-    let proxy = Proxy::start(watched.address.port(), &[rule]);
-    let there = format!("rdma://127.0.0.1:{}/in/altered", proxy.port());
-    let (token, mark) = (token.to_str().expect("plain").to_owned(), fingerprint.to_string());
-    let from = watched.text("out/big");
-    let arguments = ["-j", "1", "--token-file", &token, "--fingerprint", &mark, &from, &there];
-    copy(watched, &arguments);
+/// Has a network alter a file that is uploaded.
+pub(crate) fn altered(watched: &Watched, path: &str) {
+    let rule = Rule::all(Kind::Data, Direction::Up, Harm::FlipEvery(20 << 20));
+    let there = format!("{PROXY}/in/altered");
+    proxied(watched, rule, &["-j", "1", &watched.text(path), &there]).done();
 }
 
 #[test]
