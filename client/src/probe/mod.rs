@@ -1,20 +1,24 @@
 //! Tries the way to a server for real: the name, the route, the door, and each
 //! transport with memory that the server lends for it. Every step has a deadline.
-//! `wire` makes the links, `measure` drives them, `verdict` says what follows from
+//! `wire` makes the links, `measure` drives them, `packets` tells how large those on
+//! the way may be, `verdict` says what follows from
 //! it; `rdma-doctor` prints it. Copies nothing.
 
 mod measure;
+mod packets;
 pub mod verdict;
 mod wire;
 
 use crate::SessionOptions;
 use crate::session::{CarrierOptions, Transport};
+pub use packets::Packets;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use verbatim_control::{ControlError, connect};
 use verbatim_fabric::ports::{Machine, local_address_towards};
 use verbatim_fabric::verbs;
+use verbatim_proto::WirePath;
 
 /// How long finding the server's address may take.
 const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -35,6 +39,8 @@ pub struct Examination {
     pub trouble: Option<Trouble>,
     /// Each transport, the one that copies prefer first.
     pub tried: Vec<Tried>,
+    /// How large packets on the way may be; asked when something large was sent.
+    pub packets: Option<Packets>,
     /// What this machine does by itself.
     pub own: Own,
 }
@@ -158,9 +164,11 @@ pub struct Own {
     pub cores: usize,
 }
 
-/// Tries everything. `disk` is a folder whose disk is measured too.
+/// Tries everything. Where `path` names an export, transports are tried as copies of that one
+/// would use them. `disk` is a folder whose disk is measured too.
 pub async fn examine(
     options: &SessionOptions,
+    path: &WirePath,
     machine: &Machine,
     disk: Option<PathBuf>,
 ) -> Result<Examination, ControlError> {
@@ -203,14 +211,17 @@ pub async fn examine(
         agent: connection.welcome.agent.clone(),
         fingerprint: connection.server.to_string(),
     });
+    let peer = connection.peer;
     wire::leave(connection).await;
     for (transport, name) in [(Transport::Verbs, "verbs"), (Transport::Tcp, "tcp")] {
         if transport == Transport::Verbs && options.carrier.transport == Transport::Tcp {
             continue;
         }
-        let outcome = wire::try_transport(&with(&options, transport, local), transport).await;
+        let outcome = wire::try_transport(&with(&options, transport, local), path, transport).await;
         found.tried.push(Tried { transport: name, outcome });
     }
+    let netdev = found.route.as_ref().and_then(|route| route.netdev.as_deref());
+    found.packets = netdev.and_then(|netdev| packets::towards(peer, netdev));
     let measured = tokio::task::spawn_blocking(move || measure::own(disk.as_deref())).await;
     found.own = measured.unwrap_or_default();
     Ok(found)

@@ -1,7 +1,7 @@
 //! What follows from an examination: findings, and the verdict of which path a copy
 //! would take and what limits it. Pure.
 
-use super::{Examination, Measured, Tried, Trouble, Way};
+use super::{Examination, Measured, Packets, Tried, Trouble, Way};
 use verbatim_doctor::{Finding, Fix, Severity};
 use verbatim_fabric::ports::Machine;
 
@@ -18,6 +18,7 @@ pub fn findings(found: &Examination, machine: &Machine) -> Vec<Finding> {
         findings.push(unreached(found, trouble));
     }
     findings.extend(other_network(found, machine));
+    findings.extend(small_packets(found));
     for tried in &found.tried {
         match &tried.outcome {
             Err(trouble) => findings.extend(untried(found, tried, trouble, machine)),
@@ -74,6 +75,23 @@ fn other_network(found: &Examination, machine: &Machine) -> Option<Finding> {
     })
 }
 
+/// Whether something on the way takes smaller packets than the network device here.
+fn small_packets(found: &Examination) -> Option<Finding> {
+    let Packets { path, netdev } = found.packets?;
+    let name = found.route.as_ref()?.netdev.as_ref()?;
+    (path < netdev).then(|| Finding {
+        check: "path-mtu",
+        severity: Severity::Limits,
+        about: found.peer.clone(),
+        is: format!("packets of {path} bytes get there, and {name} has an MTU of {netdev}"),
+        should: "one MTU on both ends and on everything between".into(),
+        why: "TCP is cut into more packets, and RDMA packets of the port's own size are dropped \
+              without a word"
+            .into(),
+        fix: Fix::Person("raise the MTU where it shrinks; tracepath HOST shows where".into()),
+    })
+}
+
 /// Why a transport carries nothing. That this machine has no device is told elsewhere.
 fn untried(
     found: &Examination,
@@ -87,11 +105,14 @@ fn untried(
     let check = match trouble.step {
         "mtu" => "path-mtu",
         "attach" => "server-rdma",
+        "sealed" => "encrypted",
         _ => "transport",
     };
+    // That data is to be encrypted is somebody's choice, and no fault.
+    let severity = if check == "encrypted" { Severity::Limits } else { Severity::Blocks };
     Some(Finding {
         check,
-        severity: Severity::Blocks,
+        severity,
         about: format!("{} to {}", tried.transport, found.peer),
         is: trouble.cause.clone(),
         should: "data read over it arrives".into(),
@@ -215,6 +236,9 @@ mod tests {
         let said = verdict(&found).expect("it moves");
         assert_eq!((said.path.as_str(), said.limited_by), ("verbs mlx5_0/1", "hash"));
         assert!((said.bytes_per_second - 6e9).abs() < 1.0, "two cores hash: {said:?}");
+        found.own.memory = 1e9;
+        assert_eq!(verdict(&found).map(|it| it.limited_by), Some("memory"));
+        found.own.memory = 9e9;
         found.own.disk = 1e9;
         assert_eq!(verdict(&found).map(|it| it.limited_by), Some("disk"));
         found.tried = vec![failed("verbs"), tried("tcp", 0.5)];
@@ -229,10 +253,26 @@ mod tests {
         let of = |tried| checks(&Examination { tried: vec![tried], ..Default::default() });
         assert_eq!(of(failed("mtu")), ["path-mtu"]);
         assert_eq!(of(failed("attach")), ["server-rdma"]);
+        assert_eq!(of(failed("sealed")), ["encrypted"]);
         assert_eq!(of(failed("verbs")), ["transport"]);
         assert_eq!(of(tried("verbs", 12.0)), [""; 0], "12 of 12.5 GB/s");
         assert_eq!(of(tried("verbs", 6.0)), ["throughput"]);
         assert_eq!(of(tried("tcp", 0.1)), [""; 0]);
+    }
+
+    #[test]
+    fn packets_that_shrink_on_the_way_are_told() {
+        let route = Route {
+            addresses: Vec::new(),
+            resolved_in: std::time::Duration::ZERO,
+            local: None,
+            netdev: Some("eth1".into()),
+        };
+        let mut found = Examination { route: Some(route), ..Default::default() };
+        found.packets = Some(Packets { path: 1500, netdev: 9000 });
+        assert_eq!(checks(&found), ["path-mtu"]);
+        found.packets = Some(Packets { path: 9000, netdev: 9000 });
+        assert_eq!(checks(&found), [""; 0]);
     }
 
     #[test]

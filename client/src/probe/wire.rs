@@ -13,7 +13,7 @@ use verbatim_fabric::tcp::{SEALED_MAGIC, TcpLink, join};
 use verbatim_fabric::{FabricError, Link, RemoteRange, SoftDomain};
 use verbatim_proto::message::{JoinSecret, LinkAnswer, RailAnswer, SealedAnswer, ServerMessage};
 use verbatim_proto::probing::{PROBE_BYTES_MAX, ProbeRequest};
-use verbatim_proto::{ClientMessage, LinkId};
+use verbatim_proto::{ClientMessage, LinkId, Look, WirePath};
 
 /// Links that are tried together at most.
 const LINKS_MAX: u16 = 4;
@@ -36,6 +36,7 @@ pub async fn leave(mut connection: Connection) {
 /// Tries a transport with up to four links.
 pub async fn try_transport(
     options: &SessionOptions,
+    path: &WirePath,
     transport: Transport,
 ) -> Result<Measured, Trouble> {
     let connection = connect(&options.connect).await.map_err(|error| Trouble {
@@ -53,7 +54,10 @@ pub async fn try_transport(
         }
     };
     let mut wire = Wire { connection, carrier, wait: options.timeout };
-    let measured = wire.measure(transport).await;
+    let measured = match wire.name(path).await {
+        Ok(()) => wire.measure(transport).await,
+        Err(trouble) => Err(trouble),
+    };
     leave(wire.connection).await;
     measured
 }
@@ -65,6 +69,28 @@ struct Wire {
 }
 
 impl Wire {
+    /// Names the export that copies would be of: what it allows decides what links may be.
+    async fn name(&mut self, path: &WirePath) -> Result<(), Trouble> {
+        if path.is_root() {
+            return Ok(());
+        }
+        let look = Look { follow: true, paths: vec![path.clone()] };
+        self.say(ClientMessage::Stat { request: 0, look }).await?;
+        let mut answers = self
+            .hear(|message| match message {
+                ServerMessage::Stated { answers, .. } => Some(answers),
+                _ => None,
+            })
+            .await?;
+        match answers.pop() {
+            Some(Err(fault)) => {
+                let cause = format!("the server: {path}: {}", fault.text);
+                Err(Trouble { step: "path", cause, hint: None })
+            }
+            _ => Ok(()),
+        }
+    }
+
     async fn measure(&mut self, transport: Transport) -> Result<Measured, Trouble> {
         let first = match self.attach(0).await? {
             Made::Link(link) => link,
@@ -152,7 +178,10 @@ impl Wire {
             }
             // An export of this client demands it: there is no RDMA inside TLS.
             LinkAnswer::Sealed(SealedAnswer { reason, .. }) if self.carrier.is_verbs() => {
-                Err(refused(format!("the server: {reason}")))
+                let hint = "nothing to mend where that is meant to be; of an export that need not \
+                            be encrypted: rdma-doctor HOST:/EXPORT";
+                let cause = format!("the server: {reason}");
+                Err(Trouble { step: "sealed", cause, hint: Some(hint.into()) })
             }
             LinkAnswer::Sealed(SealedAnswer { secret, .. }) => {
                 let Connection { peer, server, .. } = self.connection;

@@ -10,6 +10,7 @@ mod speed;
 
 use crate::facts::Facts;
 use crate::finding::{Finding, Severity};
+pub(crate) use host::shown;
 use verbatim_fabric::ports::{Place, Reason, Transport, choose};
 
 /// What all checks look at: the facts, and what links would choose.

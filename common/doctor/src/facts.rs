@@ -77,6 +77,15 @@ pub enum ReadPath {
     Staged(String),
 }
 
+impl std::fmt::Display for ReadPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Mapped => "files are registered as they are",
+            Self::Staged(_) => "files are read into registered memory",
+        })
+    }
+}
+
 impl Facts {
     /// Reads the machine of a tree, its counters twice with a pause between. Each part has a
     /// deadline, and what does not depend on each other is read at the same time.
@@ -171,12 +180,16 @@ const SAMPLE_TIME_MAX: Duration = Duration::from_secs(60);
 const LATER: &str = "later";
 
 fn export(tree: &Tree, path: &Path, machine: &Machine, wish: &Wish) -> ExportFacts {
-    let shown = path.strip_prefix("/").unwrap_or(path);
-    let place = tree.root().join(shown);
+    // A link is followed as the server does; what is not there keeps its name.
+    let place = match tree.is_here() {
+        true => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+        false => tree.root().join(path.strip_prefix("/").unwrap_or(path)),
+    };
+    let on = if tree.is_here() { &place } else { path };
     let mounts = tree.text("proc/self/mountinfo").unwrap_or_default();
     let mut facts = ExportFacts {
         path: path.to_owned(),
-        file_system: host::file_system_of(&mounts, path).unwrap_or_default(),
+        file_system: host::file_system_of(&mounts, on).unwrap_or_default(),
         ..ExportFacts::default()
     };
     match rustix::fs::statvfs(&place) {

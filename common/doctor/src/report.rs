@@ -1,8 +1,8 @@
 //! A report: what was found, what links would choose, and how well the machine is.
 //! Made of facts alone, so that a recorded machine and this one are told alike.
 
-use crate::checks::{self, Case};
-use crate::facts::Facts;
+use crate::checks::{self, Case, shown};
+use crate::facts::{ExportFacts, Facts};
 use crate::finding::{Finding, Severity};
 use std::fmt::Write;
 use verbatim_fabric::ports::{LinkLayer, Place, Reason, Transport};
@@ -51,6 +51,7 @@ impl Report {
     /// says how it is.
     pub fn text(&self, more: &str) -> String {
         let mut text = self.devices_text();
+        text.push_str(&self.exports_text());
         text.push_str(more);
         for finding in &self.findings {
             let Finding { severity, about, is, should, why, fix, .. } = finding;
@@ -98,6 +99,22 @@ impl Report {
         for (rank, place) in self.chosen.iter().flatten().enumerate() {
             let word = if rank == 0 { "chosen" } else { "also" };
             let _ = writeln!(text, "{word}: {place}: {}", place.why);
+        }
+        text
+    }
+
+    /// What is known of each folder that is exported; what cannot be looked at is a finding.
+    fn exports_text(&self) -> String {
+        let mut text = String::new();
+        for export in self.facts.exports.iter().filter(|export| export.error.is_none()) {
+            let ExportFacts { path, file_system, free_bytes, size_bytes, read_path, .. } = export;
+            let _ = write!(text, "export {}: ", path.display());
+            if !file_system.is_empty() {
+                let _ = write!(text, "{file_system}, ");
+            }
+            let _ = write!(text, "{} of {} free", shown(*free_bytes), shown(*size_bytes));
+            let read_path = read_path.as_ref().map(|it| format!(", {it}")).unwrap_or_default();
+            let _ = writeln!(text, "{read_path}");
         }
         text
     }

@@ -1,19 +1,26 @@
-//! `rdma-doctor` as a user runs it: on recorded machines (`machine`), and against
-//! real servers over loopback (`server`). Real processes, real sockets, real exit
-//! codes. A stage of its own in `tests/run`. What needs a device is in
-//! `tests/tests/verbs`.
+//! `rdma-doctor` as a user runs it: on recorded machines (`machine`), on folders of
+//! this one (`exports`), against real servers over loopback (`server`), and through
+//! networks (`way`). Real processes, real sockets, real exit codes. A stage of its
+//! own in `tests/run`. What needs a device is in `tests/tests/verbs`.
 
 #![forbid(unsafe_code)]
 
+mod exports;
 mod machine;
 #[path = "../../../common/fabric/src/ports/tests/record.rs"]
 mod record;
+mod served;
 mod server;
+mod way;
 
 use serde_json::Value;
 use std::path::PathBuf;
+use std::time::Duration;
 use tempfile::TempDir;
 use verbatim_tests::process::{Ended, Home, Running};
+
+/// How long something may take to be seen.
+const SEEN_MAX: Duration = Duration::from_secs(30);
 
 /// Runs the doctor to its end.
 fn doctor(home: &Home, arguments: &[&str]) -> Ended {

@@ -1,19 +1,14 @@
 //! The way to a server: one that answers, none, one that is silent, one that says
 //! what it is. And what a server says of its own machine.
 
-use crate::{checks, doctor, json, recorded};
+use crate::served::Served;
+use crate::{SEEN_MAX, checks, doctor, json};
 use serde_json::Value;
-use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, mpsc};
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbatim_server::config::{Config, Metrics};
-use verbatim_server::export::{Export, Mode};
-use verbatim_server::{Server, ServerOptions};
 use verbatim_tests::http::get;
 use verbatim_tests::process::{Home, Running, Serve, wait_for};
-
-/// How long something may take to be seen.
-const SEEN_MAX: Duration = Duration::from_secs(30);
 
 struct World {
     serve: Serve,
@@ -148,36 +143,11 @@ fn a_mirror_leaves_its_numbers_and_its_timeline() {
 
 #[test]
 fn a_server_says_what_is_degraded_on_its_machine() {
-    let machine = recorded("healthy", "sys/class/net/ens1np0/mtu = 1500\n");
-    let (dir, home) = (tempfile::tempdir().expect("a folder"), Home::new());
-    let config = Config {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        state: home.state(),
-        drain_seconds: 1,
-        metrics: Metrics { listen: "127.0.0.1:0".into(), asked_for: true },
-        exports: vec![Export::new("data", dir.path(), Mode::ReadOnly).expect("an export")],
-        ..Config::default()
-    };
-    let options = ServerOptions { root: Some(machine.path().into()), ..ServerOptions::default() };
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let (told, ready) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        runtime.block_on(async {
-            let server = Server::bind(config, options).await.expect("it listens");
-            told.send(server.metrics_address().expect("it shows metrics")).expect("it is awaited");
-            server.run(async { drop(stopped.await) }).await;
-        });
-    });
-    let metrics = ready.recv_timeout(SEEN_MAX).expect("the server starts");
-    let finding = wait_for("a finding", SEEN_MAX, || {
-        let status: Value = serde_json::from_str(&get(metrics, "/api/v1/status").body).ok()?;
-        status["findings"].as_array()?.iter().find(|it| it["check"] == "mtu").cloned()
-    });
+    let served = Served::on("healthy", "sys/class/net/ens1np0/mtu = 1500\n");
+    let finding = served.finding("mtu");
     assert_eq!((&finding["severity"], &finding["about"]), (&"limits".into(), &"mlx5_0/1".into()));
     assert_eq!(finding["fix"], "run: ip link set ens1np0 mtu 9000");
-    let shown = doctor(&home, &["--server-status", &metrics.to_string()]).done().stdout;
-    assert!(shown.contains("LIMITS mlx5_0/1: ens1np0 has an MTU of 1500"), "{shown}");
-    drop(stop);
-    thread.join().expect("it stops");
+    let shown = doctor(&served.home, &["--server-status", &served.metrics.to_string()]).done();
+    let line = "LIMITS mlx5_0/1: ens1np0 has an MTU of 1500";
+    assert!(shown.stdout.contains(line), "{}", shown.stdout);
 }

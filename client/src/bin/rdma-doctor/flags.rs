@@ -28,6 +28,9 @@ pub const STATUS_DEFAULT: &str = "127.0.0.1:9469";
 #[command(name = "rdma-doctor", version, max_term_width = 100)]
 pub struct Flags {
     /// The server to try, where rdma-serve listens.
+    ///
+    /// HOST:/EXPORT tries it as copies of that export would go: one whose data moves
+    /// encrypted only takes no RDMA, and others do.
     #[arg(value_name = "HOST")]
     host: Option<OsString>,
 
@@ -62,7 +65,7 @@ pub struct Flags {
     /// Its free space and file system, and whether the kernel lets its files be
     /// registered as they are.
     #[arg(long, value_name = "DIR")]
-    pub export: Vec<PathBuf>,
+    export: Vec<PathBuf>,
 
     /// Measure how quick the disk of DIR takes data too, with HOST.
     ///
@@ -90,6 +93,12 @@ impl Flags {
     /// Which device, port and address the user names, and what the environment hints.
     pub fn wish(&self) -> Wish {
         self.connection.carrier.options(None).wish
+    }
+
+    /// Folders to look at as exports, by their whole names.
+    pub fn exports(&self) -> Vec<PathBuf> {
+        let whole = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        self.export.iter().map(whole).collect()
     }
 
     /// How long counters are watched.

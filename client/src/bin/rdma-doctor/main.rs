@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(remote) => remote,
         Err(error) => return error.told(json),
     };
-    let mut facts = Facts::read(&flags.root, flags.wish(), flags.export.clone(), flags.pause());
+    let mut facts = Facts::read(&flags.root, flags.wish(), flags.exports(), flags.pause());
     let found = match remote.map(|remote| try_server(&flags, &remote, &facts.machine)) {
         None => None,
         Some(Ok(found)) => Some(found),
@@ -63,7 +63,7 @@ fn try_server(flags: &Flags, remote: &Remote, machine: &Machine) -> Result<Exami
         runtime.map_err(|error| FlagError::usage(format!("cannot start: {error}"), None))?;
     let config_dir = session.connect.config_dir.clone();
     let examined = runtime.block_on(ask::introduced(&config_dir, async || {
-        let examined = examine(&session, machine, flags.disk.clone()).await;
+        let examined = examine(&session, &remote.path, machine, flags.disk.clone()).await;
         examined.map_err(|error| CopyError::Client(ClientError::Control(error)))
     }));
     // A probe that hangs is left behind.

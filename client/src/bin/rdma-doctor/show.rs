@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use verbatim_client::probe::Examination;
 use verbatim_client::report::Port;
-use verbatim_doctor::Report;
+use verbatim_doctor::{ExportFacts, ReadPath, Report};
 use verbatim_fabric::ports::Place;
 use verbatim_telemetry::doctor::{Diagnosis, text};
 
@@ -34,8 +34,23 @@ pub fn json(report: &Report, found: Option<&Examination>) -> Value {
         "chosen": chosen.collect::<Vec<_>>(),
         "not_chosen_because": reasons.collect::<Vec<_>>(),
         "findings": report.findings,
+        "exports": report.facts.exports.iter().map(export).collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(),
         "way": found.map(way::json),
+    })
+}
+
+fn export(export: &ExportFacts) -> Value {
+    json!({
+        "path": export.path.display().to_string(),
+        "error": export.error,
+        "file_system": export.file_system,
+        "free_bytes": export.free_bytes,
+        "size_bytes": export.size_bytes,
+        "read_path": export.read_path.as_ref().map(|it| match it {
+            ReadPath::Mapped => "mapped",
+            ReadPath::Staged(_) => "staged",
+        }),
     })
 }
 

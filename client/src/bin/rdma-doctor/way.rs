@@ -23,7 +23,8 @@ pub fn text(found: &Examination) -> String {
         );
         let local = route.local.map_or("an unknown address".into(), |it| it.to_string());
         let by = route.netdev.as_ref().map_or(String::new(), |it| format!(" by {it}"));
-        let _ = writeln!(text, "  route  from {local}{by}");
+        let packets = found.packets.map(|it| format!(", packets of {} bytes", it.path));
+        let _ = writeln!(text, "  route  from {local}{by}{}", packets.unwrap_or_default());
     }
     if let Some(door) = &found.door {
         let agent = clean(&door.agent);
@@ -135,6 +136,7 @@ pub fn json(found: &Examination) -> Value {
         "resolve_seconds": route.map(|it| it.resolved_in.as_secs_f64()),
         "local": route.and_then(|it| it.local).map(|it| it.to_string()),
         "netdev": route.and_then(|it| it.netdev.clone()),
+        "packet_bytes": found.packets.map(|it| it.path),
         "door_seconds": door.map(|it| it.opened_in.as_secs_f64()),
         "fingerprint": door.map(|it| it.fingerprint.clone()),
         "error": found.trouble.as_ref().map(|it| it.cause.clone()),

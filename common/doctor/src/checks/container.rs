@@ -1,8 +1,8 @@
 //! Checks of what a container or a unit was given by its control group: memory, of
 //! which what is pinned is part, and objects of RDMA devices.
 
-use super::Case;
-use super::host::{MEMLOCK_GOOD, shown};
+use super::host::MEMLOCK_GOOD;
+use super::{Case, shown};
 use crate::facts::{ControlGroup, DeviceShare};
 use crate::finding::{Finding, Fix, Severity};
 

@@ -1,7 +1,7 @@
 //! Checks of folders that are exported: room, file system, how their files are
 //! offered. And what could not be looked at at all.
 
-use super::Case;
+use super::{Case, shown};
 use crate::facts::{ExportFacts, ReadPath};
 use crate::finding::{Finding, Fix, Severity};
 
@@ -48,7 +48,7 @@ fn full(export: &ExportFacts) -> Option<Finding> {
         check: "space",
         severity: Severity::Limits,
         about: about(export),
-        is: format!("{} MiB of {} MiB are free", free_bytes >> 20, size_bytes >> 20),
+        is: format!("{} of {} are free", shown(*free_bytes), shown(*size_bytes)),
         should: format!("one part in {FULL_RATIO} at least"),
         why: "uploads are refused when there is no room, and full file systems are slow".into(),
         fix: Fix::Person("make room in it".into()),

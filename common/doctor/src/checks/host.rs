@@ -27,7 +27,7 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Bytes for people, in the unit that fits.
-pub(super) fn shown(bytes: u64) -> String {
+pub(crate) fn shown(bytes: u64) -> String {
     match bytes {
         0..1_048_576 => format!("{} KiB", bytes >> 10),
         1_048_576..1_073_741_824 => format!("{} MiB", bytes >> 20),
