@@ -31,6 +31,8 @@ pub struct Pass {
     pub failed: u64,
     /// Why, of the first of them; also where all of it failed.
     pub error: Option<String>,
+    /// Whether all was looked at, though only a part was asked for.
+    pub whole: bool,
 }
 
 /// Something that makes the target equal to the source.
@@ -149,6 +151,7 @@ impl<P: Passes> Current<P> {
         let changes = if self.retry.at.is_some() && !is_part { &all } else { changes };
         let begin = Instant::now();
         let pass = self.work(changes).await?;
+        let is_part = is_part && !pass.whole;
         self.status.passes += 1;
         self.status.changes += pass.changes;
         self.status.bytes += pass.bytes;
@@ -275,6 +278,8 @@ mod tests {
         outcomes: Vec<Option<String>>,
         looks: Vec<bool>,
         states: Vec<State>,
+        /// Whether every pass looks at all.
+        whole: bool,
     }
 
     impl Passes for Scripted {
@@ -285,7 +290,7 @@ mod tests {
                 return Err(Fault::new(verbatim_proto::Code::Denied, "not let in").into());
             }
             let failed = u64::from(error.is_some());
-            Ok(Pass { changes: 1, bytes: 10, failed, error })
+            Ok(Pass { changes: 1, bytes: 10, failed, error, whole: self.whole })
         }
 
         fn told(&mut self, status: &Status) {
@@ -318,7 +323,8 @@ mod tests {
     async fn it_stops_when_it_is_told_to() {
         let dir = tempfile::tempdir().expect("folder");
         let path = dir.path().join("status");
-        let passes = Scripted { outcomes: vec![None], looks: Vec::new(), states: Vec::new() };
+        let passes =
+            Scripted { outcomes: vec![None], looks: Vec::new(), states: Vec::new(), whole: false };
         let (status, file) = (Status::new(String::new(), String::new()), Some(path.clone()));
         let mut current = Current::new(passes, status, StatusFile::new(file), Notifier::default());
         std::fs::create_dir(dir.path().join("source")).expect("makes");
@@ -346,7 +352,7 @@ mod tests {
         let socket = UnixDatagram::bind(dir.path().join("notify")).expect("binds");
         let notifier = Notifier::at(dir.path().join("notify").as_os_str());
         let outcomes = vec![Some("disk full".to_owned()), None, None, Some("final".into())];
-        let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new() };
+        let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new(), whole: false };
         let status = Status::new("source".into(), "target".into());
         let file = StatusFile::new(Some(path.clone()));
         let mut current = Current::new(passes, status, file, notifier);
@@ -382,7 +388,7 @@ mod tests {
 
     fn scripted(outcomes: &[Option<&str>], file: Option<std::path::PathBuf>) -> Current<Scripted> {
         let outcomes = outcomes.iter().map(|error| error.map(str::to_owned)).collect();
-        let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new() };
+        let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new(), whole: false };
         let status = Status::new(String::new(), String::new());
         Current::new(passes, status, StatusFile::new(file), Notifier::default())
     }
@@ -415,9 +421,19 @@ mod tests {
             assert_eq!(current.retry.at, due, "it is put off by nothing");
         }
         assert_eq!(current.status.failed, 2);
+        // A part that could not be done alone became a look at all, and failed: that is all.
+        current.passes.whole = true;
+        current.passes.outcomes.insert(0, Some("all of it".into()));
+        current.pass(&some, &stop).await.expect("goes on");
+        assert_eq!(current.status.failed, 1);
+        assert_eq!(current.status.error.as_deref(), Some("all of it"));
         current.retry.at = Some(Instant::now());
         current.pass(&some, &stop).await.expect("goes on");
-        assert_eq!(current.passes.looks, [true, false, false, true], "all, when its time is there");
+        assert_eq!(
+            current.passes.looks,
+            [true, false, false, false, true],
+            "all, when its time is there"
+        );
         assert_eq!((current.status.state, current.status.failed), (State::Current, 0));
     }
 

@@ -119,6 +119,14 @@ impl Ledger {
         }
     }
 
+    /// A file was done in a tree that is no more, and is done again: as if it were the first time.
+    pub fn again(&mut self, item: Item, bytes: u64) {
+        if self.fault_of(item).is_none() && self.over.remove(&item) {
+            self.summary.files = self.summary.files.saturating_sub(1);
+            self.summary.bytes = self.summary.bytes.saturating_sub(bytes);
+        }
+    }
+
     /// Something failed for good; says how to tell it, if it was not told before.
     pub fn failed(&mut self, item: Item, path: String, fault: Fault) -> Option<Failure> {
         self.left.remove(&item);
@@ -219,6 +227,11 @@ mod tests {
         assert!(ledger.failed(b, "b".into(), fault).is_none());
         let Summary { files, failed, bytes, .. } = ledger.summary;
         assert_eq!((files, failed, bytes), (1, 1, 5));
+        ledger.again(a, 5);
+        ledger.again(b, 5);
+        assert!(!ledger.is_over(a) && ledger.is_over(b), "what failed is not tried again");
+        ledger.done(a, &done(5));
+        assert_eq!((ledger.summary.files, ledger.summary.bytes), (1, 5));
     }
 
     #[test]

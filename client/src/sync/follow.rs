@@ -141,13 +141,14 @@ fn outcome(summary: &Summary, first: Option<String>) -> Pass {
         bytes: summary.bytes,
         failed: summary.failed,
         error: broken.or(first).or(failed),
+        whole: false,
     }
 }
 
 /// A pass of all behind one of a part: both did something, and what the part could not do is in
 /// the pass of all.
 fn behind(part: &Pass, all: Pass) -> Pass {
-    Pass { changes: part.changes + all.changes, bytes: part.bytes + all.bytes, ..all }
+    Pass { changes: part.changes + all.changes, bytes: part.bytes + all.bytes, whole: true, ..all }
 }
 
 /// Whether another pass may go better: the server may come back, as may a folder, and whoever
@@ -209,8 +210,10 @@ mod tests {
 
     #[test]
     fn a_part_and_the_whole_behind_it_are_summed() {
-        let part = Pass { changes: 2, bytes: 20, failed: 3, error: Some("no".into()) };
-        let all = Pass { changes: 1, bytes: 10, failed: 0, error: None };
-        assert_eq!(behind(&part, all), Pass { changes: 3, bytes: 30, failed: 0, error: None });
+        let none = Pass::default();
+        let part = Pass { changes: 2, bytes: 20, failed: 3, error: Some("no".into()), ..none };
+        let all = Pass { changes: 1, bytes: 10, ..Pass::default() };
+        let both = Pass { changes: 3, bytes: 30, whole: true, ..Pass::default() };
+        assert_eq!(behind(&part, all), both);
     }
 }

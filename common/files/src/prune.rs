@@ -1,11 +1,13 @@
 //! All of a tree at once: removed, or its folders made durable. Goes from folder
 //! to folder by what is open, so that nothing that is renamed meanwhile leads it
-//! elsewhere, and follows no link. Called by `stage` for trees of its own.
+//! elsewhere, follows no link, and goes into no other file system that is mounted
+//! there. Called by `stage` for trees of its own.
 
 use crate::names::Names;
 use crate::tree::FOLDER;
 use crate::walk::DEPTH_MAX;
-use rustix::fs::{AtFlags, Mode, OFlags, fchmod, fsync, openat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::fs::{fchmod, fstat, fsync, openat2, unlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -71,7 +73,7 @@ pub(crate) fn flush_folders(parent: impl AsFd, name: &[u8]) -> Result<(), Fault>
 }
 
 fn enter(levels: &mut Vec<Level>, next: Option<Level>, what: &str) -> Result<(), Fault> {
-    if levels.len() >= DEPTH_MAX {
+    if next.is_some() && levels.len() >= DEPTH_MAX {
         return Err(Fault::new(Code::Limit, format!("{what}: deeper than {DEPTH_MAX} levels")));
     }
     levels.extend(next);
@@ -79,21 +81,32 @@ fn enter(levels: &mut Vec<Level>, next: Option<Level>, what: &str) -> Result<(),
 }
 
 /// Opens a folder to go through it; none if there is no folder of that name. One that is closed to
-/// its owner, and is to be emptied, is opened up first.
+/// its owner is opened up for it, and stays so if it is to be emptied.
 fn open_level(
     at: BorrowedFd<'_>,
     name: &[u8],
     empty: bool,
     what: &str,
 ) -> Result<Option<Level>, Fault> {
-    let fault = |e: Errno| Fault::from_io(what, &e.into());
-    let path = OsStr::from_bytes(name);
-    let mut opened = openat(at, path, FOLDER, Mode::empty());
+    let fault = |e: Errno| match e {
+        Errno::XDEV => {
+            let shown = String::from_utf8_lossy(name);
+            let text = format!("{what}: another file system is mounted on {shown} in it");
+            Fault::new(Code::Io, text)
+        }
+        other => Fault::from_io(what, &other.into()),
+    };
+    let mut opened = open_here(at, name, FOLDER);
     if matches!(opened, Err(Errno::ACCESS)) {
-        let shut = openat(at, path, FOLDER | OFlags::PATH, Mode::empty()).map_err(fault)?;
+        let shut = open_here(at, name, FOLDER | OFlags::PATH).map_err(fault)?;
+        let mode = fstat(&shut).map_err(fault)?.st_mode;
         // What is open is what must change; where it is not ours, opening it says so again.
-        let _ = rustix::fs::chmod(format!("/proc/self/fd/{}", shut.as_raw_fd()), Mode::RWXU);
-        opened = openat(at, path, FOLDER, Mode::empty());
+        let set = |mode| rustix::fs::chmod(format!("/proc/self/fd/{}", shut.as_raw_fd()), mode);
+        let _ = set(Mode::RWXU);
+        opened = open_here(at, name, FOLDER);
+        if !empty {
+            set(Mode::from_raw_mode(mode & 0o7777)).map_err(fault)?;
+        }
     }
     let fd = match opened {
         Ok(fd) => fd,
@@ -106,6 +119,12 @@ fn open_level(
     }
     let names = Names::read(&fd, what)?;
     Ok(Some(Level { fd, names, name: name.to_vec() }))
+}
+
+/// Opens a name in a folder, unless another file system is mounted there.
+fn open_here(at: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    openat2(at, OsStr::from_bytes(name), flags, Mode::empty(), resolve)
 }
 
 #[cfg(test)]

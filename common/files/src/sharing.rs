@@ -8,8 +8,7 @@ use crate::folder::Folder;
 use crate::identity::stat_open;
 use crate::meta::{self, Kind, Rules, of_status, xattrs_of};
 use crate::naming::{create_new, rename, temporary_name};
-use crate::opened::OpenFolder;
-use crate::tree::TreeWalk;
+use crate::stamp::{Stamp, walk};
 use rustix::fs::{AtFlags, SeekFrom, copy_file_range, ioctl_ficlone, linkat, seek, unlinkat};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -18,7 +17,7 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
+use verbatim_proto::{Code, Fault, Meta, Node, Twin, WirePath};
 
 /// Files with several names that are told apart; those beyond are files of their own, until a
 /// plan links them again.
@@ -29,16 +28,26 @@ const STEP_BYTES: usize = 256 << 10;
 
 /// Fills an empty folder with all that is in another, and gives it the same metadata. What copies
 /// that were cut short left is left out.
-pub(crate) fn fill(from: &Folder, to: &Folder) -> Result<(), Fault> {
-    let root = from.open_folder(&WirePath::root())?;
-    let walk = TreeWalk::new(root, Filter::default(), Rules::of_user().privileged_xattrs);
-    let mut filling = Filling { from, to, reflinks: true, twins: HashMap::new(), open: Vec::new() };
-    for found in walk {
+pub(crate) fn fill(from: &Folder, to: &Folder) -> Result<Filled, Fault> {
+    let (twins, open) = (HashMap::new(), Vec::new());
+    let mut filling = Filling { from, to, reflinks: true, made: false, twins, open };
+    let mut stamp = Stamp::default();
+    for found in walk(from)? {
         let node = found.map_err(|(_, fault)| fault)?;
+        stamp.add(&node);
         filling.leave(Some(&node.path))?;
         filling.add(node)?;
     }
-    filling.leave(None)
+    filling.leave(None)?;
+    Ok(Filled { stamp, reflinks: filling.made })
+}
+
+/// What a tree was filled with.
+pub(crate) struct Filled {
+    /// What the other tree looked like.
+    pub stamp: Stamp,
+    /// Whether there are reflinks, which nobody flushed yet.
+    pub reflinks: bool,
 }
 
 struct Filling<'a> {
@@ -46,6 +55,8 @@ struct Filling<'a> {
     to: &'a Folder,
     /// Whether the file system may be able to.
     reflinks: bool,
+    /// Whether it was.
+    made: bool,
     /// The first name of files with several names, where they are not shared.
     twins: HashMap<Twin, WirePath>,
     /// The folders it is in, the innermost last; they get their metadata when all is in them.
@@ -87,7 +98,10 @@ impl Filling<'_> {
         }
         if self.reflinks {
             match copy(self.from, &node.path, self.to, &node.path, Way::Reflink) {
-                Ok(true) => return self.remember(node),
+                Ok(true) => {
+                    self.made = true;
+                    return self.remember(node);
+                }
                 Ok(false) => self.reflinks = false,
                 // One's own, but not open to oneself: a name needs no reading.
                 Err(fault) if fault.code == Code::Denied => {}
@@ -169,13 +183,17 @@ fn copy(
     let copied = match ioctl_ficlone(&made, &file) {
         Ok(()) => Ok(true),
         Err(_) if way == Way::Reflink => Ok(false),
-        Err(_) => copy_data(&file, &made, &parent).map(|()| true),
+        Err(_) => copy_data(&file, &made).map(|()| true),
     };
     let copied = copied.map_err(|e| Fault::from_io(&what, &e)).and_then(|copied| {
         let stat = stat_open(&file).map_err(|e| Fault::from_io(&what, &e))?;
         let xattrs = xattrs_of(&file, rules.privileged_xattrs, &what)?;
         let meta = Meta { xattrs, ..of_status(&stat) };
         meta::apply(&made, &new.to_string(), Kind::File, &meta, &rules)?;
+        // What a tree is filled with is flushed with all of it, before it is seen.
+        if copied && way == Way::Any && !parent.is_in_memory() {
+            made.sync_all().map_err(|e| Fault::from_io(&what, &e))?;
+        }
         Ok(copied)
     });
     if !matches!(copied, Ok(true)) {
@@ -185,8 +203,8 @@ fn copy(
     copied
 }
 
-/// Copies what is data in a file, and leaves holes; durable where there is a disk.
-fn copy_data(from: &File, to: &File, folder: &OpenFolder) -> std::io::Result<()> {
+/// Copies what is data in a file, and leaves holes.
+fn copy_data(from: &File, to: &File) -> std::io::Result<()> {
     let size = from.metadata()?.len();
     let mut at = 0;
     while at < size {
@@ -200,11 +218,7 @@ fn copy_data(from: &File, to: &File, folder: &OpenFolder) -> std::io::Result<()>
         copy_range(from, to, data, end)?;
         at = end.max(data + 1);
     }
-    to.set_len(size)?;
-    if !folder.is_in_memory() {
-        to.sync_data()?;
-    }
-    Ok(())
+    to.set_len(size)
 }
 
 fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<()> {
@@ -213,13 +227,14 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<(
         let len = usize::try_from(end - at).unwrap_or(usize::MAX);
         let (mut read, mut written) = (at, at);
         match copy_file_range(from, Some(&mut read), to, Some(&mut written), len) {
-            Ok(0) => break,
-            Ok(moved) => at += moved as u64,
-            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            Ok(moved @ 1..) => at += moved as u64,
+            // Some file systems say that nothing is left where they cannot do it.
+            Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 buffer.resize(STEP_BYTES, 0);
                 let count = from.read_at(&mut buffer[..len.min(STEP_BYTES)], at)?;
                 if count == 0 {
-                    break;
+                    // It became shorter: zeros must not take the place of what was there.
+                    return Err(std::io::ErrorKind::UnexpectedEof.into());
                 }
                 to.write_all_at(&buffer[..count], at)?;
                 at += count as u64;

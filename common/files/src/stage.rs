@@ -4,27 +4,31 @@
 //! one. What was the target is removed then.
 //!
 //! No list says how far an earlier run was. The name of the tree is made of what
-//! is copied and of the inode of its target, so a tree of the right name is one
-//! to go on with, and any other beside the target, also what was the target
-//! before an exchange, is nobody's and is removed. While it is filled it has
-//! another name still. Held like any target, and so is the target. Made by both
-//! sides for their own target.
+//! is copied, of the inode of its target and of what that looked like (`stamp`),
+//! so a tree of the right name is one to go on with, and any other beside the
+//! target, also what was the target before an exchange, is nobody's and is removed.
+//! While it is filled it has another name still. Held like any target, and so is
+//! the target. Nobody else's work is lost: a target that changed meanwhile is not
+//! exchanged, nor is one that something is mounted on or in. Made by both sides for
+//! their own target.
 
 use crate::folder::{Folder, stat_name};
 use crate::hold::{Hold, NotHeld};
 use crate::identity::{nanoseconds, stat_open};
+use crate::mounts;
 use crate::names::Names;
-use crate::naming::{TEMPORARY_SUFFIX, hidden_name, temporary_name};
+use crate::naming::{TEMPORARY_SUFFIX, hidden_name};
 use crate::opened::OpenFolder;
 use crate::prune::{flush_folders, remove_tree};
 use crate::reap::is_leftover;
 use crate::sharing::fill;
+use crate::stamp::Stamp;
 use crate::tree::{FOLDER, twin_of};
 use rustix::fs::{AtFlags, Mode, RenameFlags, Statx, StatxAttributes, StatxFlags};
-use rustix::fs::{fsync, mkdirat, openat, renameat, renameat_with, statx, unlinkat};
+use rustix::fs::{fsync, mkdirat, openat, renameat, renameat_with, statx, syncfs, unlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
@@ -37,10 +41,22 @@ pub struct Stage {
     name: Vec<u8>,
     /// Where the tree is, below the folder it was made in.
     path: WirePath,
-    /// The target, if there is one, and what takes its place.
-    old: Option<Hold>,
+    /// The target, if there is one.
+    old: Option<Old>,
+    /// What takes its place.
     new: Hold,
     resumed: bool,
+    /// Whether there may be reflinks in it, which flushing folders does not flush.
+    reflinks: bool,
+}
+
+/// What is to be replaced.
+#[derive(Debug)]
+struct Old {
+    hold: Hold,
+    folder: Folder,
+    /// What it looked like when the tree was filled.
+    stamp: Stamp,
 }
 
 impl Stage {
@@ -72,29 +88,28 @@ impl Stage {
             (Some(_), Some(held)) => Some(held),
             (old, _) => old.map(|fd| hold(&parent, name, fd, &what)).transpose()?,
         };
-        let [aside, filling] =
-            [0, 1].map(|state| hidden_name(name, &unique(key, state, &stat), TEMPORARY_SUFFIX));
-        clear(&parent, name, &aside).map_err(NotHeld::Fault)?;
-        let path = path.parent().with(&aside).map_err(NotHeld::Fault)?;
-        let resumed = match (open_tree(&parent, &aside), &old) {
-            (Ok(_), _) => true,
-            (Err(Errno::NOENT), None) => {
-                make(&parent, &aside).map_err(fault)?;
-                false
+        let target = old.as_ref().map(|_| folder.below(path)).transpose();
+        let target = target.map_err(NotHeld::Fault)?;
+        let labels = Labels { name, key, target: stat };
+        let found = take_up(&parent, &labels, target.as_ref()).map_err(NotHeld::Fault)?;
+        let resumed = found.is_some();
+        let ready = match (found, &target) {
+            (Some(ready), _) => ready,
+            (None, Some(target)) => {
+                let to = |name: &[u8]| folder.below(&path.parent().with(name)?);
+                build(&parent, &labels, target, to, &what)?
             }
-            (Err(Errno::NOENT), Some(_)) => {
-                make(&parent, &filling).map_err(fault)?;
-                can_exchange(&parent, &filling).map_err(|e| NotHeld::Fault(explain(e, &what)))?;
-                let at = |name: &[u8]| folder.below(&path.parent().with(name)?);
-                let filled = at(name).and_then(|old| fill(&old, &at(&filling)?));
-                filled.map_err(NotHeld::Fault)?;
-                rename(&parent, &filling, &aside).map_err(fault)?;
-                false
+            (None, None) => {
+                let stamp = Stamp::default();
+                make(&parent, &labels.of(State::Filled(stamp))).map_err(fault)?;
+                Ready { aside: labels.of(State::Filled(stamp)), stamp, reflinks: false }
             }
-            (Err(error), _) => return Err(fault(error)),
         };
+        let Ready { aside, stamp, reflinks } = ready;
+        let path = path.parent().with(&aside).map_err(NotHeld::Fault)?;
         let new = hold(&parent, &aside, open_tree(&parent, &aside).map_err(fault)?, &what)?;
-        Ok(Self { parent, name: name.to_vec(), path, old, new, resumed })
+        let old = old.zip(target).map(|(hold, folder)| Old { hold, folder, stamp });
+        Ok(Self { parent, name: name.to_vec(), path, old, new, resumed, reflinks })
     }
 
     /// Where the tree is, below the folder it was made in.
@@ -109,12 +124,12 @@ impl Stage {
 
     /// The target as it is, if there is one.
     pub fn target(&self) -> Option<&Hold> {
-        self.old.as_ref()
+        self.old.as_ref().map(|old| &old.hold)
     }
 
     /// The target as it is, opened to be walked.
     pub fn open_target(&self) -> Option<OwnedFd> {
-        self.old.as_ref().and_then(|old| openat(old, c".", FOLDER, Mode::empty()).ok())
+        self.target().and_then(|old| openat(old, c".", FOLDER, Mode::empty()).ok())
     }
 
     /// The tree, which is the target when it was published.
@@ -125,7 +140,8 @@ impl Stage {
     /// What is the target now, still held.
     pub fn into_target(self) -> Option<Hold> {
         let is = twin_at(&self.parent, &self.name);
-        [Some(self.new), self.old].into_iter().flatten().find(|hold| Some(hold.folder) == is)
+        let both = [Some(self.new), self.old.map(|old| old.hold)];
+        both.into_iter().flatten().find(|hold| Some(hold.folder) == is)
     }
 
     /// Puts the tree in the place of the target, at once, and removes what was there.
@@ -134,21 +150,33 @@ impl Stage {
         let aside = self.path.name().unwrap_or_default();
         if !self.parent.is_in_memory() {
             flush_folders(&*self.parent, aside)?;
-        }
-        let is_there = twin_at(&self.parent, &self.name);
-        if is_there != self.old.as_ref().map(|old| old.folder) {
-            let text = format!("{what}: somebody else put something there; run it again");
-            return Err(Fault::new(Code::Changed, text));
-        }
-        let exchanged = match self.old {
-            Some(_) => {
-                let [from, to] = [aside, &self.name].map(OsStr::from_bytes);
-                let flags = RenameFlags::EXCHANGE;
-                renameat_with(&*self.parent, from, &*self.parent, to, flags)
+            if self.reflinks {
+                syncfs(&self.new).map_err(|e| Fault::from_io(&what, &e.into()))?;
             }
-            None => rename(&self.parent, aside, &self.name),
+        }
+        let changed = || {
+            let text = format!("{what}: somebody else changed it meanwhile; run it again");
+            Fault::new(Code::Changed, text)
         };
-        exchanged.map_err(|e| explain(e, &what))?;
+        let is_old = |name: &[u8]| twin_at(&self.parent, name) == self.target().map(|o| o.folder);
+        if !is_old(&self.name) {
+            return Err(changed());
+        }
+        match &self.old {
+            None => rename(&self.parent, aside, &self.name).map_err(|e| explain(e, &what))?,
+            Some(old) => {
+                nothing_mounted(&old.hold, &what)?;
+                if Stamp::of(&old.folder)? != old.stamp {
+                    return Err(changed());
+                }
+                exchange(&self.parent, aside, &self.name).map_err(|e| explain(e, &what))?;
+                if !is_old(aside) {
+                    // Somebody replaced it just now: it is theirs, and goes back.
+                    exchange(&self.parent, aside, &self.name).map_err(|e| explain(e, &what))?;
+                    return Err(changed());
+                }
+            }
+        }
         fsync(&*self.parent).map_err(|e| Fault::from_io(&what, &e.into()))?;
         match self.old {
             Some(_) => self.discard().map_err(|fault| {
@@ -175,40 +203,107 @@ impl Stage {
     }
 }
 
-/// Removes trees beside a target that nobody is at, but for one.
-fn clear(parent: &OpenFolder, name: &[u8], keep: &[u8]) -> Result<(), Fault> {
-    let what = "cannot look for what earlier runs left";
-    let fd = openat(parent, c".", FOLDER, Mode::empty());
-    let fd = fd.map_err(|e| Fault::from_io(what, &e.into()))?;
-    let mut names = Names::read(&fd, what)?;
-    // All but the part that tells them apart.
-    let like = hidden_name(name, &"0".repeat(UNIQUE_BYTES), TEMPORARY_SUFFIX);
-    let front = &like[..like.len() - UNIQUE_BYTES - TEMPORARY_SUFFIX.len()];
-    while let Some(found) = names.take() {
-        let ours = is_leftover(&found) && found.len() == like.len() && found.starts_with(front);
-        if !ours || found == keep {
-            continue;
-        }
-        let Ok(tree) = open_tree(parent, &found) else { continue };
-        if let Ok(_held) = Hold::take(tree, what) {
-            remove_tree(parent, &found)?;
+/// A tree that is complete, as far as its target is concerned.
+struct Ready {
+    aside: Vec<u8>,
+    stamp: Stamp,
+    reflinks: bool,
+}
+
+/// Finds the tree to go on with, if one was left that fits the target as it is, and removes all
+/// others that nobody is at. One that cannot be removed is told by the run that leaves it.
+fn take_up(
+    parent: &OpenFolder,
+    labels: &Labels<'_>,
+    target: Option<&Folder>,
+) -> Result<Option<Ready>, Fault> {
+    let left = labels.left(parent)?;
+    if left.is_empty() {
+        return Ok(None);
+    }
+    let stamp = target.map_or(Ok(Stamp::default()), Stamp::of)?;
+    let aside = labels.of(State::Filled(stamp));
+    for found in left.iter().filter(|found| **found != aside) {
+        let Ok(tree) = open_tree(parent, found) else { continue };
+        if let Ok(_held) = Hold::take(tree, "cannot remove what an earlier run left") {
+            let _ = remove_tree(parent, found);
         }
     }
-    Ok(())
+    Ok(left.contains(&aside).then_some(Ready { aside, stamp, reflinks: true }))
 }
 
-/// What tells the trees beside a target apart: what is copied, the state of the tree, and which
-/// folder the target is. Not its device, which has another number after a boot.
-fn unique(key: &Digest, state: u8, target: &Option<Statx>) -> String {
-    let which = target.map_or((0, 0), |stat| (stat.stx_ino, nanoseconds(&stat.stx_btime)));
-    let mut bytes = key.0.to_vec();
-    bytes.push(state);
-    bytes.extend(which.0.to_le_bytes());
-    bytes.extend(which.1.to_le_bytes());
-    Digest::of(&bytes).to_string()[..UNIQUE_BYTES].to_owned()
+/// Makes a tree that has all that the target has.
+fn build(
+    parent: &OpenFolder,
+    labels: &Labels<'_>,
+    target: &Folder,
+    to: impl Fn(&[u8]) -> Result<Folder, Fault>,
+    what: &str,
+) -> Result<Ready, NotHeld> {
+    let fault = |e: Errno| NotHeld::Fault(Fault::from_io(what, &e.into()));
+    let filling = labels.of(State::Filling);
+    make(parent, &filling).map_err(fault)?;
+    can_exchange(parent, &filling, &labels.of(State::Trying))
+        .map_err(|e| NotHeld::Fault(explain(e, what)))?;
+    let _held = hold(parent, &filling, open_tree(parent, &filling).map_err(fault)?, what)?;
+    let filled = to(&filling).and_then(|to| fill(target, &to)).map_err(NotHeld::Fault)?;
+    let aside = labels.of(State::Filled(filled.stamp));
+    rename(parent, &filling, &aside).map_err(fault)?;
+    Ok(Ready { aside, stamp: filled.stamp, reflinks: filled.reflinks })
 }
 
-/// How long that is.
+/// How the trees beside a target are named: by what is copied, which folder the target is (not
+/// its device, which has another number after a boot), and how far they are.
+struct Labels<'a> {
+    name: &'a [u8],
+    key: &'a Digest,
+    target: Option<Statx>,
+}
+
+/// How far a tree is.
+enum State {
+    /// It has all that a target has that looks like this.
+    Filled(Stamp),
+    Filling,
+    /// Empty, to be exchanged with another.
+    Trying,
+}
+
+impl Labels<'_> {
+    fn of(&self, state: State) -> Vec<u8> {
+        let which = self.target.map_or((0, 0), |stat| (stat.stx_ino, nanoseconds(&stat.stx_btime)));
+        let mut bytes = self.key.0.to_vec();
+        match state {
+            State::Filled(Stamp(digest)) => bytes.extend(digest.0),
+            State::Filling => bytes.push(1),
+            State::Trying => bytes.push(2),
+        }
+        bytes.extend(which.0.to_le_bytes());
+        bytes.extend(which.1.to_le_bytes());
+        let unique = Digest::of(&bytes).to_string();
+        hidden_name(self.name, &unique[..UNIQUE_BYTES], TEMPORARY_SUFFIX)
+    }
+
+    /// The trees of any run beside the target.
+    fn left(&self, parent: &OpenFolder) -> Result<Vec<Vec<u8>>, Fault> {
+        let what = "cannot look for what earlier runs left";
+        let fd = openat(parent, c".", FOLDER, Mode::empty());
+        let fd = fd.map_err(|e| Fault::from_io(what, &e.into()))?;
+        let mut names = Names::read(&fd, what)?;
+        // All but the part that tells them apart.
+        let like = hidden_name(self.name, &"0".repeat(UNIQUE_BYTES), TEMPORARY_SUFFIX);
+        let front = &like[..like.len() - UNIQUE_BYTES - TEMPORARY_SUFFIX.len()];
+        let ours = |name: &Vec<u8>| {
+            is_leftover(name) && name.len() == like.len() && name.starts_with(front)
+        };
+        Ok(std::iter::from_fn(|| names.take()).filter(ours).take(LEFT_MAX).collect())
+    }
+}
+
+/// How many trees of earlier runs are looked at; what is more is left to the next run.
+const LEFT_MAX: usize = 1024;
+
+/// How long the part of a name is that tells trees apart.
 const UNIQUE_BYTES: usize = 16;
 
 fn open_tree(parent: &OpenFolder, name: &[u8]) -> Result<OwnedFd, Errno> {
@@ -243,24 +338,48 @@ fn look(fd: &OwnedFd, path: &WirePath) -> Result<Statx, Fault> {
     let stat = stat_open(fd).map_err(|e| Fault::from_io(&what, &e))?;
     let more = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME);
     let attributes = more.map_or(StatxAttributes::empty(), |stat| stat.stx_attributes);
+    let what = format!("cannot exchange {path}");
     if attributes.contains(StatxAttributes::MOUNT_ROOT) {
-        return Err(explain(Errno::BUSY, &format!("cannot exchange {path}")));
+        return Err(explain(Errno::BUSY, &what));
     }
+    nothing_mounted(fd, &what)?;
     Ok(stat)
 }
 
+/// A file system that is mounted in a folder would move with it, and be emptied with it.
+fn nothing_mounted(folder: impl AsFd, what: &str) -> Result<(), Fault> {
+    let found = mounts::below(folder).map_err(|e| {
+        Fault::from_io(format!("{what}: cannot read /proc, which says what is mounted"), &e)
+    })?;
+    match found {
+        None => Ok(()),
+        Some(point) => {
+            let text = format!(
+                "{what}: a file system is mounted in it, on {}; unmount it, or run it without \
+                 --atomic",
+                point.display()
+            );
+            Err(Fault::new(Code::Io, text))
+        }
+    }
+}
+
 /// Finds out whether two folders can be exchanged here, by doing it to two empty ones.
-fn can_exchange(parent: &OpenFolder, name: &[u8]) -> Result<(), Errno> {
-    let other = temporary_name(b"exchange");
-    make(parent, &other)?;
-    let [name, other] = [name, &other].map(OsStr::from_bytes);
-    let tried = renameat_with(parent, name, parent, other, RenameFlags::EXCHANGE);
+fn can_exchange(parent: &OpenFolder, name: &[u8], other: &[u8]) -> Result<(), Errno> {
+    make(parent, other)?;
+    let tried = exchange(parent, name, other);
+    let [name, other] = [name, other].map(OsStr::from_bytes);
     unlinkat(parent, other, AtFlags::REMOVEDIR)?;
     if tried.is_err() {
         // What it was tried for is not wanted any more.
         let _ = unlinkat(parent, name, AtFlags::REMOVEDIR);
     }
     tried
+}
+
+fn exchange(parent: &OpenFolder, name: &[u8], other: &[u8]) -> Result<(), Errno> {
+    let [name, other] = [name, other].map(OsStr::from_bytes);
+    renameat_with(parent, name, parent, other, RenameFlags::EXCHANGE)
 }
 
 /// Says why two folders cannot be exchanged, and what to do.

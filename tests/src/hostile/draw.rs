@@ -41,6 +41,12 @@ impl<'a> Draw<'a> {
         }
     }
 
+    /// One of those that wait, any of them.
+    pub fn take<T>(&mut self, waiting: &mut Vec<T>) -> Option<T> {
+        let last = waiting.len().checked_sub(1)?;
+        Some(waiting.swap_remove(self.up_to(last as u64) as usize))
+    }
+
     pub fn file(&mut self) -> FileId {
         FileId(self.up_to(NUMBERS) as u32)
     }

@@ -35,11 +35,9 @@ pub fn run(bytes: &[u8]) {
         if draw.is_over() || driver.broken {
             return;
         }
-        if driver.jobs.is_empty() || draw.once_in(2) {
+        if draw.once_in(2) {
             driver.server.request(messages::read_request(&mut draw));
-        } else {
-            let place = draw.up_to(driver.jobs.len() as u64 - 1) as usize;
-            let job = driver.jobs.swap_remove(place);
+        } else if let Some(job) = draw.take(&mut driver.jobs) {
             driver.answer(job, &mut draw);
         }
         driver.drain();

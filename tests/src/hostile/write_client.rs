@@ -54,11 +54,10 @@ pub fn run(bytes: &[u8]) {
         match draw.up_to(7) {
             0..=3 => driver.client.reply(messages::write_reply(&mut draw), driver.now),
             4 => driver.now += Duration::from_secs(draw.up_to(6)),
-            _ if driver.jobs.is_empty() => {}
             _ => {
-                let place = draw.up_to(driver.jobs.len() as u64 - 1) as usize;
-                let job = driver.jobs.swap_remove(place);
-                driver.answer(job, &mut draw);
+                if let Some(job) = draw.take(&mut driver.jobs) {
+                    driver.answer(job, &mut draw);
+                }
             }
         }
         driver.client.advance(driver.now);

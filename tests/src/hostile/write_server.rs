@@ -68,11 +68,10 @@ pub fn run(bytes: &[u8]) {
             1 => driver.notify(&mut draw),
             2 => driver.server.fence(draw.link()),
             3 | 4 => driver.request(messages::write_request(&mut draw)),
-            _ if driver.jobs.is_empty() => {}
             _ => {
-                let place = draw.up_to(driver.jobs.len() as u64 - 1) as usize;
-                let job = driver.jobs.swap_remove(place);
-                driver.answer(job, &mut draw);
+                if let Some(job) = draw.take(&mut driver.jobs) {
+                    driver.answer(job, &mut draw);
+                }
             }
         }
         driver.drain();

@@ -220,6 +220,11 @@ fn places_that_cannot_be_exchanged_are_refused_before_anything_is_done() {
             run(&[&src, &text(&mounted), "--atomic"]).refused(1, &["is a mount point"]);
             assert_eq!(fs::read_dir(&mounted).expect("lists").count(), 0);
             run(&[&src, &text(&mounted.join("below")), "--atomic"]).done();
+            // One that is mounted in the target would go with the old tree, and be emptied.
+            let said = ["a file system is mounted in it", "out/mounted", "without --atomic"];
+            run(&[&src, &text(&world.path("out")), "--atomic", "--exclude", "mounted"])
+                .refused(1, &said);
+            assert_eq!(fs::read(mounted.join("below/a")).expect("stays"), b"1");
         }
         None => skip(name, "tmpfs cannot be mounted here"),
     }

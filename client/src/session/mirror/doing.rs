@@ -107,6 +107,10 @@ impl Core {
     /// Does a step now.
     pub(super) fn do_step(&mut self, mirror: &mut Mirroring, what: What) {
         let (item, label) = (mirror.item(what.path()), mirror.of.shown(what.path()));
+        // What was done, and is not equal now, is done again: it may have been in another tree.
+        if let What::Fetch { node, .. } = &what {
+            self.ledger.again(item, node.size);
+        }
         if self.ledger.is_over(item) && matches!(what, What::Fetch { .. } | What::Refuse { .. }) {
             return;
         }

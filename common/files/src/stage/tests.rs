@@ -4,6 +4,7 @@
 
 use super::*;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
@@ -126,4 +127,34 @@ fn what_cannot_be_exchanged_is_explained() {
     assert!(says(Errno::INVAL).contains("without --atomic"));
     assert!(says(Errno::XDEV).contains("lower layer"));
     assert!(says(Errno::IO).contains("cannot do it"));
+}
+
+#[test]
+fn what_others_do_to_the_target_meanwhile_is_not_lost() {
+    let place = Place::new();
+    fs::create_dir_all(place.at("target/sub")).expect("makes");
+    fs::write(place.at("target/sub/file"), b"1").expect("writes");
+    let left = place.stage("a");
+    fs::write(place.tree(&left).join("copied"), b"").expect("writes");
+    let tree = place.tree(&left);
+    // Between two runs: what was left does not have it.
+    drop(left);
+    fs::write(place.at("target/sub/theirs"), b"").expect("writes");
+    let again = place.stage("a");
+    assert!(!again.is_resumed() && !tree.exists(), "it is built anew");
+    assert!(place.tree(&again).join("sub/theirs").exists());
+    drop(again);
+    // While one runs, whatever it is; reading is nothing.
+    fs::read(place.at("target/sub/file")).expect("reads");
+    for change in [
+        (|at| fs::write(at, b"other").expect("writes")) as fn(PathBuf),
+        |at| fs::remove_file(at).expect("removes"),
+        |at| fs::set_permissions(at, fs::Permissions::from_mode(0o700)).expect("sets"),
+    ] {
+        let stage = place.stage("b");
+        change(place.at("target/sub/file"));
+        let fault = stage.publish().expect_err("it would be lost");
+        assert_eq!(fault.code, Code::Changed, "{fault}");
+        fs::write(place.at("target/sub/file"), b"1").expect("writes");
+    }
 }
