@@ -168,30 +168,6 @@ fn what_is_shared_is_never_changed_in_place() {
 }
 
 #[test]
-fn what_cannot_be_made_its_own_is_not_changed_in_the_live_tree() {
-    for way in BOTH {
-        let world = World::new();
-        let (source, target) = (world.source(), world.target(way));
-        // Room for another name of the file, and for no second file.
-        let Some(_mount) = mounting::tmpfs(target.parent().expect("in a folder"), 6 << 20) else {
-            return skip("sync atomic::what_cannot_be_made_its_own", "tmpfs cannot be mounted here");
-        };
-        write(source.join("large"), &tree::content(1, 4 << 20));
-        world.sync(way, &["--atomic"]).done();
-        let of = || fs::metadata(target.join("large")).expect("there");
-        let before = of();
-        fs::set_permissions(source.join("large"), fs::Permissions::from_mode(0o4711)).expect("sets");
-        let said = ["large", "no space left", "the target stays as it was"];
-        world.sync(way, &["--atomic"]).refused(1, &said);
-        let is = of();
-        assert_eq!((is.ino(), is.mode()), (before.ino(), before.mode()), "{way:?}: it was changed");
-        assert_eq!(is.mtime_nsec(), before.mtime_nsec(), "{way:?}");
-        // With the tree that was built, the file has one name more; nothing else is left in it.
-        assert_eq!(parts(&world).len(), 1, "{way:?}: {:?}", parts(&world));
-    }
-}
-
-#[test]
 fn rsync_finds_no_difference_in_a_tree_that_was_exchanged() {
     let world = World::with_owners();
     let (source, target) = (world.source(), world.target(Way::Up));

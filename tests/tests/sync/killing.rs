@@ -6,11 +6,14 @@
 use crate::process::{Ended, Serve, Signal, trials};
 use crate::{BOTH, Way, World, changes, text, tree, write};
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use verbatim_proto::Digest;
 
 /// How often each mode is killed.
 const KILLS: u64 = 30;
+
+/// The last moment that is tried.
+const WHOLE_MAX: Duration = Duration::from_millis(700);
 
 /// How long the server may be at the work of a client that was killed.
 const LET_GO_MAX: Duration = Duration::from_secs(20);
@@ -28,16 +31,16 @@ impl Mode {
     }
 }
 
-/// Moments, other ones in every run.
-fn moments() -> (u64, Vec<Duration>) {
+/// Moments within a run that takes so long, other ones in every run.
+fn moments(whole: Duration) -> (u64, Vec<Duration>) {
     let seed = match std::env::var("SEED") {
         Ok(seed) => seed.parse().expect("a number"),
         Err(_) => u64::from(std::process::id()),
     };
     let count = trials(KILLS) as usize;
     let bytes = tree::content(seed, count * 2);
-    let millis = |pair: &[u8]| u64::from(u16::from_le_bytes([pair[0], pair[1]])) % 300;
-    (seed, bytes.chunks(2).map(|pair| Duration::from_millis(millis(pair))).collect())
+    let part = |pair: &[u8]| f64::from(u16::from_le_bytes([pair[0], pair[1]])) / 65_536.0;
+    (seed, bytes.chunks(2).map(|pair| whole.mul_f64(part(pair))).collect())
 }
 
 /// A tree that takes a few hundred milliseconds, and one to replace.
@@ -85,7 +88,11 @@ fn kill_at_any_moment(mode: Mode) {
     let Mode { way, flags } = mode;
     let world = World::new();
     fill(&world);
-    let (seed, moments) = moments();
+    // How long it takes when nobody ends it: a machine may be slow, or busy.
+    let begin = Instant::now();
+    world.sync(way, &[]).done();
+    let (seed, moments) = moments(begin.elapsed().min(WHOLE_MAX));
+    fs::remove_dir_all(world.target(way)).expect("removes");
     // Who follows may see a file while it is written.
     let first = (!mode.is("--watch")).then(|| Digest::of(&tree::content(5, 24 << 20)));
     let mut versions: Vec<Digest> = first.into_iter().collect();
@@ -123,7 +130,7 @@ fn kill_at_any_moment(mode: Mode) {
     }
     let last: Vec<&str> = all.iter().copied().filter(|flag| *flag == "--atomic").collect();
     let last = [&delete[..], &last].concat();
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let ended = loop {
         // The server may still be at the work of the one that was killed last.
         let ended = world.sync(way, &last);

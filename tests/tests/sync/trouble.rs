@@ -5,6 +5,7 @@
 use crate::process::{Ended, Running, skip};
 use crate::{BOTH, Way, World, changes, mounting, text, tree, write};
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,6 +132,39 @@ fn a_full_disk_is_an_error_for_what_does_not_fit() {
         fs::remove_file(source.join("large")).expect("removes");
         sync_to(&world, way, "small/copy", &["--atomic"]).done();
         tree::assert_same_content(&source, &copy);
+        no_parts(&mounted);
+    }
+}
+
+#[test]
+fn what_cannot_be_made_its_own_is_not_changed_in_the_live_tree() {
+    for way in BOTH {
+        let world = World::new();
+        let mounted = top(&world, way, "small");
+        // Room for another name of the file, and for no second file.
+        let Some(_mount) = mounting::tmpfs(&mounted, 6 << 20) else {
+            return skip(
+                "sync trouble::what_cannot_be_made_its_own",
+                "tmpfs cannot be mounted here",
+            );
+        };
+        let (source, large) = (world.source().join("large"), mounted.join("copy/large"));
+        write(source.clone(), &tree::content(1, 4 << 20));
+        sync_to(&world, way, "small/copy", &["--atomic"]).done();
+        let of = || fs::metadata(&large).expect("there");
+        let before = of();
+        fs::set_permissions(&source, fs::Permissions::from_mode(0o711)).expect("sets");
+        let said = ["large", "no space left", "the target stays as it was"];
+        sync_to(&world, way, "small/copy", &["--atomic"]).refused(1, &said);
+        let is = of();
+        assert_eq!((is.ino(), is.mode()), (before.ino(), before.mode()), "{way:?}: it was changed");
+        assert_eq!(is.mtime_nsec(), before.mtime_nsec(), "{way:?}");
+        // The tree that was built is gone on with when there is room.
+        let (size, remount) = (format!("remount,size={}", 12 << 20), text(&mounted));
+        let wider = Command::new("mount").args(["-o", &size, &remount]).status();
+        assert!(wider.expect("mount is there").success());
+        sync_to(&world, way, "small/copy", &["--atomic"]).done();
+        assert_eq!(of().mode() & 0o7777, 0o711, "{way:?}");
         no_parts(&mounted);
     }
 }

@@ -71,6 +71,33 @@ fn a_tree_takes_the_place_of_its_target_and_the_old_one_goes() {
 }
 
 #[test]
+fn there_is_always_a_tree_under_the_name() {
+    /// A moment without one would be some microseconds long: seen by a reader that looks all the
+    /// time in one of very few.
+    const EXCHANGES: u64 = 100;
+    let place = Place::new();
+    fs::create_dir(place.at("target")).expect("makes");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let target = place.at("target");
+    std::thread::scope(|scope| {
+        let look = || {
+            let mut missing = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                missing += u64::from(fs::metadata(&target).is_err());
+            }
+            missing
+        };
+        let readers = [scope.spawn(look), scope.spawn(look)];
+        for _ in 0..EXCHANGES {
+            place.stage("a").publish().expect("takes its place");
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let missing: u64 = readers.map(|reader| reader.join().expect("looks")).iter().sum();
+        assert_eq!(missing, 0, "looks that found nothing");
+    });
+}
+
+#[test]
 fn the_same_run_goes_on_and_what_another_left_goes() {
     let place = Place::new();
     fs::create_dir(place.at("target")).expect("makes");
