@@ -130,7 +130,7 @@ fn a_file_has_one_line_in_the_log_and_both_ends_call_the_session_the_same() {
 }
 
 #[test]
-fn json_logs_are_an_object_a_line_and_hold_no_secret() {
+fn json_logs_at_the_level_of_rust_log_are_an_object_a_line_and_hold_no_secret() {
     let dir = tempfile::tempdir().unwrap();
     crate::make_samples(dir.path());
     let home = Arc::new(Home::new());
@@ -139,11 +139,11 @@ fn json_logs_are_an_object_a_line_and_hold_no_secret() {
     fs::create_dir_all(home.state()).unwrap();
     fs::write(home.state().join("authorized_keys"), made.stdout).unwrap();
     let config = dir.path().join("serve.toml");
-    fs::write(&config, "[log]\nlevel = \"trace\"\nformat = \"json\"\n").unwrap();
+    fs::write(&config, "[log]\nlevel = \"error\"\nformat = \"json\"\n").unwrap();
     let data = format!("data={}", text(&dir.path().join("data")));
     let arguments = ["--listen", "127.0.0.1:0", "--metrics", "off", "--config"];
     let mut command = home.command("rdma-serve", &arguments);
-    command.arg(&config).arg(&data).stderr(std::process::Stdio::piped());
+    command.arg(&config).arg(&data).env("RUST_LOG", "trace");
     let serve = crate::process::Running::start(command);
     // The port is the name of the door it leaves.
     let port = wait_for("it listens", WAIT_MAX, || {
@@ -152,8 +152,9 @@ fn json_logs_are_an_object_a_line_and_hold_no_secret() {
     });
     let from = format!("rdma://127.0.0.1:{port}/data/a.bin");
     let to = text(&dir.path().join("out"));
-    let told = ["-vvv", "--log-format", "json", "--token-file", &token, &from, &to];
-    let copied = home.cp(&told).done();
+    let mut copy = home.command("rdma-cp", &["--log-format", "json", "--token-file", &token]);
+    copy.args([&from, &to]).env("RUST_LOG", "trace");
+    let copied = crate::process::Running::start(copy).end().done();
     serve.signal(crate::process::Signal::TERM);
     let served = serve.end();
     let secret = fs::read_to_string(&token).unwrap();
@@ -171,6 +172,8 @@ fn json_logs_are_an_object_a_line_and_hold_no_secret() {
             logged.map(|line| serde_json::from_str(line).expect(line)).collect();
         assert!(objects.len() > 3 && objects.iter().all(Value::is_object), "{log}");
     }
+    // What lets a data connection join is told by the server, and named in the client's log.
+    assert!(copied.stderr.contains("secret: JoinSecret"), "{}", copied.stderr);
     let sent = served.stderr.lines().find(|line| line.contains("\"file sent\"")).expect("a line");
     let sent: Value = serde_json::from_str(sent).unwrap();
     assert_eq!(sent["fields"]["path"], "data/a.bin");

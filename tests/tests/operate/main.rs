@@ -10,6 +10,7 @@ mod journal;
 mod metrics;
 mod page;
 mod prometheus;
+mod status;
 
 use std::fs;
 use std::net::SocketAddr;
