@@ -122,7 +122,7 @@ fn take_turn(
 }
 
 /// What counts as one address: a network of IPv6 is one customer's.
-fn network_of(peer: IpAddr) -> IpAddr {
+pub(crate) fn network_of(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),

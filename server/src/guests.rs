@@ -17,12 +17,15 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
-use verbatim_control::{Acceptor, Outbox};
+use verbatim_control::{Acceptor, Outbox, SENT_AWAY};
 use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC, SECRET_BYTES};
 use verbatim_proto::message::{ServerMessage, Welcome};
 use verbatim_proto::units::is_chunk_size;
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::Entry;
+
+/// What is read of a connection that is sent away: more than a greeting of TLS.
+const FIRST_WORDS_BYTES: usize = 4096;
 
 /// What it takes to receive a connection.
 pub(crate) struct Guests {
@@ -62,15 +65,21 @@ impl Guests {
     }
 
     /// Takes a connection to the doorstep; none when it is sent away.
-    pub fn arrive(&self, peer: SocketAddr) -> Option<Arrival> {
+    pub fn arrive(&self, stream: &TcpStream, peer: SocketAddr) -> Option<Arrival> {
         let arrival = self.doorstep.arrive(peer.ip(), self.started.elapsed());
-        let sent_away = |cause: &_| {
-            tracing::warn!(%peer, cause, "connection sent away");
-            let place = &self.shared.observatory;
-            place.metrics.entered(Entry::Full);
-            place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
-        };
-        arrival.inspect_err(sent_away).ok()
+        arrival.inspect_err(|cause| self.send_away(stream, peer, cause)).ok()
+    }
+
+    /// Says that there is no room, here and to who came: as far as that costs nothing.
+    fn send_away(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
+        tracing::warn!(%peer, cause, "connection sent away");
+        let place = &self.shared.observatory;
+        place.metrics.entered(Entry::Full);
+        place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
+        // What it said is read: a connection that ends with something unread is cut at once, and
+        // what it was told is lost with it.
+        let _ = stream.try_read(&mut [0; FIRST_WORDS_BYTES]);
+        let _ = stream.try_write(&SENT_AWAY);
     }
 
     /// Finds out what a connection is, and serves it until it is over.
@@ -100,9 +109,7 @@ impl Guests {
         }
         let local = stream.local_addr().map(|address| address.ip()).ok();
         let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake) else {
-            tracing::warn!(%peer, "connection sent away: too many handshakes wait before it");
-            self.shared.observatory.metrics.entered(Entry::Full);
-            return;
+            return self.send_away(&stream, peer, "too many handshakes wait before it");
         };
         tokio::time::sleep(wait).await;
         match self.acceptor.accept(stream).await {

@@ -16,6 +16,7 @@ mod joins;
 mod keyring;
 mod listener;
 mod observe;
+mod paces;
 mod pins;
 mod quota;
 mod rails;

@@ -10,6 +10,7 @@ use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::keyring::Keyring;
 use crate::observe::{About, MetricsError, Observatory, Page};
+use crate::paces::Paces;
 use crate::quota::{Counts, Keeper};
 use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
@@ -208,7 +209,7 @@ impl Server {
                     continue;
                 }
             };
-            let Some(arrival) = guests.arrive(peer) else { continue };
+            let Some(arrival) = guests.arrive(&stream, peer) else { continue };
             let (guests, stopping) = (guests.clone(), stopping.subscribe());
             sessions.spawn(async move {
                 guests.receive(stream, peer, stopping, arrival).await;
@@ -289,6 +290,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         sim: options.sim,
         rdma,
         observatory: Observatory::new(options.root.unwrap_or_else(|| "/".into())),
+        paces: Paces::new(config.limits.client_mb_per_second),
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
         watches: Arc::new(Semaphore::new(SERVER_WATCHES_MAX)),

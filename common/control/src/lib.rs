@@ -42,5 +42,6 @@ pub use known::{Known, KnownServers};
 pub use local::LocalDoor;
 pub use outbox::Outbox;
 pub use settings::ClientSettings;
+pub use tls::SENT_AWAY;
 pub use tokens::{Grant, Token, TokenStore, Tokens, unix_now};
 pub use trust::Trust;

@@ -96,6 +96,11 @@ pub(crate) fn request_id<D>(
     Ok(id.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// What a server says to who is sent away before a handshake, which would cost it more than
+/// the other end: an alert of TLS, `internal_error`, in the clear. Anybody in between could
+/// say so, or cut the connection.
+pub const SENT_AWAY: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 80];
+
 /// Says in this project's words why a handshake failed.
 pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
@@ -109,6 +114,10 @@ pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
         {
             let because = Distrust::Certificate { cause: unfit(cause) };
             ControlError::NotTrusted { peer: peer.into(), because }
+        }
+        Some(rustls::Error::AlertReceived(AlertDescription::InternalError)) => {
+            let cause = format!("{peer} sent it away: too many come at once; try again");
+            ControlError::Closed { cause }
         }
         Some(other) => ControlError::Tls { peer: peer.into(), cause: other.to_string() },
         None => ControlError::broken(error),

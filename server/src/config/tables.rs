@@ -21,6 +21,8 @@ pub struct Limits {
     pub handshakes_per_second_per_address: u32,
     /// How long a session may be silent.
     pub idle_seconds: u32,
+    /// What one client may move in a second, in MiB; 0 stands for all it can.
+    pub client_mb_per_second: u32,
 }
 
 /// Certificates of the user's own authority.
@@ -112,6 +114,7 @@ impl Default for Limits {
             handshakes_per_second: 500,
             handshakes_per_second_per_address: 100,
             idle_seconds: 300,
+            client_mb_per_second: 0,
         }
     }
 }

@@ -11,6 +11,7 @@ mod jobs;
 mod links;
 mod mirror;
 mod offers;
+mod pacing;
 mod pinning;
 mod ports;
 mod probing;
@@ -32,6 +33,7 @@ use jobs::JOBS_MAX;
 use links::Links;
 pub(crate) use mirror::HASHED_WALKS_MAX;
 use mirror::{MIRROR_IDLE_MAX, Mirrors};
+use pacing::Pacing;
 use reading::Reading;
 pub(crate) use shared::Shared;
 use spots::Spots;
@@ -120,6 +122,7 @@ pub(crate) struct Session {
     links: Links,
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
+    pacing: Pacing,
     reading: Reading,
     writing: Writing,
     spots: Spots,
@@ -151,7 +154,8 @@ impl Session {
         (who, reach): (Who, Reach),
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
-        let session = Self {
+        let pacing = Pacing::of(&shared, &view);
+        let mut session = Self {
             id: view.id,
             shared,
             outbox,
@@ -166,6 +170,7 @@ impl Session {
             unheard: Arc::default(),
             links: Links::default(),
             held: None,
+            pacing,
             reading: Reading::default(),
             writing: Writing::default(),
             spots: Spots::default(),
@@ -174,6 +179,7 @@ impl Session {
             mirrors: Mirrors::default(),
             dropped: Dropped::default(),
         };
+        session.lease_more();
         (session, receiver)
     }
 
@@ -193,6 +199,7 @@ impl Session {
             if draining {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
             }
+            let paced = self.pace_wait();
             let result = tokio::select! {
                 message = receiver.recv(), if self.held.is_none() => {
                     heard = Instant::now();
@@ -208,6 +215,9 @@ impl Session {
                 }
                 _ = stopping.changed() => Ok(()),
                 Ok(()) = policy.changed() => self.check_standing(&policy),
+                () = tokio::time::sleep(paced.unwrap_or_default()), if paced.is_some() => {
+                    self.pace_on()
+                }
             };
             if let Err(end) = result.and_then(|()| self.run_effects()) {
                 break end;
@@ -237,7 +247,7 @@ impl Session {
         }
         self.look_for_pins()?;
         self.check_held()?;
-        if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() {
+        if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() || self.is_paced() {
             self.send(ServerMessage::Working)?;
         }
         // A mirror's client may have much to hash on its own side before it asks again.

@@ -140,6 +140,7 @@ impl Session {
     }
 
     fn prepare(&mut self, prepare: Prepare) {
+        let Some(prepare) = self.pace_window(prepare) else { return };
         let open = |(id, extent): &(FileId, Extent)| (self.reading.files.get(id).cloned(), *extent);
         let pieces: Vec<_> = prepare.pieces.iter().map(open).collect();
         let bytes = match prepare.packed {
@@ -147,6 +148,7 @@ impl Session {
             false => pieces[0].1.len,
         };
         let Some(pin) = self.domain.pin_window(bytes) else { return self.put_off(prepare) };
+        self.pace_took(pieces.iter().map(|(_, extent)| extent.len).sum());
         let shared = self.shared.clone();
         let domain = self.domain.clone();
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
@@ -167,7 +169,7 @@ impl Session {
     /// A window cannot be pinned now: a shorter one, or later.
     fn put_off(&mut self, prepare: Prepare) {
         self.reading.machine.put_off(prepare);
-        let bytes = self.domain.window_bytes();
+        let bytes = self.window_bytes();
         if bytes < self.reading.window_bytes {
             self.reading.window_bytes = bytes;
             self.reading.machine.lease_windows_of(bytes);
@@ -176,9 +178,14 @@ impl Session {
         }
     }
 
+    /// How long windows are now.
+    pub(super) fn window_bytes(&self) -> u64 {
+        self.domain.window_bytes().min(self.pacing.window_bytes())
+    }
+
     /// More may be pinned, or less is wanted by others: windows get the length that is fair now.
     pub(super) fn lease_more(&mut self) {
-        let bytes = self.domain.window_bytes();
+        let bytes = self.window_bytes();
         if self.reading.waits || bytes != self.reading.window_bytes {
             self.reading.waits = false;
             self.reading.window_bytes = bytes;

@@ -5,6 +5,7 @@ use super::mirror::Holders;
 use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::observe::Observatory;
+use crate::paces::Paces;
 use crate::rdma::Rdma;
 use crate::reach::Exports;
 use crate::worker::Command;
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     pub sim: Option<SimNet>,
     pub rdma: Rdma,
     pub observatory: Arc<Observatory>,
+    /// How fast each client may be.
+    pub paces: Paces,
     pub links_max: u16,
     pub idle: Duration,
     /// Room for watched folders.

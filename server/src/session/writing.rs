@@ -250,6 +250,8 @@ impl Session {
 
     fn absorb(&mut self, absorb: Absorb) -> Result<(), End> {
         let Absorb { tag, link, slot, pieces, in_place } = absorb;
+        self.pace_took(pieces.iter().map(|piece| piece.extent.len).sum());
+        self.pace_grants();
         let lies = match in_place {
             true => Lies::InFile(self.spots.take(tag, &self.domain)),
             false => Lies::InSlot(self.writing.slots[&slot].memory.clone()),

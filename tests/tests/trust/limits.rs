@@ -58,6 +58,14 @@ fn silent_connections_leave_room_for_those_who_speak() {
     let _silent: Vec<TcpStream> =
         (0..200).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
     world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
+    // When there is no room any more, who comes is told so.
+    let _more: Vec<TcpStream> =
+        (0..60).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    wait_for("it is full", FOLLOW_MAX, || {
+        world.serve.log().contains("connection sent away").then_some(())
+    });
+    let full = world.serve.cp(&["--list", &world.serve.at("data")]);
+    full.refused(3, &["sent it away: too many come at once; try again"]);
 }
 
 #[test]
@@ -78,6 +86,9 @@ fn handshakes_of_one_address_are_spread_over_time() {
         "{}",
         world.serve.log()
     );
+    for ended in ended.into_iter().filter(|ended| ended.code != Some(0)) {
+        ended.refused(3, &["sent it away: too many come at once; try again"]);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod certificates;
 mod confining;
 mod exports;

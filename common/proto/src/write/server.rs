@@ -9,6 +9,7 @@
 //! claimed when they are sent, so that no byte is stored twice.
 
 mod fences;
+mod granting;
 mod holes;
 mod offers;
 mod spots;
@@ -92,6 +93,7 @@ pub struct WriteServer {
     fences: BTreeSet<LinkId>,
     verdicts: Vec<(Tag, Vec<Verdict>)>,
     grants: Vec<Grant>,
+    resting: granting::Resting,
     violations: u64,
     effects: VecDeque<ServerEffect>,
 }
@@ -134,7 +136,7 @@ impl WriteServer {
         }
         for (id, region, bytes) in slots {
             self.slots.insert(id, Slot { link, region, bytes });
-            self.grant(id);
+            self.lend(id);
         }
         self.flush();
     }
@@ -166,9 +168,7 @@ impl WriteServer {
             }
         }
         self.verdicts.push((tag, verdicts));
-        if self.links.get(&used.link) == Some(&LinkState::Provisioned) {
-            self.grant(used.slot);
-        }
+        self.lend(used.slot);
         self.flush();
         self.settle(used.link);
         self.discard_idle();
@@ -359,17 +359,6 @@ impl WriteServer {
                 self.effects.push_back(ServerEffect::Provision { link, slots: SLOTS_PER_LINK });
             }
         }
-    }
-
-    fn grant(&mut self, id: SlotId) {
-        let slot = &self.slots[&id];
-        let tag = Tag(self.next_tag);
-        // After 4,294,967,296 chunks of one session no tag is free: nothing more is granted.
-        let Some(next) = self.next_tag.checked_add(1) else { return };
-        self.next_tag = next;
-        let Slot { link, region, bytes } = *slot;
-        self.uses.insert(tag, Use::new(id, link));
-        self.grants.push(Grant { tag, link, region, bytes });
     }
 
     fn discard_idle(&mut self) {

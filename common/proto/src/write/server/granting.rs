@@ -1,0 +1,100 @@
+//! Grants: a slot is lent to the client under a tag that was never used before. A
+//! driver whose client sends faster than it may holds grants back; slots rest
+//! meanwhile, and go with their link as others do.
+
+use super::{LinkState, Slot, Use, WriteServer};
+use crate::message::{Grant, Tag};
+use crate::write::types::SlotId;
+
+/// Slots that are not lent because the driver holds grants back.
+#[derive(Default)]
+pub(super) struct Resting {
+    holding: bool,
+    slots: Vec<SlotId>,
+}
+
+impl WriteServer {
+    /// Holds grants back from now on, or gives all that were held back.
+    pub fn hold_grants(&mut self, hold: bool) {
+        self.resting.holding = hold;
+        if !hold {
+            for id in std::mem::take(&mut self.resting.slots) {
+                self.lend(id);
+            }
+            self.flush();
+        }
+    }
+
+    /// Whether a slot waits for grants to be given again.
+    pub fn holds_grants(&self) -> bool {
+        !self.resting.slots.is_empty()
+    }
+
+    /// Grants a slot, or has it rest; one whose link is over is not lent again.
+    pub(super) fn lend(&mut self, id: SlotId) {
+        let Some(&Slot { link, region, bytes }) = self.slots.get(&id) else { return };
+        if self.links.get(&link) != Some(&LinkState::Provisioned) {
+            return;
+        }
+        if self.resting.holding {
+            return self.resting.slots.push(id);
+        }
+        let tag = Tag(self.next_tag);
+        // After 4,294,967,296 chunks of one session no tag is free: nothing more is granted.
+        let Some(next) = self.next_tag.checked_add(1) else { return };
+        self.next_tag = next;
+        self.uses.insert(tag, Use::new(id, link));
+        self.grants.push(Grant { tag, link, region, bytes });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{LinkId, Region, WriteReply};
+    use crate::write::types::ServerEffect;
+
+    const LINK: LinkId = LinkId { index: 0, epoch: 0 };
+
+    /// How many grants the client hears of.
+    fn granted(machine: &mut WriteServer) -> usize {
+        let mut count = 0;
+        while let Some(effect) = machine.next_effect() {
+            if let ServerEffect::Send(WriteReply::Granted { grants, .. }) = effect {
+                count += grants.len();
+            }
+        }
+        count
+    }
+
+    fn with_slots(count: u32, held: bool) -> WriteServer {
+        let mut machine = WriteServer::new();
+        machine.hold_grants(held);
+        machine.writing = true;
+        machine.link_up(LINK);
+        let slot = |id| (SlotId(id), Region { key: u64::from(id), base: 0 }, 1 << 20);
+        machine.provisioned(LINK, (0..count).map(slot).collect());
+        machine
+    }
+
+    #[test]
+    fn what_is_held_back_is_granted_later_and_once() {
+        let mut machine = with_slots(3, true);
+        assert_eq!(granted(&mut machine), 0);
+        assert!(machine.holds_grants());
+        machine.hold_grants(false);
+        assert_eq!(granted(&mut machine), 3);
+        machine.hold_grants(false);
+        assert_eq!(granted(&mut machine), 0, "each slot is lent once");
+        assert_eq!(granted(&mut with_slots(3, false)), 3, "and at once where nothing is held");
+    }
+
+    #[test]
+    fn what_rests_goes_with_its_link() {
+        let mut machine = with_slots(3, true);
+        machine.killed(LINK);
+        machine.hold_grants(false);
+        assert_eq!(granted(&mut machine), 0, "a slot of a dead link was lent");
+        assert!(!machine.holds_grants());
+    }
+}

@@ -1,0 +1,92 @@
+//! A session whose client may move only so much a second: windows are put off and
+//! grants held back while its client owes, and both go on when it is time. Nothing
+//! blocks, and no worker waits. `paces` counts, for all sessions of a client.
+
+use super::{End, Session, Shared};
+use crate::observe::View;
+use crate::paces::Pace;
+use std::sync::Arc;
+use std::time::Duration;
+use verbatim_proto::read::Prepare;
+
+/// The pace of a session.
+#[derive(Default)]
+pub(super) struct Pacing {
+    pace: Option<Arc<Pace>>,
+    /// Whether windows wait for their time.
+    put_off: bool,
+    told: bool,
+}
+
+impl Pacing {
+    /// That of the client that a session is of.
+    pub fn of(shared: &Shared, view: &View) -> Self {
+        let paces = &shared.paces;
+        Self { pace: paces.of(&view.who, view.peer.ip(), paces.now()), ..Self::default() }
+    }
+
+    /// The longest window.
+    pub fn window_bytes(&self) -> u64 {
+        self.pace.as_ref().map_or(u64::MAX, |pace| pace.window_bytes())
+    }
+}
+
+impl Session {
+    /// Whether anything waits only because the client was too fast.
+    pub(super) fn is_paced(&self) -> bool {
+        self.pacing.put_off || self.writing.machine.holds_grants()
+    }
+
+    /// How long until what waits may go on; none where nothing does.
+    pub(super) fn pace_wait(&self) -> Option<Duration> {
+        let pace = self.pacing.pace.as_ref().filter(|_| self.is_paced())?;
+        Some(pace.wait(self.shared.paces.now()).unwrap_or_default())
+    }
+
+    /// Counts bytes that move.
+    pub(super) fn pace_took(&self, bytes: u64) {
+        if let Some(pace) = &self.pacing.pace {
+            pace.take(bytes, self.shared.paces.now());
+        }
+    }
+
+    /// Puts a window off if its client owes; gives it back if it does not.
+    pub(super) fn pace_window(&mut self, prepare: Prepare) -> Option<Prepare> {
+        if !self.owes() {
+            return Some(prepare);
+        }
+        self.pacing.put_off = true;
+        self.reading.machine.put_off(prepare);
+        None
+    }
+
+    /// Holds grants back while the client owes.
+    pub(super) fn pace_grants(&mut self) {
+        if self.owes() {
+            self.writing.machine.hold_grants(true);
+        }
+    }
+
+    /// Goes on with what waited, unless another session of the client was quicker.
+    pub(super) fn pace_on(&mut self) -> Result<(), End> {
+        if self.owes() {
+            return Ok(());
+        }
+        self.writing.machine.hold_grants(false);
+        if std::mem::take(&mut self.pacing.put_off) {
+            self.reading.waits = true;
+            self.lease_more();
+        }
+        Ok(())
+    }
+
+    fn owes(&mut self) -> bool {
+        let now = self.shared.paces.now();
+        let owes = self.pacing.pace.as_ref().is_some_and(|pace| pace.wait(now).is_some());
+        if owes && !std::mem::replace(&mut self.pacing.told, true) {
+            let (session, who) = (self.id, &self.view.who);
+            tracing::info!(session, who, "held back by limits.client_mb_per_second");
+        }
+        owes
+    }
+}
