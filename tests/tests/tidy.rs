@@ -269,6 +269,51 @@ fn no_file_names_a_developers_machine() {
 }
 
 #[test]
+fn every_threat_and_limit_names_tests_that_exist() {
+    let sources = sources();
+    let rust = sources.iter().filter(|source| source.path.ends_with(".rs"));
+    let tests: Vec<&str> = rust.flat_map(|source| source.text.lines().filter_map(named)).collect();
+    let page = sources.iter().find(|source| source.path == "SECURITY.md").expect("it is there");
+    let faults = claims_without_tests(&page.text, &tests);
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The function that a line begins, if it does and takes nothing.
+fn named(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ")?.split_once("()").map(|it| it.0)
+}
+
+/// Rows of a table with a column for tests that name none, and names that no test has.
+fn claims_without_tests(page: &str, tests: &[&str]) -> Vec<String> {
+    let (mut faults, mut is_claim) = (Vec::new(), false);
+    for line in page.lines() {
+        is_claim = line.ends_with("| shown by |") || is_claim && line.starts_with('|');
+        let named: Vec<&str> = line.split('`').skip(1).step_by(2).filter_map(test_name).collect();
+        let is_row = is_claim && !line.ends_with("| shown by |") && !line.starts_with("| ---");
+        if is_row && named.is_empty() {
+            faults.push(format!("no test is named: {line}"));
+        }
+        let exists = |name: &str| match name.strip_suffix("...") {
+            Some(begin) => tests.iter().any(|test| test.starts_with(begin)),
+            None => tests.contains(&name),
+        };
+        let gone = named.into_iter().filter(|name| !exists(name));
+        faults.extend(gone.map(|name| format!("no test is called {name}")));
+    }
+    faults
+}
+
+/// The test that a piece of code in a text names, if it does: four words at least, the last ones
+/// perhaps left out.
+fn test_name(code: &str) -> Option<&str> {
+    let name = code.rsplit(": ").next().unwrap_or(code);
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    let words = name.strip_suffix("...").unwrap_or(name);
+    (words.matches('_').count() >= 3 && words.bytes().all(plain)).then_some(name)
+}
+
+#[test]
 fn shell_scripts_stop_at_errors_and_can_be_run() {
     let scripts: Vec<_> = sources().into_iter().filter(is_shell).collect();
     let names: Vec<_> = scripts.iter().map(|script| script.path.as_str()).collect();
@@ -699,4 +744,16 @@ fn a_careless_shell_script_is_seen() {
     let shell = |path: &str, text: &str| is_shell(&Source { path: path.into(), text: text.into() });
     assert!(shell("run", "#!/usr/bin/env bash\n") && shell("a.sh", "x"));
     assert!(!shell("plot", "#!/usr/bin/env python3\n"));
+}
+
+#[test]
+fn a_claim_without_a_test_is_seen() {
+    let tests = ["one_two_three_four"];
+    let page = |row: &str| {
+        let page = format!("| who | shown by |\n| --- | --- |\n{row}\n\n| no | claim |\n");
+        claims_without_tests(&page, &tests)
+    };
+    assert_eq!(page("| x | `trust: one_two_three_four`, `one_two_three_...` |"), [""; 0]);
+    assert_eq!(page("| x | `one_two` |"), ["no test is named: | x | `one_two` |"]);
+    assert_eq!(page("| x | `trust: one_two_three_five_...` |").len(), 1);
 }
