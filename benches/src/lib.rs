@@ -93,6 +93,22 @@ pub fn run(command: &mut Command) -> Run {
     Run { time, used: Used { cpu, ..watch.stop() } }
 }
 
+/// Runs commands at the same time, until the last of them has succeeded.
+pub fn run_all(commands: &mut [Command]) -> Run {
+    let (begin, before) = (Instant::now(), cpu_of("self", CHILDREN));
+    let children: Vec<Child> = commands
+        .iter_mut()
+        .map(|command| command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
+        .map(|command| command.spawn().expect("it starts"))
+        .collect();
+    for mut child in children {
+        let status = child.wait().expect("the child can be waited for");
+        assert!(status.success(), "a command ended with {status}");
+    }
+    let cpu = cpu_of("self", CHILDREN) - before;
+    Run { time: begin.elapsed(), used: Used { cpu, ..Used::default() } }
+}
+
 /// Fills a file with bytes that do not repeat, and reads it once.
 pub fn fill(path: &Path, mib: u64) {
     let mut file = File::create(path).expect("the source can be created");
