@@ -220,29 +220,28 @@ impl Course for Run {
         self.client.is_idle()
     }
 
-    fn settle(&mut self) {
-        loop {
-            self.client.advance(self.clock.now());
-            let mut idle = true;
-            while let Some(effect) = self.client.next_effect() {
-                idle = false;
-                self.client_effect(effect);
-            }
-            while let Some(effect) = self.server.next_effect() {
-                idle = false;
-                self.server_effect(effect);
-            }
-            if idle {
-                break;
-            }
+    fn talk(&mut self) -> bool {
+        self.client.advance(self.clock.now());
+        let mut any = false;
+        while let Some(effect) = self.client.next_effect() {
+            self.client_effect(effect);
+            any = true;
         }
+        while let Some(effect) = self.server.next_effect() {
+            self.server_effect(effect);
+            any = true;
+        }
+        any
+    }
+
+    fn work(&mut self) {
         while self.preparing < self.model.prepares_at_a_time
             && let Some(prepare) = self.to_prepare.pop_front()
         {
             self.preparing += 1;
             self.clock.later(self.model.prepare_ns, Event::Prepared(prepare));
         }
-        (0..self.workers.len()).for_each(|worker| self.work(worker));
+        (0..self.workers.len()).for_each(|worker| self.work_at(worker));
     }
 
     fn collect(&mut self) {
@@ -345,7 +344,7 @@ impl Run {
         }
     }
 
-    fn work(&mut self, number: usize) {
+    fn work_at(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         if worker.busy {
             return;

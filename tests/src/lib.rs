@@ -1,6 +1,7 @@
 //! What end-to-end tests share: a server and copies against it (`pair`), trees
 //! to copy and to compare (`tree`), a network that misbehaves (`proxy`), a client
-//! that says what it wants (`raw`), and what an enemy could send (`hostile`).
+//! that says what it wants (`raw`), a server that comes back (`place`), and what an
+//! enemy could send (`hostile`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
 //! on loopback, and goes with its handle.
 
@@ -9,6 +10,7 @@
 pub mod hostile;
 pub mod http;
 pub mod pair;
+pub mod place;
 pub mod process;
 pub mod proxy;
 pub mod raw;

@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use verbatim_tests::place::Place;
 use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
 use verbatim_tests::tree;
 
@@ -19,40 +20,6 @@ const FORGET_MAX: Duration = Duration::from_secs(20);
 
 /// How long threads of a pool wait for more to do, and a little.
 const IDLE_THREADS_STAY: Duration = Duration::from_secs(12);
-
-/// A user, folders, and a server that can be started again at the same address.
-struct Place {
-    dir: TempDir,
-    home: Arc<Home>,
-    address: String,
-}
-
-impl Place {
-    fn new() -> (Self, Serve) {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        for folder in ["data", "in", "out"] {
-            fs::create_dir(dir.path().join(folder)).expect("a folder");
-        }
-        let home = Arc::new(Home::new());
-        let mut place = Self { dir, home, address: "127.0.0.1:0".into() };
-        let serve = place.serve();
-        place.address = serve.address.to_string();
-        (place, serve)
-    }
-
-    fn serve(&self) -> Serve {
-        let exports = [format!("data={}", self.text("data")), format!("in={}:rw", self.text("in"))];
-        Serve::of(&self.home, &self.address, &exports)
-    }
-
-    fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join(below)
-    }
-
-    fn text(&self, below: &str) -> String {
-        self.path(below).to_str().expect("plain").to_owned()
-    }
-}
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]

@@ -14,8 +14,10 @@ pub(super) trait Course {
     type Event;
 
     fn clock(&mut self) -> &mut Clock<Self::Event>;
-    /// Has everybody do what can be done now.
-    fn settle(&mut self);
+    /// Has the machines hear each other; says whether one had something to do.
+    fn talk(&mut self) -> bool;
+    /// Has workers begin what they can.
+    fn work(&mut self);
     /// Whether all is moved.
     fn is_over(&self) -> bool;
     /// Takes what has arrived on links.
@@ -29,7 +31,8 @@ pub(super) trait Course {
     fn run(&mut self) {
         for step in 0.. {
             assert!(step < EVENTS_MAX, "no end in sight at {:?}", self.clock().now());
-            self.settle();
+            while self.talk() {}
+            self.work();
             if self.is_over() {
                 return;
             }

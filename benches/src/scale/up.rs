@@ -86,22 +86,21 @@ impl Course for Up {
         self.client.is_idle()
     }
 
-    fn settle(&mut self) {
-        loop {
-            self.client.advance(self.clock.now());
-            let mut idle = true;
-            while let Some(effect) = self.client.next_effect() {
-                idle = false;
-                self.client_effect(effect);
-            }
-            while let Some(effect) = self.server.next_effect() {
-                idle = false;
-                self.server_effect(effect);
-            }
-            if idle {
-                break;
-            }
+    fn talk(&mut self) -> bool {
+        self.client.advance(self.clock.now());
+        let mut any = false;
+        while let Some(effect) = self.client.next_effect() {
+            self.client_effect(effect);
+            any = true;
         }
+        while let Some(effect) = self.server.next_effect() {
+            self.server_effect(effect);
+            any = true;
+        }
+        any
+    }
+
+    fn work(&mut self) {
         let hash_ns = self.model.hash_ns();
         for number in 0..self.model.cores {
             if let Some(post) = self.hashing[number].begin() {

@@ -8,15 +8,11 @@
 mod copying;
 mod habits;
 mod hardship;
-#[path = "../../src/http.rs"]
-mod http;
 mod keeping;
 mod keys;
 mod large;
 mod names;
 mod pipes;
-#[path = "../../src/process.rs"]
-mod process;
 mod reconnecting;
 mod resuming;
 mod serving;
@@ -30,6 +26,7 @@ use process::Serve;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+use verbatim_tests::{http, process};
 
 /// A server with some files, and a folder to copy to.
 struct World {

@@ -2,56 +2,16 @@
 //! client finishes by itself, tells each file once, and says what happened. A
 //! server that never comes back ends it in time, and Ctrl-C ends it at once.
 
-use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::process::{Home, Running, Signal, wait_for};
 use crate::resuming::{BIG_BYTES, SLOWLY, make_settled, told, wait_for_growth};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{assert_same, bytes, names, text};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// A user, a folder, and a server that can be started again at the same address.
-struct Place {
-    dir: TempDir,
-    home: Arc<Home>,
-    address: String,
-}
-
-impl Place {
-    fn new() -> (Self, Serve) {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        for folder in ["data", "in", "out"] {
-            fs::create_dir(dir.path().join(folder)).expect("a folder");
-        }
-        let home = Arc::new(Home::new());
-        let mut place = Self { dir, home, address: "127.0.0.1:0".into() };
-        let serve = place.serve();
-        place.address = serve.address.to_string();
-        (place, serve)
-    }
-
-    fn serve(&self) -> Serve {
-        Serve::of(&self.home, &self.address, &crate::exports(self.dir.path()))
-    }
-
-    fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join(below)
-    }
-
-    fn text(&self, below: &str) -> String {
-        text(&self.path(below))
-    }
-
-    /// Ends a server as a power cut of its process would, and waits until it is gone.
-    fn kill(&self, serve: Serve) {
-        serve.signal(Signal::KILL);
-        assert_eq!(serve.end(), None, "it was killed");
-    }
-}
+use verbatim_tests::place::Place;
 
 fn events(stdout: &str, event: &str) -> Vec<Value> {
     let lines = stdout.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
@@ -220,8 +180,7 @@ fn ctrl_c_in_a_pause_ends_the_copy_at_once() {
 fn a_server_that_is_another_one_now_is_not_gone_on_with() {
     let (place, copy) = abandoned(&["--timeout", "30"]);
     let other = Arc::new(Home::new());
-    let open = [&crate::exports(place.dir.path())[..], &["--insecure-no-auth".into()]].concat();
-    let _impostor = Serve::of(&other, &place.address, &open);
+    let _impostor = place.serve_as(&other, &["--insecure-no-auth"]);
     let begin = Instant::now();
     copy.end().refused(3, &["data/big", "cannot trust"]);
     assert!(begin.elapsed() < Duration::from_secs(15), "it took {:?}", begin.elapsed());
