@@ -26,6 +26,7 @@ const EDGES: &[(&str, Option<&[&str]>)] = &[
     ("verbatim-client", Some(ENDS)),
     ("verbatim-tests", None),
     ("verbatim-benches", None),
+    ("verbatim-gate", Some(&["verbatim-proto"])),
 ];
 
 /// What both ends are made of. They never see each other.
