@@ -9,6 +9,7 @@ mod browser;
 mod journal;
 mod metrics;
 mod page;
+mod pins;
 mod prometheus;
 mod status;
 
@@ -51,6 +52,12 @@ impl Watched {
     }
 
     fn serve(dir: TempDir, home: Home) -> Self {
+        // The doctor of that machine looks for the exports there.
+        for name in ["data", "in"] {
+            let path = dir.path().join(name);
+            let there = path.strip_prefix("/").expect("it is a whole path");
+            fs::create_dir_all(dir.path().join("machine").join(there)).expect("a folder");
+        }
         let export = |name: &str, mode| {
             Export::new(name, &dir.path().join(name), mode).expect("it is an export")
         };
@@ -108,7 +115,9 @@ impl Watched {
             content.extend_from_slice(&state.to_le_bytes());
         }
         content.truncate(bytes);
-        fs::write(self.path(path), content).expect("a file");
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().expect("it is below a folder")).expect("a folder");
+        fs::write(path, content).expect("a file");
     }
 
     /// Changes a port of the machine.

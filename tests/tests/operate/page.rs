@@ -4,6 +4,7 @@
 
 use crate::browser::Browser;
 use crate::{Watched, has};
+use std::os::unix::fs::FileExt;
 use verbatim_tests::process::Running;
 
 /// A name that would be markup, if the page were careless.
@@ -18,7 +19,7 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
     watched.make("data/checkpoint-1200.safetensors", 96 << 20);
     watched.make(&format!("data/{NASTY}"), 24 << 20);
     let mut browser = Browser::start();
-    browser.size(1000, 1200);
+    browser.size(1000, 1400);
     browser.open(&format!("http://{}/", watched.metrics));
     browser.wait_for_text("nobody is connected");
     browser.wait_for_text("port 1 of mlx5_1 is DOWN");
@@ -35,7 +36,6 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
     let down = start(["--bwlimit", "6M", &from, &out]);
     let nasty_here = watched.text(&format!("data/{NASTY}"));
     let up = start(["--bwlimit", "1M", &nasty_here, &there]);
-    let nasty = start(["--bwlimit", "1M", &nasty_here, &watched.at("in")]);
     let percent = "parseInt([...document.querySelectorAll('.file')].find(of => \
                    of.innerText.includes('checkpoint-1200')).querySelector('.percent').innerText)";
     let moving = format!("(() => {{ try {{ return {percent} > 0 }} catch {{ return false }} }})()");
@@ -47,12 +47,15 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
         "document.querySelector('[data-of=tcp]').getAttribute('points').split(' ')\
          .some(point => parseFloat(point.split(',')[1]) < 100)",
     );
-    browser.wait_for_text(NASTY);
-    assert_eq!(browser.value("document.querySelectorAll('main img').length"), 0, "it is markup");
+    let mirror = mirror_changed(&watched);
+    browser.wait_for_text("MiB were there");
     let refused = watched.home.cp(&[&nasty_here, &watched.at("data/new")]);
     refused.refused(1, &["read-only"]);
     browser.wait_for_text("hint: export it with :rw");
     keep("page", &mut browser);
+    let nasty = start(["--bwlimit", "1M", &nasty_here, &watched.at("in")]);
+    browser.wait_for_text(NASTY);
+    assert_eq!(browser.value("document.querySelectorAll('main img').length"), 0, "it is markup");
 
     watched.set_port("mlx5_0", "1: DOWN", "400 Gb/sec (4X NDR)");
     browser.wait_for_text("port 1 of mlx5_0 is DOWN");
@@ -70,9 +73,22 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
     let foreign: Vec<_> = browser.requests.iter().filter(is_foreign).collect();
     assert!(foreign.is_empty() && browser.requests.len() > 3, "{foreign:?}");
     assert_eq!(browser.complaints, [""; 0]);
-    drop((down, up, nasty));
+    drop((down, up, nasty, mirror));
     watched.stop();
     browser.wait_for_text("no answer from the server");
+}
+
+/// Mirrors a file of which the server has most, slowly.
+fn mirror_changed(watched: &Watched) -> Running {
+    watched.make("in/shards/model.bin", 24 << 20);
+    watched.make("out/shards/model.bin", 24 << 20);
+    let file = watched.path("out/shards/model.bin");
+    let file = std::fs::File::options().write(true).open(file).expect("opens");
+    file.write_all_at(&[7; 6 << 20], 0).expect("writes");
+    let ends = [watched.text("out/shards/"), watched.at("in/shards/")];
+    let mut command = watched.home.command("rdma-sync", &["-q", "--bwlimit", "512K"]);
+    command.args(ends);
+    Running::start(command)
 }
 
 /// Keeps a picture, where pictures are wanted.

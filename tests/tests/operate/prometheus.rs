@@ -20,25 +20,25 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 /// What may not be there: the row for GPUs needs another exporter.
 const OPTIONAL: &str = "DCGM_";
 
+/// In the program, because a guest runs it without cargo.
+const RULES: &str = include_str!("../../../configs/prometheus/rdma-serve.rules.yml");
+const CONFIG: &str = include_str!("../../../configs/prometheus/prometheus.yml");
+
 pub(crate) fn root() -> PathBuf {
     let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it for tests");
     Path::new(&crate_folder).parent().expect("it is in the workspace").to_owned()
 }
 
 /// A Prometheus of our own, that scrapes one server every second.
-struct Prometheus {
+pub(crate) struct Prometheus {
     child: Child,
     address: SocketAddr,
 }
 
 impl Prometheus {
-    fn start(folder: &Path, target: SocketAddr) -> Self {
-        let rules = fs::read_to_string(root().join("configs/prometheus/rdma-serve.rules.yml"));
-        fs::write(folder.join("rdma-serve.rules.yml"), hurried(&rules.expect("the rules")))
-            .expect("a file");
-        let config = fs::read_to_string(root().join("configs/prometheus/prometheus.yml"));
-        let config = config.expect("the configuration").replace("15s", "1s");
-        let config = config.replace("127.0.0.1:9469", &target.to_string());
+    pub fn start(folder: &Path, target: SocketAddr) -> Self {
+        fs::write(folder.join("rdma-serve.rules.yml"), hurried(RULES)).expect("a file");
+        let config = CONFIG.replace("15s", "1s").replace("127.0.0.1:9469", &target.to_string());
         fs::write(folder.join("prometheus.yml"), config).expect("a file");
         let free = TcpListener::bind("127.0.0.1:0").and_then(|taken| taken.local_addr());
         let address = free.expect("a free port");
@@ -61,14 +61,14 @@ impl Prometheus {
     }
 
     /// What a query finds; fails if it is none.
-    fn query(&self, query: &str) -> Vec<Value> {
+    pub fn query(&self, query: &str) -> Vec<Value> {
         let answer = get(self.address, &format!("/api/v1/query?query={}", encoded(query)));
         let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
         assert_eq!(answer["status"], "success", "{query}: {answer}");
         answer["data"]["result"].as_array().cloned().unwrap_or_default()
     }
 
-    fn wait_for_alert(&self, name: &str) {
+    pub fn wait_for_alert(&self, name: &str) {
         self.wait_for_alert_of(name, "");
     }
 
