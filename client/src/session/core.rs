@@ -199,7 +199,7 @@ impl Core {
     }
 
     pub(super) fn message(&mut self, message: ServerMessage) {
-        tracing::trace!(?message, "message received");
+        tracing::trace!(content = ?message, "message received");
         let now = self.now();
         self.quiet_since = Instant::now();
         self.read.touch(now);

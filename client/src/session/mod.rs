@@ -317,7 +317,7 @@ impl Session {
         self.core.advance();
         self.core.go_back();
         while let Some(message) = self.core.sending.pop_front() {
-            tracing::trace!(?message, "message sent");
+            tracing::trace!(content = ?message, "message sent");
             self.outbox.push(message)?;
         }
         if self.core.is_overdue() {

@@ -261,7 +261,7 @@ impl Session {
     }
 
     fn message(&mut self, message: ClientMessage) -> Result<(), End> {
-        tracing::trace!(session = self.id, ?message, "message received");
+        tracing::trace!(session = self.id, content = ?message, "message received");
         if self.jobs >= JOBS_MAX {
             let text = format!("the client asks for more than {JOBS_MAX} things at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));

@@ -171,6 +171,10 @@ fn json_logs_at_the_level_of_rust_log_are_an_object_a_line_and_hold_no_secret() 
         let objects: Vec<Value> =
             logged.map(|line| serde_json::from_str(line).expect(line)).collect();
         assert!(objects.len() > 3 && objects.iter().all(Value::is_object), "{log}");
+        // A field of that name would hide what is logged.
+        let twice = log.lines().filter(|line| line.matches("\"message\":").count() > 1);
+        assert_eq!(twice.collect::<Vec<_>>(), [""; 0]);
+        assert!(log.contains("\"TRACE\"") && log.contains("\"content\":"), "nothing is traced");
     }
     // What lets a data connection join is told by the server, and named in the client's log.
     assert!(copied.stderr.contains("secret: JoinSecret"), "{}", copied.stderr);
