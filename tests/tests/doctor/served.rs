@@ -5,7 +5,7 @@ use crate::{SEEN_MAX, recorded};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -28,6 +28,7 @@ impl Served {
     /// Exports a folder, which the record is given too, from the machine of this name; `more`
     /// is laid over it.
     pub fn on(name: &str, more: &str) -> Self {
+        LazyLock::force(&LOG);
         let (export, home) = (tempfile::tempdir().expect("a folder"), Home::new());
         let there = export.path().strip_prefix("/").expect("a whole name");
         let machine = recorded(name, &format!("{more}{}/a = x\n", there.display()));
@@ -68,6 +69,45 @@ impl Served {
             status["findings"].as_array()?.iter().find(|it| it["check"] == check).cloned()
         })
     }
+}
+
+/// What all servers of this process have logged.
+static LOG: LazyLock<Log> = LazyLock::new(|| {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    subscriber.init();
+    log
+});
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Waits until a line with all of these words is logged.
+pub fn logged(words: &[&str]) -> String {
+    wait_for(&format!("a line with {words:?}"), SEEN_MAX, || {
+        let log = LOG.lock();
+        let log = String::from_utf8_lossy(&log);
+        let line = log.lines().find(|line| words.iter().all(|it| line.contains(it)));
+        line.map(str::to_owned)
+    })
 }
 
 impl Drop for Served {

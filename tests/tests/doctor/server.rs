@@ -1,7 +1,7 @@
 //! The way to a server: one that answers, none, one that is silent, one that says
 //! what it is. And what a server says of its own machine.
 
-use crate::served::Served;
+use crate::served::{Served, logged};
 use crate::{SEEN_MAX, checks, doctor, json};
 use serde_json::Value;
 use std::net::TcpListener;
@@ -147,6 +147,12 @@ fn a_server_says_what_is_degraded_on_its_machine() {
     let finding = served.finding("mtu");
     assert_eq!((&finding["severity"], &finding["about"]), (&"limits".into(), &"mlx5_0/1".into()));
     assert_eq!(finding["fix"], "run: ip link set ens1np0 mtu 9000");
+    for key in ["is", "should", "why"] {
+        assert!(finding[key].as_str().is_some_and(|it| !it.is_empty()), "{key}: {finding}");
+    }
+    let line = logged(&["WARN", " degraded ", "check=\"mtu\"", "about=\"mlx5_0/1\""]);
+    assert!(line.contains("is=\"ens1np0 has an MTU of 1500"), "{line}");
+    assert!(line.contains("fix=run: ip link set ens1np0 mtu 9000"), "{line}");
     let shown = doctor(&served.home, &["--server-status", &served.metrics.to_string()]).done();
     let line = "LIMITS mlx5_0/1: ens1np0 has an MTU of 1500";
     assert!(shown.stdout.contains(line), "{}", shown.stdout);

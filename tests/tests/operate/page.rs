@@ -24,6 +24,9 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
     browser.wait_for_text("nobody is connected");
     browser.wait_for_text("port 1 of mlx5_1 is DOWN");
     browser.wait_for_text("check the cable");
+    // What the doctor found when the server began, and what mends it.
+    browser.wait_for_text("mlx5_0: /dev/infiniband/uverbs* is not there");
+    browser.wait_for_text("fix: run: modprobe ib_uverbs");
     assert_eq!(browser.value("document.querySelectorAll('.device').length"), 2);
 
     let start = |arguments: [&str; 4]| {
