@@ -62,10 +62,14 @@ fn told(record: &Path, key: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
+/// In memory where that can be: thousands of small files wait for a disk that others use.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    folder.expect("a folder")
+}
+
 fn examine(record: &Path) -> Report {
-    // In memory where that can be: thousands of small files wait for a disk that others use.
-    let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-    let root = root.expect("a folder");
+    let root = folder();
     lay_out(record, root.path());
     let variables = told(record, "# environment:");
     let variables = variables.iter().filter_map(|it| it.split_once('='));
@@ -80,6 +84,18 @@ fn examine(record: &Path) -> Report {
         (export.free_bytes, export.size_bytes) = (free_mb << 20, 100 << 20);
     }
     Report::new(facts)
+}
+
+/// All files below a folder.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        match entry.path() {
+            path if path.is_dir() => files.extend(files_below(&path)),
+            path => files.push(path),
+        }
+    }
+    files
 }
 
 /// What is said of every record.
@@ -206,5 +222,46 @@ fn every_finding_says_all_that_it_should() {
             assert!(!matches!(&finding.fix, Fix::Run(it) | Fix::Person(it) if it.is_empty()));
             assert!(Severity::ALL.contains(&finding.severity));
         }
+    }
+}
+
+/// What a file of the kernel might hold that nobody thought of.
+const ODD: &[&[u8]] = &[
+    b"",
+    b"\n\n",
+    b"\xff\xfe\x00\x80",
+    b"-1",
+    b"99999999999999999999999",
+    b": ( X) [",
+    b"0-,-5,4294967295-0",
+];
+
+#[test]
+fn whatever_a_file_holds_something_is_said() {
+    let root = folder();
+    lay_out(&tests().join("machines/healthy.txt"), root.path());
+    let looked = |what: &str| {
+        let exports = vec![PathBuf::from("/etc")];
+        let facts = Facts::read(root.path(), Wish::default(), exports, Duration::ZERO);
+        let report = Report::new(facts);
+        let said = report.text("") + &fix_script(&report.findings);
+        assert!(said.lines().count() > 3 && report.exit() <= 2, "{what}: {said}");
+        // A part that panics does not answer.
+        let silent = report.findings.iter().find(|finding| finding.check == "silent");
+        assert_eq!(silent, None, "{what}");
+    };
+    for file in files_below(root.path()) {
+        let told = fs::read(&file).expect("reads");
+        for &odd in ODD {
+            fs::write(&file, odd).expect("writes");
+            looked(&format!("{} is {odd:?}", file.display()));
+        }
+        // Something else under its name, then nothing.
+        fs::remove_file(&file).expect("removes");
+        fs::create_dir(&file).expect("a folder");
+        looked(&format!("{} is a folder", file.display()));
+        fs::remove_dir(&file).expect("removes");
+        looked(&format!("{} is gone", file.display()));
+        fs::write(&file, told).expect("writes");
     }
 }

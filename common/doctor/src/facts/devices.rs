@@ -82,6 +82,10 @@ const MAKERS: &[(&str, &str)] = &[("0x15b3", "mlx5_ib"), ("0x14e4", "bnxt_re"), 
 /// Reads all of them, and what may not be read.
 pub(super) fn read(tree: &Tree) -> (Machine, Vec<DeviceFacts>, Vec<OrphanCard>, Vec<String>) {
     let machine = Machine::read(tree.root());
+    // What links cannot read they leave out; that it may not be read is to be told here.
+    for folder in ["sys/class/infiniband", "sys/class/infiniband_verbs"] {
+        tree.names(folder);
+    }
     let devices = machine.devices.iter().map(|device| {
         let folder = format!("sys/class/infiniband/{}", device.name);
         let ports = device.ports.iter().map(|it| port(tree, &folder, it)).collect();
