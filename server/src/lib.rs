@@ -28,5 +28,5 @@ mod session;
 pub mod span;
 mod worker;
 
-pub use listener::{Server, ServerError, ServerOptions, take_port};
+pub use listener::{Server, ServerError, ServerOptions, check, take_port};
 pub use observe::MetricsError;

@@ -4,6 +4,7 @@
 
 use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError, Tls};
+use crate::confine::User;
 use crate::export::{Owner, check_exports};
 use crate::guests::Guests;
 use crate::hashing::Hashing;
@@ -223,9 +224,26 @@ impl Server {
 }
 
 /// Who the server is, and who vouches for clients by their certificates.
+/// Looks whether a server could be made of a configuration, and makes nothing: folders, users,
+/// keys and certificates are there and can be read, and nobody is let in by accident.
+pub fn check(config: &Config) -> Result<(), ServerError> {
+    check_exports(&config.exports)?;
+    if !config.user.is_empty() {
+        User::find(&config.user)?;
+    }
+    let own = config.tls.cert.as_os_str().is_empty() && config.tls.key.as_os_str().is_empty();
+    let authority = match own {
+        true => authority(config)?,
+        false => certificates(config)?.1,
+    };
+    let policy = Keyring::new(config, Vec::new()).policy(&Policy::default())?;
+    let has_keys = policy.has_keys() || authority.is_some();
+    Ok(check_listen(&config.listen, has_keys, config.insecure_no_auth)?)
+}
+
 fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), ControlError> {
     let given = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
-    let Tls { cert, key, client_ca } = &config.tls;
+    let Tls { cert, key, .. } = &config.tls;
     let identity = match (given(cert), given(key)) {
         (Some(cert), Some(key)) => ServerIdentity::load(&cert, &key)?,
         (None, None) => ServerIdentity::load_or_create(&config.state_dir())?,
@@ -237,8 +255,13 @@ fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), 
             });
         }
     };
-    let authority = given(client_ca).map(|path| Authority::load(&path)).transpose()?;
-    Ok((identity, authority))
+    Ok((identity, authority(config)?))
+}
+
+/// Who vouches for clients, if that is configured.
+fn authority(config: &Config) -> Result<Option<Authority>, ControlError> {
+    let path = &config.tls.client_ca;
+    (!path.as_os_str().is_empty()).then(|| Authority::load(path)).transpose()
 }
 
 /// Takes an address without listening on it yet; one that a server had a moment ago is free.

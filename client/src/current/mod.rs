@@ -4,17 +4,16 @@
 //! growing pauses, a source that is lost is waited for. What is known is told:
 //! to the status file, to systemd, and to whoever observes.
 
-pub mod notify;
 pub mod status;
 pub mod wait;
 
 use crate::session::ClientError;
 use crate::watching::{Heard, Watching};
-use notify::Notifier;
 use status::{BEAT, State, Status, StatusFile, seconds};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use verbatim_proto::{Changes, Fault};
+use verbatim_telemetry::notify::Notifier;
 
 /// The pause before a pass that failed is tried again, the first time and at most.
 const RETRY_MIN: Duration = Duration::from_millis(500);

@@ -5,7 +5,6 @@
 use super::chosen::Chosen;
 use super::{SyncOptions, server_of, sync_held};
 use crate::copy::CopyError;
-use crate::current::notify::Notifier;
 use crate::current::status::{Status, StatusFile};
 use crate::current::{Current, CurrentError, Pass, Passes};
 use crate::location::Location;
@@ -20,6 +19,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use verbatim_files::hold::Hold;
 use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
+use verbatim_telemetry::notify::Notifier;
 
 /// Makes the target equal to the source, and keeps it so until `stop` says otherwise. What
 /// fails before it was equal once is an error; later it is tried again.

@@ -1,5 +1,5 @@
-//! What people see of Verbatim while it runs: the set-up of logs, and the
-//! definitions of metrics. Each binary makes its own values and hands them down;
+//! What people see of Verbatim while it runs: the set-up of logs, the definitions
+//! of metrics, and what systemd is told. Each binary makes its own values and hands them down;
 //! there are no globals but the subscriber of logs. Depends on nothing of ours.
 
 #![forbid(unsafe_code)]
@@ -7,6 +7,7 @@
 pub mod doctor;
 pub mod labels;
 mod logging;
+pub mod notify;
 pub mod run;
 pub mod serve;
 

@@ -12,6 +12,7 @@ mod page;
 mod pins;
 mod prometheus;
 mod status;
+mod units;
 
 use std::fs;
 use std::net::SocketAddr;

@@ -3,7 +3,7 @@
 //! library's.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stderr)]
+#![allow(clippy::print_stderr, clippy::print_stdout)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod rdma;
@@ -23,6 +23,7 @@ use verbatim_server::confine::{RulesetStatus, User, confine};
 use verbatim_server::export::{ExportSpec, Mode};
 use verbatim_server::{Server, ServerError, ServerOptions, span, take_port};
 use verbatim_telemetry::Format;
+use verbatim_telemetry::notify::Notifier;
 
 /// Threads for file work: opening, hashing, flushing.
 const FILE_THREADS_MAX: usize = 32;
@@ -64,6 +65,13 @@ struct Flags {
     /// configs/rdma-serve.toml shows every key at its default. Flags win over it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+
+    /// Look whether a server could be started with all this, say so, and exit.
+    ///
+    /// Nothing is made, opened to others or listened on. 0 where it could, 2 with the
+    /// reason where not.
+    #[arg(long)]
+    check_config: bool,
 
     /// Keep identity, keys and the digest cache in DIR [default: $XDG_STATE_HOME/verbatim].
     #[arg(long, value_name = "DIR")]
@@ -157,6 +165,16 @@ fn main() -> ExitCode {
         let hint = "give a folder: rdma-serve PATH, or an [[export]] in the configuration";
         return complain(&"nothing to export", Some(hint.into()), 2);
     }
+    if flags.check_config {
+        return match verbatim_server::check(&config) {
+            Ok(()) => {
+                let (count, address) = (config.exports.len(), config.listen);
+                println!("good: {count} exports, to be served at {address}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => complain(&error, error.hint(), 2),
+        };
+    }
     let format = Format::parse(&config.log.format).unwrap_or_default();
     verbatim_telemetry::start(&config.log.level, format);
     // Before there is another thread, so that all of them have it. Old kernels do not.
@@ -223,6 +241,7 @@ fn give_up(mut config: Config) -> Result<(Config, Option<TcpStream>), Box<Server
 
 async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result<(), ServerError> {
     let exports = config.exports.clone();
+    let count = exports.len();
     let open = config.insecure_no_auth;
     let shared = match (&flags.share, exports.last()) {
         (Some(_), Some(export)) => Some(share::Share::new(export, flags.share_for)?),
@@ -252,6 +271,7 @@ async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result
     if let Some(share) = shared {
         share.print(address, fingerprint);
     }
+    let notifier = Notifier::from_environment();
     let stop = async {
         match signals {
             (Ok(mut term), Ok(mut int)) => {
@@ -259,7 +279,22 @@ async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result
             }
             _ => std::future::pending().await,
         }
+        notifier.tell(&["STOPPING=1"], "ending sessions");
     };
-    server.run(stop).await;
+    notifier.tell(&["READY=1"], &format!("serving {count} exports at {address}"));
+    tokio::select! {
+        () = server.run(stop) => {}
+        // Never ends; from the threads that serve, so that silence says that they hang.
+        () = beat(&notifier) => {}
+    }
     Ok(())
+}
+
+/// Shows systemd that the server is there, as often as it wants to know.
+async fn beat(notifier: &Notifier) {
+    let Some(pause) = Notifier::beat() else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(pause).await;
+        notifier.tell_alive();
+    }
 }

@@ -1,0 +1,101 @@
+//! The units of systemd: it takes them without a word, finds little to say against
+//! them, and a server does what they promise. It is told when the server listens,
+//! that it is still there, and when it stops.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use verbatim_tests::process::{Home, Running, Signal, binary, skip};
+
+/// What `systemd-analyze security` may count at most, of 100.
+const EXPOSURE_MAX: &str = "20";
+
+/// The units, with paths that are here instead of where they are installed.
+fn units(dir: &Path) -> Vec<PathBuf> {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/systemd");
+    let entries = fs::read_dir(from).expect("the project's units");
+    let mut units = Vec::new();
+    for entry in entries.map(|entry| entry.expect("entry")) {
+        let text = fs::read_to_string(entry.path()).expect("text");
+        let here = binary("rdma-serve").parent().expect("a folder").display().to_string();
+        let text = text.replace("/usr/local/bin", &here);
+        let name = entry.file_name().to_string_lossy().replace("@.", "@data.");
+        let unit = dir.join(name);
+        fs::write(&unit, text).expect("writes");
+        units.push(unit);
+    }
+    units
+}
+
+#[test]
+fn systemd_takes_the_units_and_finds_them_closed() {
+    let name = "systemd_takes_the_units_and_finds_them_closed";
+    let dir = tempfile::tempdir().expect("folder");
+    let units = units(dir.path());
+    assert_eq!(units.len(), 2);
+    for unit in &units {
+        let verify =
+            Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(unit).output();
+        let Ok(said) = verify else { return skip(name, "no systemd-analyze") };
+        let text = String::from_utf8_lossy(&said.stderr).into_owned();
+        // Of other units of this machine it may say what it likes.
+        let own = unit.file_name().expect("a name").to_string_lossy().into_owned();
+        let of_ours = text.lines().filter(|line| line.contains(&own)).collect::<Vec<_>>();
+        assert!(of_ours.is_empty() && said.status.success(), "{text}");
+    }
+    let serve = units.iter().find(|unit| unit.ends_with("rdma-serve.service")).expect("is there");
+    let mut security = Command::new("systemd-analyze");
+    security.args(["security", "--no-pager", "--offline=true", "--threshold", EXPOSURE_MAX]);
+    let said = security.arg(serve).output().expect("it was there before");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+}
+
+#[test]
+fn systemd_is_told_when_a_server_listens_lives_and_stops() {
+    let home = Home::new();
+    let dir = tempfile::tempdir().expect("folder");
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("binds");
+    socket.set_read_timeout(Some(Duration::from_secs(20))).expect("takes it");
+    let heard = || {
+        let mut buffer = [0; 512];
+        let bytes = socket.recv(&mut buffer).expect("it is told in time");
+        String::from_utf8_lossy(&buffer[..bytes]).into_owned()
+    };
+    let export = format!("data={}", dir.path().display());
+    let flags = ["--listen", "127.0.0.1:0", "--metrics", "off", &export];
+    let mut command = home.command("rdma-serve", &flags);
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000");
+    let serve = Running::start(command);
+    let ready = heard();
+    assert!(ready.starts_with("READY=1\nSTATUS=serving 1 exports at 127.0.0.1:"), "{ready}");
+    assert_eq!((heard(), heard()), ("WATCHDOG=1\n".into(), "WATCHDOG=1\n".into()));
+    serve.signal(Signal::TERM);
+    let stopping = (0..100).map(|_| heard()).find(|text| text != "WATCHDOG=1\n");
+    assert_eq!(stopping.as_deref(), Some("STOPPING=1\nSTATUS=ending sessions\n"));
+    assert_eq!(serve.end().code, Some(0));
+}
+
+#[test]
+fn a_configuration_is_checked_and_nothing_is_made() {
+    let home = Home::new();
+    let dir = tempfile::tempdir().expect("folder");
+    let check = |more: &[&str]| {
+        Running::start(home.command("rdma-serve", &[&["--check-config"], more].concat())).end()
+    };
+    let export = format!("data={}", dir.path().display());
+    let said = check(&[&export]).done();
+    assert_eq!(said.stdout, "good: 1 exports, to be served at 127.0.0.1:20490\n");
+    assert!(!home.state().exists(), "it only looks");
+    check(&["data=/nowhere"]).refused(2, &["cannot export /nowhere as data", "create the folder"]);
+    check(&[&export, "--listen", "0.0.0.0:20490"]).refused(2, &["rdma-token add"]);
+    check(&[&export, "--user", "nobody-at-all"]).refused(2, &["there is no such user"]);
+    let config = dir.path().join("serve.toml");
+    fs::write(&config, "[tls]\ncert = \"/nowhere/cert.pem\"\nkey = \"/nowhere/key.pem\"\n")
+        .expect("writes");
+    let config = config.to_str().expect("plain");
+    check(&[&export, "--config", config]).refused(2, &["/nowhere/key.pem"]);
+    check(&["--config", "/nowhere.toml"]).refused(2, &["/nowhere.toml"]);
+}
