@@ -22,6 +22,7 @@ const EDGES: &[(&str, Option<&[&str]>)] = &[
     ("verbatim-files", Some(&["verbatim-proto"])),
     ("verbatim-control", Some(&["verbatim-proto"])),
     ("verbatim-doctor", Some(&["verbatim-fabric", "verbatim-telemetry"])),
+    ("verbatim-usage", Some(&["verbatim-fabric"])),
     ("verbatim-server", Some(ENDS)),
     ("verbatim-client", Some(ENDS)),
     ("verbatim-tests", None),
@@ -37,6 +38,7 @@ const ENDS: &[&str] = &[
     "verbatim-control",
     "verbatim-doctor",
     "verbatim-telemetry",
+    "verbatim-usage",
 ];
 
 /// The longest file, tests and all.

@@ -89,7 +89,7 @@ fn expiry(text: &str) -> Result<Expiry, String> {
 }
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = verbatim_usage::parse::<Flags>();
     let state = match (flags.state, Config::find(flags.config.as_deref())) {
         (Some(state), _) => state,
         (None, Ok(config)) => config.state_dir(),

@@ -7,6 +7,7 @@
 
 mod browser;
 mod journal;
+mod manuals;
 mod metrics;
 mod page;
 mod pins;

@@ -11,7 +11,6 @@ mod flags;
 mod shared;
 mod show;
 
-use clap::Parser;
 use flags::{Flags, Task};
 use shared::ask;
 use shared::ending::{Exit, complain, interrupted, refused};
@@ -26,7 +25,7 @@ use verbatim_control::ClientKey;
 use verbatim_proto::message::Entry;
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = verbatim_usage::parse::<Flags>();
     flags.voice.start_logs();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {

@@ -14,7 +14,6 @@ mod show;
 mod status;
 mod way;
 
-use clap::Parser;
 use flags::Flags;
 use shared::ask;
 use shared::ending::{Exit, FlagError, complain};
@@ -29,7 +28,7 @@ use verbatim_doctor::{Facts, Report, fix_script, nccl_exports};
 use verbatim_fabric::ports::Machine;
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = verbatim_usage::parse::<Flags>();
     flags.voice.start_logs();
     let json = flags.voice.json;
     if let Some(server) = &flags.server_status {

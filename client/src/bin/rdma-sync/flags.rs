@@ -5,7 +5,7 @@ use crate::shared::connection::ConnectionFlags;
 use crate::shared::ending::FlagError;
 use crate::shared::records::RecordFlags;
 use crate::shared::voice::VoiceFlags;
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use clap::{ArgMatches, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -157,7 +157,7 @@ pub struct Flags {
 impl Flags {
     /// Reads the command line; prints what is wrong with it, and ends, as clap does.
     pub fn read() -> Self {
-        let matches = Self::command().get_matches();
+        let matches = verbatim_usage::matches::<Self>();
         let mut flags = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         flags.patterns = in_order(&matches);
         flags

@@ -156,7 +156,7 @@ fn metrics_listen(text: &str) -> Result<String, String> {
 }
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = verbatim_usage::parse::<Flags>();
     let config = match flags.config() {
         Ok(config) => config,
         Err(error) => return complain(&error, error.hint(), 2),
