@@ -6,6 +6,7 @@
 
 mod version;
 
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use std::ffi::OsString;
@@ -27,7 +28,14 @@ pub fn matches<F: CommandFactory>() -> ArgMatches {
     if let [flag, kind] = &arguments[..]
         && flag == "--generate"
     {
-        end(generate(&mut command, &kind.to_string_lossy()));
+        match generate(&mut command, &kind.to_string_lossy()) {
+            Ok(made) => {
+                // A reader that goes away has what it wants.
+                let _ = std::io::stdout().write_all(&made);
+                std::process::exit(0)
+            }
+            Err(text) => command.error(ErrorKind::InvalidValue, text).exit(),
+        }
     }
     // It takes a look at the machine, which nobody else should wait for.
     if arguments.iter().any(|argument| argument == "--version") {
@@ -55,19 +63,6 @@ fn generate(command: &mut Command, kind: &str) -> Result<Vec<u8>, String> {
     };
     clap_complete::generate(shell, command, name, &mut made);
     Ok(made)
-}
-
-#[allow(clippy::print_stderr, reason = "this is all that the command does")]
-fn end(made: Result<Vec<u8>, String>) -> ! {
-    let code = match made {
-        // A reader that goes away has what it wants.
-        Ok(made) => std::io::stdout().write_all(&made).map_or(0, |()| 0),
-        Err(error) => {
-            eprintln!("{error}");
-            2
-        }
-    };
-    std::process::exit(code)
 }
 
 #[cfg(test)]
