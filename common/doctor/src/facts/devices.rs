@@ -162,7 +162,8 @@ fn paused(text: &str) -> Option<Vec<u8>> {
     Some(on.filter_map(|priority| priority.parse().ok()).collect())
 }
 
-/// Cards on the bus that could be RDMA devices and are none.
+/// Cards on the bus that could be RDMA devices and are none. Where others are, such a card was
+/// switched off or handed on: it is told of only where there is no device at all.
 fn orphans(tree: &Tree, machine: &Machine) -> Vec<OrphanCard> {
     let of = |pci: &str, name: &str| tree.text(&format!("sys/bus/pci/devices/{pci}/{name}"));
     let orphan = |pci: String| {
@@ -174,13 +175,7 @@ fn orphans(tree: &Tree, machine: &Machine) -> Vec<OrphanCard> {
         let is_known = machine.devices.iter().any(|it| it.pci.as_deref() == Some(pci.as_str()));
         (is_network && !is_known).then_some(OrphanCard { pci, module })
     };
-    // Where one card has a device, a card without is one that was switched off or handed on.
-    let cards = tree.names("sys/bus/pci/devices").into_iter().filter_map(orphan);
-    if machine.devices.iter().any(|device| device.pci.is_some()) {
-        Vec::new()
-    } else {
-        cards.collect()
-    }
+    tree.names("sys/bus/pci/devices").into_iter().filter_map(orphan).collect()
 }
 
 #[cfg(test)]
