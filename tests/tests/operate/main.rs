@@ -12,6 +12,7 @@ mod metrics;
 mod page;
 mod pins;
 mod prometheus;
+mod readme;
 mod status;
 mod units;
 
