@@ -1,5 +1,5 @@
-//! The commands of the README, as they stand there: run one after the other in a
-//! machine of their own, with its own files (an overlay over this one's) and its own
+//! The commands of the README and of the guides, as they stand there: run one after
+//! the other in a machine of their own, with its own files (an overlay over this one's) and its own
 //! network. What a command prints once (a token, a fingerprint, a key) takes the
 //! place of the dots in those behind it.
 
@@ -44,7 +44,7 @@ echo 1 >/data/imagenet/a/1.jpg
 echo 2 >/data/set1/part
 echo 3 >step-1000.pt
 tar cf /data/set.tar -C /data set1
-heard=/tmp/heard server=0
+heard=/tmp/heard server=0 follower=0
 : >$heard
 fill() {
     local token key print
@@ -78,63 +78,75 @@ serve() {
     cat /tmp/log >>$heard
 }
 follow() {
-    bash -c "exec $1" >/tmp/followed 2>&1 &
-    local pid=$!
+    unfollow
+    bash -c "$1" >/tmp/followed 2>&1 &
+    follower=$!
     sleep 2
-    kill -TERM $pid || { echo "FAILED: it ended: $1"; cat /tmp/followed; exit 1; }
-    wait $pid || true
+    kill -0 $follower || { echo "FAILED: it ended: $1"; cat /tmp/followed; exit 1; }
+}
+unfollow() {
+    ((follower == 0)) || { kill -TERM $follower && wait $follower || true; }
+    follower=0
 }
 over() {
+    unfollow
     ((server == 0)) || { kill -TERM $server && wait $server || true; }
     server=0
 }
 "#;
 
-/// The blocks of commands of a text: not those of files.
-fn blocks(text: &str) -> Vec<Vec<&str>> {
-    let parts = text.split("```\n").skip(1).step_by(2);
-    let lines = parts.map(|part| part.lines().collect::<Vec<_>>());
-    lines.filter(|lines| !lines[0].starts_with('[')).collect()
-}
-
-fn script(blocks: &[Vec<&str>]) -> (String, usize) {
-    let (mut script, mut count) = (SCRIPT.to_owned(), 0);
-    for block in blocks.iter().filter(|block| !ELSEWHERE.contains(&block[0])) {
-        for line in block {
-            let line = ["server$ ", "client$ "]
-                .iter()
-                .find_map(|it| line.strip_prefix(it))
-                .unwrap_or(line);
-            let line = line.split("  #").next().unwrap_or(line).trim_end();
-            let how = match line {
-                line if line.starts_with("rdma-serve") => "serve",
-                line if line.contains("--watch") => "follow",
-                // It says by its code that there is no RDMA here.
-                line if line.contains("rdma-doctor") => "say 2",
-                _ => "say 0",
-            };
-            let line = line.replace("HOST", "127.0.0.1");
-            writeln!(script, "{how} '{}'", line.replace('\'', r"'\''")).expect("a string");
-            count += 1;
+/// The commands of a text: lines of its blocks, but for blocks of files and those that are run
+/// elsewhere. What is in a here-document belongs to its command.
+fn commands(text: &str) -> Vec<String> {
+    let (mut commands, mut inside, mut until) = (Vec::<String>::new(), None, None);
+    for line in text.lines() {
+        match (line.strip_prefix("```"), inside, until) {
+            (Some(kind), None, _) => inside = Some(kind == "sh" || kind.is_empty()),
+            (Some(_), Some(_), _) => inside = None,
+            (None, Some(true), Some(end)) => {
+                let last = commands.last_mut().expect("the command that it belongs to");
+                write!(last, "\n{line}").expect("a string");
+                until = (line != end).then_some(end);
+            }
+            (None, Some(true), None) if line.starts_with('[') || ELSEWHERE.contains(&line) => {
+                inside = Some(false);
+            }
+            (None, Some(true), None) => {
+                let prompts = ["server$ ", "client$ "];
+                let line = prompts.iter().find_map(|it| line.strip_prefix(it)).unwrap_or(line);
+                commands.push(line.split("  #").next().unwrap_or(line).trim_end().to_owned());
+                until = line.split_once("<<'").map(|(_, end)| end.trim_end_matches('\''));
+            }
+            _ => {}
         }
     }
-    script.push_str(
-        "over\ndiff -r /data/imagenet /scratch/imagenet\ncmp step-1000.pt /scratch/ckpt/step-1000.pt\n\
-         cmp model.safetensors /data/model.safetensors\ntar tf /scratch/ckpt/code.tar >/dev/null\n\
-         echo ALL DONE\n",
-    );
-    (script, count)
+    commands
 }
 
-#[test]
-fn every_command_of_the_readme_works() {
-    let name = "every_command_of_the_readme_works";
+/// Runs the commands of a text, then looks at what they left.
+fn run(name: &str, file: &str, count_min: usize, check: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let readme = fs::read_to_string(root.join("README.md")).expect("the README");
-    let blocks = blocks(&readme);
-    assert!(ELSEWHERE.iter().all(|it| blocks.iter().any(|block| block[0] == *it)), "{blocks:?}");
-    let (script, count) = script(&blocks);
-    assert!(count >= 15, "{count} commands in {blocks:?}");
+    let text = fs::read_to_string(root.join(file)).expect("a text of the project");
+    let commands = commands(&text);
+    assert!(commands.len() >= count_min, "{file}: {commands:?}");
+    let mut script = SCRIPT.to_owned();
+    for command in commands {
+        let how = match command.as_str() {
+            it if it.starts_with("export ") => {
+                writeln!(script, "{it}").expect("a string");
+                continue;
+            }
+            it if it.starts_with("rdma-serve") && !it.contains("--check-config") => "serve",
+            it if it.contains("--watch") => "follow",
+            it if it.contains("--wait") => "say 0",
+            // It says by its code that there is no RDMA here.
+            it if it.contains("rdma-doctor") => "unfollow; say 2",
+            _ => "unfollow; say 0",
+        };
+        let command = command.replace("HOST", "127.0.0.1").replace('\'', r"'\''");
+        writeln!(script, "{how} '{command}'").expect("a string");
+    }
+    write!(script, "over\n{check}\necho ALL DONE\n").expect("a string");
     let dir = tempfile::tempdir().expect("folder");
     for folder in ["machine", "run"] {
         fs::create_dir(dir.path().join(folder)).expect("makes");
@@ -153,4 +165,37 @@ fn every_command_of_the_readme_works() {
     let told = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("ALL DONE"), "{told}\n{errors}\n{script}");
+}
+
+#[test]
+fn every_command_of_the_readme_works() {
+    let check = "diff -r /data/imagenet /scratch/imagenet\n\
+                 cmp step-1000.pt /scratch/ckpt/step-1000.pt\n\
+                 cmp model.safetensors /data/model.safetensors\n\
+                 tar tf /scratch/ckpt/code.tar >/dev/null";
+    run("every_command_of_the_readme_works", "README.md", 20, check);
+}
+
+#[test]
+fn a_dataset_gets_to_every_node_as_the_guide_says() {
+    let check = "diff -r /data/imagenet /scratch/imagenet";
+    run("a_dataset_gets_to_every_node", "docs/datasets.md", 9, check);
+}
+
+#[test]
+fn a_checkpoint_gets_to_many_nodes_as_the_guide_says() {
+    let check = "for at in /tmp/step-1000 /data/keep/step-1000 /data/keep/latest; do\n\
+                 diff -r /scratch/ckpt/step-1000 $at; done";
+    run("a_checkpoint_gets_to_many_nodes", "docs/checkpoints.md", 11, check);
+}
+
+#[test]
+fn what_took_the_place_of_rsync_leaves_nothing_to_rsync() {
+    let name = "what_took_the_place_of_rsync_leaves_nothing_to_rsync";
+    if Command::new("rsync").arg("--version").output().is_err() {
+        return skip(name, "no rsync");
+    }
+    let check = "test -z \"$(rsync -aHAXSin --checksum --delete /data/imagenet/ /scratch/moved/)\"\n\
+                 cmp model.safetensors /data/model.safetensors\ndiff -r /data/set1 /scratch/set-copy";
+    run(name, "docs/moving-over.md", 6, check);
 }
