@@ -1,16 +1,19 @@
 //! What end-to-end tests share: a server and copies against it (`pair`), trees
 //! to copy and to compare (`tree`), a network that misbehaves (`proxy`), a client
-//! that says what it wants (`raw`), a server that comes back (`place`), and what an
-//! enemy could send (`hostile`).
+//! that says what it wants (`raw`), a server that comes back (`place`), what an
+//! enemy could send (`hostile`), what a disk has after a power cut (`powercut`), and
+//! luck that can be had again (`dice`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
 //! on loopback, and goes with its handle.
 
 #![forbid(unsafe_code)]
 
+pub mod dice;
 pub mod hostile;
 pub mod http;
 pub mod pair;
 pub mod place;
+pub mod powercut;
 pub mod process;
 pub mod proxy;
 pub mod raw;

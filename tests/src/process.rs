@@ -69,7 +69,7 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option
 
 /// The folders of one user: state and configuration, shared with nobody.
 pub struct Home {
-    dir: TempDir,
+    dir: Arc<TempDir>,
     wrapper: Vec<String>,
 }
 
@@ -77,7 +77,13 @@ impl Home {
     /// Makes the folders of a user nobody knows.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        Self { dir, wrapper: Vec::new() }
+        Self { dir: Arc::new(dir), wrapper: Vec::new() }
+    }
+
+    /// The folders of the same user, for commands that are run by themselves again.
+    #[allow(dead_code, reason = "not every test target has commands run by others")]
+    pub fn again(&self) -> Self {
+        Self { dir: self.dir.clone(), wrapper: Vec::new() }
     }
 
     /// The folders of a user without rights, because permissions mean nothing to root. None where

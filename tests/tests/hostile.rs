@@ -8,6 +8,7 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use verbatim_tests::dice::Dice;
 use verbatim_tests::hostile::TARGETS;
 use verbatim_tests::process::trials;
 
@@ -57,13 +58,8 @@ fn kept(name: &str) -> Vec<(String, Vec<u8>)> {
 
 /// The input of a seed: noise, or something kept with a few bytes changed.
 fn input(name: &str, seed: u64, kept: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let mut noise =
-        blake3::Hasher::new().update(name.as_bytes()).update(&seed.to_le_bytes()).finalize_xof();
-    let mut next = || {
-        let mut bytes = [0; 4];
-        noise.fill(&mut bytes);
-        u32::from_le_bytes(bytes) as usize
-    };
+    let mut dice = Dice::new(name, seed);
+    let mut next = || dice.roll();
     let base = match (kept, seed % 2) {
         ([], _) | (_, 0) => {
             let len = next() % INPUT_BYTES_MAX;
