@@ -7,6 +7,7 @@
 
 mod browser;
 mod journal;
+mod kubernetes;
 mod manuals;
 mod metrics;
 mod page;
