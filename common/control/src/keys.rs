@@ -10,21 +10,23 @@ use ring::{
     signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey},
 };
 use std::{fmt, path::Path, str::FromStr};
+use zeroize::Zeroizing;
 
-/// The secret half of a client's key: 32 bytes of seed.
+/// The secret half of a client's key: 32 bytes of seed, in one place of the heap, so that moving
+/// it leaves no copy behind, and wiped when it goes.
 #[derive(Clone)]
-pub struct ClientKey([u8; 32]);
+pub struct ClientKey(Box<Zeroizing<[u8; 32]>>);
 
 impl ClientKey {
     /// Makes a new key out of the system's randomness.
     pub fn generate() -> Result<Self, ControlError> {
-        let mut seed = [0; 32];
-        SystemRandom::new().fill(&mut seed).map_err(|_| ControlError::Local {
+        let mut key = Self(Box::default());
+        SystemRandom::new().fill(&mut **key.0).map_err(|_| ControlError::Local {
             what: "cannot make a key".into(),
             cause: "the system gives no random bytes".into(),
             hint: None,
         })?;
-        Ok(Self(seed))
+        Ok(key)
     }
 
     /// Reads a key from its token.
@@ -32,24 +34,36 @@ impl ClientKey {
         let bad = |cause| ParseError { what: "token", cause };
         let digits = token.strip_prefix(TOKEN_PREFIX).ok_or(bad("it begins with vbt1-"))?;
         let bytes = URL_SAFE_NO_PAD.decode(digits).map_err(|_| bad("it has a mistyped letter"))?;
-        bytes.try_into().map(Self).map_err(|_| bad("it is not 48 letters long"))
+        let bytes = Zeroizing::new(bytes);
+        let mut key = Self(Box::default());
+        if bytes.len() != key.0.len() {
+            return Err(bad("it is not 48 letters long"));
+        }
+        key.0.copy_from_slice(&bytes);
+        Ok(key)
     }
 
-    /// Writes the key as a token; whoever reads it can use it.
-    pub fn to_token(&self) -> String {
-        format!("{TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(self.0))
+    /// Writes the key as a token; whoever reads it can use it. It is wiped when it goes.
+    pub fn to_token(&self) -> Zeroizing<String> {
+        let digits = Zeroizing::new(URL_SAFE_NO_PAD.encode(self.0.as_slice()));
+        let mut token = Zeroizing::new(String::with_capacity(TOKEN_PREFIX.len() + digits.len()));
+        token.push_str(TOKEN_PREFIX);
+        token.push_str(&digits);
+        token
     }
 
     /// Loads a key from a file that holds its token and that only its owner can read.
     pub fn load(path: &Path) -> Result<Self, ControlError> {
         let missing = || private::bad(path, "there is no such file");
         let bytes = private::read_secret(path)?.ok_or_else(missing)?;
-        Self::from_token(private::text(path, bytes)?.trim()).map_err(|e| private::bad(path, e))
+        let text = Zeroizing::new(private::text(path, bytes)?);
+        Self::from_token(text.trim()).map_err(|e| private::bad(path, e))
     }
 
     /// Saves the key in a new file that only this user can read; one that is there is kept.
     pub fn save_new(&self, path: &Path) -> Result<(), ControlError> {
-        if private::write_new(path, format!("{}\n", self.to_token()).as_bytes())? {
+        let line = Zeroizing::new(format!("{}\n", *self.to_token()));
+        if private::write_new(path, line.as_bytes())? {
             return Ok(());
         }
         let what = format!("cannot write {}", path.display());
@@ -68,7 +82,7 @@ impl ClientKey {
     }
 
     fn pair(&self) -> Ed25519KeyPair {
-        Ed25519KeyPair::from_seed_unchecked(&self.0).expect("every 32 bytes are an Ed25519 seed")
+        Ed25519KeyPair::from_seed_unchecked(&**self.0).expect("every 32 bytes are an Ed25519 seed")
     }
 }
 
@@ -167,6 +181,11 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    /// A key whose seed is of one byte.
+    fn of(byte: u8) -> ClientKey {
+        ClientKey(Box::new(Zeroizing::new([byte; 32])))
+    }
+
     #[test]
     fn a_token_reads_back_what_it_writes() {
         let key = ClientKey::generate().unwrap();
@@ -186,10 +205,44 @@ mod tests {
 
     #[test]
     fn the_seed_never_appears_in_debug() {
-        let key = ClientKey([0xAB; 32]);
+        let key = of(0xAB);
         let shown = format!("{key:?}");
         assert!(!shown.contains(&key.to_token()[5..]));
         assert!(!shown.contains("171") && !shown.to_lowercase().contains("abab"), "{shown}");
+    }
+
+    /// Whether bytes, told as their complement, are anywhere in this process's heap.
+    fn is_in_heap(inverse: &[u8]) -> bool {
+        use std::os::unix::fs::FileExt;
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let writable = maps.lines().filter(|line| line.contains(" rw-p 00000000 00:00 0 "));
+        writable.filter(|line| !line.contains("[stack]")).any(|line| {
+            let (begin, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [begin, end] = [begin, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+            let mut bytes = vec![0; (end - begin) as usize];
+            // What was unmapped meanwhile, or has no pages, holds nothing.
+            let _ = memory.read_at(&mut bytes, begin);
+            let is_it = |at: &[u8]| at.iter().zip(inverse).all(|(here, not)| *here == !*not);
+            let begins = |window: &&[u8]| window[0] == !inverse[0];
+            bytes.windows(inverse.len()).filter(begins).any(is_it)
+        })
+    }
+
+    #[test]
+    fn a_key_and_its_token_are_wiped_when_they_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let made = ClientKey::generate().unwrap();
+        let seed: Vec<u8> = made.0.iter().map(|byte| !byte).collect();
+        let token: Vec<u8> = made.to_token().bytes().map(|byte| !byte).collect();
+        assert!(is_in_heap(&seed), "it is looked at the right place");
+        made.save_new(&path).unwrap();
+        drop(made);
+        drop(ClientKey::load(&path).unwrap().clone());
+        // Most of it: the allocator keeps its own lists in the first bytes of what is free.
+        assert!(!is_in_heap(&seed[16..]), "a seed is left");
+        assert!(!is_in_heap(&token[16..]), "a token is left");
     }
 
     #[test]
@@ -223,12 +276,12 @@ mod tests {
         let path = dir.path().join("authorized_keys");
         assert!(AuthorizedKeys::load(&path).unwrap().is_empty());
 
-        let (a, b) = (ClientKey([1; 32]).public(), ClientKey([2; 32]).public());
+        let (a, b) = (of(1).public(), of(2).public());
         std::fs::write(&path, format!("# trainers\n\n{a} alice laptop\n  {b}\tbob\n")).unwrap();
         let keys = AuthorizedKeys::load(&path).unwrap();
         assert_eq!(keys.names().collect::<Vec<_>>(), ["alice laptop", "bob"]);
         assert_eq!(keys.find(&b), Some("bob"));
-        assert_eq!(keys.find(&ClientKey([3; 32]).public()), None);
+        assert_eq!(keys.find(&of(3).public()), None);
 
         for (bad, cause) in [("rsa:abc eve", "ed25519:"), (&a.to_string(), "no name")] {
             std::fs::write(&path, format!("# one\n{bad}\n")).unwrap();

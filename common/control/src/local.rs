@@ -7,6 +7,7 @@ use crate::{ClientKey, ControlError, Fingerprint, PublicKey, private};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use zeroize::{Zeroize, Zeroizing};
 
 /// A published local key; dropping it takes the file away.
 #[derive(Debug)]
@@ -30,8 +31,10 @@ impl LocalDoor {
         let path = Self::path(state_dir, port);
         private::make_dir(path.parent().expect("the path ends in a file name"))?;
         let secret = ClientKey::generate()?;
-        let file = DoorFile { fingerprint: fingerprint.to_string(), token: secret.to_token() };
+        let token = secret.to_token().to_string();
+        let file = DoorFile { fingerprint: fingerprint.to_string(), token };
         let text = toml::to_string(&file).map_err(|e| private::bad(&path, e))?;
+        let text = Zeroizing::new(text);
         sweep(&path);
         let held = private::replace_held(&path, text.as_bytes())?;
         let key = secret.public();
@@ -85,11 +88,18 @@ struct DoorFile {
     token: String,
 }
 
+impl Drop for DoorFile {
+    fn drop(&mut self) {
+        self.token.zeroize();
+    }
+}
+
 fn read(path: &Path) -> Result<Option<(Fingerprint, ClientKey)>, ControlError> {
     let Some(bytes) = private::read_own_secret(path)? else { return Ok(None) };
+    let text = Zeroizing::new(private::text(path, bytes)?);
     // The parser's own message would quote the line, and the line may be the token.
-    let file: DoorFile = toml::from_str(&private::text(path, bytes)?)
-        .map_err(|_| private::bad(path, "it is not what rdma-serve wrote"))?;
+    let file: DoorFile =
+        toml::from_str(&text).map_err(|_| private::bad(path, "it is not what rdma-serve wrote"))?;
     let fingerprint = file.fingerprint.parse().map_err(|e| private::bad(path, e))?;
     let key = ClientKey::from_token(&file.token).map_err(|e| private::bad(path, e))?;
     Ok(Some((fingerprint, key)))

@@ -128,7 +128,9 @@ fn open(path: &Path) -> Result<Option<(File, Metadata)>, ControlError> {
 }
 
 fn read_bounded(path: &Path, file: File) -> Result<Vec<u8>, ControlError> {
-    let mut bytes = Vec::new();
+    // As long as it will be: what a vector grows out of is left behind, and it may be a secret.
+    let expected = file.metadata().map_or(0, |metadata| metadata.len()).min(FILE_BYTES_MAX);
+    let mut bytes = Vec::with_capacity(expected as usize + ROOM_BYTES);
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| cannot("read", path, &e))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(bad(path, format!("it is larger than {FILE_BYTES_MAX} bytes")));
@@ -159,6 +161,9 @@ fn check_owner(path: &Path, metadata: &Metadata, user: u32) -> Result<(), Contro
 fn cannot(verb: &str, path: &Path, error: &io::Error) -> ControlError {
     ControlError::local(format!("cannot {verb} {}", path.display()), error)
 }
+
+/// Room behind what is expected, so that its end is found without growing.
+const ROOM_BYTES: usize = 64;
 
 /// The largest file of keys that is read: 1 MiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;

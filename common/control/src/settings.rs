@@ -10,6 +10,7 @@ use std::{
     ffi::OsString,
     path::{Path, PathBuf},
 };
+use zeroize::{Zeroize, Zeroizing};
 
 /// What a user has set for servers.
 #[derive(Debug, Default)]
@@ -28,7 +29,8 @@ impl ClientSettings {
             return Ok(Self { path, ..Self::default() });
         };
         // The parser's own message would quote the line, and the line may be a token.
-        let file: SettingsFile = toml::from_str(&private::text(&path, bytes)?).map_err(|e| {
+        let text = Zeroizing::new(private::text(&path, bytes)?);
+        let file: SettingsFile = toml::from_str(&text).map_err(|e| {
             private::bad(&path, format!("it is not as expected{}", line_of(&e, &path)))
         })?;
         if file.server.values().any(|server| server.token.is_some()) {
@@ -109,14 +111,20 @@ struct SettingsFile {
     server: BTreeMap<String, Server>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Server {
     token: Option<String>,
     token_file: Option<PathBuf>,
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.token.zeroize();
+    }
 }
 
 impl std::fmt::Debug for Server {
@@ -181,7 +189,7 @@ mod tests {
         let find = |flag: Option<&Path>, file: bool, token: bool| {
             let environment = |name: &str| match name {
                 "RDMA_TOKEN_FILE" if file => Some(world.file(1).into()),
-                "RDMA_TOKEN" if token => Some(world.keys[2].to_token().into()),
+                "RDMA_TOKEN" if token => Some(world.keys[2].to_token().as_str().into()),
                 _ => None,
             };
             settings.key("h", 1, flag, environment).unwrap().map(|key| key.public())
@@ -211,11 +219,11 @@ mod tests {
     #[test]
     fn a_token_that_others_can_read_is_refused() {
         let world = World::new();
-        let text = format!("[server.h]\ntoken = {:?}\n", world.keys[0].to_token());
+        let text = format!("[server.h]\ntoken = {:?}\n", *world.keys[0].to_token());
         let settings = world.settings(&text, 0o600).unwrap();
         let key = settings.key("h", 1, None, none).unwrap();
         assert_eq!(key.map(|key| key.public()), world.public(0));
-        assert!(!format!("{settings:?}").contains(&world.keys[0].to_token()));
+        assert!(!format!("{settings:?}").contains(&*world.keys[0].to_token()));
 
         let error = world.settings(&text, 0o640).unwrap_err();
         assert!(error.to_string().contains("client.toml") && error.to_string().contains("0640"));

@@ -132,7 +132,7 @@ fn add(
         }
         None => {
             store.add(token, now)?;
-            println!("{}", secret.to_token());
+            println!("{}", *secret.to_token());
             eprintln!("keep it in a file only its user can read, named in RDMA_TOKEN_FILE there");
         }
     }

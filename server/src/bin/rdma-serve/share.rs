@@ -51,7 +51,7 @@ impl Share {
     pub fn print(&self, address: SocketAddr, fingerprint: Fingerprint) {
         let address = SocketAddr::new(reachable(address.ip()), address.port());
         let (token, name) = (self.secret.to_token(), quoted(&self.export.name));
-        let command = format!("RDMA_TOKEN={token} rdma-cp --fingerprint {fingerprint} -r");
+        let command = format!("RDMA_TOKEN={} rdma-cp --fingerprint {fingerprint} -r", *token);
         match self.export.mode {
             Mode::ReadOnly => println!("{command} rdma://{address}/{name} ."),
             Mode::ReadWrite => println!("{command} FILES rdma://{address}/{name}/"),
