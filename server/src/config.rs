@@ -32,6 +32,8 @@ pub struct Config {
     pub state: PathBuf,
     /// Whom the server becomes once its port is open; empty is whoever started it.
     pub user: String,
+    /// Whether it may still give files away then.
+    pub keep_chown: bool,
     /// Whether files that are not exported are put out of reach, where the kernel can.
     pub landlock: bool,
     /// Whether anybody who can connect is let in.
@@ -68,6 +70,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 20490)),
             state: PathBuf::new(),
             user: String::new(),
+            keep_chown: false,
             landlock: true,
             insecure_no_auth: false,
             authorized_keys: PathBuf::new(),
@@ -244,9 +247,11 @@ impl ConfigError {
             Self::DuplicateExport { .. } => {
                 Some("give one of them another name, as NAME=PATH".into())
             }
-            Self::User { .. } => {
-                Some("start it as root and name a user of this machine, or leave it out".into())
-            }
+            Self::User { .. } => Some(
+                "start it as root, name a user of this machine, and set keep_chown where an \
+                     export's owner is \"client\"; or leave the user out"
+                    .into(),
+            ),
             Self::BadToml { .. } | Self::OutOfRange { .. } => None,
         }
     }

@@ -12,9 +12,11 @@ use landlock::{
     path_beneath_rules,
 };
 use rustix::process::{Gid, Uid};
+use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use verbatim_files::meta::GIVING;
 
 /// The rights that are known here; a kernel that knows fewer enforces those.
 const RIGHTS: ABI = ABI::V5;
@@ -79,17 +81,31 @@ impl User {
         if !rustix::process::geteuid().is_root() {
             return Err(cannot(name, "only root can become another user"));
         }
-        if let Some(export) = config.exports.iter().find(|it| it.owner == Owner::Client) {
-            let why = format!("export {} gives files away, which only root can", export.name);
+        let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
+        if let Some(export) = gives.filter(|_| !config.keep_chown) {
+            let why = format!(
+                "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
+                export.name
+            );
             return Err(cannot(name, &why));
         }
-        let groups: Vec<Gid> = self.groups.iter().map(|&id| Gid::from_raw(id)).collect();
-        rustix::thread::set_thread_groups(&groups)
-            .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(self.gid)))
-            .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(self.uid)))
-            .map_err(|error| cannot(name, &error.to_string()))?;
-        assert!(rustix::thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
+        self.drop_root(config.keep_chown).map_err(|error| cannot(name, &error.to_string()))?;
+        assert!(thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
         Ok(())
+    }
+
+    /// Becomes this user, with what giving files away takes or with nothing.
+    fn drop_root(&self, keep_chown: bool) -> rustix::io::Result<()> {
+        let groups: Vec<Gid> = self.groups.iter().map(|&id| Gid::from_raw(id)).collect();
+        thread::set_keep_capabilities(keep_chown)?;
+        thread::set_thread_groups(&groups)?;
+        thread::set_thread_gid(Gid::from_raw(self.gid))?;
+        thread::set_thread_uid(Uid::from_raw(self.uid))?;
+        let kept = if keep_chown { GIVING } else { CapabilitySet::empty() };
+        let inheritable = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
+        thread::set_capabilities(None, sets)?;
+        thread::set_keep_capabilities(false)
     }
 }
 

@@ -287,7 +287,10 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         let rules = export.rules();
         if export.owner == Owner::Client && !rules.give_away {
             let name = &export.name;
-            tracing::warn!(name, "owner is client, but only root can give files away");
+            tracing::warn!(
+                name,
+                "owner is client, but only root, or a user with keep_chown, can give files away"
+            );
         }
         let (mode, gate, quota) = (export.mode, export.gate(), export.quota(&written));
         let open = Arc::new(ExportFolder { folder, mode, rules, gate, quota });

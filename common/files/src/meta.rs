@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, Gid, Mode, Statx, Timespec, Timestamps, Uid, XattrFlag
 use rustix::fs::{chownat, fchmod, fchown, futimens, utimensat};
 use rustix::fs::{fgetxattr, flistxattr, fremovexattr, fsetxattr, lgetxattr, llistxattr};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,7 +23,7 @@ use verbatim_proto::{Dropped, Fault, Meta};
 pub struct Rules {
     /// Who makes files here: the user and group of this process.
     pub user: (u32, u32),
-    /// Whether files get the owner and group that their source claims. Needs root.
+    /// Whether files get the owner and group that their source claims. Needs root, or `GIVING`.
     pub give_away: bool,
     /// Who gets what claims to be root's; `None` lets it be root's. While this is set, no file
     /// of root gets a setuid or setgid bit.
@@ -61,12 +62,21 @@ impl Rules {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         Self {
             user: (uid.as_raw(), gid.as_raw()),
-            give_away: uid.is_root(),
+            give_away: uid.is_root() || can_give_away(),
             squash: None,
             special_bits: true,
             privileged_xattrs: uid.is_root(),
         }
     }
+}
+
+/// What it takes to give files away: to change their owner, and to set modes and times of files
+/// that are another's by then.
+pub const GIVING: CapabilitySet =
+    CapabilitySet::CHOWN.union(CapabilitySet::FOWNER).union(CapabilitySet::FSETID);
+
+fn can_give_away() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(GIVING))
 }
 
 impl From<Keeps> for Rules {
@@ -135,8 +145,13 @@ fn allowed_mode(meta: &Meta, kind: Kind, owner: (u32, u32), rules: &Rules) -> u3
     mode
 }
 
+/// Whether an attribute is one that only the powerful may set.
+fn privileged(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"trusted.")
+}
+
 fn is_allowed(name: &[u8], kind: Kind, rules: &Rules) -> bool {
-    let privileged = name.starts_with(b"security.") || name.starts_with(b"trusted.");
+    let privileged = privileged(name);
     match kind {
         _ if privileged => rules.privileged_xattrs && kind != Kind::Link,
         Kind::File => name.starts_with(b"user.") || name == ACL_ACCESS,
@@ -263,17 +278,6 @@ pub fn apply(
     };
     check(meta, what)?;
     let (Allowed { owner, mut mode, xattrs }, mut dropped) = allowed(meta, kind, rules);
-    if let Some((uid, gid)) = owner {
-        match fchown(&fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))) {
-            Ok(()) => {}
-            // Root of a container, or of a file system that squashes it, may not either.
-            Err(Errno::PERM | Errno::INVAL) => {
-                dropped.owners = 1;
-                mode &= !0o6000;
-            }
-            Err(error) => return Err(fault("the owner", error)),
-        }
-    }
     // Attributes need write permission, which the final mode may not give.
     if !xattrs.is_empty() {
         let open = if kind == Kind::Folder { 0o700 } else { 0o600 };
@@ -288,20 +292,38 @@ pub fn apply(
             let _ = fremovexattr(&fd, OsStr::from_bytes(acl));
         }
     }
-    for xattr in xattrs {
-        let name = OsStr::from_bytes(&xattr.name);
-        match fsetxattr(&fd, name, &xattr.value, XattrFlags::empty()) {
-            Ok(()) => {}
-            Err(Errno::OPNOTSUPP | Errno::PERM) => {
-                dropped.xattrs += 1;
-                if xattr.name == ACL_ACCESS {
-                    // With a list, the bits of the group are its mask, and more than it gives.
-                    mode &= !0o070;
+    // Those of the owner while it is ours to write; file capabilities do not outlast its change.
+    let (late, early): (Vec<&Xattr>, _) = xattrs.into_iter().partition(|it| privileged(&it.name));
+    let set = |xattrs: Vec<&Xattr>, mode: &mut u32, dropped: &mut Dropped| {
+        for xattr in xattrs {
+            let name = OsStr::from_bytes(&xattr.name);
+            match fsetxattr(&fd, name, &xattr.value, XattrFlags::empty()) {
+                Ok(()) => {}
+                Err(Errno::OPNOTSUPP | Errno::PERM) => {
+                    dropped.xattrs += 1;
+                    if xattr.name == ACL_ACCESS {
+                        // With a list, the bits of the group are its mask, and more than it gives.
+                        *mode &= !0o070;
+                    }
                 }
+                Err(error) => return Err(fault(&format!("attribute {}", name.display()), error)),
             }
-            Err(error) => return Err(fault(&format!("attribute {}", name.display()), error)),
+        }
+        Ok(())
+    };
+    set(early, &mut mode, &mut dropped)?;
+    if let Some((uid, gid)) = owner {
+        match fchown(&fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))) {
+            Ok(()) => {}
+            // Root of a container, or of a file system that squashes it, may not either.
+            Err(Errno::PERM | Errno::INVAL) => {
+                dropped.owners = 1;
+                mode &= !0o6000;
+            }
+            Err(error) => return Err(fault("the owner", error)),
         }
     }
+    set(late, &mut mode, &mut dropped)?;
     fchmod(&fd, Mode::from_raw_mode(mode)).map_err(|e| fault("the mode", e))?;
     futimens(&fd, &times(meta)).map_err(|e| fault("the times", e))?;
     Ok(dropped)

@@ -1,10 +1,37 @@
 //! What the server's process gives up before it serves anybody: files that it does
 //! not serve, and being root.
 
-use crate::process::{Home, Serve, skip, wait_for};
+use crate::process::{Home, NOBODY, Serve, skip, wait_for};
 use crate::{FOLLOW_MAX, World, text};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::sync::Arc;
+use tempfile::TempDir;
+
+/// Folders of a world that every user may look into, and state of nobody's.
+fn for_nobody() -> (TempDir, Arc<Home>) {
+    let (dir, home) = (crate::folders(), Arc::new(Home::new()));
+    for folder in [dir.path(), home.path()] {
+        std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).expect("ours");
+    }
+    std::fs::create_dir_all(home.state()).expect("a folder");
+    chown(home.state(), Some(NOBODY), Some(NOBODY)).expect("root may");
+    (dir, home)
+}
+
+/// What every thread of a server may do, as the kernel says it.
+fn assert_nobody_with(serve: &Serve, capabilities: &str) {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", serve.id())).expect("it runs");
+    for thread in threads.flatten() {
+        // One that has ended meanwhile has no power.
+        let Ok(status) = std::fs::read_to_string(thread.path().join("status")) else {
+            continue;
+        };
+        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+        for set in ["CapEff", "CapPrm"] {
+            assert!(status.contains(&format!("{set}:\t{capabilities}")), "{status}");
+        }
+    }
+}
 
 /// Puts a link in the place of the list of tokens, to one outside of everything; returns
 /// whether a server follows it.
@@ -44,22 +71,13 @@ fn a_server_that_is_given_a_user_is_no_longer_root() {
     if !rustix::process::geteuid().is_root() {
         return skip("a_server_that_is_given_a_user_is_no_longer_root", "needs root");
     }
-    let (dir, home) = (crate::folders(), Arc::new(Home::new()));
-    for folder in [dir.path(), home.path()] {
-        std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).unwrap();
-    }
-    let (state, secret) = (home.state(), dir.path().join("data/secret"));
-    std::fs::create_dir_all(&state).unwrap();
-    chown(&state, Some(65534), Some(65534)).unwrap();
+    let (dir, home) = for_nobody();
+    let secret = dir.path().join("data/secret");
     std::fs::write(&secret, b"of root").unwrap();
     std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
     let data = format!("data={}", text(&dir.path().join("data")));
     let serve = Serve::of(&home, "127.0.0.1:0", &["--user", "nobody", "--insecure-no-auth", &data]);
-    for thread in std::fs::read_dir(format!("/proc/{}/task", serve.id())).unwrap() {
-        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
-        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
-        assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
-    }
+    assert_nobody_with(&serve, "0000000000000000");
     let anybody = Home::new();
     let fetch = |name: &str| {
         let (from, out) = (serve.at(&format!("data/{name}")), text(&dir.path().join("out")));
@@ -67,11 +85,60 @@ fn a_server_that_is_given_a_user_is_no_longer_root() {
     };
     fetch("large").done();
     fetch("secret").refused(1, &["permission denied"]);
-    // Who may not be root cannot give files away.
+    // Who may not be root cannot give files away, unless that is kept.
     let toml = format!("[[export]]\npath = {:?}\nowner = \"client\"\n", dir.path().join("data"));
     let config = dir.path().join("serve.toml");
     std::fs::write(&config, toml).unwrap();
     let refused = Home::new().serve(&["--config", &text(&config), "--user", "nobody"]);
-    refused.refused(2, &["cannot run as nobody", "gives files away"]);
+    refused.refused(2, &["cannot run as nobody", "gives files away", "set keep_chown"]);
     Home::new().serve(&["--user", "no-such-user", &data]).refused(2, &["no such user"]);
+}
+
+#[test]
+fn a_user_who_keeps_chown_gives_files_away_and_has_no_other_power() {
+    if !rustix::process::geteuid().is_root() {
+        let name = "a_user_who_keeps_chown_gives_files_away_and_has_no_other_power";
+        return skip(name, "needs root");
+    }
+    let (dir, home) = for_nobody();
+    let path = |below: &str| dir.path().join(below);
+    chown(path("in"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let toml = format!(
+        "user = \"nobody\"\nkeep_chown = true\ninsecure_no_auth = true\n[[export]]\npath = {:?}\n\
+         mode = \"rw\"\nowner = \"client\"\n",
+        path("in")
+    );
+    std::fs::write(path("serve.toml"), toml).unwrap();
+    let serve = Serve::of(&home, "127.0.0.1:0", &["--config", &text(&path("serve.toml"))]);
+    // To change owners, and modes and times of what is another's: 0, 3 and 4.
+    assert_nobody_with(&serve, "0000000000000019");
+    // Of somebody else, with a mode that lets only its owner in, and an attribute.
+    let (from, secret) = (path("data/sub/mine"), path("in/secret"));
+    std::fs::create_dir(path("data/sub")).unwrap();
+    std::fs::write(&from, b"mine").unwrap();
+    let named = rustix::fs::setxattr(&from, "user.note", b"kept", rustix::fs::XattrFlags::empty());
+    for given in [&from, &path("data/sub")] {
+        chown(given, Some(1234), Some(1235)).unwrap();
+    }
+    std::fs::set_permissions(&from, PermissionsExt::from_mode(0o640)).unwrap();
+    let anybody = Home::new();
+    let cp = |arguments: &[&str]| {
+        anybody.cp(&[&["--fingerprint", &serve.fingerprint], arguments].concat())
+    };
+    cp(&["-rp", &text(&path("data/sub")), &serve.at("in/")]).done();
+    for (name, mode) in [("in/sub/mine", 0o100_640), ("in/sub", 0o040_755)] {
+        let made = std::fs::metadata(path(name)).unwrap();
+        assert_eq!((made.uid(), made.gid(), made.mode()), (1234, 1235, mode), "{name}");
+    }
+    let (made, kept) = (std::fs::metadata(path("in/sub/mine")).unwrap(), from.metadata().unwrap());
+    assert_eq!(made.mtime_nsec(), kept.mtime_nsec());
+    if named.is_ok() {
+        let mut value = [0; 8];
+        let len = rustix::fs::getxattr(path("in/sub/mine"), "user.note", &mut value).unwrap();
+        assert_eq!(&value[..len], b"kept");
+    }
+    // It still cannot read what only root may.
+    std::fs::write(&secret, b"of root").unwrap();
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+    cp(&[&serve.at("in/secret"), &text(&path("out"))]).refused(1, &["permission denied"]);
 }

@@ -101,8 +101,9 @@ struct Flags {
     /// Become this user once the port is open.
     ///
     /// For a server that is started as root. Its groups are taken as well, and no
-    /// capability is kept, so exports whose owner is "client" are refused. State is in
-    /// the user's home unless --state says otherwise.
+    /// capability is kept, so exports whose owner is "client" are refused, unless the
+    /// configuration says keep_chown. State is in the user's home unless --state says
+    /// otherwise.
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
