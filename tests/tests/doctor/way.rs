@@ -27,24 +27,24 @@ impl Row {
         let made = row.names.iter().all(|name| run(&format!("ip netns add {name}")));
         let steps = [
             format!(
-                "ip -n {here} link add eth0 mtu 9000 type veth peer name a mtu 9000 netns {router}"
+                "ip -n {here} link add eth0 mtu 9000 type veth peer name left0 mtu 9000 netns {router}"
             ),
             format!(
-                "ip -n {there} link add eth0 mtu 9000 type veth peer name b mtu 9000 netns {router}"
+                "ip -n {there} link add eth0 mtu 9000 type veth peer name right0 mtu 9000 netns {router}"
             ),
             format!("ip -n {here} addr add 10.78.1.2/24 dev eth0"),
-            format!("ip -n {router} addr add 10.78.1.1/24 dev a"),
-            format!("ip -n {router} addr add 10.78.2.1/24 dev b"),
+            format!("ip -n {router} addr add 10.78.1.1/24 dev left0"),
+            format!("ip -n {router} addr add 10.78.2.1/24 dev right0"),
             format!("ip -n {there} addr add 10.78.2.2/24 dev eth0"),
             format!("ip -n {here} link set eth0 up"),
             format!("ip -n {there} link set eth0 up"),
             format!("ip -n {there} link set lo up"),
-            format!("ip -n {router} link set a up"),
-            format!("ip -n {router} link set b up"),
+            format!("ip -n {router} link set left0 up"),
+            format!("ip -n {router} link set right0 up"),
             format!("ip -n {here} route add 10.78.2.0/24 via 10.78.1.1"),
             format!("ip -n {there} route add 10.78.1.0/24 via 10.78.2.1"),
-            format!("ip -n {router} route replace 10.78.1.0/24 dev a mtu lock {between}"),
-            format!("ip -n {router} route replace 10.78.2.0/24 dev b mtu lock {between}"),
+            format!("ip -n {router} route replace 10.78.1.0/24 dev left0 mtu lock {between}"),
+            format!("ip -n {router} route replace 10.78.2.0/24 dev right0 mtu lock {between}"),
             format!("ip netns exec {router} sysctl -qw net.ipv4.ip_forward=1"),
         ];
         // Whatever was made before it failed goes with `row`.
