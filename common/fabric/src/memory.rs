@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// instead, from which a link can send them without copying.
 #[derive(Debug)]
 pub struct Buffer {
-    // Before `map`: fields are dropped in this order, and no region may outlive its memory.
+    // Ended before `map` goes: no region may outlive its memory.
     registered: LocalRegions,
     map: Pages,
     len: usize,
@@ -91,6 +91,14 @@ impl Buffer {
     pub(crate) fn registered_and_memory(&mut self) -> (&mut LocalRegions, *mut u8, usize) {
         let (address, len) = (self.map.as_mut_ptr(), self.map.len());
         (&mut self.registered, address, len)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if !self.registered.end() {
+            self.map.leave();
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What reading costs the server: opening, hashing, registering, checking again.
 //! Each is a job; the machine says which and when. `windows` makes the windows.
 
+use super::spots::go_on_if;
 use super::windows::{Mapping, pack};
 use super::{End, Event, Session, Shared, catalog::open_source};
 use crate::observe::{Noted, Taken};
@@ -91,7 +92,7 @@ impl Session {
             }
             ServerEffect::Prepare(prepare) => self.prepare(prepare),
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
-            ServerEffect::Retire(id) => self.retire(id),
+            ServerEffect::Retire(id) => self.retire(id)?,
             ServerEffect::Close(ids) => {
                 let files = ids.into_iter().map(|(id, describe)| {
                     self.view.over(Direction::Read, id);
@@ -212,14 +213,16 @@ impl Session {
         }
     }
 
-    fn retire(&mut self, id: WindowId) {
-        let Some(window) = self.reading.windows.remove(&id) else { return };
+    fn retire(&mut self, id: WindowId) -> Result<(), End> {
+        let Some(window) = self.reading.windows.remove(&id) else { return Ok(()) };
         self.view.taken(&window.taken, self.chunk_bytes);
-        self.domain.take_back(window.number);
+        // Before its slot is spare: what is packed there next is not for an old key.
+        go_on_if(self.domain.take_back(window.number))?;
         if self.reading.spare.len() < WINDOWS_MAX {
             self.reading.spare.extend(window.packed);
         }
         self.lease_more();
+        Ok(())
     }
 }
 

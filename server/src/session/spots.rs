@@ -62,10 +62,11 @@ impl Spots {
 /// Shorter files are not worth registering.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
-/// Why a session ends whose memory a device keeps.
-fn stuck() -> End {
-    let text = "the device does not let go of a range of a file; see dmesg of the server";
-    End::Refused(Fault::new(Code::Bug, text))
+/// Goes on where devices have let go of memory. Where one has not, its client can still reach it,
+/// and only the end of the session, with every queue pair, helps.
+pub(super) fn go_on_if(let_go: bool) -> Result<(), End> {
+    let text = "the device does not let go of memory; see dmesg of the server";
+    let_go.then_some(()).ok_or_else(|| End::Refused(Fault::new(Code::Bug, text)))
 }
 
 impl Session {
@@ -102,7 +103,7 @@ impl Session {
     pub(super) fn spot_event(&mut self, event: SpotEvent) -> Result<(), End> {
         match event {
             SpotEvent::Made(tag, answer) => self.spot_made(tag, answer),
-            SpotEvent::Stuck => return Err(stuck()),
+            SpotEvent::Stuck => go_on_if(false)?,
         }
         Ok(())
     }
@@ -121,6 +122,6 @@ impl Session {
     /// Takes a spot back that nothing is to be written to any more.
     pub(super) fn end_spot(&mut self, tag: Tag) -> Result<(), End> {
         let taking = self.spots.take(tag, &self.domain);
-        taking.take_back().then_some(()).ok_or_else(stuck)
+        go_on_if(taking.take_back())
     }
 }

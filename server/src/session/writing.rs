@@ -2,6 +2,7 @@
 //! Slots belong to a link and go with it. A temporary file that is not
 //! committed is removed when the last reference to it goes.
 
+use super::spots::go_on_if;
 use super::{End, Event, Session};
 use crate::observe::Noted;
 use crate::quota::Quota;
@@ -111,7 +112,7 @@ impl Session {
                 }
             }
             ServerEffect::Kill(link) => self.kill(link)?,
-            ServerEffect::Free(link) => self.free_slots(link),
+            ServerEffect::Free(link) => self.free_slots(link)?,
             ServerEffect::Fenced(link) => self.send(ServerMessage::Fenced { link })?,
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
         }
@@ -167,14 +168,15 @@ impl Session {
         Ok(())
     }
 
-    fn free_slots(&mut self, link: LinkId) {
-        for (_, slot) in self.writing.slots.extract_if(|_, slot| slot.link == link) {
-            self.domain.take_back(slot.number);
-        }
+    fn free_slots(&mut self, link: LinkId) -> Result<(), End> {
+        let of_link = self.writing.slots.extract_if(|_, slot| slot.link == link);
+        // All of them, also behind one that could not be taken back.
+        let kept = of_link.filter(|(_, slot)| !self.domain.take_back(slot.number)).count();
         self.show_slots();
     }
 
     fn show_slots(&self) {
+        go_on_if(kept == 0)
         self.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
     }
 

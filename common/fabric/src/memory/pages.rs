@@ -6,6 +6,7 @@
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::io;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -52,6 +53,8 @@ enum Home {
     Ordinary(MmapMut),
     Huge(HugeMap),
     Part(Part),
+    /// Nowhere: a device has what was here.
+    Left,
 }
 
 impl Pages {
@@ -71,6 +74,13 @@ impl Pages {
         home.map_or_else(|| Self::ordinary(len), |home| Ok(Self { home, len }))
     }
 
+    /// Leaves the memory as it is to the end of the process, and has no bytes from then on: a
+    /// device does not let go of it.
+    pub fn leave(&mut self) {
+        std::mem::forget(std::mem::replace(&mut self.home, Home::Left));
+        self.len = 0;
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }
@@ -79,6 +89,7 @@ impl Pages {
         match &self.home {
             Home::Ordinary(map) | Home::Huge(HugeMap(map)) => map.as_ptr(),
             Home::Part(part) => part.address(),
+            Home::Left => NonNull::dangling().as_ptr(),
         }
     }
 
@@ -86,6 +97,7 @@ impl Pages {
         match &mut self.home {
             Home::Ordinary(map) | Home::Huge(HugeMap(map)) => map.as_mut_ptr(),
             Home::Part(part) => part.address(),
+            Home::Left => NonNull::dangling().as_ptr(),
         }
     }
 }
@@ -96,7 +108,8 @@ impl std::ops::Deref for Pages {
     #[allow(unsafe_code)]
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` bytes from there are mapped as long as `self` lives, and are of `self`
-        // alone: a mapping of its own, or a part that is lent to nobody else.
+        // alone: a mapping of its own, or a part that is lent to nobody else. Where it was left
+        // `len` is zero.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 }
@@ -233,7 +246,9 @@ impl Drop for Part {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Buffer;
     use super::*;
+    use crate::verbs::LocalRegions;
 
     /// What a machine with huge pages would give, of ordinary ones.
     fn map_some(len: usize) -> Option<HugeMap> {
@@ -277,6 +292,26 @@ mod tests {
         let next = pages(&arena, PART_BYTES_MIN);
         assert_eq!(next.as_ptr(), address, "the same part again");
         assert!(next.iter().all(|byte| *byte == 0), "bytes of another");
+    }
+
+    #[test]
+    fn a_part_that_a_device_keeps_is_never_lent_again() {
+        let arena = Arena(Mutex::default());
+        let _kept = pages(&arena, PART_BYTES_MIN);
+        let of = |registered| {
+            let some = pages(&arena, PART_BYTES_MIN);
+            let mut buffer = Buffer::of(Ok(some), PART_BYTES_MIN).expect("a buffer");
+            buffer.registered = registered;
+            buffer
+        };
+        let returned = of(LocalRegions::default());
+        let address = returned.as_ptr();
+        drop(returned);
+        let stuck = of(LocalRegions::stuck());
+        assert_eq!(stuck.as_ptr(), address, "one that was let go is lent again");
+        drop(stuck);
+        let next = pages(&arena, PART_BYTES_MIN);
+        assert_ne!(next.as_ptr(), address, "a device may still write there");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! device; whoever makes a region keeps the memory until the region is dropped.
 //! Counted and bounded per domain: a peer cannot make us pin without end.
 //!
-//! The kernel holds the pages of a region by itself. A region that could not be
-//! taken back is therefore only lost memory, and counted; nobody else's bytes
-//! can come to lie under it.
+//! A region that could not be taken back has a key that still works. Its domain and
+//! its memory are left to the end of the process then, and counted: a part of a huge
+//! page would be lent again, and another's bytes would come to lie under that key.
 
 use super::context::Context;
 use super::ffi;
@@ -177,7 +177,8 @@ pub(crate) struct Region {
     raw: NonNull<ffi::Mr>,
     bytes: u64,
     pd: Arc<Pd>,
-    ended: bool,
+    /// Whether the device has let go of it, once it was asked to.
+    let_go: Option<bool>,
 }
 
 // SAFETY: libibverbs may be called from any thread, and nothing in a region changes.
@@ -216,7 +217,7 @@ impl Region {
             pd.release(bytes);
             return Err(refusal(&error, bytes, what));
         };
-        Ok(Self { raw, bytes, pd: pd.clone(), ended: false })
+        Ok(Self { raw, bytes, pd: pd.clone(), let_go: None })
     }
 
     /// Registers memory that a peer may name; the access follows from its kind. Whoever calls
@@ -262,68 +263,91 @@ impl Drop for Region {
 }
 
 impl Region {
-    /// Ends it; whether the device has let go of the memory. Once it has, no peer reaches it.
-    fn end(mut self) -> bool {
-        self.take_back()
-    }
-
-    /// Takes it back from the device, once.
+    /// Takes it back from the device, once; whether the device has let go of the memory. Once it
+    /// has, no peer reaches it. Where it has not, the memory must never be used again.
     fn take_back(&mut self) -> bool {
-        if std::mem::replace(&mut self.ended, true) {
-            return true;
+        if let Some(let_go) = self.let_go {
+            return let_go;
         }
         // SAFETY: the region was registered by us and is taken back once.
         let code = unsafe { (self.pd.context.library().ibv_dereg_mr)(self.raw.as_ptr()) };
-        if code == 0 {
+        let let_go = code == 0;
+        if let_go {
             self.pd.release(self.bytes);
         } else {
             // The domain cannot be freed either, so it stays: see the head of this file.
             std::mem::forget(self.pd.clone());
             count_leaks(1);
         }
-        code == 0
+        self.let_go = Some(let_go);
+        let_go
     }
 }
 
 /// A region and the memory it is of.
 #[derive(Debug)]
 pub(super) struct Registered {
-    // Before `_memory`: fields are dropped in this order.
     pub region: Region,
-    _memory: Memory,
+    memory: Option<Memory>,
 }
 
 impl Registered {
     pub fn new(pd: &Arc<Pd>, memory: Memory) -> Result<Self, FabricError> {
         let region = Region::of_memory(pd, &memory)?;
-        Ok(Self { region, _memory: memory })
+        Ok(Self { region, memory: Some(memory) })
     }
 
     /// Ends it; whether the device has let go of the memory.
-    pub fn end(self) -> bool {
-        self.region.end()
+    pub fn end(mut self) -> bool {
+        self.region.take_back()
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if !self.region.take_back() {
+            std::mem::forget(self.memory.take());
+        }
     }
 }
 
 /// What a buffer is registered as, for this side's own requests: a region per domain it was used
-/// in. Kept in the buffer and dropped before its mapping, so that memory mapped there later can
+/// in. Kept in the buffer and ended before its mapping, so that memory mapped there later can
 /// never be reached through it.
 #[derive(Debug, Default)]
-pub(crate) struct LocalRegions(Vec<Region>);
+pub(crate) struct LocalRegions {
+    regions: Vec<Region>,
+    /// Whether a device did not let go of the buffer.
+    stuck: bool,
+}
+
+impl LocalRegions {
+    /// Ends all of them; whether every device has let go of the buffer.
+    pub fn end(&mut self) -> bool {
+        self.regions.drain(..).for_each(|mut region| self.stuck |= !region.take_back());
+        !self.stuck
+    }
+
+    /// What a device leaves behind that does not let go.
+    #[cfg(test)]
+    pub fn stuck() -> Self {
+        Self { regions: Vec::new(), stuck: true }
+    }
+}
 
 /// The key for naming a buffer in requests of this domain; registers it the first time.
 pub(super) fn local_key(buffer: &mut Buffer, pd: &Arc<Pd>) -> Result<u32, FabricError> {
-    let (LocalRegions(regions), address, len) = buffer.registered_and_memory();
+    let (LocalRegions { regions, stuck }, address, len) = buffer.registered_and_memory();
     if let Some(region) = regions.iter().find(|region| Arc::ptr_eq(&region.pd, pd)) {
         return Ok(region.lkey());
     }
     let access = ffi::IBV_ACCESS_LOCAL_WRITE;
-    // SAFETY: the region is kept in the buffer and dropped before its mapping. While a request
+    // SAFETY: the region is kept in the buffer and ended before its mapping. While a request
     // that may write to it is posted, the buffer belongs to its link, which looks at no byte.
     let region = unsafe { Region::register(pd, address, len, access, "a buffer") }?;
     if regions.len() >= REGISTERED_MAX {
         // The buffer is not in flight, so no request can name the oldest.
-        regions.remove(0);
+        *stuck |= !regions.remove(0).take_back();
     }
     let key = region.lkey();
     regions.push(region);
