@@ -48,8 +48,8 @@ pub enum MirrorRequest {
         /// What changed; `CHANGES_MAX` at most.
         only: Changes,
     },
-    /// Build a tree beside this folder, with all that is in it, and hold both until the session
-    /// ends. Whoever asks again with the same key goes on with the same tree.
+    /// Build a tree beside this folder, with all that is in it, and hold both until it is published
+    /// or the session ends. Whoever asks again with the same key goes on with the same tree.
     Stage {
         /// Comes back in the answer.
         request: u32,

@@ -138,18 +138,21 @@ impl Session {
         }
         let Some((request, what)) = self.catalog.makes.pop_front() else { return };
         self.catalog.making = true;
-        let reach = self.reach.clone();
+        let (reach, keeping) = (self.reach.clone(), self.mirrors.keep());
         self.job(move || {
             let entries = match what {
                 Make::Entries(entries) => entries,
                 Make::Changes(changes) => {
-                    let (answers, dropped) = change_all(&reach, &changes);
+                    let (answers, dropped) = change_all(&reach, &changes, &keeping);
                     let changed = MirrorEvent::Changed(request, answers, dropped);
                     return Event::Mirror(changed);
                 }
             };
             let mut dropped = Dropped::default();
-            let mut make_one = |entry| make(&reach, entry).map(|not_kept| dropped += not_kept);
+            let mut make_one = |entry| {
+                keeping.go_on()?;
+                make(&reach, entry).map(|not_kept| dropped += not_kept)
+            };
             let answers = entries.iter().map(&mut make_one).collect();
             Event::Made(request, answers, dropped)
         });

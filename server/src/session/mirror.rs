@@ -1,18 +1,20 @@
 //! What mirrors ask of the server: all of a tree in order, a hold on a target,
 //! and changes that are neither a copy nor a new folder. A walk rests between two
-//! pages; a hold lasts as long as its session. Changes wait in the same queue as
-//! what is to be made (`catalog`), because both depend on their order.
+//! pages; a hold lasts as long as its session, and as long as a job of it that may
+//! still change the target. Changes wait in the same queue as what is to be made
+//! (`catalog`), because both depend on their order.
 
 use super::catalog::open_source;
+use super::holding::{Held, Keeping, take_hold};
 use super::staging::Staging;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
+use verbatim_files::hold::which;
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
 use verbatim_proto::chosen::Chosen;
@@ -40,11 +42,13 @@ pub(super) const MIRROR_IDLE_MAX: Duration = Duration::from_secs(6 * 3600);
 #[derive(Default)]
 pub(super) struct Mirrors {
     walks: HashMap<u32, Option<Box<Walking>>>,
-    holds: Vec<Held>,
-    pub(super) stages: Vec<Staging>,
+    holds: Vec<Arc<Held>>,
+    pub(super) stages: Vec<Arc<Staging>>,
     /// Requests to hold that are being answered.
     pub(super) holding: usize,
-    /// Whether nobody waits for pages any more.
+    /// Trees that were put in their place, or are being.
+    pub(super) published: usize,
+    /// Whether nobody waits for answers any more.
     over: Arc<AtomicBool>,
 }
 
@@ -52,6 +56,11 @@ impl Mirrors {
     /// Whether a client is in the middle of one.
     pub fn is_open(&self) -> bool {
         !self.walks.is_empty() || !self.holds.is_empty() || !self.stages.is_empty()
+    }
+
+    /// What a job keeps that changes targets.
+    pub fn keep(&self) -> Keeping {
+        Keeping { over: self.over.clone(), _held: (self.holds.clone(), self.stages.clone()) }
     }
 }
 
@@ -71,19 +80,6 @@ pub(crate) struct Walking {
 
 /// A page, and the walk to go on with.
 pub(crate) type Walked = (Option<Box<Walking>>, TreePage);
-
-/// A target that is held, and known to all sessions by who holds it.
-pub(crate) struct Held {
-    hold: Hold,
-    shared: Arc<Shared>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let mut holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        holders.remove(&self.hold.folder);
-    }
-}
 
 /// What jobs for mirrors tell a session.
 pub(crate) enum MirrorEvent {
@@ -146,8 +142,8 @@ impl Session {
 
     /// Whether one more target may be held; counts it.
     pub(super) fn may_hold(&mut self) -> Result<(), End> {
-        let Mirrors { holds, stages, holding, .. } = &mut self.mirrors;
-        if holds.len() + stages.len() + *holding >= HOLDS_MAX {
+        let Mirrors { holds, stages, holding, published, .. } = &mut self.mirrors;
+        if holds.len() + stages.len() + *holding + *published >= HOLDS_MAX {
             let text = format!("a session may hold {HOLDS_MAX} targets");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
@@ -163,7 +159,7 @@ impl Session {
     ) -> Result<(), End> {
         self.mirrors.holding -= usize::from(hold);
         let answer = answer.map(|(about, held)| {
-            self.mirrors.holds.extend(held);
+            self.mirrors.holds.extend(held.map(Arc::new));
             about
         });
         self.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
@@ -285,34 +281,6 @@ fn begin(
     Ok((About { boot, root, above, keeps, folds_case }, held))
 }
 
-fn take_hold(shared: &Arc<Shared>, who: &str, path: &WirePath, fd: OwnedFd) -> Result<Held, Fault> {
-    let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = which(&fd).map_err(|e| Fault::from_io(format!("cannot look at {path}"), &e))?;
-    match Hold::take(fd, &format!("cannot hold {path}")) {
-        Ok(hold) => {
-            holders.insert(folder, who.to_owned());
-            drop(holders);
-            Ok(Held { hold, shared: shared.clone() })
-        }
-        Err(NotHeld::Fault(fault)) => Err(fault),
-        Err(NotHeld::By(process)) => Err(held_by(&holders, Some(folder), process, path)),
-    }
-}
-
-/// Says who has a target.
-pub(super) fn held_by(
-    holders: &HashMap<Twin, String>,
-    folder: Option<Twin>,
-    process: Option<u32>,
-    path: &WirePath,
-) -> Fault {
-    let client = folder.and_then(|folder| holders.get(&folder));
-    let client = client.map(|who| format!("client {who}"));
-    let process = process.map(|id| format!("{} on the server", describe_process(id)));
-    let by = client.or(process).unwrap_or_else(|| "another process".into());
-    Fault::new(Code::Limit, format!("{path} is being synchronised by {by}"))
-}
-
 fn begin_walk(
     reach: &Reach,
     scan: TreeScan,
@@ -355,9 +323,14 @@ fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Walked {
 }
 
 /// Does changes in order; says what of metadata was not kept.
-pub(super) fn change_all(reach: &Reach, changes: &[Edit]) -> (Vec<Result<(), Fault>>, Dropped) {
+pub(super) fn change_all(
+    reach: &Reach,
+    changes: &[Edit],
+    keeping: &Keeping,
+) -> (Vec<Result<(), Fault>>, Dropped) {
     let mut dropped = Dropped::default();
     let mut change_one = |change: &Edit| {
+        keeping.go_on()?;
         let (export, path) = reach.resolve(change.path())?;
         export.writable("change", change.path())?;
         match change {
@@ -385,6 +358,3 @@ pub(super) fn change_all(reach: &Reach, changes: &[Edit]) -> (Vec<Result<(), Fau
     let answers = changes.iter().map(&mut change_one).collect();
     (answers, dropped)
 }
-
-/// Who holds which target, over all sessions.
-pub(crate) type Holders = std::sync::Mutex<HashMap<Twin, String>>;

@@ -7,6 +7,7 @@
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod catalog;
+mod holding;
 mod jobs;
 mod links;
 mod mirror;
@@ -47,9 +48,7 @@ use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
-use verbatim_proto::message::{
-    Entry, FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId,
-};
+use verbatim_proto::message::{self, FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
@@ -64,7 +63,7 @@ pub(crate) const EVENTS_MAX: usize = 16 << 10;
 pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
-    Stated(u32, Vec<Result<Entry, Fault>>),
+    Stated(u32, Vec<Result<message::Entry, Fault>>),
     Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
     Found(FileId, Survey),
     Prepared(WindowId, Prepared, Option<reading::Window>),

@@ -1,7 +1,7 @@
 //! What all sessions of a server share: exports, digests, workers, the device. Made
 //! once by the listener; a session changes none of it but through what is in it.
 
-use super::mirror::Holders;
+use super::holding::Holders;
 use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::observe::Observatory;

@@ -1,8 +1,9 @@
 //! Trees that the server builds beside a target for a mirror (`files::stage`),
-//! and puts in its place when the client says that all of it is there. A session
-//! holds both, and whoever else wants them is told by whom. Called by `mirror`.
+//! and puts in its place, once, when the client says that all of it is there. A session
+//! holds both until then, and whoever else wants them is told by whom. Called by `mirror`.
 
-use super::mirror::{MirrorEvent, held_by};
+use super::holding::held_by;
+use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
 use std::sync::{Arc, PoisonError};
@@ -73,7 +74,7 @@ impl Session {
     ) -> Result<(), End> {
         self.mirrors.holding -= 1;
         let answer = answer.map(|(told, staging)| {
-            self.mirrors.stages.push(*staging);
+            self.mirrors.stages.push(staging.into());
             told
         });
         self.send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }))
@@ -91,14 +92,17 @@ impl Session {
         path: &WirePath,
         changed: bool,
     ) -> Result<(), End> {
-        let Some(staging) = self.mirrors.stages.iter().find(|it| it.target == *path) else {
+        let stages = &mut self.mirrors.stages;
+        let Some(at) = stages.iter().position(|it| it.target == *path) else {
             let text = "the client published a tree that is not there";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        let (stage, export) = (staging.stage.clone(), staging.export.clone());
+        // Taken out: published twice, the old tree would be back in its place.
+        let staging = stages.remove(at);
+        self.mirrors.published += 1;
         self.job(move || {
-            let answer = stage.finish(changed);
-            export.folder.forget_parents();
+            let answer = staging.stage.finish(changed);
+            staging.export.folder.forget_parents();
             Event::Mirror(MirrorEvent::Published(request, answer))
         });
         Ok(())

@@ -14,8 +14,9 @@ use tempfile::TempDir;
 use verbatim_control::Sender;
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
+use verbatim_files::hold::Hold;
 use verbatim_proto::message::{LinkAnswer, LinkOffer};
-use verbatim_proto::mirror::TreeScan;
+use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, WirePath};
 
 /// How long anything may take that should happen at once.
@@ -121,6 +122,17 @@ impl Scene {
         self.say(ClientMessage::Mirror(walk)).expect("it may walk");
     }
 }
+
+    /// Holds all of `data`.
+    async fn holds(&mut self) {
+        let begin = MirrorRequest::Begin { request: 1, path: path("data"), hold: true };
+        self.say(ClientMessage::Mirror(begin)).expect("it may hold it");
+        let answer = self.hear(|message| match message {
+            ServerMessage::Mirror(MirrorReply::Begun { answer, .. }) => Some(answer),
+            _ => None,
+        });
+        answer.await.expect("nobody else holds it");
+    }
 
 fn path(text: &str) -> WirePath {
     WirePath::parse(text.as_bytes()).expect("plain")
@@ -236,13 +248,68 @@ async fn who_is_in_the_middle_of_a_mirror_may_be_silent_for_longer() {
     let mut scene = Scene::new(|_| ());
     let long = scene.session.shared.idle + Duration::from_secs(1);
     assert!(scene.session.tick(long).is_err(), "it does nothing at all");
-    let begin = MirrorRequest::Begin { request: 1, path: path("data"), hold: true };
-    scene.say(ClientMessage::Mirror(begin)).expect("it may hold it");
-    let answer = scene.hear(|message| match message {
-        ServerMessage::Mirror(MirrorReply::Begun { answer, .. }) => Some(answer),
-        _ => None,
-    });
-    answer.await.expect("nobody else holds it");
+    scene.holds().await;
     assert!(scene.session.tick(long).is_ok(), "it hashes a large file of its own");
     assert!(scene.session.tick(MIRROR_IDLE_MAX + Duration::from_secs(1)).is_err());
+}
+
+#[test]
+fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().expect("a runtime");
+    runtime.block_on(async {
+        let mut scene = Scene::new(|_| ());
+        let (data, file) = (scene.data(), scene.data().join("p"));
+        std::fs::write(&file, b"p").expect("writes");
+        scene.holds().await;
+        let is_held = || {
+            let folder = std::fs::File::open(&data).expect("there");
+            Hold::take(folder.into(), "cannot hold it").is_err()
+        };
+        // The only thread for jobs is at something else, so that the change waits.
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        tokio::task::spawn_blocking(move || wait.recv());
+        let edits = vec![Edit::Remove { path: path("data/p"), is_folder: false }];
+        let edit = MirrorRequest::Edit { request: 2, edits };
+        scene.say(ClientMessage::Mirror(edit)).expect("it may change it");
+        scene.session.mirrors = Mirrors::default();
+        assert!(is_held(), "the change is not done");
+        drop(go);
+        let until = Instant::now() + SOON;
+        while is_held() {
+            assert!(Instant::now() < until, "it is held for ever");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(file.exists(), "changed for a client that was gone");
+    });
+}
+
+#[tokio::test]
+async fn a_tree_is_put_in_its_place_once() {
+    let mut scene = Scene::new(|_| ());
+    let target = scene.data().join("t");
+    std::fs::create_dir(&target).expect("a folder");
+    let stage = MirrorRequest::Stage { request: 1, path: path("data/t"), key: Digest::of(b"it") };
+    scene.say(ClientMessage::Mirror(stage)).expect("it may build one");
+    let staged = scene.hear(|message| match message {
+        ServerMessage::Mirror(MirrorReply::Staged { answer, .. }) => Some(answer),
+        _ => None,
+    });
+    let staged = staged.await.expect("it is built");
+    std::fs::write(scene.dir.path().join(staged.path.to_string()).join("new"), b"")
+        .expect("writes");
+    let mut publish = |request| {
+        let publish = MirrorRequest::Publish { request, path: path("data/t"), changed: true };
+        scene.say(ClientMessage::Mirror(publish))
+    };
+    publish(2).expect("it is there");
+    assert_eq!(publish(3).expect_err("it is being published").code, Code::Protocol);
+    let published = scene.hear(|message| match message {
+        ServerMessage::Mirror(MirrorReply::Published { request, answer }) => {
+            Some((request, answer))
+        }
+        _ => None,
+    });
+    assert_eq!(published.await, (2, Ok(())));
+    assert!(target.join("new").exists(), "the old tree is back");
 }

@@ -295,12 +295,14 @@ impl Session {
             (id, landed, meta)
         };
         let files: Vec<_> = files.into_iter().map(take).collect();
-        let view = self.view.clone();
+        let (view, keeping) = (self.view.clone(), self.mirrors.keep());
         self.job(move || {
             let (answers, dropped) = commit(files);
             for (id, answer) in &answers {
                 view.log(Direction::Write, &noted[id], answer.as_ref().map(drop));
             }
+            // Until here nobody else may have the target of a mirror.
+            drop(keeping);
             Event::Committed(answers, dropped)
         });
     }
