@@ -102,7 +102,7 @@ impl Goal {
     /// Takes a hole; returns the digests of zeros there.
     pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         match self {
-            Self::File(sink) => Ok(sink.target()?.zero(extent, size)?.0),
+            Self::File(sink) => sink.target()?.zero(extent, size, |_| Ok(())),
             Self::Pipe(outlet) => {
                 outlet.put_zeros(extent);
                 Ok(hash_zeros(size, extent))

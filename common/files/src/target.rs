@@ -243,21 +243,25 @@ impl Target {
     }
 
     /// Makes a range zeros, whatever was there, and notes that it is verified. The range is at
-    /// most a window, whole grains of a file of `size` bytes; returns the digests of zeros there,
-    /// and how many bytes had to be written for want of holes.
-    pub fn zero(&self, extent: Extent, size: u64) -> Result<(Vec<Digest>, u64), Fault> {
-        let mut written = 0;
+    /// most a window, whole grains of a file of `size` bytes; returns the digests of zeros there.
+    /// Where bytes have to be written for want of holes, `may` is asked first.
+    pub fn zero(
+        &self,
+        extent: Extent,
+        size: u64,
+        may: impl FnOnce(u64) -> Result<(), Fault>,
+    ) -> Result<Vec<Digest>, Fault> {
         if size < HOLE_BYTES_MIN as u64 || !self.punch(extent) {
+            may(extent.len)?;
             let end = extent.offset + extent.len;
             for offset in (extent.offset..end).step_by(ZEROS.len()) {
                 let len = (end - offset).min(ZEROS.len() as u64);
                 self.write(&ZEROS[..len as usize], offset)?;
-                written += len;
             }
         }
         let digests = hash_zeros(size, extent);
         self.verified(extent, &digests)?;
-        Ok((digests, written))
+        Ok(digests)
     }
 
     /// Makes a range a hole; false where the file system cannot.
@@ -500,7 +504,7 @@ mod tests {
         let folder = Folder::open(dir.path()).expect("opens");
         for size in [1, 4096, HOLE_BYTES_MIN as u64 - 1, HOLE_BYTES_MIN as u64] {
             let target = Target::create(&folder, &path("a"), size, 0o644).expect("creates");
-            target.zero(Extent::new(0, size), size).expect("zeroes");
+            target.zero(Extent::new(0, size), size, |_| Ok(())).expect("zeroes");
             assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
             let copy = fs::read(dir.path().join("a")).expect("reads");
             assert_eq!(copy, vec![0; size as usize]);
@@ -519,7 +523,7 @@ mod tests {
         let garbage = vec![9; 4 * GRAIN_BYTES as usize];
         part.expect("opens").write_all_at(&garbage, 8 * GRAIN_BYTES).expect("writes");
         let extent = Extent::new(2 * GRAIN_BYTES, SIZE - 2 * GRAIN_BYTES);
-        let (digests, _) = target.zero(extent, SIZE).expect("zeroes");
+        let digests = target.zero(extent, SIZE, |_| Ok(())).expect("zeroes");
         drop(target);
         let (target, have) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
         assert_eq!(have.extents.bytes(), SIZE, "the journal knows the hole");

@@ -30,6 +30,6 @@ fn take(
 ) -> Result<Vec<Extent>, Fault> {
     let (export, path) = reach.resolve(basis)?;
     let old = open_source(&export, &path)?;
-    let may = |bytes| landed.quota.as_ref().map_or(Ok(()), |quota| quota.take(bytes));
+    let may = |bytes| landed.may(bytes);
     landed.target.take_from(old.file(), size, piece.extent, &piece.digests, may)
 }

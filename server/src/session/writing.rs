@@ -41,16 +41,19 @@ pub(crate) struct Landed {
     pub target: Arc<Target>,
     rules: Rules,
     path: WirePath,
-    pub(super) quota: Option<Arc<Quota>>,
+    quota: Option<Arc<Quota>>,
     began: Instant,
 }
 
 impl Landed {
-    /// Makes a range zeros. What is written for that counts; a hole does not.
+    /// Makes a range zeros. What is written for that counts, before it is; a hole does not.
     fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
-        let (digests, written) = self.target.zero(extent, size)?;
-        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(written))?;
-        Ok(digests)
+        self.target.zero(extent, size, |bytes| self.may(bytes))
+    }
+
+    /// Whether this many bytes may be written; takes them from the quota.
+    pub(super) fn may(&self, bytes: u64) -> Result<(), Fault> {
+        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(bytes))
     }
 }
 
@@ -173,10 +176,10 @@ impl Session {
         // All of them, also behind one that could not be taken back.
         let kept = of_link.filter(|(_, slot)| !self.domain.take_back(slot.number)).count();
         self.show_slots();
+        go_on_if(kept == 0)
     }
 
     fn show_slots(&self) {
-        go_on_if(kept == 0)
         self.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
     }
 
@@ -262,10 +265,10 @@ impl Session {
         let landing = |piece: verbatim_proto::message::Piece| Landing {
             target: writing.targets.get(&piece.file).map(|landed| landed.target.clone()),
             size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
-            refused: writing.targets.get(&piece.file).and_then(|landed| {
-                let quota = landed.quota.as_ref()?;
-                quota.take(piece.extent.len).err()
-            }),
+            refused: writing
+                .targets
+                .get(&piece.file)
+                .and_then(|landed| landed.may(piece.extent.len).err()),
             piece,
         };
         let pieces = pieces.into_iter().map(landing).collect();
@@ -298,11 +301,11 @@ impl Session {
         let (view, keeping) = (self.view.clone(), self.mirrors.keep());
         self.job(move || {
             let (answers, dropped) = commit(files);
+            // Until here nobody else may have the target of a mirror.
+            drop(keeping);
             for (id, answer) in &answers {
                 view.log(Direction::Write, &noted[id], answer.as_ref().map(drop));
             }
-            // Until here nobody else may have the target of a mirror.
-            drop(keeping);
             Event::Committed(answers, dropped)
         });
     }
@@ -384,10 +387,19 @@ mod tests {
         let landed = Landed { target: target.clone(), rules, path, quota, began };
         // Files as short as this have no holes.
         landed.zero(Extent::new(0, size), size).expect("there is room once");
+        target.write_at(&vec![7; size as usize], 0).expect("writes");
         let fault = landed.zero(Extent::new(0, size), size).expect_err("and not twice");
         assert_eq!(fault.code, Code::NoSpace);
-        let (_, written) = target.zero(Extent::new(0, long), long).expect("zeroes");
+        let mut left = vec![0; size as usize];
+        target.read_landed(&mut left, 0).expect("reads");
+        assert!(left.iter().all(|&byte| byte == 7), "it is asked before anything is written");
+        let written = std::cell::Cell::new(0);
+        let count = |bytes| {
+            written.set(bytes);
+            Ok(())
+        };
+        target.zero(Extent::new(0, long), long, count).expect("zeroes");
         let again = landed.zero(Extent::new(0, long), long);
-        assert_eq!(again.is_ok(), written == 0, "a hole costs nothing");
+        assert_eq!(again.is_ok(), written.get() == 0, "a hole costs nothing");
     }
 }
