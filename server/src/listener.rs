@@ -171,7 +171,8 @@ impl Server {
         let place = self.shared.observatory.clone();
         let mut watching = JoinSet::new();
         let quotas = self.shared.exports.values().filter_map(|export| export.quota.clone());
-        watching.spawn(Keeper::new(quotas.collect(), self.config.state_dir()).run());
+        let written = self.shared.written.clone();
+        let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
         let exports = self.config.exports.iter().map(|export| export.path.clone()).collect();
         watching.spawn(place.clone().watch(self.shared.clone(), exports));
         if let Some(page) = self.page {
@@ -219,6 +220,7 @@ impl Server {
         drop(self.listener);
         sessions.shutdown().await;
         watching.shutdown().await;
+        keeper.end().await;
         tracing::info!("stopped");
     }
 }
@@ -281,7 +283,11 @@ const BACKLOG: u32 = 1024;
 
 /// What all sessions of a server with this configuration share.
 pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
-    let (mut exports, written) = (Exports::new(), Counts::load(&config.state_dir()));
+    let mut exports = Exports::new();
+    let written = match config.exports.iter().any(|export| export.quota_mb > 0) {
+        true => Counts::load(&config.state_dir())?,
+        false => Counts::default(),
+    };
     for export in &config.exports {
         let folder = Arc::new(Folder::open(&export.path).map_err(ServerError::Export)?);
         let rules = export.rules();
@@ -308,6 +314,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
     rdma.announce(config.exports.iter().map(|export| export.path.as_path()));
     Ok(Shared {
         exports,
+        written,
         hashing: Hashing::new(cache),
         workers,
         joins: Joins::default(),

@@ -2,20 +2,27 @@
 //! from every session, and never given back. Owns that count, and the file in the
 //! state folder that keeps it over a restart: written once a second where it
 //! changed, and when the server stops, so a server that is killed forgets what was
-//! written in its last second. Who writes asks it first.
+//! written in its last second. A file that cannot be read keeps the server from
+//! starting: counted from nothing, a quota would be used twice. Who writes asks it first.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use verbatim_control::ControlError;
 use verbatim_proto::{Code, Fault};
 
 /// How often counts are written that changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long writing them may take before somebody is told, and how long a server that stops waits.
+const SAVE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The quota of one export.
 #[derive(Debug)]
@@ -63,15 +70,20 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Reads what was kept; a file that makes no sense is complained about, and counts nothing.
-    pub fn load(state_dir: &Path) -> Self {
+    /// Reads what was kept; where there is no file nothing was written.
+    pub fn load(state_dir: &Path) -> Result<Self, ControlError> {
         let path = path(state_dir);
-        let Ok(text) = std::fs::read_to_string(&path) else { return Self::default() };
-        toml::from_str(&text).unwrap_or_else(|_| {
-            let path = path.display().to_string();
-            tracing::error!(path, "quotas are not as they were written; they begin anew");
-            Self::default()
-        })
+        let unusable = |cause: String| ControlError::Local {
+            what: format!("cannot know how much of the quotas is used: {}", path.display()),
+            cause,
+            hint: Some("make it readable, or remove it: quotas begin anew then".into()),
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => toml::from_str(&text)
+                .map_err(|_| unusable("it is not what rdma-serve wrote".into())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(unusable(error.to_string())),
+        }
     }
 
     /// What was written into an export before this server began.
@@ -97,43 +109,64 @@ impl Counts {
     }
 }
 
-/// Keeps counts for as long as it lives, and once more when it goes.
+/// Keeps counts until it is ended, and once more then.
 pub(crate) struct Keeper {
+    end: oneshot::Sender<()>,
+    keeping: JoinHandle<()>,
+}
+
+impl Keeper {
+    /// Keeps counts that were `kept` like this. Needs a tokio runtime.
+    pub fn start(quotas: Vec<Arc<Quota>>, state_dir: PathBuf, kept: Counts) -> Self {
+        let (end, ended) = oneshot::channel();
+        let keeping = tokio::spawn(Keeping { quotas, state_dir, kept }.run(ended));
+        Self { end, keeping }
+    }
+
+    /// Writes them a last time, unless that takes too long.
+    pub async fn end(self) {
+        drop(self.end);
+        if tokio::time::timeout(SAVE_TIME_MAX, self.keeping).await.is_err() {
+            tracing::error!("the last counts of quotas are lost");
+        }
+    }
+}
+
+struct Keeping {
     quotas: Vec<Arc<Quota>>,
     state_dir: PathBuf,
     kept: Counts,
 }
 
-impl Keeper {
-    pub fn new(quotas: Vec<Arc<Quota>>, state_dir: PathBuf) -> Self {
-        let kept = Counts::load(&state_dir);
-        Self { quotas, state_dir, kept }
-    }
-
-    /// Keeps counts without end, where there are any.
-    pub async fn run(mut self) {
-        while !self.quotas.is_empty() {
-            tokio::time::sleep(SAVE_EVERY).await;
-            self.save();
+impl Keeping {
+    async fn run(mut self, mut ended: oneshot::Receiver<()>) {
+        let mut last = self.quotas.is_empty();
+        while !last {
+            last = tokio::time::timeout(SAVE_EVERY, &mut ended).await.is_ok();
+            self.save().await;
         }
     }
 
-    fn save(&mut self) {
+    /// Writes counts that changed, on a thread that may wait for the state folder. There is one
+    /// such write at a time, however long it takes.
+    async fn save(&mut self) {
         let mut now = self.kept.clone();
         now.update(self.quotas.iter());
         if now == self.kept {
             return;
         }
-        match now.save(&self.state_dir) {
+        let (counts, state_dir) = (now.clone(), self.state_dir.clone());
+        let mut saving = tokio::task::spawn_blocking(move || counts.save(&state_dir));
+        let saved = loop {
+            match tokio::time::timeout(SAVE_TIME_MAX, &mut saving).await {
+                Ok(saved) => break saved,
+                Err(_) => tracing::error!("quotas are not kept: the state folder does not answer"),
+            }
+        };
+        match saved.map_err(std::io::Error::other).flatten() {
             Ok(()) => self.kept = now,
             Err(error) => tracing::error!(%error, "quotas are not kept"),
         }
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.save();
     }
 }
 
@@ -157,21 +190,55 @@ mod tests {
         assert!(quota.take(1).is_err() && quota.take(0).is_ok());
     }
 
-    #[test]
-    fn what_was_written_is_known_to_the_next_server() {
+    #[tokio::test]
+    async fn what_was_written_is_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
+        let kept = || Counts::load(dir.path()).unwrap();
         let quota = Arc::new(Quota::new("in", 100, 0));
-        let keeper = Keeper::new(vec![quota.clone()], dir.path().into());
+        let keeper = Keeper::start(vec![quota.clone()], dir.path().into(), kept());
         quota.take(60).unwrap();
-        drop(keeper);
-        assert_eq!(Counts::load(dir.path()).of("in"), 60);
-        assert_eq!(Counts::load(dir.path()).of("other"), 0);
+        keeper.end().await;
+        assert_eq!((kept().of("in"), kept().of("other")), (60, 0));
         // A quota that was lowered meanwhile leaves nothing, and forgets nothing.
         let lower = Arc::new(Quota::new("in", 50, 60));
         assert!(lower.take(1).is_err() && lower.take(0).is_ok());
-        drop(Keeper::new(vec![lower], dir.path().into()));
-        assert_eq!(Counts::load(dir.path()).of("in"), 60);
+        Keeper::start(vec![lower], dir.path().into(), kept()).end().await;
+        assert_eq!(kept().of("in"), 60);
+    }
+
+    #[test]
+    fn counts_that_cannot_be_read_are_not_taken_for_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Counts::load(dir.path()).unwrap(), Counts::default(), "nothing was written");
         std::fs::write(path(dir.path()), "nonsense").unwrap();
-        assert_eq!(Counts::load(dir.path()), Counts::default());
+        let broken = Counts::load(dir.path()).unwrap_err();
+        assert!(broken.to_string().contains("quotas.toml"), "{broken}");
+        std::fs::remove_file(path(dir.path())).unwrap();
+        std::fs::create_dir(path(dir.path())).unwrap();
+        let unreadable = Counts::load(dir.path()).unwrap_err();
+        assert!(unreadable.to_string().contains("Is a directory"), "{unreadable}");
+        assert!(unreadable.hint().unwrap().contains("remove it"));
+    }
+
+    #[tokio::test]
+    async fn a_state_folder_that_does_not_answer_holds_a_thread_and_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        // A pipe that nobody reads: whoever opens it to write waits.
+        let pipe = path(dir.path()).with_extension("next");
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, 0o600.into(), 0).unwrap();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let reader = std::thread::spawn(move || {
+            let _ = ended.recv_timeout(SAVE_TIME_MAX);
+            std::fs::read(pipe)
+        });
+        let quota = Arc::new(Quota::new("in", 100, 0));
+        quota.take(60).unwrap();
+        let (quotas, state_dir) = (vec![quota], dir.path().to_owned());
+        let mut keeping = Keeping { quotas, state_dir, kept: Counts::default() };
+        let saved = tokio::time::timeout(Duration::from_millis(20), keeping.save()).await;
+        assert!(saved.is_err(), "it held the runtime until somebody read");
+        drop(end);
+        reader.join().unwrap().unwrap();
     }
 }

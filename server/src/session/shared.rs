@@ -6,6 +6,7 @@ use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::observe::Observatory;
 use crate::paces::Paces;
+use crate::quota::Counts;
 use crate::rdma::Rdma;
 use crate::reach::Exports;
 use crate::worker::Command;
@@ -19,6 +20,8 @@ use verbatim_fabric::worker::WorkerHandle;
 /// What all sessions share.
 pub(crate) struct Shared {
     pub exports: Exports,
+    /// What was written into them before this server began.
+    pub written: Counts,
     pub hashing: Hashing,
     pub workers: Vec<WorkerHandle<Command>>,
     pub joins: Joins,
