@@ -189,9 +189,11 @@ impl Guests {
         }
         let observatory = &self.shared.observatory;
         observatory.metrics.entered(Entry::Accepted);
-        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let view = observatory.enter(Guest { id, request, peer, who: name, agent, domain });
         let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
+        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
+        let discreet = reach.discreet();
+        let guest = Guest { id, request, peer, who: name, agent, domain, discreet };
+        let view = observatory.enter(guest);
         let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
         let (session, events) =
             Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));

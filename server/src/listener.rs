@@ -173,8 +173,7 @@ impl Server {
         let quotas = self.shared.exports.values().filter_map(|export| export.quota.clone());
         let written = self.shared.written.clone();
         let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
-        let exports = self.config.exports.iter().map(|export| export.path.clone()).collect();
-        watching.spawn(place.clone().watch(self.shared.clone(), exports));
+        watching.spawn(place.clone().watch(self.shared.clone(), self.config.exports.clone()));
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), self.shared.clone()));
         }

@@ -7,6 +7,7 @@ use crate::gate::Gate;
 use crate::quota::Quota;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbatim_control::Who;
 use verbatim_files::{Folder, Rules};
@@ -65,6 +66,10 @@ impl Visitor<'_> {
 /// The exports as one client sees them.
 pub(crate) struct Reach {
     exports: Exports,
+    /// What is hidden from lists, also what this client may not use.
+    hidden: Vec<Vec<u8>>,
+    /// Whether the client has named something of that.
+    discreet: Arc<AtomicBool>,
     used: Mutex<Used>,
     /// Targets that the session holds, export first: below them no link is followed. As many
     /// as a session may hold.
@@ -98,7 +103,16 @@ impl Reach {
             Some((name.clone(), export))
         };
         let exports = all.iter().filter_map(seen).collect();
-        Self { exports, used: Mutex::default(), held: Mutex::default() }
+        let hidden = all.iter().filter(|(_, export)| export.gate.hidden);
+        let hidden = hidden.map(|(name, _)| name.clone()).collect();
+        let (discreet, used, held) = Default::default();
+        Self { exports, hidden, discreet, used, held }
+    }
+
+    /// Turns true when the client names a hidden export: from then on nobody is shown what it
+    /// does and what it is told, because both have names in them.
+    pub fn discreet(&self) -> Arc<AtomicBool> {
+        self.discreet.clone()
     }
 
     /// Follows no link below the target of a mirror from now on: its tree was told without
@@ -185,6 +199,9 @@ impl Reach {
         let (name, rest) = path.split_first().ok_or_else(|| {
             Fault::new(Code::BadPath, "the path names no export; use HOST:/EXPORT/PATH")
         })?;
+        if self.hidden.iter().any(|hidden| hidden == name) {
+            self.discreet.store(true, Ordering::Relaxed);
+        }
         let export = self.exports.get(name).ok_or_else(|| {
             let text = format!("no export is called {}", String::from_utf8_lossy(name));
             Fault::new(Code::NotFound, text)

@@ -121,6 +121,20 @@ impl Facts {
         facts
     }
 
+    /// Leaves out some exports: not everybody is told of them.
+    pub fn without_exports(mut self, paths: &[PathBuf]) -> Self {
+        let names: Vec<_> = paths.iter().map(|path| file_system_of(path)).collect();
+        self.exports.retain(|export| !paths.contains(&export.path));
+        self.silent.retain(|what| !names.contains(what));
+        self
+    }
+
+    /// Leaves out what may not be read: a process that gave up its rights says nothing by that.
+    pub fn confined(mut self) -> Self {
+        self.denied.clear();
+        self
+    }
+
     /// Reads this machine, as it is for this process.
     pub fn here(wish: Wish, exports: Vec<PathBuf>, pause: Duration) -> Self {
         Self::read(Path::new("/"), wish, exports, pause)
@@ -142,7 +156,7 @@ impl Facts {
 
     fn look_at(&mut self, root: &Path, exports: Vec<PathBuf>) {
         let begin = |path: PathBuf| {
-            let name = format!("the file system of {}", path.display());
+            let name = file_system_of(&path);
             let (at, machine, wish) = (root.to_owned(), self.machine.clone(), self.wish.clone());
             (name, Part::begin(move || export(&Tree::below(at), &path, &machine, &wish)))
         };
@@ -171,6 +185,11 @@ impl Facts {
         }
         self.sampled = pause;
     }
+}
+
+/// What is named when an export does not answer.
+fn file_system_of(path: &Path) -> String {
+    format!("the file system of {}", path.display())
 }
 
 /// The longest pause between two samples.
@@ -225,5 +244,25 @@ impl<T: Send + 'static> Part<T> {
     /// Waits for it, and gives it up in time.
     fn end(self) -> Option<T> {
         self.answer.recv_timeout(PART_TIME_MAX.saturating_sub(self.begun.elapsed())).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Report;
+
+    #[test]
+    fn of_exports_that_are_left_out_and_of_given_up_rights_nothing_is_told() {
+        let path = PathBuf::from("/secret/place");
+        let error = Some("it is gone".into());
+        let export = ExportFacts { path: path.clone(), error, ..ExportFacts::default() };
+        let (silent, denied) = (vec![file_system_of(&path)], vec!["etc/ufw".into()]);
+        let facts = Facts { exports: vec![export], silent, denied, ..Facts::default() };
+        let told = |facts| format!("{:?}", Report::new(facts).findings);
+        let all = told(facts.clone());
+        assert_eq!((all.matches("/secret/place").count(), all.contains("etc/ufw")), (2, true));
+        let some = told(facts.confined().without_exports(&[path]));
+        assert!(!some.contains("secret") && !some.contains("ufw"), "{some}");
     }
 }

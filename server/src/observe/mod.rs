@@ -10,6 +10,7 @@ mod status;
 mod survey;
 mod view;
 
+use crate::export::Export;
 use crate::session::Shared;
 use history::History;
 pub use http::MetricsError;
@@ -138,7 +139,7 @@ impl Observatory {
 
     /// Keeps an error, and counts it.
     fn keep(&self, peer: Option<SocketAddr>, session: Option<u64>, fault: &Fault) {
-        self.metrics.failed(class_of(fault.class()));
+        self.count(fault);
         let hint = hint_of(fault.code).map(str::to_owned);
         let at = SystemTime::now();
         let mut troubles = lock(&self.troubles);
@@ -146,11 +147,15 @@ impl Observatory {
         troubles.push_front(Trouble { at, text: fault.text.clone(), hint, peer, session });
     }
 
+    fn count(&self, fault: &Fault) {
+        self.metrics.failed(class_of(fault.class()));
+    }
+
     /// Looks at throughput, disks and ports every few seconds, for ever.
-    pub async fn watch(self: Arc<Self>, shared: Arc<Shared>, exports: Vec<PathBuf>) {
+    pub async fn watch(self: Arc<Self>, shared: Arc<Shared>, exports: Vec<Export>) {
         let (place, at) = (self.clone(), shared.clone());
         // Nobody waits for it: what it found is shown when it is found.
-        drop(tokio::task::spawn_blocking(move || place.examine(&at, exports)));
+        drop(tokio::task::spawn_blocking(move || place.examine(&at, &exports)));
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
@@ -276,7 +281,8 @@ mod tests {
     fn guest(id: u64) -> Guest {
         let peer = SocketAddr::from(([10, 0, 0, 7], 5000));
         let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
-        Guest { id, request, peer, who, agent, domain: Arc::default() }
+        let (domain, discreet) = Default::default();
+        Guest { id, request, peer, who, agent, domain, discreet }
     }
 
     #[test]
@@ -303,6 +309,27 @@ mod tests {
         assert_eq!(troubles[0].text, "error 199");
         assert!(troubles[0].hint.as_deref().is_some_and(|hint| hint.contains("make room")));
         assert_eq!(troubles[0].session, Some(1));
+    }
+
+    #[test]
+    fn of_a_session_that_uses_a_hidden_export_nothing_is_told() {
+        let place = Observatory::new("/none".into());
+        let guest = guest(1);
+        let discreet = guest.discreet.clone();
+        let view = place.enter(guest);
+        let tell = |name: &str| {
+            view.trouble(&Fault::new(Code::NoSpace, name));
+            let (id, path) = (verbatim_proto::message::FileId(1), name.as_bytes());
+            let path = verbatim_proto::WirePath::parse(path).expect("plain");
+            view.began(Direction::Read, id, &path, 1 << 30, 0);
+            let told = lock(&place.troubles).len() + lock(&view.files).len();
+            view.over(Direction::Read, id);
+            lock(&place.troubles).clear();
+            told
+        };
+        assert_eq!(tell("shown/a"), 2);
+        discreet.store(true, Ordering::Relaxed);
+        assert_eq!(tell("hidden/a"), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The status of a server as JSON: `/api/v1/status`. `docs/metrics.md` says what
 //! each field means; fields are added, never changed. Read-only, and without
-//! secrets: no tokens, no keys, no contents; names of files and clients are in it.
+//! secrets: no tokens, no keys, no contents, nothing of hidden exports; names of other
+//! files and of clients are in it.
 
 use super::history::STEP_SECONDS;
 use super::view::{Moving, View};

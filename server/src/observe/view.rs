@@ -1,14 +1,15 @@
 //! One session as people see it: who, since when, over what, how much, and the
 //! larger files under way. The session, its jobs and the workers that store its
 //! chunks tell it what happens; each call is a few atomic additions. It goes
-//! when the last of them lets go of it.
+//! when the last of them lets go of it. Of a session that uses a hidden export
+//! neither files nor errors are shown: those are logged.
 
 use super::{Observatory, lock};
 use crate::rails::SessionDomain;
 use crate::session::Event;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
@@ -31,6 +32,8 @@ pub(crate) struct Guest {
     pub who: String,
     pub agent: String,
     pub domain: Arc<SessionDomain>,
+    /// Turns true when its files and errors are for nobody else.
+    pub discreet: Arc<AtomicBool>,
 }
 
 /// A session, as it is shown.
@@ -54,6 +57,7 @@ pub(crate) struct View {
     /// Links that are up, by transport.
     links: [AtomicU64; 3],
     fell_back: AtomicU64,
+    discreet: Arc<AtomicBool>,
     place: Arc<Observatory>,
 }
 
@@ -68,7 +72,7 @@ pub(crate) struct Moving {
 
 impl View {
     pub(super) fn new(place: Arc<Observatory>, guest: Guest) -> Self {
-        let Guest { id, request, peer, who, agent, domain } = guest;
+        let Guest { id, request, peer, who, agent, domain, discreet } = guest;
         Self {
             id,
             request,
@@ -84,12 +88,18 @@ impl View {
             files: Mutex::default(),
             links: Default::default(),
             fell_back: AtomicU64::new(0),
+            discreet,
             place,
         }
     }
 
     /// Keeps an error that the client was told, and counts it.
     pub fn trouble(&self, fault: &Fault) {
+        if self.discreet.load(Relaxed) {
+            let Self { id: session, request, peer, .. } = self;
+            tracing::warn!(%peer, session, request, cause = %fault, "error of a hidden export");
+            return self.place.count(fault);
+        }
         self.place.keep(Some(self.peer), Some(self.id), fault);
     }
 
@@ -169,7 +179,7 @@ impl View {
 
     /// A file is under way.
     pub fn began(&self, way: Direction, file: FileId, path: &WirePath, bytes: u64, have: u64) {
-        if bytes < FILE_BYTES_MIN {
+        if bytes < FILE_BYTES_MIN || self.discreet.load(Relaxed) {
             return;
         }
         let mut files = lock(&self.files);

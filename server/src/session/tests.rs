@@ -52,7 +52,8 @@ impl Scene {
         let outbox = Outbox::new(Sender::new(here), SOON);
         let peer = ([127, 0, 0, 1], 1).into();
         let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
-        let guest = Guest { id: 1, request, peer, who, agent, domain: Arc::default() };
+        let (domain, discreet) = Default::default();
+        let guest = Guest { id: 1, request, peer, who, agent, domain, discreet };
         let view = shared.observatory.enter(guest);
         let visitor = Visitor { who: &Who::Local, address: peer.ip() };
         let reach = Reach::of(&shared.exports, &visitor);
@@ -121,7 +122,6 @@ impl Scene {
         let walk = MirrorRequest::Walk { request: 1, walk };
         self.say(ClientMessage::Mirror(walk)).expect("it may walk");
     }
-}
 
     /// Holds all of `data`.
     async fn holds(&mut self) {
@@ -133,6 +133,7 @@ impl Scene {
         });
         answer.await.expect("nobody else holds it");
     }
+}
 
 fn path(text: &str) -> WirePath {
     WirePath::parse(text.as_bytes()).expect("plain")

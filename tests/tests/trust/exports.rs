@@ -1,8 +1,9 @@
 //! What an export says about who may use it: names, addresses, being hidden, and
 //! how much may be written.
 
-use crate::process::{Serve, Signal};
-use crate::{World, names};
+use crate::process::{Running, Serve, Signal, wait_for};
+use crate::{FOLLOW_MAX, World, names};
+use verbatim_tests::http;
 
 const TOML: &str = r#"
 [[export]]
@@ -15,10 +16,15 @@ path = "DIR/data"
 addresses = ["192.0.2.0/24", "2001:db8::/32"]
 
 [[export]]
-name = "near"
+name = "veiled"
 path = "DIR/data"
 addresses = ["127.0.0.0/8"]
 hidden = true
+
+[[export]]
+name = "certified"
+path = "DIR/data"
+certificates = ["alice.example"]
 
 [[export]]
 path = "DIR/in"
@@ -35,7 +41,7 @@ fn an_export_is_there_for_those_it_names_and_nobody_else() {
     let (of_alice, of_bob) = (listed(&alice), listed(&bob));
     assert!(of_alice.contains("data/") && !of_bob.contains("data/"), "{of_alice} {of_bob}");
     assert!(!of_alice.contains("far/"), "it is for other addresses: {of_alice}");
-    assert!(!of_alice.contains("near/"), "it is hidden: {of_alice}");
+    assert!(!of_alice.contains("veiled/"), "it is hidden: {of_alice}");
 
     let fetch = |token: &str, export: &str| {
         let from = world.serve.at(&format!("{export}/small"));
@@ -44,7 +50,7 @@ fn an_export_is_there_for_those_it_names_and_nobody_else() {
     fetch(&alice, "data").done();
     fetch(&bob, "data").refused(1, &["no export is called data"]);
     fetch(&alice, "far").refused(1, &["no export is called far"]);
-    fetch(&bob, "near").done();
+    fetch(&bob, "veiled").done();
     // The user of the server may read these files with cp as well.
     let from = world.serve.at("far/small");
     world.serve.cp(&[&from, &world.text("out")]).done();
@@ -76,10 +82,46 @@ fn a_quota_of_written_bytes_is_for_all_clients_together() {
     let to = world.serve.at("in/e");
     let ended = world.cp(&token, &[&world.text("two"), &to]);
     ended.refused(1, &["the quota of in is used up"]);
-    // Nor does its page say what lists do not.
+
+    // One that cannot know it does not start: the quota would be used twice.
+    let World { serve, dir, home } = world;
+    serve.signal(Signal::TERM);
+    assert_eq!(serve.end(), Some(0));
+    let kept = home.state().join("quotas.toml");
+    std::fs::write(&kept, "nonsense").unwrap();
+    let config = dir.path().join("serve.toml");
+    let refused = home.serve(&["--listen", "127.0.0.1:0", "--config", &crate::text(&config)]);
+    refused.refused(1, &["quotas.toml", "it is not what rdma-serve wrote", "remove it"]);
+}
+
+#[test]
+fn neither_the_page_nor_the_status_tells_of_a_hidden_export() {
+    let world = World::configured(TOML);
+    let token = world.add("alice", &["--export", "*:rw"]);
+    let slowly = |path: &str, name: &str| {
+        let (from, to) = (world.serve.at(path), world.text(name));
+        let (home, command) = world.command(&token, &["--bwlimit", "1M", &from, &to]);
+        (home, Running::start(command))
+    };
+    let put = |path: &str| {
+        let ended = world.cp(&token, &[&world.text("data/small"), &world.serve.at(path)]);
+        ended.refused(1, &[path, "read-only"]);
+    };
+    put("veiled/not-there");
+    put("data/not-here");
+    let _copies = (slowly("veiled/large", "out/a"), slowly("data/large", "out/b"));
     let page = world.serve.metrics.expect("it has a page");
-    let told = verbatim_tests::http::get(page, "/api/v1/status").body;
-    assert!(told.contains("\"data\"") && !told.contains("\"near\""), "{told}");
+    let told = wait_for("both are under way", FOLLOW_MAX, || {
+        let told = http::get(page, "/api/v1/status").body;
+        let opened = http::get(page, "/metrics").body;
+        let name = r#"rdma_serve_operations_total{operation="open",outcome="ok"}"#;
+        let both = http::series(&opened, name).is_some_and(|count| count >= 2.0);
+        (both && told.contains("data/large")).then_some(told)
+    });
+    assert!(told.contains("data/not-here"), "errors are told: {told}");
+    assert!(!told.contains("veiled") && !told.contains("not-there"), "{told}");
+    assert_eq!(told.matches("/large").count(), 1, "{told}");
+    assert!(world.serve.log().contains("veiled/not-there"), "whoever runs it is told");
 }
 
 #[test]
@@ -92,12 +134,12 @@ fn a_server_that_lets_in_anybody_says_what_is_open() {
             line.contains("open to anybody") && line.contains(&format!("name=\"{name}\""))
         })
     };
-    assert!(open("in") && open("far") && !open("data"), "{log}");
+    assert!(open("in") && open("far") && !open("data") && !open("certified"), "{log}");
     let anybody = crate::process::Home::new();
     let trusted = ["--fingerprint", &world.serve.fingerprint];
     let fetch = |path: &str| {
         anybody.cp(&[trusted[0], trusted[1], &world.serve.at(path), &world.text("out")])
     };
-    fetch("near/small").done();
+    fetch("veiled/small").done();
     fetch("data/small").refused(1, &["no export is called data"]);
 }
