@@ -176,8 +176,8 @@ impl Facts {
             std::thread::sleep(pause.min(SAMPLE_TIME_MAX));
         }
         // A record may hold what was counted later.
-        let later = root.join(LATER);
-        let again = if later.is_dir() { later } else { root.to_owned() };
+        let later = Some(root.join(LATER)).filter(|it| !Tree::below(root).is_here() && it.is_dir());
+        let again = later.unwrap_or_else(|| root.to_owned());
         let second = first.is_some().then(|| look(again)).flatten();
         match (first, second) {
             (Some(first), Some(second)) => self.counters = [first, second],
