@@ -30,6 +30,7 @@ impl LocalDoor {
     ) -> Result<(Self, PublicKey), ControlError> {
         let path = Self::path(state_dir, port);
         private::make_dir(path.parent().expect("the path ends in a file name"))?;
+        let _alone = alone(&path);
         let secret = ClientKey::generate()?;
         let token = secret.to_token().to_string();
         let file = DoorFile { fingerprint: fingerprint.to_string(), token };
@@ -61,6 +62,7 @@ impl LocalDoor {
 
 impl Drop for LocalDoor {
     fn drop(&mut self) {
+        let _alone = alone(&self.path);
         let ours = matches!(read(&self.path), Ok(Some((_, key))) if key.public() == self.key);
         if ours && let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "local key not removed");
@@ -68,14 +70,19 @@ impl Drop for LocalDoor {
     }
 }
 
+/// Keeps other servers of this user from changing doors meanwhile: what one takes for left
+/// behind, another may just be putting there. Not all network file systems lock folders.
+fn alone(door: &Path) -> Option<File> {
+    private::lock_folder_of(door).ok()
+}
+
 /// Removes the doors that servers left which were killed.
 fn sweep(door: &Path) {
     let folder = door.parent().and_then(|folder| std::fs::read_dir(folder).ok());
     for path in folder.into_iter().flatten().flatten().map(|entry| entry.path()) {
-        let is_door = path.extension().is_some_and(|it| it == "toml");
-        if is_door && !private::is_held(&path) {
+        if path.extension().is_some_and(|it| it == "toml") {
             // Another may have been faster.
-            let _ = std::fs::remove_file(path);
+            let _ = private::remove_left(&path);
         }
     }
 }
@@ -148,6 +155,34 @@ mod tests {
         assert!(!path.exists(), "it is swept away");
         let (_third, _) = LocalDoor::publish(dir.path(), 3, print).unwrap();
         assert!(LocalDoor::find(dir.path(), 2).unwrap().is_some(), "that of a live one is not");
+    }
+
+    #[test]
+    fn doors_are_swept_by_one_server_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let print = ServerIdentity::load_or_create(dir.path()).unwrap().fingerprint();
+        let left = LocalDoor::path(dir.path(), 1);
+        let other = private::lock_folder_of(&left).unwrap();
+        private::replace(&left, b"left by one that was killed").unwrap();
+        let state = dir.path().to_owned();
+        let second = std::thread::spawn(move || LocalDoor::publish(&state, 2, print).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(left.exists(), "another may be putting its own there");
+        drop(other);
+        let (_second, _) = second.join().unwrap();
+        assert!(!left.exists(), "it is swept away");
+    }
+
+    #[test]
+    fn what_took_the_place_of_a_door_is_not_swept_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("1.toml");
+        let held = private::replace_held(&path, b"of a live one").unwrap();
+        private::remove_left(&path).unwrap();
+        assert!(path.exists());
+        drop(held);
+        private::remove_left(&path).unwrap();
+        assert!(!path.exists());
     }
 
     #[test]

@@ -49,6 +49,17 @@ pub(crate) fn is_held(path: &Path) -> bool {
     matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
 }
 
+/// Removes a file that was written so and that nobody holds any more. What took its place in the
+/// meantime stays.
+pub(crate) fn remove_left(path: &Path) -> io::Result<()> {
+    let left = File::open(path)?;
+    // Kept until it is gone.
+    if left.try_lock().is_ok() && left.metadata()?.ino() == std::fs::metadata(path)?.ino() {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
 /// Writes a file that others may read in the place of whatever is there.
 pub(crate) fn replace_public(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
     let staged = stage(path, bytes)?;
