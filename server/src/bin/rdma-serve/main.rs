@@ -258,8 +258,9 @@ async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result
     for export in exports {
         let path = export.path.display().to_string();
         tracing::info!(name = export.name, path, mode = %export.mode, "export");
-        if open && export.tokens.is_empty() {
-            let hint = "name who may use it in its tokens, or turn insecure_no_auth off";
+        if open && export.tokens.is_empty() && export.certificates.is_empty() {
+            let hint = "name who may use it in its tokens or certificates, or turn \
+                        insecure_no_auth off";
             tracing::warn!(name = export.name, mode = %export.mode, hint, "open to anybody");
         }
     }
