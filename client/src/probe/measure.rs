@@ -25,7 +25,7 @@ const LATENCY_COUNT_MAX: u64 = 2000;
 const WARM_COUNT: u64 = 5;
 
 /// Bytes of an operation whose latency is measured.
-const SMALL_BYTES: usize = 8;
+pub const SMALL_BYTES: usize = 8;
 
 /// How long a link may be silent with something under way.
 const STALL_TIME_MAX: Duration = Duration::from_secs(6);
@@ -45,7 +45,7 @@ pub struct Memory {
     pub read: RemoteRange,
     /// What may be written.
     pub write: RemoteRange,
-    /// How long both are.
+    /// How long both are; `SMALL_BYTES` at least.
     pub bytes: usize,
 }
 
@@ -107,16 +107,21 @@ pub fn links(mut lanes: Vec<Lane>, memory: &Memory) -> Result<Measured, FabricEr
     for way in [Way::Read, Way::Write] {
         measured.latencies.push(latency(&mut lanes[..1], way, memory)?);
     }
-    let largest = SIZES[SIZES.len() - 1];
-    let grid = SIZES.iter().map(|&bytes| (bytes, 1)).chain(LINKS.map(|links| (largest, links)));
-    let grid: Vec<_> = grid.filter(|&(_, links)| links <= lanes.len()).collect();
     for way in [Way::Read, Way::Write] {
-        for &(bytes, links) in &grid {
+        for (bytes, links) in grid(memory.bytes, lanes.len()) {
             let bytes_per_second = rate(&mut lanes[..links], way, memory, bytes)?;
             measured.rates.push(Rate { way, bytes, links, bytes_per_second });
         }
     }
     Ok(measured)
+}
+
+/// What rates are measured of: sizes that fit what the server lent, over links that there are.
+fn grid(bytes_max: usize, links_max: usize) -> Vec<(usize, usize)> {
+    let sizes = SIZES.iter().copied().filter(|&bytes| bytes <= bytes_max);
+    let more = sizes.clone().max().into_iter().flat_map(|most| LINKS.map(|links| (most, links)));
+    let all = sizes.map(|bytes| (bytes, 1)).chain(more);
+    all.filter(|&(_, links)| links <= links_max).collect()
 }
 
 /// Whether a few bytes can be read over a link.
@@ -218,9 +223,12 @@ const OWN_TIME: Duration = Duration::from_millis(150);
 /// Bytes that are written to measure a disk.
 const DISK_BYTES: usize = 64 << 20;
 
-/// Measures what this machine does by itself.
-pub fn own(disk: Option<&Path>) -> Own {
-    let block = vec![0x5a_u8; 8 << 20];
+/// Bytes of one step of all of these.
+const BLOCK_BYTES: usize = 8 << 20;
+
+/// Measures what this machine does by itself, but for its disks.
+pub fn own() -> Own {
+    let block = vec![0x5a_u8; BLOCK_BYTES];
     let mut copy = vec![0_u8; block.len()];
     let repeat = |work: &mut dyn FnMut()| {
         work();
@@ -238,18 +246,30 @@ pub fn own(disk: Option<&Path>) -> Own {
     let hash = repeat(&mut || {
         std::hint::black_box(Digest::of_grains(0, block.len() as u64, &block));
     });
-    let disk = disk.and_then(|folder| write_rate(folder, &block).ok()).unwrap_or(0.0);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Own { hash, memory, disk, cores }
+    Own { hash, memory, cores, ..Own::default() }
 }
 
-/// Writes a file without a name, and waits until it is on the disk.
-fn write_rate(folder: &Path, block: &[u8]) -> std::io::Result<f64> {
+/// Writes a file without a name, and waits until it is on the disk: for ever, where that hangs.
+pub fn disk(folder: &Path) -> std::io::Result<f64> {
+    let block = vec![0x5a_u8; BLOCK_BYTES];
     let mut file = tempfile::tempfile_in(folder)?;
     let begin = Instant::now();
     for _ in 0..DISK_BYTES / block.len() {
-        file.write_all(block)?;
+        file.write_all(&block)?;
     }
     file.sync_data()?;
     Ok(DISK_BYTES as f64 / begin.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_fits_the_memory_of_the_server_is_measured() {
+        assert_eq!(grid(1 << 20, 2), [(4 << 10, 1), (64 << 10, 1), (1 << 20, 1), (1 << 20, 2)]);
+        assert_eq!(grid(64 << 10, 4).last(), Some(&(64 << 10, 4)));
+        assert_eq!(grid((4 << 10) - 1, 4), []);
+    }
 }

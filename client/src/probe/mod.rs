@@ -26,6 +26,9 @@ const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long connecting to it may take, whatever copies allow.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(15);
 
+/// How long writing to a disk may take.
+const DISK_TIME_MAX: Duration = Duration::from_secs(20);
+
 /// What was found out about the way to a server.
 #[derive(Clone, Debug, Default)]
 pub struct Examination {
@@ -43,6 +46,8 @@ pub struct Examination {
     pub packets: Option<Packets>,
     /// What this machine does by itself.
     pub own: Own,
+    /// Why its disk was not measured, where that was wanted.
+    pub no_disk: Option<String>,
 }
 
 /// How data gets to the server.
@@ -222,9 +227,27 @@ pub async fn examine(
     }
     let netdev = found.route.as_ref().and_then(|route| route.netdev.as_deref());
     found.packets = netdev.and_then(|netdev| packets::towards(peer, netdev));
-    let measured = tokio::task::spawn_blocking(move || measure::own(disk.as_deref())).await;
-    found.own = measured.unwrap_or_default();
+    found.own = tokio::task::spawn_blocking(measure::own).await.unwrap_or_default();
+    if let Some(folder) = disk {
+        let shown = folder.display().to_string();
+        match bounded(DISK_TIME_MAX, move || measure::disk(&folder)).await {
+            Ok(rate) => found.own.disk = rate,
+            Err(cause) => found.no_disk = Some(format!("cannot write to {shown}: {cause}")),
+        }
+    }
     Ok(found)
+}
+
+/// Does something that a file system may hang in, on a thread that is left behind then.
+async fn bounded<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, String> {
+    match tokio::time::timeout(limit, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(answer)) => answer.map_err(|error| error.to_string()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer in {} s", limit.as_secs())),
+    }
 }
 
 impl Examination {
@@ -243,4 +266,18 @@ fn with(options: &SessionOptions, transport: Transport, local: Option<IpAddr>) -
     }
     let carrier = CarrierOptions { transport, wish, ..options.carrier.clone() };
     SessionOptions { carrier, ..options.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_is_waited_for_no_longer_than_so_long() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let hanging = bounded(Duration::from_millis(10), move || Ok(ended.recv().is_ok()));
+        assert_eq!(hanging.await, Err("no answer in 0 s".into()));
+        drop(end);
+        assert_eq!(bounded(DISK_TIME_MAX, || Ok(1)).await, Ok(1));
+    }
 }

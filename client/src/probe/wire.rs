@@ -212,11 +212,15 @@ impl Wire {
             cause: format!("the server lends no memory: {}", fault.text),
             hint: Some("look again when fewer clients are connected".into()),
         })?;
-        Ok(Memory {
-            read: range(lent.read),
-            write: range(lent.write),
-            bytes: (lent.bytes as usize).min(PROBE_BYTES_MAX as usize),
-        })
+        let bytes = (lent.bytes as usize).min(PROBE_BYTES_MAX as usize);
+        if bytes < measure::SMALL_BYTES {
+            return Err(Trouble {
+                step: "probe",
+                cause: format!("the server lends {bytes} bytes, which is too little to measure"),
+                hint: Some("use a server of the same release".into()),
+            });
+        }
+        Ok(Memory { read: range(lent.read), write: range(lent.write), bytes })
     }
 
     async fn say(&mut self, message: ClientMessage) -> Result<(), Trouble> {

@@ -8,8 +8,9 @@ use crate::shared::voice::clean;
 use indicatif::BinaryBytes;
 use serde_json::Value;
 use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// How long all of it may take.
@@ -50,11 +51,22 @@ fn address(server: &str) -> String {
     }
 }
 
+/// Finds out the address, on a thread that is left behind where the resolver hangs.
+fn resolve(name: &str) -> Result<SocketAddr, String> {
+    let (done, answer) = channel();
+    let asked = name.to_owned();
+    std::thread::spawn(move || {
+        // Who asked may be gone.
+        let _ = done.send(asked.to_socket_addrs().map(|mut found| found.next()));
+    });
+    let answer = answer.recv_timeout(TIME_MAX).map_err(|_| "the resolver does not answer")?;
+    answer.map_err(|error| error.to_string())?.ok_or_else(|| "the name has no address".into())
+}
+
 fn fetch(address: &str) -> Result<Value, String> {
     let begin = Instant::now();
     let plain = |error: std::io::Error| error.to_string();
-    let resolved = address.to_socket_addrs().map_err(plain)?.next();
-    let resolved = resolved.ok_or("the name has no address")?;
+    let resolved = resolve(address)?;
     let mut stream = TcpStream::connect_timeout(&resolved, TIME_MAX).map_err(plain)?;
     let request =
         format!("GET /api/v1/status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");

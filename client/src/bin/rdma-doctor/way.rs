@@ -54,8 +54,11 @@ pub fn text(found: &Examination) -> String {
     }
     let own = found.own;
     if own.hash > 0.0 {
-        let disk =
-            if own.disk > 0.0 { format!(", disk {}", rate(own.disk)) } else { String::new() };
+        let disk = match &found.no_disk {
+            Some(cause) => format!("; {cause}"),
+            None if own.disk > 0.0 => format!(", disk {}", rate(own.disk)),
+            None => String::new(),
+        };
         let _ = writeln!(
             text,
             "this machine by itself: hash {} and memory {} a core, {} cores{disk}",
