@@ -39,6 +39,13 @@ impl ExportFolder {
     }
 }
 
+impl ExportFolder {
+    /// Whether this many bytes may be written into it; takes them from its quota.
+    pub fn may_write(&self, bytes: u64) -> Result<(), Fault> {
+        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(bytes))
+    }
+}
+
 /// The exports by name.
 pub(crate) type Exports = BTreeMap<Vec<u8>, Arc<ExportFolder>>;
 

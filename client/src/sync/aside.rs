@@ -48,7 +48,7 @@ pub(super) async fn prepare(
 fn build(target: &Path, key: &Digest, held: Option<Hold>) -> Result<(Folder, Stage), Fault> {
     let (parent, name) = split(target)?;
     let folder = Folder::open(&parent)?;
-    let stage = Stage::prepare(&folder, &name, key, held);
+    let stage = Stage::prepare(&folder, &name, key, held, &|_| Ok(()));
     let stage = stage.map_err(|error| not_held(error, target))?;
     Ok((folder.below(stage.path())?, stage))
 }

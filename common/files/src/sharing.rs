@@ -26,11 +26,14 @@ const LINKED_MAX: usize = 1 << 18;
 /// What is copied at a time where the kernel does not do it.
 const STEP_BYTES: usize = 256 << 10;
 
+/// Asked before so many bytes are written, which neither a reflink nor another name takes.
+pub type May<'a> = &'a dyn Fn(u64) -> Result<(), Fault>;
+
 /// Fills an empty folder with all that is in another, and gives it the same metadata. What copies
 /// that were cut short left is left out.
-pub(crate) fn fill(from: &Folder, to: &Folder) -> Result<Filled, Fault> {
+pub(crate) fn fill(from: &Folder, to: &Folder, may: May<'_>) -> Result<Filled, Fault> {
     let (twins, open) = (HashMap::new(), Vec::new());
-    let mut filling = Filling { from, to, reflinks: true, made: false, twins, open };
+    let mut filling = Filling { from, to, may, reflinks: true, made: false, twins, open };
     let mut stamp = Stamp::default();
     for found in walk(from)? {
         let node = found.map_err(|(_, fault)| fault)?;
@@ -53,6 +56,7 @@ pub(crate) struct Filled {
 struct Filling<'a> {
     from: &'a Folder,
     to: &'a Folder,
+    may: May<'a>,
     /// Whether the file system may be able to.
     reflinks: bool,
     /// Whether it was.
@@ -97,7 +101,7 @@ impl Filling<'_> {
             return self.share(self.to, first, &node.path);
         }
         if self.reflinks {
-            match copy(self.from, &node.path, self.to, &node.path, Way::Reflink) {
+            match copy((self.from, &node.path), (self.to, &node.path), Way::Reflink, self.may) {
                 Ok(true) => {
                     self.made = true;
                     return self.remember(node);
@@ -113,7 +117,7 @@ impl Filling<'_> {
             Ok(()) => Ok(()),
             Err(fault) if fault.code == Code::NoSpace => Err(fault),
             Err(_) => {
-                copy(self.from, &node.path, self.to, &node.path, Way::Any)?;
+                copy((self.from, &node.path), (self.to, &node.path), Way::Any, self.may)?;
                 self.remember(node)
             }
         }
@@ -146,7 +150,7 @@ enum Way {
 impl Folder {
     /// Makes a file that has other names, in this tree or elsewhere, one that has none: what it is
     /// given from then on, the others do not get.
-    pub fn own(&self, path: &WirePath) -> Result<(), Fault> {
+    pub fn own(&self, path: &WirePath, may: May<'_>) -> Result<(), Fault> {
         let (file, stat) = match self.open_file(path) {
             Err(fault) if fault.code == Code::IsFolder => return Ok(()),
             opened => opened?,
@@ -155,7 +159,7 @@ impl Folder {
         let (Some(name), true) = (path.name(), stat.stx_nlink > 1) else { return Ok(()) };
         let temporary = temporary_name(name);
         let aside = path.parent().with(&temporary)?;
-        copy(self, path, self, &aside, Way::Any)?;
+        copy((self, path), (self, &aside), Way::Any, may)?;
         let parent = self.open_parent(path)?;
         rename(&parent, &temporary, name).map_err(|e| {
             // The first error is what matters; what may stay is swept away.
@@ -168,11 +172,10 @@ impl Folder {
 /// Makes a file with the content and metadata of another. False if it could only be copied, and
 /// was not to be; nothing is there then.
 fn copy(
-    from: &Folder,
-    path: &WirePath,
-    to: &Folder,
-    new: &WirePath,
+    (from, path): (&Folder, &WirePath),
+    (to, new): (&Folder, &WirePath),
     way: Way,
+    may: May<'_>,
 ) -> Result<bool, Fault> {
     let what = format!("cannot copy {path}");
     let (file, _) = from.open_file(path)?;
@@ -183,9 +186,9 @@ fn copy(
     let copied = match ioctl_ficlone(&made, &file) {
         Ok(()) => Ok(true),
         Err(_) if way == Way::Reflink => Ok(false),
-        Err(_) => copy_data(&file, &made).map(|()| true),
+        Err(_) => copy_data(&file, &made, &what, may).map(|()| true),
     };
-    let copied = copied.map_err(|e| Fault::from_io(&what, &e)).and_then(|copied| {
+    let copied = copied.and_then(|copied| {
         let stat = stat_open(&file).map_err(|e| Fault::from_io(&what, &e))?;
         let xattrs = xattrs_of(&file, rules.privileged_xattrs, &what)?;
         let meta = Meta { xattrs, ..of_status(&stat) };
@@ -204,8 +207,9 @@ fn copy(
 }
 
 /// Copies what is data in a file, and leaves holes.
-fn copy_data(from: &File, to: &File) -> std::io::Result<()> {
-    let size = from.metadata()?.len();
+fn copy_data(from: &File, to: &File, what: &str, may: May<'_>) -> Result<(), Fault> {
+    let fault = |e: std::io::Error| Fault::from_io(what, &e);
+    let size = from.metadata().map_err(fault)?.len();
     let mut at = 0;
     while at < size {
         let data = match seek(from, SeekFrom::Data(at)) {
@@ -215,10 +219,11 @@ fn copy_data(from: &File, to: &File) -> std::io::Result<()> {
             Err(_) => at,
         };
         let end = seek(from, SeekFrom::Hole(data)).map_or(size, |hole| hole.clamp(data, size));
-        copy_range(from, to, data, end)?;
+        may(end - data)?;
+        copy_range(from, to, data, end).map_err(fault)?;
         at = end.max(data + 1);
     }
-    to.set_len(size)
+    to.set_len(size).map_err(fault)
 }
 
 fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<()> {
@@ -248,8 +253,11 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    const FREELY: May<'_> = &|_| Ok(());
 
     fn path(text: &str) -> WirePath {
         WirePath::parse(text.as_bytes()).expect("plain")
@@ -269,7 +277,7 @@ mod tests {
         fs::set_permissions(at("old/sub/shut"), fs::Permissions::from_mode(0o555)).expect("sets");
         let (old, new) = (Folder::open(&at("old")).expect("opens"), Folder::open(&at("new")));
         let new = new.expect("opens");
-        fill(&old, &new).expect("fills");
+        fill(&old, &new, FREELY).expect("fills");
         let of = |name: &str| fs::symlink_metadata(at(name)).expect("there");
         for name in ["", "a", "link", "sub", "sub/b", "sub/shut", "sub/shut/c"] {
             let (was, is) = (of(&format!("old/{name}")), of(&format!("new/{name}")));
@@ -278,8 +286,8 @@ mod tests {
         }
         assert!(!at("new/.x.0123456789abcdef.verbatim-part").exists(), "a leftover is nobody's");
         assert_eq!(of("new/a").ino(), of("new/sub/b").ino());
-        new.own(&path("a")).expect("owns");
-        new.own(&path("sub")).expect("a folder is its own");
+        new.own(&path("a"), FREELY).expect("owns");
+        new.own(&path("sub"), FREELY).expect("a folder is its own");
         assert_ne!(of("new/a").ino(), of("old/a").ino());
         assert_eq!((of("new/a").nlink(), of("new/a").mode()), (1, of("old/a").mode()));
         fs::write(at("new/a"), b"other").expect("writes");
@@ -296,7 +304,17 @@ mod tests {
         file.write_all_at(&[7; 5000], 9 << 20).expect("writes");
         fs::hard_link(dir.path().join("a"), dir.path().join("b")).expect("links");
         let folder = Folder::open(dir.path()).expect("opens");
-        folder.own(&path("b")).expect("owns");
+        // Where there are no reflinks, what is data is asked for; a hole is not.
+        let wanted = Cell::new(0);
+        let refuse = |bytes| {
+            wanted.set(wanted.get() + bytes);
+            Err(Fault::new(Code::NoSpace, "no more"))
+        };
+        let refused = folder.own(&path("b"), &refuse);
+        let names = fs::metadata(dir.path().join("b")).expect("there").nlink();
+        let asked = (5000..1 << 20).contains(&wanted.get());
+        assert!(asked == refused.is_err() && asked == (names == 2), "{refused:?} {wanted:?}");
+        folder.own(&path("b"), FREELY).expect("owns");
         let copy = fs::metadata(dir.path().join("b")).expect("there");
         assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
         let read = |name: &str| fs::read(dir.path().join(name)).expect("reads");

@@ -21,7 +21,7 @@ use crate::naming::{TEMPORARY_SUFFIX, hidden_name};
 use crate::opened::OpenFolder;
 use crate::prune::{flush_folders, remove_tree};
 use crate::reap::is_leftover;
-use crate::sharing::fill;
+use crate::sharing::{Filled, May, fill};
 use crate::stamp::Stamp;
 use crate::tree::{FOLDER, twin_of};
 use rustix::fs::{AtFlags, Mode, RenameFlags, Statx, StatxAttributes, StatxFlags};
@@ -61,12 +61,13 @@ struct Old {
 
 impl Stage {
     /// Makes the tree, or finds the one that a run with the same `key` left, and holds both it and
-    /// the target at `path` below `folder`, which may be `held` already.
+    /// the target at `path` below `folder`, which may be `held` already. Copies are asked for.
     pub fn prepare(
         folder: &Folder,
         path: &WirePath,
         key: &Digest,
         held: Option<Hold>,
+        may: May<'_>,
     ) -> Result<Self, NotHeld> {
         let what = format!("cannot build a tree beside {path}");
         let fault = |e: Errno| NotHeld::Fault(Fault::from_io(&what, &e.into()));
@@ -97,7 +98,7 @@ impl Stage {
             (Some(ready), _) => ready,
             (None, Some(target)) => {
                 let to = |name: &[u8]| folder.below(&path.parent().with(name)?);
-                build(&parent, &labels, target, to, &what)?
+                build(&parent, &labels, |name| fill(target, &to(name)?, may), &what)?
             }
             (None, None) => {
                 let stamp = Stamp::default();
@@ -236,8 +237,7 @@ fn take_up(
 fn build(
     parent: &OpenFolder,
     labels: &Labels<'_>,
-    target: &Folder,
-    to: impl Fn(&[u8]) -> Result<Folder, Fault>,
+    fill: impl Fn(&[u8]) -> Result<Filled, Fault>,
     what: &str,
 ) -> Result<Ready, NotHeld> {
     let fault = |e: Errno| NotHeld::Fault(Fault::from_io(what, &e.into()));
@@ -246,7 +246,7 @@ fn build(
     can_exchange(parent, &filling, &labels.of(State::Trying))
         .map_err(|e| NotHeld::Fault(explain(e, what)))?;
     let _held = hold(parent, &filling, open_tree(parent, &filling).map_err(fault)?, what)?;
-    let filled = to(&filling).and_then(|to| fill(target, &to)).map_err(NotHeld::Fault)?;
+    let filled = fill(&filling).map_err(NotHeld::Fault)?;
     let aside = labels.of(State::Filled(filled.stamp));
     rename(parent, &filling, &aside).map_err(fault)?;
     Ok(Ready { aside, stamp: filled.stamp, reflinks: filled.reflinks })

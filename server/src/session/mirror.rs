@@ -346,7 +346,7 @@ pub(super) fn change_all(
             Edit::Describe { .. } if path.is_root() => Ok(()),
             Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
                 if matches!(change, Edit::Own { .. }) {
-                    export.folder.own(&path)?;
+                    export.folder.own(&path, &|bytes| export.may_write(bytes))?;
                 }
                 dropped += export.folder.describe_any(&path, meta, &export.rules)?;
                 Ok(())

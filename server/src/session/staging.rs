@@ -126,14 +126,16 @@ fn build(
     // Of two clients each has a tree of its own.
     let own = Digest::of(&[&key.0, who.as_bytes()].concat());
     let stage =
-        Stage::prepare(&export.folder, &below, &own, None).map_err(|error| match error {
-            NotHeld::Fault(fault) => fault,
-            NotHeld::By(process) => {
-                let folder = export.folder.open_folder(&below).ok().and_then(|fd| which(fd).ok());
-                let holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-                held_by(&holders, folder, process, &target)
-            }
-        })?;
+        Stage::prepare(&export.folder, &below, &own, None, &|bytes| export.may_write(bytes))
+            .map_err(|error| match error {
+                NotHeld::Fault(fault) => fault,
+                NotHeld::By(process) => {
+                    let folder =
+                        export.folder.open_folder(&below).ok().and_then(|fd| which(fd).ok());
+                    let holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+                    held_by(&holders, folder, process, &target)
+                }
+            })?;
     let path = target.parent().with(stage.path().name().unwrap_or_default())?;
     let about = About {
         boot: verbatim_files::journal::boot_id().to_vec(),

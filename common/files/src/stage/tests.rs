@@ -30,7 +30,7 @@ impl Place {
 
     fn try_stage(&self, key: &str) -> Result<Stage, NotHeld> {
         let path = WirePath::parse(b"target").expect("plain");
-        Stage::prepare(&self.folder, &path, &Digest::of(key.as_bytes()), None)
+        Stage::prepare(&self.folder, &path, &Digest::of(key.as_bytes()), None, &|_| Ok(()))
     }
 
     fn tree(&self, stage: &Stage) -> PathBuf {
@@ -63,7 +63,8 @@ fn a_tree_takes_the_place_of_its_target_and_the_old_one_goes() {
     let held = second.into_target();
     assert!(matches!(place.try_stage("a"), Err(NotHeld::By(_))), "it is held on");
     let path = WirePath::parse(b"target").expect("plain");
-    let third = Stage::prepare(&place.folder, &path, &Digest::of(b"a"), held).expect("by us");
+    let third =
+        Stage::prepare(&place.folder, &path, &Digest::of(b"a"), held, &|_| Ok(())).expect("by us");
     third.discard().expect("removes");
     drop(third);
     assert!(!place.at("target/file").exists() && place.at("target/other").exists());
