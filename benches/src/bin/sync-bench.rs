@@ -86,7 +86,7 @@ impl World {
         let (source, target) = (source.display().to_string(), target.display().to_string());
         let port = |own: u16| relay.map_or(own, |relay| relay.port);
         let ours = |path: &str| format!("rdma://127.0.0.1:{}/{path}", port(self.serve.port));
-        match how {
+        let mut command = match how {
             How::Cp => {
                 let mut command = Command::new("cp");
                 command.args(["-a", &source, &target]);
@@ -100,7 +100,11 @@ impl World {
             }
             How::Down => self.serve.sync(&["-q", &ours(&format!("src/{name}")), &target]),
             How::Up => self.serve.sync(&["-q", &source, &ours(&format!("up/{name}"))]),
+        };
+        if relay.is_some() && matches!(how, How::Down | How::Up) {
+            self.serve.introduce(&mut command);
         }
+        command
     }
 
     fn pid(&self, how: How) -> u32 {
