@@ -28,6 +28,22 @@ pub(crate) fn image(file: &Path, make: &str, flags: &[&str], at: &Path) -> Optio
     mount(Command::new("mount").args(["-o", "loop"]).arg(file), at)
 }
 
+/// Mounts a file system that takes names of different case for one, and makes a folder in it:
+/// ext4 where the kernel can, else NTFS, which a program does.
+pub(crate) fn folding(file: &Path, at: &Path, folder: &Path) -> Option<Mount> {
+    let flags = ["-q", "-O", "casefold", "-E", "encoding=utf8"];
+    if let Some(mount) = image(file, "mkfs.ext4", &flags, at) {
+        fs::create_dir_all(folder).expect("a folder");
+        return run(Command::new("chattr").arg("+F").arg(folder)).then_some(mount);
+    }
+    fs::File::create(file).and_then(|file| file.set_len(16 << 20)).expect("a sparse file");
+    run(Command::new("mkntfs").args(["-F", "-Q", "-q"]).arg(file)).then_some(())?;
+    let mount =
+        mount(Command::new("lowntfs-3g").args(["-o", "ignore_case,permissions"]).arg(file), at);
+    fs::create_dir_all(folder).expect("a folder");
+    mount
+}
+
 /// Mounts an overlay of a folder, with what changes in `upper`.
 pub(crate) fn overlay(lower: &Path, upper: &Path, at: &Path) -> Option<Mount> {
     let [changes, work] = ["changes", "work"].map(|name| upper.join(name));

@@ -4,6 +4,7 @@
 
 use crate::{BOTH, Way, World, changes, summary, tree, write};
 use std::fs;
+use std::time::{Duration, Instant};
 
 /// What a run moved, in bytes of files.
 fn moved(ended: &crate::Ended) -> u64 {
@@ -97,5 +98,20 @@ fn files_that_take_each_others_place_arrive_whole() {
         assert!((3 << 20..=9 << 20).contains(&moved(&ended)), "{way:?}: {ended:?}");
         tree::assert_same_content(&source, &world.target(way));
         assert!(changes(&world.sync(way, &["--json"]).done()).is_empty());
+    }
+}
+
+#[test]
+fn no_more_is_moved_in_a_second_than_is_allowed() {
+    for way in BOTH {
+        let world = World::new();
+        write(world.source().join("large"), &tree::content(1, 6 << 20));
+        let begin = Instant::now();
+        world.sync(way, &["--bwlimit", "4M"]).done();
+        assert!(begin.elapsed() > Duration::from_secs(1), "{way:?}: {:?}", begin.elapsed());
+        // What does not move takes no part of it.
+        write(world.source().join("large again"), &tree::content(1, 6 << 20));
+        let ended = world.sync(way, &["--bwlimit", "4M", "--json"]).done();
+        assert_eq!(moved(&ended), 0, "{way:?}");
     }
 }
