@@ -4,10 +4,12 @@
 
 use super::Shared;
 use super::staging::Staging;
+use super::writing::{HELD_LOOK_EVERY, HELD_MAX};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_proto::{Code, Fault, Twin, WirePath};
 
@@ -45,28 +47,57 @@ impl Keeping {
 /// Who holds which target, over all sessions.
 pub(crate) type Holders = std::sync::Mutex<HashMap<Twin, String>>;
 
-/// Holds a folder for a client, who is named to all others that want it.
+/// Holds a folder for a client, who is named to all others that want it. What an earlier session
+/// of it has not let go of yet is waited for a little.
 pub(super) fn take_hold(
     shared: &Arc<Shared>,
     who: &str,
     path: &WirePath,
-    fd: OwnedFd,
+    open: impl Fn() -> Result<OwnedFd, Fault>,
 ) -> Result<Held, Fault> {
-    let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = which(&fd).map_err(|e| Fault::from_io(format!("cannot look at {path}"), &e))?;
-    match Hold::take(fd, &format!("cannot hold {path}")) {
-        Ok(hold) => {
-            holders.insert(folder, who.to_owned());
-            drop(holders);
-            Ok(Held { hold, shared: shared.clone() })
+    let taken = wait_for_hold(|| {
+        let fd = open().map_err(NotHeld::Fault)?;
+        // Nobody asks in between who holds it.
+        let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let hold = Hold::take(fd, &format!("cannot hold {path}"))?;
+        holders.insert(hold.folder, who.to_owned());
+        drop(holders);
+        Ok(Held { hold, shared: shared.clone() })
+    });
+    taken.map_err(|error| why_not(shared, error, path, open))
+}
+
+/// Says why a target is not held, and by whom it is.
+pub(super) fn why_not(
+    shared: &Shared,
+    error: NotHeld,
+    path: &WirePath,
+    open: impl Fn() -> Result<OwnedFd, Fault>,
+) -> Fault {
+    match error {
+        NotHeld::Fault(fault) => fault,
+        NotHeld::By(process) => {
+            let folder = open().ok().and_then(|fd| which(fd).ok());
+            let holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+            held_by(&holders, folder, process, path)
         }
-        Err(NotHeld::Fault(fault)) => Err(fault),
-        Err(NotHeld::By(process)) => Err(held_by(&holders, Some(folder), process, path)),
+    }
+}
+
+/// Tries to hold something until it is held, or has been somebody else's for too long: a client
+/// that was cut off is often back before the last change of its session is done.
+pub(super) fn wait_for_hold<T>(take: impl Fn() -> Result<T, NotHeld>) -> Result<T, NotHeld> {
+    let until = Instant::now() + HELD_MAX;
+    loop {
+        match take() {
+            Err(NotHeld::By(_)) if Instant::now() < until => std::thread::sleep(HELD_LOOK_EVERY),
+            taken => return taken,
+        }
     }
 }
 
 /// Says who has a target.
-pub(super) fn held_by(
+fn held_by(
     holders: &HashMap<Twin, String>,
     folder: Option<Twin>,
     process: Option<u32>,

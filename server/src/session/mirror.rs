@@ -273,7 +273,14 @@ fn begin(
     }
     // A session that has it may ask again.
     let has = root.is_some_and(|root| held.contains(&root));
-    let held = if has { None } else { Some(take_hold(shared, who, path, fd)?) };
+    let held = match has {
+        true => None,
+        false => Some(take_hold(shared, who, path, || export.folder.open_folder(&below))?),
+    };
+    if held.as_ref().is_some_and(|held| Some(held.hold.folder) != root) {
+        let text = format!("{path} was exchanged just now; run it again");
+        return Err(Fault::new(Code::Limit, text));
+    }
     if held.is_some() {
         reach.hold(path)?;
     }

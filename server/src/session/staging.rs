@@ -2,12 +2,12 @@
 //! and puts in its place, once, when the client says that all of it is there. A session
 //! holds both until then, and whoever else wants them is told by whom. Called by `mirror`.
 
-use super::holding::held_by;
+use super::holding::{wait_for_hold, why_not};
 use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
 use std::sync::{Arc, PoisonError};
-use verbatim_files::hold::{NotHeld, above, which};
+use verbatim_files::hold::above;
 use verbatim_files::stage::Stage;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::{About, Staged};
@@ -125,17 +125,10 @@ fn build(
     }
     // Of two clients each has a tree of its own.
     let own = Digest::of(&[&key.0, who.as_bytes()].concat());
-    let stage =
-        Stage::prepare(&export.folder, &below, &own, None, &|bytes| export.may_write(bytes))
-            .map_err(|error| match error {
-                NotHeld::Fault(fault) => fault,
-                NotHeld::By(process) => {
-                    let folder =
-                        export.folder.open_folder(&below).ok().and_then(|fd| which(fd).ok());
-                    let holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-                    held_by(&holders, folder, process, &target)
-                }
-            })?;
+    let may = |bytes| export.may_write(bytes);
+    let stage = wait_for_hold(|| Stage::prepare(&export.folder, &below, &own, None, &may));
+    let stage = stage
+        .map_err(|error| why_not(shared, error, &target, || export.folder.open_folder(&below)))?;
     let path = target.parent().with(stage.path().name().unwrap_or_default())?;
     let about = About {
         boot: verbatim_files::journal::boot_id().to_vec(),

@@ -275,7 +275,14 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
         scene.say(ClientMessage::Mirror(edit)).expect("it may change it");
         scene.session.mirrors = Mirrors::default();
         assert!(is_held(), "the change is not done");
+        // Who comes back waits for it.
+        let again = std::thread::spawn({
+            let data = data.clone();
+            let open = move || Ok(std::fs::File::open(&data).expect("there").into());
+            move || holding::wait_for_hold(|| Hold::take(open()?, "cannot hold it")).is_ok()
+        });
         drop(go);
+        assert!(again.join().expect("it ends"), "it is refused");
         let until = Instant::now() + SOON;
         while is_held() {
             assert!(Instant::now() < until, "it is held for ever");

@@ -344,10 +344,10 @@ fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Insta
 }
 
 /// How long all files of one request wait for that.
-const HELD_MAX: Duration = Duration::from_secs(2);
+pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether they still must.
-const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
 /// left.
