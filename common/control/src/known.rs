@@ -96,6 +96,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_cut_at_any_length_never_names_another_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let known = KnownServers::in_dir(dir.path());
+        known.remember("a:1", print("A")).unwrap();
+        known.remember("b:12", print("Q")).unwrap();
+        let bytes = std::fs::read(known.path()).unwrap();
+        for cut in 0..bytes.len() {
+            std::fs::write(known.path(), &bytes[..cut]).unwrap();
+            for (name, letter) in [("a:1", "A"), ("b:12", "Q")] {
+                if let Ok(Some(found)) = known.lookup(name) {
+                    assert_eq!(found.fingerprint, print(letter), "{name}, cut at {cut}");
+                }
+            }
+            assert!(!matches!(known.lookup("b:1"), Ok(Some(_))), "cut at {cut}");
+        }
+    }
+
+    #[test]
     fn a_damaged_line_is_an_error_and_comments_stay() {
         let dir = tempfile::tempdir().unwrap();
         let known = KnownServers::in_dir(dir.path());

@@ -186,8 +186,8 @@ impl TokenStore {
         let entry = |token: Token| TokenEntry {
             name: token.name,
             key: token.key.to_string(),
-            exports: token.exports.iter().map(Grant::to_string).collect(),
             expires: token.expires,
+            exports: token.exports.iter().map(Grant::to_string).collect(),
         };
         let file = TokenFile { token: tokens.into_iter().map(entry).collect() };
         let text = toml::to_string(&file).map_err(|e| private::bad(&self.path, e))?;
@@ -213,9 +213,10 @@ struct TokenFile {
 struct TokenEntry {
     name: String,
     key: String,
-    exports: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires: Option<u64>,
+    /// Last, because it must be there: a file that is cut does not lose the end of a token's time.
+    exports: Vec<String>,
 }
 
 /// Stands for every export.
@@ -292,6 +293,38 @@ mod tests {
             std::fs::write(store.path(), damaged).unwrap();
             let error = store.load().unwrap_err().to_string();
             assert!(error.contains("tokens.toml"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_cut_at_any_length_has_fewer_tokens_and_none_that_may_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = TokenStore::in_dir(dir.path());
+        store.add(token("alice", &["data:ro", "ckpt:rw"], Some(50)), 0).unwrap();
+        store.add(token("bob", &["*:ro"], Some(7_000_000_000)), 0).unwrap();
+        let (all, bytes) = (store.load().unwrap(), std::fs::read(store.path()).unwrap());
+        for cut in 0..bytes.len() {
+            std::fs::write(store.path(), &bytes[..cut]).unwrap();
+            if let Ok(Tokens(read)) = store.load() {
+                assert!(all.0.starts_with(&read), "cut at {cut}: {read:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_with_any_bit_flipped_is_an_error_or_a_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = TokenStore::in_dir(dir.path());
+        store.add(token("alice", &["data:ro"], Some(50)), 0).unwrap();
+        let bytes = std::fs::read(store.path()).unwrap();
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(store.path(), flipped).unwrap();
+            // What it says is for its owner to see; nobody gets in as two, or as nobody.
+            if let Ok(Tokens(read)) = store.load() {
+                assert!(read.len() <= 1 && read.iter().all(|token| !token.name.is_empty()));
+            }
         }
     }
 
