@@ -205,15 +205,6 @@ fn help_has_the_flags_and_the_exit_codes() {
 }
 
 #[test]
-fn version_names_the_command() {
-    for name in ["rdma-cp", "rdma-serve"] {
-        let output = Command::new(binary(name)).arg("--version").output().expect("it runs");
-        let text = String::from_utf8(output.stdout).expect("a version is text");
-        assert_eq!(text, format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
-    }
-}
-
-#[test]
 fn an_unknown_flag_is_bad_usage() {
     let home = Home::new();
     home.cp(&["--recursiv", "a", "h:/b"]).refused(2, &["--recursiv", "--recursive"]);
