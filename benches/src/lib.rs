@@ -205,10 +205,21 @@ pub struct Serve {
 impl Serve {
     /// Starts `rdma-serve` on a port with these arguments, and waits until it listens.
     pub fn start(bins: &Path, state: &Path, port: u16, arguments: &[&str]) -> Self {
+        Self::start_logged(bins, state, port, arguments, Stdio::null())
+    }
+
+    /// The same, with its log kept somewhere.
+    pub fn start_logged(
+        bins: &Path,
+        state: &Path,
+        port: u16,
+        arguments: &[&str],
+        log: Stdio,
+    ) -> Self {
         let mut command = Command::new(bins.join("rdma-serve"));
         command.arg("--state").arg(state);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().expect("rdma-serve starts: build it with --release first");
         let (state, bins) = (state.to_owned(), bins.to_owned());
         let serve = Self { child, port, state, bins };

@@ -44,6 +44,11 @@ pub struct Table {
 }
 
 impl Table {
+    /// No figures yet.
+    pub fn empty() -> Self {
+        Self { figures: serde_json::Map::new() }
+    }
+
     /// Prints the ways against the first of them.
     pub fn of(ways: &[Way]) -> Self {
         let first = ways.first().map_or(0.0, |way| way.best().as_secs_f64());
@@ -70,7 +75,7 @@ impl Table {
                 "client_rss_anon_mib": client, "server_rss_anon_mib": server,
             }));
         }
-        let mut table = Self { figures: serde_json::Map::new() };
+        let mut table = Self::empty();
         table.note("ways", rows.into());
         table
     }

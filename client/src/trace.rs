@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// A trace that is being written.
+/// What is kept until it is written, so that a chunk seldom waits for the file.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// A trace that is being written. Names of events are ours, and need no escaping.
 #[derive(Debug)]
 pub struct Trace {
     begin: Instant,
@@ -24,7 +27,7 @@ pub struct Trace {
 impl Trace {
     /// Begins a trace in a new file, or in the place of the one that is there.
     pub fn create(path: &Path) -> io::Result<Arc<Self>> {
-        let mut out = BufWriter::new(File::create(path)?);
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
         out.write_all(b"[\n")?;
         Ok(Arc::new(Self {
             begin: Instant::now(),
@@ -34,25 +37,28 @@ impl Trace {
         }))
     }
 
-    /// A chunk was under way on a link until now; several may be at a time.
+    /// A chunk was under way on a link until now; several may be at a time. Written as text, not
+    /// built as a value first: this is on the thread that verifies.
     pub(crate) fn moved(&self, what: &str, link: u16, since: Instant, bytes: u64) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let event = |phase: &str, at: Instant| {
-            json!({
-                "name": what, "cat": "link", "ph": phase, "id": id, "pid": 1, "tid": link,
-                "ts": self.micros(at), "args": { "bytes": bytes, "link": link },
-            })
+        let (begin, end) = (self.micros(since), self.micros(Instant::now()));
+        let event = |phase: &str, at: f64| {
+            format!(
+                "{{\"name\":\"{what}\",\"cat\":\"link\",\"ph\":\"{phase}\",\"id\":{id},\"pid\":1,\
+                 \"tid\":{link},\"ts\":{at:.3},\"args\":{{\"bytes\":{bytes},\"link\":{link}}}}},\n"
+            )
         };
-        self.write(&[event("b", since), event("e", Instant::now())]);
+        self.write(&[event("b", begin), event("e", end)].concat());
     }
 
     /// The thread of a link did this until now, and nothing else.
     pub(crate) fn worked(&self, what: &str, link: u16, since: Instant, bytes: u64) {
         let (begin, end) = (self.micros(since), self.micros(Instant::now()));
-        self.write(&[json!({
-            "name": what, "cat": "worker", "ph": "X", "pid": 1, "tid": link,
-            "ts": begin, "dur": end - begin, "args": { "bytes": bytes },
-        })]);
+        let time = end - begin;
+        self.write(&format!(
+            "{{\"name\":\"{what}\",\"cat\":\"worker\",\"ph\":\"X\",\"pid\":1,\"tid\":{link},\
+             \"ts\":{begin:.3},\"dur\":{time:.3},\"args\":{{\"bytes\":{bytes}}}}},\n"
+        ));
     }
 
     /// Names the command and ends the list.
@@ -72,13 +78,12 @@ impl Trace {
         at.saturating_duration_since(self.begin).as_nanos() as f64 / 1e3
     }
 
-    fn write(&self, events: &[serde_json::Value]) {
+    fn write(&self, events: &str) {
         if self.failed.load(Ordering::Relaxed) {
             return;
         }
-        let lines: String = events.iter().map(|event| format!("{event},\n")).collect();
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        if out.write_all(lines.as_bytes()).is_err() {
+        if out.write_all(events.as_bytes()).is_err() {
             self.failed.store(true, Ordering::Relaxed);
         }
     }

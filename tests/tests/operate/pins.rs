@@ -1,7 +1,8 @@
 //! What needs an RDMA device to happen: the pin budget fills up under real clients,
-//! and a real Prometheus fires the alert. Ignored by a plain run; the stage
-//! `operate` of tests/run has it run by tests/softroce/run, in a guest kernel where
-//! this machine has no device.
+//! and a real Prometheus fires the alert. No stage of tests/run has it yet: an
+//! emulated guest is too slow for Prometheus on a busy machine. By hand, in a
+//! user-mode guest or where there is a device: build the test, then
+//! `tests/softroce/run --uml BINARY target/debug/deps/operate-*`.
 
 use crate::has;
 use crate::prometheus::Prometheus;
