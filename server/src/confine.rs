@@ -22,13 +22,15 @@ use verbatim_files::meta::GIVING;
 const RIGHTS: ABI = ABI::V5;
 
 /// What libibverbs and the system library read, and what the kernel tells.
-const READ: [&str; 9] = [
+const READ: [&str; 11] = [
     "/usr",
     "/lib",
     "/lib64",
     "/etc/ld.so.cache",
     "/etc/libibverbs.d",
     "/etc/localtime",
+    "/etc/passwd",
+    "/etc/group",
     "/proc",
     "/sys",
     "/dev/urandom",

@@ -318,6 +318,8 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         workers,
         joins: Joins::default(),
         holders: Default::default(),
+        // Without them owners keep their numbers.
+        accounts: verbatim_files::accounts::Accounts::read().unwrap_or_default(),
         next_link: AtomicU64::new(0),
         sim: options.sim,
         rdma,

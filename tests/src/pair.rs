@@ -364,7 +364,8 @@ fn mirror_of(options: CopyOptions, atomic: bool) -> SyncOptions {
     let (target, dry_run, chosen) = (options.target, false, None);
     let plan = plan::Options { delete: true, ..plan::Options::default() };
     let limit = "100%".parse().expect("a limit");
-    SyncOptions { source, target, plan, filter: Filter::default(), chosen, limit, dry_run, atomic }
+    let (filter, numeric_ids) = (Filter::default(), false);
+    SyncOptions { source, target, plan, filter, chosen, limit, dry_run, atomic, numeric_ids }
 }
 
 /// What became of a copy.

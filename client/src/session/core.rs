@@ -10,7 +10,7 @@ use super::down::Downloads;
 use super::endings::Mark;
 use super::ledger::{Item, Ledger};
 use super::links::Links;
-use super::mirror::{Gathered, Mirroring};
+use super::mirror::{Gathered, Mirroring, Owners};
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
@@ -58,6 +58,8 @@ pub(super) struct Core {
     pub trees: Trees,
     /// The tree that is made equal to another, if that is the work.
     pub mirror: Option<Box<Mirroring>>,
+    /// Whom owners at the source are at the target.
+    pub owners: Owners,
     pub gathered: Gathered,
     /// What kinds of places the server said some are.
     pub begun: HashMap<u32, Result<About, Fault>>,
@@ -266,7 +268,10 @@ impl Core {
                 for (file, root, answer) in answers {
                     match self.rules.task {
                         Task::Verify => self.compared(file, root, answer.map(drop)),
-                        _ => self.write.source_checked(file, root, answer),
+                        _ => {
+                            let answer = answer.map(|kept| self.owners.translated(kept));
+                            self.write.source_checked(file, root, answer);
+                        }
                     }
                 }
             }
@@ -288,6 +293,7 @@ impl Core {
             Event::Pipe(file, event) => self.pipe_event(file, event),
             Event::LocalPage(page) => self.local_page(page),
             Event::TreePaged(paged) => self.tree_paged(paged),
+            Event::Looked(looked) => self.looked_up(looked),
             Event::Published(answer) => self.published(answer),
             Event::DeedsDone(done) => self.deeds_done(done),
             Event::Ended(answers) => self.ended(answers),

@@ -161,6 +161,7 @@ impl Core {
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => self.downloads.files[&file].goal.forget(),
             ClientEffect::Finished { file: id, root, meta } => {
+                let meta = self.owners.translated(meta);
                 let File { goal, size, .. } = &self.downloads.files[&id];
                 match (goal.clone(), *size) {
                     (Goal::File(sink), _) => {

@@ -188,6 +188,7 @@ pub(crate) enum Event {
     Pipe(FileId, PipeEvent),
     LocalPage(walking::LocalPage),
     TreePaged(mirror::TreePaged),
+    Looked(mirror::Looked),
     /// Whether a tree on this machine is in the place of its target.
     Published(Result<(), Fault>),
     DeedsDone(mirror::DeedsDone),
@@ -268,6 +269,7 @@ impl Session {
             uploads: Uploads::default(),
             trees: Trees::default(),
             mirror: None,
+            owners: Default::default(),
             gathered: Default::default(),
             begun: HashMap::new(),
             staged: HashMap::new(),

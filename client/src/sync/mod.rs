@@ -44,6 +44,8 @@ pub struct SyncOptions {
     pub dry_run: bool,
     /// Whether all of it is seen at once, when it is there.
     pub atomic: bool,
+    /// Whether owners keep their numbers, whoever has these at the target.
+    pub numeric_ids: bool,
 }
 
 /// Finds the server: one side, and only one, must be remote.
@@ -175,6 +177,7 @@ async fn down(
         avoid,
         limit: options.limit,
         rules,
+        by_name: !options.numeric_ids,
         aside,
     };
     Ok((mirror, hold))
@@ -221,6 +224,7 @@ async fn up(
         avoid: about.root.filter(|_| is_here(&about)),
         limit: options.limit,
         rules: about.keeps.into(),
+        by_name: !options.numeric_ids,
         aside,
     })
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accounts;
 mod alter;
 mod commit;
 pub mod folder;

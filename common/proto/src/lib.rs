@@ -19,6 +19,7 @@ pub mod message;
 pub mod meta;
 pub mod mirror;
 pub mod offer;
+pub mod owners;
 pub mod path;
 pub mod pattern;
 pub mod plan;

@@ -3,6 +3,7 @@
 //! `ClientMessage::Mirror` and `ServerMessage::Mirror`.
 
 use crate::meta::{Keeps, Meta};
+use crate::owners::{Owner, OwnerName};
 use crate::tree::{Found, Twin};
 use crate::{Changes, Digest, Fault, WirePath};
 use serde::{Deserialize, Serialize};
@@ -66,6 +67,20 @@ pub enum MirrorRequest {
         path: WirePath,
         /// Whether they differ; where they do not, the tree is removed.
         changed: bool,
+    },
+    /// What are these accounts called there?
+    NamesOf {
+        /// Comes back in the answer.
+        request: u32,
+        /// The accounts; `OWNERS_MAX` at most.
+        owners: Vec<Owner>,
+    },
+    /// Which numbers do accounts of these names have there?
+    NumbersOf {
+        /// Comes back in the answer.
+        request: u32,
+        /// The names; `OWNERS_MAX` at most.
+        names: Vec<OwnerName>,
     },
 }
 
@@ -162,6 +177,20 @@ pub enum MirrorReply {
         request: u32,
         /// Whether it is in place.
         answer: Result<(), Fault>,
+    },
+    /// The answer to `NamesOf`, in the same order; none where there is no such account.
+    Names {
+        /// Which request.
+        request: u32,
+        /// The names.
+        names: Vec<Option<String>>,
+    },
+    /// The answer to `NumbersOf`, in the same order; none where there is no such account.
+    Numbers {
+        /// Which request.
+        request: u32,
+        /// The numbers.
+        numbers: Vec<Option<u32>>,
     },
 }
 

@@ -20,6 +20,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, Staged, TreeScan};
+use verbatim_proto::owners::{Owner, OwnerName};
 use verbatim_proto::probing::{ProbeRequest, Probed};
 use verbatim_proto::tree::{Node, Twin};
 use verbatim_proto::wire::{body_bytes, decode, encode};
@@ -63,8 +64,8 @@ variants!(WriteRequest: Create Sent Commit Discard Holes End Spots Offer => writ
 variants!(WriteReply: Created Granted Committed Zeroed Spots Taken => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
-variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish => mirror_requests());
-variants!(MirrorReply: Begun Walked Changed Staged Published => mirror_replies());
+variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf => mirror_requests());
+variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers => mirror_replies());
 variants!(Edit: Link Describe Remove Sweep Own => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
@@ -253,6 +254,7 @@ fn mirror_requests() -> Vec<MirrorRequest> {
     let walk = TreeScan { path: path("x"), filter, digests: true, avoid };
     let change = Change { path: path("a/b"), below: true };
     let only = Changes { changes: vec![change], rescan: false };
+    let named = OwnerName { is_group: true, name: "ada".into() };
     vec![
         MirrorRequest::Begin { request, path: path("x/y"), hold: true },
         MirrorRequest::Walk { request, walk: walk.clone() },
@@ -261,6 +263,8 @@ fn mirror_requests() -> Vec<MirrorRequest> {
         MirrorRequest::WalkOnly { request, walk, only },
         MirrorRequest::Stage { request, path: path("x/y"), key: Digest([9; 32]) },
         MirrorRequest::Publish { request, path: path("x/y"), changed: true },
+        MirrorRequest::NamesOf { request, owners: vec![Owner::user(300), Owner::group(5)] },
+        MirrorRequest::NumbersOf { request, names: vec![named] },
     ]
 }
 
@@ -293,6 +297,8 @@ fn mirror_replies() -> Vec<MirrorReply> {
         MirrorReply::Changed { request, answers: vec![Ok(()), Err(fault())] },
         MirrorReply::Staged { request, answer: Ok(staged) },
         MirrorReply::Published { request, answer: Err(fault()) },
+        MirrorReply::Names { request, names: vec![Some("ada".into()), None] },
+        MirrorReply::Numbers { request, numbers: vec![Some(300), None] },
     ]
 }
 
@@ -720,4 +726,12 @@ MirrorReply::Published
     1e000000040701071963616e6e6f7420777269746520783a206469736b2066756c6c
 Edit::Own
     1b0000000403782f65ed13e807ffffffff0f010a0106757365722e6102ff00
+MirrorRequest::NamesOf
+    0800000007070200ac020105
+MirrorRequest::NumbersOf
+    080000000807010103616461
+MirrorReply::Names
+    09000000050702010361646100
+MirrorReply::Numbers
+    0700000006070201ac0200
 ";

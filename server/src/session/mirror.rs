@@ -88,6 +88,7 @@ pub(crate) enum MirrorEvent {
     Changed(u32, Vec<Result<(), Fault>>, Dropped),
     Staged(u32, Result<(Staged, Box<Staging>), Fault>),
     Published(u32, Result<(), Fault>),
+    LookedUp(MirrorReply),
 }
 
 impl Session {
@@ -103,6 +104,7 @@ impl Session {
             MirrorEvent::Published(request, answer) => {
                 self.send(ServerMessage::Mirror(MirrorReply::Published { request, answer }))
             }
+            MirrorEvent::LookedUp(reply) => self.send(ServerMessage::Mirror(reply)),
         }
     }
 
@@ -123,6 +125,8 @@ impl Session {
             MirrorRequest::Publish { request, path, changed } => {
                 self.publish(request, &path, changed)
             }
+            MirrorRequest::NamesOf { request, owners } => self.names_of(request, owners),
+            MirrorRequest::NumbersOf { request, names } => self.numbers_of(request, names),
         }
     }
 

@@ -12,6 +12,7 @@ mod jobs;
 mod links;
 mod mirror;
 mod offers;
+mod owners;
 mod pacing;
 mod pinning;
 mod ports;

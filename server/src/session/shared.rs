@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
+use verbatim_files::accounts::Accounts;
 
 /// What all sessions share.
 pub(crate) struct Shared {
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     pub joins: Joins,
     /// Who holds which target of a mirror.
     pub holders: Holders,
+    /// The accounts that this machine had at the start.
+    pub accounts: Accounts,
     pub next_link: AtomicU64,
     pub sim: Option<SimNet>,
     pub rdma: Rdma,

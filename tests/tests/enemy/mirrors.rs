@@ -39,6 +39,7 @@ fn mirror(script: Script, up: bool) -> Summary {
         limit: Default::default(),
         dry_run: false,
         atomic: false,
+        numeric_ids: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {

@@ -10,6 +10,7 @@ mod following;
 mod killing;
 mod mirroring;
 mod mounting;
+mod owners;
 mod powerless;
 #[path = "../../src/process.rs"]
 #[allow(dead_code)] // it has more for others

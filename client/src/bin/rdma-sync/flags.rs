@@ -85,6 +85,16 @@ pub struct Flags {
     #[arg(long, conflicts_with = "check")]
     atomic: bool,
 
+    /// Keep the numbers of owners and groups, not their names.
+    ///
+    /// Without it, what belongs to a user or group of the source belongs to the one of
+    /// the same name at TARGET, where owners are kept at all: the receiving side is root,
+    /// and on a server the export says owner = "client". Names are those of /etc/passwd
+    /// and /etc/group; one that is unknown on either side keeps its number, as root does,
+    /// and as do the numbers in access control lists.
+    #[arg(long)]
+    numeric_ids: bool,
+
     /// Leave out what matches GLOB, on both sides; may be given many times.
     ///
     /// As in a .gitignore: a pattern without a slash is of a name at any depth, one with
@@ -216,6 +226,7 @@ impl Flags {
             limit: self.max_delete.unwrap_or_default(),
             dry_run: self.only_looks(),
             atomic: self.atomic,
+            numeric_ids: self.numeric_ids,
         })
     }
 }

@@ -8,7 +8,8 @@
 //! name are there; then what interrupted copies left is swept away; then deletes,
 //! the last first; then what was waiting for a folder to be deleted; then the
 //! metadata of folders. `sides` feeds the comparison, `order` says what waits,
-//! `doing` does steps, on this machine by `deeds`, `holding` has the target before
+//! `owners` knows
+//! whose things are, `doing` does steps, on this machine by `deeds`, `holding` has the target before
 //! all that and puts a new tree in place behind it, `replies` takes what the server
 //! says; this file says which come when.
 
@@ -17,6 +18,7 @@ mod doing;
 mod holding;
 mod likely;
 mod order;
+mod owners;
 mod replies;
 mod sides;
 mod work;
@@ -28,6 +30,7 @@ use crate::sync::spool::Spool;
 use deeds::Deeds;
 use doing::Asked;
 use likely::Likely;
+use owners::Parked;
 use sides::{Local, Remote};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -38,6 +41,8 @@ use verbatim_proto::{Code, Fault, WirePath};
 
 pub(crate) use deeds::DeedsDone;
 pub(in crate::session) use doing::Gathered;
+pub(crate) use owners::Looked;
+pub(in crate::session) use owners::Owners;
 pub(crate) use sides::TreePaged;
 pub use work::{Aside, Mirror, Way};
 
@@ -96,6 +101,8 @@ pub(super) struct Mirroring {
     /// Changes to ask for.
     changes: Vec<(Edit, Asked)>,
     deeds: Deeds,
+    /// A page that waits for the names of its owners.
+    parked: Option<Parked>,
     /// The request to hold the target, or to put a tree in its place, while that is awaited.
     asked: Option<u32>,
     /// Whether anything may be deleted is decided.
@@ -128,6 +135,7 @@ impl Mirroring {
             changing: HashMap::new(),
             changes: Vec::new(),
             deeds: Deeds::default(),
+            parked: None,
             asked: None,
             judged: false,
             refused: false,
@@ -153,7 +161,8 @@ impl Mirroring {
     pub fn awaits(&self) -> bool {
         let publishing = self.phase == Phase::Publishing(true) && self.of.way == Way::Up;
         let holding = self.phase == Phase::Holding(None);
-        holding || publishing || self.remote.asked || !self.changing.is_empty()
+        let naming = self.parked.as_ref().is_some_and(Parked::awaits_server);
+        holding || publishing || naming || self.remote.asked || !self.changing.is_empty()
     }
 
     pub fn is_done(&self) -> bool {

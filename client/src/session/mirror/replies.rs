@@ -36,6 +36,18 @@ impl Core {
                     false => self.unasked("a page of a tree"),
                 }
             }
+            MirrorReply::Names { request, names } => {
+                match mirror.awaits_owners(request, names.len()) {
+                    true => self.named(&mut mirror, names),
+                    false => self.unasked("names of owners"),
+                }
+            }
+            MirrorReply::Numbers { request, numbers } => {
+                match mirror.awaits_owners(request, numbers.len()) {
+                    true => self.numbered(&mut mirror, numbers),
+                    false => self.unasked("numbers of owners"),
+                }
+            }
             MirrorReply::Changed { request, answers } => {
                 let asked = mirror.changing.remove(&request);
                 match asked.filter(|asked| asked.len() == answers.len()) {

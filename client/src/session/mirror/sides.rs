@@ -61,7 +61,9 @@ impl Core {
     pub(super) fn feed(&mut self, mirror: &mut Mirroring) {
         let lacks = |side: Side| mirror.diff.waiting(side) < AHEAD_ENTRIES;
         let (local, remote) = (mirror.side_of_local(), mirror.side_of_remote());
-        let (local, remote) = (lacks(local), lacks(remote));
+        // One page of the source waits for its owners at a time.
+        let waits = |side: Side| side == Side::Source && mirror.parked.is_some();
+        let [local, remote] = [local, remote].map(|side| lacks(side) && !waits(side));
         if remote && !mirror.remote.asked && !mirror.remote.done {
             self.ask_page(mirror);
         }
@@ -152,8 +154,26 @@ impl Core {
         self.mirror = Some(mirror);
     }
 
-    /// Hands a page to the comparison.
+    /// A page of a side is there; one of the source may have to wait for its owners.
     pub(super) fn paged(
+        &mut self,
+        mirror: &mut Mirroring,
+        side: Side,
+        found: Vec<Found>,
+        leftovers: Vec<WirePath>,
+        done: bool,
+    ) {
+        let found = match side {
+            Side::Source => self.park(mirror, found, done),
+            Side::Target => Some(found),
+        };
+        if let Some(found) = found {
+            self.take_page(mirror, side, found, leftovers, done);
+        }
+    }
+
+    /// Hands a page to the comparison.
+    pub(super) fn take_page(
         &mut self,
         mirror: &mut Mirroring,
         side: Side,
@@ -172,7 +192,10 @@ impl Core {
             self.choose_found(mirror, &chosen, side, &mut found);
         }
         match side {
-            Side::Source => found.iter_mut().for_each(|found| mirror.expect_kept(found)),
+            Side::Source => {
+                found.iter_mut().flatten().for_each(|node| self.owners.translate(&mut node.meta));
+                found.iter_mut().for_each(|found| mirror.expect_kept(found));
+            }
             Side::Target => found.iter_mut().for_each(|found| mirror.take_for_ours(found)),
         }
         if let Err(fault) = mirror.diff.push(side, found, done) {

@@ -38,6 +38,8 @@ pub struct Mirror {
     pub limit: DeleteLimit,
     /// What the receiving side keeps of metadata.
     pub rules: Rules,
+    /// Whether owners are those of the same name, not of the same number.
+    pub by_name: bool,
     /// The tree beside the target that is changed instead of it, if that is wanted.
     pub aside: Option<Aside>,
 }

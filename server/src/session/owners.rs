@@ -1,0 +1,50 @@
+//! Names and numbers of the accounts of this machine, for mirrors that keep owners
+//! by name. The lists are read anew for every question; where they can no longer be
+//! (Landlock lets go of a file that is replaced), those that were there at the start
+//! answer. Called by `mirror`.
+
+use super::mirror::MirrorEvent;
+use super::{End, Event, Session};
+use verbatim_files::accounts::Accounts;
+use verbatim_proto::owners::{OWNERS_MAX, Owner, OwnerName};
+use verbatim_proto::{Code, Fault, MirrorReply};
+
+impl Session {
+    pub(super) fn names_of(&mut self, request: u32, owners: Vec<Owner>) -> Result<(), End> {
+        self.look_up(owners.len(), move |accounts| MirrorReply::Names {
+            request,
+            names: accounts.names_of(&owners),
+        })
+    }
+
+    pub(super) fn numbers_of(&mut self, request: u32, names: Vec<OwnerName>) -> Result<(), End> {
+        self.look_up(names.len(), move |accounts| MirrorReply::Numbers {
+            request,
+            numbers: accounts.numbers_of(&names),
+        })
+    }
+
+    /// Answers a question about so many accounts.
+    fn look_up(
+        &mut self,
+        count: usize,
+        answer: impl FnOnce(&Accounts) -> MirrorReply + Send + 'static,
+    ) -> Result<(), End> {
+        if count > OWNERS_MAX {
+            let text = format!("more than {OWNERS_MAX} owners at a time");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        let shared = self.shared.clone();
+        self.job(move || {
+            let reply = match Accounts::read() {
+                Ok(accounts) => answer(&accounts),
+                Err(error) => {
+                    tracing::debug!(%error, "accounts are those of the start");
+                    answer(&shared.accounts)
+                }
+            };
+            Event::Mirror(MirrorEvent::LookedUp(reply))
+        });
+        Ok(())
+    }
+}
