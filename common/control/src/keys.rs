@@ -62,7 +62,11 @@ impl ClientKey {
 
     /// Saves the key in a new file that only this user can read; one that is there is kept.
     pub fn save_new(&self, path: &Path) -> Result<(), ControlError> {
-        let line = Zeroizing::new(format!("{}\n", *self.to_token()));
+        let token = self.to_token();
+        // As long as it will be: what it grew out of would be left behind.
+        let mut line = Zeroizing::new(String::with_capacity(token.len() + 1));
+        line.push_str(&token);
+        line.push('\n');
         if private::write_new(path, line.as_bytes())? {
             return Ok(());
         }
