@@ -31,6 +31,8 @@ impl Session {
     pub(super) fn look_for_pins(&mut self) -> Result<(), End> {
         if self.waits_for_pins() {
             self.pins_rang(Ring::Free)?;
+            // Now, not later: who is refused again waits, and that is looked at next.
+            self.run_effects()?;
         }
         // Who has some goes on with that, more slowly.
         let stands = self.reading.waits && !self.reading.has_windows()

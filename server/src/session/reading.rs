@@ -168,7 +168,7 @@ impl Session {
     }
 
     /// A window cannot be pinned now: a shorter one, or later.
-    fn put_off(&mut self, prepare: Prepare) {
+    pub(super) fn put_off(&mut self, prepare: Prepare) {
         self.reading.machine.put_off(prepare);
         let bytes = self.window_bytes();
         if bytes < self.reading.window_bytes {

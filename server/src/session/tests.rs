@@ -15,8 +15,9 @@ use verbatim_control::Sender;
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 use verbatim_files::hold::Hold;
-use verbatim_proto::message::{LinkAnswer, LinkOffer};
+use verbatim_proto::message::{LinkAnswer, LinkOffer, OpenFile, ReadRequest};
 use verbatim_proto::mirror::{Edit, TreeScan};
+use verbatim_proto::read::ServerEffect;
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, WirePath};
 
 /// How long anything may take that should happen at once.
@@ -320,4 +321,23 @@ async fn a_tree_is_put_in_its_place_once() {
     });
     assert_eq!(published.await, (2, Ok(())));
     assert!(target.join("new").exists(), "the old tree is back");
+}
+
+#[tokio::test]
+async fn who_waits_for_the_budget_hears_every_second_that_the_server_is_there() {
+    let mut scene = Scene::new(|_| ());
+    std::fs::write(scene.data().join("big"), vec![7; 1 << 20]).expect("writes");
+    let open = OpenFile { file: FileId(1), path: path("data/big"), have: Vec::new() };
+    scene.say(ClientMessage::Read(ReadRequest::Open { files: vec![open] })).expect("it may read");
+    let opened = scene.events.recv().await.expect("an answer");
+    assert!(scene.session.event(opened).is_ok(), "it goes on");
+    let next = || scene.session.reading.machine.next_effect();
+    let window = std::iter::from_fn(next).find_map(|effect| match effect {
+        ServerEffect::Prepare(window) => Some(window),
+        _ => None,
+    });
+    scene.session.put_off(window.expect("a window is wanted"));
+    assert!(scene.session.waits_for_pins(), "it may not be pinned");
+    assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
+    scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
 }
