@@ -60,7 +60,7 @@ impl Compares {
 impl Core {
     /// Gives the read machine slots without links: workers need none to compare.
     pub(super) fn pretend_links(&mut self) {
-        for index in 0..self.workers.len() as u16 {
+        for index in 0..self.streams {
             self.read.link_up(LinkId { index, epoch: 0 });
         }
     }

@@ -46,7 +46,10 @@ pub(super) struct Core {
     pub request: String,
     pub address: SocketAddr,
     pub events: mpsc::Sender<Event>,
+    /// Threads that own the links; a link is always the same one's.
     pub workers: Vec<WorkerHandle<Command>>,
+    /// How many links there are to be.
+    pub streams: u16,
     pub stats: Arc<Stats>,
     pub sending: VecDeque<ClientMessage>,
     pub read: ReadClient,

@@ -105,7 +105,7 @@ impl Core {
             Task::Verify => return self.pretend_links(),
         }
         if self.links.up.is_empty() && self.links.coming.is_empty() {
-            for index in 0..self.workers.len() as u16 {
+            for index in 0..self.streams {
                 self.attach(LinkId { index, epoch: 0 });
             }
         }
@@ -285,7 +285,7 @@ impl Core {
         self.links.coming.remove(&id);
         self.links.losses_in_a_row += 1;
         self.links.rails.remove(&id);
-        let losses_max = DEVICE_LOSSES_PER_STREAM_MAX * self.workers.len();
+        let losses_max = DEVICE_LOSSES_PER_STREAM_MAX * usize::from(self.streams);
         if self.carrier.lost(id, losses_max, cause, self.now()) {
             self.links.losses_in_a_row = 0;
             return self.attach_again(id);

@@ -236,7 +236,8 @@ impl Session {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
         let (carrier, streams) = carry(&options, &connection)?;
-        let workers = (0..streams)
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = (0..thread_count(streams, carrier.is_verbs(), processors))
             .map(|number| {
                 let trace = options.trace.clone();
                 let worker = ClientWorker::new(sender.clone(), stats.clone(), trace);
@@ -255,6 +256,7 @@ impl Session {
             address: connection.peer,
             events: sender,
             workers,
+            streams,
             stats,
             sending: VecDeque::new(),
             read: ReadClient::new(read::ClientOptions {
@@ -365,5 +367,28 @@ fn carry(options: &SessionOptions, connection: &Connection) -> Result<(Carrier, 
     Ok((carrier, streams.min(links_max).max(1)))
 }
 
+/// How many threads move the data of so many links. What a device carries leaves a thread only
+/// the hashing and the storing, so more threads than processors would wait for each other;
+/// over TCP a thread also waits for its connection.
+fn thread_count(links: u16, over_device: bool, processors: usize) -> u16 {
+    match over_device {
+        true => links.min(u16::try_from(processors).unwrap_or(u16::MAX)).max(1),
+        false => links,
+    }
+}
+
 /// How long saying goodbye may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_a_device_have_no_more_threads_than_there_are_processors() {
+        let threads = |links, processors| thread_count(links, true, processors);
+        assert_eq!([threads(4, 1), threads(4, 2), threads(4, 64)], [1, 2, 4]);
+        assert_eq!([threads(1, 8), threads(4, 0), threads(64, 1 << 20)], [1, 1, 64]);
+        assert_eq!(thread_count(4, false, 2), 4, "each connection has its own");
+    }
+}

@@ -52,7 +52,7 @@ pub struct CarrierFlags {
 
     /// Poll RDMA links without sleeping.
     ///
-    /// Takes a core for each stream; for when microseconds matter more.
+    /// Takes a core for each queue pair, or all there are; for when microseconds matter more.
     #[arg(long)]
     busy_poll: bool,
 }

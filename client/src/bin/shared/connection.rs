@@ -19,7 +19,8 @@ pub struct ConnectionFlags {
     /// Move data over N connections at a time [default: 4].
     ///
     /// Chunks of one file and different files alike are spread over them; each has
-    /// a thread that verifies what it carries.
+    /// a thread that verifies what it carries. Queue pairs have no more threads than
+    /// the machine has processors.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, hide_default_value = true,
           value_parser = clap::value_parser!(u16).range(1..=LINKS_MAX as i64))]
     streams: u16,
