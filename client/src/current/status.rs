@@ -134,9 +134,10 @@ impl StatusFile {
     }
 }
 
-/// A time as the status file has it.
+/// A time as the status file has it: to the millisecond, because more digits are not always read
+/// from JSON as they were written.
 pub(super) fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_millis() as f64 / 1000.0)
 }
 
 #[cfg(test)]
