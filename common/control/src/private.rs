@@ -4,10 +4,11 @@
 
 use crate::ControlError;
 use std::{
-    fs::{DirBuilder, File, Metadata, Permissions},
+    fs::{DirBuilder, File, Metadata, Permissions, TryLockError},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::Path,
+    time::{Duration, Instant},
 };
 use tempfile::NamedTempFile;
 
@@ -68,13 +69,34 @@ pub(crate) fn replace_public(path: &Path, bytes: &[u8]) -> Result<(), ControlErr
     staged.persist(path).map(|_| ()).map_err(|e| cannot("write", path, &e.error))
 }
 
+/// How long a folder may be somebody else's, who changes a small file in it.
+const LOCK_MAX: Duration = Duration::from_secs(10);
+
+/// How often it is tried again.
+const LOCK_EVERY: Duration = Duration::from_millis(5);
+
 /// Makes the folder of a file and locks it while the returned handle lives, so that two who
 /// change the file do not undo each other's work.
 pub(crate) fn lock_folder_of(path: &Path) -> Result<File, ControlError> {
+    lock_within(path, LOCK_MAX)
+}
+
+fn lock_within(path: &Path, max: Duration) -> Result<File, ControlError> {
     let dir = path.parent().expect("the path ends in a file name");
     make_dir(dir)?;
-    let lock = File::open(dir).and_then(|dir| dir.lock().map(|()| dir));
-    lock.map_err(|e| ControlError::local(format!("cannot lock {}", dir.display()), &e))
+    let fault = |e: &io::Error| ControlError::local(format!("cannot lock {}", dir.display()), e);
+    let folder = File::open(dir).map_err(|e| fault(&e))?;
+    let until = Instant::now() + max;
+    loop {
+        match folder.try_lock() {
+            Ok(()) => return Ok(folder),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                std::thread::sleep(LOCK_EVERY);
+            }
+            Err(TryLockError::WouldBlock) => return Err(fault(&io::ErrorKind::TimedOut.into())),
+            Err(TryLockError::Error(error)) => return Err(fault(&error)),
+        }
+    }
 }
 
 /// Reads a file that anyone may read; none if it is not there.
@@ -182,6 +204,17 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_stays_somebody_elses_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let first = lock_folder_of(&path).unwrap();
+        let refused = lock_within(&path, Duration::from_millis(20)).unwrap_err();
+        assert!(refused.to_string().contains("cannot lock"), "{refused}");
+        drop(first);
+        lock_within(&path, Duration::ZERO).unwrap();
+    }
 
     #[test]
     fn new_files_are_private_and_never_overwrite() {

@@ -78,9 +78,10 @@ pub struct Flags {
     /// It is built beside TARGET, in a folder .NAME.KEY.verbatim-part: what did not change
     /// is a reflink, or a hard link, to what TARGET has. Then both are exchanged, and the
     /// old one is removed. Who reads sees the old tree or the new one, and never some of
-    /// each. If anything cannot be copied, TARGET stays as it was; the next run goes on
-    /// with what is there. Not for a mount point, an export itself, or a file system that
-    /// cannot exchange two folders. With --watch all of the tree is linked anew for every
+    /// each. If anything cannot be copied, or somebody else changes TARGET meanwhile, it
+    /// stays as it was; the next run goes on with what is there, unless TARGET changed.
+    /// Not for a mount point, a folder with one in it, an export itself, or a file system
+    /// that cannot exchange two folders. With --watch all of the tree is linked anew for every
     /// change.
     #[arg(long, conflicts_with = "check")]
     atomic: bool,
