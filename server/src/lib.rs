@@ -7,6 +7,7 @@
 pub mod cache;
 pub mod config;
 pub mod confine;
+mod devices;
 mod doorstep;
 pub mod export;
 mod gate;
@@ -28,5 +29,6 @@ mod session;
 pub mod span;
 mod worker;
 
+pub use devices::Devices;
 pub use listener::{Server, ServerError, ServerOptions, check, take_port};
 pub use observe::MetricsError;

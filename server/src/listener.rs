@@ -5,6 +5,7 @@
 use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError, Tls};
 use crate::confine::User;
+use crate::devices::Devices;
 use crate::export::{Owner, check_exports};
 use crate::guests::Guests;
 use crate::hashing::Hashing;
@@ -13,6 +14,7 @@ use crate::keyring::Keyring;
 use crate::observe::{About, MetricsError, Observatory, Page};
 use crate::paces::Paces;
 use crate::quota::{Counts, Keeper};
+use crate::rdma::Rdma;
 use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
 use crate::session::{HASHED_WALKS_MAX, SERVER_WATCHES_MAX, Shared};
@@ -43,6 +45,8 @@ pub struct ServerOptions {
     pub root: Option<PathBuf>,
     /// A socket that is bound to the address already, by `take_port`.
     pub port: Option<TcpStream>,
+    /// Devices that are open already.
+    pub devices: Arc<Devices>,
     /// Tokens that are let in as long as this server runs, beside those of its file.
     pub tokens: Vec<Token>,
 }
@@ -309,7 +313,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
     let workers = (0..config.worker_count())
         .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::default()))
         .collect::<Result<Vec<_>, _>>()?;
-    let rdma = config.rdma.options();
+    let rdma = Rdma { devices: options.devices, ..config.rdma.options() };
     rdma.announce(config.exports.iter().map(|export| export.path.as_path()));
     Ok(Shared {
         exports,

@@ -170,7 +170,7 @@ impl SessionDomain {
         }
         share.serve_rails(rails)?;
         let bytes = share.floor() / rails as u64;
-        let opened = VerbsDomain::open(&place, rdma.limits).and_then(|domain| {
+        let opened = rdma.devices.domain(&place, rdma.limits).and_then(|domain| {
             // Where there is no room to try, others have shown that it works.
             let trial = share.pin(bytes).map(|pin| (domain.try_pinning(bytes as usize), pin));
             trial.map_or(Ok(()), |(tried, _pin)| tried).map(|()| domain)

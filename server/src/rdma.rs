@@ -1,19 +1,20 @@
 //! RDMA on the server: whether it is offered, from which ports, and what is told
 //! about that when the server starts. What one client has of it is in `rails`.
 
+use crate::devices::Devices;
 use crate::observe::Missing;
 use crate::pins::Pins;
 use std::net::IpAddr;
 use std::sync::Arc;
 use verbatim_fabric::FabricError;
-use verbatim_fabric::verbs::{self, Context, DomainLimits, FileWindows, Options, Place, Wish};
+use verbatim_fabric::verbs::{self, DomainLimits, FileWindows, Options, Place, Wish};
 
 /// How RDMA is used.
 #[derive(Clone, Default)]
 pub(crate) struct Rdma {
     /// Whether clients may use it at all.
     pub enable: bool,
-    /// Which device, port and address.
+    /// Which device, port and address. `wish` knows what is open as well.
     pub wish: Wish,
     /// What one client may have.
     pub limits: DomainLimits,
@@ -29,6 +30,8 @@ pub(crate) struct Rdma {
     pub write_into_files: bool,
     /// What all clients together may have.
     pub pins: Option<Arc<Pins>>,
+    /// What is open of it.
+    pub devices: Arc<Devices>,
 }
 
 impl Rdma {
@@ -38,8 +41,12 @@ impl Rdma {
             let hint = "set rdma.enable in the server's configuration";
             return Err(FabricError::device("no RDMA", "it is switched off", hint));
         }
-        let wish = Wish { local: self.wish.local.or(local), ..self.wish.clone() };
-        verbs::find_places(&wish)
+        verbs::find_places(&Wish { local: self.wish.local.or(local), ..self.wish() })
+    }
+
+    /// Which device, port and address, with what is open.
+    pub fn wish(&self) -> Wish {
+        Wish { open: self.devices.names(), ..self.wish.clone() }
     }
 
     pub fn pins(&self) -> Result<&Arc<Pins>, FabricError> {
@@ -61,7 +68,7 @@ impl Rdma {
     /// Logs what clients can expect: which device, and how files of each folder are offered.
     pub fn announce<'a>(&self, folders: impl Iterator<Item = &'a std::path::Path>) {
         let opened = self.places(None).and_then(|places| {
-            let context = Context::open(&places[0].device)?;
+            let context = self.devices.context(&places[0].device)?;
             Ok((places, context))
         });
         let (places, context) = match opened {

@@ -105,6 +105,7 @@ impl Facts {
                 (facts.machine, facts.devices, facts.orphans) = (machine, devices, orphans);
                 facts.denied.extend(denied);
                 facts.ask_library(root);
+                facts.machine = facts.machine.with_open(&facts.wish.open);
                 facts.count(root, pause);
             }
             None => silent.push("the RDMA devices in /sys".to_owned()),

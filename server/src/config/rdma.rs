@@ -5,6 +5,7 @@
 
 use crate::pins::Pins;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use toml::Value;
 use verbatim_fabric::ports::{Hints, Wish};
 use verbatim_fabric::verbs::{DomainLimits, Options};
@@ -96,7 +97,7 @@ impl Rdma {
             port: Some(small(self.port)).filter(|&port| port > 0),
             gid_index: u8::try_from(self.gid_index).ok(),
             hints: Hints::from_env(),
-            local: None,
+            ..Wish::default()
         };
         let pinned_bytes_max = u64::from(self.pinned_mb_per_session) << 20;
         let options = Options {
@@ -120,6 +121,7 @@ impl Rdma {
             upload_bytes_max: u64::from(self.recv_buffer_mb) << 20,
             write_into_files: self.write_into_files,
             pins: Some(Pins::new(u64::from(self.pin_budget_mb) << 20, pinned_bytes_max)),
+            devices: Arc::default(),
         }
     }
 }

@@ -19,7 +19,7 @@ impl Observatory {
         if !shared.rdma.enable {
             return;
         }
-        let wish = shared.rdma.wish.clone();
+        let wish = shared.rdma.wish();
         let paths = |hidden: bool| -> Vec<PathBuf> {
             let of = exports.iter().filter(|export| export.hidden == hidden);
             of.map(|export| export.path.clone()).collect()

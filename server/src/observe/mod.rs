@@ -164,6 +164,8 @@ impl Observatory {
             let (place, shared) = (self.clone(), shared.clone());
             // A file system that does not answer holds one thread, not one every few seconds.
             let surveyed = tokio::task::spawn_blocking(move || {
+                // Else what the kernel has to say of an idle device would pile up.
+                shared.rdma.devices.names();
                 let survey = Survey::look(&place.root, &shared.exports);
                 *lock(&place.survey) = survey;
             });

@@ -8,6 +8,7 @@ mod doctor;
 mod huge;
 mod into_files;
 mod rails;
+mod rights;
 mod sealing;
 
 use serde_json::Value;

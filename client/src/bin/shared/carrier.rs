@@ -79,7 +79,7 @@ impl CarrierFlags {
         };
         let (device, port, gid_index) = (self.device.clone(), self.port, self.gid_index);
         let hints = Hints::from_env();
-        let wish = Wish { device, port, gid_index, hints, local: None };
+        let wish = Wish { device, port, gid_index, hints, ..Wish::default() };
         let qps = self.qps.map(|qps| qps.min(qps_max.unwrap_or(qps)));
         let (traffic_class, busy_poll) = (self.traffic_class, self.busy_poll);
         CarrierOptions { transport, wish, qps, traffic_class, busy_poll }

@@ -29,6 +29,8 @@ pub struct Wish {
     pub local: Option<IpAddr>,
     /// What the environment says.
     pub hints: Hints,
+    /// Devices that this process has open: whether it might open them now does not matter.
+    pub open: Vec<String>,
 }
 
 /// Where links start from.

@@ -144,6 +144,9 @@ fn a_device_that_may_not_be_opened_is_said_to_be() {
     machine.devices[1].access = Access::Denied("/dev/infiniband/uverbs1".into());
     let reasons = refusal(&machine, &Wish::default());
     assert!(reasons[1].0.contains("uverbs1 may not be opened by this user"), "{reasons:?}");
+    // Who opened it while it could goes on with it.
+    let machine = machine.with_open(&["mlx5_1".into(), "mlx5_9".into()]);
+    assert_eq!(names(&machine, &Wish::default()), ["mlx5_1"]);
 }
 
 #[test]

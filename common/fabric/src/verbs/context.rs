@@ -3,7 +3,9 @@
 //! it readable takes the events and leaves word for the others here; each looks
 //! at a counter whenever it polls, so that none needs a thread of its own.
 //!
-//! A context lives as long as anything made from it: domains hold it.
+//! A context lives as long as anything made from it: domains hold it. Domains of
+//! many peers may be made on one, so queues are told apart by names that are never
+//! used again: a number of the device may be, by the time word of it is heard.
 
 use super::device::DeviceList;
 use super::ffi::{self, Plain as _};
@@ -12,6 +14,7 @@ use crate::error::FabricError;
 use crate::ports::{PortState, Reason};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -30,6 +33,8 @@ pub struct Context {
     limits: DeviceLimits,
     /// Grows with every event that some link should know of.
     happened: AtomicU64,
+    /// The name of the next queue.
+    next_queue: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -61,13 +66,20 @@ struct State {
     queues_failed: BTreeMap<Queued, u32>,
 }
 
-/// A queue by its name on the device.
+/// The name of a queue pair or completion queue of one context, given once. The library keeps
+/// it with the queue for us, where a pointer of ours may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Queued {
-    /// A queue pair by its number.
-    Pair(u32),
-    /// A completion queue by its handle.
-    Completions(u32),
+pub(super) struct Queued(u64);
+
+impl Queued {
+    /// As the library keeps it. Nobody follows it.
+    pub fn kept(self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.0 as usize)
+    }
+
+    fn of(kept: *mut c_void) -> Self {
+        Self(kept.addr() as u64)
+    }
 }
 
 /// What of the device a link depends on.
@@ -104,9 +116,10 @@ impl Context {
     pub(super) unsafe fn from_raw(raw: NonNull<ffi::Context>, name: String) -> io::Result<Self> {
         let library = library().map_err(io::Error::other)?;
         let limits = DeviceLimits::default();
-        let (happened, state) = (AtomicU64::new(0), Mutex::default());
+        let (happened, next_queue) = (AtomicU64::new(0), AtomicU64::new(1));
+        let state = Mutex::default();
         // From here on dropping it closes the device.
-        let mut context = Self { raw, library, name, limits, happened, state };
+        let mut context = Self { raw, library, name, limits, happened, next_queue, state };
         let mut attr = ffi::DeviceAttr::zeroed();
         // SAFETY: the context is open, `attr` is ours to be written.
         let code = unsafe { (library.ibv_query_device)(raw.as_ptr(), &raw mut attr) };
@@ -195,6 +208,12 @@ impl Context {
         self.happened.load(Ordering::Acquire)
     }
 
+    /// Whether nothing can be made on it any more: the device failed, or was taken out.
+    pub fn has_failed(&self) -> bool {
+        self.take_events();
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).device_failed
+    }
+
     /// Takes what events there are and leaves word for every link.
     pub(super) fn take_events(&self) {
         // One at a time: an event must be acknowledged by who took it.
@@ -219,14 +238,14 @@ impl Context {
                 let queue = event.element as *const ffi::Qp;
                 // SAFETY: these events carry their queue pair, and destroying that waits until
                 // the event is acknowledged, which comes after this.
-                let number = unsafe { (*queue).qp_num };
-                state.queues_failed.insert(Queued::Pair(number), event.event_type);
+                let kept = unsafe { (*queue).qp_context };
+                state.queues_failed.insert(Queued::of(kept), event.event_type);
             }
             ffi::IBV_EVENT_CQ_ERR => {
                 let queue = event.element as *const ffi::Cq;
                 // SAFETY: as above, for the completion queue that this event carries.
-                let handle = unsafe { (*queue).handle };
-                state.queues_failed.insert(Queued::Completions(handle), event.event_type);
+                let kept = unsafe { (*queue).cq_context };
+                state.queues_failed.insert(Queued::of(kept), event.event_type);
             }
             ffi::IBV_EVENT_DEVICE_FATAL => state.device_failed = true,
             ffi::IBV_EVENT_PORT_ERR => {
@@ -291,7 +310,12 @@ impl Context {
         Ok(attr)
     }
 
-    /// Forgets queues that are gone: their names may be used again.
+    /// Names a queue that is about to be made.
+    pub(super) fn name_queue(&self) -> Queued {
+        Queued(self.next_queue.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Forgets queues that are gone.
     pub(super) fn forget(&self, queues: [Queued; 2]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.queues_failed.retain(|queue, _| !queues.contains(queue));

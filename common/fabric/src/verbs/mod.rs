@@ -70,7 +70,7 @@ pub fn find_places(wish: &Wish) -> Result<Vec<Place>, FabricError> {
 /// Lists where links can start on this machine, the best first, or says all reasons why none
 /// can. The library is opened only where there is a device for it.
 pub fn usable(wish: &Wish) -> Result<Vec<Place>, Vec<Reason>> {
-    let places = crate::ports::choose(&Machine::here(), wish)?;
+    let places = crate::ports::choose(&Machine::here().with_open(&wish.open), wish)?;
     library::library().map_err(|reason| vec![reason])?;
     Ok(places)
 }

@@ -38,6 +38,7 @@ pub(super) struct Queue {
     pd: Arc<Pd>,
     pub depths: Depths,
     number: u32,
+    name: Queued,
 }
 
 // SAFETY: libibverbs may be called from any thread; one owner at a time posts and polls.
@@ -60,8 +61,10 @@ impl Queue {
         // Room for a failure of every request: an overrun queue would lose completions.
         let room = sends + receives + POLL_BATCH as u32;
         let completions = CompletionQueue::new(pd, room.min(limits.completions_max))?;
+        let name = pd.context().name_queue();
         let make = |inline_bytes: u32| {
             let mut init = ffi::QpInitAttr::zeroed();
+            init.qp_context = name.kept();
             init.send_cq = completions.queue.as_ptr();
             init.recv_cq = completions.queue.as_ptr();
             init.qp_type = ffi::IBV_QPT_RC;
@@ -83,7 +86,7 @@ impl Queue {
         let depths = Depths { sends, receives, inline_bytes };
         // SAFETY: just made.
         let number = unsafe { (*pair.as_ptr()).qp_num };
-        Ok(Self { pair: Some(pair), completions, pd: pd.clone(), depths, number })
+        Ok(Self { pair: Some(pair), completions, pd: pd.clone(), depths, number, name })
     }
 
     pub fn number(&self) -> u32 {
@@ -96,9 +99,7 @@ impl Queue {
 
     /// The names by which the device speaks of it.
     pub fn names(&self) -> [Queued; 2] {
-        // SAFETY: the completion queue is alive as long as `self`.
-        let handle = unsafe { (*self.completions.queue.as_ptr()).handle };
-        [Queued::Pair(self.number), Queued::Completions(handle)]
+        [self.name, self.completions.name]
     }
 
     /// Becomes readable when a completion or an event of the device is there.
@@ -207,6 +208,7 @@ impl Drop for Queue {
 #[derive(Debug)]
 struct CompletionQueue {
     queue: NonNull<ffi::Cq>,
+    name: Queued,
     channel: Channel,
     /// Readable when the channel or the device is.
     wake: OwnedFd,
@@ -221,14 +223,14 @@ impl CompletionQueue {
         epoll::add(&wake, channel.fd(), none, readable).map_err(cause)?;
         epoll::add(&wake, pd.context().events_fd(), none, readable).map_err(cause)?;
         let context = pd.context();
-        let (room, to) = (room as c_int, channel.raw.as_ptr());
+        let name = context.name_queue();
+        let (room, kept, to) = (room as c_int, name.kept(), channel.raw.as_ptr());
         // SAFETY: context and channel are alive.
-        let queue =
-            unsafe { (context.library().ibv_create_cq)(context.raw(), room, null_mut(), to, 0) };
+        let queue = unsafe { (context.library().ibv_create_cq)(context.raw(), room, kept, to, 0) };
         let error = io::Error::last_os_error();
         let queue = NonNull::new(queue)
             .ok_or_else(|| refused(pd, "cannot make a completion queue", &error))?;
-        Ok(Self { queue, channel, wake })
+        Ok(Self { queue, name, channel, wake })
     }
 
     fn take_events(&mut self) -> bool {

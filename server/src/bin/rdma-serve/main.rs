@@ -17,11 +17,12 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::confine::{RulesetStatus, User, confine};
 use verbatim_server::export::{ExportSpec, Mode};
-use verbatim_server::{Server, ServerError, ServerOptions, span, take_port};
+use verbatim_server::{Devices, Server, ServerError, ServerOptions, span, take_port};
 use verbatim_telemetry::Format;
 use verbatim_telemetry::notify::Notifier;
 
@@ -182,8 +183,8 @@ fn main() -> ExitCode {
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         tracing::warn!(%error, "new privileges are not given up");
     }
-    let (config, port) = match give_up(config) {
-        Ok(left) => left,
+    let kept = match give_up(config) {
+        Ok(kept) => kept,
         Err(error) => {
             let code = if matches!(*error, ServerError::Config(_)) { 2 } else { 1 };
             return complain(&error, error.hint(), code);
@@ -196,7 +197,7 @@ fn main() -> ExitCode {
         .build();
     let result = match runtime {
         Ok(runtime) => {
-            let result = runtime.block_on(serve(config, port, &flags));
+            let result = runtime.block_on(serve(kept, &flags));
             // A job that waits for a file system that does not answer is left behind.
             runtime.shutdown_timeout(LAST_JOBS_MAX);
             result
@@ -210,9 +211,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// What was taken before rights were given up.
+struct Kept {
+    config: Config,
+    port: Option<TcpStream>,
+    devices: Arc<Devices>,
+}
+
 /// Takes what only root may have, then gives up being root and what is not served. Before
 /// there is another thread, so that all of them have it.
-fn give_up(mut config: Config) -> Result<(Config, Option<TcpStream>), Box<ServerError>> {
+fn give_up(mut config: Config) -> Result<Kept, Box<ServerError>> {
+    let devices = Devices::open(&config.rdma);
     let mut port = None;
     if !config.user.is_empty() {
         let boxed = |error| Box::new(ServerError::Config(error));
@@ -237,10 +246,11 @@ fn give_up(mut config: Config) -> Result<(Config, Option<TcpStream>), Box<Server
             Err(error) => tracing::warn!(%error, "not confined"),
         }
     }
-    Ok((config, port))
+    Ok(Kept { config, port, devices })
 }
 
-async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result<(), ServerError> {
+async fn serve(kept: Kept, flags: &Flags) -> Result<(), ServerError> {
+    let Kept { config, port, devices } = kept;
     let exports = config.exports.clone();
     let count = exports.len();
     let open = config.insecure_no_auth;
@@ -249,8 +259,8 @@ async fn serve(config: Config, port: Option<TcpStream>, flags: &Flags) -> Result
         _ => None,
     };
     let tokens = shared.iter().map(|share| share.token.clone()).collect();
-    let server =
-        Server::bind(config, ServerOptions { tokens, port, ..ServerOptions::default() }).await?;
+    let options = ServerOptions { tokens, port, devices, ..ServerOptions::default() };
+    let server = Server::bind(config, options).await?;
     let (address, fingerprint) = (server.address(), server.fingerprint());
     if let Some(address) = server.metrics_address() {
         tracing::info!(%address, "metrics and page");

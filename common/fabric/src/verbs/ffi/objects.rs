@@ -101,7 +101,7 @@ pub struct Cq {
     pub context: *mut Context,
     /// Where its events arrive.
     pub channel: *mut CompChannel,
-    /// Ours to use; we do not.
+    /// Ours to use: our name of it.
     pub cq_context: *mut c_void,
     /// The kernel's name of it.
     pub handle: u32,
@@ -115,7 +115,7 @@ pub struct Cq {
 pub struct Qp {
     /// The device it is of.
     pub context: *mut Context,
-    /// Ours to use; we do not.
+    /// Ours to use: our name of it.
     pub qp_context: *mut c_void,
     /// The domain its requests are checked in.
     pub pd: *mut Pd,

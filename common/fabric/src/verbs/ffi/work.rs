@@ -26,7 +26,7 @@ pub struct QpCap {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct QpInitAttr {
-    /// Ours to use; we do not.
+    /// Ours to use: our name of it.
     pub qp_context: *mut c_void,
     /// Where requests complete.
     pub send_cq: *mut Cq,
