@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod doctor;
+mod json;
 pub mod labels;
 mod logging;
 pub mod notify;

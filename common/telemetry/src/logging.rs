@@ -3,6 +3,7 @@
 //! own. The level is what `RUST_LOG` says, or else what is given. Called once, by
 //! `main`, before anything is logged.
 
+use crate::json::Json;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use tracing_subscriber::EnvFilter;
@@ -68,7 +69,10 @@ pub fn start(level: &str, format: Format) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    let _ = if format == Format::Json { lines.json().try_init() } else { lines.try_init() };
+    let _ = match format {
+        Format::Json => lines.event_format(Json).try_init(),
+        _ => lines.try_init(),
+    };
 }
 
 /// Whether a stream is the one systemd says leads to its journal: `DEVICE:INODE`.
