@@ -2,7 +2,8 @@
 //! Landlock every file that is neither exported nor its own. Owns the list of what
 //! stays in reach. Called once by the binary, before there is a second thread,
 //! because both are rights of a thread that later ones inherit. Nothing here can be
-//! taken back: an export that is added later needs a restart.
+//! taken back: an export that is added later needs another process, which the parent
+//! of `--reloadable` starts.
 
 use crate::config::{Config, ConfigError, Tls};
 use crate::export::{Mode, Owner};

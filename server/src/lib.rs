@@ -30,5 +30,5 @@ pub mod span;
 mod worker;
 
 pub use devices::Devices;
-pub use listener::{Server, ServerError, ServerOptions, check, take_port};
+pub use listener::{Ending, Server, ServerError, ServerOptions, check, take_port};
 pub use observe::MetricsError;

@@ -94,6 +94,15 @@ impl ServerError {
     }
 }
 
+/// How a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Running transfers may finish, for as long as the configuration says.
+    Drained,
+    /// Sessions end; their clients may come back to another server.
+    AtOnce,
+}
+
 /// A server that listens.
 pub struct Server {
     listener: TcpListener,
@@ -168,6 +177,15 @@ impl Server {
 
     /// Serves until `stop` completes, then lets running transfers finish for a while.
     pub async fn run(self, stop: impl Future<Output = ()>) {
+        let stop = async {
+            stop.await;
+            Ending::Drained
+        };
+        self.run_until(stop).await;
+    }
+
+    /// Serves until `stop` says how to end.
+    pub async fn run_until(self, stop: impl Future<Output = Ending>) {
         let (stopping, _) = watch::channel(false);
         let keys = self.keyring.watch(self.acceptor.clone());
         let guests = Guests::new(&self.config.limits, self.acceptor, keys, self.shared.clone());
@@ -191,7 +209,8 @@ impl Server {
         while ends.is_none() || !sessions.is_empty() {
             let end = ends.unwrap_or_else(tokio::time::Instant::now);
             let accepted = tokio::select! {
-                () = &mut stop, if ends.is_none() => {
+                ending = &mut stop, if ends.is_none() => {
+                    let drain = if ending == Ending::AtOnce { Duration::ZERO } else { drain };
                     stopping.send_replace(true);
                     place.drain();
                     ends = Some(tokio::time::Instant::now() + drain);
@@ -220,6 +239,8 @@ impl Server {
                 guests.receive(stream, peer, stopping, arrival).await;
             });
         }
+        // Another process may hold the port: nobody is to wait there for a server to come.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         drop(self.listener);
         sessions.shutdown().await;
         watching.shutdown().await;

@@ -12,6 +12,7 @@ mod limits;
 #[allow(dead_code, reason = "other targets use the rest")]
 #[path = "../../src/process.rs"]
 mod process;
+mod reloading;
 mod sealing;
 mod tokens;
 

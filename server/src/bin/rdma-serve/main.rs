@@ -1,11 +1,12 @@
 //! `rdma-serve`: reads flags and the configuration, starts the server, says
-//! where it listens, and stops on SIGTERM or SIGINT. Everything else is the
+//! where it listens, and stops on SIGTERM, SIGINT or SIGHUP. Everything else is the
 //! library's.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, clippy::print_stdout)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
+mod keeper;
 mod rdma;
 mod share;
 #[path = "../shared/mod.rs"]
@@ -22,7 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::confine::{RulesetStatus, User, confine};
 use verbatim_server::export::{ExportSpec, Mode};
-use verbatim_server::{Devices, Server, ServerError, ServerOptions, span, take_port};
+use verbatim_server::{Devices, Ending, Server, ServerError, ServerOptions, span, take_port};
 use verbatim_telemetry::Format;
 use verbatim_telemetry::notify::Notifier;
 
@@ -108,6 +109,15 @@ struct Flags {
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
+    /// Read the configuration anew at SIGHUP.
+    ///
+    /// A parent stays that gives up no rights and serves nobody, and starts the server as
+    /// its child, anew when the configuration is good, so exports can be added anywhere.
+    /// Sessions end then; rdma-cp and rdma-sync come back by themselves and go on where
+    /// they were. Without it SIGHUP stops the server.
+    #[arg(long, conflicts_with = "share")]
+    reloadable: bool,
+
     /// Log for people (human), as JSON lines, or to the journal [default: auto].
     ///
     /// auto is journald under systemd, human elsewhere. RUST_LOG sets the level.
@@ -183,7 +193,13 @@ fn main() -> ExitCode {
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         tracing::warn!(%error, "new privileges are not given up");
     }
-    let kept = match give_up(config) {
+    let port = match keeper::kept_port() {
+        None if flags.reloadable => return keeper::keep(&flags, &config),
+        None => None,
+        Some(Ok(port)) => Some(port),
+        Some(Err(error)) => return complain(&format!("cannot take the port: {error}"), None, 1),
+    };
+    let kept = match give_up(config, port) {
         Ok(kept) => kept,
         Err(error) => {
             let code = if matches!(*error, ServerError::Config(_)) { 2 } else { 1 };
@@ -220,9 +236,8 @@ struct Kept {
 
 /// Takes what only root may have, then gives up being root and what is not served. Before
 /// there is another thread, so that all of them have it.
-fn give_up(mut config: Config) -> Result<Kept, Box<ServerError>> {
+fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<ServerError>> {
     let devices = Devices::open(&config.rdma);
-    let mut port = None;
     if !config.user.is_empty() {
         let boxed = |error| Box::new(ServerError::Config(error));
         let user = User::find(&config.user).map_err(boxed)?;
@@ -230,11 +245,12 @@ fn give_up(mut config: Config) -> Result<Kept, Box<ServerError>> {
             config.state = user.state_dir();
         }
         let address = config.listen;
-        let taken = take_port(address);
-        let cause = |error: std::io::Error| error.to_string();
-        let taken = taken.map_err(|e| ServerError::Listen { address, cause: cause(e) });
-        port = Some(taken.map_err(Box::new)?);
+        let cannot =
+            |error: std::io::Error| ServerError::Listen { address, cause: error.to_string() };
+        let taken = port.take().map_or_else(|| take_port(address), Ok);
+        port = Some(taken.map_err(cannot).map_err(Box::new)?);
         user.become_it(&config).map_err(boxed)?;
+        keeper::end_with_parent().map_err(cannot).map_err(Box::new)?;
         tracing::info!(user = config.user, "root is given up");
     }
     if config.landlock {
@@ -278,24 +294,32 @@ async fn serve(kept: Kept, flags: &Flags) -> Result<(), ServerError> {
         tracing::warn!("anybody who can connect is let in (insecure_no_auth)");
     }
     // Before anybody is told: who hears that it listens may want it to stop.
-    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    let signals = signals.map(signal);
+    let kept = flags.reloadable;
     tracing::info!(%address, %fingerprint, "listening");
     if let Some(share) = shared {
         share.print(address, fingerprint);
     }
     let notifier = Notifier::from_environment();
     let stop = async {
-        match signals {
-            (Ok(mut term), Ok(mut int)) => {
-                tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-            }
-            _ => std::future::pending().await,
+        let [Ok(mut term), Ok(mut int), Ok(mut hangup)] = signals else {
+            return std::future::pending().await;
+        };
+        let anew = tokio::select! {
+            _ = term.recv() => false,
+            _ = int.recv() => false,
+            _ = hangup.recv() => kept,
+        };
+        match anew {
+            true => notifier.tell(&[], "starting anew"),
+            false => notifier.tell(&["STOPPING=1"], "ending sessions"),
         }
-        notifier.tell(&["STOPPING=1"], "ending sessions");
+        if anew { Ending::AtOnce } else { Ending::Drained }
     };
     notifier.tell(&["READY=1"], &format!("serving {count} exports at {address}"));
     tokio::select! {
-        () = server.run(stop) => {}
+        () = server.run_until(stop) => {}
         // Never ends; from the threads that serve, so that silence says that they hang.
         () = beat(&notifier) => {}
     }
