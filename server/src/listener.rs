@@ -343,6 +343,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         workers,
         joins: Joins::default(),
         holders: Default::default(),
+        keepers: Default::default(),
         // Without them owners keep their numbers.
         accounts: verbatim_files::accounts::Accounts::read().unwrap_or_default(),
         next_link: AtomicU64::new(0),

@@ -56,6 +56,12 @@ impl Session {
         self.ask(begin, |core| core.begun.remove(&request)).await
     }
 
+    /// Makes this session one of those that say the same: a target that one of them holds is
+    /// kept for the others.
+    pub(crate) fn share(&mut self, key: Digest) {
+        self.core.sending.push_back(ClientMessage::Mirror(MirrorRequest::Share { key }));
+    }
+
     /// Has a tree built beside a remote folder, and both held until the session ends.
     pub(crate) async fn stage(
         &mut self,
@@ -77,6 +83,23 @@ impl Session {
             tokio::select! {
                 done = &mut work => return Ok(done),
                 () = tokio::time::sleep(STAY_EVERY) => drop(self.stat(&WirePath::root()).await?),
+            }
+        }
+    }
+
+    /// Does nothing but stay, until the session ends.
+    pub(crate) async fn stay(&mut self) {
+        while self.core.broken.is_none() {
+            tokio::select! {
+                message = self.receiver.recv() => match message {
+                    Ok(Some(message)) => self.core.message(message),
+                    _ => return,
+                },
+                () = tokio::time::sleep(STAY_EVERY) => {
+                    if self.stat(&WirePath::root()).await.is_err() {
+                        return;
+                    }
+                }
             }
         }
     }

@@ -3,7 +3,8 @@
 //! what `sync` does once. Called by the binary and by tests.
 
 use super::chosen::Chosen;
-use super::{SyncOptions, server_of, sync_held};
+use super::keeper::Keeper;
+use super::{Holding, SyncOptions, server_of, sync_held};
 use crate::copy::CopyError;
 use crate::current::status::{Status, StatusFile};
 use crate::current::{Current, CurrentError, Pass, Passes};
@@ -17,7 +18,6 @@ use crate::watching::Watching;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
-use verbatim_files::hold::Hold;
 use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
 use verbatim_telemetry::notify::Notifier;
 
@@ -49,7 +49,8 @@ pub async fn follow(
         observer,
         stop: stop.clone(),
         begun: false,
-        held: None,
+        keeper: matches!(options.target, Location::Remote(_)).then(Keeper::new),
+        held: Holding::default(),
     };
     let file = StatusFile::new(status_file);
     let mut current = Current::new(passes, status, file, Notifier::from_environment());
@@ -82,8 +83,10 @@ struct Following<'a> {
     stop: watch::Receiver<bool>,
     /// Whether a pass went as far as comparing.
     begun: bool,
-    /// A target here, between two passes as well: no other run takes it meanwhile.
-    held: Option<Hold>,
+    /// What has a target on a server between two passes.
+    keeper: Option<Keeper>,
+    /// The target, between two passes as well: no other run takes it meanwhile.
+    held: Holding,
 }
 
 impl Passes for Following<'_> {
@@ -112,6 +115,16 @@ impl Passes for Following<'_> {
 impl Following<'_> {
     /// Compares, and makes equal. What fails of a part is not told yet.
     async fn look(&mut self, options: &SyncOptions, part: bool) -> Result<Pass, ClientError> {
+        if let Some(keeper) = &mut self.keeper {
+            self.held.share = Some(keeper.key());
+            let stays = tokio::select! {
+                stays = keeper.stay(&self.session) => stays,
+                _ = self.stop.wait_for(|stop| *stop) => Ok(()),
+            };
+            if let Err(error) = stays {
+                return self.not_done(error);
+            }
+        }
         let mut listener = Listener { observer: self.observer, first: None, part };
         let stop = self.stop.wait_for(|stop| *stop);
         let stopped = async { drop(stop.await) };
@@ -123,12 +136,17 @@ impl Following<'_> {
                 self.begun = true;
                 Ok(outcome(&summary, first))
             }
-            Err(CopyError::Client(error)) if self.begun && may_be_mended(&error) => {
-                Ok(Pass { failed: 1, error: Some(error.to_string()), ..Pass::default() })
-            }
-            Err(CopyError::Client(error)) => Err(error),
+            Err(CopyError::Client(error)) => self.not_done(error),
             Err(CopyError::Usage { cause, .. }) => Err(Fault::new(Code::BadPath, cause).into()),
         }
+    }
+
+    /// What a pass is that did not go as far as comparing.
+    fn not_done(&self, error: ClientError) -> Result<Pass, ClientError> {
+        if self.begun && may_be_mended(&error) {
+            return Ok(Pass { failed: 1, error: Some(error.to_string()), ..Pass::default() });
+        }
+        Err(error)
     }
 }
 

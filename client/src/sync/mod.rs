@@ -5,6 +5,7 @@
 
 mod aside;
 pub mod follow;
+mod keeper;
 pub mod limit;
 pub(crate) mod spool;
 
@@ -23,7 +24,7 @@ use verbatim_files::journal::boot_id;
 pub use verbatim_proto::chosen;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::mirror::About;
-use verbatim_proto::{Code, Fault, Filter, Twin, WirePath, plan};
+use verbatim_proto::{Code, Digest, Fault, Filter, Twin, WirePath, plan};
 
 /// What to make equal to what, and how.
 #[derive(Clone)]
@@ -77,14 +78,23 @@ pub async fn sync(
     observer: &mut dyn Observer,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
-    sync_held(options, session, &mut None, observer, stop).await
+    sync_held(options, session, &mut Holding::default(), observer, stop).await
 }
 
-/// The same, of a target here that may be held already, and is held on.
+/// What a run has of its target while it is not at it.
+#[derive(Default)]
+struct Holding {
+    /// A target here.
+    here: Option<Hold>,
+    /// What its sessions say to a server that keeps a target for it.
+    share: Option<Digest>,
+}
+
+/// The same, of a target that may be held already, and is held on.
 async fn sync_held(
     options: &SyncOptions,
     session: SessionOptions,
-    held: &mut Option<Hold>,
+    held: &mut Holding,
     observer: &mut dyn Observer,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
@@ -97,9 +107,11 @@ async fn sync_held(
     let mut first = Session::connect(session.clone()).await?;
     let (mirror, hold) = match (&options.source, &options.target) {
         (_, Location::Local(target)) => {
-            down(options, &remote, target, &mut first, held.take()).await?
+            down(options, &remote, target, &mut first, held.here.take()).await?
         }
-        (Location::Local(source), _) => (up(options, source, &remote, &mut first).await?, None),
+        (Location::Local(source), _) => {
+            (up(options, source, &remote, &mut first, held.share).await?, None)
+        }
         _ => return usage("a pipe is no tree", "rdma-cp copies standard input"),
     };
     if mirror.options.fold_case && mirror.options.delete {
@@ -117,7 +129,7 @@ async fn sync_held(
     let work = [Work::Mirror(Box::new(mirror))];
     let summary = reconnect::copy(&work, &rules, first, session, observer, stop).await;
     drop(work);
-    *held = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
+    held.here = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
     Ok(summary)
 }
 
@@ -178,6 +190,7 @@ async fn down(
         limit: options.limit,
         rules,
         by_name: !options.numeric_ids,
+        share: None,
         aside,
     };
     Ok((mirror, hold))
@@ -189,9 +202,11 @@ async fn up(
     source: &Path,
     remote: &Remote,
     session: &mut Session,
+    share: Option<Digest>,
 ) -> Result<Mirror, CopyError> {
     let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
     let folder = Folder::open(source).map_err(only_folders).map_err(fault)?;
+    share.into_iter().for_each(|key| session.share(key));
     let (about, path, aside) = if options.is_aside() {
         let (target, key) =
             (remote.path.clone(), options.key(&folder.path().display().to_string()));
@@ -225,6 +240,7 @@ async fn up(
         limit: options.limit,
         rules: about.keeps.into(),
         by_name: !options.numeric_ids,
+        share,
         aside,
     })
 }

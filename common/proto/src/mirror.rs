@@ -82,6 +82,12 @@ pub enum MirrorRequest {
         /// The names; `OWNERS_MAX` at most.
         names: Vec<OwnerName>,
     },
+    /// This session is one of a run: a target that it holds when it ends is kept for the others
+    /// that said the same, as long as one of them is there. Nothing is answered.
+    Share {
+        /// What the run calls itself.
+        key: Digest,
+    },
 }
 
 /// A tree to tell, and how.

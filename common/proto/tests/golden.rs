@@ -64,7 +64,7 @@ variants!(WriteRequest: Create Sent Commit Discard Holes End Spots Offer => writ
 variants!(WriteReply: Created Granted Committed Zeroed Spots Taken => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
-variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf => mirror_requests());
+variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf Share => mirror_requests());
 variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers => mirror_replies());
 variants!(Edit: Link Describe Remove Sweep Own => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
@@ -265,6 +265,7 @@ fn mirror_requests() -> Vec<MirrorRequest> {
         MirrorRequest::Publish { request, path: path("x/y"), changed: true },
         MirrorRequest::NamesOf { request, owners: vec![Owner::user(300), Owner::group(5)] },
         MirrorRequest::NumbersOf { request, names: vec![named] },
+        MirrorRequest::Share { key: Digest([9; 32]) },
     ]
 }
 
@@ -730,6 +731,8 @@ MirrorRequest::NamesOf
     0800000007070200ac020105
 MirrorRequest::NumbersOf
     080000000807010103616461
+MirrorRequest::Share
+    21000000090909090909090909090909090909090909090909090909090909090909090909
 MirrorReply::Names
     09000000050702010361646100
 MirrorReply::Numbers

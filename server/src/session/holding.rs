@@ -1,28 +1,92 @@
 //! Targets that mirrors hold: one session has a folder, all know whose it is, and a
-//! job that still changes it keeps it when its session is over. Owns these holds;
-//! what is done in a target is said by `mirror` and `staging`.
+//! job that still changes it keeps it when its session is over. Sessions of one run
+//! hand a hold on to one another: a run that follows its source has its target
+//! between two passes as well, by a session that only stays. Owns these holds; what
+//! is done in a target is said by `mirror` and `staging`.
 
-use super::Shared;
 use super::staging::Staging;
 use super::writing::{HELD_LOOK_EVERY, HELD_MAX};
+use super::{Session, Shared};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
-use verbatim_proto::{Code, Fault, Twin, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
+
+/// Who holds which target, over all sessions.
+pub(crate) type Holders = Mutex<HashMap<Twin, String>>;
+
+/// What runs keep, by who they are and by their keys; each is kept by a session at least.
+pub(crate) type Keepers = Mutex<HashMap<(String, Digest), Weak<Kept>>>;
+
+/// A target that a run has while none of its sessions is at it.
+pub(crate) struct Kept {
+    who: String,
+    key: Digest,
+    hold: Mutex<Option<Hold>>,
+    shared: Arc<Shared>,
+}
+
+impl Kept {
+    /// That of a run; all of its sessions have the same one.
+    fn of(shared: &Arc<Shared>, who: &str, key: Digest) -> Arc<Self> {
+        let mut keepers = shared.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = keepers.get(&(who.to_owned(), key)).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let (who, hold) = (who.to_owned(), Mutex::default());
+            let kept = Arc::new(Self { who, key, hold, shared: shared.clone() });
+            keepers.insert((kept.who.clone(), key), Arc::downgrade(&kept));
+            kept
+        })
+    }
+
+    /// Takes the hold of this folder, if it is what is kept.
+    fn take(&self, folder: Twin) -> Option<Hold> {
+        let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        hold.take_if(|hold| hold.folder == folder)
+    }
+
+    /// Keeps a hold for the next session, in place of what was kept.
+    pub fn put(&self, hold: Hold) {
+        let folder = hold.folder;
+        let mut kept = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        list(&self.shared, folder, &self.who);
+        let old = kept.replace(hold);
+        drop(kept);
+        // Before it is let go of: who has it then is listed by himself.
+        old.iter().for_each(|old| unlist(&self.shared, old.folder));
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let hold = self.hold.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        hold.iter().for_each(|hold| unlist(&self.shared, hold.folder));
+        let mut keepers = self.shared.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = (self.who.clone(), self.key);
+        // Another session of the run may have come meanwhile, and has a new one.
+        if keepers.get(&name).is_some_and(|kept| kept.strong_count() == 0) {
+            keepers.remove(&name);
+        }
+    }
+}
 
 /// A target that is held, and known to all sessions by who holds it.
 pub(crate) struct Held {
-    pub hold: Hold,
+    pub folder: Twin,
+    hold: Option<Hold>,
+    kept: Option<Arc<Kept>>,
     shared: Arc<Shared>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        holders.remove(&self.hold.folder);
+        match (self.hold.take(), &self.kept) {
+            (Some(hold), Some(kept)) => kept.put(hold),
+            _ => unlist(&self.shared, self.folder),
+        }
     }
 }
 
@@ -44,42 +108,70 @@ impl Keeping {
     }
 }
 
-/// Who holds which target, over all sessions.
-pub(crate) type Holders = std::sync::Mutex<HashMap<Twin, String>>;
-
-/// Holds a folder for a client, who is named to all others that want it. What an earlier session
-/// of it has not let go of yet is waited for a little.
-pub(super) fn take_hold(
-    shared: &Arc<Shared>,
-    who: &str,
-    path: &WirePath,
-    open: impl Fn() -> Result<OwnedFd, Fault>,
-) -> Result<Held, Fault> {
-    let taken = wait_for_hold(|| {
-        let fd = open().map_err(NotHeld::Fault)?;
-        // Nobody asks in between who holds it.
-        let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        let hold = Hold::take(fd, &format!("cannot hold {path}"))?;
-        holders.insert(hold.folder, who.to_owned());
-        drop(holders);
-        Ok(Held { hold, shared: shared.clone() })
-    });
-    taken.map_err(|error| why_not(shared, error, path, open))
+impl Session {
+    /// Hands what it holds on to the sessions that say the same, and takes it from them.
+    pub(super) fn share(&mut self, key: Digest) {
+        self.mirrors.kept = Some(Kept::of(&self.shared, &self.view.who, key));
+    }
 }
 
-/// Says why a target is not held, and by whom it is.
-pub(super) fn why_not(
-    shared: &Shared,
-    error: NotHeld,
-    path: &WirePath,
-    open: impl Fn() -> Result<OwnedFd, Fault>,
-) -> Fault {
-    match error {
-        NotHeld::Fault(fault) => fault,
-        NotHeld::By(process) => {
-            let folder = open().ok().and_then(|fd| which(fd).ok());
-            let holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-            held_by(&holders, folder, process, path)
+/// For whom a target is held.
+pub(super) struct Holder<'a> {
+    pub shared: &'a Arc<Shared>,
+    pub who: &'a str,
+    /// What its run keeps between two sessions.
+    pub kept: Option<&'a Arc<Kept>>,
+}
+
+impl Holder<'_> {
+    /// Holds a folder for a client, who is named to all others that want it. What an earlier
+    /// session of it has not let go of yet is waited for a little.
+    pub fn take(
+        &self,
+        path: &WirePath,
+        open: impl Fn() -> Result<OwnedFd, Fault>,
+    ) -> Result<Held, Fault> {
+        let what = format!("cannot hold {path}");
+        let taken = wait_for_hold(|| {
+            let fd = open().map_err(NotHeld::Fault)?;
+            let folder = which(&fd).map_err(|e| NotHeld::Fault(Fault::from_io(&what, &e)))?;
+            let hold = match self.take_kept(folder) {
+                Some(hold) => hold,
+                None => self.take_free(fd, &what)?,
+            };
+            let (kept, shared) = (self.kept.cloned(), self.shared.clone());
+            Ok(Held { folder, hold: Some(hold), kept, shared })
+        });
+        taken.map_err(|error| self.why_not(error, path, open))
+    }
+
+    /// Takes what the run kept, if it is this folder.
+    pub fn take_kept(&self, folder: Twin) -> Option<Hold> {
+        self.kept?.take(folder)
+    }
+
+    fn take_free(&self, fd: OwnedFd, what: &str) -> Result<Hold, NotHeld> {
+        // Nobody asks in between who holds it.
+        let mut holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let hold = Hold::take(fd, what)?;
+        holders.insert(hold.folder, self.who.to_owned());
+        Ok(hold)
+    }
+
+    /// Says why a target is not held, and by whom it is.
+    pub fn why_not(
+        &self,
+        error: NotHeld,
+        path: &WirePath,
+        open: impl Fn() -> Result<OwnedFd, Fault>,
+    ) -> Fault {
+        match error {
+            NotHeld::Fault(fault) => fault,
+            NotHeld::By(process) => {
+                let folder = open().ok().and_then(|fd| which(fd).ok());
+                let holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+                held_by(&holders, folder, process, path)
+            }
         }
     }
 }
@@ -108,4 +200,15 @@ fn held_by(
     let process = process.map(|id| format!("{} on the server", describe_process(id)));
     let by = client.or(process).unwrap_or_else(|| "another process".into());
     Fault::new(Code::Limit, format!("{path} is being synchronised by {by}"))
+}
+
+/// Lets all sessions know who holds a folder.
+pub(super) fn list(shared: &Shared, folder: Twin, who: &str) {
+    let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+    holders.insert(folder, who.to_owned());
+}
+
+/// Lets all sessions know that nobody does.
+pub(super) fn unlist(shared: &Shared, folder: Twin) {
+    shared.holders.lock().unwrap_or_else(PoisonError::into_inner).remove(&folder);
 }

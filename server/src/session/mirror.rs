@@ -5,7 +5,7 @@
 //! (`catalog`), because both depend on their order.
 
 use super::catalog::open_source;
-use super::holding::{Held, Keeping, take_hold};
+use super::holding::{Held, Holder, Keeping, Kept};
 use super::staging::Staging;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
@@ -44,6 +44,8 @@ pub(super) struct Mirrors {
     walks: HashMap<u32, Option<Box<Walking>>>,
     holds: Vec<Arc<Held>>,
     pub(super) stages: Vec<Arc<Staging>>,
+    /// What is handed on between the sessions of a run.
+    pub(super) kept: Option<Arc<Kept>>,
     /// Requests to hold that are being answered.
     pub(super) holding: usize,
     /// Trees that were put in their place, or are being.
@@ -127,6 +129,10 @@ impl Session {
             }
             MirrorRequest::NamesOf { request, owners } => self.names_of(request, owners),
             MirrorRequest::NumbersOf { request, names } => self.numbers_of(request, names),
+            MirrorRequest::Share { key } => {
+                self.share(key);
+                Ok(())
+            }
         }
     }
 
@@ -135,10 +141,11 @@ impl Session {
             self.may_hold()?;
         }
         let (shared, who) = (self.shared.clone(), self.view.who.clone());
-        let reach = self.reach.clone();
-        let held: Vec<Twin> = self.mirrors.holds.iter().map(|held| held.hold.folder).collect();
+        let (reach, kept) = (self.reach.clone(), self.mirrors.kept.clone());
+        let held: Vec<Twin> = self.mirrors.holds.iter().map(|held| held.folder).collect();
         self.job(move || {
-            let answer = begin(&shared, &reach, &who, &path, hold, &held);
+            let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
+            let answer = begin(&reach, &path, hold.then_some(holder), &held);
             Event::Mirror(MirrorEvent::Begun { request, hold, answer })
         });
         Ok(())
@@ -182,9 +189,9 @@ impl Session {
         }
         walks.insert(request, None);
         let reach = self.reach.clone();
-        let stage = self.stage_at(&walk.path);
+        let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
-            let beside = stage.and_then(|stage| stage.open_target());
+            let beside = staging.and_then(|staging| staging.open_target());
             match begin_walk(&reach, walk, only, beside) {
                 Ok(walking) => page_of(hasher, walking),
                 Err(fault) => {
@@ -247,15 +254,13 @@ impl Session {
 
 /// Says what kind of place a folder is, and holds it where that is asked for.
 fn begin(
-    shared: &Arc<Shared>,
     reach: &Reach,
-    who: &str,
     path: &WirePath,
-    hold: bool,
+    hold: Option<Holder<'_>>,
     held: &[Twin],
 ) -> Result<(About, Option<Held>), Fault> {
     let (export, below) = reach.resolve(path)?;
-    if hold {
+    if hold.is_some() {
         export.writable("change", path)?;
         // As it is: opened up before it is told, its mode would differ every time.
         export.folder.make_folder(&below, 0o700, false)?;
@@ -264,7 +269,7 @@ fn begin(
     let boot = verbatim_files::journal::boot_id().to_vec();
     let fd = match export.folder.open_folder(&below) {
         Ok(fd) => fd,
-        Err(fault) if fault.code == Code::NotFound && !hold => {
+        Err(fault) if fault.code == Code::NotFound && hold.is_none() => {
             return Ok((About { boot, root: None, above, keeps, folds_case: false }, None));
         }
         Err(fault) => return Err(fault),
@@ -272,16 +277,16 @@ fn begin(
     let what = format!("cannot look at {path}");
     let above = verbatim_files::hold::above(&fd);
     let root = Some(which(&fd).map_err(|e| Fault::from_io(&what, &e))?);
-    if !hold {
+    let Some(holder) = hold else {
         return Ok((About { boot, root, above, keeps, folds_case: false }, None));
-    }
+    };
     // A session that has it may ask again.
     let has = root.is_some_and(|root| held.contains(&root));
     let held = match has {
         true => None,
-        false => Some(take_hold(shared, who, path, || export.folder.open_folder(&below))?),
+        false => Some(holder.take(path, || export.folder.open_folder(&below))?),
     };
-    if held.as_ref().is_some_and(|held| Some(held.hold.folder) != root) {
+    if held.as_ref().is_some_and(|held| Some(held.folder) != root) {
         let text = format!("{path} was exchanged just now; run it again");
         return Err(Fault::new(Code::Limit, text));
     }

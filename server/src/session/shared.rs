@@ -1,7 +1,7 @@
 //! What all sessions of a server share: exports, digests, workers, the device. Made
 //! once by the listener; a session changes none of it but through what is in it.
 
-use super::holding::Holders;
+use super::holding::{Holders, Keepers};
 use crate::hashing::Hashing;
 use crate::joins::Joins;
 use crate::observe::Observatory;
@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub joins: Joins,
     /// Who holds which target of a mirror.
     pub holders: Holders,
+    /// What runs keep between their sessions.
+    pub keepers: Keepers,
     /// The accounts that this machine had at the start.
     pub accounts: Accounts,
     pub next_link: AtomicU64,

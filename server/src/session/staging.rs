@@ -2,12 +2,13 @@
 //! and puts in its place, once, when the client says that all of it is there. A session
 //! holds both until then, and whoever else wants them is told by whom. Called by `mirror`.
 
-use super::holding::{wait_for_hold, why_not};
+use super::holding::{Holder, Kept, list, unlist, wait_for_hold};
 use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
-use std::sync::{Arc, PoisonError};
-use verbatim_files::hold::above;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use verbatim_files::hold::{above, which};
 use verbatim_files::stage::Stage;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::{About, Staged};
@@ -20,8 +21,32 @@ pub(crate) struct Staging {
     key: Digest,
     told: Staged,
     export: Arc<ExportFolder>,
-    stage: Arc<Stage>,
-    _listed: Listed,
+    /// There until this is dropped.
+    stage: Option<Stage>,
+    listed: Option<Listed>,
+    kept: Option<Arc<Kept>>,
+}
+
+impl Staging {
+    fn stage(&self) -> &Stage {
+        self.stage.as_ref().expect("it is there until this is dropped")
+    }
+
+    /// The target as it is, opened to be walked.
+    pub fn open_target(&self) -> Option<OwnedFd> {
+        self.stage().open_target()
+    }
+}
+
+impl Drop for Staging {
+    /// What is the target now is kept for the next session of the run, if it is one of some.
+    fn drop(&mut self) {
+        self.listed = None;
+        let target = self.stage.take().filter(|_| self.kept.is_some()).and_then(Stage::into_target);
+        if let Some((hold, kept)) = target.zip(self.kept.as_ref()) {
+            kept.put(hold);
+        }
+    }
 }
 
 /// Folders that all sessions know to be held.
@@ -34,17 +59,14 @@ impl Listed {
     fn new(shared: &Arc<Shared>, stage: &Stage, who: &str) -> Self {
         let target = stage.target().map(|hold| hold.folder);
         let folders: Vec<Twin> = target.into_iter().chain([stage.tree().folder]).collect();
-        let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        holders.extend(folders.iter().map(|&folder| (folder, who.to_owned())));
-        drop(holders);
+        folders.iter().for_each(|&folder| list(shared, folder, who));
         Self { folders, shared: shared.clone() }
     }
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        let mut holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        self.folders.iter().for_each(|folder| drop(holders.remove(folder)));
+        self.folders.iter().for_each(|&folder| unlist(&self.shared, folder));
     }
 }
 
@@ -58,9 +80,10 @@ impl Session {
         }
         self.may_hold()?;
         let (shared, who) = (self.shared.clone(), self.view.who.clone());
-        let reach = self.reach.clone();
+        let (reach, kept) = (self.reach.clone(), self.mirrors.kept.clone());
         self.job(move || {
-            let answer = build(&shared, &reach, &who, path, key);
+            let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
+            let answer = build(&reach, &holder, path, key);
             let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
             Event::Mirror(MirrorEvent::Staged(request, answer))
         });
@@ -81,9 +104,8 @@ impl Session {
     }
 
     /// The tree that this session builds at a path.
-    pub(super) fn stage_at(&self, path: &WirePath) -> Option<Arc<Stage>> {
-        let mut stages = self.mirrors.stages.iter();
-        stages.find(|staging| staging.told.path == *path).map(|staging| staging.stage.clone())
+    pub(super) fn staging_at(&self, path: &WirePath) -> Option<Arc<Staging>> {
+        self.mirrors.stages.iter().find(|staging| staging.told.path == *path).cloned()
     }
 
     pub(super) fn publish(
@@ -101,7 +123,7 @@ impl Session {
         let staging = stages.remove(at);
         self.mirrors.published += 1;
         self.job(move || {
-            let answer = staging.stage.finish(changed);
+            let answer = staging.stage().finish(changed);
             staging.export.folder.forget_parents();
             Event::Mirror(MirrorEvent::Published(request, answer))
         });
@@ -111,9 +133,8 @@ impl Session {
 
 /// Builds a tree beside a target, or finds one that the same client left.
 fn build(
-    shared: &Arc<Shared>,
     reach: &Reach,
-    who: &str,
+    holder: &Holder<'_>,
     target: WirePath,
     key: Digest,
 ) -> Result<Staging, Fault> {
@@ -124,11 +145,16 @@ fn build(
         return Err(Fault::new(Code::BadPath, text));
     }
     // Of two clients each has a tree of its own.
-    let own = Digest::of(&[&key.0, who.as_bytes()].concat());
+    let own = Digest::of(&[&key.0, holder.who.as_bytes()].concat());
     let may = |bytes| export.may_write(bytes);
-    let stage = wait_for_hold(|| Stage::prepare(&export.folder, &below, &own, None, &may));
-    let stage = stage
-        .map_err(|error| why_not(shared, error, &target, || export.folder.open_folder(&below)))?;
+    let open = || export.folder.open_folder(&below);
+    let stage = wait_for_hold(|| {
+        let kept = open().ok().and_then(|fd| holder.take_kept(which(fd).ok()?));
+        // Listed again with the tree beside it.
+        kept.iter().for_each(|hold| unlist(holder.shared, hold.folder));
+        Stage::prepare(&export.folder, &below, &own, kept, &may)
+    });
+    let stage = stage.map_err(|error| holder.why_not(error, &target, open))?;
     let path = target.parent().with(stage.path().name().unwrap_or_default())?;
     let about = About {
         boot: verbatim_files::journal::boot_id().to_vec(),
@@ -139,6 +165,7 @@ fn build(
     };
     let told = Staged { about, path };
     reach.hold(&told.path)?;
-    let listed = Listed::new(shared, &stage, who);
-    Ok(Staging { target, key, told, export, stage: Arc::new(stage), _listed: listed })
+    let listed = Some(Listed::new(holder.shared, &stage, holder.who));
+    let kept = holder.kept.cloned();
+    Ok(Staging { target, key, told, export, stage: Some(stage), listed, kept })
 }

@@ -117,25 +117,39 @@ fn what_changes_is_soon_at_the_target() {
 }
 
 #[test]
-fn a_target_here_is_held_between_two_passes() {
-    for more in [&[][..], &["--atomic"]] {
+fn a_target_is_held_between_two_passes_and_no_longer() {
+    for (way, more) in
+        [(Way::Down, &[][..]), (Way::Down, &["--atomic"]), (Way::Up, &[]), (Way::Up, &["--atomic"])]
+    {
         let world = World::new();
         write(world.source().join("a"), b"1");
-        let [source, target] = world.ends(Way::Down);
+        let [source, target] = world.ends(way);
         let mut command = world.home.command("rdma-sync", &[source.as_str(), target.as_str()]);
         command.args(["--watch", "--status-file", &text(&status(&world))]).args(more);
         let run = Running::start(command);
-        let mut following = Following { world, way: Way::Down, run };
+        let mut following = Following { world, way, run };
         following.wait();
         for round in 0..2 {
-            let who = format!("process {} (rdma-sync)", following.run.id());
+            let who = match way {
+                Way::Down => format!("process {} (rdma-sync)", following.run.id()),
+                Way::Up => "by client ".into(),
+            };
             for flags in [&[][..], &["--atomic"]] {
-                following.world.sync(Way::Down, flags).refused(1, &["is being synchronised", &who]);
+                following.world.sync(way, flags).refused(1, &["is being synchronised", &who]);
             }
             write(following.world.source().join("a"), format!("{round} again").as_bytes());
             following.follows("a change");
             following.wait();
+            assert_eq!(following.status()["error"], Value::Null, "{way:?}: {more:?}");
         }
+        let Following { run, world, .. } = following;
+        run.signal(Signal::TERM);
+        assert_eq!(run.end().code, Some(130));
+        wait_for("the target is let go of", SOON, || {
+            let ended = world.sync(way, more);
+            let held = ended.stderr.contains("is being synchronised");
+            (!held).then(|| ended.done())
+        });
     }
 }
 

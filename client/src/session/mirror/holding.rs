@@ -16,6 +16,9 @@ const HOLD_AGAIN_EVERY: Duration = Duration::from_millis(250);
 impl Core {
     /// Has the server hold the target.
     pub(super) fn ask_to_hold(&mut self, mirror: &mut Mirroring) {
+        if let Some(key) = mirror.of.share {
+            self.sending.push_back(ClientMessage::Mirror(MirrorRequest::Share { key }));
+        }
         let request = self.request();
         let hold = match mirror.of.aside.clone() {
             Some(Aside::There { target: path, key }) => MirrorRequest::Stage { request, path, key },

@@ -40,6 +40,8 @@ pub struct Mirror {
     pub rules: Rules,
     /// Whether owners are those of the same name, not of the same number.
     pub by_name: bool,
+    /// What the sessions of this run say, so that a target on a server is kept for it.
+    pub share: Option<Digest>,
     /// The tree beside the target that is changed instead of it, if that is wanted.
     pub aside: Option<Aside>,
 }
