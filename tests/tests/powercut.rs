@@ -3,7 +3,8 @@
 //! in which file systems keep names, with a seed that is printed. In no sample a
 //! final name has what its source never had, or is gone; when the command has
 //! said that it is done, all of it is there. Some samples are made real, and the
-//! same command, in another boot, makes the trees equal.
+//! same command, in another boot, makes the trees equal. In the same boot a journal
+//! is believed without a look: it is true whenever the command is killed.
 //!
 //! SEED=N runs one sample alone, VERBATIM_TRIALS=N so many times as many.
 
@@ -12,12 +13,15 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use verbatim_files::journal::read;
 use verbatim_proto::Digest;
+use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_tests::dice::Dice;
 use verbatim_tests::powercut::crash::Cuts;
 use verbatim_tests::powercut::disk::Kind;
@@ -63,7 +67,9 @@ impl World {
             tree::small_files(&root.join("many"), 24, 6000, seed);
             tree::write(&root.join("same"), &tree::content(7, 70_000));
             tree::write(&root.join("medium"), &tree::content(seed, 600_000));
-            tree::write(&root.join("large"), &tree::content(seed, (16 << 20) + 5));
+            // Some of it is as it was, and need not move.
+            let large = [tree::content(7, 4 << 20), tree::content(seed, (12 << 20) + 5)];
+            tree::write(&root.join("large"), &large.concat());
             tree::write(&root.join(format!("only {seed}/deep/er")), &tree::content(seed, 5000));
         }
         world
@@ -182,6 +188,7 @@ fn try_all(test: &str, way: Way) {
     let has = |flag| way.flags.contains(&flag);
     let promise = Promise { old, new, atomic: has("--atomic"), removes: has("--delete") };
     let cuts = Cuts::new(&disk);
+    journals_are_true(&disk, &cuts);
     let one = std::env::var("SEED").ok().map(|seed| seed.parse().expect("SEED is a number"));
     let seeds = one.map_or(0..trials(SAMPLES), |seed| seed..seed + 1);
     for seed in seeds.clone() {
@@ -198,6 +205,35 @@ fn try_all(test: &str, way: Way) {
             }
         }
     }
+}
+
+/// Whoever is killed leaves a journal that says no more than is there: the next run believes it.
+fn journals_are_true(disk: &Disk, cuts: &Cuts<'_>) {
+    let mut said = 0;
+    for at in 1..=disk.changes.len() {
+        let Some(node) = disk.changes[at - 1].node() else { continue };
+        let state = cuts.kill(at);
+        let tree = state.tree();
+        let Some((path, _)) = tree.iter().find(|(_, is)| **is == node) else { continue };
+        let Some(name) = path.to_str().expect("plain").strip_suffix("-journal") else { continue };
+        let part = state.content(tree[Path::new(&format!("{name}-part"))]);
+        let journal = tempfile::tempfile().expect("a file");
+        journal.write_all_at(&state.content(node), 0).expect("writes");
+        let mut known = 0;
+        read(&journal, |head, extent, digests| {
+            known += 1;
+            if known <= said {
+                return;
+            }
+            let bytes = &part[extent.offset as usize..][..extent.len as usize];
+            let starts = (extent.offset..).step_by(GRAIN_BYTES as usize);
+            let grains = bytes.chunks(GRAIN_BYTES as usize).zip(starts);
+            let is = grains.map(|(grain, offset)| Digest::of_grain(offset, head.size, grain));
+            assert_eq!(is.collect::<Vec<_>>(), digests, "{name}: {extent:?} is not there yet");
+        });
+        said = known;
+    }
+    assert!(said > 8, "the journal of the large file was not seen: {said}");
 }
 
 /// Makes a sample real, and runs the command on it, in a boot after that power cut.

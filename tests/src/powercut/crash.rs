@@ -3,7 +3,7 @@
 //! not, in any order; of names it depends on the manner of the file system.
 //! Within one write all or nothing is kept, and a rename is never half done.
 
-use super::disk::{Change, Disk, Kind, Names, Node, ROOT};
+use super::disk::{Change, Disk, Kind, Names, Node, Place, ROOT};
 use crate::dice::Dice;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -58,6 +58,17 @@ impl<'a> Cuts<'a> {
         }
     }
 
+    /// What is there if the command is killed at a moment: all that was done until then.
+    pub fn kill(&'a self, at: usize) -> State<'a> {
+        let mut names = self.disk.before.clone();
+        for change in &self.disk.changes[..at] {
+            if let Change::Names(list) = change {
+                rename(&mut names, list);
+            }
+        }
+        State { cuts: self, kept: vec![true; at], names }
+    }
+
     /// What is there if the power is cut at a moment.
     pub fn cut(&'a self, at: usize, manner: Manner, dice: &mut Dice) -> State<'a> {
         let changes = &self.disk.changes[..at];
@@ -91,15 +102,20 @@ impl<'a> Cuts<'a> {
             if let Change::Names(list) = change
                 && kept[index]
             {
-                for (place, node) in list {
-                    match node {
-                        Some(node) => drop(names.insert(place.clone(), *node)),
-                        None => drop(names.remove(place)),
-                    }
-                }
+                rename(&mut names, list);
             }
         }
         State { cuts: self, kept, names }
+    }
+}
+
+/// Has names lead elsewhere.
+fn rename(names: &mut Names, list: &[(Place, Option<Node>)]) {
+    for (place, node) in list {
+        match node {
+            Some(node) => drop(names.insert(place.clone(), *node)),
+            None => drop(names.remove(place)),
+        }
     }
 }
 
