@@ -33,9 +33,10 @@ pub fn next_page(walk: &mut TreeWalk, mut digest: Option<&mut DigestOf<'_>>) -> 
         && bytes < FRAME_BYTES_MAX / 4
         && hashed < HASHED_BYTES_MAX
     {
-        let Some(found) = walk.next() else {
+        let Some(found) = walk.advance() else {
+            let more = walk.is_full();
             page.leftovers = walk.take_leftovers();
-            return (page, false);
+            return (page, more);
         };
         let found = match (found, &mut digest) {
             (Ok(node), Some(digest)) if node.kind == EntryKind::File => {

@@ -20,10 +20,8 @@ use verbatim_proto::tree::Found;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
 
-/// How many leftovers of copies are told; what is more is told to the next walk.
-pub const LEFTOVERS_MAX: usize = 4096;
-
-/// How many bytes their paths may have in a page, which has to fit a frame with all else.
+/// How many bytes the paths of leftovers may have in a page, which has to fit a frame with all
+/// else, before the page ends; the last one may be as long as paths are.
 const LEFTOVERS_BYTES_MAX: usize = FRAME_BYTES_MAX / 4;
 
 /// A walk in progress.
@@ -42,7 +40,6 @@ pub struct TreeWalk {
     beside: Option<OwnedFd>,
     leftovers: Vec<WirePath>,
     leftover_bytes: usize,
-    left: usize,
 }
 
 struct Level {
@@ -67,7 +64,6 @@ impl TreeWalk {
             beside: None,
             leftovers,
             leftover_bytes: 0,
-            left: 0,
         }
     }
 
@@ -94,6 +90,11 @@ impl TreeWalk {
     pub fn take_leftovers(&mut self) -> Vec<WirePath> {
         self.leftover_bytes = 0;
         std::mem::take(&mut self.leftovers)
+    }
+
+    /// Whether so many leftovers wait to be taken that a page has to end.
+    pub fn is_full(&self) -> bool {
+        self.leftover_bytes >= LEFTOVERS_BYTES_MAX
     }
 
     /// Enters a folder, and tells it.
@@ -197,10 +198,10 @@ pub(crate) fn twin_of(stat: &Statx) -> Twin {
     Twin { device, inode: stat.stx_ino }
 }
 
-impl Iterator for TreeWalk {
-    type Item = Found;
-
-    fn next(&mut self) -> Option<Found> {
+impl TreeWalk {
+    /// The next entry; none at the end, and none where the walk is full until its leftovers are
+    /// taken.
+    pub fn advance(&mut self) -> Option<Found> {
         if let Some(root) = self.root.take() {
             let entered = self.enter(root, WirePath::root());
             return Some(entered.map_err(|fault| (WirePath::root(), fault)));
@@ -219,11 +220,10 @@ impl Iterator for TreeWalk {
                 continue;
             }
             if is_leftover(&name) {
-                let bytes = self.leftover_bytes + path.as_bytes().len();
-                if self.left < LEFTOVERS_MAX && bytes <= LEFTOVERS_BYTES_MAX {
-                    self.left += 1;
-                    self.leftover_bytes = bytes;
-                    self.leftovers.push(path);
+                self.leftover_bytes += path.as_bytes().len();
+                self.leftovers.push(path);
+                if self.is_full() {
+                    return None;
                 }
                 continue;
             }
@@ -244,6 +244,20 @@ impl Iterator for TreeWalk {
 /// Whether an open folder has no name any more.
 fn is_removed(fd: &OwnedFd) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0)
+}
+
+/// Entries alone: leftovers are forgotten.
+impl Iterator for TreeWalk {
+    type Item = Found;
+
+    fn next(&mut self) -> Option<Found> {
+        loop {
+            match self.advance() {
+                None if self.is_full() => drop(self.take_leftovers()),
+                found => return found,
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -390,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_a_page_fit_a_frame() {
+    fn leftovers_of_a_page_fit_a_frame_and_none_is_left_out() {
         let dir = tempfile::tempdir().expect("folder");
         let deep = (0..12).fold(dir.path().to_owned(), |path, _| path.join("n".repeat(250)));
         fs::create_dir_all(&deep).expect("folders");
@@ -398,9 +412,19 @@ mod tests {
             let name = format!(".a.1-{number}-0123abcd.verbatim-part");
             fs::write(deep.join(name), b"").expect("writes");
         }
-        let (_, leftovers) = walk(dir.path(), &[]);
-        let bytes: usize = leftovers.iter().map(|path| path.as_bytes().len()).sum();
-        assert!((1..=FRAME_BYTES_MAX / 4).contains(&bytes), "{bytes} bytes");
+        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let mut walk = TreeWalk::new(fd, Filter::default(), true);
+        let (mut told, mut more) = (Vec::new(), true);
+        while more {
+            let (page, has_more) = crate::paging::next_page(&mut walk, None);
+            more = has_more;
+            let bytes: usize = page.leftovers.iter().map(|path| path.as_bytes().len()).sum();
+            assert!(bytes <= LEFTOVERS_BYTES_MAX + PATH_BYTES_MAX, "{bytes} bytes in a page");
+            told.extend(page.leftovers);
+        }
+        told.sort_by(|a, b| a.as_bytes().cmp(b.as_bytes()));
+        told.dedup();
+        assert_eq!(told.len(), 400, "each is told");
     }
 
     #[test]

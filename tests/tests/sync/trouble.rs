@@ -230,3 +230,22 @@ fn folders_that_vanish_while_they_are_walked_end_nothing_but_themselves() {
         no_parts(&target);
     }
 }
+
+#[test]
+fn however_much_killed_runs_left_the_next_one_removes_it() {
+    // More than fit a page of a walk; in a folder that is to go, and that has to be empty for it.
+    const LEFT: usize = 9000;
+    for way in BOTH {
+        let world = World::new();
+        write(world.source().join("file"), b"content");
+        let folder = world.target(way).join("gone");
+        fs::create_dir_all(&folder).expect("a folder");
+        for number in 0..LEFT {
+            let part = folder.join(format!(".file.1-{number}-0123abcd.verbatim-part"));
+            fs::write(part, b"").expect("a leftover");
+        }
+        world.sync(way, &["--delete", "--max-delete", "100%"]).done();
+        no_parts(&world.target(way));
+        tree::assert_same_content(&world.source(), &world.target(way));
+    }
+}

@@ -93,7 +93,7 @@ pub(super) struct Mirroring {
     late_paths: HashSet<WirePath>,
     late_links: Spool<What>,
     finishes: Spool<What>,
-    leftovers: Vec<WirePath>,
+    leftovers: Spool<WirePath>,
     /// Listed paths that were found.
     listed: HashSet<WirePath>,
     /// Changes that the server was asked for.
@@ -130,7 +130,7 @@ impl Mirroring {
             late_paths: HashSet::new(),
             late_links: Spool::default(),
             finishes: Spool::default(),
-            leftovers: Vec::new(),
+            leftovers: Spool::default(),
             listed: HashSet::new(),
             changing: HashMap::new(),
             changes: Vec::new(),
@@ -232,7 +232,7 @@ impl Core {
             Phase::Late => self.do_spooled(mirror, |of| of.late.take_first())?,
             Phase::LinkingLate => self.do_spooled(mirror, |of| of.late_links.take_first())?,
             Phase::Finishing => self.do_spooled(mirror, |of| of.finishes.take_first())?,
-            Phase::Sweeping => self.sweep(mirror),
+            Phase::Sweeping => self.sweep(mirror)?,
             Phase::Publishing(false) => self.publish(mirror),
         }
         Ok(())
@@ -333,12 +333,16 @@ impl Core {
 
     /// Removes what copies that were cut short left: all that is wanted is there. Where it is not,
     /// the next run may go on with it.
-    fn sweep(&mut self, mirror: &mut Mirroring) {
-        let leftovers = std::mem::take(&mut mirror.leftovers);
-        mirror.phase = Phase::Deleting;
-        if self.ledger.summary.failed == 0 && self.rules.task == Task::Copy {
-            leftovers.into_iter().for_each(|path| self.do_sweep(mirror, path));
+    fn sweep(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
+        let wanted = self.ledger.summary.failed == 0 && self.rules.task == Task::Copy;
+        let page = if wanted { mirror.leftovers.take_first()? } else { Vec::new() };
+        if page.is_empty() {
+            mirror.phase = Phase::Deleting;
+            return Ok(());
         }
+        page.into_iter().for_each(|path| self.do_sweep(mirror, path));
+        mirror.eager = true;
+        Ok(())
     }
 
     pub(super) fn leave_mirror(&mut self) {

@@ -10,13 +10,15 @@ use std::time::Instant;
 use verbatim_files::TreeWalk;
 use verbatim_files::meta::{Kind, expected};
 use verbatim_files::paging::{TreePage, hash_file, next_page};
-use verbatim_files::tree::LEFTOVERS_MAX;
 use verbatim_proto::message::{ClientMessage, EntryKind};
 use verbatim_proto::mirror::{MirrorRequest, TreeScan};
 use verbatim_proto::plan::Side;
 use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
+
+/// How many leftovers of copies are kept in mind, in a file; what is more waits for the next run.
+const LEFTOVERS_MAX: u64 = 1 << 20;
 
 /// Entries of a side that wait to be compared before no more of it is walked: some pages, so that
 /// neither side rests while the other is walked.
@@ -182,9 +184,12 @@ impl Core {
         done: bool,
     ) {
         if side == Side::Target {
-            // A walk tells no more than this.
-            let room = LEFTOVERS_MAX.saturating_sub(mirror.leftovers.len());
-            mirror.leftovers.extend(leftovers.into_iter().take(room));
+            let room = LEFTOVERS_MAX.saturating_sub(mirror.leftovers.count()) as usize;
+            for path in leftovers.iter().take(room) {
+                if let Err(fault) = mirror.leftovers.push(path) {
+                    return self.broke(fault);
+                }
+            }
             found.iter().flatten().for_each(|node| mirror.likely.note(node));
             mirror.likely.complete |= done;
         }
