@@ -3,7 +3,8 @@
 //! state folder that keeps it over a restart: written once a second where it
 //! changed, and when the server stops, so a server that is killed forgets what was
 //! written in its last second. A file that cannot be read keeps the server from
-//! starting: counted from nothing, a quota would be used twice. Who writes asks it first.
+//! starting, and so does one that is cut short or damaged, which its first line tells:
+//! counted from nothing, a quota would be used twice. Who writes asks it first.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use verbatim_control::ControlError;
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::{Code, Digest, Fault};
 
 /// How often counts are written that changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
@@ -79,8 +80,8 @@ impl Counts {
             hint: Some("make it readable, or remove it: quotas begin anew then".into()),
         };
         match std::fs::read_to_string(&path) {
-            Ok(text) => toml::from_str(&text)
-                .map_err(|_| unusable("it is not what rdma-serve wrote".into())),
+            Ok(text) => Self::unsealed(&text)
+                .ok_or_else(|| unusable("it is not what rdma-serve wrote".into())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(unusable(error.to_string())),
         }
@@ -98,9 +99,21 @@ impl Counts {
         }
     }
 
+    /// The text that is kept: its digest first, so that no part of it passes for all of it.
+    fn sealed(&self) -> std::io::Result<String> {
+        let counts = toml::to_string(self).map_err(std::io::Error::other)?;
+        Ok(format!("{}\n{counts}", seal(&counts)))
+    }
+
+    /// What such a text says, if it is whole.
+    fn unsealed(text: &str) -> Option<Self> {
+        let (first, counts) = text.split_once('\n')?;
+        if first == seal(counts) { toml::from_str(counts).ok() } else { None }
+    }
+
     /// Writes them, all or nothing.
     fn save(&self, state_dir: &Path) -> std::io::Result<()> {
-        let (path, text) = (path(state_dir), toml::to_string(self).unwrap_or_default());
+        let (path, text) = (path(state_dir), self.sealed()?);
         let next = path.with_extension("next");
         let mut file = File::create(&next)?;
         file.write_all(text.as_bytes())?;
@@ -170,6 +183,11 @@ impl Keeping {
     }
 }
 
+/// The first line of a text with these counts.
+fn seal(counts: &str) -> String {
+    format!("check = \"{}\"", Digest::of(counts.as_bytes()))
+}
+
 fn path(state_dir: &Path) -> PathBuf {
     state_dir.join("quotas.toml")
 }
@@ -218,6 +236,28 @@ mod tests {
         let unreadable = Counts::load(dir.path()).unwrap_err();
         assert!(unreadable.to_string().contains("Is a directory"), "{unreadable}");
         assert!(unreadable.hint().unwrap().contains("remove it"));
+    }
+
+    #[test]
+    fn a_file_cut_at_any_length_or_with_any_bit_flipped_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let counts =
+            Counts { written_bytes: [("in".to_owned(), 1234), ("up".to_owned(), 7)].into() };
+        counts.save(dir.path()).unwrap();
+        assert_eq!(Counts::load(dir.path()).unwrap(), counts);
+        let whole = std::fs::read(path(dir.path())).unwrap();
+        let refuse = |bytes: &[u8], what: &str| {
+            std::fs::write(path(dir.path()), bytes).unwrap();
+            assert!(Counts::load(dir.path()).is_err(), "believed, {what}");
+        };
+        for len in 0..whole.len() {
+            refuse(&whole[..len], &format!("cut at {len}"));
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut flipped = whole.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            refuse(&flipped, &format!("with bit {bit} flipped"));
+        }
     }
 
     #[tokio::test]

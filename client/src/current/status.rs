@@ -173,4 +173,30 @@ mod tests {
         assert!(status.is_fresh(now + BEAT * 2) && status.is_fresh(now - BEAT));
         assert!(!status.is_fresh(now + BEAT_MAX * 2) && !status.is_fresh(now - BEAT_MAX * 2));
     }
+
+    #[test]
+    fn a_damaged_status_is_never_taken_for_a_current_one() {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("status");
+        let file = StatusFile::new(Some(path.clone()));
+        let mut status = Status::new("h:/data".into(), "/scratch/data".into());
+        status.state = State::Behind;
+        status.error = Some("disk full, current is far".into());
+        file.write(&mut status).expect("writes");
+        let whole = std::fs::read(&path).expect("reads");
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).expect("writes");
+            Status::read(&path).ok().flatten()
+        };
+        // The last byte ends the line.
+        for len in 0..whole.len() - 1 {
+            assert_eq!(read(&whole[..len]), None, "believed, cut at {len}");
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut flipped = whole.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let state = read(&flipped).map_or(State::Behind, |status| status.state);
+            assert_eq!(state, State::Behind, "bit {bit} flipped");
+        }
+    }
 }
