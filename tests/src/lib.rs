@@ -1,14 +1,15 @@
 //! What end-to-end tests share: a server and copies against it (`pair`), trees
 //! to copy and to compare (`tree`), a network that misbehaves (`proxy`), a client
 //! that says what it wants (`raw`), a server that comes back (`place`), what an
-//! enemy could send (`hostile`), what a disk has after a power cut (`powercut`), and
-//! luck that can be had again (`dice`).
+//! enemy could send (`hostile`), what a disk has after a power cut (`powercut`), what
+//! is held (`holding`), and luck that can be had again (`dice`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
 //! on loopback, and goes with its handle.
 
 #![forbid(unsafe_code)]
 
 pub mod dice;
+pub mod holding;
 pub mod hostile;
 pub mod http;
 pub mod pair;

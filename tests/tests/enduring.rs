@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use verbatim_tests::holding::Holding;
 use verbatim_tests::place::Place;
 use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
 use verbatim_tests::tree;
@@ -20,26 +21,6 @@ const FORGET_MAX: Duration = Duration::from_secs(20);
 
 /// How long threads of a pool wait for more to do, and a little.
 const IDLE_THREADS_STAY: Duration = Duration::from_secs(12);
-
-/// What a process holds.
-#[derive(Clone, Copy, Debug)]
-struct Holding {
-    descriptors: usize,
-    threads: usize,
-    anonymous_kib: u64,
-}
-
-impl Holding {
-    fn of(process: u32) -> Self {
-        let folder = PathBuf::from(format!("/proc/{process}"));
-        let count = |name: &str| fs::read_dir(folder.join(name)).map_or(0, Iterator::count);
-        let status = fs::read_to_string(folder.join("status")).expect("our own child");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let kib = line.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        let anonymous_kib = kib.expect("a kernel that counts");
-        Self { descriptors: count("fd"), threads: count("task"), anonymous_kib }
-    }
-}
 
 #[test]
 fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {

@@ -18,11 +18,14 @@ const CASES: u64 = 3000;
 const CASES_ON_DISK: u64 = 60;
 /// The longest input.
 const INPUT_BYTES_MAX: usize = 2048;
+/// What is kept of all targets together.
+const KEPT_BYTES_MAX: usize = 300 << 10;
 
 /// Runs one target on all of its inputs.
 fn try_all(name: &str) {
     let (_, target) = TARGETS.iter().find(|(is, _)| *is == name).expect("a target");
     let kept = kept(name);
+    assert!(!kept.is_empty(), "nothing is kept for {name}: tests/fuzz/run 60 {name}");
     for (path, bytes) in &kept {
         attempt(name, path, *target, bytes);
     }
@@ -78,6 +81,13 @@ fn input(name: &str, seed: u64, kept: &[(String, Vec<u8>)]) -> Vec<u8> {
         }
     }
     bytes
+}
+
+#[test]
+fn what_is_kept_is_small() {
+    let inputs = TARGETS.iter().flat_map(|(name, _)| kept(name));
+    let bytes: usize = inputs.map(|(_, bytes)| bytes.len()).sum();
+    assert!(bytes <= KEPT_BYTES_MAX, "{bytes} bytes are kept");
 }
 
 macro_rules! targets {

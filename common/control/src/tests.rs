@@ -21,7 +21,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use verbatim_proto::{
     ClientMessage, Code, ServerMessage,
-    message::{Hello, Proof, Welcome},
+    message::{Hello, Proof, VERSIONS, Welcome},
     units::CHUNK_BYTES_DEFAULT,
 };
 
@@ -376,6 +376,29 @@ async fn an_end_of_another_version_is_told_so() {
         let (_client, accepted) = tokio::join!(client, acceptor.accept(far));
         fault_text(&accepted.unwrap_err(), Code::Version);
     }
+}
+
+#[tokio::test]
+async fn an_end_that_also_speaks_a_newer_version_agrees_on_ours() {
+    let world = World::new();
+    let theirs = || vec![b"verbatim/99".to_vec(), VERSIONS[0].to_vec()];
+    let (near, far) = duplex(1 << 16);
+    let mut config = tls::server_config(&world.identity, None).unwrap();
+    config.alpn_protocols = theirs();
+    let server = TlsAcceptor::from(Arc::new(config));
+    let mut config = tls::client_config(Witness::new(None, None), None).unwrap();
+    let name = || ServerName::try_from("verbatim").unwrap();
+    let client = TlsConnector::from(Arc::new(config.clone())).connect(name(), near);
+    let (client, _server) = tokio::join!(client, server.accept(far));
+    assert_eq!(client.unwrap().get_ref().1.alpn_protocol(), Some(VERSIONS[0]), "a newer server");
+
+    let (near, far) = duplex(1 << 16);
+    config.alpn_protocols = theirs();
+    let newer = TlsConnector::from(Arc::new(config)).connect(name(), near);
+    let own = tls::server_config(&world.identity, None).unwrap();
+    let own = TlsAcceptor::from(Arc::new(own));
+    let (newer, _server) = tokio::join!(newer, own.accept(far));
+    assert_eq!(newer.unwrap().get_ref().1.alpn_protocol(), Some(VERSIONS[0]), "a newer client");
 }
 
 #[tokio::test]

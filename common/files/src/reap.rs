@@ -133,6 +133,20 @@ mod tests {
     }
 
     #[test]
+    fn a_leftover_of_the_future_is_left_alone() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let name = temporary_name(b"b");
+        fs::write(dir.path().join(OsStr::from_bytes(&name)), b"12345").expect("writes");
+        let part = WirePath::parse(&name).expect("plain");
+        // The clock was set back behind it.
+        let reaped = reap(&folder, &part, Duration::ZERO, SystemTime::now() - 8 * DAY);
+        assert_eq!(reaped.expect("looks"), None);
+        let reaped = reap(&folder, &part, Duration::ZERO, SystemTime::now() + DAY);
+        assert_eq!(reaped.expect("looks").map(|reaped| reaped.bytes > 0), Some(true));
+    }
+
+    #[test]
     fn what_a_session_holds_stays_however_old() {
         let dir = tempfile::tempdir().expect("folder");
         let folder = Folder::open(dir.path()).expect("opens");

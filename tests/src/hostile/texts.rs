@@ -18,20 +18,19 @@ pub fn frames(bytes: &[u8]) {
     if let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() {
         let _ = body_bytes(*prefix);
     }
-    if let Ok(message) = decode::<ClientMessage>(bytes) {
-        again(&message);
-    }
-    if let Ok(message) = decode::<ServerMessage>(bytes) {
-        again(&message);
-    }
+    again::<ClientMessage>(bytes);
+    again::<ServerMessage>(bytes);
 }
 
-fn again<M>(message: &M)
+fn again<M>(bytes: &[u8])
 where
     M: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
 {
-    let frame = encode(message).expect("what came in a frame fits one");
-    assert_eq!(decode::<M>(&frame[PREFIX_BYTES..]).as_ref(), Ok(message));
+    let Ok(message) = decode::<M>(bytes) else { return };
+    let frame = encode(&message).expect("what came in a frame fits one");
+    assert_eq!(decode::<M>(&frame[PREFIX_BYTES..]), Ok(message));
+    let more = [bytes, &[0]].concat();
+    assert!(decode::<M>(&more).is_err(), "a byte behind the message was not looked at");
 }
 
 /// A path that is taken stays below its root; patterns end.

@@ -2,8 +2,8 @@
 //! and tokens: the right ones, those of another authority, those that are over, and
 //! those of another name.
 
-use crate::process::Ended;
-use crate::{World, names};
+use crate::process::{Ended, Running, wait_for};
+use crate::{FOLLOW_MAX, World, names};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 use std::os::unix::fs::PermissionsExt;
@@ -69,10 +69,15 @@ fn write_pem(path: &Path, kind: &str, der: &[u8]) {
 
 /// A server with a certificate for 127.0.0.1, and its authority.
 fn world() -> (World, Maker) {
+    world_until(None)
+}
+
+/// The same, with a certificate that ends in so many seconds.
+fn world_until(ends_in: Option<i64>) -> (World, Maker) {
     let mut maker = None;
     let world = World::prepared(TOML, |dir| {
         let authority = Maker::new(&dir.join("ca.pem"));
-        authority.make(dir, "server", "127.0.0.1", None);
+        authority.make(dir, "server", "127.0.0.1", ends_in);
         maker = Some(authority);
     });
     (world, maker.expect("it was made"))
@@ -156,7 +161,40 @@ fn a_certificate_that_does_not_do_is_refused_with_the_reason() {
 fn a_certificate_that_ends_takes_its_session_with_it() {
     let (world, maker) = world();
     maker.make(world.dir.path(), "brief", "brief.example", Some(4));
-    let from = world.serve.at("data/large");
-    let ended = cp(&world, "ca.pem", "brief", &["--bwlimit", "256K", &from, &world.text("out")]);
+    let (from, out) = (world.serve.at("data/large"), world.text("out"));
+    let ended = cp(&world, "ca.pem", "brief", &["--bwlimit", "256K", &from, &out]);
     ended.refused(3, &["the certificate of brief.example has expired"]);
+    assert!(!world.path("out/large").exists(), "half a file has no final name");
+    // Who gets another one is let in again.
+    maker.make(world.dir.path(), "brief", "brief.example", None);
+    cp(&world, "ca.pem", "brief", &[&from, &out]).done();
+    assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
+}
+
+#[test]
+fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
+    let (world, maker) = world_until(Some(8));
+    maker.make(world.dir.path(), "alice", "alice.example", None);
+    let (from, out, list) = (world.serve.at("data/large"), world.text("out"), world.serve.at(""));
+    let mut all = shown(&world, "ca.pem", "alice");
+    all.extend(["--bwlimit", "512K", &from, &out].map(str::to_owned));
+    let home = crate::process::Home::new();
+    let mut copy = Running::start(home.command("rdma-cp", &all));
+    wait_for("the copy has begun", FOLLOW_MAX, || {
+        (!names(&world.path("out")).is_empty()).then_some(())
+    });
+    let refused = wait_for("nobody is let in any more", FOLLOW_MAX, || {
+        let ended = cp(&world, "ca.pem", "alice", &["--list", &list]);
+        (ended.code != Some(0)).then_some(ended)
+    });
+    refused.refused(3, &["its certificate does not do: it has expired"]);
+    // Who was let in knew the server: its session goes on to its end.
+    assert!(!copy.has_ended(), "the copy was too short to show anything");
+    copy.end().done();
+    assert_eq!(names(&world.path("out")), ["large"]);
+    assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
+}
+
+fn bytes(world: &World, below: &str) -> Vec<u8> {
+    std::fs::read(world.path(below)).expect("a file")
 }

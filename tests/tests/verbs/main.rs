@@ -18,6 +18,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use verbatim_tests::holding::{Devices, Holding};
+use verbatim_tests::http::{get, series};
 use verbatim_tests::process::{Ended, Home, Running, Serve, Signal, wait_for};
 use verbatim_tests::tree;
 
@@ -142,9 +144,13 @@ fn a_client_killed_at_any_moment_goes_on_over_verbs() {
     // Only what a later write would change the time of is gone on with.
     std::thread::sleep(Duration::from_millis(2100));
     let serve = Serve::start(&exports(dir.path()));
+    let (idle, descriptors) = (Devices::now(), Holding::of(serve.id()).descriptors);
     for (command, folder, reads) in both_ways(&serve, dir.path(), SLOWLY) {
         let mut copy = serve.start_cp(&command);
         wait_for_journal(&mut copy, &folder);
+        let busy = Devices::now();
+        assert!(busy.of("qp") > idle.of("qp") && busy.of("mr") > idle.of("mr"), "{busy:?}");
+        assert!(registered(&serve) > 0.0, "the server shows nothing of it");
         copy.signal(Signal::KILL);
         copy.end();
         assert!(!folder.join("big").exists(), "a partial file has the final name");
@@ -155,6 +161,21 @@ fn a_client_killed_at_any_moment_goes_on_over_verbs() {
             assert!(summary(&done)["resumed_bytes"].as_u64() > Some(0), "{done:?}");
         }
     }
+    wait_for("the devices and the server have given all back", BEGIN_MAX, || {
+        let few = Holding::of(serve.id()).descriptors <= descriptors + POOL_DESCRIPTORS_MAX;
+        (Devices::now().is_within(&idle) && registered(&serve) == 0.0 && few).then_some(())
+    });
+}
+
+/// What the threads of a pool keep open of the folders they wrote to last.
+const POOL_DESCRIPTORS_MAX: usize = 8;
+
+/// What a server shows of registered memory and of queue pairs, added up.
+fn registered(serve: &Serve) -> f64 {
+    let text = get(serve.metrics.expect("it shows metrics"), "/metrics").body;
+    let names = ["regions", "pinned_bytes", "slots", "queue_pairs{state=\"rts\"}"];
+    let of = |name| series(&text, &format!("rdma_serve_{name}"));
+    names.map(|name| of(name).unwrap_or_else(|| panic!("no {name} in {text}"))).iter().sum()
 }
 
 #[test]
