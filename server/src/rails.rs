@@ -92,6 +92,12 @@ impl SessionDomain {
         !self.devices().is_empty()
     }
 
+    /// Whether its devices write to files on disks, whose pages cannot be pinned.
+    pub fn pages_on_demand(&self) -> bool {
+        let devices = self.devices();
+        !devices.is_empty() && devices.iter().all(|device| device.domain.pages_on_demand())
+    }
+
     /// How many regions the client may name.
     pub fn region_count(&self) -> u64 {
         let named = |held: &&Held| held.soft_key.is_some() || !held.keys.is_empty();

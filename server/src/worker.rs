@@ -149,7 +149,13 @@ fn make_spot(wish: &SpotWish, domain: &SessionDomain) -> Result<Offered, Fault> 
     let pin = domain.pin_slot(Some(*rail), len);
     let pin = pin.ok_or_else(|| Fault::new(Code::Limit, "no more may be pinned now"))?;
     let mapped = MappedSpot::new(target.file(), spot.extent.offset, len as usize);
-    let memory = Memory::Spot(mapped.map_err(fault)?);
+    let mut mapped = mapped.map_err(fault)?;
+    if !target.is_in_memory() {
+        // Found out now, a full disk costs a slot; in the midst of a write it costs the link.
+        target.make_room(spot.extent)?;
+        mapped = mapped.on_demand();
+    }
+    let memory = Memory::Spot(mapped);
     domain.offer_on(Some(*rail), memory, pin).map_err(fault)
 }
 

@@ -276,6 +276,7 @@ impl MappedFile {
 #[derive(Clone, Debug)]
 pub struct MappedSpot {
     map: Arc<MmapRaw>,
+    on_demand: bool,
 }
 
 impl MappedSpot {
@@ -284,12 +285,23 @@ impl MappedSpot {
     pub fn new(file: &File, offset: u64, len: usize) -> Result<Self, FabricError> {
         let map = MmapOptions::new().offset(offset).len(len).map_raw(file);
         let map = map.map_err(|e| FabricError::system("cannot map the file", e))?;
-        Ok(Self { map: Arc::new(map) })
+        Ok(Self { map: Arc::new(map), on_demand: false })
+    }
+
+    /// The same, of which nothing is pinned: the device asks for a page when it writes to it.
+    /// The only way into a file on a disk, which writes its pages back when it likes.
+    pub fn on_demand(self) -> Self {
+        Self { on_demand: true, ..self }
     }
 
     /// The address of the mapping, for registering it with a device.
     pub(crate) fn address(&self) -> *mut u8 {
         self.map.as_mut_ptr()
+    }
+
+    /// Whether its pages are looked for when they are wanted.
+    pub(crate) fn is_on_demand(&self) -> bool {
+        self.on_demand
     }
 }
 

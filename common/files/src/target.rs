@@ -228,9 +228,16 @@ impl Target {
         &self.file
     }
 
-    /// Whether it is in memory, where a device may write to it.
+    /// Whether it is in memory, where its pages can be pinned for a device to write to.
     pub fn is_in_memory(&self) -> bool {
         self.folder.is_in_memory()
+    }
+
+    /// Has the file system give a range its blocks, so that a device that writes there finds
+    /// room.
+    pub fn make_room(&self, extent: Extent) -> Result<(), Fault> {
+        let made = fallocate(&self.file, FallocateFlags::KEEP_SIZE, extent.offset, extent.len);
+        made.map_err(|e| Fault::from_io(format!("no room for {}", self.path), &e.into()))
     }
 
     /// Reads what a device wrote, to verify it.

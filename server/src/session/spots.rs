@@ -1,6 +1,6 @@
 //! Spots: ranges of temporary files that a client's device writes to, where the
-//! configuration lets it and the file is in memory. Made by the worker of the
-//! link that asked, as mapping and registering take a while.
+//! configuration lets it, and the file is in memory or the device pages on demand.
+//! Made by the worker of the link that asked, as mapping and registering take a while.
 //!
 //! Who may write when: from `make_spot` to `end_spot`, or until the worker that
 //! verifies what landed has taken it back, which it does first. Where a device does
@@ -75,11 +75,13 @@ impl Session {
         if !self.spots.known || !self.shared.rdma.write_into_files {
             return;
         }
+        // Pages of a file on a disk cannot be pinned, so its device must look for them.
+        let on_demand = self.domain.pages_on_demand();
         let takes = |(id, answer): &(FileId, Result<Created, Fault>)| {
             let (landed, _) = answer.as_ref().ok()?;
             let size = *self.writing.sizes.get(id)?;
             let long = (FILE_BYTES_MIN..STREAM_BYTES_MAX).contains(&size);
-            (long && landed.target.is_in_memory()).then_some(*id)
+            (long && (landed.target.is_in_memory() || on_demand)).then_some(*id)
         };
         let files: Vec<FileId> = answers.iter().filter_map(takes).collect();
         if !files.is_empty() {

@@ -5,6 +5,8 @@
 use super::budget::serve_with;
 use super::{assert_verbs, folders, is_same, summary};
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use verbatim_tests::process::Serve;
 use verbatim_tests::tree;
 
@@ -54,5 +56,56 @@ fn an_upload_is_written_by_the_device_and_by_nobody_else() {
             let all = by_calls.is_none_or(|bytes| bytes > total as u64);
             assert!(all, "only {by_calls:?} bytes were written by calls");
         }
+    }
+}
+
+/// A small disk of its own with ext4, mounted until dropped.
+struct Disk {
+    at: PathBuf,
+}
+
+impl Disk {
+    fn mounted(at: PathBuf, image: &Path) -> Self {
+        fs::File::create(image).and_then(|file| file.set_len(96 << 20)).expect("an image");
+        let run = |program: &str, arguments: &[&str]| {
+            let out = Command::new(program).args(arguments).output().expect("starts");
+            assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+        };
+        let (image, folder) = (image.display().to_string(), at.display().to_string());
+        run("mkfs.ext4", &["-q", "-F", &image]);
+        // Built in, where there are no modules.
+        let _ = Command::new("modprobe").args(["-qa", "loop", "ext4"]).status();
+        run("mount", &["-o", "loop", &image, &folder]);
+        Self { at }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn an_upload_to_a_disk_is_written_by_a_device_that_pages_on_demand() {
+    let dir = folders();
+    let _disk = Disk::mounted(dir.path().join("in"), &dir.path().join("disk"));
+    let size = 17 * MIB + 5;
+    tree::write(&dir.path().join("data/f"), &tree::content(9, size));
+    let serve = serve_with(dir.path(), "write_into_files = true");
+    let done = serve
+        .cp(&["--json", &dir.path().join("data/f").display().to_string(), &serve.at("in/")])
+        .done();
+    assert_verbs(&done, false);
+    assert!(is_same(dir.path().join("data/f"), dir.path().join("in/f")));
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    let major: u32 = kernel.split('.').next().and_then(|n| n.parse().ok()).expect("a number");
+    let in_place = summary(&done)["in_place_bytes"].as_u64().expect("a number");
+    if major >= 7 {
+        assert!(in_place >= (size - 2 * MIB) as u64, "{in_place} on {kernel}");
+    } else {
+        // Soft-RoCE of older kernels pins every page, and those of a disk cannot be.
+        assert_eq!(in_place, 0, "on {kernel}");
     }
 }

@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Events taken at a time, so that a device in distress cannot hold a worker.
 const EVENTS_PER_TURN: usize = 64;
@@ -36,6 +36,8 @@ pub struct Context {
     /// The name of the next queue.
     next_queue: AtomicU64,
     state: Mutex<State>,
+    /// Whether it looks for pages when they are wanted, once it was tried.
+    pub(super) on_demand: OnceLock<bool>,
 }
 
 /// What a device can do, as far as links need it.
@@ -117,9 +119,10 @@ impl Context {
         let library = library().map_err(io::Error::other)?;
         let limits = DeviceLimits::default();
         let (happened, next_queue) = (AtomicU64::new(0), AtomicU64::new(1));
-        let state = Mutex::default();
+        let (state, on_demand) = (Mutex::default(), OnceLock::new());
         // From here on dropping it closes the device.
-        let mut context = Self { raw, library, name, limits, happened, next_queue, state };
+        let mut context =
+            Self { raw, library, name, limits, happened, next_queue, state, on_demand };
         let mut attr = ffi::DeviceAttr::zeroed();
         // SAFETY: the context is open, `attr` is ours to be written.
         let code = unsafe { (library.ibv_query_device)(raw.as_ptr(), &raw mut attr) };

@@ -3,6 +3,7 @@
 //! device knows none of its keys. Dropping it takes every region back.
 
 use super::context::Context;
+use super::probe;
 use super::region::{Counters, DomainLimits, Pd, Registered};
 use crate::domain::{Domain, RegionHandle};
 use crate::error::FabricError;
@@ -48,6 +49,11 @@ impl VerbsDomain {
         let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         // Taken back outside the lock: it is a system call, and unpins every page.
         region.is_none_or(Registered::end)
+    }
+
+    /// Whether the device writes to files on disks: it is tried once.
+    pub fn pages_on_demand(&self) -> bool {
+        probe::pages_on_demand(self.context())
     }
 
     /// What its queue pairs posted.

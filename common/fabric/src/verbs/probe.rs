@@ -1,12 +1,12 @@
 //! Whether files of a folder can be registered as they are mapped, or have to be
-//! staged. Kernels and file systems differ, so one page of one file is tried; the
+//! staged; and whether a device can write to files that cannot be pinned. Kernels and file systems differ, so one page of one file is tried; the
 //! server asks once per export and tells the answer in its log.
 
 use super::context::Context;
 use super::region::{DomainLimits, Pd, Registered};
 use crate::error::FabricError;
-use crate::memory::{MappedFile, Memory};
-use rustix::fs::{Mode, OFlags};
+use crate::memory::{MappedFile, MappedSpot, Memory};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -44,6 +44,28 @@ pub fn try_file(context: &Arc<Context>, file: File) -> Result<(), FabricError> {
     let window = MappedFile::new(Arc::new(file), 0, len)?;
     let pd = Pd::new(context, DomainLimits::default())?;
     Registered::new(&pd, Memory::File(window)).map(drop)
+}
+
+/// Whether the device looks for the pages of a file when it writes to them (on-demand paging),
+/// as it must where they cannot be pinned. Tried once, on a page of memory.
+pub(super) fn pages_on_demand(context: &Arc<Context>) -> bool {
+    let tried = || {
+        let name = c"verbatim-on-demand";
+        let page = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
+        let page = page.map_err(|e| FabricError::system("cannot make a page to try", e))?;
+        let sized = page.set_len(PROBE_BYTES as u64);
+        sized.map_err(|e| FabricError::system("cannot make a page to try", e))?;
+        let spot = MappedSpot::new(&page, 0, PROBE_BYTES)?.on_demand();
+        let pd = Pd::new(context, DomainLimits::default())?;
+        Registered::new(&pd, Memory::Spot(spot)).map(drop)
+    };
+    *context.on_demand.get_or_init(|| match tried() {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::debug!(device = context.name(), %error, "nothing is paged on demand");
+            false
+        }
+    })
 }
 
 fn file_to_try(folder: &Path) -> Result<File, FabricError> {

@@ -232,7 +232,10 @@ impl Region {
                 (slot.lend_to_device(false), ffi::IBV_ACCESS_REMOTE_READ, "a staging slot")
             }
             Memory::Upload(slot) => (slot.lend_to_device(true), write, "an upload slot"),
-            Memory::Spot(spot) => (spot.address(), write, "a range of a file"),
+            Memory::Spot(spot) => {
+                let paged = if spot.is_on_demand() { ffi::IBV_ACCESS_ON_DEMAND } else { 0 };
+                (spot.address(), write | paged, "a range of a file")
+            }
         };
         let len = memory.len().max(1);
         // SAFETY: the caller keeps the memory. Its bytes are never borrowed where a device may

@@ -197,6 +197,7 @@ fn numbers_in() -> BTreeMap<&'static str, u64> {
         IBV_ACCESS_LOCAL_WRITE = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
         IBV_ACCESS_REMOTE_WRITE = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
         IBV_ACCESS_REMOTE_READ = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+        IBV_ACCESS_ON_DEMAND = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0,
         IBV_ACCESS_RELAXED_ORDERING = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0,
         IBV_QPT_RC = ibv_qp_type::IBV_QPT_RC,
         IBV_QPS_INIT = ibv_qp_state::IBV_QPS_INIT,

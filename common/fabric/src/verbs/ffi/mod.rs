@@ -62,6 +62,8 @@ constants! {
     IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
     /// A peer may read the region.
     IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
+    /// Pages are not pinned but looked for when they are wanted.
+    IBV_ACCESS_ON_DEMAND: c_int = 1 << 6;
     /// Data may arrive in any order before its completion; ignored where it is not known.
     IBV_ACCESS_RELAXED_ORDERING: c_int = 1 << 20;
 
