@@ -9,9 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
+use verbatim_control::ConnectOptions;
+use verbatim_proto::message::{OpenFile, ReadRequest};
+use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
+use verbatim_proto::{ClientMessage, FileId, WirePath};
 use verbatim_tests::http::get;
 use verbatim_tests::process::{Home, Running, Signal, wait_for};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Rule};
+use verbatim_tests::raw::Raw;
 
 /// How long a number may take to move: ports and disks are looked at every two seconds.
 const MOVE_MAX: Duration = Duration::from_secs(30);
@@ -158,6 +163,8 @@ fn each_metric_of_trouble_moves_with_its_cause() {
         let known = ["--trust-on-first-use", "--token-file", &token];
         stranger.cp(&[&known[..], &[&watched.at("data/big"), &out]].concat()).refused(3, &[])
     });
+    std::os::unix::fs::symlink("/etc/hostname", watched.path("data/out")).expect("a link");
+    grow(&watched, &[LOCAL], || open_by_hand(&watched, "data/out"));
     let mismatched = "chunks_total{direction=\"write\",transport=\"tcp\",verdict=\"mismatched\"}";
     grow(&watched, &[mismatched], || altered(&watched, "data/big"));
     let cut = Rule::first(Kind::Data, Direction::Down, Harm::CutAfter(3 << 20));
@@ -166,8 +173,31 @@ fn each_metric_of_trouble_moves_with_its_cause() {
     });
 }
 
+/// Opens a file as the commands do only when somebody changed it behind their look.
+fn open_by_hand(watched: &Watched, path: &str) -> Raw {
+    let mut raw = Raw::connect(&ConnectOptions {
+        host: "127.0.0.1".into(),
+        port: watched.address.port(),
+        state_dir: watched.home.state(),
+        config_dir: watched.home.path().join("config"),
+        key: None,
+        fingerprint: None,
+        trust_on_first_use: false,
+        certificates: Default::default(),
+        agent: "operate test".into(),
+        chunk_bytes: CHUNK_BYTES_DEFAULT,
+        timeout: MOVE_MAX,
+    });
+    let path = WirePath::parse(path.as_bytes()).expect("a path");
+    let files = vec![OpenFile { file: FileId(1), path, have: Vec::new() }];
+    raw.say(ClientMessage::Read(ReadRequest::Open { files }));
+    raw
+}
+
 const HIT: &str = "cache_lookups_total{result=\"hit\"}";
 const PEER: &str = "errors_total{class=\"peer\"}";
+/// What whoever asked must ask otherwise. The fourth, `bug`, is what cannot happen.
+const LOCAL: &str = "errors_total{class=\"local\"}";
 const RETRY: &str = "errors_total{class=\"retry\"}";
 
 #[test]

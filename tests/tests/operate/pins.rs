@@ -1,8 +1,9 @@
 //! What needs an RDMA device to happen: the pin budget fills up under real clients,
-//! and a real Prometheus fires the alert. No stage of tests/run has it yet: an
-//! emulated guest is too slow for Prometheus on a busy machine. By hand, in a
-//! user-mode guest or where there is a device: build the test, then
-//! `tests/softroce/run --uml BINARY target/debug/deps/operate-*`.
+//! and a real Prometheus fires the alert. `tests/run --full` has it in a guest, where
+//! an emulated processor takes its time for Prometheus. On every run the guest shows
+//! that a budget of real clients fills up as far as the rule asks
+//! (`budget: a_budget_that_is_full_is_seen_from_outside`), and promtool that the rule
+//! fires then (`rules.test.yml`).
 
 use crate::has;
 use crate::prometheus::Prometheus;

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use verbatim_tests::process::{Home, Running, Serve};
+use verbatim_tests::http::{get, series};
+use verbatim_tests::process::{Home, Running, Serve, wait_for};
 use verbatim_tests::tree;
 
 const MIB: usize = 1 << 20;
@@ -150,5 +151,39 @@ fn many_clients_share_the_budget_and_one_hashing() {
         assert_within(&serve, most, u64::from(budget_mb));
         let hashed = serve.log().matches("window hashed").count();
         assert_eq!(hashed, 2, "17 MiB are two windows, for however many clients");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_budget_that_is_full_is_seen_from_outside() {
+    let dir = folders();
+    let big = dir.path().join("data/big");
+    tree::write(&big, &tree::content(1, 16 * MIB));
+    let serve = serve(dir.path(), 8);
+    let metrics = serve.metrics.expect("it shows metrics");
+    let value = |name: &str| {
+        let name = format!("rdma_serve_{name}");
+        series(&get(metrics, "/metrics").body, &name).unwrap_or_else(|| panic!("no {name}"))
+    };
+    assert_eq!(value("pinned_limit_bytes"), (8 * MIB) as f64);
+    // Slots stay pinned as long as their client is in: these take their time. The first gets half
+    // of the budget, the next half of what is left.
+    let slow = |client: usize| {
+        let (from, there) = (big.display().to_string(), serve.at(&format!("in/{client}")));
+        let flags = ["-q", "--transport", "verbs", "--chunk-size", "256K", "--bwlimit", "256K"];
+        serve.start_cp(&[&flags[..], &[&from, &there]].concat())
+    };
+    let copies: Vec<Running> = (0..4).map(slow).collect();
+    // What the rule for the alert asks, of numbers of one moment.
+    wait_for("the budget is full", super::BEGIN_MAX, || {
+        let seen = get(metrics, "/metrics").body;
+        let of = |name: &str| series(&seen, &format!("rdma_serve_{name}"));
+        (of("pinned_bytes")? > 0.9 * of("pinned_limit_bytes")?).then_some(())
+    });
+    drop(copies);
+    for name in ["pinned_bytes", "regions", "slots"] {
+        let zero = || (value(name) == 0.0).then_some(());
+        wait_for(&format!("{name} is zero"), super::BEGIN_MAX, zero);
     }
 }
