@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
 
+pub mod compare;
 pub mod plot;
 pub mod relay;
 pub mod rsync;
@@ -127,7 +128,7 @@ pub fn fill(path: &Path, mib: u64) {
         .expect("the source can be read");
 }
 
-/// Watches what a process uses.
+/// Watches what a process uses, and those it started.
 pub struct Watch {
     pid: u32,
     cpu: Duration,
@@ -148,7 +149,7 @@ impl Watch {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        Self { pid, cpu: cpu_of(pid, OWN), stop, most_kib, thread: Some(thread) }
+        Self { pid, cpu: cpu_of_all(pid), stop, most_kib, thread: Some(thread) }
     }
 
     /// What it used meanwhile.
@@ -157,7 +158,7 @@ impl Watch {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("sampling does not panic");
         }
-        let cpu = cpu_of(self.pid, OWN).saturating_sub(self.cpu);
+        let cpu = cpu_of_all(self.pid).saturating_sub(self.cpu);
         Used { rss_anon_kib: self.most_kib.load(Ordering::Relaxed), cpu }
     }
 }
@@ -178,10 +179,25 @@ fn cpu_of(pid: impl std::fmt::Display, whose: usize) -> Duration {
     Duration::from_millis(ticks.sum::<u64>() * 1000 / TICKS_PER_SECOND)
 }
 
+/// The processor time of a process, of its children that ended and of those that have not.
+fn cpu_of_all(pid: u32) -> Duration {
+    let living: Duration = children(pid).map(cpu_of_all).sum();
+    cpu_of(pid, OWN) + cpu_of(pid, CHILDREN) + living
+}
+
+/// The processes that the first thread of a process started and that are there.
+fn children(pid: u32) -> impl Iterator<Item = u32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let list: Vec<u32> =
+        list.unwrap_or_default().split_whitespace().filter_map(|id| id.parse().ok()).collect();
+    list.into_iter()
+}
+
 fn rss_anon_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    let own: u64 = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    own + children(pid).map(rss_anon_kib).sum::<u64>()
 }
 
 /// Waits until a server listens.

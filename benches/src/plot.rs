@@ -1,5 +1,5 @@
-//! Draws small line charts as SVG: some panels beside each other, each with lines
-//! of points. Plain text out, no other crate; called by programs that write docs.
+//! Draws small charts as SVG: panels beside each other with lines of points, and
+//! bars below each other. Plain text out, no other crate; called by programs that write docs.
 
 use std::fmt::Write;
 
@@ -97,6 +97,55 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
     }
 }
 
+/// A chart of bars, one below the other.
+pub struct Bars {
+    /// What is compared.
+    pub title: String,
+    /// The unit of the values.
+    pub unit: String,
+    /// A name, a value, and whether it is ours.
+    pub bars: Vec<(String, f64, bool)>,
+}
+
+const BAR_HEIGHT: f64 = 16.0;
+const NAMES_WIDTH: f64 = 170.0;
+const BARS_WIDTH: f64 = 420.0;
+
+/// Draws charts of bars, one below the other; each has its own scale.
+pub fn draw_bars(charts: &[Bars]) -> String {
+    let rows: usize = charts.iter().map(|chart| chart.bars.len() + 2).sum();
+    let (width, height) = (NAMES_WIDTH + BARS_WIDTH + 80.0, BAR_HEIGHT * rows as f64);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
+    );
+    let mut row = 0.0;
+    for Bars { title, unit, bars } in charts {
+        let most = bars.iter().map(|(_, value, _)| *value).fold(f64::MIN_POSITIVE, f64::max);
+        row += 1.0;
+        let y = BAR_HEIGHT * row;
+        let _ = writeln!(svg, "<text x=\"4\" y=\"{y:.1}\" font-weight=\"bold\">{title}</text>");
+        for (name, value, ours) in bars {
+            row += 1.0;
+            let (y, long) = (BAR_HEIGHT * row, BARS_WIDTH * value / most);
+            let color = if *ours { COLORS[0] } else { COLORS[1] };
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{name}</text>\
+                 <rect x=\"{NAMES_WIDTH}\" y=\"{:.1}\" width=\"{long:.1}\" height=\"11\" \
+                 fill=\"{color}\"/><text x=\"{:.1}\" y=\"{y:.1}\">{value:.3} {unit}</text>",
+                NAMES_WIDTH - 6.0,
+                y - 10.0,
+                NAMES_WIDTH + long + 4.0
+            );
+        }
+        row += 1.0;
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
 /// The next number that is one, two or five of a power of ten.
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.max(1.0).log10().floor());
@@ -111,6 +160,13 @@ mod tests {
     #[test]
     fn an_axis_ends_at_a_round_number() {
         assert_eq!([3.0, 100.0, 380.0, 401.0].map(round_up), [5.0, 100.0, 500.0, 500.0]);
+    }
+
+    #[test]
+    fn the_longest_bar_has_all_the_width() {
+        let bars = vec![("cp".into(), 1.0, false), ("ours".into(), 2.0, true)];
+        let svg = draw_bars(&[Bars { title: "a file".into(), unit: "s".into(), bars }]);
+        assert!(svg.contains("width=\"210.0\"") && svg.contains("width=\"420.0\""), "{svg}");
     }
 
     #[test]

@@ -1,0 +1,256 @@
+//! Who copies, and how: us and our peers, each with what serves it on loopback.
+//! Everything started here ends when the world goes.
+
+use super::work::{self, Before, Work};
+use crate::rsync::Daemon;
+use crate::{Serve, wait_for};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A way to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// `cp -a`, on the machine itself: what copying costs without a network.
+    Cp,
+    /// `tar` into `tar`, over a pipe.
+    Tar,
+    /// An rsync daemon.
+    Rsync,
+    /// `rclone serve http`, four files and four parts of a file at a time.
+    Rclone,
+    /// `scp -r`, from an sshd of its own.
+    Scp,
+    /// `rdma-cp` from a server that has the digests.
+    Down,
+    /// `rdma-cp` from a server that has to hash.
+    FirstDown,
+    /// `rdma-cp` to a server.
+    Up,
+    /// `rdma-sync` from a server.
+    SyncDown,
+    /// `rdma-sync` to a server.
+    SyncUp,
+}
+
+impl Peer {
+    /// What it is called in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cp => "cp -a",
+            Self::Tar => "tar over a pipe",
+            Self::Rsync => "rsync daemon",
+            Self::Rclone => "rclone",
+            Self::Scp => "scp",
+            Self::Down => "rdma-cp, digests cached",
+            Self::FirstDown => "rdma-cp, first time",
+            Self::Up => "rdma-cp, upload",
+            Self::SyncDown => "rdma-sync",
+            Self::SyncUp => "rdma-sync, upload",
+        }
+    }
+
+    /// Whether it is us.
+    pub fn is_ours(self) -> bool {
+        self.name().starts_with("rdma-")
+    }
+}
+
+/// Something that serves until it goes.
+struct Helper(Child);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // Ours, and it may be gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Everybody, ready to copy from `source` to `target`.
+pub struct World {
+    /// Where workloads are.
+    pub source: PathBuf,
+    target: PathBuf,
+    state: PathBuf,
+    cached: Serve,
+    fresh: Serve,
+    rsync: Daemon,
+    rclone: Helper,
+    sshd: Helper,
+}
+
+const RCLONE_PORT: u16 = 21_523;
+const SSH_PORT: u16 = 21_524;
+
+impl World {
+    /// Starts all servers; what they need to keep goes to `state`.
+    pub fn start(bins: &Path, source: &Path, target: &Path, state: &Path) -> Self {
+        let export = format!("src={}", source.display());
+        let landing = format!("up={}:rw", target.display());
+        let config = state.join("fresh.toml");
+        fs::write(&config, "[cache]\nenabled = false\n").expect("a configuration");
+        let fresh = ["--config", &config.display().to_string(), &export, &landing];
+        let mut rclone = Command::new("rclone");
+        rclone.args(["serve", "http", "--config", "/dev/null", "--read-only", "--addr"]);
+        rclone.arg(format!("127.0.0.1:{RCLONE_PORT}")).arg(source);
+        let world = Self {
+            cached: Serve::start(bins, &state.join("a"), 21_520, &[&export, &landing]),
+            fresh: Serve::start(bins, &state.join("b"), 21_521, &fresh),
+            rsync: Daemon::start(source.parent().expect("it has one"), state, 21_522),
+            rclone: Helper(quietly(&mut rclone)),
+            sshd: Helper(quietly(&mut sshd(state))),
+            source: source.to_owned(),
+            target: target.to_owned(),
+            state: state.to_owned(),
+        };
+        wait_for("rclone", RCLONE_PORT);
+        wait_for("sshd", SSH_PORT);
+        world
+    }
+
+    /// The process that serves it, and with it its children; none where nobody does.
+    pub fn server(&self, peer: Peer) -> Option<u32> {
+        match peer {
+            Peer::Cp | Peer::Tar => None,
+            Peer::Rsync => Some(self.rsync.pid()),
+            Peer::Rclone => Some(self.rclone.0.id()),
+            Peer::Scp => Some(self.sshd.0.id()),
+            Peer::FirstDown => Some(self.fresh.pid()),
+            _ => Some(self.cached.pid()),
+        }
+    }
+
+    fn place(&self, work: &Work) -> PathBuf {
+        self.target.join(work.name)
+    }
+
+    /// Makes the target what it has to be before the clock starts.
+    pub fn prepare(&self, work: &Work, peer: Peer, round: usize) {
+        let _ = fs::remove_dir_all(self.place(work));
+        if work.before == Before::Nothing {
+            // Who hashes once has done so by now, as with every copy but the first.
+            if peer == Peer::Down && round == 0 {
+                fs::create_dir(self.place(work)).expect("a folder");
+                crate::run(&mut self.command(work, peer));
+                fs::remove_dir_all(self.place(work)).expect("it can be removed");
+            }
+            fs::create_dir(self.place(work)).expect("a folder");
+            return;
+        }
+        fs::create_dir(self.place(work)).expect("a folder");
+        crate::run(&mut self.command(work, peer));
+        if work.before == Before::OneInHundred {
+            // Of no other round and of nobody else: what is there already would not be sent.
+            let seed = (round as u64) << 8 | peer as u64;
+            work::change(&self.source.join(work.name).join("file"), seed);
+            crate::let_settle();
+        }
+    }
+
+    /// The command that copies the workload.
+    pub fn command(&self, work: &Work, peer: Peer) -> Command {
+        let source = self.source.join(work.name).display().to_string();
+        let target = self.place(work).display().to_string();
+        let holes = work.name == "holes";
+        let ours = |serve: &Serve, path: &str| {
+            format!("rdma://127.0.0.1:{}/{path}/{}", serve.port, work.name)
+        };
+        match peer {
+            Peer::Cp => with("cp", &["-a", &format!("{source}/."), &target]),
+            Peer::Tar => {
+                let sparse = if holes { "-S" } else { "" };
+                let pipe = format!("tar -C {source} {sparse} -cf - . | tar -C {target} -xf -");
+                with("sh", &["-c", &pipe])
+            }
+            Peer::Rsync => {
+                let from = format!("rsync://127.0.0.1:{}/m/source/{}/", self.rsync.port, work.name);
+                with("rsync", &[if holes { "-aS" } else { "-a" }, &from, &target])
+            }
+            Peer::Rclone => {
+                let url = format!("http://127.0.0.1:{RCLONE_PORT}/{}/", work.name);
+                let mut command = with("rclone", &["copy", "--config", "/dev/null", "-q"]);
+                command.args(["--transfers", "4", "--multi-thread-streams", "4"]);
+                command.args(["--http-url", &url, ":http:", &target]);
+                command
+            }
+            Peer::Scp => {
+                let key = self.state.join("key").display().to_string();
+                let port = SSH_PORT.to_string();
+                let mut command = with("scp", &["-r", "-p", "-q", "-P", &port, "-i", &key]);
+                command.args([
+                    "-o",
+                    "StrictHostKeyChecking=no",
+                    "-o",
+                    "UserKnownHostsFile=/dev/null",
+                ]);
+                command.args([&format!("127.0.0.1:{source}/."), &target]);
+                command
+            }
+            Peer::Down | Peer::FirstDown => {
+                let serve = if peer == Peer::Down { &self.cached } else { &self.fresh };
+                serve.cp(&["-q", "-r", "-p", &format!("{}/.", ours(serve, "src")), &target])
+            }
+            Peer::Up => {
+                let to = ours(&self.cached, "up");
+                self.cached.cp(&["-q", "-r", "-p", &format!("{source}/."), &to])
+            }
+            Peer::SyncDown => self.cached.sync(&["-q", &ours(&self.cached, "src"), &target]),
+            Peer::SyncUp => self.cached.sync(&["-q", &source, &ours(&self.cached, "up")]),
+        }
+    }
+
+    /// Stops the run where a copy is not what its source is.
+    pub fn check(&self, work: &Work, peer: Peer) {
+        let (source, target) = (self.source.join(work.name), self.place(work));
+        if work.name == "holes" {
+            // Reading all of its zeros would take longer than everything else.
+            let size = |folder: &Path| fs::metadata(folder.join("file")).map(|file| file.len());
+            assert_eq!(size(&source).ok(), size(&target).ok(), "{peer:?}");
+            return;
+        }
+        let differs = Command::new("diff").arg("-rq").args([&source, &target]).output();
+        let differs = differs.expect("diff is there").stdout;
+        assert!(differs.is_empty(), "{peer:?}: {}", String::from_utf8_lossy(&differs));
+    }
+
+    /// Removes the copy.
+    pub fn clear(&self, work: &Work, peer: Peer) {
+        let removed = fs::remove_dir_all(self.place(work));
+        removed.unwrap_or_else(|error| panic!("the copy of {peer:?} cannot be removed: {error}"));
+    }
+}
+
+fn with(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
+fn quietly(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"))
+}
+
+/// An sshd of its own: its key, and one who may come in.
+fn sshd(state: &Path) -> Command {
+    for name in ["host", "key"] {
+        let key = state.join(name);
+        let mut made = with("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f"]);
+        let made = made.arg(&key).status().expect("ssh is installed");
+        assert!(made.success(), "no key could be made");
+    }
+    let config = state.join("sshd.conf");
+    let at = state.display();
+    let lines = format!(
+        "ListenAddress 127.0.0.1:{SSH_PORT}\nHostKey {at}/host\nPidFile none\nUsePAM no\n\
+         AuthorizedKeysFile {at}/key.pub\nStrictModes no\nPermitRootLogin yes\n\
+         Subsystem sftp internal-sftp\n"
+    );
+    fs::write(&config, lines).expect("a configuration");
+    // The server insists on it, and on being started by its whole path.
+    let _ = fs::create_dir_all("/run/sshd");
+    let mut command = Command::new("/usr/sbin/sshd");
+    command.args(["-D", "-e", "-f"]).arg(config);
+    command
+}
