@@ -2,6 +2,7 @@
 //! that verified ranges go to. Each is a file or a pipe, and whoever moves data
 //! need not know which.
 
+use crate::part::PartBuffer;
 use crate::pipe::{Inlet, Outlet};
 use crate::sink::Sink;
 use std::os::unix::fs::FileExt;
@@ -88,6 +89,8 @@ impl Origin {
 pub(crate) enum Goal {
     File(Arc<Sink>),
     Pipe(Arc<Outlet>),
+    /// Of a file that is read here and there.
+    Part(Arc<PartBuffer>),
 }
 
 impl Goal {
@@ -95,7 +98,7 @@ impl Goal {
     pub fn opened(&self, info: FileInfo) -> Result<(), Fault> {
         match self {
             Self::File(sink) => sink.opened(info),
-            Self::Pipe(_) => Ok(()),
+            Self::Pipe(_) | Self::Part(_) => Ok(()),
         }
     }
 
@@ -107,6 +110,7 @@ impl Goal {
                 outlet.put_zeros(extent);
                 Ok(hash_zeros(size, extent))
             }
+            Self::Part(part) => Ok(part.put_zeros(extent, size)),
         }
     }
 
@@ -115,6 +119,7 @@ impl Goal {
         match self {
             Self::File(sink) => sink.forget(),
             Self::Pipe(outlet) => outlet.close(),
+            Self::Part(_) => {}
         }
     }
 
@@ -123,6 +128,7 @@ impl Goal {
         match self {
             Self::File(sink) => drop(sink.leave()),
             Self::Pipe(outlet) => outlet.close(),
+            Self::Part(_) => {}
         }
     }
 
@@ -130,7 +136,7 @@ impl Goal {
     pub fn shown(&self) -> String {
         match self {
             Self::File(sink) => sink.shown(),
-            Self::Pipe(_) => "-".into(),
+            Self::Pipe(_) | Self::Part(_) => "-".into(),
         }
     }
 

@@ -259,7 +259,7 @@ impl ClientWorker {
                 Ok(target) => Some(target),
                 Err(fault) => return PieceOutcome::Failed(fault),
             },
-            Goal::Pipe(_) => None,
+            Goal::Pipe(_) | Goal::Part(_) => None,
         };
         let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
         let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
@@ -277,8 +277,10 @@ impl ClientWorker {
         }
         self.stats.moved(piece.extent.len);
         // A pipe takes a piece when all of it is verified: nothing can be taken back.
-        if let Goal::Pipe(outlet) = &landing.goal {
-            outlet.put(piece.extent.offset, bytes);
+        match &landing.goal {
+            Goal::Pipe(outlet) => outlet.put(piece.extent.offset, bytes),
+            Goal::Part(part) => part.put(piece.extent.offset, bytes, &piece.digests),
+            Goal::File(_) => {}
         }
         let noted = target.map_or(Ok(()), |target| target.verified(piece.extent, &piece.digests));
         noted.map_or_else(PieceOutcome::Failed, |()| PieceOutcome::Verified)

@@ -116,6 +116,7 @@ impl Core {
             ClientEffect::Restart { .. } => {}
             ClientEffect::Finished { file, root, .. } => {
                 let source = self.compares.files[&file].source.clone();
+                let root = root.expect("whole files have one");
                 self.uploads.check_later(file, root, source);
             }
             ClientEffect::Failed { file, fault } => {

@@ -11,6 +11,7 @@ use super::endings::Mark;
 use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::mirror::{Gathered, Mirroring, Owners};
+use super::serving::Serving;
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
@@ -61,6 +62,8 @@ pub(super) struct Core {
     pub trees: Trees,
     /// The tree that is made equal to another, if that is the work.
     pub mirror: Option<Box<Mirroring>>,
+    /// Questions, where answering them is the work.
+    pub serving: Option<Box<Serving>>,
     /// Whom owners at the source are at the target.
     pub owners: Owners,
     pub gathered: Gathered,
@@ -122,6 +125,7 @@ impl Core {
     pub(super) fn is_overdue(&self) -> bool {
         let waits = self.asking || self.trees.awaits() || self.choices.awaits();
         let waits = waits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
+        let waits = waits || self.serving.as_ref().is_some_and(|serving| serving.awaits());
         waits && self.quiet_since.elapsed() > self.options.timeout
     }
 
@@ -143,7 +147,8 @@ impl Core {
     }
 
     pub(super) fn is_done(&mut self) -> bool {
-        self.downloads.is_idle()
+        self.serving.is_none()
+            && self.downloads.is_idle()
             && self.uploads.is_idle()
             && self.compares.is_idle()
             && self.trees.is_idle()
@@ -171,6 +176,7 @@ impl Core {
 
     /// Starts what there is room for, and does what the machines ask.
     pub(super) fn advance(&mut self) {
+        self.pump_serving();
         self.pump_mirror();
         self.pump_trees();
         self.pump_choices();
@@ -212,14 +218,11 @@ impl Core {
         match message {
             ServerMessage::Attached { link, answer } => self.attached(link, answer),
             ServerMessage::Fenced { link } => self.fenced(link),
-            ServerMessage::Stated { request, answers } => {
-                if let Some(answers) = self.looked(request, answers) {
-                    self.stated.insert(request, answers);
-                }
-            }
-            ServerMessage::Page { request, entries, faults, done } => {
-                self.remote_page(request, entries, faults, done);
-            }
+            ServerMessage::Stated { request, answers } => self.stated(request, answers),
+            ServerMessage::Page { request, entries, faults, done } => match self.serving {
+                Some(_) => self.list_page(request, entries, faults, done),
+                None => self.remote_page(request, entries, faults, done),
+            },
             ServerMessage::Made { request, answers } => self.made(request, answers),
             ServerMessage::Read(reply) => self.read.reply(reply, now),
             ServerMessage::Write(reply) => {

@@ -134,6 +134,9 @@ impl Core {
     }
 
     pub(super) fn read_effect(&mut self, effect: ClientEffect) {
+        if self.serving.is_some() {
+            return self.part_effect(effect);
+        }
         if self.rules.task == Task::Verify {
             return self.compare_effect(effect);
         }
@@ -161,6 +164,7 @@ impl Core {
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
             ClientEffect::Restart { file } => self.downloads.files[&file].goal.forget(),
             ClientEffect::Finished { file: id, root, meta } => {
+                let root = root.expect("whole files have one");
                 let meta = self.owners.translated(meta);
                 let File { goal, size, .. } = &self.downloads.files[&id];
                 match (goal.clone(), *size) {
@@ -168,6 +172,8 @@ impl Core {
                         self.downloads.whole.push(Whole { id, root, sink, meta });
                     }
                     (Goal::Pipe(outlet), size) => self.pipe_whole(id, root, &outlet, size),
+                    // Parts are not downloads.
+                    (Goal::Part(_), _) => {}
                 }
             }
             ClientEffect::Failed { file, fault } => self.download_failed(file, fault),

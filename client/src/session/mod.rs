@@ -25,6 +25,7 @@ mod mirror;
 mod pipes;
 mod queue;
 mod rails;
+mod serving;
 mod trees;
 mod up;
 mod walking;
@@ -64,6 +65,7 @@ pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
 pub use mirror::{Aside, Mirror, Way};
+pub(crate) use serving::Ask;
 pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
 pub use walking::LocalTree;
@@ -245,8 +247,7 @@ impl Session {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let chunk_bytes = options.connect.chunk_bytes;
-        let timeout = options.timeout;
-        let slots_per_link = READS_PER_LINK;
+        let (timeout, slots_per_link) = (options.timeout, READS_PER_LINK);
         let core = Core {
             ledger: Ledger::new(&peer),
             peer,
@@ -271,6 +272,7 @@ impl Session {
             uploads: Uploads::default(),
             trees: Trees::default(),
             mirror: None,
+            serving: None,
             owners: Default::default(),
             gathered: Default::default(),
             begun: HashMap::new(),

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent};
@@ -19,6 +20,9 @@ pub(crate) const BOOT_BYTES: usize = 36;
 
 /// The most grains one record may name.
 const RECORD_GRAINS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;
+
+/// The longest record.
+const RECORD_BYTES_MAX: usize = 20 + 32 * RECORD_GRAINS_MAX + CHECK_BYTES;
 
 /// Which version of a source a journal is about, and when it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,16 +96,32 @@ pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result
 /// is kept: the journal of a large file is long. `None` when it is no journal. Returns the head,
 /// and how long the good part is.
 pub fn read(file: &File, mut each: impl FnMut(&Head, Extent, Vec<Digest>)) -> Option<(Head, u64)> {
+    read_placed(file, |head, extent, digests, _| each(head, extent, digests))
+}
+
+/// The same, with where each record begins, for whoever reads it again with `record_at`.
+pub fn read_placed(
+    file: &File,
+    mut each: impl FnMut(&Head, Extent, Vec<Digest>, u64),
+) -> Option<(Head, u64)> {
     let mut input = io::BufReader::new(file);
     let mut head = [0; HEAD_BYTES];
     input.read_exact(&mut head).ok()?;
     let head = Head::decode(&head)?;
     let mut good = HEAD_BYTES as u64;
     while let Some((extent, digests, bytes)) = read_record(&mut input, head.size) {
+        each(&head, extent, digests, good);
         good += bytes;
-        each(&head, extent, digests);
     }
     Some((head, good))
+}
+
+/// Reads one record again, of a file of `size` bytes.
+pub fn record_at(file: &File, position: u64, size: u64) -> Option<(Extent, Vec<Digest>)> {
+    let mut bytes = vec![0; RECORD_BYTES_MAX];
+    let read = file.read_at(&mut bytes, position).ok()?;
+    let (extent, digests, _) = read_record(&mut &bytes[..read], size)?;
+    Some((extent, digests))
 }
 
 /// The next record, if it is whole, undamaged and about whole grains of the file.
@@ -153,7 +173,6 @@ pub fn boot_id() -> [u8; BOOT_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::FileExt;
 
     const SIZE: u64 = 3 * GRAIN_BYTES + 5;
 
@@ -189,6 +208,19 @@ mod tests {
         assert_eq!((head.size, head.mtime_ns, head.version), (SIZE, 7, Some(9)));
         assert!(head.is_of_this_boot());
         assert_eq!(read, records);
+    }
+
+    #[test]
+    fn a_record_is_read_again_where_it_was_and_nowhere_else() {
+        let (file, records) = sample();
+        load(&file).expect("a journal");
+        let mut start = &file;
+        std::io::Seek::rewind(&mut start).expect("rewinds");
+        let mut places = Vec::new();
+        read_placed(&file, |_, _, _, at| places.push(at)).expect("a journal");
+        let again: Vec<_> = places.iter().filter_map(|at| record_at(&file, *at, SIZE)).collect();
+        assert_eq!(again, records);
+        assert_eq!(record_at(&file, places[1] + 1, SIZE), None);
     }
 
     #[test]

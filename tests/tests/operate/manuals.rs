@@ -4,7 +4,8 @@
 use std::process::Command;
 use verbatim_tests::process::binary;
 
-const COMMANDS: [&str; 5] = ["rdma-serve", "rdma-token", "rdma-cp", "rdma-sync", "rdma-doctor"];
+const COMMANDS: [&str; 6] =
+    ["rdma-serve", "rdma-token", "rdma-cp", "rdma-sync", "rdma-mount", "rdma-doctor"];
 
 fn said(command: &str, arguments: &[&str]) -> String {
     let output = Command::new(binary(command)).args(arguments).output().expect("it starts");

@@ -190,6 +190,15 @@ fn a_checkpoint_gets_to_many_nodes_as_the_guide_says() {
 }
 
 #[test]
+fn a_dataset_is_mounted_as_the_guide_says() {
+    let name = "a_dataset_is_mounted_as_the_guide_says";
+    if fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
+        return skip(name, "/dev/fuse cannot be used");
+    }
+    run(name, "docs/mount.md", 5, "test -z \"$(ls /mnt/imagenet)\"");
+}
+
+#[test]
 fn what_took_the_place_of_rsync_leaves_nothing_to_rsync() {
     let name = "what_took_the_place_of_rsync_leaves_nothing_to_rsync";
     if Command::new("rsync").arg("--version").output().is_err() {

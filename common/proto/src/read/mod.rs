@@ -24,6 +24,6 @@ mod types;
 pub(crate) use chunk::check_piece;
 
 pub use chunk::Chunk;
-pub use client::ReadClient;
+pub use client::{Part, ReadClient};
 pub use server::{Opened, Prepare, Prepared, ReadServer, ServerEffect};
 pub use types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome, Zero};

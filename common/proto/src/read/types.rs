@@ -65,8 +65,8 @@ pub enum ClientEffect {
     Finished {
         /// The file.
         file: FileId,
-        /// Its digest.
-        root: Digest,
+        /// Its digest; none of a file of which only a part was wanted.
+        root: Option<Digest>,
         /// Its metadata, if that was asked for.
         meta: Kept,
     },

@@ -461,7 +461,7 @@ impl World {
             Effect::Restart { file } => self.model(file).landed.clear(),
             Effect::Finished { file, root, meta } => {
                 assert_eq!(meta, kept(file), "finished with the metadata of another");
-                self.finish(file, root);
+                self.finish(file, root.expect("every grain was verified"));
             }
             Effect::Failed { file, fault } => self.fail(file, &fault),
             Effect::Broken(fault) => panic!("read client broke: {fault}"),

@@ -1,0 +1,155 @@
+//! The flags of `rdma-mount`, and what they ask for. Nobody behind this file reads a
+//! flag that has to be understood first.
+
+use crate::shared::connection::ConnectionFlags;
+use crate::shared::ending::FlagError;
+use crate::shared::voice::VoiceFlags;
+use clap::Parser;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use verbatim_client::location::{Location, Remote};
+use verbatim_client::mount::MountOptions;
+use verbatim_client::size::parse_bytes;
+
+/// What is kept on local disk unless something else is said.
+const CACHE_BYTES: &str = "16G";
+
+/// The least that is of use: what a few readers have under way.
+const CACHE_BYTES_MIN: u64 = 64 << 20;
+
+/// Show a tree of a server as a folder of this machine.
+///
+/// All of it is there at once. What is read and not here yet is fetched, verified, and
+/// kept on local disk; what is here is read at the speed of that disk. Read-only.
+///
+/// A reader keeps the version of a file that it opened, or gets ESTALE; a file that
+/// changed is new when it is opened the next time. While the server is away, what is
+/// here is served on, and what is not is an error after --timeout.
+///
+/// Goes into the background when the mount stands, and ends with umount MOUNTPOINT.
+///
+/// Exit codes: 0 done, 1 cannot mount, 2 bad usage, 3 cannot connect or not let in.
+#[derive(Parser)]
+#[command(name = "rdma-mount", version, max_term_width = 100)]
+pub struct Flags {
+    /// What to mount: HOST:/EXPORT[/PATH], or HOST:/ for all exports.
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
+
+    /// The empty folder where it appears.
+    #[arg(value_name = "MOUNTPOINT")]
+    mountpoint: PathBuf,
+
+    /// Keep what was fetched in DIR.
+    ///
+    /// Without it: a folder for each server and path in $XDG_CACHE_HOME/verbatim/mount,
+    /// or below /var/cache for root. It lasts: the next mount finds what is there. One
+    /// mount has it at a time. Everything in it is verified again before it is used.
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+
+    /// Keep at most SIZE there; the least recently used goes first [default: 16G].
+    #[arg(long, value_name = "SIZE", value_parser = cache_size, default_value = CACHE_BYTES,
+          hide_default_value = true)]
+    cache_size: u64,
+
+    /// Let other users of this machine in.
+    ///
+    /// Files belong to whoever mounts, with the permission bits of their source, and
+    /// the kernel checks them. An ordinary user needs user_allow_other in
+    /// /etc/fuse.conf.
+    #[arg(long)]
+    allow_other: bool,
+
+    /// Have all reads go through this process.
+    ///
+    /// Without it the kernel reads files that are all here straight from the cache,
+    /// where it can and this process may (it needs to be root).
+    #[arg(long)]
+    no_passthrough: bool,
+
+    /// Stay in the foreground, and end with a signal or with umount.
+    #[arg(short, long)]
+    pub foreground: bool,
+
+    /// Write the log of the background process to FILE.
+    ///
+    /// Without it there is none, but under systemd the journal has it.
+    #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
+    pub log_file: Option<PathBuf>,
+
+    /// Says that this is the background process.
+    #[arg(long, hide = true)]
+    pub background: bool,
+
+    #[command(flatten)]
+    pub voice: VoiceFlags,
+
+    #[command(flatten)]
+    pub connection: ConnectionFlags,
+}
+
+impl Flags {
+    /// What is mounted where, and how.
+    pub fn options(&self) -> Result<MountOptions, FlagError> {
+        let hint = || Some("rdma-mount HOST:/EXPORT MOUNTPOINT".to_owned());
+        let location = Location::parse(&self.source);
+        let location = location.map_err(|error| FlagError::usage(error.to_string(), hint()))?;
+        let Location::Remote(remote) = location else {
+            let text = format!("{} is not on a server", self.source.to_string_lossy());
+            return Err(FlagError::usage(text, hint()));
+        };
+        let mountpoint = std::path::absolute(&self.mountpoint)
+            .map_err(|error| FlagError::usage(format!("MOUNTPOINT: {error}"), None))?;
+        Ok(MountOptions {
+            cache: self.cache.clone().unwrap_or_else(|| cache_of(&remote)),
+            remote,
+            mountpoint,
+            cache_bytes: self.cache_size,
+            allow_other: self.allow_other,
+            passthrough: !self.no_passthrough,
+        })
+    }
+}
+
+/// Where what comes from there is kept.
+fn cache_of(remote: &Remote) -> PathBuf {
+    let set = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty());
+    let base =
+        set.map(PathBuf::from).unwrap_or_else(|| match rustix::process::geteuid().is_root() {
+            true => PathBuf::from("/var/cache"),
+            false => {
+                let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+                home.join(".cache")
+            }
+        });
+    let name = format!("{}/{}", remote.peer(), remote.path).replace(['/', ':'], "_");
+    base.join("verbatim/mount").join(name)
+}
+
+fn cache_size(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes if bytes >= CACHE_BYTES_MIN => Ok(bytes),
+        _ => Err("it must be at least 64M".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(arguments: &[&str]) -> Result<Flags, clap::Error> {
+        Flags::try_parse_from([&["rdma-mount"], arguments].concat())
+    }
+
+    #[test]
+    fn a_source_must_be_on_a_server_and_a_cache_large_enough() {
+        let options = |source: &str| flags(&[source, "/mnt"]).expect("flags").options();
+        let found = options("node7:/data/a").ok().expect("is one");
+        assert_eq!((found.remote.port, found.cache_bytes), (20490, 16 << 30));
+        assert_eq!(found.remote.path.to_string(), "data/a");
+        assert!(options("./data").is_err() && options("-").is_err());
+        assert!(flags(&["h:/a", "/mnt", "--cache-size", "1M"]).is_err());
+        assert!(flags(&["h:/a"]).is_err());
+    }
+}

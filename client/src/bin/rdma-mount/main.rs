@@ -1,0 +1,92 @@
+//! `rdma-mount`: flags become options once, the library mounts and serves. In the
+//! background it is this command again: the one that was called waits until the mount
+//! stands, or says why it does not.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+#![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
+
+mod background;
+mod flags;
+#[path = "../shared/mod.rs"]
+#[allow(dead_code)] // what only copies say
+mod shared;
+
+use flags::Flags;
+use shared::ask;
+use shared::ending::{Exit, complain, interrupted};
+use std::process::ExitCode;
+use verbatim_client::copy::CopyError;
+use verbatim_client::mount::{Mount, MountError, MountOptions};
+
+fn main() -> ExitCode {
+    let flags = verbatim_usage::parse::<Flags>();
+    let json = flags.voice.json;
+    let options = match flags.options() {
+        Ok(options) => options,
+        Err(error) => return error.told(json),
+    };
+    if !flags.foreground && !flags.background {
+        return match background::start() {
+            Ok(exit) => exit,
+            Err(error) => complain(
+                &format!("cannot start in the background: {error}"),
+                None,
+                Exit::Failed,
+                json,
+            ),
+        };
+    }
+    flags.voice.start_logs();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return complain(&format!("cannot start: {error}"), None, Exit::Failed, json);
+        }
+    };
+    let exit = runtime.block_on(run(&flags, options));
+    // Whoever still waits for the server is told by the kernel that the mount is gone.
+    runtime.shutdown_background();
+    exit
+}
+
+async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
+    let json = flags.voice.json;
+    let session = match flags.connection.session(&options.remote, None, true) {
+        Ok(session) => session,
+        Err(error) => return error.told(json),
+    };
+    let config_dir = session.connect.config_dir.clone();
+    let started = ask::introduced(&config_dir, async || {
+        match Mount::start(options.clone(), session.clone()).await {
+            Err(MountError::Client(error)) => Err(CopyError::Client(error)),
+            other => Ok(other),
+        }
+    });
+    let mount = match started.await {
+        Ok(Ok(mount)) => mount,
+        Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
+        Err(error) => return complain(&error, error.hint(), Exit::Connect, json),
+    };
+    let stop = interrupted();
+    if flags.background {
+        if let Err(error) = background::stands(flags.log_file.as_deref()) {
+            return complain(
+                &format!("cannot go into the background: {error}"),
+                None,
+                Exit::Failed,
+                json,
+            );
+        }
+    } else if json {
+        let at = options.mountpoint.display().to_string();
+        println!("{}", serde_json::json!({ "event": "mounted", "mountpoint": at }));
+    } else if !flags.voice.quiet {
+        println!("mounted on {}", options.mountpoint.display());
+    }
+    match mount.stay(stop).await {
+        Ok(()) => Exit::Done.into(),
+        Err(error) => complain(&error, Some(error.hint()), Exit::Failed, json),
+    }
+}

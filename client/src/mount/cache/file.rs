@@ -1,0 +1,295 @@
+//! One version of one file in the cache: a sparse file of blocks, and a journal of
+//! those that were verified, in the form a resumed copy has. What an earlier run noted
+//! is a claim: a block is hashed again before it is used the first time. A block that
+//! is given to a reader was verified by this run, when it arrived or when it was found.
+
+use super::super::flights::Flights;
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Seek};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use verbatim_files::hash::hash_extent;
+use verbatim_files::journal::{self, Head};
+use verbatim_proto::message::FileInfo;
+use verbatim_proto::{Digest, Extent};
+
+/// The unit of the cache.
+pub const BLOCK_BYTES: u64 = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Block {
+    Absent,
+    /// Noted by an earlier run, and not looked at yet.
+    Claimed,
+    Present,
+}
+
+struct State {
+    blocks: Vec<Block>,
+    /// Where in the journal the digests of claimed blocks are.
+    claims: HashMap<u32, u64>,
+    /// Blocks in the order in which they came.
+    order: VecDeque<u32>,
+    not_present: usize,
+}
+
+/// A version of a file.
+pub struct CacheFile {
+    /// How long it is.
+    pub size: u64,
+    /// When its content changed at the source.
+    pub mtime_ns: i64,
+    /// The version it is.
+    pub version: u64,
+    /// Blocks that are on their way.
+    pub flights: Flights,
+    pub(super) key: super::Key,
+    pub(super) data: File,
+    journal: Mutex<File>,
+    state: Mutex<State>,
+    /// Held while a block is read, and alone while one is punched.
+    reading: RwLock<()>,
+    /// The kernel reads it past this process: nothing of it may go.
+    backings: AtomicU32,
+    /// Another version has taken its place in the cache.
+    pub(super) replaced: AtomicBool,
+}
+
+impl CacheFile {
+    /// A version of which nothing is there yet, in two empty files.
+    pub fn begin(
+        key: super::Key,
+        info: &FileInfo,
+        version: u64,
+        data: File,
+        mut journal: File,
+    ) -> io::Result<Self> {
+        data.set_len(info.size)?;
+        journal::begin(&mut journal, &Head::now(info))?;
+        let blocks = vec![Block::Absent; block_count(info.size)];
+        let not_present = blocks.len();
+        let (claims, order) = (HashMap::new(), VecDeque::new());
+        let state = State { blocks, claims, order, not_present };
+        Ok(Self::of(key, (info.size, info.mtime_ns, version), data, journal, state))
+    }
+
+    /// What an earlier run left; `None` when it is of no use.
+    pub fn load(key: super::Key, data: File, mut journal: File) -> Option<Self> {
+        let mut found = Vec::new();
+        let (head, good) = journal::read_placed(&journal, |_, extent, _, at| {
+            if extent.offset % BLOCK_BYTES == 0 {
+                found.push((extent, at));
+            }
+        })?;
+        let version = head.version?;
+        // Go on behind the last good record; what is cut there would hide all that follows.
+        journal.set_len(good).ok()?;
+        journal.seek(io::SeekFrom::End(0)).ok()?;
+        let blocks = vec![Block::Absent; block_count(head.size)];
+        let not_present = blocks.len();
+        let (claims, order) = (HashMap::new(), VecDeque::new());
+        let mut state = State { blocks, claims, order, not_present };
+        for (extent, at) in found {
+            let block = (extent.offset / BLOCK_BYTES) as u32;
+            if extent == block_extent(block, head.size) {
+                state.blocks[block as usize] = Block::Claimed;
+                // A later record is of bytes that were written later.
+                if state.claims.insert(block, at).is_none() {
+                    state.order.push_back(block);
+                }
+            }
+        }
+        Some(Self::of(key, (head.size, head.mtime_ns, version), data, journal, state))
+    }
+
+    fn of(
+        key: super::Key,
+        (size, mtime_ns, version): (u64, i64, u64),
+        data: File,
+        journal: File,
+        state: State,
+    ) -> Self {
+        Self {
+            size,
+            mtime_ns,
+            version,
+            flights: Flights::default(),
+            key,
+            data,
+            journal: Mutex::new(journal),
+            state: Mutex::new(state),
+            reading: RwLock::default(),
+            backings: AtomicU32::new(0),
+            replaced: AtomicBool::new(false),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks that a range of bytes is in.
+    pub fn blocks_of(&self, offset: u64, len: u64) -> RangeInclusive<u32> {
+        let last = (offset + len.max(1) - 1) / BLOCK_BYTES;
+        (offset / BLOCK_BYTES) as u32..=last as u32
+    }
+
+    /// Which of these blocks must be fetched. Claimed ones are hashed now: this takes a while.
+    pub fn absent(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
+        blocks.filter(|&block| !self.check(block)).collect()
+    }
+
+    /// Whether a block is there and verified; looks at it if that was only claimed.
+    fn check(&self, block: u32) -> bool {
+        let at = {
+            let state = self.state();
+            match state.blocks.get(block as usize) {
+                Some(Block::Present) => return true,
+                Some(Block::Claimed) => state.claims.get(&block).copied(),
+                _ => return false,
+            }
+        };
+        let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
+        let there = at.is_some_and(|at| self.is_as_noted(block, at));
+        let mut state = self.state();
+        // Another reader may have looked at it meanwhile.
+        if state.blocks[block as usize] == Block::Claimed {
+            state.claims.remove(&block);
+            if there {
+                state.blocks[block as usize] = Block::Present;
+                state.not_present -= 1;
+            } else {
+                state.blocks[block as usize] = Block::Absent;
+                state.order.retain(|it| *it != block);
+            }
+        }
+        state.blocks[block as usize] == Block::Present
+    }
+
+    fn is_as_noted(&self, block: u32, at: u64) -> bool {
+        let extent = block_extent(block, self.size);
+        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = journal::record_at(&journal, at, self.size);
+        drop(journal);
+        let Some((noted, digests)) = noted else { return false };
+        let now = || hash_extent(&self.data, self.size, extent).ok();
+        noted == extent && now().is_some_and(|now| now == digests)
+    }
+
+    /// Reads a range if all of it is there and verified; `None` otherwise.
+    pub fn read(&self, offset: u64, len: usize) -> Option<io::Result<Vec<u8>>> {
+        let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
+        let blocks = self.blocks_of(offset, len as u64);
+        let is_present = |state: &State| {
+            blocks.clone().all(|it| state.blocks.get(it as usize) == Some(&Block::Present))
+        };
+        if !is_present(&self.state()) {
+            return None;
+        }
+        let mut bytes = vec![0; len];
+        Some(self.data.read_exact_at(&mut bytes, offset).map(|()| bytes))
+    }
+
+    /// Keeps a verified block. One that cannot be kept is fetched again when it is wanted.
+    pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<()> {
+        let extent = block_extent(block, self.size);
+        assert_eq!(extent.len, bytes.len() as u64, "a block is kept whole");
+        // Whoever punches must be through with it.
+        let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
+        if self.state().blocks[block as usize] == Block::Present {
+            return Ok(());
+        }
+        self.data.write_all_at(bytes, extent.offset)?;
+        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal::append(&journal, extent, digests)?;
+        drop(journal);
+        self.state().came(block);
+        Ok(())
+    }
+
+    /// Whether all of it is there; looks at what is only claimed.
+    pub fn is_whole(&self) -> bool {
+        let absent = |state: &State| state.blocks.contains(&Block::Absent);
+        if absent(&self.state()) {
+            return false;
+        }
+        let last = block_count(self.size) as u32;
+        (0..last).all(|block| self.check(block)) && self.state().not_present == 0
+    }
+
+    /// The file that holds it.
+    pub fn data(&self) -> &File {
+        &self.data
+    }
+
+    /// Has all of it stay from now on, for the kernel to read past this process; false when not
+    /// all of it is there. Ends with `unback`.
+    pub fn back(&self) -> bool {
+        let reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
+        // Counted while nobody punches, and looked at afterwards: what is there then stays.
+        self.backings.fetch_add(1, Ordering::AcqRel);
+        drop(reading);
+        let whole = self.is_whole();
+        if !whole {
+            self.unback();
+        }
+        whole
+    }
+
+    /// The kernel is done with it.
+    pub fn unback(&self) {
+        self.backings.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Gives back the space of the block that came first; returns how much, none when there is
+    /// none that may go.
+    pub fn punch(&self) -> u64 {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let _alone = self.reading.write().unwrap_or_else(PoisonError::into_inner);
+        if self.backings.load(Ordering::Acquire) > 0 {
+            return 0;
+        }
+        let block = {
+            let mut state = self.state();
+            let Some(block) = state.order.pop_front() else { return 0 };
+            state.claims.remove(&block);
+            let was = std::mem::replace(&mut state.blocks[block as usize], Block::Absent);
+            state.not_present += usize::from(was == Block::Present);
+            block
+        };
+        let extent = block_extent(block, self.size);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(&self.data, hole, extent.offset, extent.len) {
+            Ok(()) => extent.len,
+            Err(_) => 0,
+        }
+    }
+}
+
+impl State {
+    fn came(&mut self, block: u32) {
+        let was = std::mem::replace(&mut self.blocks[block as usize], Block::Present);
+        if was == Block::Present {
+            return;
+        }
+        self.not_present -= 1;
+        // One that was claimed has its place.
+        if self.claims.remove(&block).is_none() {
+            self.order.push_back(block);
+        }
+    }
+}
+
+/// How many blocks a file has.
+fn block_count(size: u64) -> usize {
+    size.div_ceil(BLOCK_BYTES) as usize
+}
+
+/// Where a block is.
+pub fn block_extent(block: u32, size: u64) -> Extent {
+    let offset = u64::from(block) * BLOCK_BYTES;
+    Extent::new(offset, BLOCK_BYTES.min(size - offset))
+}

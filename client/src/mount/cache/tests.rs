@@ -1,0 +1,143 @@
+//! The cache by itself: what it keeps, what it finds again, and what it never gives
+//! out. No network and no mount.
+
+use super::*;
+use std::os::unix::fs::FileExt;
+
+const SIZE: u64 = 3 * BLOCK_BYTES + 77;
+
+fn info(size: u64) -> FileInfo {
+    FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size, version: Some(9) }
+}
+
+fn content(block: u32, size: u64) -> Vec<u8> {
+    let len = block_extent(block, size).len;
+    (0..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).wrapping_add(block) as u8).collect()
+}
+
+fn keep(cache: &Cache, file: &CacheFile, block: u32) -> io::Result<()> {
+    let bytes = content(block, file.size);
+    let extent = block_extent(block, file.size);
+    let digests = Digest::of_grains(extent.offset, file.size, &bytes);
+    cache.store(file, block, &bytes, &digests)
+}
+
+fn whole(cache: &Cache, key: u8, size: u64) -> Arc<CacheFile> {
+    let file = cache.create(&[key; 16], &info(size), 9).expect("creates");
+    (0..size.div_ceil(BLOCK_BYTES) as u32).for_each(|it| keep(cache, &file, it).expect("keeps"));
+    file
+}
+
+#[test]
+fn what_is_kept_is_found_again_and_looked_at_before_it_is_read() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.create(&[1; 16], &info(SIZE), 9).expect("creates");
+    keep(&cache, &file, 1).expect("keeps");
+    keep(&cache, &file, 3).expect("keeps");
+    assert!(file.read(BLOCK_BYTES - 1, 2).is_none(), "half of it is not there");
+    assert_eq!(file.read(3 * BLOCK_BYTES, 77).expect("there").expect("reads"), content(3, SIZE));
+    drop((file, cache));
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert_eq!((file.version, file.size, file.mtime_ns), (9, SIZE, 5));
+    assert!(file.read(BLOCK_BYTES, 1).is_none(), "it is only claimed");
+    assert_eq!(file.absent(0..=3), [0, 2]);
+    let bytes = file.read(BLOCK_BYTES, BLOCK_BYTES as usize).expect("there").expect("reads");
+    assert_eq!(bytes, content(1, SIZE));
+    assert!(cache.find(&[2; 16]).is_none());
+}
+
+#[test]
+fn a_block_that_was_damaged_is_fetched_and_never_read() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    drop((whole(&cache, 1, SIZE), cache));
+    let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
+    let file = OpenOptions::new().read(true).write(true).open(&data).expect("opens");
+    // A flipped bit in the second block, and the last one cut off.
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, BLOCK_BYTES + 12_345).expect("reads");
+    file.write_all_at(&[byte[0] ^ 4], BLOCK_BYTES + 12_345).expect("flips");
+    file.set_len(3 * BLOCK_BYTES).expect("cuts");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!(!file.is_whole());
+    assert_eq!(file.absent(0..=3), [1, 3]);
+    keep(&cache, &file, 1).expect("keeps");
+    keep(&cache, &file, 3).expect("keeps");
+    assert!(file.is_whole() && file.back());
+}
+
+#[test]
+fn a_damaged_journal_claims_less() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    drop((whole(&cache, 1, SIZE), cache));
+    let journal = dir.path().join("01").join(format!("{}.journal", "01".repeat(16)));
+    let len = fs::metadata(&journal).expect("is there").len();
+    OpenOptions::new().write(true).open(&journal).expect("opens").set_len(len - 1).expect("cuts");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert_eq!(file.absent(0..=3), [3]);
+    drop((file, cache));
+    fs::write(&journal, b"no journal").expect("writes");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    assert!(cache.find(&[1; 16]).is_none());
+    assert!(cache.create(&[1; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
+}
+
+#[test]
+fn the_least_recently_used_goes_and_what_is_in_use_stays() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
+    let held = whole(&cache, 1, BLOCK_BYTES);
+    drop(whole(&cache, 2, BLOCK_BYTES));
+    drop(whole(&cache, 3, BLOCK_BYTES));
+    drop(whole(&cache, 4, BLOCK_BYTES));
+    cache.find(&[2; 16]).expect("is there");
+    drop(whole(&cache, 5, BLOCK_BYTES));
+    assert!(cache.find(&[3; 16]).is_none(), "it was used longest ago");
+    assert!(cache.find(&[2; 16]).is_some() && cache.find(&[4; 16]).is_some());
+    assert_eq!(held.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
+    let (bytes, most, gone) = cache.usage();
+    assert_eq!((bytes, most, gone), (4 * BLOCK_BYTES, 4 * BLOCK_BYTES, 1));
+}
+
+#[test]
+fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_it() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 2 * BLOCK_BYTES).expect("opens");
+    let file = cache.create(&[1; 16], &info(SIZE), 9).expect("creates");
+    for block in 0..3 {
+        keep(&cache, &file, block).expect("keeps");
+    }
+    assert_eq!(file.absent(0..=3), [0, 3]);
+    assert!(file.read(0, 1).is_none(), "a hole is no content");
+    assert_eq!(file.read(BLOCK_BYTES, 3).expect("there").expect("reads"), content(1, SIZE)[..3]);
+    keep(&cache, &file, 0).expect("keeps");
+    assert_eq!(file.read(0, 9).expect("there").expect("reads"), content(0, SIZE)[..9]);
+    let small = cache.create(&[2; 16], &info(0), 9).expect("creates");
+    assert!(small.back(), "an empty file is whole");
+    drop((file, small));
+    let backed = whole(&cache, 3, 2 * BLOCK_BYTES);
+    assert!(backed.back());
+    let other = cache.create(&[4; 16], &info(BLOCK_BYTES), 9).expect("creates");
+    assert!(keep(&cache, &other, 0).is_err(), "there is no room, and none is taken");
+    assert_eq!(backed.punch(), 0);
+    backed.unback();
+    assert_eq!(backed.punch(), BLOCK_BYTES);
+    assert!(!backed.back());
+}
+
+#[test]
+fn a_cache_is_one_process_s_and_a_new_version_leaves_the_old_to_its_readers() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    assert!(Cache::open(dir.path(), 1 << 30).is_err());
+    let old = whole(&cache, 1, BLOCK_BYTES);
+    let new = cache.create(&[1; 16], &info(BLOCK_BYTES), 10).expect("creates");
+    assert_eq!(new.absent(0..=0), [0], "nothing of the old one is in the new one");
+    assert_eq!(old.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
+    assert_eq!(cache.find(&[1; 16]).expect("is there").version, 10);
+}

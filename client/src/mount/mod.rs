@@ -1,0 +1,197 @@
+//! `rdma-mount` as a library: a tree of a server as a file system of this machine,
+//! read-only, with a cache on local disk. `door` speaks with the kernel, `tree` knows
+//! names, `content` knows bytes, `line` keeps a session with the server, `cache` keeps
+//! what came. Never touches the terminal.
+
+mod ahead;
+mod cache;
+mod content;
+mod counts;
+mod door;
+mod flights;
+mod folders;
+mod handles;
+mod line;
+mod listing;
+mod nodes;
+mod passthrough;
+mod place;
+mod tree;
+
+pub use listing::Listing;
+pub use place::PlaceError;
+
+use crate::location::Remote;
+use crate::session::{ClientError, Session, SessionOptions};
+use cache::Cache;
+use content::Content;
+use door::Door;
+use fuser::{Config, MountOption, SessionACL};
+use handles::Handles;
+use line::Line;
+use passthrough::Passthrough;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tree::Tree;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Code, Fault};
+
+/// Threads that take the kernel's questions.
+const DOOR_THREADS: usize = 4;
+
+/// How long readers get to let go of a mount that ends.
+const UNMOUNT_MAX: Duration = Duration::from_secs(2);
+
+/// How often that is tried.
+const UNMOUNT_EVERY: Duration = Duration::from_millis(100);
+
+/// What is mounted where, and how.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What.
+    pub remote: Remote,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Where what came is kept.
+    pub cache: PathBuf,
+    /// How much of it.
+    pub cache_bytes: u64,
+    /// Whether other users may use it.
+    pub allow_other: bool,
+    /// Whether complete files are read past this process.
+    pub passthrough: bool,
+}
+
+/// Why there is no mount.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The server cannot be reached, or does not let this client in.
+    #[error("{0}")]
+    Client(#[from] ClientError),
+    /// The mount point or the device is not what it must be.
+    #[error("{0}")]
+    Place(#[from] PlaceError),
+    /// The source or the cache cannot be used.
+    #[error("{0}")]
+    Fault(#[from] Fault),
+}
+
+impl MountError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.hint(),
+            Self::Place(error) => Some(error.hint()),
+            Self::Fault(fault) if fault.code == Code::Limit => {
+                Some("give this mount a cache of its own with --cache DIR".into())
+            }
+            Self::Fault(_) => None,
+        }
+    }
+}
+
+/// A mount that stands.
+pub struct Mount {
+    options: MountOptions,
+    unmounter: fuser::SessionUnmounter,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Mount {
+    /// Connects and mounts. The server must be there now; later it may come and go.
+    pub async fn start(
+        options: MountOptions,
+        mut session: SessionOptions,
+    ) -> Result<Self, MountError> {
+        let clear = options.mountpoint.clone();
+        content::blocking(move || place::prepare(&clear)).await?;
+        let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
+        let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
+        // Attributes come with the metadata of files.
+        session.preserve = true;
+        let mut first = Session::connect(session.clone()).await?;
+        let there = first.stat(&options.remote.path).await?;
+        if there?.kind != EntryKind::Folder {
+            let text = format!("{} is not a folder", options.remote.path);
+            return Err(Fault::new(Code::NotFolder, text).into());
+        }
+        let server = first.server().to_string();
+        let line = Line::start(Some(first), session);
+        let content = Arc::new(Content::new(line, cache, server));
+        let passthrough = Passthrough::new(options.passthrough);
+        let tree = Arc::new(Tree::new(content, options.remote.path.clone(), passthrough));
+        let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
+        let door = Door { tree, handles, runtime, owner };
+        Self::mount(options, door).await
+    }
+
+    async fn mount(options: MountOptions, door: Door) -> Result<Self, MountError> {
+        let (config, at) = (config(&options), options.mountpoint.clone());
+        let made = content::blocking(move || fuser::Session::new(door, &at, &config)).await;
+        let mut session = made.map_err(|error| place::refused(&options.mountpoint, error))?;
+        let unmounter = session.unmount_callable();
+        let (told, ended) = oneshot::channel();
+        let run = move || {
+            if let Err(error) = session.run() {
+                tracing::debug!(cause = %error, "the kernel ended the mount");
+            }
+            let _ = told.send(());
+        };
+        let thread = std::thread::Builder::new().name("mount".into()).spawn(run);
+        thread.map_err(|error| Fault::from_io("cannot start a thread", &error))?;
+        Ok(Self { options, unmounter, ended })
+    }
+
+    /// Stays until somebody unmounts it, or `stop` completes and it is unmounted.
+    pub async fn stay(mut self, stop: impl Future<Output = ()>) -> Result<(), PlaceError> {
+        tokio::select! {
+            _ = &mut self.ended => return Ok(()),
+            () = stop => {}
+        }
+        let at = self.options.mountpoint.clone();
+        let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
+        loop {
+            let path = at.clone();
+            let gone = content::blocking(move || place::unmount(&path)).await;
+            match gone {
+                Ok(()) => break,
+                Err(_) if tokio::time::Instant::now() < deadline => {
+                    tokio::time::sleep(UNMOUNT_EVERY).await;
+                }
+                // Who still reads gets an error when this process ends, and nobody new comes.
+                Err(error) => {
+                    tracing::warn!(mountpoint = %at.display(), cause = %error, "still in use");
+                    let path = at.clone();
+                    content::blocking(move || place::detach(&path)).await?;
+                    break;
+                }
+            }
+        }
+        let _ = tokio::time::timeout(UNMOUNT_MAX, &mut self.ended).await;
+        let mut unmounter = self.unmounter;
+        // Nothing is left of it but what this object remembers.
+        let _ = content::blocking(move || unmounter.unmount()).await;
+        Ok(())
+    }
+}
+
+fn config(options: &MountOptions) -> Config {
+    let source = format!("{}:/{}", options.remote.peer(), options.remote.path);
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(source),
+        // To the kernel itself: fuser tells only fusermount3 of its own option of that name.
+        MountOption::CUSTOM("subtype=rdma-mount".into()),
+        MountOption::RO,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::DefaultPermissions,
+    ];
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(DOOR_THREADS);
+    config.clone_fd = true;
+    config
+}

@@ -1,0 +1,230 @@
+//! What the kernel knows: numbers of files and folders, and what each is. A number is
+//! made of the names it is reached by, so that it is the same after a restart. A file
+//! whose content changed is another number: the kernel keeps pages by number, and pages
+//! of two versions must never meet. Pure; the caller holds the lock.
+
+use super::listing::{Facts, Kind};
+use std::collections::HashMap;
+use verbatim_proto::{Code, Digest, Fault, WirePath};
+
+/// The number of the root, by the rules of FUSE.
+pub const ROOT: u64 = 1;
+
+/// The versions of one name in one run; then numbers are used again.
+const EPOCHS_MAX: u32 = 1 << 20;
+
+/// One thing that the kernel knows, or may ask for.
+#[derive(Debug)]
+struct Node {
+    parent: u64,
+    name: Box<[u8]>,
+    facts: Facts,
+    /// How often the kernel was told of it.
+    lookups: u64,
+    /// The version that was opened under this number, for good.
+    version: Option<u64>,
+    opens: u32,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Nodes {
+    nodes: HashMap<u64, Node>,
+    /// Names of which the first number is no longer the current one.
+    epochs: HashMap<u64, u32>,
+}
+
+impl Nodes {
+    /// Only the root.
+    pub fn new(facts: Facts) -> Self {
+        let (parent, name, version) = (ROOT, Box::default(), None);
+        let root = Node { parent, name, facts, lookups: 1, version, opens: 0 };
+        Self { nodes: HashMap::from([(ROOT, root)]), epochs: HashMap::new() }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// What is known of a number.
+    pub fn facts(&self, number: u64) -> Option<Facts> {
+        self.nodes.get(&number).map(|node| node.facts)
+    }
+
+    /// What the root is now.
+    pub fn set_root(&mut self, facts: Facts) {
+        self.nodes.get_mut(&ROOT).expect("the root stays").facts = facts;
+    }
+
+    /// Where a number is, below the root.
+    pub fn path(&self, number: u64) -> Result<WirePath, Fault> {
+        let gone = || Fault::new(Code::NotFound, "the kernel asked for a number it has forgotten");
+        let mut names = Vec::new();
+        let mut at = number;
+        while at != ROOT {
+            let node = self.nodes.get(&at).ok_or_else(gone)?;
+            names.push(&*node.name);
+            at = node.parent;
+        }
+        names.reverse();
+        WirePath::parse(&names.join(&b'/'))
+    }
+
+    /// The number of a name in a folder, as it would be told now.
+    pub fn number(&self, parent: u64, name: &[u8]) -> u64 {
+        let first = number_of(parent, name, 0);
+        match self.epochs.get(&first) {
+            Some(epoch) => self.free(number_of(parent, name, *epoch), parent, name),
+            None => self.free(first, parent, name),
+        }
+    }
+
+    /// The number from here on that is this name's, or nobody's.
+    fn free(&self, mut number: u64, parent: u64, name: &[u8]) -> u64 {
+        let others = |node: &Node| node.parent != parent || *node.name != *name;
+        while self.nodes.get(&number).is_some_and(others) {
+            number = number.wrapping_add(1).max(ROOT + 1);
+        }
+        number
+    }
+
+    /// The server says what a name is: returns its number, and counts that the kernel is told.
+    /// One that was opened and is something else now gets a new number.
+    pub fn told(&mut self, parent: u64, name: &[u8], facts: Facts) -> u64 {
+        let mut number = self.number(parent, name);
+        if let Some(node) = self.nodes.get(&number)
+            && (node.facts.kind != facts.kind || node.is_bound() && !node.is_like(&facts))
+        {
+            self.outdate(number);
+            number = self.number(parent, name);
+        }
+        let node = self.nodes.entry(number).or_insert_with(|| Node {
+            parent,
+            name: name.into(),
+            facts,
+            lookups: 0,
+            version: None,
+            opens: 0,
+        });
+        node.facts = facts;
+        node.lookups += 1;
+        number
+    }
+
+    /// What this number was opened as is no longer what is there: its name gets another one.
+    pub fn outdate(&mut self, number: u64) {
+        let Some(Node { parent, name, .. }) = self.nodes.get(&number) else { return };
+        let (parent, name) = (*parent, name.clone());
+        // An older version that is still open says nothing of the name.
+        if self.number(parent, &name) == number {
+            let epoch = self.epochs.entry(number_of(parent, &name, 0)).or_default();
+            *epoch = (*epoch + 1) % EPOCHS_MAX;
+        }
+    }
+
+    /// Opens a number as this version; false when it was opened as another.
+    pub fn open(&mut self, number: u64, version: u64) -> bool {
+        let Some(node) = self.nodes.get_mut(&number) else { return false };
+        let same = *node.version.get_or_insert(version) == version;
+        node.opens += u32::from(same);
+        same
+    }
+
+    /// An open file is closed.
+    pub fn close(&mut self, number: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.opens = node.opens.saturating_sub(1);
+        }
+    }
+
+    /// The kernel forgets what it was told so often.
+    pub fn forget(&mut self, number: u64, lookups: u64) {
+        let Some(node) = self.nodes.get_mut(&number).filter(|_| number != ROOT) else { return };
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups == 0 {
+            self.nodes.remove(&number);
+        }
+    }
+}
+
+impl Node {
+    /// Whether the kernel may have pages of it.
+    fn is_bound(&self) -> bool {
+        self.version.is_some() || self.opens > 0
+    }
+
+    fn is_like(&self, facts: &Facts) -> bool {
+        self.facts.kind != Kind::File
+            || (self.facts.size, self.facts.mtime_ns) == (facts.size, facts.mtime_ns)
+    }
+}
+
+/// A number that a name in a folder has in every run.
+fn number_of(parent: u64, name: &[u8], epoch: u32) -> u64 {
+    let mut bytes = [&parent.to_le_bytes()[..], &epoch.to_le_bytes()[..]].concat();
+    bytes.extend_from_slice(name);
+    let Digest(value) = Digest::of(&bytes);
+    let number = u64::from_le_bytes(*value.first_chunk().expect("a digest is longer"));
+    // Zero is none, and one is the root.
+    number.max(ROOT + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(kind: Kind, size: u64) -> Facts {
+        Facts { kind, mode: 0o644, size, mtime_ns: 1 }
+    }
+
+    fn nodes() -> Nodes {
+        Nodes::new(facts(Kind::Folder, 0))
+    }
+
+    #[test]
+    fn a_name_has_the_same_number_in_every_run_and_its_path_is_known() {
+        let (mut one, mut two) = (nodes(), nodes());
+        two.told(ROOT, b"other", facts(Kind::File, 1));
+        let path = |nodes: &mut Nodes| {
+            let folder = nodes.told(ROOT, b"a", facts(Kind::Folder, 0));
+            let file = nodes.told(folder, b"b", facts(Kind::File, 1));
+            (folder, file, nodes.path(file).expect("known").to_string())
+        };
+        assert_eq!(path(&mut one), path(&mut two));
+        assert_eq!(path(&mut one).2, "a/b");
+    }
+
+    #[test]
+    fn a_version_that_was_opened_keeps_its_number_and_the_next_one_gets_another() {
+        let mut nodes = nodes();
+        let old = nodes.told(ROOT, b"a", facts(Kind::File, 1));
+        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old, "nobody has seen it");
+        assert!(nodes.open(old, 7));
+        assert!(!nodes.open(old, 8), "one number, one version");
+        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old);
+        let new = nodes.told(ROOT, b"a", facts(Kind::File, 3));
+        assert_ne!(new, old);
+        assert_eq!(nodes.facts(old).expect("still open").size, 2, "what is open stays");
+        // Of the same size and time, and yet another: only opening it shows that.
+        assert!(nodes.open(new, 8));
+        nodes.outdate(new);
+        let newest = nodes.told(ROOT, b"a", facts(Kind::File, 3));
+        assert!(newest != new && newest != old);
+        nodes.outdate(old);
+        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 3)), newest, "that was another");
+    }
+
+    #[test]
+    fn what_the_kernel_forgets_is_gone_and_the_root_is_not() {
+        let mut nodes = nodes();
+        let file = nodes.told(ROOT, b"a", facts(Kind::File, 1));
+        nodes.told(ROOT, b"a", facts(Kind::File, 1));
+        nodes.forget(file, 1);
+        assert!(nodes.facts(file).is_some());
+        nodes.forget(file, 1);
+        nodes.forget(ROOT, 1);
+        assert!(nodes.path(file).is_err());
+        assert_eq!(nodes.len(), 1);
+    }
+}

@@ -1,0 +1,205 @@
+//! Where a mount goes: whether it may go there, what an earlier one left there, and how
+//! it is taken away again. Never touches a mount that is not of this command.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the kernel calls mounts of this command.
+const FILE_SYSTEM: &str = "fuse.rdma-mount";
+
+/// The device that all of this goes through.
+const DEVICE: &str = "/dev/fuse";
+
+/// What is wrong with a place.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// There is nothing to mount on, or it is no folder.
+    #[error("cannot mount on {}: {cause}", path.display())]
+    Unfit {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// Something is in it, which would be hidden.
+    #[error("{} is not empty", .0.display())]
+    NotEmpty(PathBuf),
+    /// It is mounted already.
+    #[error("{} is mounted already", .0.display())]
+    Mounted(PathBuf),
+    /// The kernel has no FUSE, or this process may not use it.
+    #[error("cannot use {DEVICE}: {0}")]
+    Device(io::Error),
+    /// The kernel, or fusermount3, refused.
+    #[error("cannot mount on {}: {cause}", path.display())]
+    Refused {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It is in use.
+    #[error("cannot unmount {}: {cause}", path.display())]
+    Busy {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+}
+
+impl PlaceError {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Unfit { .. } => "give an empty folder that is yours".into(),
+            Self::NotEmpty(_) => "mount on an empty folder: what is in this one would hide".into(),
+            Self::Mounted(path) => format!("umount {} first", path.display()),
+            Self::Device(error) if error.kind() == io::ErrorKind::NotFound => {
+                "load the module: modprobe fuse; in a container: --device /dev/fuse".into()
+            }
+            Self::Device(_) => "ask for the right to use it, or run as root".into(),
+            Self::Refused { .. } => {
+                "as an ordinary user fusermount3 must be installed (package fuse3), and \
+                 user_allow_other be set in /etc/fuse.conf for --allow-other"
+                    .into()
+            }
+            Self::Busy { path, .. } => format!("fuser -vm {} says who uses it", path.display()),
+        }
+    }
+}
+
+/// Looks whether a mount may go there; clears what a daemon that died has left.
+pub(super) fn prepare(path: &Path) -> Result<(), PlaceError> {
+    let device = fs::OpenOptions::new().read(true).write(true).open(DEVICE);
+    device.map_err(PlaceError::Device)?;
+    let unfit = |cause: &str| PlaceError::Unfit { path: path.to_owned(), cause: cause.into() };
+    // What is below a dead mount cannot be looked at, but its name can.
+    if is_ours(path) {
+        match fs::metadata(path) {
+            Err(error) if error.raw_os_error() == Some(ENOTCONN) => detach(path)?,
+            _ => return Err(PlaceError::Mounted(path.to_owned())),
+        }
+    }
+    let found = fs::metadata(path).map_err(|error| unfit(&error.to_string()))?;
+    if !found.is_dir() {
+        return Err(unfit("it is not a folder"));
+    }
+    let mut entries = fs::read_dir(path).map_err(|error| unfit(&error.to_string()))?;
+    match entries.next() {
+        None => Ok(()),
+        Some(_) => Err(PlaceError::NotEmpty(path.to_owned())),
+    }
+}
+
+/// What the kernel said when it did not mount.
+pub(super) fn refused(path: &Path, cause: io::Error) -> PlaceError {
+    PlaceError::Refused { path: path.to_owned(), cause }
+}
+
+/// Whether a mount of this command is there.
+fn is_ours(path: &Path) -> bool {
+    let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return false };
+    // The folder itself may not be looked at: a dead mount says nothing.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new(".")).canonicalize();
+    let Ok(parent) = parent else { return false };
+    let whole = path.file_name().map_or(parent.clone(), |name| parent.join(name));
+    // Of several mounts at one place the last one is seen.
+    let last = mounts.lines().rev().find(|line| {
+        let place = line.split(' ').nth(4).unwrap_or_default();
+        plain(place) == whole.as_os_str().as_encoded_bytes()
+    });
+    last.and_then(|line| line.split(" - ").nth(1))
+        .is_some_and(|kind| kind.split(' ').next() == Some(FILE_SYSTEM))
+}
+
+/// A path as the kernel writes it in its list, read.
+fn plain(written: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(written.len());
+    let mut rest = written.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        let escaped = (first == b'\\').then(|| behind.get(..3)).flatten();
+        let value = escaped.and_then(|digits| std::str::from_utf8(digits).ok());
+        match value.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &behind[3..];
+            }
+            None => {
+                bytes.push(first);
+                rest = behind;
+            }
+        }
+    }
+    bytes
+}
+
+/// Unmounts, if nobody uses it.
+pub(super) fn unmount(path: &Path) -> Result<(), PlaceError> {
+    take_away(path, false)
+}
+
+/// Takes the name away at once; who uses it keeps it until they end.
+pub(super) fn detach(path: &Path) -> Result<(), PlaceError> {
+    take_away(path, true)
+}
+
+fn take_away(path: &Path, lazily: bool) -> Result<(), PlaceError> {
+    use rustix::mount::{UnmountFlags, unmount};
+    if !is_ours(path) {
+        return Ok(());
+    }
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let cause = match unmount(path, flags) {
+        Ok(()) => return Ok(()),
+        Err(rustix::io::Errno::PERM) => match by_helper(path, lazily) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        },
+        Err(error) => error.into(),
+    };
+    Err(PlaceError::Busy { path: path.to_owned(), cause })
+}
+
+/// An ordinary user's way.
+fn by_helper(path: &Path, lazily: bool) -> io::Result<()> {
+    let flags = if lazily { "-uzq" } else { "-uq" };
+    let mut command = Command::new("fusermount3");
+    command.arg(flags).arg("--").arg(path).stdin(Stdio::null()).stderr(Stdio::null());
+    match command.status()?.success() {
+        true => Ok(()),
+        false => Err(io::Error::from(io::ErrorKind::ResourceBusy)),
+    }
+}
+
+/// What a mount answers whose daemon is gone.
+const ENOTCONN: i32 = 107;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_s_way_to_write_a_path_is_read() {
+        assert_eq!(plain(r"/mnt/a\040b\134c"), b"/mnt/a b\\c");
+        assert_eq!(plain(r"/mnt/\9"), br"/mnt/\9");
+    }
+
+    #[test]
+    fn a_folder_with_something_in_it_and_a_file_are_refused() {
+        if fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_err() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("folder");
+        assert!(prepare(dir.path()).is_ok());
+        let file = dir.path().join("a");
+        fs::write(&file, b"x").expect("writes");
+        assert!(matches!(prepare(dir.path()), Err(PlaceError::NotEmpty(_))));
+        assert!(matches!(prepare(&file), Err(PlaceError::Unfit { .. })));
+        assert!(matches!(prepare(&dir.path().join("b")), Err(PlaceError::Unfit { .. })));
+        assert!(unmount(dir.path()).is_ok(), "what is not ours is left alone");
+    }
+}

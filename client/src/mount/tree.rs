@@ -1,0 +1,204 @@
+//! Names and what is behind them: what the kernel asks by number becomes paths of the
+//! server, and what the server says becomes numbers. While the server is away, what is
+//! known is answered, and what is not is an error behind a deadline.
+
+use super::cache::CacheFile;
+use super::content::{Content, Refusal, blocking};
+use super::folders::Folders;
+use super::handles::OpenFile;
+use super::line::is_away;
+use super::listing::{Facts, Kind, Listing};
+use super::nodes::{Nodes, ROOT};
+use super::passthrough::Passthrough;
+use fuser::Errno;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::meta::Xattr;
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It is not what the kernel was told of: look again.
+    Outdated,
+    /// Bytes of an open file cannot be had.
+    Reading(Fault),
+    /// Anything else.
+    Asking(Fault),
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Self::Asking(fault)
+    }
+}
+
+impl Trouble {
+    /// What the kernel is told.
+    pub fn errno(&self, code: Code) -> Errno {
+        match (self, code) {
+            // The version that is open is gone, with its name or without.
+            (Self::Reading(_), Code::NotFound | Code::Changed) => Errno::ESTALE,
+            (_, Code::NotFound) => Errno::ENOENT,
+            (_, Code::Changed) => Errno::ESTALE,
+            (_, Code::Denied) => Errno::EACCES,
+            (_, Code::IsFolder) => Errno::EISDIR,
+            (_, Code::NotFolder) => Errno::ENOTDIR,
+            (_, Code::BadPath) => Errno::ENAMETOOLONG,
+            (_, Code::NoSpace) => Errno::ENOSPC,
+            (_, Code::Limit) => Errno::EFBIG,
+            _ => Errno::EIO,
+        }
+    }
+}
+
+/// The tree that is mounted.
+pub(super) struct Tree {
+    pub content: Arc<Content>,
+    pub passthrough: Passthrough,
+    nodes: Mutex<Nodes>,
+    folders: Folders,
+    base: WirePath,
+}
+
+impl Tree {
+    pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
+        let root = Facts { kind: Kind::Folder, mode: 0o755, size: 4096, mtime_ns: 0 };
+        let nodes = Mutex::new(Nodes::new(root));
+        Self { content, passthrough, nodes, folders: Folders::default(), base }
+    }
+
+    pub fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a path of the mount is on the server.
+    pub fn remote(&self, path: &WirePath) -> WirePath {
+        self.base.join(path)
+    }
+
+    /// What the root is now.
+    pub async fn root(&self) -> Facts {
+        if self.content.line.is_up()
+            && let Ok(entry) = self.content.line.look(&self.base).await
+        {
+            self.nodes().set_root(Facts::of(&entry));
+        }
+        self.nodes().facts(ROOT).expect("the root stays")
+    }
+
+    /// The number of a name, and what it is.
+    pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), Trouble> {
+        let folder = self.nodes().path(parent).map_err(|_| Trouble::Outdated)?;
+        let path = self.remote(&folder).with(name)?;
+        let line = &self.content.line;
+        let facts = match self.folders.find(parent, name, Instant::now()) {
+            Some(Some(facts)) => facts,
+            _ if !line.is_up() && self.known(parent, name).is_some() => {
+                self.known(parent, name).expect("it was just there")
+            }
+            _ => match line.look(&path).await {
+                Ok(entry) => Facts::of(&entry),
+                Err(fault) => match self.known(parent, name).filter(|_| is_away(&fault)) {
+                    Some(facts) => facts,
+                    None => return Err(self.heard(&path, fault)),
+                },
+            },
+        };
+        Ok((self.nodes().told(parent, name, facts), facts))
+    }
+
+    /// What the kernel was told of a name before.
+    fn known(&self, parent: u64, name: &[u8]) -> Option<Facts> {
+        let nodes = self.nodes();
+        nodes.facts(nodes.number(parent, name))
+    }
+
+    /// Notes in the log what a reader will only see as a number.
+    fn heard(&self, path: &WirePath, fault: Fault) -> Trouble {
+        if fault.code != Code::NotFound {
+            tracing::warn!(path = %path, cause = fault.text, "cannot be told");
+        }
+        Trouble::Asking(fault)
+    }
+
+    /// What is in a folder.
+    pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, Trouble> {
+        let remote = self.remote(path);
+        let begun = Instant::now();
+        let listed = self.content.line.list(&remote).await;
+        let listing = Arc::new(listed.map_err(|fault| self.heard(&remote, fault))?);
+        // As old as the question: what changed while it was answered may not be in it.
+        self.folders.keep(number, listing.clone(), begun);
+        Ok(listing)
+    }
+
+    /// Where a link points to.
+    pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, Trouble> {
+        let path = self.nodes().path(number).map_err(|_| Trouble::Outdated)?;
+        match self.content.line.look(&self.remote(&path)).await?.kind {
+            EntryKind::Symlink { target } => Ok(target),
+            _ => Err(Trouble::Outdated),
+        }
+    }
+
+    /// The extended attributes of a file; those of folders and links are not told.
+    pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, Trouble> {
+        let (path, facts) = self.file(number)?;
+        if facts.kind != Kind::File {
+            return Ok(Vec::new());
+        }
+        let meta = self.content.meta(&self.remote(&path), facts).await;
+        let meta = meta.map_err(Trouble::Reading)?;
+        Ok(meta.map(|meta| meta.xattrs).unwrap_or_default())
+    }
+
+    fn file(&self, number: u64) -> Result<(WirePath, Facts), Trouble> {
+        let nodes = self.nodes();
+        let path = nodes.path(number).map_err(|_| Trouble::Outdated)?;
+        Ok((path, nodes.facts(number).ok_or(Trouble::Outdated)?))
+    }
+
+    /// Opens a file: the version that is there now, if it is what the kernel was told of.
+    pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), Trouble> {
+        let (path, facts) = self.file(number)?;
+        let opened = self.content.open(&self.remote(&path), facts).await;
+        let file = match opened {
+            Ok(file) => file,
+            Err(Refusal::Outdated) => {
+                self.outdate(number);
+                return Err(Trouble::Outdated);
+            }
+            Err(Refusal::Fault(fault)) => return Err(self.heard(&self.remote(&path), fault)),
+        };
+        if !self.nodes().open(number, file.version) {
+            self.outdate(number);
+            return Err(Trouble::Outdated);
+        }
+        Ok((path, file))
+    }
+
+    /// The kernel must look at a name again: what was listed of it is old.
+    fn outdate(&self, number: u64) {
+        self.folders.forget();
+        self.nodes().outdate(number);
+    }
+
+    /// Has all of a file stay, where all of it is there.
+    pub async fn hold(&self, file: &Arc<CacheFile>) -> bool {
+        let file = file.clone();
+        blocking(move || file.back()).await
+    }
+
+    /// Notes a read, and has brought what its reader will want next.
+    pub fn look_ahead(&self, open: &OpenFile, offset: u64, len: u64) {
+        let mut ahead = open.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = ahead.note(offset, len, open.file.size);
+        drop(ahead);
+        if let Some((offset, len)) = next {
+            let remote = self.remote(&open.path);
+            self.content.bring_ahead(&remote, &open.file, offset, len);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! A session that answers as it is asked: what is at a path, what is in a folder, a
+//! part of a file. It lives until it breaks, and many questions are under way at a
+//! time. Used by `mount`; whoever asks keeps the deadlines, and asks the next session
+//! when this one is gone.
+
+use super::{ClientError, Core, Session};
+use crate::ends::Goal;
+use crate::mount::Listing;
+use crate::part::PartBuffer;
+use crate::worker::{Command, Landing};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use verbatim_proto::message::{ClientMessage, Entry, FileId};
+use verbatim_proto::read::{ClientEffect, Fetch, Zero};
+use verbatim_proto::{Code, Fault, Kept, Look, Scan, WirePath};
+
+/// Folders that are listed at a time; a server lets a session have twice as many.
+const SCANS_MAX: usize = 4;
+
+/// How often the server is asked whether it is there: oftener than it may find us idle.
+const PING: Duration = Duration::from_secs(3);
+
+/// Where an answer goes.
+type Answer<T> = oneshot::Sender<Result<T, Fault>>;
+
+/// A question.
+pub(crate) enum Ask {
+    /// What is at this path? A link is not followed.
+    Look(WirePath, Answer<Entry>),
+    /// What is in this folder?
+    List(WirePath, Answer<Listing>),
+    /// This part of a file. Answered when it is verified and the file did not change.
+    Fetch(WirePath, Arc<PartBuffer>, Answer<Kept>),
+}
+
+/// The questions that wait for their answers.
+#[derive(Default)]
+pub(super) struct Serving {
+    looks: HashMap<u32, Answer<Entry>>,
+    lists: HashMap<u32, (Listing, Answer<Listing>)>,
+    lists_waiting: VecDeque<(WirePath, Answer<Listing>)>,
+    parts: HashMap<FileId, (Arc<PartBuffer>, Answer<Kept>)>,
+    parts_waiting: VecDeque<(WirePath, Arc<PartBuffer>, Answer<Kept>)>,
+}
+
+impl Serving {
+    /// Whether the server owes an answer that no machine waits for.
+    pub fn awaits(&self) -> bool {
+        !self.looks.is_empty() || !self.lists.is_empty()
+    }
+}
+
+impl Session {
+    /// Answers questions until there are no more, or the session breaks. Unanswered ones are
+    /// dropped then, which whoever asked hears.
+    pub(crate) async fn serve(
+        &mut self,
+        asks: &mut mpsc::Receiver<Ask>,
+    ) -> Result<(), ClientError> {
+        self.core.serving = Some(Box::default());
+        self.core.attach_all();
+        let mut ping = Instant::now();
+        let served = loop {
+            tokio::select! {
+                ask = asks.recv() => match ask {
+                    Some(ask) => self.core.ask(ask),
+                    None => break Ok(()),
+                },
+                turned = self.turn_or_end() => if let Err(error) = turned {
+                    break Err(error);
+                },
+            }
+            if ping.elapsed() > PING {
+                ping = Instant::now();
+                let (request, paths) = (self.core.request(), Vec::new());
+                let look = Look { follow: false, paths };
+                self.core.sending.push_back(ClientMessage::Stat { request, look });
+            }
+        };
+        self.core.serving = None;
+        served
+    }
+
+    /// What data moves over, once it does.
+    pub(crate) fn transport(&self) -> Option<String> {
+        self.core.links.transport.clone()
+    }
+}
+
+impl Core {
+    fn ask(&mut self, ask: Ask) {
+        let request = self.request();
+        let Some(serving) = &mut self.serving else { return };
+        match ask {
+            Ask::Look(path, answer) => {
+                let look = Look { follow: false, paths: vec![path] };
+                self.sending.push_back(ClientMessage::Stat { request, look });
+                serving.looks.insert(request, answer);
+            }
+            Ask::List(path, answer) => serving.lists_waiting.push_back((path, answer)),
+            Ask::Fetch(path, part, answer) => {
+                serving.parts_waiting.push_back((path, part, answer));
+            }
+        }
+    }
+
+    /// The server said what is at some paths: to whom asked, or to those who look for a copy.
+    pub(super) fn stated(&mut self, request: u32, answers: Vec<Result<Entry, Fault>>) {
+        if let Some(serving) = &mut self.serving {
+            if let Some(asked) = serving.looks.remove(&request) {
+                // Whoever gave up needs no answer.
+                let _ = answers.into_iter().next().map(|answer| asked.send(answer));
+            }
+        } else if let Some(answers) = self.looked(request, answers) {
+            self.stated.insert(request, answers);
+        }
+    }
+
+    /// Begins what there is room for.
+    pub(super) fn pump_serving(&mut self) {
+        let now = self.now();
+        while let Some(serving) = &mut self.serving
+            && serving.lists.len() < SCANS_MAX
+            && let Some((path, answer)) = serving.lists_waiting.pop_front()
+        {
+            let request = self.request();
+            let scan = Scan { path, ..Scan::default() };
+            self.sending.push_back(ClientMessage::Scan { request, scan });
+            if let Some(serving) = &mut self.serving {
+                serving.lists.insert(request, (Listing::default(), answer));
+            }
+        }
+        while self.read.room() > 0
+            && let Some(serving) = &mut self.serving
+            && let Some((path, part, answer)) = serving.parts_waiting.pop_front()
+        {
+            // Whoever gave up needs it no more.
+            if answer.is_closed() {
+                continue;
+            }
+            let id = self.file();
+            self.read.open_part(id, path, &part.part, now);
+            if let Some(serving) = &mut self.serving {
+                serving.parts.insert(id, (part, answer));
+            }
+        }
+    }
+
+    /// A page of a folder that is listed.
+    pub(super) fn list_page(
+        &mut self,
+        request: u32,
+        entries: Vec<Entry>,
+        faults: Vec<(WirePath, Fault)>,
+        done: bool,
+    ) {
+        let Some(serving) = &mut self.serving else { return };
+        let Some((mut listing, answer)) = serving.lists.remove(&request) else {
+            return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+        };
+        let fits = listing.add(entries);
+        // A folder that cannot be read tells it of itself.
+        let fault = faults.into_iter().find(|(path, _)| path.is_root()).map(|(_, fault)| fault);
+        match (fault, fits) {
+            (Some(fault), _) if done => drop(answer.send(Err(fault))),
+            (_, Err(fault)) if done => drop(answer.send(Err(fault))),
+            (None, Ok(())) if done => {
+                listing.seal();
+                drop(answer.send(Ok(listing)));
+            }
+            _ => {
+                serving.lists.insert(request, (listing, answer));
+                self.sending.push_back(ClientMessage::ScanMore { request });
+            }
+        }
+    }
+
+    /// What the machine asks of a session that serves parts.
+    pub(super) fn part_effect(&mut self, effect: ClientEffect) {
+        match effect {
+            ClientEffect::Send(request) => self.sending.push_back(ClientMessage::Read(request)),
+            ClientEffect::Opened { file, info } => {
+                if let Some((part, _)) = self.part(file) {
+                    part.opened(info);
+                }
+            }
+            ClientEffect::Fetch(fetch) => self.fetch_part(fetch),
+            ClientEffect::Zero(zero) => self.zero_part(zero),
+            ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
+            // A part is not begun again.
+            ClientEffect::Restart { .. } => {}
+            ClientEffect::Finished { file, meta, .. } => self.part_over(file, Ok(meta)),
+            ClientEffect::Failed { file, fault } => self.part_over(file, Err(fault)),
+            ClientEffect::Broken(fault) => self.broke(fault),
+        }
+    }
+
+    fn part(&self, file: FileId) -> Option<&(Arc<PartBuffer>, Answer<Kept>)> {
+        self.serving.as_ref()?.parts.get(&file)
+    }
+
+    fn part_over(&mut self, file: FileId, answer: Result<Kept, Fault>) {
+        let over = self.serving.as_mut().and_then(|serving| serving.parts.remove(&file));
+        if let Some((_, asked)) = over {
+            // Whoever gave up needs it no more.
+            let _ = asked.send(answer);
+        }
+    }
+
+    fn fetch_part(&mut self, fetch: Fetch) {
+        let landing = |piece: &verbatim_proto::message::Piece| {
+            let (part, _) = self.part(piece.file).expect("a file stays until it is over");
+            Landing { goal: Goal::Part(part.clone()), size: part.part.size }
+        };
+        let landings = fetch.chunk.pieces.iter().map(landing).collect();
+        let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
+        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+    }
+
+    fn zero_part(&mut self, zero: Zero) {
+        let (part, _) = self.part(zero.file).expect("a file stays until it is over");
+        let (part, size) = (part.clone(), part.part.size);
+        self.job(move || super::Event::Zeroed(zero, Ok(part.put_zeros(zero.extent, size))));
+    }
+}

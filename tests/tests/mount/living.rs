@@ -1,0 +1,107 @@
+//! How a mount comes and goes: places that are refused, the background, signals,
+//! umount, and a hundred times in a row.
+
+use super::*;
+use verbatim_tests::process::Ended;
+
+fn fill(dir: &Path) {
+    fs::write(dir.join("file"), b"hello").expect("writes");
+}
+
+/// Tries to mount where that is refused.
+fn refused(source: &Source, from: &str, at: &Path, cache: &Path) -> Ended {
+    let words = [from, at.to_str().expect("text"), "--cache", cache.to_str().expect("text")];
+    Running::start(source.home.command("rdma-mount", &words)).end()
+}
+
+#[test]
+fn a_place_that_cannot_be_used_is_refused_with_what_to_do() {
+    if !can_mount("a_place_that_cannot_be_used_is_refused_with_what_to_do") {
+        return;
+    }
+    let mut source = Source::new(fill);
+    let from = source.serve().at("data");
+    let (dir, cache) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let cache = cache.path();
+    let said = ["cannot mount on", "hint: give an empty folder"];
+    refused(&source, &from, &dir.path().join("no"), cache).refused(1, &said);
+    fs::write(dir.path().join("x"), b"x").expect("writes");
+    refused(&source, &from, &dir.path().join("x"), cache).refused(1, &["it is not a folder"]);
+    refused(&source, &from, dir.path(), cache).refused(1, &["is not empty", "hint: "]);
+    let mounted = source.mount(&[]);
+    refused(&source, &from, &mounted.path(""), cache).refused(1, &["is mounted already", "umount"]);
+    let empty = tempfile::tempdir().expect("folder");
+    let taken = refused(&source, &from, empty.path(), mounted.cache.path());
+    taken.refused(1, &["another mount has the cache", "--cache DIR"]);
+    let file = source.serve().at("data/file");
+    refused(&source, &file, empty.path(), cache).refused(1, &["is not a folder"]);
+    let nothing = source.serve().at("data/nothing");
+    refused(&source, &nothing, empty.path(), cache).refused(1, &["nothing"]);
+    refused(&source, "/tmp", empty.path(), cache).refused(2, &["is not on a server"]);
+    mounted.end();
+    source.kill();
+    refused(&source, &from, empty.path(), cache).refused(3, &["cannot connect"]);
+}
+
+#[test]
+fn in_the_background_it_stands_when_the_command_ends_and_umount_ends_it() {
+    if !can_mount("in_the_background_it_stands_when_the_command_ends_and_umount_ends_it") {
+        return;
+    }
+    let source = Source::new(fill);
+    let (at, cache) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let log = cache.path().join("log");
+    let from = source.serve().at("data");
+    let words = [
+        from.as_str(),
+        at.path().to_str().expect("text"),
+        "--cache",
+        cache.path().to_str().expect("text"),
+        "--log-file",
+        log.to_str().expect("text"),
+    ];
+    Running::start(source.home.command("rdma-mount", &words)).end().done();
+    // Whatever happens, it does not stay.
+    let guard = Mounted { running: None, cache: Arc::new(cache), at: Some(at) };
+    assert_eq!(fs::read(guard.path("file")).expect("reads"), b"hello");
+    let gone = Command::new("umount").arg(guard.path("")).status().expect("umount runs");
+    assert!(gone.success());
+    let free = || {
+        let lock = fs::File::open(guard.cache.path().join("lock")).ok()?;
+        use rustix::fs::{FlockOperation, flock};
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()
+    };
+    wait_for("the daemon lets go of its cache", STAND_MAX, free);
+    assert!(log.exists());
+}
+
+#[test]
+fn a_mount_that_is_in_use_ends_when_it_is_told_to() {
+    if !can_mount("a_mount_that_is_in_use_ends_when_it_is_told_to") {
+        return;
+    }
+    let source = Source::new(fill);
+    let mounted = source.mount(&[]);
+    let held = fs::File::open(mounted.path("file")).expect("opens");
+    mounted.end();
+    drop(held);
+}
+
+#[test]
+fn a_hundred_mounts_leave_nothing_behind() {
+    if !can_mount("a_hundred_mounts_leave_nothing_behind") {
+        return;
+    }
+    let source = Source::new(fill);
+    let cache = Arc::new(tempfile::tempdir().expect("folder"));
+    let mounts = || fs::read_to_string("/proc/self/mountinfo").expect("tells").lines().count();
+    for _ in 0..100 {
+        let mounted = source.mount_with(&cache, &[]);
+        assert_eq!(fs::read(mounted.path("file")).expect("reads"), b"hello");
+        mounted.end();
+    }
+    let text = fs::read_to_string("/proc/self/mountinfo").expect("tells");
+    assert!(!text.contains(cache.path().to_str().expect("text")), "{}", mounts());
+    let files = fs::read_dir(cache.path()).expect("lists").count();
+    assert_eq!(files, 2, "the lock, and the one part that holds the file");
+}

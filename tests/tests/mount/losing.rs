@@ -1,0 +1,93 @@
+//! What readers get when the server or the daemon is lost: what is here, then an error
+//! in time, and all of it when the server is back. Nobody hangs.
+
+use super::*;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time() {
+    if !can_mount("what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time") {
+        return;
+    }
+    let (big, small) = (noise(64 * MIB, 1), noise(100_000, 2));
+    let mut source = Source::new(|dir| {
+        fs::write(dir.join("big"), &big).expect("writes");
+        fs::write(dir.join("small"), &small).expect("writes");
+    });
+    let mounted = source.mount(&["--timeout", "3"]);
+    assert!(fs::read(mounted.path("small")).expect("reads") == small);
+    let reader = fs::File::open(mounted.path("big")).expect("opens");
+    let mut bytes = vec![0; 4096];
+    let far = 50 * MIB as u64;
+    reader.read_exact_at(&mut bytes, 0).expect("reads");
+    let address = source.kill();
+    assert!(fs::read(mounted.path("small")).expect("is here") == small);
+    reader.read_exact_at(&mut bytes, 0).expect("is here");
+    let begin = Instant::now();
+    let error = reader.read_exact_at(&mut bytes, far).expect_err("is not here");
+    assert_eq!(errno(&error), EIO, "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    let missing = fs::metadata(mounted.path("unknown")).expect_err("nobody knows");
+    assert_eq!(errno(&missing), EIO, "{missing}");
+    source.serve_at(&address);
+    let back = || reader.read_exact_at(&mut bytes, far).ok();
+    wait_for("it reads again", STAND_MAX, back);
+    assert!(fs::read(mounted.path("big")).expect("reads") == big);
+    mounted.end();
+}
+
+#[test]
+fn a_server_that_comes_back_in_time_is_not_noticed_by_who_reads() {
+    if !can_mount("a_server_that_comes_back_in_time_is_not_noticed_by_who_reads") {
+        return;
+    }
+    let big = noise(96 * MIB, 3);
+    let mut source = Source::new(|dir| fs::write(dir.join("big"), &big).expect("writes"));
+    let mounted = source.mount(&["--bwlimit", "24M"]);
+    let path = mounted.path("big");
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3).map(|_| scope.spawn(|| fs::read(&path))).collect();
+        std::thread::sleep(Duration::from_millis(1_500));
+        let address = source.kill();
+        std::thread::sleep(Duration::from_millis(500));
+        source.serve_at(&address);
+        for reader in readers {
+            let read = reader.join().expect("reads").expect("no error");
+            assert!(read == big);
+        }
+    });
+    mounted.end();
+}
+
+#[test]
+fn a_daemon_that_is_killed_frees_its_readers_and_the_next_one_clears_the_place() {
+    if !can_mount("a_daemon_that_is_killed_frees_its_readers_and_the_next_one_clears_the_place") {
+        return;
+    }
+    let big = noise(8 * MIB, 4);
+    let source = Source::new(|dir| fs::write(dir.join("big"), &big).expect("writes"));
+    // So slow that the reader waits when the daemon dies.
+    let mut mounted = source.mount(&["--bwlimit", "1M"]);
+    let path = mounted.path("big");
+    let cache = mounted.cache.clone();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| fs::read(&path));
+        std::thread::sleep(Duration::from_millis(3_000));
+        mounted.running().signal(Signal::KILL);
+        let begin = Instant::now();
+        let error = reader.join().expect("ends").expect_err("it was cut off");
+        assert!([ENOTCONN, ECONNABORTED, EIO].contains(&errno(&error)), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    });
+    drop(mounted.running.take());
+    let at = mounted.at.take().expect("it has a place");
+    assert!(is_mounted(at.path()), "nobody has cleared it");
+    let from = source.serve().at("data");
+    let again = Mounted::start_on(&source.home, &from, &cache, at, &[]);
+    let read = || fs::read(again.path("big")).ok();
+    assert!(wait_for("it reads", STAND_MAX, read) == big);
+    again.end();
+}

@@ -1,0 +1,191 @@
+//! `rdma-mount` as a user runs it, on real servers over loopback and the kernel's own
+//! FUSE: what readers get (`reading`), what they get when the source or the cache
+//! changes (`changing`), when the server or the daemon is lost (`losing`), and how a
+//! mount comes and goes (`living`). A stage of its own in `tests/run`; where /dev/fuse
+//! cannot be used every test says so and is skipped.
+
+#![forbid(unsafe_code)]
+
+mod changing;
+mod living;
+mod losing;
+mod reading;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
+
+/// How long a mount may take to stand, and to go.
+const STAND_MAX: Duration = Duration::from_secs(30);
+
+/// How long a file that was just written is not trusted, and a bit more.
+const SETTLED: Duration = Duration::from_millis(2_100);
+
+/// Whether mounts can be made here; says so if not.
+fn can_mount(test: &str) -> bool {
+    let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let root = rustix::process::geteuid().is_root();
+    let helper = Command::new("fusermount3").arg("-V").output().is_ok();
+    match device {
+        Ok(_) if root || helper => true,
+        Ok(_) => {
+            skip(test, "neither root nor fusermount3");
+            false
+        }
+        Err(error) => {
+            skip(test, &format!("/dev/fuse cannot be used: {error}"));
+            false
+        }
+    }
+}
+
+/// A source with its server.
+struct Source {
+    dir: TempDir,
+    home: Arc<Home>,
+    serve: Option<Serve>,
+}
+
+impl Source {
+    /// Serves a folder that `fill` puts something in.
+    fn new(fill: impl FnOnce(&Path)) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        fill(dir.path());
+        let home = Arc::new(Home::new());
+        let mut source = Self { dir, home, serve: None };
+        source.serve_at("127.0.0.1:0");
+        source
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn serve(&self) -> &Serve {
+        self.serve.as_ref().expect("it is served")
+    }
+
+    fn serve_at(&mut self, listen: &str) {
+        let export = format!("data={}", self.dir.path().display());
+        self.serve = Some(Serve::of(&self.home, listen, &[&export]));
+    }
+
+    /// Ends the server without a word; returns where it was.
+    fn kill(&mut self) -> String {
+        let serve = self.serve.take().expect("it is served");
+        let address = serve.address.to_string();
+        drop(serve);
+        address
+    }
+
+    /// Mounts it, with a cache of its own.
+    fn mount(&self, arguments: &[&str]) -> Mounted {
+        self.mount_with(&Arc::new(tempfile::tempdir().expect("a folder")), arguments)
+    }
+
+    /// Mounts it with this cache.
+    fn mount_with(&self, cache: &Arc<TempDir>, arguments: &[&str]) -> Mounted {
+        Mounted::start(&self.home, &self.serve().at("data"), cache, arguments)
+    }
+}
+
+/// A mount; ended, whatever happened to it, when this is dropped.
+struct Mounted {
+    running: Option<Running>,
+    cache: Arc<TempDir>,
+    at: Option<TempDir>,
+}
+
+impl Mounted {
+    fn start(home: &Home, source: &str, cache: &Arc<TempDir>, arguments: &[&str]) -> Self {
+        let at = tempfile::tempdir().expect("a folder");
+        Self::start_on(home, source, cache, at, arguments)
+    }
+
+    fn start_on(
+        home: &Home,
+        source: &str,
+        cache: &Arc<TempDir>,
+        at: TempDir,
+        arguments: &[&str],
+    ) -> Self {
+        let place = ["--foreground", "--transport", "tcp", "--cache"].map(OsStr::new);
+        let mut all: Vec<&OsStr> = vec![source.as_ref(), at.path().as_ref()];
+        all.extend(place);
+        all.push(cache.path().as_ref());
+        all.extend(arguments.iter().map(OsStr::new));
+        let mut running = Running::start(home.command("rdma-mount", &all));
+        let stands = wait_for("the mount stands", STAND_MAX, || {
+            let stands = is_mounted(at.path());
+            (stands || running.has_ended()).then_some(stands)
+        });
+        if !stands {
+            panic!("it ended: {:#?}", running.end());
+        }
+        Self { running: Some(running), cache: cache.clone(), at: Some(at) }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.at.as_ref().expect("it has a place").path().join(name)
+    }
+
+    fn running(&self) -> &Running {
+        self.running.as_ref().expect("it runs")
+    }
+
+    /// Ends it as a user would; fails unless it ends well and leaves nothing.
+    fn end(mut self) {
+        let running = self.running.take().expect("it runs");
+        running.signal(Signal::TERM);
+        running.end().done();
+        let at = self.at.as_ref().expect("it has a place").path();
+        assert!(!is_mounted(at), "it is still mounted");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        drop(self.running.take());
+        if let Some(at) = &self.at
+            && is_mounted(at.path())
+        {
+            let _ = Command::new("umount").arg("-l").arg(at.path()).status();
+        }
+    }
+}
+
+/// Whether something is mounted exactly there.
+fn is_mounted(at: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("the kernel tells");
+    let at = at.to_str().expect("our own path");
+    mounts.lines().any(|line| line.split(' ').nth(4) == Some(at))
+}
+
+/// Bytes that are nowhere the same.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// What a system call said: the number of its error.
+fn errno(error: &std::io::Error) -> i32 {
+    error.raw_os_error().unwrap_or_default()
+}
+
+const EIO: i32 = 5;
+const ESTALE: i32 = 116;
+const ENOTCONN: i32 = 107;
+const ECONNABORTED: i32 = 103;

@@ -1,0 +1,171 @@
+//! What readers get: the same bytes, names and attributes as at the source, in every
+//! way of reading.
+
+use super::*;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+
+const MIB: usize = 1 << 20;
+
+/// A bit of everything.
+fn fill(dir: &Path) {
+    fs::create_dir_all(dir.join("a/b/c")).expect("makes");
+    fs::create_dir(dir.join("empty folder")).expect("makes");
+    fs::write(dir.join("a/empty"), b"").expect("writes");
+    fs::write(dir.join("a/small \u{e9}"), b"hello").expect("writes");
+    fs::write(dir.join("a/b/odd"), noise(3 * MIB + 77, 1)).expect("writes");
+    fs::write(dir.join("a/b/exact"), noise(2 * MIB, 2)).expect("writes");
+    let sparse = fs::File::create(dir.join("a/b/c/sparse")).expect("makes");
+    sparse.set_len(20 * MIB as u64 + 5).expect("grows");
+    sparse.write_all_at(b"island", 9 * MIB as u64 + 3).expect("writes");
+    symlink("b/odd", dir.join("a/link")).expect("links");
+    symlink("nowhere", dir.join("a/dangling")).expect("links");
+    for number in 0..50 {
+        fs::write(dir.join(format!("a/b/c/f{number}")), noise(1000 + number, 3)).expect("writes");
+    }
+    fs::set_permissions(dir.join("a/empty"), fs::Permissions::from_mode(0o640)).expect("sets");
+}
+
+#[test]
+fn a_tree_is_the_same_through_the_mount_and_again_from_the_cache() {
+    if !can_mount("a_tree_is_the_same_through_the_mount_and_again_from_the_cache") {
+        return;
+    }
+    let source = Source::new(fill);
+    let cache = Arc::new(tempfile::tempdir().expect("a folder"));
+    let mut numbers = Vec::new();
+    for _ in 0..2 {
+        let mounted = source.mount_with(&cache, &[]);
+        let mut diff = Command::new("diff");
+        let said = diff.args(["-r", "--no-dereference"]).arg(source.path("")).arg(mounted.path(""));
+        let said = said.output().expect("diff runs");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+        for name in ["a", "a/empty", "a/b/odd", "a/small \u{e9}", "a/link", "a/b/c/sparse"] {
+            let there = fs::symlink_metadata(source.path(name)).expect("is there");
+            let here = fs::symlink_metadata(mounted.path(name)).expect("is here");
+            assert_eq!(here.mode(), there.mode(), "{name}");
+            if !there.is_dir() {
+                assert_eq!(here.len(), there.len(), "{name}");
+            }
+            assert_eq!((here.mtime(), here.mtime_nsec()), (there.mtime(), there.mtime_nsec()));
+        }
+        let link = fs::read_link(mounted.path("a/dangling")).expect("is a link");
+        assert_eq!(link, Path::new("nowhere"));
+        let missing = fs::metadata(mounted.path("a/nothing")).expect_err("is not there");
+        assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+        let refused = fs::write(mounted.path("a/new"), b"x").expect_err("it is read-only");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        let number = |name: &str| fs::metadata(mounted.path(name)).expect("is here").ino();
+        numbers.push([number("a/b/odd"), number("a/b/c"), number("a/b/c/f7")]);
+        let room = rustix::fs::statvfs(mounted.path("")).expect("tells");
+        assert!(room.f_blocks > 0 && room.f_namemax == 255);
+        mounted.end();
+    }
+    assert_eq!(numbers[0], numbers[1], "numbers stay");
+}
+
+#[test]
+fn readers_here_and_there_at_once_get_what_the_source_has() {
+    if !can_mount("readers_here_and_there_at_once_get_what_the_source_has") {
+        return;
+    }
+    let content = noise(24 * MIB + 123, 7);
+    let source = Source::new(|dir| fs::write(dir.join("big"), &content).expect("writes"));
+    let mounted = source.mount(&["--no-passthrough"]);
+    let path = mounted.path("big");
+    std::thread::scope(|scope| {
+        for reader in 0..8_u64 {
+            let (path, content) = (&path, &content);
+            scope.spawn(move || {
+                let mut file = fs::File::open(path).expect("opens");
+                if reader == 0 {
+                    let mut all = Vec::new();
+                    file.read_to_end(&mut all).expect("reads");
+                    assert!(all == *content, "in order");
+                }
+                let mut random = reader.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
+                for _ in 0..200 {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let offset = random as usize % content.len();
+                    let len = (4096 * (1 + random as usize % 5)).min(content.len() - offset);
+                    let mut bytes = vec![0; len];
+                    file.read_exact_at(&mut bytes, offset as u64).expect("reads");
+                    assert!(bytes == content[offset..offset + len], "{len} at {offset}");
+                }
+                file.seek(SeekFrom::End(-5)).expect("seeks");
+                let mut tail = Vec::new();
+                file.read_to_end(&mut tail).expect("reads");
+                assert_eq!(tail, content[content.len() - 5..]);
+            });
+        }
+    });
+    mounted.end();
+}
+
+#[test]
+fn a_mapped_file_and_one_read_without_the_page_cache_are_the_same() {
+    if !can_mount("a_mapped_file_and_one_read_without_the_page_cache_are_the_same") {
+        return;
+    }
+    let content = noise(5 * MIB + 4096, 9);
+    let source = Source::new(|dir| fs::write(dir.join("big"), &content).expect("writes"));
+    // Once as it arrives, once when all of it is here.
+    let mounted = source.mount(&[]);
+    for _ in 0..2 {
+        let program = "import mmap,sys\nf=open(sys.argv[1],'rb')\n\
+                       m=mmap.mmap(f.fileno(),0,prot=mmap.PROT_READ)\n\
+                       sys.stdout.buffer.write(m[4000000:]+m[:4000000])";
+        let mapped =
+            Command::new("python3").args(["-c", program]).arg(mounted.path("big")).output();
+        match mapped {
+            Ok(mapped) => {
+                let (head, tail) = content.split_at(4_000_000);
+                assert!(mapped.stdout == [tail, head].concat(), "{:?}", mapped.status);
+            }
+            Err(error) => skip("a mapped file", &format!("no python3: {error}")),
+        }
+        let direct = Command::new("dd")
+            .args(["bs=1M", "iflag=direct", "status=none"])
+            .arg(format!("if={}", mounted.path("big").display()))
+            .output()
+            .expect("dd runs");
+        assert!(direct.stdout == content, "{}", String::from_utf8_lossy(&direct.stderr));
+    }
+    mounted.end();
+}
+
+#[test]
+fn a_cache_that_is_too_small_gives_right_bytes_and_stays_small() {
+    if !can_mount("a_cache_that_is_too_small_gives_right_bytes_and_stays_small") {
+        return;
+    }
+    let content = noise(80 * MIB, 11);
+    let source = Source::new(|dir| {
+        fs::write(dir.join("big"), &content).expect("writes");
+        fs::write(dir.join("small"), b"hello").expect("writes");
+    });
+    let mounted = source.mount(&["--cache-size", "64M"]);
+    for _ in 0..2 {
+        assert!(fs::read(mounted.path("big")).expect("reads") == content);
+        assert_eq!(fs::read(mounted.path("small")).expect("reads"), b"hello");
+        let kept = kept_bytes(mounted.cache.path());
+        assert!((32 << 20..=66 << 20).contains(&kept), "{kept} bytes are kept");
+    }
+    mounted.end();
+}
+
+/// What the files of a cache take.
+pub fn kept_bytes(cache: &Path) -> u64 {
+    data_files(cache).iter().map(|path| fs::metadata(path).expect("is there").blocks() * 512).sum()
+}
+
+/// The files that hold content.
+pub fn data_files(cache: &Path) -> Vec<PathBuf> {
+    let parts = fs::read_dir(cache).expect("lists").flatten().map(|entry| entry.path());
+    let files =
+        parts.filter(|path| path.is_dir()).flat_map(|path| fs::read_dir(path).expect("lists"));
+    let paths = files.flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension() == Some(OsStr::new("data"))).collect()
+}
