@@ -6,7 +6,7 @@
 //! Below another, the target of a mirror, no link is followed at all: what is
 //! written there stays under the name it was meant for.
 
-use crate::identity::{nanoseconds, stat_open};
+use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
 use crate::opened::OpenFolder;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Dropped, Fault, Meta, WirePath};
@@ -37,6 +37,8 @@ pub struct Folder {
     /// Below this no link is followed.
     plain: Option<(WirePath, OwnedFd)>,
     parents: Mutex<Vec<Parent>>,
+    /// The device number and the id of its own file system.
+    file_system: OnceLock<Option<((u32, u32), u64)>>,
 }
 
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl Folder {
             Fault::from_io(format!("cannot open folder {}", path.display()), &e.into())
         })?;
         let (path, fd) = (path.to_owned(), Arc::new(OpenFolder::new(fd)));
-        Ok(Self { path, fd, beneath: true, plain: None, parents: Mutex::default() })
+        Ok(Self::of(path, fd, true))
     }
 
     /// Opens a folder whose links may lead anywhere. Only for what a user has read of his own
@@ -67,13 +69,18 @@ impl Folder {
     pub fn below(&self, path: &WirePath) -> Result<Self, Fault> {
         let fd = Arc::new(OpenFolder::new(self.open_folder(path)?));
         let path = self.path.join(OsStr::from_bytes(path.as_bytes()));
-        Self { path, fd, ..self.share() }.plain_below(&WirePath::root())
+        Self::of(path, fd, self.beneath).plain_below(&WirePath::root())
     }
 
     /// The same folder for another owner.
     pub fn share(&self) -> Self {
         let (path, fd) = (self.path.clone(), self.fd.clone());
-        Self { path, fd, beneath: self.beneath, plain: None, parents: Mutex::default() }
+        Self::of(path, fd, self.beneath)
+    }
+
+    fn of(path: PathBuf, fd: Arc<OpenFolder>, beneath: bool) -> Self {
+        let (parents, file_system) = (Mutex::default(), OnceLock::new());
+        Self { path, fd, beneath, plain: None, parents, file_system }
     }
 
     /// The same folder, where no link below `base` is followed. Links that lead to `base` are,
@@ -119,6 +126,20 @@ impl Folder {
         }
     }
 
+    /// The id of the file system of a file in this folder that was looked at. As long as the
+    /// folder is open no other file system gets its device number, so it is asked for once.
+    pub(crate) fn file_system_of(&self, file: &File, stat: &Statx) -> io::Result<u64> {
+        let device = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor);
+        let own = self.file_system.get_or_init(|| {
+            let of = stat_open(&*self.fd).ok()?;
+            Some((device(&of), file_system_of(&*self.fd).ok()?))
+        });
+        match own {
+            Some((own, id)) if *own == device(stat) => Ok(*id),
+            _ => file_system_of(file),
+        }
+    }
+
     /// Opens a folder below.
     pub fn open_folder(&self, path: &WirePath) -> Result<OwnedFd, Fault> {
         let what = format!("cannot open folder {path}");
@@ -138,11 +159,15 @@ impl Folder {
         let old = parents.iter().take_while(is_old).count();
         parents.drain(..old);
         if let Some(at) = parents.iter().rposition(|known| known.path.as_bytes() == parent) {
+            let known = parents[at].fd.clone();
+            // Looked at without the lock, which all threads of a copy want for every file.
+            drop(parents);
             // One that was removed has no name, and takes none.
-            if rustix::fs::fstat(&*parents[at].fd).is_ok_and(|stat| stat.st_nlink > 0) {
-                return Ok(parents[at].fd.clone());
+            if rustix::fs::fstat(&*known).is_ok_and(|stat| stat.st_nlink > 0) {
+                return Ok(known);
             }
-            parents.remove(at);
+            parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
+            parents.retain(|other| !Arc::ptr_eq(&other.fd, &known));
         }
         let parent = path.parent();
         let fd = Arc::new(OpenFolder::new(self.open_folder(&parent)?));

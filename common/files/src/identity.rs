@@ -31,12 +31,7 @@ pub struct Identity {
 impl Identity {
     /// Takes the identity of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
-        Ok(Self::of_status(fstatvfs(file)?.f_fsid, &stat_open(file)?))
-    }
-
-    /// The identity of an open file that was looked at.
-    pub(crate) fn looked_at(file: &File, stat: &Statx) -> io::Result<Self> {
-        Ok(Self::of_status(fstatvfs(file)?.f_fsid, stat))
+        Ok(Self::of_status(file_system_of(file)?, &stat_open(file)?))
     }
 
     /// The identity that an open file has now. It cannot have moved to another file system.
@@ -44,7 +39,8 @@ impl Identity {
         Ok(Self::of_status(self.file_system, &stat_open(file)?))
     }
 
-    fn of_status(file_system: u64, stat: &Statx) -> Self {
+    /// The identity of a file that was looked at, and is on this file system.
+    pub(crate) fn of_status(file_system: u64, stat: &Statx) -> Self {
         Self {
             file_system,
             inode: stat.stx_ino,
@@ -72,6 +68,11 @@ impl Identity {
         let youngest = i128::from(self.mtime_ns.max(self.ctime_ns));
         now_ns - youngest < RACY_NS
     }
+}
+
+/// The id of the file system that an open file or folder is on.
+pub(crate) fn file_system_of(fd: impl std::os::fd::AsFd) -> io::Result<u64> {
+    Ok(fstatvfs(fd)?.f_fsid)
 }
 
 /// The status of an open file.

@@ -6,7 +6,7 @@
 use crate::folder::Folder;
 use crate::hash::hash_extent;
 use crate::holes::find_holes;
-use crate::identity::{Identity, stat_open};
+use crate::identity::{Identity, file_system_of, stat_open};
 use crate::memo::Memo;
 use crate::meta;
 use rustix::fs::Statx;
@@ -57,7 +57,8 @@ impl Source {
     pub fn new(file: File, name: impl std::fmt::Display) -> Result<Self, Fault> {
         let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {name}"), &e);
         let stat = stat_open(&file).map_err(what)?;
-        Self::looked_at(file, &stat, name.to_string())
+        let file_system = file_system_of(&file).map_err(what)?;
+        Ok(Self::looked_at(file, file_system, &stat, name.to_string()))
     }
 
     /// Opens a regular file below a folder; `name` is for messages.
@@ -67,13 +68,14 @@ impl Source {
         name: impl std::fmt::Display,
     ) -> Result<Self, Fault> {
         let (file, stat) = folder.open_file(path)?;
-        Self::looked_at(file, &stat, name.to_string())
+        let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {name}"), &e);
+        let file_system = folder.file_system_of(&file, &stat).map_err(what)?;
+        Ok(Self::looked_at(file, file_system, &stat, name.to_string()))
     }
 
-    fn looked_at(file: File, stat: &Statx, name: String) -> Result<Self, Fault> {
-        let identity = Identity::looked_at(&file, stat)
-            .map_err(|e| Fault::from_io(format!("cannot look at {name}"), &e))?;
-        Ok(Self {
+    fn looked_at(file: File, file_system: u64, stat: &Statx, name: String) -> Self {
+        let identity = Identity::of_status(file_system, stat);
+        Self {
             file: Arc::new(file),
             name,
             identity,
@@ -82,7 +84,7 @@ impl Source {
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
             memo: None,
-        })
+        }
     }
 
     /// Keeps what is hashed of it in this folder, for a later try, and uses what is known.

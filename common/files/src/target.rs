@@ -187,7 +187,8 @@ impl Target {
             let mode = self.file.metadata()?.permissions().mode();
             self.file.set_permissions(Permissions::from_mode(mode & !0o200))?;
         }
-        self.file.sync_all()
+        // In memory there is nothing to write it to.
+        if self.is_in_memory() { Ok(()) } else { self.file.sync_all() }
     }
 
     /// Notes in the journal, if there is one, that a range is verified and written.
