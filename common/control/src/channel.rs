@@ -184,7 +184,9 @@ mod tests {
         near.write_all(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes()).await.unwrap();
         let bytes = FRAME_BYTES_MAX + 1;
         let expected = Err(ControlError::Wire(WireError::TooLarge { bytes }));
-        assert_eq!(receiver.recv().await, expected);
+        // One that is taken would wait for its body.
+        let told = tokio::time::timeout(std::time::Duration::from_secs(5), receiver.recv()).await;
+        assert_eq!(told, Ok(expected));
         assert!(receiver.arrived.capacity() <= 2 * STEP_BYTES);
     }
 
