@@ -174,39 +174,44 @@ impl Core {
         wait.clamp(Duration::from_millis(1), TURN_MAX)
     }
 
-    /// Starts what there is room for, and does what the machines ask.
+    /// Starts what there is room for, and does what the machines ask. What they ask may make
+    /// room, or be what something waited for: a folder gets its times behind its last file.
     pub(super) fn advance(&mut self) {
-        self.pump_serving();
-        self.pump_mirror();
-        self.pump_trees();
-        self.pump_choices();
-        self.pump_downloads();
-        self.pump_uploads();
-        self.pump_compares();
         loop {
-            let now = self.now();
-            if self.hashing > 0 {
-                self.write.touch(now);
-            }
-            self.read.advance(now);
-            self.write.advance(now);
-            if let Some(effect) = self.read.next_effect() {
-                self.read_effect(effect);
-            } else if let Some(effect) = self.write.next_effect() {
-                self.write_effect(effect);
-            } else {
+            self.pump_serving();
+            self.pump_mirror();
+            self.pump_trees();
+            self.pump_choices();
+            self.pump_downloads();
+            self.pump_uploads();
+            self.pump_compares();
+            if !self.act() {
                 break;
-            }
-            while let Some(effect) = self.read.next_effect() {
-                self.read_effect(effect);
-            }
-            while let Some(effect) = self.write.next_effect() {
-                self.write_effect(effect);
             }
         }
         self.release_paced();
         self.commit_landed();
         self.check_sources();
+    }
+
+    /// Does what the machines ask; whether they asked something.
+    fn act(&mut self) -> bool {
+        let now = self.now();
+        if self.hashing > 0 {
+            self.write.touch(now);
+        }
+        self.read.advance(now);
+        self.write.advance(now);
+        let mut asked = false;
+        while let Some(effect) = self.read.next_effect() {
+            self.read_effect(effect);
+            asked = true;
+        }
+        while let Some(effect) = self.write.next_effect() {
+            self.write_effect(effect);
+            asked = true;
+        }
+        asked
     }
 
     pub(super) fn message(&mut self, message: ServerMessage) {

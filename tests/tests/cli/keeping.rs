@@ -2,7 +2,7 @@
 //! from anybody: setuid bits, file capabilities, files of root. Compared by
 //! status and attributes here, and by rsync where it is installed.
 
-use crate::process::{Ended, Home, Serve, Signal, skip, wait_for};
+use crate::process::{Ended, Home, Running, Serve, Signal, skip, wait_for};
 use crate::resuming::told;
 use crate::stopping::BEGIN_MAX;
 use crate::{bytes, is_root, text, works};
@@ -526,4 +526,34 @@ fn folders_are_finished_by_the_session_that_comes_last() {
         // Only of folders: a file that was begun twice was read in between.
         assert_eq!(folders(&all(&at(to))), folders(&source), "{to}");
     }
+}
+
+/// When a line of a log was written, in seconds of its hour.
+fn written_at(line: &str) -> f64 {
+    let time = line.split_once('T').and_then(|(_, rest)| rest.split_once('Z')).expect("a time").0;
+    let mut parts = time.split(':').skip(1).map(|part| part.parse::<f64>().expect("a number"));
+    parts.next().expect("minutes") * 60.0 + parts.next().expect("seconds")
+}
+
+#[test]
+fn a_folder_gets_its_times_as_soon_as_its_last_file_is_there() {
+    let dir = tempfile::tempdir().expect("a folder");
+    tree::write(&dir.path().join("from/a/f"), b"the only one");
+    fs::create_dir(dir.path().join("in")).expect("a folder");
+    let serve = Serve::start(&[format!("in={}:rw", dir.path().join("in").display())]);
+    // A turn of the client that nothing wakes is 250 ms long. One machine may be busy that long,
+    // but not each of five times.
+    let waits = (0..5).map(|number| {
+        let from = dir.path().join("from").display().to_string();
+        let to = serve.at(&format!("in/{number}"));
+        let mut command = serve.home().command("rdma-cp", &["-r", "-p", &from, &to]);
+        command.env("RUST_LOG", "trace");
+        let log = Running::start(command).end().done().stderr;
+        let of = |text: &str| log.lines().rfind(|line| line.contains(text)).map(written_at);
+        let committed = of("Committed").expect("the file is there");
+        let told = of("message sent content=Make").expect("the folder has its times");
+        (told - committed).rem_euclid(3600.0)
+    });
+    let least = waits.fold(f64::MAX, f64::min);
+    assert!(least < 0.2, "{least} s");
 }
