@@ -104,7 +104,8 @@ impl Content {
         facts: Facts,
         key: Key,
     ) -> Result<Arc<CacheFile>, Refusal> {
-        let want = Extent::new(0, facts.size.min(BLOCK_BYTES));
+        let first = Extent::new(0, facts.size.min(BLOCK_BYTES));
+        let mut want = first;
         let deadline = Instant::now() + SETTLE_MAX;
         let (info, version, landed) = loop {
             let part = Part { size: facts.size, version: None, want };
@@ -119,8 +120,13 @@ impl Content {
                 return Err(Refusal::Outdated);
             }
             match info.version {
-                Some(version) => break (info, version, landed),
-                None if Instant::now() < deadline => sleep(SETTLE_EVERY).await,
+                Some(version) if want == first => break (info, version, landed),
+                Some(_) => want = first,
+                // Nothing is brought that could not be kept.
+                None if Instant::now() < deadline => {
+                    want = Extent::new(0, 0);
+                    sleep(SETTLE_EVERY).await;
+                }
                 None => {
                     let text = format!("{path} is written to all the time");
                     return Err(Refusal::Fault(Fault::new(Code::Changed, text)));
@@ -177,6 +183,25 @@ impl Content {
             }
         }
         Err(Fault::new(Code::NoSpace, "the cache is too small for what is read at a time"))
+    }
+
+    /// Whether readers have so much under way that nobody else should begin.
+    pub fn is_busy(&self) -> bool {
+        self.fetches.available_permits() < FETCHES_MAX / 2
+    }
+
+    /// Brings what is missing of a range, and waits for it.
+    pub async fn bring(
+        self: &Arc<Self>,
+        path: &WirePath,
+        file: &Arc<CacheFile>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Fault> {
+        for (_, mut flight) in self.want(path, file, offset, len).await {
+            ended(&mut flight).await?;
+        }
+        Ok(())
     }
 
     /// Has what is missing of a range brought, and joins what is on its way.

@@ -4,9 +4,11 @@
 //! is an error to the kernel, and all that is waited for has a deadline.
 
 use super::cache::CacheFile;
+use super::fill::Progress;
 use super::handles::{Handles, OpenFile};
 use super::listing::{Facts, Kind, Listing};
 use super::nodes::ROOT;
+use super::status::ATTRIBUTE;
 use super::tree::{Tree, Trouble};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -36,6 +38,7 @@ const KERNEL_AHEAD_BYTES: u32 = 1 << 20;
 pub(super) struct Door {
     pub tree: Arc<Tree>,
     pub handles: Arc<Handles>,
+    pub filled: Arc<Progress>,
     pub runtime: Handle,
     pub owner: (u32, u32),
 }
@@ -274,6 +277,9 @@ impl Filesystem for Door {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if number.0 == ROOT && name == ATTRIBUTE {
+            return sized(&self.tree.status(&self.filled), size, reply);
+        }
         let (tree, name) = (self.tree.clone(), name.as_bytes().to_vec());
         if !is_told(&name) {
             return reply.error(Errno::ENODATA);

@@ -8,6 +8,7 @@ mod cache;
 mod content;
 mod counts;
 mod door;
+mod fill;
 mod flights;
 mod folders;
 mod handles;
@@ -16,8 +17,10 @@ mod listing;
 mod nodes;
 mod passthrough;
 mod place;
+pub mod status;
 mod tree;
 
+pub use fill::Fill;
 pub use listing::Listing;
 pub use place::PlaceError;
 
@@ -62,6 +65,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Whether complete files are read past this process.
     pub passthrough: bool,
+    /// Whether all of it is brought.
+    pub fill: Fill,
 }
 
 /// Why there is no mount.
@@ -124,7 +129,12 @@ impl Mount {
         let tree = Arc::new(Tree::new(content, options.remote.path.clone(), passthrough));
         let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
-        let door = Door { tree, handles, runtime, owner };
+        let filled = Arc::new(fill::Progress::default());
+        if let Fill::On(rate) = options.fill {
+            let (content, base) = (tree.content.clone(), options.remote.path.clone());
+            tokio::spawn(fill::fill(content, base, rate, filled.clone()));
+        }
+        let door = Door { tree, handles, filled, runtime, owner };
         Self::mount(options, door).await
     }
 

@@ -105,3 +105,52 @@ fn a_hundred_mounts_leave_nothing_behind() {
     let files = fs::read_dir(cache.path()).expect("lists").count();
     assert_eq!(files, 2, "the lock, and the one part that holds the file");
 }
+
+#[test]
+fn the_status_tells_how_far_the_fill_is_and_which_way_files_are_read() {
+    if !can_mount("the_status_tells_how_far_the_fill_is_and_which_way_files_are_read") {
+        return;
+    }
+    let big = noise(5 << 20, 3);
+    let source = Source::new(|dir| {
+        fs::create_dir(dir.join("a")).expect("makes");
+        fs::write(dir.join("a/big"), &big).expect("writes");
+        (0..20)
+            .for_each(|it| fs::write(dir.join(format!("f{it}")), noise(9000, it)).expect("writes"));
+    });
+    // What is younger is looked at more than once.
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount(&["--fill", "--timeout", "3"]);
+    let status = |json: bool| {
+        let at = mounted.path("");
+        let mut words = vec!["--status", at.to_str().expect("text")];
+        words.extend(json.then_some("--json"));
+        Running::start(source.home.command("rdma-mount", &words)).end().done().stdout
+    };
+    let filled = || {
+        let told: serde_json::Value = serde_json::from_str(&status(true)).expect("JSON");
+        (told["fill"]["state"] == "complete").then_some(told)
+    };
+    let told = wait_for("all is here", STAND_MAX, filled);
+    assert_eq!(
+        (&told["fill"]["files"], &told["fill"]["failed"]),
+        (&21.into(), &0.into()),
+        "{told}"
+    );
+    let bytes = (5 << 20) + 20 * 9000;
+    assert_eq!((&told["fetched_bytes"], &told["cache"]["bytes"]), (&bytes.into(), &bytes.into()));
+    assert_eq!(told["server"]["up"], true);
+    assert!(status(false).contains("complete"));
+    assert!(fs::read(mounted.path("a/big")).expect("reads") == big);
+    let read: serde_json::Value = serde_json::from_str(&status(true)).expect("JSON");
+    assert_eq!(read["fetched_bytes"], told["fetched_bytes"], "nothing is fetched twice");
+    match read["passthrough"]["why_not"].as_str() {
+        None => assert_eq!(read["passthrough"]["opens"], 1, "{read}"),
+        Some(why) => skip("passthrough", why),
+    }
+    mounted.end();
+    let nowhere = tempfile::tempdir().expect("folder");
+    let words = ["--status", nowhere.path().to_str().expect("text")];
+    let none = Running::start(source.home.command("rdma-mount", &words)).end();
+    none.refused(1, &["is no mount of this command", "hint: "]);
+}

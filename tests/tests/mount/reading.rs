@@ -32,6 +32,8 @@ fn a_tree_is_the_same_through_the_mount_and_again_from_the_cache() {
         return;
     }
     let source = Source::new(fill);
+    let flags = rustix::fs::XattrFlags::empty();
+    let xattrs = rustix::fs::setxattr(source.path("a/b/odd"), "user.a", b"value", flags).is_ok();
     let cache = Arc::new(tempfile::tempdir().expect("a folder"));
     let mut numbers = Vec::new();
     for _ in 0..2 {
@@ -55,6 +57,13 @@ fn a_tree_is_the_same_through_the_mount_and_again_from_the_cache() {
         assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
         let refused = fs::write(mounted.path("a/new"), b"x").expect_err("it is read-only");
         assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        if xattrs {
+            let mut value = [0; 16];
+            let len = rustix::fs::getxattr(mounted.path("a/b/odd"), "user.a", &mut value[..]);
+            assert_eq!(len.map(|len| value[..len].to_vec()), Ok(b"value".to_vec()));
+            let missing = rustix::fs::getxattr(mounted.path("a/b/odd"), "user.b", &mut value[..]);
+            assert_eq!(missing, Err(rustix::io::Errno::NODATA));
+        }
         let number = |name: &str| fs::metadata(mounted.path(name)).expect("is here").ino();
         numbers.push([number("a/b/odd"), number("a/b/c"), number("a/b/c/f7")]);
         let room = rustix::fs::statvfs(mounted.path("")).expect("tells");

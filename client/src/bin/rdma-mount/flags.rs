@@ -8,7 +8,7 @@ use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use verbatim_client::location::{Location, Remote};
-use verbatim_client::mount::MountOptions;
+use verbatim_client::mount::{Fill, MountOptions};
 use verbatim_client::size::parse_bytes;
 
 /// What is kept on local disk unless something else is said.
@@ -33,12 +33,29 @@ const CACHE_BYTES_MIN: u64 = 64 << 20;
 #[command(name = "rdma-mount", version, max_term_width = 100)]
 pub struct Flags {
     /// What to mount: HOST:/EXPORT[/PATH], or HOST:/ for all exports.
-    #[arg(value_name = "SOURCE")]
-    source: OsString,
+    #[arg(value_name = "SOURCE", required_unless_present = "status")]
+    source: Option<OsString>,
 
     /// The empty folder where it appears.
-    #[arg(value_name = "MOUNTPOINT")]
-    mountpoint: PathBuf,
+    #[arg(value_name = "MOUNTPOINT", required_unless_present = "status")]
+    mountpoint: Option<PathBuf>,
+
+    /// Print how a mount is doing instead.
+    ///
+    /// Whether the server is there, what was fetched and what is kept, how far the fill
+    /// is, and whether complete files are read past the daemon, and if not why. With
+    /// --json as the daemon tells it.
+    #[arg(long, value_name = "MOUNTPOINT", conflicts_with_all = ["source", "mountpoint"])]
+    pub status: Option<PathBuf>,
+
+    /// Bring all of it in the background: off, on, or a rate such as 100M [default: off].
+    ///
+    /// The rate is in bytes a second. Readers go first. It ends when all is here or the
+    /// cache is full; it has nothing removed.
+    #[arg(long, value_name = "RATE", value_parser = fill, num_args = 0..=1,
+          require_equals = true, default_value = "off", default_missing_value = "on",
+          hide_default_value = true)]
+    fill: Fill,
 
     /// Keep what was fetched in DIR.
     ///
@@ -93,13 +110,16 @@ impl Flags {
     /// What is mounted where, and how.
     pub fn options(&self) -> Result<MountOptions, FlagError> {
         let hint = || Some("rdma-mount HOST:/EXPORT MOUNTPOINT".to_owned());
-        let location = Location::parse(&self.source);
+        let missing = || FlagError::usage("SOURCE and MOUNTPOINT are missing", hint());
+        let source = self.source.as_ref().ok_or_else(missing)?;
+        let mountpoint = self.mountpoint.as_ref().ok_or_else(missing)?;
+        let location = Location::parse(source);
         let location = location.map_err(|error| FlagError::usage(error.to_string(), hint()))?;
         let Location::Remote(remote) = location else {
-            let text = format!("{} is not on a server", self.source.to_string_lossy());
+            let text = format!("{} is not on a server", source.to_string_lossy());
             return Err(FlagError::usage(text, hint()));
         };
-        let mountpoint = std::path::absolute(&self.mountpoint)
+        let mountpoint = std::path::absolute(mountpoint)
             .map_err(|error| FlagError::usage(format!("MOUNTPOINT: {error}"), None))?;
         Ok(MountOptions {
             cache: self.cache.clone().unwrap_or_else(|| cache_of(&remote)),
@@ -108,6 +128,7 @@ impl Flags {
             cache_bytes: self.cache_size,
             allow_other: self.allow_other,
             passthrough: !self.no_passthrough,
+            fill: self.fill,
         })
     }
 }
@@ -125,6 +146,17 @@ fn cache_of(remote: &Remote) -> PathBuf {
         });
     let name = format!("{}/{}", remote.peer(), remote.path).replace(['/', ':'], "_");
     base.join("verbatim/mount").join(name)
+}
+
+fn fill(text: &str) -> Result<Fill, String> {
+    match text {
+        "off" => Ok(Fill::Off),
+        "on" => Ok(Fill::On(None)),
+        rate => match parse_bytes(rate)? {
+            0 => Err("it must be off, on, or a rate above 0".into()),
+            rate => Ok(Fill::On(Some(rate))),
+        },
+    }
 }
 
 fn cache_size(text: &str) -> Result<u64, String> {
@@ -151,5 +183,13 @@ mod tests {
         assert!(options("./data").is_err() && options("-").is_err());
         assert!(flags(&["h:/a", "/mnt", "--cache-size", "1M"]).is_err());
         assert!(flags(&["h:/a"]).is_err());
+        let fill = |flag: &str| flags(&["h:/a", "/mnt", flag]).map(|flags| flags.fill).ok();
+        assert_eq!(fill("--fill"), Some(Fill::On(None)));
+        assert_eq!(fill("--fill=off"), Some(Fill::Off));
+        assert_eq!(fill("--fill=2M"), Some(Fill::On(Some(2 << 20))));
+        assert_eq!(fill("--fill=0"), None);
+        assert!(
+            flags(&["--status", "/mnt"]).is_ok() && flags(&["--status", "/m", "h:/a"]).is_err()
+        );
     }
 }

@@ -11,6 +11,7 @@ mod flags;
 #[path = "../shared/mod.rs"]
 #[allow(dead_code)] // what only copies say
 mod shared;
+mod show;
 
 use flags::Flags;
 use shared::ask;
@@ -22,6 +23,9 @@ use verbatim_client::mount::{Mount, MountError, MountOptions};
 fn main() -> ExitCode {
     let flags = verbatim_usage::parse::<Flags>();
     let json = flags.voice.json;
+    if let Some(mountpoint) = &flags.status {
+        return show::status(mountpoint, json);
+    }
     let options = match flags.options() {
         Ok(options) => options,
         Err(error) => return error.told(json),
