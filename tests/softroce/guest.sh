@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a guest kernel needs, for the scripts that boot one: tools, a kernel of Debian's, the
-# first files, the emulator. Sourced; they set `cache`, `out`, `kernel`, `modules`, `memory_mib` and
-# `processors`.
+# first files, the emulator. Sourced; they set `cache`, `out`, `kernel`, `modules`, `memory_mib`,
+# `processors` and `clock`.
 # shellcheck disable=SC2154
 set -euo pipefail
 
@@ -184,7 +184,7 @@ qemu() {
     exec qemu-system-x86_64 -M q35 -accel "$accel" -cpu max -m "$memory_mib" -smp "$processors" \
         -nodefaults -no-user-config -display none -no-reboot \
         -serial "file:$out/console" -kernel "$cache/vmlinux-$kernel" -initrd "$out/initrd" \
-        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable no_timer_check maxcpus=1" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on $clock no_timer_check maxcpus=1" \
         -fsdev "local,id=host,path=/,$share,readonly=on,multidevs=remap" \
         -device virtio-9p-pci,fsdev=host,mount_tag=host \
         -fsdev "local,id=out,path=$out,$share" -device virtio-9p-pci,fsdev=out,mount_tag=out \

@@ -320,15 +320,7 @@ impl ReadServer {
 
     fn refresh(&mut self, id: WindowId, pieces: Vec<(FileId, Extent)>) -> Result<(), Fault> {
         let leased = self.windows.get(&id).filter(|window| window.leased);
-        let part_of = |piece: &(FileId, Extent), whole: &(FileId, Extent)| {
-            let mut set = ExtentSet::new();
-            set.insert(whole.1);
-            piece.0 == whole.0 && set.contains(piece.1)
-        };
-        let known = leased.is_some_and(|window| {
-            pieces.iter().all(|piece| window.pieces.iter().any(|whole| part_of(piece, whole)))
-        });
-        if !known || pieces.is_empty() {
+        if !leased.is_some_and(|window| leasing::are_parts(&pieces, &window.pieces)) {
             return Err(Fault::new(Code::Protocol, "client refreshed a window it does not have"));
         }
         self.retire(id);

@@ -42,6 +42,9 @@ impl ReadClient {
             if !file.unleased.take(*extent) {
                 return Err(unexpected("hole that was leased before", holes.file));
             }
+        }
+        // None of them before all are known to be good: what waits to be zeroed is counted below.
+        for extent in &holes.extents {
             self.zeros.push((window, holes.file), *extent);
         }
         file.pending += holes.extents.len();

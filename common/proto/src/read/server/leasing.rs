@@ -3,12 +3,14 @@
 
 use super::{File, ReadServer, Window};
 use crate::batch::batches;
+use crate::holes::is_whole;
 use crate::message::{Holes, ReadReply, WindowHoles, WindowId};
 use crate::read::{Prepare, ServerEffect};
 use crate::units::{
     PACK_BYTES_MAX, PACK_FILES_MAX, PACKED_FILE_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX,
 };
 use crate::{Extent, ExtentSet, FileId};
+use std::collections::HashMap;
 
 /// Windows of large files while small ones wait.
 const LARGE_WINDOWS_MAX: usize = WINDOWS_MAX / 4 * 3;
@@ -136,6 +138,27 @@ impl File {
     }
 }
 
+/// Whether these are parts of a window: whole grains of its pieces, each once, and no more than
+/// there can be. Otherwise a client could have a queue grow with every message.
+pub(super) fn are_parts(parts: &[(FileId, Extent)], window: &[(FileId, Extent)]) -> bool {
+    let is_part = |(file, part): (FileId, Extent)| {
+        window.iter().any(|&(of, whole)| {
+            let end = whole.end().filter(|_| file == of && part.offset >= whole.offset);
+            end.is_some_and(|end| is_whole(part, end))
+        })
+    };
+    let mut seen: HashMap<FileId, ExtentSet> = HashMap::new();
+    (1..=PACK_FILES_MAX).contains(&parts.len())
+        && parts.iter().all(|&(file, part)| {
+            let seen = seen.entry(file).or_default();
+            let is_good = is_part((file, part)) && !seen.intersects(part);
+            if is_good {
+                seen.insert(part);
+            }
+            is_good
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,6 +190,28 @@ mod tests {
                 _ => None,
             })
             .collect()
+    }
+
+    #[test]
+    fn a_refresh_names_parts_of_its_window_each_once() {
+        let part = |file, offset, len| (FileId(file), Extent::new(offset, len));
+        let window = [part(0, 4 * GRAIN_BYTES, 3 * GRAIN_BYTES + 5), part(1, 0, 9)];
+        assert!(are_parts(&window, &window));
+        assert!(are_parts(&[part(0, 5 * GRAIN_BYTES, GRAIN_BYTES), part(1, 0, 9)], &window));
+        assert!(are_parts(&[part(0, 7 * GRAIN_BYTES, 5)], &window));
+        let wrong = [
+            part(0, 3 * GRAIN_BYTES, GRAIN_BYTES),
+            part(0, 4 * GRAIN_BYTES, 4 * GRAIN_BYTES),
+            part(0, 4 * GRAIN_BYTES, 512),
+            part(0, 5 * GRAIN_BYTES, 0),
+            part(0, 1 << 56, 0),
+            part(0, u64::MAX, GRAIN_BYTES),
+            part(2, 0, 9),
+        ];
+        for wrong in wrong {
+            assert!(!are_parts(&[wrong], &window), "{wrong:?}");
+        }
+        assert!(!are_parts(&[], &window) && !are_parts(&[window[1], window[1]], &window));
     }
 
     #[test]
