@@ -9,7 +9,7 @@ use super::line::{Came, Line, is_away};
 use super::listing::Facts;
 use crate::part::{Landed, PART_BYTES_MAX};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
@@ -52,14 +52,28 @@ pub(crate) struct Content {
     pub counts: Counts,
     /// The server, as it is part of the names in the cache.
     server: String,
+    turns: Mutex<Turns>,
     fetches: Semaphore,
     ahead: Semaphore,
+}
+
+/// Who is opening which file for the first time.
+#[derive(Default)]
+struct Turns(HashMap<Key, Arc<tokio::sync::Mutex<()>>>);
+
+impl Turns {
+    fn of(&mut self, key: Key) -> Arc<tokio::sync::Mutex<()>> {
+        // Those that nobody waits for are done with.
+        self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
+        self.0.entry(key).or_default().clone()
+    }
 }
 
 impl Content {
     pub fn new(line: Line, cache: Cache, server: String) -> Self {
         let (fetches, ahead) = (Semaphore::new(FETCHES_MAX), Semaphore::new(AHEAD_MAX));
-        Self { line, cache, counts: Counts::default(), server, fetches, ahead }
+        let (counts, turns) = (Counts::default(), Mutex::default());
+        Self { line, cache, counts, server, turns, fetches, ahead }
     }
 
     fn key(&self, path: &WirePath) -> Key {
@@ -80,7 +94,9 @@ impl Content {
         let found = blocking(move || this.cache.find(&key)).await;
         let like =
             |file: &Arc<CacheFile>| (file.size, file.mtime_ns) == (facts.size, facts.mtime_ns);
-        if let Some(file) = found.filter(like) {
+        let found = found.filter(like);
+        let old = found.as_ref().map(|file| file.version);
+        if let Some(file) = found {
             if !self.line.is_up() {
                 return Ok(file);
             }
@@ -94,7 +110,16 @@ impl Content {
                 Err(fault) => return Err(Refusal::Fault(fault)),
             }
         }
-        self.open_new(path, facts, key).await
+        // Who opens the same file at once waits for the first, and finds what it brought.
+        let turn = self.turns.lock().unwrap_or_else(PoisonError::into_inner).of(key);
+        let _turn = turn.lock().await;
+        let this = self.clone();
+        let found = blocking(move || this.cache.find(&key)).await;
+        let opened_now = |file: &Arc<CacheFile>| like(file) && Some(file.version) != old;
+        match found.filter(opened_now) {
+            Some(file) => Ok(file),
+            None => self.open_new(path, facts, key).await,
+        }
     }
 
     /// Opens a version of which nothing is here, and brings its first block with it.
@@ -260,22 +285,26 @@ impl Content {
         flight: Flight,
         ahead: bool,
     ) {
-        let (first, last) = (flight.blocks[0], flight.blocks[flight.blocks.len() - 1]);
+        // Neither is ever closed.
+        let _ahead = if ahead { self.ahead.acquire().await.ok() } else { None };
+        let _fetch = self.fetches.acquire().await;
+        // Some may have come since they were looked for.
+        let absent: Vec<u32> =
+            flight.blocks.iter().copied().filter(|block| !file.has(*block)).collect();
+        let (Some(&first), Some(&last)) = (absent.first(), absent.last()) else {
+            return file.flights.end(flight, Ok(Arc::default()));
+        };
         let (first, last) = (block_extent(first, file.size), block_extent(last, file.size));
         let want = Extent::new(first.offset, last.offset + last.len - first.offset);
         let version = Some((file.mtime_ns, file.version));
         let part = Part { size: file.size, version, want };
-        // Neither is ever closed.
-        let _ahead = if ahead { self.ahead.acquire().await.ok() } else { None };
-        let _fetch = self.fetches.acquire().await;
         let came = self.line.fetch(&path, part).await;
         let flown = came.map(|came| Arc::new((want.offset, came.landed)));
         let flown = match flown {
             Ok(brought) => {
                 self.counts.fetched(want.len);
-                let (this, kept, blocks) = (self.clone(), file.clone(), flight.blocks.clone());
-                let bytes = brought.clone();
-                blocking(move || this.keep(&kept, &blocks, bytes.0, &bytes.1)).await;
+                let (this, kept, bytes) = (self.clone(), file.clone(), brought.clone());
+                blocking(move || this.keep(&kept, &absent, bytes.0, &bytes.1)).await;
                 Ok(brought)
             }
             Err(fault) => {
@@ -329,11 +358,13 @@ fn compose(
         let extent = block_extent(block, file.size);
         let from = offset.max(extent.offset);
         let count = (end.min(extent.offset + extent.len) - from) as usize;
-        match brought.get(&block) {
-            Some(landed) => {
-                let at = (from - landed.0) as usize;
-                bytes.extend_from_slice(&landed.1.bytes[at..at + count]);
-            }
+        // A flight brings no block that was there.
+        let part = brought.get(&block).and_then(|landed| {
+            let at = from.checked_sub(landed.0)? as usize;
+            landed.1.bytes.get(at..at + count)
+        });
+        match part {
+            Some(part) => bytes.extend_from_slice(part),
             None => match file.read(from, count)? {
                 Ok(part) => bytes.extend_from_slice(&part),
                 Err(error) => return Some(Err(error)),

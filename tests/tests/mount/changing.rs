@@ -59,13 +59,30 @@ fn a_reader_keeps_its_version_or_is_told_and_the_next_open_gets_the_new_one() {
     mounted.end();
 }
 
+const SLOW_BYTES: usize = 24 * MIB;
+
+/// Reads a file here and there for a while; fails when not all of it is the same. An error is an
+/// answer: the version went while it was read.
+fn read_slowly(path: &Path) -> Option<u8> {
+    let file = fs::File::open(path).ok()?;
+    let mut bytes = vec![0; 4096];
+    let mut version = None;
+    for offset in (0..SLOW_BYTES).step_by(3 * MIB) {
+        file.read_exact_at(&mut bytes, offset as u64).ok()?;
+        let first = *version.get_or_insert(bytes[0]);
+        assert!(bytes.iter().all(|byte| *byte == first), "a mixture: {first}, {}", bytes[0]);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    version
+}
+
 #[test]
 fn who_reads_while_the_source_is_replaced_again_and_again_never_gets_a_mixture() {
     if !can_mount("who_reads_while_the_source_is_replaced_again_and_again_never_gets_a_mixture") {
         return;
     }
     // Each version is one byte throughout, so that a mixture shows in any two bytes.
-    let version = |number: u8| vec![number; 3 * MIB];
+    let version = |number: u8| vec![number; SLOW_BYTES];
     let source = Source::new(|dir| fs::write(dir.join("file"), version(0)).expect("writes"));
     let mounted = source.mount(&[]);
     let done = std::sync::atomic::AtomicBool::new(false);
@@ -76,11 +93,7 @@ fn who_reads_while_the_source_is_replaced_again_and_again_never_gets_a_mixture()
                 scope.spawn(|| {
                     let mut seen = std::collections::BTreeSet::new();
                     while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                        // An error is an answer: the version went while it was read.
-                        let Ok(bytes) = fs::read(&path) else { continue };
-                        assert!(bytes.len() == 3 * MIB, "{} bytes", bytes.len());
-                        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a mixture");
-                        seen.insert(bytes[0]);
+                        seen.extend(read_slowly(&path));
                     }
                     seen
                 })

@@ -138,6 +138,13 @@ impl Mounted {
         self.running.as_ref().expect("it runs")
     }
 
+    /// What it tells of itself.
+    fn status(&self) -> serde_json::Value {
+        let mut bytes = vec![0; 16 << 10];
+        let len = rustix::fs::getxattr(self.path(""), "user.verbatim.status", &mut bytes[..]);
+        serde_json::from_slice(&bytes[..len.expect("it has a status")]).expect("JSON")
+    }
+
     /// Ends it as a user would; fails unless it ends well and leaves nothing.
     fn end(mut self) {
         let running = self.running.take().expect("it runs");

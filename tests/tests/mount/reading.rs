@@ -80,6 +80,8 @@ fn readers_here_and_there_at_once_get_what_the_source_has() {
     }
     let content = noise(24 * MIB + 123, 7);
     let source = Source::new(|dir| fs::write(dir.join("big"), &content).expect("writes"));
+    // What is younger is looked at more than once.
+    std::thread::sleep(SETTLED);
     let mounted = source.mount(&["--no-passthrough"]);
     let path = mounted.path("big");
     std::thread::scope(|scope| {
@@ -110,6 +112,8 @@ fn readers_here_and_there_at_once_get_what_the_source_has() {
             });
         }
     });
+    let told = mounted.status();
+    assert_eq!(told["fetched_bytes"], content.len(), "each block came once: {told}");
     mounted.end();
 }
 

@@ -137,6 +137,11 @@ impl CacheFile {
         (offset / BLOCK_BYTES) as u32..=last as u32
     }
 
+    /// Whether a block is there and verified.
+    pub fn has(&self, block: u32) -> bool {
+        self.state().blocks.get(block as usize) == Some(&Block::Present)
+    }
+
     /// Which of these blocks must be fetched. Claimed ones are hashed now: this takes a while.
     pub fn absent(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
         blocks.filter(|&block| !self.check(block)).collect()
@@ -193,21 +198,22 @@ impl CacheFile {
         Some(self.data.read_exact_at(&mut bytes, offset).map(|()| bytes))
     }
 
-    /// Keeps a verified block. One that cannot be kept is fetched again when it is wanted.
-    pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<()> {
+    /// Keeps a verified block; false if it was there. One that cannot be kept is fetched again
+    /// when it is wanted.
+    pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<bool> {
         let extent = block_extent(block, self.size);
         assert_eq!(extent.len, bytes.len() as u64, "a block is kept whole");
         // Whoever punches must be through with it.
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         if self.state().blocks[block as usize] == Block::Present {
-            return Ok(());
+            return Ok(false);
         }
         self.data.write_all_at(bytes, extent.offset)?;
         let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
         journal::append(&journal, extent, digests)?;
         drop(journal);
         self.state().came(block);
-        Ok(())
+        Ok(true)
     }
 
     /// Whether all of it is there; looks at what is only claimed.

@@ -151,15 +151,18 @@ impl Cache {
         bytes: &[u8],
         digests: &[Digest],
     ) -> io::Result<()> {
+        if file.has(block) {
+            return Ok(());
+        }
         let len = bytes.len() as u64;
         if !self.make_room(file, len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let stored = file.store(block, bytes, digests);
-        if stored.is_err() {
+        if !matches!(stored, Ok(true)) {
             self.count(file, -(len as i64));
         }
-        stored
+        stored.map(drop)
     }
 
     /// Counts so many bytes as taken, after others have gone for them.
