@@ -167,9 +167,10 @@ fn each_metric_of_trouble_moves_with_its_cause() {
     grow(&watched, &[LOCAL], || open_by_hand(&watched, "data/out"));
     let mismatched = "chunks_total{direction=\"write\",transport=\"tcp\",verdict=\"mismatched\"}";
     grow(&watched, &[mismatched], || altered(&watched, "data/big"));
+    // Of one link, so that it is the one which carries.
     let cut = Rule::first(Kind::Data, Direction::Down, Harm::CutAfter(3 << 20));
     grow(&watched, &["links_lost_total{transport=\"tcp\"}"], || {
-        proxied(&watched, cut, &["-j", "2", &format!("{PROXY}/data/big"), &out]).done()
+        proxied(&watched, cut, &["-j", "1", &format!("{PROXY}/data/big"), &out]).done()
     });
 }
 
