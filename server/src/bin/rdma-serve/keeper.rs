@@ -152,9 +152,9 @@ impl Port {
 /// Has a server end at once, and waits until it has.
 async fn end(server: &mut Child) -> io::Result<()> {
     tell(server, Signal::HUP);
-    let begin = Instant::now();
+    let (begin, mut killed) = (Instant::now(), false);
     while server.try_wait()?.is_none() {
-        if begin.elapsed() > END_MAX {
+        if begin.elapsed() > END_MAX && !std::mem::replace(&mut killed, true) {
             tracing::warn!("the server does not end and is killed");
             tell(server, Signal::KILL);
         }
