@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use verbatim_files::mounts::unescape;
 
 /// What the kernel calls mounts of this command.
 const FILE_SYSTEM: &str = "fuse.rdma-mount";
@@ -110,31 +111,10 @@ fn is_ours(path: &Path) -> bool {
     // Of several mounts at one place the last one is seen.
     let last = mounts.lines().rev().find(|line| {
         let place = line.split(' ').nth(4).unwrap_or_default();
-        plain(place) == whole.as_os_str().as_encoded_bytes()
+        unescape(place.as_bytes()) == whole.as_os_str().as_encoded_bytes()
     });
     last.and_then(|line| line.split(" - ").nth(1))
         .is_some_and(|kind| kind.split(' ').next() == Some(FILE_SYSTEM))
-}
-
-/// A path as the kernel writes it in its list, read.
-fn plain(written: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(written.len());
-    let mut rest = written.as_bytes();
-    while let Some((&first, behind)) = rest.split_first() {
-        let escaped = (first == b'\\').then(|| behind.get(..3)).flatten();
-        let value = escaped.and_then(|digits| std::str::from_utf8(digits).ok());
-        match value.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &behind[3..];
-            }
-            None => {
-                bytes.push(first);
-                rest = behind;
-            }
-        }
-    }
-    bytes
 }
 
 /// Unmounts, if nobody uses it.
@@ -181,12 +161,6 @@ const ENOTCONN: i32 = 107;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernel_s_way_to_write_a_path_is_read() {
-        assert_eq!(plain(r"/mnt/a\040b\134c"), b"/mnt/a b\\c");
-        assert_eq!(plain(r"/mnt/\9"), br"/mnt/\9");
-    }
 
     #[test]
     fn a_folder_with_something_in_it_and_a_file_are_refused() {

@@ -17,7 +17,7 @@ pub mod journal;
 pub mod limit;
 pub mod memo;
 pub mod meta;
-mod mounts;
+pub mod mounts;
 mod names;
 mod naming;
 mod opened;

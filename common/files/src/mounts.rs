@@ -1,7 +1,7 @@
 //! Where other file systems are mounted below a folder: such a folder can be
 //! renamed, and they go along, so who exchanges folders must look first. Read from
 //! the kernel's list, because an entry says only of itself that it is a mount
-//! point. Called by `stage`.
+//! point. Called by `stage`, and by who looks for one mount in that list.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd};
@@ -25,8 +25,9 @@ fn find(list: &[u8], folder: &[u8]) -> Option<PathBuf> {
     points.filter(is_below).min().map(|point| OsString::from_vec(point).into())
 }
 
-/// Blanks and such are told as a backslash and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+/// A path as the kernel writes it in its list, read: blanks and such are told as a backslash and
+/// three octal digits.
+pub fn unescape(field: &[u8]) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::with_capacity(field.len()), field);
     while let Some((&first, after)) = rest.split_first() {
         let code = after.get(..3).filter(|_| first == b'\\');
@@ -48,6 +49,12 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_s_way_to_write_a_path_is_read() {
+        assert_eq!(unescape(br"/mnt/a\040b\134c"), b"/mnt/a b\\c");
+        assert_eq!(unescape(br"/mnt/\9"), br"/mnt/\9");
+    }
 
     #[test]
     fn what_is_mounted_below_a_folder_is_found() {
