@@ -11,6 +11,7 @@ use clap::Parser;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use verbatim_benches::compare::work::{change, scrambled};
 use verbatim_benches::relay::Relay;
 use verbatim_benches::rsync::Daemon;
 use verbatim_benches::table::{Table, Way};
@@ -18,9 +19,6 @@ use verbatim_benches::{Common, Serve, SmallFiles, Watch, bins, fill_tree, let_se
 
 /// The unit of transfer.
 const CHUNK_BYTES: usize = 1 << 20;
-
-/// One chunk in so many changes.
-const CHANGED_EVERY: usize = 100;
 
 /// Measure mirrors against an rsync daemon and cp -a.
 #[derive(Parser)]
@@ -160,9 +158,8 @@ fn large_file(world: &World, flags: &Flags) -> Table {
     std::fs::create_dir(&folder).expect("a folder");
     let path = folder.join("file");
     let file = std::fs::File::create(&path).expect("a file");
-    let mut bytes = vec![0_u8; CHUNK_BYTES];
     for chunk in 0..chunks {
-        scramble(&mut bytes, chunk as u64);
+        let bytes = scrambled(chunk as u64, CHUNK_BYTES);
         file.write_all_at(&bytes, (chunk * CHUNK_BYTES) as u64).expect("writes");
     }
     let mut ways = [
@@ -176,7 +173,8 @@ fn large_file(world: &World, flags: &Flags) -> Table {
             let port = if matches!(how, How::Rsync) { world.daemon.port } else { world.serve.port };
             let relay = Relay::start(port);
             run(&mut world.command(*how, "large", None));
-            change(&path, chunks, round as u64);
+            // Of no other round and of nobody else: what is there already would not be sent.
+            change(&path, (round as u64) << 8 | *how as u64);
             world.measure(way, round, *how, "large", Some(&relay));
             let part = relay.take_bytes() as f64 / whole * 100.0;
             println!("        {part:.3} % of the file on the wire");
@@ -190,27 +188,6 @@ fn large_file(world: &World, flags: &Flags) -> Table {
     table.note("wire_percent", serde_json::json!(wire));
     table.note("mib", chunks.into());
     table
-}
-
-/// Changes one chunk in a hundred, all of it.
-fn change(path: &Path, chunks: usize, seed: u64) {
-    let file = std::fs::File::options().write(true).open(path).expect("the file opens");
-    let mut bytes = vec![0_u8; CHUNK_BYTES];
-    for chunk in (0..chunks).step_by(CHANGED_EVERY) {
-        scramble(&mut bytes, (seed + 1) << 32 | chunk as u64);
-        file.write_all_at(&bytes, (chunk * CHUNK_BYTES) as u64).expect("writes");
-    }
-}
-
-/// Bytes that no other seed has.
-fn scramble(bytes: &mut [u8], seed: u64) {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    for word in bytes.chunks_exact_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes());
-    }
 }
 
 fn same(one: &Path, other: &Path) -> bool {

@@ -135,7 +135,7 @@ pub fn change(path: &Path, seed: u64) {
 }
 
 /// Bytes that no other seed has.
-fn scrambled(seed: u64, len: usize) -> Vec<u8> {
+pub fn scrambled(seed: u64, len: usize) -> Vec<u8> {
     let mut state = (seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = vec![0; len];
     for word in bytes.chunks_exact_mut(8) {
