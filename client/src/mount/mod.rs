@@ -55,6 +55,8 @@ const UNMOUNT_EVERY: Duration = Duration::from_millis(100);
 pub struct MountOptions {
     /// What.
     pub remote: Remote,
+    /// What it was called: mount(8) finds by this that a line of fstab is mounted.
+    pub name: String,
     /// Where.
     pub mountpoint: PathBuf,
     /// Where what came is kept.
@@ -63,6 +65,8 @@ pub struct MountOptions {
     pub cache_bytes: u64,
     /// Whether other users may use it.
     pub allow_other: bool,
+    /// Whether nothing there may be executed.
+    pub noexec: bool,
     /// Whether complete files are read past this process.
     pub passthrough: bool,
     /// Whether all of it is brought.
@@ -111,7 +115,8 @@ impl Mount {
         mut session: SessionOptions,
     ) -> Result<Self, MountError> {
         let clear = options.mountpoint.clone();
-        content::blocking(move || place::prepare(&clear)).await?;
+        let others = options.allow_other;
+        content::blocking(move || place::prepare(&clear, others)).await?;
         let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
         let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
         // Attributes come with the metadata of files.
@@ -189,7 +194,8 @@ impl Mount {
 }
 
 fn config(options: &MountOptions) -> Config {
-    let source = format!("{}:/{}", options.remote.peer(), options.remote.path);
+    // A comma would end it where fusermount3 is told.
+    let source = options.name.replace(',', "_");
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(source),
@@ -200,6 +206,7 @@ fn config(options: &MountOptions) -> Config {
         MountOption::NoSuid,
         MountOption::DefaultPermissions,
     ];
+    config.mount_options.extend(options.noexec.then_some(MountOption::NoExec));
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(DOOR_THREADS);
     config.clone_fd = true;

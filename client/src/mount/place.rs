@@ -13,6 +13,9 @@ const FILE_SYSTEM: &str = "fuse.rdma-mount";
 /// The device that all of this goes through.
 const DEVICE: &str = "/dev/fuse";
 
+/// What root allows ordinary users.
+const FUSE_CONF: &str = "/etc/fuse.conf";
+
 /// What is wrong with a place.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
@@ -33,6 +36,9 @@ pub enum PlaceError {
     /// The kernel has no FUSE, or this process may not use it.
     #[error("cannot use {DEVICE}: {0}")]
     Device(io::Error),
+    /// Others are to be let in, and this user may not do that.
+    #[error("--allow-other is not for ordinary users here")]
+    Others,
     /// The kernel, or fusermount3, refused.
     #[error("cannot mount on {}: {cause}", path.display())]
     Refused {
@@ -62,9 +68,12 @@ impl PlaceError {
                 "load the module: modprobe fuse; in a container: --device /dev/fuse".into()
             }
             Self::Device(_) => "ask for the right to use it, or run as root".into(),
+            Self::Others => {
+                format!("have root put the line user_allow_other into {FUSE_CONF}, or leave it out")
+            }
             Self::Refused { .. } => {
-                "as an ordinary user fusermount3 must be installed (package fuse3), and \
-                 user_allow_other be set in /etc/fuse.conf for --allow-other"
+                "as an ordinary user fusermount3 must be installed (package fuse3), and the \
+                 folder be yours"
                     .into()
             }
             Self::Busy { path, .. } => format!("fuser -vm {} says who uses it", path.display()),
@@ -72,8 +81,16 @@ impl PlaceError {
     }
 }
 
-/// Looks whether a mount may go there; clears what a daemon that died has left.
-pub(super) fn prepare(path: &Path) -> Result<(), PlaceError> {
+/// Looks whether a mount may go there, and may let `others` in; clears what a daemon that died
+/// has left.
+pub(super) fn prepare(path: &Path, others: bool) -> Result<(), PlaceError> {
+    if others && !rustix::process::geteuid().is_root() {
+        // Where it cannot be read fusermount3 decides alone.
+        let set = fs::read_to_string(FUSE_CONF).unwrap_or_else(|_| "user_allow_other".into());
+        if !lets_others_in(&set) {
+            return Err(PlaceError::Others);
+        }
+    }
     let device = fs::OpenOptions::new().read(true).write(true).open(DEVICE);
     device.map_err(PlaceError::Device)?;
     let unfit = |cause: &str| PlaceError::Unfit { path: path.to_owned(), cause: cause.into() };
@@ -93,6 +110,11 @@ pub(super) fn prepare(path: &Path) -> Result<(), PlaceError> {
         None => Ok(()),
         Some(_) => Err(PlaceError::NotEmpty(path.to_owned())),
     }
+}
+
+/// Whether these settings let an ordinary user let others in.
+fn lets_others_in(settings: &str) -> bool {
+    settings.lines().any(|line| line.trim() == "user_allow_other")
 }
 
 /// What the kernel said when it did not mount.
@@ -168,12 +190,18 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().expect("folder");
-        assert!(prepare(dir.path()).is_ok());
+        assert!(prepare(dir.path(), false).is_ok());
         let file = dir.path().join("a");
         fs::write(&file, b"x").expect("writes");
-        assert!(matches!(prepare(dir.path()), Err(PlaceError::NotEmpty(_))));
-        assert!(matches!(prepare(&file), Err(PlaceError::Unfit { .. })));
-        assert!(matches!(prepare(&dir.path().join("b")), Err(PlaceError::Unfit { .. })));
+        assert!(matches!(prepare(dir.path(), false), Err(PlaceError::NotEmpty(_))));
+        assert!(matches!(prepare(&file, false), Err(PlaceError::Unfit { .. })));
+        assert!(matches!(prepare(&dir.path().join("b"), false), Err(PlaceError::Unfit { .. })));
         assert!(unmount(dir.path()).is_ok(), "what is not ours is left alone");
+    }
+
+    #[test]
+    fn ordinary_users_let_others_in_only_where_root_said_so() {
+        assert!(lets_others_in("# a\n user_allow_other \nmount_max = 1"));
+        assert!(!lets_others_in("#user_allow_other\nmount_max = 1") && !lets_others_in(""));
     }
 }

@@ -1,8 +1,8 @@
 //! `rdma-mount` as a user runs it, on real servers over loopback and the kernel's own
 //! FUSE: what readers get (`reading`), what they get when the source or the cache
-//! changes (`changing`), when the server or the daemon is lost (`losing`), and how a
-//! mount comes and goes (`living`). A stage of its own in `tests/run`; where /dev/fuse
-//! cannot be used every test says so and is skipped.
+//! changes (`changing`), when the server or the daemon is lost (`losing`), how a mount
+//! comes and goes (`living`), and how the system makes it (`system`). A stage of its own
+//! in `tests/run`; where /dev/fuse cannot be used every test says so and is skipped.
 
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod changing;
 mod living;
 mod losing;
 mod reading;
+mod system;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -54,9 +55,14 @@ struct Source {
 impl Source {
     /// Serves a folder that `fill` puts something in.
     fn new(fill: impl FnOnce(&Path)) -> Self {
+        Self::of(Home::new(), fill)
+    }
+
+    /// The same by this user.
+    fn of(home: Home, fill: impl FnOnce(&Path)) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         fill(dir.path());
-        let home = Arc::new(Home::new());
+        let home = Arc::new(home);
         let mut source = Self { dir, home, serve: None };
         source.serve_at("127.0.0.1:0");
         source

@@ -1,10 +1,11 @@
 //! The flags of `rdma-mount`, and what they ask for. Nobody behind this file reads a
 //! flag that has to be understood first.
 
+use crate::fstab;
 use crate::shared::connection::ConnectionFlags;
 use crate::shared::ending::FlagError;
 use crate::shared::voice::VoiceFlags;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use verbatim_client::location::{Location, Remote};
@@ -78,6 +79,18 @@ pub struct Flags {
     #[arg(long)]
     allow_other: bool,
 
+    /// Have nothing executed that is there.
+    #[arg(long)]
+    noexec: bool,
+
+    /// Take OPTIONS as mount(8) gives them, with commas between.
+    ///
+    /// Every long flag is one, without its dashes: -o allow_other,cache_size=64G. What
+    /// mount tells every file system (ro, _netdev, nofail, x-...) is taken too. This is
+    /// how mount -t fuse.rdma-mount, fstab and systemd call this command.
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    mount_options: Vec<String>,
+
     /// Have all reads go through this process.
     ///
     /// Without it the kernel reads files that are all here straight from the cache,
@@ -107,6 +120,17 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// The flags of this process, with what -o says among them. Does not return when they are
+    /// wrong by themselves.
+    pub fn read() -> Result<Self, (FlagError, bool)> {
+        let flags = verbatim_usage::parse::<Self>();
+        let words = fstab::words(&flags.mount_options, &Self::command());
+        let words = words.map_err(|error| (error, flags.voice.json))?;
+        let mut given = std::env::args_os();
+        let name = given.next();
+        Ok(Self::parse_from(name.into_iter().chain(words.into_iter().map(Into::into)).chain(given)))
+    }
+
     /// What is mounted where, and how.
     pub fn options(&self) -> Result<MountOptions, FlagError> {
         let hint = || Some("rdma-mount HOST:/EXPORT MOUNTPOINT".to_owned());
@@ -124,9 +148,11 @@ impl Flags {
         Ok(MountOptions {
             cache: self.cache.clone().unwrap_or_else(|| cache_of(&remote)),
             remote,
+            name: source.to_string_lossy().into_owned(),
             mountpoint,
             cache_bytes: self.cache_size,
             allow_other: self.allow_other,
+            noexec: self.noexec,
             passthrough: !self.no_passthrough,
             fill: self.fill,
         })

@@ -8,6 +8,7 @@
 
 mod background;
 mod flags;
+mod fstab;
 #[path = "../shared/mod.rs"]
 #[allow(dead_code)] // what only copies say
 mod shared;
@@ -21,7 +22,10 @@ use verbatim_client::copy::CopyError;
 use verbatim_client::mount::{Mount, MountError, MountOptions};
 
 fn main() -> ExitCode {
-    let flags = verbatim_usage::parse::<Flags>();
+    let flags = match Flags::read() {
+        Ok(flags) => flags,
+        Err((error, json)) => return error.told(json),
+    };
     let json = flags.voice.json;
     if let Some(mountpoint) = &flags.status {
         return show::status(mountpoint, json);

@@ -1,0 +1,121 @@
+//! The options of mount(8), as fstab and systemd give them after `-o`: what is a flag
+//! of this command by another spelling, what every file system is told and this one
+//! need not hear, and what nobody knows. Pure; `flags` parses what comes out of it.
+
+use crate::shared::ending::FlagError;
+use clap::Command;
+
+/// What mount(8), mount.fuse and systemd say to every file system. This one is read-only, has
+/// no devices and no setuid whatever is said, and keeps no access times.
+const HEARD: [&str; 31] = [
+    "ro",
+    "rw",
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "_netdev",
+    "nofail",
+    "dev",
+    "nodev",
+    "suid",
+    "nosuid",
+    "exec",
+    "atime",
+    "noatime",
+    "diratime",
+    "nodiratime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "async",
+    "sync",
+    "dirsync",
+    "default_permissions",
+];
+
+/// What they say with something behind it.
+const HEARD_FROM: [&str; 3] = ["x-", "X-", "comment="];
+
+/// Flags that are no options of a mount.
+const NOT_OPTIONS: [&str; 4] = ["status", "background", "help", "version"];
+
+/// The flags that options stand for: `cache_size=64G` is `--cache-size=64G`.
+pub fn words(options: &[String], command: &Command) -> Result<Vec<String>, FlagError> {
+    let mut words = Vec::new();
+    for option in options.iter().flat_map(|given| apart(given)) {
+        let heard = HEARD.contains(&&*option) || HEARD_FROM.iter().any(|it| option.starts_with(it));
+        if heard || option.is_empty() {
+            continue;
+        }
+        let (name, value) = option.split_once('=').map_or((&*option, None), |(a, b)| (a, Some(b)));
+        let flag = name.replace('_', "-");
+        let is_flag = command.get_arguments().any(|known| known.get_long() == Some(&*flag));
+        if !is_flag || NOT_OPTIONS.contains(&&*flag) {
+            let hint = "every long flag is an option without its dashes, such as \
+                        cache_size=64G; rdma-mount --help names them";
+            let cause = format!("{name} is not an option of this file system");
+            return Err(FlagError::usage(cause, Some(hint.into())));
+        }
+        words.push(value.map_or(format!("--{flag}"), |value| format!("--{flag}={value}")));
+    }
+    Ok(words)
+}
+
+/// The options of a list; a comma behind a backslash is part of one.
+fn apart(list: &str) -> Vec<String> {
+    let mut options = vec![String::new()];
+    let mut letters = list.chars();
+    while let Some(letter) = letters.next() {
+        let last = options.last_mut().expect("there is one from the beginning");
+        match letter {
+            ',' => options.push(String::new()),
+            '\\' => last.extend(letters.next()),
+            letter => last.push(letter),
+        }
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::Flags;
+    use clap::CommandFactory;
+
+    fn of(list: &str) -> Result<Vec<String>, String> {
+        words(&[list.to_owned()], &Flags::command()).map_err(|error| error.cause)
+    }
+
+    #[test]
+    fn what_every_file_system_is_told_is_heard_and_what_is_ours_becomes_a_flag() {
+        let list = "rw,_netdev,nofail,x-systemd.automount,dev,suid,allow_other,noexec,\
+                    cache_size=64G,fill,cache=/a\\,b,timeout=5";
+        let flags = [
+            "--allow-other",
+            "--noexec",
+            "--cache-size=64G",
+            "--fill",
+            "--cache=/a,b",
+            "--timeout=5",
+        ];
+        assert_eq!(of(list).expect("all are known"), flags);
+        assert!(of("").expect("none is fine").is_empty());
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused_by_name() {
+        for unknown in ["colour=red", "status=/mnt", "background", "allow_otter"] {
+            let name = unknown.split('=').next().expect("has one");
+            let refused = of(&format!("ro,{unknown}")).expect_err("is unknown");
+            assert_eq!(refused, format!("{name} is not an option of this file system"));
+        }
+    }
+}
