@@ -346,9 +346,18 @@ impl Serve {
         Running::start(self.home.command("rdma-cp", arguments))
     }
 
-    /// What it has logged so far.
+    /// What it has logged so far. Lines of info may be a tenth of a second late.
     pub fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until so many of its lines have these words, and returns all it has logged.
+    #[allow(dead_code, reason = "not every test target counts lines")]
+    pub fn logged(&self, words: &str, times: usize) -> String {
+        wait_for(&format!("it logs {words:?}"), SERVE_MAX, || {
+            let log = self.log();
+            (log.lines().filter(|line| line.contains(words)).count() >= times).then_some(log)
+        })
     }
 
     /// Waits until it has logged these words, and returns their line.

@@ -7,9 +7,11 @@
 pub mod doctor;
 mod json;
 pub mod labels;
+mod lines;
 mod logging;
 pub mod notify;
 pub mod run;
 pub mod serve;
 
-pub use logging::{Format, start};
+pub use lines::Gathering;
+pub use logging::{Format, Logs, start};

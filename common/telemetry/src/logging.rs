@@ -4,8 +4,11 @@
 //! `main`, before anything is logged.
 
 use crate::json::Json;
+use crate::lines::{GATHERED_FOR_MAX, Gathering, Lines, Writers};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -49,8 +52,28 @@ impl Format {
     }
 }
 
-/// Starts logging. `level` is a level or a filter; a second call changes nothing.
-pub fn start(level: &str, format: Format) {
+/// A log that was started.
+pub struct Logs {
+    /// None where each line is for somebody who looks, or goes to the journal, which takes one at a
+    /// time.
+    lines: Option<Arc<Lines>>,
+}
+
+impl Logs {
+    /// Writes lines of info together where many come at once, at most a tenth of a second later,
+    /// as long as what is returned is there. Not at debug or trace: that is for finding a fault,
+    /// and the last line before it counts. Starts a thread, so rights are to be given up before.
+    /// Only for a command that prints nothing else where its log goes: that would overtake lines
+    /// that wait.
+    pub fn gather(&self) -> Gathering {
+        let gathered = self.lines.as_ref().filter(|_| LevelFilter::current() <= LevelFilter::INFO);
+        gathered.map(Lines::gather).unwrap_or_default()
+    }
+}
+
+/// Starts logging. `level` is a level or a filter; a second call changes nothing. Each line is
+/// written at once.
+pub fn start(level: &str, format: Format) -> Logs {
     let filter = EnvFilter::try_from_default_env()
         .or_else(|_| EnvFilter::try_new(level))
         .unwrap_or_else(|_| EnvFilter::new("info"));
@@ -62,17 +85,20 @@ pub fn start(level: &str, format: Format) {
         let journal = journal.with_field_prefix(Some(JOURNAL_PREFIX.into()));
         // Failing to start means that somebody, a test most likely, logs already.
         let _ = tracing_subscriber::registry().with(filter).with(journal).try_init();
-        return;
+        return Logs { lines: None };
     }
-    let lines = tracing_subscriber::fmt()
+    let looked_at = std::io::stderr().is_terminal();
+    let lines = Arc::new(Lines::new(Box::new(std::io::stderr()), GATHERED_FOR_MAX));
+    let written = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(Writers(lines.clone()))
+        .with_ansi(looked_at)
         .with_target(false);
     let _ = match format {
-        Format::Json => lines.event_format(Json).try_init(),
-        _ => lines.try_init(),
+        Format::Json => written.event_format(Json).try_init(),
+        _ => written.try_init(),
     };
+    Logs { lines: (!looked_at).then_some(lines) }
 }
 
 /// Whether a stream is the one systemd says leads to its journal: `DEVICE:INODE`.

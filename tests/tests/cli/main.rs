@@ -11,6 +11,7 @@ mod hardship;
 mod keeping;
 mod keys;
 mod large;
+mod logging;
 mod names;
 mod pipes;
 mod reconnecting;

@@ -114,7 +114,7 @@ fn a_file_has_one_line_in_the_log_and_both_ends_call_the_session_the_same() {
     let request = summary["request"].as_str().expect("a request id").to_owned();
     assert_eq!(request.len(), 12, "{request}");
     world.serve.cp(&[world.text("data/a.bin"), world.serve.at("in")]).done();
-    let log = world.serve.log();
+    let log = world.serve.logged("file stored", 1);
     let lines = |words: &str| -> Vec<String> {
         log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
     };

@@ -141,5 +141,5 @@ fn a_client_keeps_to_its_rate_both_ways_and_with_all_its_sessions() {
         assert!(read(path) == read(&world.text("data/large")), "{path} differs");
     };
     [&one, &two, &three, &text(&world.path("in/large"))].into_iter().for_each(|it| same(it));
-    assert!(world.serve.log().contains("held back by limits.client_mb_per_second"));
+    world.serve.logged("held back by limits.client_mb_per_second", 1);
 }

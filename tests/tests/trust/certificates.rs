@@ -113,7 +113,7 @@ fn a_certificate_is_good_for_what_exports_say_of_its_name() {
     cp(&world, "ca.pem", "bob", &[&small, &world.serve.at("in/b")]).refused(1, &["read-only"]);
     cp(&world, "ca.pem", "bob", &[&world.serve.at("in/small"), &out, "-f"]).done();
     cp(&world, "ca.pem", "eve", &[&small, &into]).refused(1, &["no export is called in"]);
-    assert!(world.serve.log().contains("cert:alice.example"), "{}", world.serve.log());
+    world.serve.logged("cert:alice.example", 1);
     // Set for the server instead of given.
     let home = crate::process::Home::new();
     let config = home.path().join("config/verbatim");

@@ -36,11 +36,6 @@ fn child_of(serve: &Serve) -> Option<u32> {
     list.split_whitespace().next()?.parse().ok()
 }
 
-/// Waits until the server has said this so often.
-fn said_times(serve: &Serve, words: &str, times: usize) {
-    wait_for(words, FOLLOW_MAX, || (serve.log().matches(words).count() >= times).then_some(()));
-}
-
 #[test]
 fn what_is_added_is_served_and_who_was_copying_goes_on() {
     let (first, second) = (folder(&[7; 6 << 20]), folder(b"of the second"));
@@ -58,7 +53,7 @@ fn what_is_added_is_served_and_who_was_copying_goes_on() {
 
     configure(&config, "", &[("first", first.path()), ("second", second.path())]);
     serve.signal(Signal::HUP);
-    said_times(&serve, " listening ", 2);
+    serve.logged(" listening ", 2);
     // By the key that the new one left, at the port of before, of a folder that was out of reach.
     serve.cp(&[&serve.at("second/file"), &text(&out.join("new"))]).done();
     assert_eq!(fs::read(out.join("new")).expect("copied"), b"of the second");
@@ -100,7 +95,7 @@ fn a_configuration_that_is_no_good_changes_nothing() {
     serve.cp(&["--list", &serve.at("data")]).done();
     configure(&config, "", &[("data", export.path()), ("more", export.path())]);
     serve.signal(Signal::HUP);
-    said_times(&serve, " listening ", 2);
+    serve.logged(" listening ", 2);
     assert!(serve.cp(&["--list", &serve.at("")]).done().stdout.contains("more"));
 }
 
@@ -123,8 +118,8 @@ fn a_server_ends_with_the_parent_that_holds_its_port() {
     assert!(status(child).contains("Uid:\t65534"), "{}", status(child));
     // SIGHUP gives the next one the same rights to give up.
     serve.signal(Signal::HUP);
-    said_times(&serve, "root is given up", 2);
-    said_times(&serve, " listening ", 2);
+    serve.logged("root is given up", 2);
+    serve.logged(" listening ", 2);
     let child = child_of(&serve).expect("it serves");
     assert!(status(child).contains("Uid:\t65534") && status(serve.id()).contains("Uid:\t0"));
     serve.signal(Signal::KILL);

@@ -40,7 +40,7 @@ fn the_choice_and_its_reason_are_told() {
     let known = ["device", "kind", "address", "reason"].map(|key| port[key].as_str());
     assert!(known.iter().all(Option::is_some), "{told}");
     assert!(port["port"].as_u64() > Some(0) && port["gid_index"].is_u64(), "{told}");
-    for log in [&done.stderr, &serve.log()] {
+    for log in [&done.stderr, &serve.logged("RDMA port chosen", 1)] {
         let line = log.lines().find(|line| line.contains("RDMA port chosen"));
         let line = line.unwrap_or_else(|| panic!("no line about it in: {log}"));
         assert!(known.iter().flatten().all(|word| line.contains(word)), "{line}");

@@ -39,7 +39,8 @@ pub struct VoiceFlags {
 }
 
 impl VoiceFlags {
-    /// Begins to log.
+    /// Begins to log, each line at once: a client has none for every file, and what else it prints
+    /// must not overtake any.
     pub fn start_logs(&self) {
         let level = match self.verbose {
             0 | 1 => "warn",

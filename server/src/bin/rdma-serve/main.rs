@@ -24,8 +24,8 @@ use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::confine::{RulesetStatus, User, confine};
 use verbatim_server::export::{ExportSpec, Mode};
 use verbatim_server::{Devices, Ending, Server, ServerError, ServerOptions, span, take_port};
-use verbatim_telemetry::Format;
 use verbatim_telemetry::notify::Notifier;
+use verbatim_telemetry::{Format, Gathering};
 
 /// Threads for file work: opening, hashing, flushing.
 const FILE_THREADS_MAX: usize = 32;
@@ -188,7 +188,7 @@ fn main() -> ExitCode {
         };
     }
     let format = Format::parse(&config.log.format).unwrap_or_default();
-    verbatim_telemetry::start(&config.log.level, format);
+    let logs = verbatim_telemetry::start(&config.log.level, format);
     // Before there is another thread, so that all of them have it. Old kernels do not.
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         tracing::warn!(%error, "new privileges are not given up");
@@ -213,9 +213,11 @@ fn main() -> ExitCode {
         .build();
     let result = match runtime {
         Ok(runtime) => {
-            let result = runtime.block_on(serve(kept, &flags));
+            let gathering = logs.gather();
+            let result = runtime.block_on(serve(kept, &flags, &gathering));
             // A job that waits for a file system that does not answer is left behind.
             runtime.shutdown_timeout(LAST_JOBS_MAX);
+            drop(gathering);
             result
         }
         Err(error) => return complain(&format!("cannot start threads: {error}"), None, 1),
@@ -265,7 +267,7 @@ fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<
     Ok(Kept { config, port, devices })
 }
 
-async fn serve(kept: Kept, flags: &Flags) -> Result<(), ServerError> {
+async fn serve(kept: Kept, flags: &Flags, gathering: &Gathering) -> Result<(), ServerError> {
     let Kept { config, port, devices } = kept;
     let exports = config.exports.clone();
     let count = exports.len();
@@ -298,6 +300,7 @@ async fn serve(kept: Kept, flags: &Flags) -> Result<(), ServerError> {
     let signals = signals.map(signal);
     let kept = flags.reloadable;
     tracing::info!(%address, %fingerprint, "listening");
+    gathering.write_out();
     if let Some(share) = shared {
         share.print(address, fingerprint);
     }
