@@ -130,6 +130,8 @@ impl Mount {
         let server = first.server().to_string();
         let line = Line::start(Some(first), session);
         let content = Arc::new(Content::new(line, cache, server));
+        let counted = content.clone();
+        tokio::task::spawn_blocking(move || counted.cache.count());
         let passthrough = Passthrough::new(options.passthrough);
         let tree = Arc::new(Tree::new(content, options.remote.path.clone(), passthrough));
         let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());

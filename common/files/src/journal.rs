@@ -116,12 +116,12 @@ pub fn read_placed(
     Some((head, good))
 }
 
-/// Reads one record again, of a file of `size` bytes.
-pub fn record_at(file: &File, position: u64, size: u64) -> Option<(Extent, Vec<Digest>)> {
+/// Reads one record again, of a file of `size` bytes; also says where the next one begins.
+pub fn record_at(file: &File, position: u64, size: u64) -> Option<(Extent, Vec<Digest>, u64)> {
     let mut bytes = vec![0; RECORD_BYTES_MAX];
     let read = file.read_at(&mut bytes, position).ok()?;
-    let (extent, digests, _) = read_record(&mut &bytes[..read], size)?;
-    Some((extent, digests))
+    let (extent, digests, len) = read_record(&mut &bytes[..read], size)?;
+    Some((extent, digests, position + len))
 }
 
 /// The next record, if it is whole, undamaged and about whole grains of the file.
@@ -219,6 +219,8 @@ mod tests {
         let mut places = Vec::new();
         read_placed(&file, |_, _, _, at| places.push(at)).expect("a journal");
         let again: Vec<_> = places.iter().filter_map(|at| record_at(&file, *at, SIZE)).collect();
+        assert_eq!((again[0].2, again[1].2), (places[1], file.metadata().expect("length").len()));
+        let again: Records = again.into_iter().map(|(extent, it, _)| (extent, it)).collect();
         assert_eq!(again, records);
         assert_eq!(record_at(&file, places[1] + 1, SIZE), None);
     }

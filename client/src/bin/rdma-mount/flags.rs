@@ -61,8 +61,8 @@ pub struct Flags {
     /// Keep what was fetched in DIR.
     ///
     /// Without it: a folder for each server and path in $XDG_CACHE_HOME/verbatim/mount,
-    /// or below /var/cache for root. It lasts: the next mount finds what is there. One
-    /// mount has it at a time. Everything in it is verified again before it is used.
+    /// or below /var/cache for root. It lasts: the next mount finds what is there. Several
+    /// mounts may use it at once. Everything in it is verified again before it is used.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 

@@ -1,18 +1,19 @@
-//! One version of one file in the cache: a sparse file of blocks, and a journal of
-//! those that were verified, in the form a resumed copy has. What an earlier run noted
-//! is a claim: a block is hashed again before it is used the first time. A block that
-//! is given to a reader was verified by this run, when it arrived or when it was found.
+//! One version of one file in the cache: a sparse file of blocks, and notes of those
+//! that were verified. What an earlier run or another mount noted is a claim: a block is
+//! hashed again before it is used the first time. A block that is given to a reader was
+//! verified by this run, when it arrived or when it was found.
 
 use super::super::flights::Flights;
+use super::notes::Notes;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Seek};
+use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use verbatim_files::hash::hash_extent;
-use verbatim_files::journal::{self, Head};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Digest, Extent};
 
@@ -29,7 +30,7 @@ enum Block {
 
 struct State {
     blocks: Vec<Block>,
-    /// Where in the journal the digests of claimed blocks are.
+    /// Where the notes of claimed blocks are.
     claims: HashMap<u32, u64>,
     /// Blocks in the order in which they came.
     order: VecDeque<u32>,
@@ -48,7 +49,7 @@ pub struct CacheFile {
     pub flights: Flights,
     pub(super) key: super::Key,
     pub(super) data: File,
-    journal: Mutex<File>,
+    notes: Mutex<Notes>,
     state: Mutex<State>,
     /// Held while a block is read, and alone while one is punched.
     reading: RwLock<()>,
@@ -65,51 +66,45 @@ impl CacheFile {
         info: &FileInfo,
         version: u64,
         data: File,
-        mut journal: File,
+        journal: File,
     ) -> io::Result<Self> {
         data.set_len(info.size)?;
-        journal::begin(&mut journal, &Head::now(info))?;
-        let blocks = vec![Block::Absent; block_count(info.size)];
-        let not_present = blocks.len();
-        let (claims, order) = (HashMap::new(), VecDeque::new());
-        let state = State { blocks, claims, order, not_present };
-        Ok(Self::of(key, (info.size, info.mtime_ns, version), data, journal, state))
+        let notes = Notes::begin(journal, info)?;
+        let state = State::of(info.size);
+        Ok(Self::of(key, (info.size, info.mtime_ns, version), data, notes, state))
     }
 
-    /// What an earlier run left; `None` when it is of no use.
-    pub fn load(key: super::Key, data: File, mut journal: File) -> Option<Self> {
+    /// What is there, with its notes in this file; `None` when it is of no use.
+    pub fn load(key: super::Key, data: File, journal: &Path) -> Option<Self> {
         let mut found = Vec::new();
-        let (head, good) = journal::read_placed(&journal, |_, extent, _, at| {
-            if extent.offset % BLOCK_BYTES == 0 {
-                found.push((extent, at));
-            }
-        })?;
-        let version = head.version?;
-        // Go on behind the last good record; what is cut there would hide all that follows.
-        journal.set_len(good).ok()?;
-        journal.seek(io::SeekFrom::End(0)).ok()?;
-        let blocks = vec![Block::Absent; block_count(head.size)];
-        let not_present = blocks.len();
-        let (claims, order) = (HashMap::new(), VecDeque::new());
-        let mut state = State { blocks, claims, order, not_present };
-        for (extent, at) in found {
-            let block = (extent.offset / BLOCK_BYTES) as u32;
-            if extent == block_extent(block, head.size) {
-                state.blocks[block as usize] = Block::Claimed;
-                // A later record is of bytes that were written later.
-                if state.claims.insert(block, at).is_none() {
-                    state.order.push_back(block);
-                }
-            }
+        let notes = Notes::load(journal, |block, at| found.push((block, at)))?;
+        let (size, mtime_ns, version) = notes.version()?;
+        let mut state = State::of(size);
+        for (block, at) in found {
+            state.claim(block, at);
         }
-        Some(Self::of(key, (head.size, head.mtime_ns, version), data, journal, state))
+        Some(Self::of(key, (size, mtime_ns, version), data, notes, state))
+    }
+
+    /// Writes its notes anew, if most of them are of no use any more. Only for who is alone.
+    pub fn tidy(&self, journal: &Path) {
+        let mut state = self.state();
+        let claims = std::mem::take(&mut state.claims);
+        let rewritten = self.notes().rewrite(journal, state.order.iter().copied(), &claims);
+        // What cannot be written stays as it is.
+        state.claims = rewritten.unwrap_or(claims);
+    }
+
+    /// Whether that is worth it.
+    pub fn is_untidy(&self) -> bool {
+        self.notes().is_stale(self.state().order.len())
     }
 
     fn of(
         key: super::Key,
         (size, mtime_ns, version): (u64, i64, u64),
         data: File,
-        journal: File,
+        notes: Notes,
         state: State,
     ) -> Self {
         Self {
@@ -119,12 +114,16 @@ impl CacheFile {
             flights: Flights::default(),
             key,
             data,
-            journal: Mutex::new(journal),
+            notes: Mutex::new(notes),
             state: Mutex::new(state),
             reading: RwLock::default(),
             backings: AtomicU32::new(0),
             replaced: AtomicBool::new(false),
         }
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -144,7 +143,19 @@ impl CacheFile {
 
     /// Which of these blocks must be fetched. Claimed ones are hashed now: this takes a while.
     pub fn absent(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
-        blocks.filter(|&block| !self.check(block)).collect()
+        let absent: Vec<u32> = blocks.filter(|&block| !self.check(block)).collect();
+        if absent.is_empty() {
+            return absent;
+        }
+        // Another mount may have brought some of them.
+        let mut news = Vec::new();
+        self.notes().news(|block, at| news.push((block, at)));
+        let mut state = self.state();
+        for (block, at) in news {
+            state.claim(block, at);
+        }
+        drop(state);
+        absent.into_iter().filter(|&block| !self.check(block)).collect()
     }
 
     /// Whether a block is there and verified; looks at it if that was only claimed.
@@ -175,13 +186,10 @@ impl CacheFile {
     }
 
     fn is_as_noted(&self, block: u32, at: u64) -> bool {
-        let extent = block_extent(block, self.size);
-        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        let noted = journal::record_at(&journal, at, self.size);
-        drop(journal);
-        let Some((noted, digests)) = noted else { return false };
-        let now = || hash_extent(&self.data, self.size, extent).ok();
-        noted == extent && now().is_some_and(|now| now == digests)
+        let noted = self.notes().at(block, at);
+        let Some(digests) = noted else { return false };
+        let now = hash_extent(&self.data, self.size, block_extent(block, self.size));
+        now.is_ok_and(|now| now == digests)
     }
 
     /// Reads a range if all of it is there and verified; `None` otherwise.
@@ -209,9 +217,7 @@ impl CacheFile {
             return Ok(false);
         }
         self.data.write_all_at(bytes, extent.offset)?;
-        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        journal::append(&journal, extent, digests)?;
-        drop(journal);
+        self.notes().append(extent, digests)?;
         self.state().came(block);
         Ok(true)
     }
@@ -276,6 +282,23 @@ impl CacheFile {
 }
 
 impl State {
+    fn of(size: u64) -> Self {
+        let blocks = vec![Block::Absent; block_count(size)];
+        let not_present = blocks.len();
+        Self { blocks, claims: HashMap::new(), order: VecDeque::new(), not_present }
+    }
+
+    /// A block was noted there. A later note is of bytes that were written later.
+    fn claim(&mut self, block: u32, at: u64) {
+        match self.blocks[block as usize] {
+            Block::Present => return,
+            Block::Absent => self.order.push_back(block),
+            Block::Claimed => {}
+        }
+        self.blocks[block as usize] = Block::Claimed;
+        self.claims.insert(block, at);
+    }
+
     fn came(&mut self, block: u32) {
         let was = std::mem::replace(&mut self.blocks[block as usize], Block::Present);
         if was == Block::Present {

@@ -132,13 +132,93 @@ fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_
 }
 
 #[test]
-fn a_cache_is_one_process_s_and_a_new_version_leaves_the_old_to_its_readers() {
+fn a_new_version_leaves_the_old_to_its_readers() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    assert!(Cache::open(dir.path(), 1 << 30).is_err());
     let old = whole(&cache, 1, BLOCK_BYTES);
     let new = cache.create(&[1; 16], &info(BLOCK_BYTES), 10).expect("creates");
     assert_eq!(new.absent(0..=0), [0], "nothing of the old one is in the new one");
     assert_eq!(old.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
     assert_eq!(cache.find(&[1; 16]).expect("is there").version, 10);
+    keep(&cache, &old, 0).expect("is there");
+    assert_eq!(cache.usage().0, 0, "what was replaced does not count");
+}
+
+#[test]
+fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
+    let dir = tempfile::tempdir().expect("folder");
+    let open = || Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
+    let (one, two) = (open(), open());
+    let mine = one.create(&[1; 16], &info(SIZE), 9).expect("creates");
+    let theirs = two.find(&[1; 16]).expect("is there");
+    assert_eq!(theirs.absent(0..=3), [0, 1, 2, 3]);
+    keep(&one, &mine, 1).expect("keeps");
+    keep(&one, &mine, 2).expect("keeps");
+    assert_eq!(theirs.absent(0..=3), [0, 3], "it need not be brought twice");
+    assert_eq!(theirs.read(BLOCK_BYTES, 9).expect("there").expect("reads"), content(1, SIZE)[..9]);
+    // The same version begun by both is one.
+    let again = two.create(&[1; 16], &info(SIZE), 9).expect("is there");
+    assert!(again.absent(1..=2).is_empty());
+    assert_eq!((one.usage().0, two.usage().0), (2 * BLOCK_BYTES, 2 * BLOCK_BYTES));
+    // The cache fills up: what the other uses stays, and no hole is made under it.
+    let other = whole(&two, 2, 2 * BLOCK_BYTES);
+    assert!(keep(&two, &other, 0).is_ok());
+    let more = two.create(&[3; 16], &info(BLOCK_BYTES), 9).expect("creates");
+    assert!(keep(&two, &more, 0).is_err(), "all is in use");
+    assert!(keep(&one, &mine, 0).is_err(), "nor is anything punched while two are in");
+    for file in [&mine, &theirs] {
+        let bytes = file.read(2 * BLOCK_BYTES, 7).expect("there").expect("reads");
+        assert_eq!(bytes, content(2, SIZE)[..7]);
+    }
+    drop(other);
+    keep(&two, &more, 0).expect("room is made of what nobody uses");
+    assert!(one.find(&[2; 16]).is_none());
+    drop((two, theirs, again, more));
+    drop(mine);
+    assert_eq!(one.find(&[1; 16]).expect("is there").absent(0..=3), [0, 3]);
+}
+
+#[test]
+fn a_ninth_mount_is_refused_and_the_count_outlives_them() {
+    let dir = tempfile::tempdir().expect("folder");
+    let eight: Vec<Cache> =
+        (0..SHARERS_MAX).map(|_| Cache::open(dir.path(), 1 << 30).expect("opens")).collect();
+    assert!(Cache::open(dir.path(), 1 << 30).is_err());
+    drop(whole(&eight[3], 1, BLOCK_BYTES + 5));
+    drop(eight);
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096, "as the disk has it");
+    // After another boot it is counted.
+    drop(cache);
+    fs::remove_file(dir.path().join("bytes")).expect("removes");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    cache.count();
+    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096);
+}
+
+#[test]
+fn notes_of_what_came_again_and_again_are_written_anew() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.create(&[1; 16], &info(2 * BLOCK_BYTES), 9).expect("creates");
+    for _ in 0..100 {
+        keep(&cache, &file, 0).expect("keeps");
+        keep(&cache, &file, 1).expect("keeps");
+        assert_eq!((file.punch(), file.punch()), (BLOCK_BYTES, BLOCK_BYTES));
+    }
+    keep(&cache, &file, 1).expect("keeps");
+    drop(file);
+    let journal = dir.path().join("01").join(format!("{}.journal", "01".repeat(16)));
+    let len = || fs::metadata(&journal).expect("is there").len();
+    let before = len();
+    let other = Cache::open(dir.path(), 1 << 30).expect("opens");
+    assert_eq!(cache.find(&[1; 16]).expect("is there").absent(0..=1), [0]);
+    assert_eq!(len(), before, "another mount might append to the old one");
+    drop(other);
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!(len() < before / 50, "{} of {before}", len());
+    assert_eq!(file.absent(0..=1), [0]);
+    keep(&cache, &file, 0).expect("keeps");
+    drop(file);
+    assert!(cache.find(&[1; 16]).expect("is there").is_whole());
 }

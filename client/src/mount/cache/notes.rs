@@ -1,0 +1,125 @@
+//! What is noted of the blocks of a version: a journal as a resumed copy has it, which
+//! all mounts that use the version append to. What stands in it is a claim, to be
+//! checked by hashing; a note that is lost costs a fetch. Called by `file` alone.
+
+use super::file::{BLOCK_BYTES, block_extent};
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use verbatim_files::journal::{self, Head};
+use verbatim_proto::message::FileInfo;
+use verbatim_proto::{Digest, Extent};
+
+/// Notes of blocks that were noted again later, up to which nobody minds.
+const STALE_MAX: usize = 64;
+
+/// The notes of one version.
+pub(super) struct Notes {
+    file: File,
+    head: Head,
+    /// How far they were read.
+    seen: u64,
+    /// How many there are.
+    count: usize,
+}
+
+impl Notes {
+    /// Begins in an empty file.
+    pub fn begin(mut file: File, info: &FileInfo) -> io::Result<Self> {
+        let head = Head::now(info);
+        journal::begin(&mut file, &head)?;
+        let seen = file.metadata()?.len();
+        Ok(Self { file, head, seen, count: 0 })
+    }
+
+    /// Reads what is there: each block with where its note is, in order. `None` when it is of no
+    /// use.
+    pub fn load(path: &Path, mut each: impl FnMut(u32, u64)) -> Option<Self> {
+        let file = OpenOptions::new().read(true).append(true).open(path).ok()?;
+        let mut count = 0;
+        let (head, good) = journal::read_placed(&file, |head, extent, _, at| {
+            count += 1;
+            if let Some(block) = block_of(extent, head.size) {
+                each(block, at);
+            }
+        })?;
+        // Go on behind the last good record; what is cut there would hide all that follows.
+        if file.metadata().ok()?.len() > good {
+            file.set_len(good).ok()?;
+        }
+        Some(Self { file, head, seen: good, count })
+    }
+
+    /// Size, time and version of what is noted.
+    pub fn version(&self) -> Option<(u64, i64, u64)> {
+        Some((self.head.size, self.head.mtime_ns, self.head.version?))
+    }
+
+    /// Notes a block that was written.
+    pub fn append(&self, extent: Extent, digests: &[Digest]) -> io::Result<()> {
+        journal::append(&self.file, extent, digests)
+    }
+
+    /// What was noted since, by this mount or another.
+    pub fn news(&mut self, mut each: impl FnMut(u32, u64)) {
+        let len = self.file.metadata().map_or(0, |found| found.len());
+        while self.seen < len {
+            let size = self.head.size;
+            let Some((extent, _, next)) = journal::record_at(&self.file, self.seen, size) else {
+                return;
+            };
+            if let Some(block) = block_of(extent, size) {
+                each(block, self.seen);
+            }
+            self.seen = next;
+            self.count += 1;
+        }
+    }
+
+    /// The digests that were noted of a block there.
+    pub fn at(&self, block: u32, at: u64) -> Option<Vec<Digest>> {
+        let (extent, digests, _) = journal::record_at(&self.file, at, self.head.size)?;
+        (extent == block_extent(block, self.head.size)).then_some(digests)
+    }
+
+    /// Whether most of it was noted again later, when so many blocks are there.
+    pub fn is_stale(&self, blocks: usize) -> bool {
+        self.count > 2 * blocks + STALE_MAX
+    }
+
+    /// Writes only the last note of each block anew, in this order; returns where they are. Only
+    /// for who is alone: what another appends to the old one is lost.
+    pub fn rewrite(
+        &mut self,
+        path: &Path,
+        order: impl Iterator<Item = u32>,
+        places: &HashMap<u32, u64>,
+    ) -> io::Result<HashMap<u32, u64>> {
+        let aside = path.with_extension("journal-new");
+        let _ = fs::remove_file(&aside);
+        let mut new = OpenOptions::new();
+        let mut file = new.read(true).append(true).create_new(true).mode(0o600).open(&aside)?;
+        journal::begin(&mut file, &self.head)?;
+        let mut found = HashMap::with_capacity(places.len());
+        for block in order {
+            let Some(at) = places.get(&block) else { continue };
+            if let Some(digests) = self.at(block, *at) {
+                found.insert(block, file.metadata()?.len());
+                journal::append(&file, block_extent(block, self.head.size), &digests)?;
+            }
+        }
+        fs::rename(&aside, path)?;
+        (self.seen, self.count) = (file.metadata()?.len(), found.len());
+        self.file = file;
+        Ok(found)
+    }
+}
+
+/// The block that an extent is, if it is one.
+fn block_of(extent: Extent, size: u64) -> Option<u32> {
+    let block = u32::try_from(extent.offset / BLOCK_BYTES).ok()?;
+    let starts = extent.offset < size && extent.offset.is_multiple_of(BLOCK_BYTES);
+    (starts && extent == block_extent(block, size)).then_some(block)
+}

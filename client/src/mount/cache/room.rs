@@ -1,0 +1,158 @@
+//! Room in the cache: which versions were used longest ago, and how they go. When a
+//! version was used last is the time of its file, so that all mounts agree and the next
+//! one knows; what is oldest is looked for when room is needed, and a bounded list of it
+//! kept. What somebody uses has a lock on it, and stays.
+
+use super::file::{BLOCK_BYTES, CacheFile};
+use super::{Cache, Key};
+use rustix::fs::{FlockOperation, flock};
+use std::collections::BinaryHeap;
+use std::fs::{self, File, FileTimes, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A version up to this size goes whole.
+const WHOLE_BYTES_MAX: u64 = 8 * BLOCK_BYTES;
+
+/// Of a larger one so much of the cache goes at a time: finding what is oldest takes a while.
+const PUNCH_PARTS: u64 = 32;
+
+/// How many are known as the oldest at a time.
+const OLDEST_MAX: usize = 1 << 16;
+
+/// How long it is not looked again where nothing could go.
+const REST: Duration = Duration::from_millis(200);
+
+/// What was used longest ago, as it was found; the oldest last.
+#[derive(Default)]
+pub(super) struct Oldest {
+    known: Vec<(SystemTime, Key)>,
+    looked: Option<Instant>,
+}
+
+/// Notes that a version is used now. Where that cannot be noted, another order is no harm.
+pub(super) fn touch(data: &File) {
+    let _ = data.set_times(FileTimes::new().set_modified(SystemTime::now()));
+}
+
+impl Cache {
+    /// Counts what is there, if nobody in this boot has. Takes as long as there are files.
+    pub fn count(&self) {
+        if self.share.uncounted {
+            let (_, bytes) = self.look(0);
+            self.share.add(bytes as i64);
+        }
+    }
+
+    /// Counts so many bytes as taken, after others have gone for them.
+    pub(super) fn make_room(&self, file: &CacheFile, len: u64) -> bool {
+        loop {
+            if self.share.take(len, self.bytes_max) {
+                return true;
+            }
+            if self.evict_oldest(len) {
+                continue;
+            }
+            // What others may read can only be punched by whoever is alone.
+            let Some(_alone) = self.share.alone() else { return false };
+            match file.punch() {
+                0 => return false,
+                punched => self.share.add(-(punched as i64)),
+            }
+        }
+    }
+
+    /// Has the version go that was used longest ago; false when all that are there are in use.
+    fn evict_oldest(&self, len: u64) -> bool {
+        let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..2 {
+            while let Some((used, key)) = oldest.known.pop() {
+                let Some(more) = self.evict(&key, used, len) else { continue };
+                oldest.known.extend(more.then_some((used, key)));
+                return true;
+            }
+            if oldest.looked.is_some_and(|at| at.elapsed() < REST) {
+                return false;
+            }
+            let (known, bytes) = self.look(OLDEST_MAX);
+            oldest.known = known;
+            oldest.looked = Some(Instant::now());
+            // What was counted wrong, by whoever died, is right from here on.
+            self.share.set(bytes);
+        }
+        false
+    }
+
+    /// What was used longest ago, the oldest last, and how many bytes all takes.
+    fn look(&self, most: usize) -> (Vec<(SystemTime, Key)>, u64) {
+        let (mut heap, mut bytes) = (BinaryHeap::new(), 0);
+        for number in 0..=u8::MAX {
+            // A part that is not there, or cannot be read, holds nothing.
+            let part = self.folder.join(format!("{number:02x}"));
+            let Ok(entries) = fs::read_dir(part) else { continue };
+            for entry in entries.flatten() {
+                let Some(key) = key_of(Path::new(&entry.file_name())) else { continue };
+                let Ok(found) = entry.metadata() else { continue };
+                bytes += found.blocks() * 512;
+                let Ok(used) = found.modified() else { continue };
+                heap.push((used, key));
+                if heap.len() > most {
+                    heap.pop();
+                }
+            }
+        }
+        let mut known = heap.into_sorted_vec();
+        known.reverse();
+        (known, bytes)
+    }
+
+    /// Makes room of a version that nobody uses, and has not since: all of a small one, the
+    /// oldest blocks of a large one, which may be most of the cache. Says whether more is left;
+    /// none when it stays.
+    fn evict(&self, key: &Key, used: SystemTime, len: u64) -> Option<bool> {
+        let turn = self.share.turn().ok()?;
+        let path = self.path(key, "data");
+        let data = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        let found = data.metadata().ok()?;
+        if found.modified().ok()? != used {
+            return None;
+        }
+        // Whoever uses it, here or in another process, has a lock.
+        flock(&data, FlockOperation::NonBlockingLockExclusive).ok()?;
+        self.evictions.fetch_add(1, Ordering::Relaxed);
+        let mut freed = 0;
+        if found.blocks() * 512 > WHOLE_BYTES_MAX
+            && let Some(file) = CacheFile::load(*key, data, &self.path(key, "journal"))
+        {
+            let enough = len.max(self.bytes_max / PUNCH_PARTS);
+            while freed < enough {
+                match file.punch() {
+                    0 => break,
+                    bytes => freed += bytes,
+                }
+            }
+            // It keeps its place among the others.
+            let _ = file.data.set_times(FileTimes::new().set_modified(used));
+        }
+        let more = freed > 0;
+        if !more {
+            freed = self.remove(key, &turn);
+        }
+        self.share.add(-(freed as i64));
+        Some(more)
+    }
+}
+
+/// The key that a name of ours stands for; data only.
+fn key_of(name: &Path) -> Option<Key> {
+    let name = name.to_str()?;
+    let hex = name.strip_suffix(".data").filter(|hex| hex.len() == 32 && hex.is_ascii())?;
+    let mut key = Key::default();
+    for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
+    }
+    Some(key)
+}

@@ -1,0 +1,212 @@
+//! What mounts that use one cache have in common: who is in, how much is kept, and
+//! whose turn it is to give a name to something else. All of it is locks and eight
+//! bytes in the folder of the cache, so that a process that dies lets go of everything.
+//! Never touches what is kept; called by `Cache`.
+
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use verbatim_files::journal::boot_id;
+
+/// Mounts that may use one cache at a time.
+pub const SHARERS_MAX: usize = 8;
+
+/// How long a lock is waited for that others hold for a moment: who holds it longer was stopped.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
+/// How long a mount waits for a place: whoever wants to be alone has them all for a moment.
+const JOIN_MAX: Duration = Duration::from_secs(1);
+
+/// How often it is tried.
+const TURN_EVERY: Duration = Duration::from_millis(1);
+
+/// Where the number of bytes is, behind the boot it was counted in.
+const TOTAL_AT: u64 = 64;
+
+/// One mount's part in a cache.
+pub struct Share {
+    /// The place of this mount, locked for as long as it is in.
+    _own: File,
+    /// The places of the others.
+    places: Mutex<Vec<File>>,
+    total: Mutex<File>,
+    turn: Mutex<File>,
+    /// Whether what is kept has to be counted.
+    pub uncounted: bool,
+}
+
+/// Nobody else is in, and nobody comes in, until this is dropped.
+pub struct Alone<'a>(MutexGuard<'a, Vec<File>>);
+
+/// Names in the cache are this process's until this is dropped.
+pub struct Turn<'a>(MutexGuard<'a, File>);
+
+impl Share {
+    /// Comes in; none when as many are in as may be.
+    pub fn join(folder: &Path) -> io::Result<Option<Self>> {
+        let mut files = Vec::with_capacity(SHARERS_MAX);
+        for place in 0..SHARERS_MAX {
+            let name = if place == 0 { "lock".to_owned() } else { format!("lock.{place}") };
+            files.push(open(&folder.join(name))?);
+        }
+        let found = within(JOIN_MAX, || files.iter().position(lock));
+        let Some(own) = found else { return Ok(None) };
+        let _own = files.swap_remove(own);
+        let total = open(&folder.join("bytes"))?;
+        let mut share = Self {
+            _own,
+            places: Mutex::new(files),
+            total: Mutex::new(total),
+            turn: Mutex::new(open(&folder.join("turn"))?),
+            uncounted: false,
+        };
+        share.uncounted = share.begin();
+        Ok(Some(share))
+    }
+
+    /// Whether the number is of another boot, which may have ended before it was written.
+    fn begin(&self) -> bool {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut boot = boot_id();
+        let read = total.read_exact_at(&mut boot, 0);
+        if read.is_ok() && boot == boot_id() {
+            return false;
+        }
+        let _ = total.write_all_at(&boot_id(), 0);
+        let _ = total.write_all_at(&[0; 8], TOTAL_AT);
+        true
+    }
+
+    /// Whether this mount is the only one, which it stays as long as the answer is kept.
+    pub fn alone(&self) -> Option<Alone<'_>> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = places.iter().take_while(|file| lock(file)).count();
+        let all = taken == places.len();
+        let alone = Alone(places);
+        all.then_some(alone)
+    }
+
+    /// Waits until names are this process's.
+    pub fn turn(&self) -> io::Result<Turn<'_>> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        match within(TURN_MAX, || lock(&turn).then_some(())) {
+            Some(()) => Ok(Turn(turn)),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    /// How many bytes are kept.
+    pub fn bytes(&self) -> u64 {
+        read_total(&self.total.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts so many more as kept, if that is not too much.
+    pub fn take(&self, bytes: u64, most: u64) -> bool {
+        self.change(|total| Some(total.saturating_add(bytes)).filter(|sum| *sum <= most))
+    }
+
+    /// Counts so many more or fewer.
+    pub fn add(&self, bytes: i64) {
+        self.change(|total| Some(total.saturating_add_signed(bytes)));
+    }
+
+    /// So many were found.
+    pub fn set(&self, bytes: u64) {
+        self.change(|_| Some(bytes));
+    }
+
+    fn change(&self, to: impl FnOnce(u64) -> Option<u64>) -> bool {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without the lock another's number may be lost; the next count finds it.
+        let locked = within(TURN_MAX, || lock(&total).then_some(()));
+        let new = to(read_total(&total));
+        if let Some(new) = new {
+            let _ = total.write_all_at(&new.to_le_bytes(), TOTAL_AT);
+        }
+        if locked.is_some() {
+            unlock(&total);
+        }
+        new.is_some()
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        // Those that were not locked are not hurt.
+        self.0.iter().for_each(unlock);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        unlock(&self.0);
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+fn lock(file: &File) -> bool {
+    flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+fn unlock(file: &File) {
+    let _ = flock(file, FlockOperation::Unlock);
+}
+
+fn read_total(total: &File) -> u64 {
+    let mut bytes = [0; 8];
+    let read = total.read_exact_at(&mut bytes, TOTAL_AT);
+    read.map_or(0, |()| u64::from_le_bytes(bytes))
+}
+
+/// Tries until there is something, or it takes too long.
+fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match attempt() {
+            Some(value) => return Some(value),
+            None if Instant::now() >= deadline => return None,
+            None => std::thread::sleep(TURN_EVERY),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_count_together_and_one_is_alone_only_when_it_is() {
+        let dir = tempfile::tempdir().expect("folder");
+        let join = || Share::join(dir.path()).expect("joins").expect("there is a place");
+        let one = join();
+        assert!(one.uncounted && one.alone().is_some());
+        let two = join();
+        assert!(!two.uncounted, "it was counted in this boot");
+        assert!(one.alone().is_none() && two.alone().is_none());
+        assert!(one.take(60, 100) && !two.take(50, 100) && two.take(40, 100));
+        one.add(-70);
+        assert_eq!((one.bytes(), two.bytes()), (30, 30));
+        two.add(-70);
+        assert_eq!(one.bytes(), 0);
+        // A turn ends with whoever has it.
+        drop(one.turn().expect("is free"));
+        drop(two.turn().expect("is free"));
+        drop(two);
+        let alone = one.alone().expect("the other is gone");
+        let came = std::thread::scope(|scope| {
+            let late = scope.spawn(|| Share::join(dir.path()).expect("joins").is_some());
+            std::thread::sleep(Duration::from_millis(50));
+            let waits = !late.is_finished();
+            drop(alone);
+            waits && late.join().expect("does not panic")
+        });
+        assert!(came, "it waits, and then comes in");
+    }
+}
