@@ -76,8 +76,9 @@ impl Content {
         Self { line, cache, counts, server, turns, fetches, ahead }
     }
 
-    fn key(&self, path: &WirePath) -> Key {
-        let mut bytes = format!("{} ", self.server).into_bytes();
+    /// What is kept of a path is found by this: its content where `what` is empty.
+    pub fn key_of(&self, path: &WirePath, what: &str) -> Key {
+        let mut bytes = format!("{what}{} ", self.server).into_bytes();
         bytes.extend_from_slice(path.as_bytes());
         let Digest(value) = Digest::of(&bytes);
         *value.first_chunk().expect("a digest is longer")
@@ -89,7 +90,7 @@ impl Content {
         path: &WirePath,
         facts: Facts,
     ) -> Result<Arc<CacheFile>, Refusal> {
-        let key = self.key(path);
+        let key = self.key_of(path, "");
         let this = self.clone();
         let found = blocking(move || this.cache.find(&key)).await;
         let like =

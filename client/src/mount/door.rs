@@ -3,30 +3,24 @@
 //! cache are answered on the spot. Every question has an answer: a reply that is dropped
 //! is an error to the kernel, and all that is waited for has a deadline.
 
+use super::answers::{attr_of, entry, errno, file_type, is_told, sized};
 use super::cache::CacheFile;
 use super::fill::Progress;
 use super::handles::{Handles, OpenFile};
-use super::listing::{Facts, Kind, Listing};
+use super::listing::Listing;
 use super::nodes::ROOT;
 use super::status::ATTRIBUTE;
 use super::tree::{Tree, Trouble};
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::runtime::Handle;
-use verbatim_proto::Fault;
-
-/// How long the kernel believes what it was told.
-const TTL: Duration = Duration::from_secs(1);
-
-/// Folders with more entries than this are listed without making the kernel know each.
-const PLUS_ENTRIES_MAX: usize = 8192;
 
 /// Requests that the kernel may have under way without anybody waiting.
 const BACKGROUND_MAX: u16 = 64;
@@ -44,10 +38,6 @@ pub(super) struct Door {
 }
 
 impl Door {
-    fn attr(&self, number: u64, facts: Facts) -> FileAttr {
-        attr_of(number, facts, self.owner)
-    }
-
     /// Answers on a task of its own.
     fn spawn(&self, answer: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(answer);
@@ -81,8 +71,13 @@ impl Filesystem for Door {
         self.spawn(async move {
             match tree.look_up(parent.0, &name).await {
                 Ok((number, facts)) => {
+                    let ttl = tree.ttl();
+                    // The kernel is told one number for two things. Where they differ it asks
+                    // for the attributes by themselves, which have the right one.
+                    let same = tree.nodes().shown(number) == number;
+                    let believed = if same { ttl } else { Duration::ZERO };
                     let attr = attr_of(number, facts, owner);
-                    reply.entry(&TTL, &attr, Generation(0));
+                    reply.entry_with_ttls(&believed, &ttl, &attr, Generation(0));
                 }
                 Err(trouble) => reply.error(errno(&trouble)),
             }
@@ -95,14 +90,16 @@ impl Filesystem for Door {
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (tree, owner) = (self.tree.clone(), self.owner);
+        let ttl = tree.ttl();
         if number.0 != ROOT {
-            let facts = tree.nodes().facts(number.0);
+            let nodes = tree.nodes();
+            let (facts, shown) = (nodes.facts(number.0), nodes.shown(number.0));
             return match facts {
-                Some(facts) => reply.attr(&TTL, &self.attr(number.0, facts)),
+                Some(facts) => reply.attr(&ttl, &attr_of(shown, facts, owner)),
                 None => reply.error(Errno::ESTALE),
             };
         }
-        self.spawn(async move { reply.attr(&TTL, &attr_of(ROOT, tree.root().await, owner)) });
+        self.spawn(async move { reply.attr(&ttl, &attr_of(ROOT, tree.root().await, owner)) });
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
@@ -209,7 +206,7 @@ impl Filesystem for Door {
                 let Some((name, facts)) = entry(&listing, at) else { break };
                 let number = match at {
                     0 | 1 => number.0,
-                    _ => tree.nodes().number(number.0, name),
+                    _ => tree.nodes().shown_as(number.0, name),
                 };
                 let kind = file_type(facts.kind);
                 if reply.add(INodeNo(number), at + 1, kind, OsStr::from_bytes(name)) {
@@ -234,21 +231,20 @@ impl Filesystem for Door {
                 Ok(listing) => listing,
                 Err(error) => return reply.error(error),
             };
+            let ttl = tree.ttl();
             for at in offset.. {
                 let Some((name, facts)) = entry(&listing, at) else { break };
                 let mut nodes = tree.nodes();
-                // The kernel takes no notice of entries without a number of their own.
-                let known = at > 1 && listing.len() <= PLUS_ENTRIES_MAX;
-                let own = if known { nodes.told(number.0, name, facts) } else { 0 };
-                let shown = match (own, at) {
-                    (0, 0 | 1) => number.0,
-                    (0, _) => nodes.number(number.0, name),
-                    (own, _) => own,
-                };
+                // The kernel knows itself, and takes no notice of these two.
+                let own = if at > 1 { nodes.told(number.0, name, facts) } else { number.0 };
+                // As in a lookup: one number for two things.
+                let ttl = if nodes.shown(own) == own { ttl } else { Duration::ZERO };
                 let attr = attr_of(own, facts, owner);
                 let name = OsStr::from_bytes(name);
-                if reply.add(INodeNo(shown), at + 1, name, &TTL, &attr, Generation(0)) {
-                    nodes.forget(own, 1);
+                if reply.add(INodeNo(own), at + 1, name, &ttl, &attr, Generation(0)) {
+                    if at > 1 {
+                        nodes.forget(own, 1);
+                    }
                     break;
                 }
             }
@@ -329,71 +325,4 @@ async fn list(tree: &Tree, handles: &Handles, handle: FileHandle) -> Result<Arc<
     let folder = handles.folder(handle.0).ok_or(Errno::EBADF)?;
     let listing = folder.listing.get_or_try_init(|| tree.list(folder.number, &folder.path));
     listing.await.cloned().map_err(|trouble| errno(&trouble))
-}
-
-/// What is at a place of a folder: itself, what it is in, then its entries.
-fn entry(listing: &Listing, at: u64) -> Option<(&[u8], Facts)> {
-    let folder = Facts { kind: Kind::Folder, mode: 0o755, size: 4096, mtime_ns: 0 };
-    match at {
-        0 => Some((b".", folder)),
-        1 => Some((b"..", folder)),
-        _ => listing.at((at - 2) as usize),
-    }
-}
-
-/// Attributes of the system describe the source's machine, not this one.
-fn is_told(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name.starts_with(b"trusted.")
-}
-
-fn sized(value: &[u8], size: u32, reply: ReplyXattr) {
-    match size as usize {
-        0 => reply.size(value.len() as u32),
-        most if value.len() <= most => reply.data(value),
-        _ => reply.error(Errno::ERANGE),
-    }
-}
-
-fn errno(trouble: &Trouble) -> Errno {
-    let Fault { code, .. } = match trouble {
-        Trouble::Outdated => return Errno::ESTALE,
-        Trouble::Reading(fault) | Trouble::Asking(fault) => fault,
-    };
-    trouble.errno(*code)
-}
-
-fn file_type(kind: Kind) -> FileType {
-    match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Folder => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        // Which of them it is the server does not say; none can be used here.
-        Kind::Special => FileType::NamedPipe,
-    }
-}
-
-fn attr_of(number: u64, facts: Facts, (uid, gid): (u32, u32)) -> FileAttr {
-    let since = Duration::from_nanos(facts.mtime_ns.unsigned_abs());
-    let mtime = match facts.mtime_ns >= 0 {
-        true => UNIX_EPOCH.checked_add(since),
-        false => UNIX_EPOCH.checked_sub(since),
-    };
-    let mtime: SystemTime = mtime.unwrap_or(UNIX_EPOCH);
-    FileAttr {
-        ino: INodeNo(number),
-        size: facts.size,
-        blocks: facts.size.div_ceil(512),
-        atime: mtime,
-        mtime,
-        ctime: mtime,
-        crtime: mtime,
-        kind: file_type(facts.kind),
-        perm: (facts.mode & 0o777) as u16,
-        nlink: if facts.kind == Kind::Folder { 2 } else { 1 },
-        uid,
-        gid,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
 }

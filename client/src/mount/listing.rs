@@ -1,9 +1,10 @@
 //! What is in a folder, packed: names in one piece of memory, sorted, with what is
-//! known of each. A million entries take about 60 MB. Made page by page by a session,
-//! then only read. Pure.
+//! known of each; where a link points to follows its name. A million entries take about
+//! 60 MB. Made page by page by a session, then only read, and written as bytes for who
+//! asks while the server is away. Pure.
 
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::{Code, Fault, WirePath};
 
 /// The most entries of one folder.
 pub const LISTING_ENTRIES_MAX: usize = 4 << 20;
@@ -67,9 +68,19 @@ impl Listing {
             // A name has a bound that fits.
             let Ok(len) = u8::try_from(name.len()) else { continue };
             self.names.extend_from_slice(name);
+            if let EntryKind::Symlink { target } = &entry.kind {
+                self.names.extend_from_slice(target);
+            }
             self.entries.push((start, len, Facts::of(&entry)));
         }
         Ok(())
+    }
+
+    /// Only this, under this name.
+    pub fn of(name: &[u8], entry: Entry) -> Result<Self, Fault> {
+        let mut listing = Self::default();
+        listing.add(vec![Entry { path: WirePath::parse(name)?, ..entry }])?;
+        Ok(listing)
     }
 
     /// Sorts it: nothing is added any more.
@@ -99,10 +110,64 @@ impl Listing {
 
     /// What is known of a name.
     pub fn find(&self, name: &[u8]) -> Option<Facts> {
+        self.entry(name).map(|(_, _, facts)| *facts)
+    }
+
+    /// Where the link of a name points to.
+    pub fn target(&self, name: &[u8]) -> Option<&[u8]> {
+        let (start, len, facts) = self.entry(name)?;
+        let start = *start as usize + usize::from(*len);
+        let is_link = facts.kind == Kind::Symlink;
+        is_link.then(|| self.names.get(start..start + facts.size as usize))?
+    }
+
+    fn entry(&self, name: &[u8]) -> Option<&(u32, u8, Facts)> {
         let found = self.entries.binary_search_by(|entry| name_of(&self.names, entry).cmp(name));
-        Some(self.entries[found.ok()?].2)
+        self.entries.get(found.ok()?)
+    }
+
+    /// All of it as bytes: for each entry its numbers, its name, and where it points to.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.names.len() + self.entries.len() * ENTRY_BYTES);
+        for entry in &self.entries {
+            let Facts { kind, mode, size, mtime_ns } = entry.2;
+            let name = name_of(&self.names, entry);
+            bytes.extend_from_slice(&[kind as u8, entry.1]);
+            bytes.extend_from_slice(&mode.to_le_bytes());
+            bytes.extend_from_slice(&size.to_le_bytes());
+            bytes.extend_from_slice(&mtime_ns.to_le_bytes());
+            bytes.extend_from_slice(name);
+            bytes.extend_from_slice(self.target(name).unwrap_or_default());
+        }
+        bytes
+    }
+
+    /// What was written; none when it was not written here.
+    pub fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let mut listing = Self::default();
+        while let Some(([kind, len], rest)) = bytes.split_first_chunk::<2>() {
+            let (mode, rest) = rest.split_first_chunk()?;
+            let (size, rest) = rest.split_first_chunk()?;
+            let (mtime_ns, rest) = rest.split_first_chunk()?;
+            let kind = *KINDS.get(usize::from(*kind))?;
+            let (mode, size) = (u32::from_le_bytes(*mode), u64::from_le_bytes(*size));
+            let facts = Facts { kind, mode, size, mtime_ns: i64::from_le_bytes(*mtime_ns) };
+            let target = if kind == Kind::Symlink { usize::try_from(size).ok()? } else { 0 };
+            let (names, rest) = rest.split_at_checked(usize::from(*len).checked_add(target)?)?;
+            let start = u32::try_from(listing.names.len()).ok()?;
+            listing.names.extend_from_slice(names);
+            listing.entries.push((start, *len, facts));
+            bytes = rest;
+        }
+        (bytes.is_empty() && listing.len() <= LISTING_ENTRIES_MAX).then_some(listing)
     }
 }
+
+/// What the numbers of an entry take.
+const ENTRY_BYTES: usize = 22;
+
+/// The kinds by their numbers.
+const KINDS: [Kind; 4] = [Kind::File, Kind::Folder, Kind::Symlink, Kind::Special];
 
 fn name_of<'a>(names: &'a [u8], (start, len, _): &(u32, u8, Facts)) -> &'a [u8] {
     let start = *start as usize;
@@ -112,7 +177,32 @@ fn name_of<'a>(names: &'a [u8], (start, len, _): &(u32, u8, Facts)) -> &'a [u8] 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verbatim_proto::WirePath;
+
+    #[test]
+    fn what_is_written_is_read_again_and_what_is_cut_is_not() {
+        let entry = |name: &str, kind, size| {
+            let path = WirePath::parse(name.as_bytes()).expect("plain");
+            Entry { path, kind, size, mode: 0o751, mtime_ns: -3, meta: None }
+        };
+        let link = EntryKind::Symlink { target: b"../there".to_vec() };
+        let mut listing = Listing::default();
+        let page = vec![entry("link", link, 0), entry("b", EntryKind::Folder, 0)];
+        listing.add(page).expect("fits");
+        listing.add(vec![entry("a", EntryKind::File, 7)]).expect("fits");
+        listing.seal();
+        let bytes = listing.encode();
+        let read = Listing::decode(&bytes).expect("is whole");
+        for name in [b"a".as_slice(), b"b", b"link", b"c"] {
+            assert_eq!(read.find(name), listing.find(name));
+        }
+        assert_eq!(read.target(b"link"), Some(b"../there".as_slice()));
+        assert_eq!((read.target(b"a"), read.len()), (None, 3));
+        for cut in 0..bytes.len() {
+            let less = Listing::decode(&bytes[..cut]);
+            assert!(less.is_none_or(|less| less.len() < 3), "cut at {cut}");
+        }
+        assert!(Listing::decode(&[9; 40]).is_none());
+    }
 
     #[test]
     fn what_came_in_pages_is_found_by_name_and_in_order() {

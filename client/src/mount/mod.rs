@@ -4,6 +4,7 @@
 //! what came. Never touches the terminal.
 
 mod ahead;
+mod answers;
 mod cache;
 mod content;
 mod counts;
@@ -12,20 +13,25 @@ mod fill;
 mod flights;
 mod folders;
 mod handles;
+mod known;
 mod line;
 mod listing;
 mod nodes;
 mod passthrough;
 mod place;
+mod recall;
 pub mod status;
 mod tree;
+mod watch;
 
 pub use fill::Fill;
 pub use listing::Listing;
 pub use place::PlaceError;
 
 use crate::location::Remote;
+use crate::reconnect::may_come_back;
 use crate::session::{ClientError, Session, SessionOptions};
+use crate::watching::Watching;
 use cache::Cache;
 use content::Content;
 use door::Door;
@@ -39,7 +45,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tree::Tree;
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::{Code, Fault, Watch};
 
 /// Threads that take the kernel's questions.
 const DOOR_THREADS: usize = 4;
@@ -71,6 +77,10 @@ pub struct MountOptions {
     pub passthrough: bool,
     /// Whether all of it is brought.
     pub fill: Fill,
+    /// Whether no server is asked: only what is in the cache is there.
+    pub offline: bool,
+    /// Whether the server tells changes as they happen.
+    pub watch: bool,
 }
 
 /// Why there is no mount.
@@ -95,6 +105,9 @@ impl MountError {
             Self::Place(error) => Some(error.hint()),
             Self::Fault(fault) if fault.code == Code::Limit => {
                 Some("give this mount a cache of its own with --cache DIR".into())
+            }
+            Self::Fault(fault) if fault.code == Code::LinkLost => {
+                Some("mount it once while the server is there, with the same --cache".into())
             }
             Self::Fault(_) => None,
         }
@@ -121,14 +134,18 @@ impl Mount {
         let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
         // Attributes come with the metadata of files.
         session.preserve = true;
-        let mut first = Session::connect(session.clone()).await?;
-        let there = first.stat(&options.remote.path).await?;
-        if there?.kind != EntryKind::Folder {
-            let text = format!("{} is not a folder", options.remote.path);
-            return Err(Fault::new(Code::NotFolder, text).into());
-        }
-        let server = first.server().to_string();
-        let line = Line::start(Some(first), session);
+        let (server, first) = match options.offline {
+            true => (known::server(&cache, &options)?, None),
+            false => {
+                let first = connect(&options, &session).await?;
+                let server = first.server().to_string();
+                known::note(&cache, &options, &server);
+                (server, Some(first))
+            }
+        };
+        let connect = session.connect.clone();
+        let patience = session.timeout;
+        let line = Line::start(first, session);
         let content = Arc::new(Content::new(line, cache, server));
         let counted = content.clone();
         tokio::task::spawn_blocking(move || counted.cache.count());
@@ -141,15 +158,26 @@ impl Mount {
             let (content, base) = (tree.content.clone(), options.remote.path.clone());
             tokio::spawn(fill::fill(content, base, rate, filled.clone()));
         }
+        let watching = options.watch.then(|| {
+            let watch = Watch { path: options.remote.path.clone(), exclude: Vec::new() };
+            (tree.clone(), Watching::remote(connect, patience, watch))
+        });
         let door = Door { tree, handles, filled, runtime, owner };
-        Self::mount(options, door).await
+        Self::mount(options, door, watching).await
     }
 
-    async fn mount(options: MountOptions, door: Door) -> Result<Self, MountError> {
+    async fn mount(
+        options: MountOptions,
+        door: Door,
+        watching: Option<(Arc<Tree>, Watching)>,
+    ) -> Result<Self, MountError> {
         let (config, at) = (config(&options), options.mountpoint.clone());
         let made = content::blocking(move || fuser::Session::new(door, &at, &config)).await;
         let mut session = made.map_err(|error| place::refused(&options.mountpoint, error))?;
         let unmounter = session.unmount_callable();
+        if let Some((tree, watching)) = watching {
+            tokio::spawn(watch::follow(tree, session.notifier(), watching));
+        }
         let (told, ended) = oneshot::channel();
         let run = move || {
             if let Err(error) = session.run() {
@@ -193,6 +221,22 @@ impl Mount {
         let _ = content::blocking(move || unmounter.unmount()).await;
         Ok(())
     }
+}
+
+/// The first session, with a folder to show.
+async fn connect(options: &MountOptions, session: &SessionOptions) -> Result<Session, MountError> {
+    let mut first = Session::connect(session.clone()).await?;
+    let there = first.stat(&options.remote.path).await?;
+    if there?.kind != EntryKind::Folder {
+        let text = format!("{} is not a folder", options.remote.path);
+        return Err(Fault::new(Code::NotFolder, text).into());
+    }
+    Ok(first)
+}
+
+/// Whether a server that was not reached may be another time: what is here can be shown without.
+pub fn is_away(error: &ClientError) -> bool {
+    may_come_back(error)
 }
 
 fn config(options: &MountOptions) -> Config {

@@ -80,6 +80,39 @@ impl Nodes {
         }
     }
 
+    /// What a name in a folder is shown as: the number of its first version.
+    pub fn shown_as(&self, parent: u64, name: &[u8]) -> u64 {
+        number_of(parent, name, 0)
+    }
+
+    /// What a number is shown as, whatever version it is.
+    pub fn shown(&self, number: u64) -> u64 {
+        match self.nodes.get(&number) {
+            Some(node) if number != ROOT => self.shown_as(node.parent, &node.name),
+            _ => number,
+        }
+    }
+
+    /// The number of a path that the kernel knows.
+    pub fn find(&self, path: &WirePath) -> Option<u64> {
+        let number = path.names().fold(ROOT, |parent, name| self.number(parent, name));
+        self.nodes.contains_key(&number).then_some(number)
+    }
+
+    /// Everything that the kernel knows below a path, which is all if that is empty.
+    pub fn below(&self, path: &WirePath) -> Vec<WirePath> {
+        let paths = self.nodes.keys().filter_map(|number| self.path(*number).ok());
+        let wanted = |it: &WirePath| !it.is_root() && (path.is_root() || it.is_below(path));
+        paths.filter(wanted).collect()
+    }
+
+    /// A folder is this now.
+    pub fn refresh(&mut self, number: u64, facts: Facts) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.facts = facts;
+        }
+    }
+
     /// The number from here on that is this name's, or nobody's.
     fn free(&self, mut number: u64, parent: u64, name: &[u8]) -> u64 {
         let others = |node: &Node| node.parent != parent || *node.name != *name;
@@ -205,6 +238,9 @@ mod tests {
         assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old);
         let new = nodes.told(ROOT, b"a", facts(Kind::File, 3));
         assert_ne!(new, old);
+        assert_eq!((nodes.shown(new), nodes.shown(old)), (old, old), "it is shown as one");
+        let path = WirePath::parse(b"a").expect("plain");
+        assert_eq!((nodes.find(&path), nodes.below(&WirePath::root()).len()), (Some(new), 2));
         assert_eq!(nodes.facts(old).expect("still open").size, 2, "what is open stays");
         // Of the same size and time, and yet another: only opening it shows that.
         assert!(nodes.open(new, 8));

@@ -42,6 +42,7 @@ impl Tree {
             "read_bytes": number(&counts.read_bytes),
             "failures": number(&counts.failures),
             "known_entries": self.nodes().len(),
+            "watched": self.watched.load(Ordering::Relaxed),
             "fill": fill.told(),
         });
         status.to_string().into_bytes()

@@ -10,12 +10,20 @@ use super::line::is_away;
 use super::listing::{Facts, Kind, Listing};
 use super::nodes::{Nodes, ROOT};
 use super::passthrough::Passthrough;
+use super::recall::Recall;
 use fuser::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::{Code, Fault, WirePath};
+
+/// How long the kernel believes what it was told.
+const TTL: Duration = Duration::from_secs(1);
+
+/// How long it does while changes are told.
+const TTL_WATCHED: Duration = Duration::from_secs(30);
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -59,14 +67,29 @@ pub(super) struct Tree {
     pub passthrough: Passthrough,
     nodes: Mutex<Nodes>,
     folders: Folders,
+    recall: Arc<Recall>,
     base: WirePath,
+    /// Whether changes are told as they happen.
+    pub watched: AtomicBool,
 }
 
 impl Tree {
     pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
         let root = Facts { kind: Kind::Folder, mode: 0o755, size: 4096, mtime_ns: 0 };
         let nodes = Mutex::new(Nodes::new(root));
-        Self { content, passthrough, nodes, folders: Folders::default(), base }
+        let recall = Arc::new(Recall::new(content.clone()));
+        let (folders, watched) = (Folders::default(), AtomicBool::new(false));
+        Self { content, passthrough, nodes, folders, recall, base, watched }
+    }
+
+    /// How long the kernel may believe what it is told now.
+    pub fn ttl(&self) -> Duration {
+        if self.watched.load(Ordering::Relaxed) { TTL_WATCHED } else { TTL }
+    }
+
+    /// Something changed: what was listed is old.
+    pub fn forget_listings(&self) {
+        self.folders.forget();
     }
 
     pub fn nodes(&self) -> MutexGuard<'_, Nodes> {
@@ -91,22 +114,44 @@ impl Tree {
     /// The number of a name, and what it is.
     pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), Trouble> {
         let folder = self.nodes().path(parent).map_err(|_| Trouble::Outdated)?;
-        let path = self.remote(&folder).with(name)?;
-        let line = &self.content.line;
+        let folder = self.remote(&folder);
+        let path = folder.with(name)?;
         let facts = match self.folders.find(parent, name, Instant::now()) {
             Some(Some(facts)) => facts,
-            _ if !line.is_up() && self.known(parent, name).is_some() => {
-                self.known(parent, name).expect("it was just there")
-            }
-            _ => match line.look(&path).await {
-                Ok(entry) => Facts::of(&entry),
-                Err(fault) => match self.known(parent, name).filter(|_| is_away(&fault)) {
-                    Some(facts) => facts,
-                    None => return Err(self.heard(&path, fault)),
+            _ => match self.remembered_if_away(parent, &folder, name).await {
+                Some(facts) => facts,
+                None => match self.content.line.look(&path).await {
+                    Ok(entry) => {
+                        let facts = Facts::of(&entry);
+                        self.recall.looked(&path, entry);
+                        facts
+                    }
+                    Err(fault) if is_away(&fault) => {
+                        let known = self.remembered_if_away(parent, &folder, name).await;
+                        known.ok_or_else(|| self.heard(&path, fault))?
+                    }
+                    Err(fault) => return Err(self.heard(&path, fault)),
                 },
             },
         };
         Ok((self.nodes().told(parent, name, facts), facts))
+    }
+
+    /// What is known of a name without a server, where there is none.
+    async fn remembered_if_away(
+        &self,
+        parent: u64,
+        folder: &WirePath,
+        name: &[u8],
+    ) -> Option<Facts> {
+        if self.content.line.is_up() {
+            return None;
+        }
+        if let Some(facts) = self.known(parent, name) {
+            return Some(facts);
+        }
+        let (recall, folder, name) = (self.recall.clone(), folder.clone(), name.to_vec());
+        blocking(move || recall.find(&folder, &name)).await
     }
 
     /// What the kernel was told of a name before.
@@ -127,17 +172,40 @@ impl Tree {
     pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, Trouble> {
         let remote = self.remote(path);
         let begun = Instant::now();
-        let listed = self.content.line.list(&remote).await;
-        let listing = Arc::new(listed.map_err(|fault| self.heard(&remote, fault))?);
+        let remembered = async || {
+            let (recall, remote) = (self.recall.clone(), remote.clone());
+            let away = !self.content.line.is_up();
+            if away { blocking(move || recall.list(&remote)).await } else { None }
+        };
+        if let Some(listing) = remembered().await {
+            return Ok(Arc::new(listing));
+        }
+        let listing = match self.content.line.list(&remote).await {
+            Ok(listing) => Arc::new(listing),
+            Err(fault) => {
+                let listing = if is_away(&fault) { remembered().await } else { None };
+                return listing.map(Arc::new).ok_or_else(|| self.heard(&remote, fault));
+            }
+        };
         // As old as the question: what changed while it was answered may not be in it.
         self.folders.keep(number, listing.clone(), begun);
+        self.recall.listed(&remote, &listing);
         Ok(listing)
     }
 
     /// Where a link points to.
     pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, Trouble> {
         let path = self.nodes().path(number).map_err(|_| Trouble::Outdated)?;
-        match self.content.line.look(&self.remote(&path)).await?.kind {
+        let remote = self.remote(&path);
+        if !self.content.line.is_up() {
+            let (recall, folder) = (self.recall.clone(), remote.parent());
+            let name = remote.name().unwrap_or_default().to_vec();
+            if let Some(target) = blocking(move || recall.target(&folder, &name)).await {
+                return Ok(target);
+            }
+        }
+        let looked = self.content.line.look(&remote).await;
+        match looked.map_err(|fault| self.heard(&remote, fault))?.kind {
             EntryKind::Symlink { target } => Ok(target),
             _ => Err(Trouble::Outdated),
         }

@@ -161,8 +161,13 @@ impl Core {
             return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         let fits = listing.add(entries);
-        // A folder that cannot be read tells it of itself.
-        let fault = faults.into_iter().find(|(path, _)| path.is_root()).map(|(_, fault)| fault);
+        // A folder that cannot be read tells it of itself; what is in it may be left out.
+        let (own, others): (Vec<_>, Vec<_>) =
+            faults.into_iter().partition(|(path, _)| path.is_root());
+        for (path, fault) in others {
+            tracing::warn!(path = %path, cause = fault.text, "left out of its folder");
+        }
+        let fault = own.into_iter().next().map(|(_, fault)| fault);
         match (fault, fits) {
             (Some(fault), _) if done => drop(answer.send(Err(fault))),
             (_, Err(fault)) if done => drop(answer.send(Err(fault))),

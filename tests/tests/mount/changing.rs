@@ -4,7 +4,7 @@
 
 use super::reading::data_files;
 use super::*;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 const MIB: usize = 1 << 20;
 
@@ -23,6 +23,8 @@ fn a_reader_keeps_its_version_or_is_told_and_the_next_open_gets_the_new_one() {
     let mut bytes = vec![0; 4096];
     reader.read_exact_at(&mut bytes, 0).expect("reads");
     assert_eq!(bytes, old[..4096]);
+    let shown = || fs::metadata(mounted.path("big")).expect("is there").ino();
+    let first = shown();
     // In place, with the same size: by writing, and then by another file under its name.
     fs::write(source.path("big"), &new).expect("writes");
     let (mut told, mut kept) = (0, 0);
@@ -40,6 +42,9 @@ fn a_reader_keeps_its_version_or_is_told_and_the_next_open_gets_the_new_one() {
     }
     assert!(told > 0 && kept > 0, "{told} told, {kept} kept");
     assert!(fs::read(mounted.path("big")).expect("reads") == new, "a new open is new");
+    assert_eq!(shown(), first, "another version is the same file");
+    let held = reader.metadata().expect("is open");
+    assert_eq!((held.ino(), held.len()), (first, old.len() as u64));
     // The old reader does not see what the new one has brought.
     for offset in (0..old.len()).step_by(MIB) {
         if reader.read_exact_at(&mut bytes, offset as u64).is_ok() {

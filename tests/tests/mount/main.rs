@@ -9,8 +9,10 @@
 mod changing;
 mod living;
 mod losing;
+mod offline;
 mod reading;
 mod system;
+mod watching;
 
 use std::ffi::OsStr;
 use std::fs;

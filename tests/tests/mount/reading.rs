@@ -74,6 +74,28 @@ fn a_tree_is_the_same_through_the_mount_and_again_from_the_cache() {
 }
 
 #[test]
+fn a_folder_of_many_entries_lists_all_of_them() {
+    if !can_mount("a_folder_of_many_entries_lists_all_of_them") {
+        return;
+    }
+    const MANY: usize = 9000;
+    let source = Source::new(|dir| {
+        (0..MANY).for_each(|it| drop(fs::File::create(dir.join(format!("f{it}"))).expect("makes")));
+    });
+    let mounted = source.mount(&[]);
+    for _ in 0..2 {
+        let listed = fs::read_dir(mounted.path("")).expect("lists");
+        let names: std::collections::HashSet<_> =
+            listed.map(|entry| entry.expect("is told").file_name()).collect();
+        assert_eq!(names.len(), MANY);
+        let both = Command::new("ls").arg("-fa").arg(mounted.path("")).output().expect("ls runs");
+        let lines = String::from_utf8_lossy(&both.stdout).lines().count();
+        assert_eq!(lines, MANY + 2, "the folder itself and what it is in are listed too");
+    }
+    mounted.end();
+}
+
+#[test]
 fn readers_here_and_there_at_once_get_what_the_source_has() {
     if !can_mount("readers_here_and_there_at_once_get_what_the_source_has") {
         return;

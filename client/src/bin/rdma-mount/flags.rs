@@ -71,6 +71,20 @@ pub struct Flags {
           hide_default_value = true)]
     cache_size: u64,
 
+    /// Show what is in the cache, without the server.
+    ///
+    /// Folders that were listed or gone into, files of which something is here. What is
+    /// not here is an error at once.
+    #[arg(long, conflicts_with = "fill")]
+    offline: bool,
+
+    /// Have changes seen as they happen.
+    ///
+    /// The server tells them, and the kernel forgets what it knows of them at once.
+    /// Without it names and attributes are believed for a second.
+    #[arg(long, conflicts_with = "offline")]
+    watch: bool,
+
     /// Let other users of this machine in.
     ///
     /// Files belong to whoever mounts, with the permission bits of their source, and
@@ -155,6 +169,8 @@ impl Flags {
             noexec: self.noexec,
             passthrough: !self.no_passthrough,
             fill: self.fill,
+            offline: self.offline,
+            watch: self.watch,
         })
     }
 }

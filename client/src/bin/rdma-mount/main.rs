@@ -19,7 +19,7 @@ use shared::ask;
 use shared::ending::{Exit, complain, interrupted};
 use std::process::ExitCode;
 use verbatim_client::copy::CopyError;
-use verbatim_client::mount::{Mount, MountError, MountOptions};
+use verbatim_client::mount::{Mount, MountError, MountOptions, is_away};
 
 fn main() -> ExitCode {
     let flags = match Flags::read() {
@@ -75,7 +75,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     let mount = match started.await {
         Ok(Ok(mount)) => mount,
         Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
-        Err(error) => return complain(&error, error.hint(), Exit::Connect, json),
+        Err(error) => return complain(&error, hint(&error), Exit::Connect, json),
     };
     let stop = interrupted();
     if flags.background {
@@ -96,5 +96,16 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     match mount.stay(stop).await {
         Ok(()) => Exit::Done.into(),
         Err(error) => complain(&error, Some(error.hint()), Exit::Failed, json),
+    }
+}
+
+/// What to do when the server is not reached: what is here can be shown without it.
+fn hint(error: &CopyError) -> Option<String> {
+    let CopyError::Client(cause) = error else { return error.hint() };
+    let offline = "rdma-mount --offline shows what is in the cache";
+    match error.hint() {
+        Some(hint) if is_away(cause) => Some(format!("{hint}; {offline}")),
+        None if is_away(cause) => Some(offline.to_owned()),
+        hint => hint,
     }
 }

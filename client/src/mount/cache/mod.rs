@@ -5,6 +5,7 @@
 //! memory but what is open.
 
 mod file;
+mod names;
 mod notes;
 mod room;
 mod share;
@@ -67,6 +68,11 @@ impl Cache {
             oldest: Mutex::default(),
             evictions: AtomicU64::new(0),
         })
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     fn files(&self) -> MutexGuard<'_, Open> {
@@ -183,7 +189,7 @@ impl Cache {
         // Of one that was replaced the space goes with its last reader.
         let counts = !file.replaced.load(Ordering::Relaxed);
         let len = (bytes.len() as u64).next_multiple_of(PAGE_BYTES);
-        if counts && !self.make_room(file, len) {
+        if counts && !self.make_room(Some(file), len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let stored = file.store(block, bytes, digests);

@@ -26,10 +26,13 @@ const OLDEST_MAX: usize = 1 << 16;
 /// How long it is not looked again where nothing could go.
 const REST: Duration = Duration::from_millis(200);
 
+/// When something was used, its key, and whether it is names and not a version.
+type Candidate = (SystemTime, Key, bool);
+
 /// What was used longest ago, as it was found; the oldest last.
 #[derive(Default)]
 pub(super) struct Oldest {
-    known: Vec<(SystemTime, Key)>,
+    known: Vec<Candidate>,
     looked: Option<Instant>,
 }
 
@@ -48,7 +51,7 @@ impl Cache {
     }
 
     /// Counts so many bytes as taken, after others have gone for them.
-    pub(super) fn make_room(&self, file: &CacheFile, len: u64) -> bool {
+    pub(super) fn make_room(&self, file: Option<&CacheFile>, len: u64) -> bool {
         loop {
             if self.share.take(len, self.bytes_max) {
                 return true;
@@ -57,7 +60,7 @@ impl Cache {
                 continue;
             }
             // What others may read can only be punched by whoever is alone.
-            let Some(_alone) = self.share.alone() else { return false };
+            let (Some(file), Some(_alone)) = (file, self.share.alone()) else { return false };
             match file.punch() {
                 0 => return false,
                 punched => self.share.add(-(punched as i64)),
@@ -69,9 +72,14 @@ impl Cache {
     fn evict_oldest(&self, len: u64) -> bool {
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..2 {
-            while let Some((used, key)) = oldest.known.pop() {
-                let Some(more) = self.evict(&key, used, len) else { continue };
-                oldest.known.extend(more.then_some((used, key)));
+            while let Some(candidate) = oldest.known.pop() {
+                let (used, key, names) = candidate;
+                let evicted = match names {
+                    true => self.evict_names(&key, used),
+                    false => self.evict(&key, used, len),
+                };
+                let Some(more) = evicted else { continue };
+                oldest.known.extend(more.then_some(candidate));
                 return true;
             }
             if oldest.looked.is_some_and(|at| at.elapsed() < REST) {
@@ -87,18 +95,19 @@ impl Cache {
     }
 
     /// What was used longest ago, the oldest last, and how many bytes all takes.
-    fn look(&self, most: usize) -> (Vec<(SystemTime, Key)>, u64) {
+    fn look(&self, most: usize) -> (Vec<Candidate>, u64) {
         let (mut heap, mut bytes) = (BinaryHeap::new(), 0);
         for number in 0..=u8::MAX {
             // A part that is not there, or cannot be read, holds nothing.
             let part = self.folder.join(format!("{number:02x}"));
             let Ok(entries) = fs::read_dir(part) else { continue };
             for entry in entries.flatten() {
-                let Some(key) = key_of(Path::new(&entry.file_name())) else { continue };
+                let name = entry.file_name();
+                let Some((key, names)) = key_of(Path::new(&name)) else { continue };
                 let Ok(found) = entry.metadata() else { continue };
                 bytes += found.blocks() * 512;
                 let Ok(used) = found.modified() else { continue };
-                heap.push((used, key));
+                heap.push((used, key, names));
                 if heap.len() > most {
                     heap.pop();
                 }
@@ -107,6 +116,18 @@ impl Cache {
         let mut known = heap.into_sorted_vec();
         known.reverse();
         (known, bytes)
+    }
+
+    /// Has names go that nobody asked for since.
+    fn evict_names(&self, key: &Key, used: SystemTime) -> Option<bool> {
+        let path = self.path(key, "names");
+        let found = fs::metadata(&path).ok()?;
+        if found.modified().ok()? != used {
+            return None;
+        }
+        fs::remove_file(&path).ok()?;
+        self.share.add(-((found.blocks() * 512) as i64));
+        Some(false)
     }
 
     /// Makes room of a version that nobody uses, and has not since: all of a small one, the
@@ -146,13 +167,20 @@ impl Cache {
     }
 }
 
-/// The key that a name of ours stands for; data only.
-fn key_of(name: &Path) -> Option<Key> {
-    let name = name.to_str()?;
-    let hex = name.strip_suffix(".data").filter(|hex| hex.len() == 32 && hex.is_ascii())?;
+/// The key that a name of ours stands for, and whether it is of names.
+fn key_of(name: &Path) -> Option<(Key, bool)> {
+    let (hex, kind) = name.to_str()?.split_once('.')?;
+    let names = match kind {
+        "data" => false,
+        "names" => true,
+        _ => return None,
+    };
+    if hex.len() != 32 || !hex.is_ascii() {
+        return None;
+    }
     let mut key = Key::default();
     for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
         *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
     }
-    Some(key)
+    Some((key, names))
 }

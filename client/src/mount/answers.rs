@@ -1,0 +1,79 @@
+//! What the kernel is answered, in its own words: attributes, kinds, entries of folders
+//! and error numbers made of what the tree says. Pure; called by `door`.
+
+use super::listing::{Facts, Kind, Listing};
+use super::tree::Trouble;
+use fuser::{Errno, FileAttr, FileType, INodeNo, ReplyXattr};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use verbatim_proto::Fault;
+
+/// What is at a place of a folder: itself, what it is in, then its entries.
+pub(super) fn entry(listing: &Listing, at: u64) -> Option<(&[u8], Facts)> {
+    let folder = Facts { kind: Kind::Folder, mode: 0o755, size: 4096, mtime_ns: 0 };
+    match at {
+        0 => Some((b".", folder)),
+        1 => Some((b"..", folder)),
+        _ => listing.at((at - 2) as usize),
+    }
+}
+
+/// Attributes of the system describe the source's machine, not this one.
+pub(super) fn is_told(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"trusted.")
+}
+
+/// Answers with a value, or with how long it is, as the kernel asked.
+pub(super) fn sized(value: &[u8], size: u32, reply: ReplyXattr) {
+    match size as usize {
+        0 => reply.size(value.len() as u32),
+        most if value.len() <= most => reply.data(value),
+        _ => reply.error(Errno::ERANGE),
+    }
+}
+
+/// What the kernel is told of trouble.
+pub(super) fn errno(trouble: &Trouble) -> Errno {
+    let Fault { code, .. } = match trouble {
+        Trouble::Outdated => return Errno::ESTALE,
+        Trouble::Reading(fault) | Trouble::Asking(fault) => fault,
+    };
+    trouble.errno(*code)
+}
+
+/// What the kernel calls a kind.
+pub(super) fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Folder => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        // Which of them it is the server does not say; none can be used here.
+        Kind::Special => FileType::NamedPipe,
+    }
+}
+
+/// The attributes of something, under the number that is shown.
+pub(super) fn attr_of(number: u64, facts: Facts, (uid, gid): (u32, u32)) -> FileAttr {
+    let since = Duration::from_nanos(facts.mtime_ns.unsigned_abs());
+    let mtime = match facts.mtime_ns >= 0 {
+        true => UNIX_EPOCH.checked_add(since),
+        false => UNIX_EPOCH.checked_sub(since),
+    };
+    let mtime: SystemTime = mtime.unwrap_or(UNIX_EPOCH);
+    FileAttr {
+        ino: INodeNo(number),
+        size: facts.size,
+        blocks: facts.size.div_ceil(512),
+        atime: mtime,
+        mtime,
+        ctime: mtime,
+        crtime: mtime,
+        kind: file_type(facts.kind),
+        perm: (facts.mode & 0o777) as u16,
+        nlink: if facts.kind == Kind::Folder { 2 } else { 1 },
+        uid,
+        gid,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}

@@ -1,0 +1,103 @@
+//! What is remembered of names while the server is away: every folder that was listed,
+//! and every folder and link that was looked at, is kept in the cache by a thread of its
+//! own, and told from there when nobody else can. Bounded by what waits; what does not
+//! fit is not remembered. Called by `Tree`.
+
+use super::cache::{Cache, Key};
+use super::content::Content;
+use super::listing::{Facts, Kind, Listing};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use verbatim_proto::WirePath;
+use verbatim_proto::message::Entry;
+
+/// Things that may wait to be kept.
+const WAITING_MAX: usize = 64;
+
+/// The name that something has in what is kept of itself.
+const ITSELF: &[u8] = b"itself";
+
+/// The permission bits of a file of which only the content is known.
+const UNKNOWN_MODE: u32 = 0o444;
+
+/// What is remembered.
+pub(super) struct Recall {
+    content: Arc<Content>,
+    waiting: mpsc::Sender<(Key, Arc<Listing>)>,
+}
+
+impl Recall {
+    /// Begins to remember; needs a tokio runtime.
+    pub fn new(content: Arc<Content>) -> Self {
+        let (waiting, mut kept) = mpsc::channel::<(Key, Arc<Listing>)>(WAITING_MAX);
+        let keeper = content.clone();
+        tokio::task::spawn_blocking(move || {
+            while let Some((key, listing)) = kept.blocking_recv() {
+                keep(&keeper.cache, &key, &listing);
+            }
+        });
+        Self { content, waiting }
+    }
+
+    /// A folder was listed.
+    pub fn listed(&self, path: &WirePath, listing: &Arc<Listing>) {
+        // Where too much waits it is not remembered.
+        let _ = self.waiting.try_send((self.key(path, "in"), listing.clone()));
+    }
+
+    /// Something was looked at by itself. What is known of files is in their versions.
+    pub fn looked(&self, path: &WirePath, entry: Entry) {
+        if Facts::of(&entry).kind != Kind::File
+            && let Ok(listing) = Listing::of(ITSELF, entry)
+        {
+            let _ = self.waiting.try_send((self.key(path, "at"), Arc::new(listing)));
+        }
+    }
+
+    fn key(&self, path: &WirePath, what: &str) -> Key {
+        self.content.key_of(path, what)
+    }
+
+    fn read(&self, path: &WirePath, what: &str) -> Option<Listing> {
+        Listing::decode(&self.content.cache.names(&self.key(path, what))?)
+    }
+
+    /// What was in a folder. Reads files, as all of these do.
+    pub fn list(&self, path: &WirePath) -> Option<Listing> {
+        self.read(path, "in")
+    }
+
+    /// What something in a folder was.
+    pub fn find(&self, folder: &WirePath, name: &[u8]) -> Option<Facts> {
+        let path = folder.with(name).ok()?;
+        let listed = || self.list(folder)?.find(name);
+        let itself = || self.read(&path, "at")?.find(ITSELF);
+        let told = listed().or_else(itself);
+        if told.is_some_and(|facts| facts.kind != Kind::File) {
+            return told;
+        }
+        // A file is what there is of it, where there is something.
+        match self.content.cache.find(&self.content.key_of(&path, "")) {
+            Some(file) => {
+                let mode = told.map_or(UNKNOWN_MODE, |facts| facts.mode);
+                let (size, mtime_ns) = (file.size, file.mtime_ns);
+                Some(Facts { kind: Kind::File, mode, size, mtime_ns })
+            }
+            None => told,
+        }
+    }
+
+    /// Where a link pointed to.
+    pub fn target(&self, folder: &WirePath, name: &[u8]) -> Option<Vec<u8>> {
+        let path = folder.with(name).ok()?;
+        let listed = || self.list(folder)?.target(name).map(<[u8]>::to_vec);
+        let itself = || self.read(&path, "at")?.target(ITSELF).map(<[u8]>::to_vec);
+        itself().or_else(listed)
+    }
+}
+
+fn keep(cache: &Cache, key: &Key, listing: &Listing) {
+    if let Err(error) = cache.keep_names(key, &listing.encode()) {
+        tracing::debug!(cause = %error, "names not kept");
+    }
+}

@@ -1,0 +1,64 @@
+//! A mount whose changes are told: the kernel believes what it knows for half a minute,
+//! and forgets it as soon as it is no longer so.
+
+use super::*;
+use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
+
+/// How soon a change must be seen; what is not told is believed for far longer. The server needs
+/// a moment to be sure that it is over, and this machine may be busy.
+const SEEN_MAX: Duration = Duration::from_secs(8);
+
+fn fill(dir: &Path) {
+    fs::create_dir_all(dir.join("a/b")).expect("makes");
+    for name in ["a/b/file", "a/b/other", "a/b/gone", "top"] {
+        fs::write(dir.join(name), b"old").expect("writes");
+    }
+}
+
+#[test]
+fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
+    if !can_mount("what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again") {
+        return;
+    }
+    let mut source = Source::new(fill);
+    let mounted = source.mount(&["--watch", "--timeout", "5"]);
+    let watched = || (mounted.status()["watched"] == true).then_some(());
+    wait_for("changes are told", STAND_MAX, watched);
+    let stat = |name: &str| fs::metadata(mounted.path(name)).map(|it| (it.len(), it.mtime()));
+    for name in ["a/b/file", "a/b/other", "a/b/gone", "top", "a", "a/b"] {
+        stat(name).expect("is there");
+    }
+    // Whoever is in a folder stays there, whatever changes in it.
+    let mut inside = Command::new("sh");
+    inside.args(["-c", "while ! test -e new; do sleep 0.05; done; pwd -P"]);
+    let inside = Running::start({
+        inside.current_dir(mounted.path("a/b")).stdin(std::process::Stdio::null());
+        inside
+    });
+    let begin = Instant::now();
+    fs::write(source.path("a/b/file"), b"newer").expect("writes");
+    fs::write(source.path("a/b/new"), b"new").expect("writes");
+    fs::remove_file(source.path("a/b/gone")).expect("removes");
+    fs::rename(source.path("top"), source.path("a/b/other")).expect("renames");
+    let folder = fs::metadata(source.path("a/b")).expect("is there").mtime_nsec();
+    let seen = || {
+        let longer = stat("a/b/file").is_ok_and(|(len, _)| len == 5);
+        let gone = [stat("a/b/gone"), stat("top")].iter().all(Result::is_err);
+        let time = fs::metadata(mounted.path("a/b")).expect("is there").mtime_nsec() == folder;
+        (longer && gone && time).then_some(())
+    };
+    wait_for("all of it is seen", STAND_MAX, seen);
+    assert!(begin.elapsed() < SEEN_MAX, "{:?}", begin.elapsed());
+    assert_eq!(inside.end().done().stdout.trim(), mounted.path("a/b").to_str().expect("text"));
+    assert_eq!(fs::read(mounted.path("a/b/file")).expect("reads"), b"newer");
+    // A server that comes back is watched again, and what happened meanwhile is seen.
+    let address = source.kill();
+    wait_for("it is lost", STAND_MAX, || (mounted.status()["watched"] == false).then_some(()));
+    fs::write(source.path("a/b/file"), b"newest").expect("writes");
+    source.serve_at(&address);
+    let newest = || stat("a/b/file").is_ok_and(|(len, _)| len == 6).then_some(());
+    wait_for("it is seen", STAND_MAX, newest);
+    wait_for("changes are told again", STAND_MAX, watched);
+    mounted.end();
+}
