@@ -84,6 +84,13 @@ impl Content {
         *value.first_chunk().expect("a digest is longer")
     }
 
+    /// What is here of a version like this.
+    pub async fn cached(self: &Arc<Self>, path: &WirePath, facts: Facts) -> Option<Arc<CacheFile>> {
+        let (this, key) = (self.clone(), self.key_of(path, ""));
+        let found = blocking(move || this.cache.find(&key)).await;
+        found.filter(|file| (file.size, file.mtime_ns) == (facts.size, facts.mtime_ns))
+    }
+
     /// The version that is there now, as the kernel knows it.
     pub async fn open(
         self: &Arc<Self>,
@@ -91,11 +98,7 @@ impl Content {
         facts: Facts,
     ) -> Result<Arc<CacheFile>, Refusal> {
         let key = self.key_of(path, "");
-        let this = self.clone();
-        let found = blocking(move || this.cache.find(&key)).await;
-        let like =
-            |file: &Arc<CacheFile>| (file.size, file.mtime_ns) == (facts.size, facts.mtime_ns);
-        let found = found.filter(like);
+        let found = self.cached(path, facts).await;
         let old = found.as_ref().map(|file| file.version);
         if let Some(file) = found {
             if !self.line.is_up() {
@@ -114,10 +117,8 @@ impl Content {
         // Who opens the same file at once waits for the first, and finds what it brought.
         let turn = self.turns.lock().unwrap_or_else(PoisonError::into_inner).of(key);
         let _turn = turn.lock().await;
-        let this = self.clone();
-        let found = blocking(move || this.cache.find(&key)).await;
-        let opened_now = |file: &Arc<CacheFile>| like(file) && Some(file.version) != old;
-        match found.filter(opened_now) {
+        let found = self.cached(path, facts).await;
+        match found.filter(|file| Some(file.version) != old) {
             Some(file) => Ok(file),
             None => self.open_new(path, facts, key).await,
         }

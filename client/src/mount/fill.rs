@@ -1,16 +1,27 @@
-//! The fill: brings all of a tree in the background, one file after the other, and lets
-//! readers go first. Ends when all is here or the cache is full: it never has anything
-//! removed. What fails is counted and left to its readers.
+//! The fill: brings all of a tree in the background, several files at a time, so that
+//! small ones share their round trips, and lets readers go first. Ends when all is here
+//! or the cache is full: it never has anything removed. What is here already costs
+//! nothing; what fails is counted and left to its readers.
 
+use super::cache::{BLOCK_BYTES, CacheFile};
 use super::content::{Content, Refusal};
 use super::listing::{Facts, Kind};
+use super::walk::Walk;
 use crate::part::PART_BYTES_MAX;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
-use verbatim_proto::{Fault, WirePath};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// Files that are brought at a time.
+const FILES_MAX: usize = 16;
+
+/// How often a file that changes meanwhile is begun.
+const TRIES_MAX: usize = 3;
 
 /// How long the fill waits while readers have much under way.
 const YIELD: Duration = Duration::from_millis(20);
@@ -34,6 +45,8 @@ pub(super) struct Progress {
     files: AtomicU64,
     bytes: AtomicU64,
     failed: AtomicU64,
+    /// Told once, when it ends.
+    pub ended: Notify,
 }
 
 const STAGES: [&str; 4] = ["off", "filling", "complete", "cache full"];
@@ -50,6 +63,27 @@ impl Progress {
     }
 }
 
+/// What became of a file.
+#[derive(Debug, PartialEq, Eq)]
+enum Brought {
+    /// All of it is here.
+    All,
+    /// It is gone, or no file any more: there is nothing to bring.
+    Nothing,
+    /// There is no room for it.
+    Full,
+    Failed,
+}
+
+/// What is brought, and how fast.
+struct Filling {
+    content: Arc<Content>,
+    progress: Arc<Progress>,
+    rate: Option<u64>,
+    begin: Instant,
+    fetched: AtomicU64,
+}
+
 /// Brings all that is below a path.
 pub(super) async fn fill(
     content: Arc<Content>,
@@ -58,72 +92,122 @@ pub(super) async fn fill(
     progress: Arc<Progress>,
 ) {
     progress.stage.store(1, Ordering::Relaxed);
-    let begin = Instant::now();
-    // Folders that are still to be listed; a folder is listed when those before it are done.
-    let mut folders = vec![base];
-    while let Some(folder) = folders.pop() {
-        let listing = match content.line.list(&folder).await {
-            Ok(listing) => listing,
-            Err(fault) => {
-                progress.failed.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(path = %folder, cause = fault.text, "cannot be filled");
-                continue;
-            }
-        };
-        for index in 0..listing.len() {
-            let Some((name, facts)) = listing.at(index) else { break };
-            let Ok(path) = folder.with(name) else { continue };
-            match facts.kind {
-                Kind::Folder => folders.push(path),
-                Kind::File => {
-                    let (used, most, _) = content.cache.usage();
-                    if used + facts.size > most {
-                        progress.stage.store(3, Ordering::Relaxed);
-                        tracing::info!(bytes = used, "the cache is full, the fill ends");
-                        return;
-                    }
-                    let brought = bring(&content, &path, facts, rate, begin, &progress).await;
-                    let count = match brought {
-                        Ok(()) => &progress.files,
-                        Err(_) => &progress.failed,
-                    };
-                    count.fetch_add(1, Ordering::Relaxed);
+    let (begin, fetched) = (Instant::now(), AtomicU64::new(0));
+    let filling = Arc::new(Filling { content, progress: progress.clone(), rate, begin, fetched });
+    let (mut walk, mut under_way, mut full) = (Walk::new(base), JoinSet::new(), false);
+    while !full && let Some(found) = walk.next(&filling.content).await {
+        match found {
+            Ok((path, facts)) if facts.kind == Kind::File => {
+                while under_way.len() >= FILES_MAX {
+                    full |= filling.over(under_way.join_next().await);
                 }
-                Kind::Symlink | Kind::Special => {}
+                under_way.spawn(filling.clone().file(path, facts));
+            }
+            Ok(_) => {}
+            Err((path, fault)) => {
+                progress.failed.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(path = %path, cause = fault.text, "cannot be filled");
             }
         }
     }
-    progress.stage.store(2, Ordering::Relaxed);
+    while !under_way.is_empty() {
+        full |= filling.over(under_way.join_next().await);
+    }
+    if full {
+        tracing::info!("the cache is full, the fill ends");
+    }
+    progress.stage.store(if full { 3 } else { 2 }, Ordering::Relaxed);
+    progress.ended.notify_one();
 }
 
-async fn bring(
-    content: &Arc<Content>,
-    path: &WirePath,
-    facts: Facts,
-    rate: Option<u64>,
-    begin: Instant,
-    progress: &Progress,
-) -> Result<(), Fault> {
-    while !content.line.is_up() {
-        sleep(AWAY).await;
+impl Filling {
+    /// Counts a file that is done with; whether the cache is full.
+    fn over(&self, done: Option<Result<Brought, tokio::task::JoinError>>) -> bool {
+        let brought = done.and_then(Result::ok).unwrap_or(Brought::Failed);
+        let count = match brought {
+            Brought::All => &self.progress.files,
+            Brought::Failed => &self.progress.failed,
+            Brought::Nothing | Brought::Full => return brought == Brought::Full,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        false
     }
-    let file = match content.open(path, facts).await {
-        Ok(file) => file,
-        // Its next reader gets what it has become.
-        Err(Refusal::Outdated) => return Ok(()),
-        Err(Refusal::Fault(fault)) => return Err(fault),
-    };
-    for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
-        while content.is_busy() {
-            sleep(YIELD).await;
+
+    /// Brings a file, as it is when it is brought.
+    async fn file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> Brought {
+        let mut cause = Fault::new(Code::Changed, "it changes all the time");
+        for _ in 0..TRIES_MAX {
+            while !self.content.line.is_up() {
+                sleep(AWAY).await;
+            }
+            match self.version(&path, facts).await {
+                Ok(brought) => return brought,
+                Err(Refusal::Outdated) => {}
+                Err(Refusal::Fault(fault)) if fault.code == Code::Changed => {}
+                Err(Refusal::Fault(fault)) if fault.code == Code::NotFound => {
+                    return Brought::Nothing;
+                }
+                Err(Refusal::Fault(fault)) => {
+                    cause = fault;
+                    break;
+                }
+            }
+            match self.content.line.look(&path).await.map(|entry| Facts::of(&entry)) {
+                Ok(now) if now.kind == Kind::File => facts = now,
+                Ok(_) => return Brought::Nothing,
+                Err(fault) if fault.code == Code::NotFound => return Brought::Nothing,
+                Err(fault) => cause = fault,
+            }
         }
-        let len = PART_BYTES_MAX.min(file.size - offset);
-        content.bring(path, &file, offset, len).await?;
-        let bytes = progress.bytes.fetch_add(len, Ordering::Relaxed) + len;
-        if let Some(rate) = rate {
+        tracing::warn!(path = %path, cause = cause.text, "cannot be filled");
+        Brought::Failed
+    }
+
+    /// Brings what is missing of a version.
+    async fn version(&self, path: &WirePath, facts: Facts) -> Result<Brought, Refusal> {
+        let content = &self.content;
+        let has_room = |bytes: u64| {
+            let (used, most, _) = content.cache.usage();
+            used + bytes <= most
+        };
+        // Opening it brings its first block, for which nothing may have to go.
+        let new = content.cached(path, facts).await.is_none();
+        if new && !has_room(facts.size) {
+            return Ok(Brought::Full);
+        }
+        let file = content.open(path, facts).await?;
+        if new {
+            self.fetched.fetch_add(file.size.min(BLOCK_BYTES), Ordering::Relaxed);
+        }
+        if !has_room(file.missing(0..=u32::MAX)) {
+            return Ok(Brought::Full);
+        }
+        for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
+            while content.is_busy() {
+                sleep(YIELD).await;
+            }
+            let len = PART_BYTES_MAX.min(file.size - offset);
+            self.part(path, &file, offset, len).await.map_err(Refusal::Fault)?;
+        }
+        Ok(Brought::All)
+    }
+
+    async fn part(
+        &self,
+        path: &WirePath,
+        file: &Arc<CacheFile>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Fault> {
+        let missing = file.missing(file.blocks_of(offset, len));
+        self.content.bring(path, file, offset, len).await?;
+        self.progress.bytes.fetch_add(len, Ordering::Relaxed);
+        // Only what came over the network counts.
+        let bytes = self.fetched.fetch_add(missing, Ordering::Relaxed) + missing;
+        if let Some(rate) = self.rate {
             let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-            sleep(due.saturating_sub(begin.elapsed())).await;
+            sleep(due.saturating_sub(self.begin.elapsed())).await;
         }
+        Ok(())
     }
-    Ok(())
 }

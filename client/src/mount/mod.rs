@@ -8,6 +8,7 @@ mod answers;
 mod cache;
 mod content;
 mod counts;
+mod detach;
 mod door;
 mod fill;
 mod flights;
@@ -22,6 +23,7 @@ mod place;
 mod recall;
 pub mod status;
 mod tree;
+mod walk;
 mod watch;
 
 pub use fill::Fill;
@@ -34,6 +36,7 @@ use crate::session::{ClientError, Session, SessionOptions};
 use crate::watching::Watching;
 use cache::Cache;
 use content::Content;
+use detach::Detach;
 use door::Door;
 use fuser::{Config, MountOption, SessionACL};
 use handles::Handles;
@@ -77,6 +80,8 @@ pub struct MountOptions {
     pub passthrough: bool,
     /// Whether all of it is brought.
     pub fill: Fill,
+    /// Whether it becomes a plain folder when all is here.
+    pub detach: bool,
     /// Whether no server is asked: only what is in the cache is there.
     pub offline: bool,
     /// Whether the server tells changes as they happen.
@@ -119,6 +124,7 @@ pub struct Mount {
     options: MountOptions,
     unmounter: fuser::SessionUnmounter,
     ended: oneshot::Receiver<()>,
+    detach: Option<Detach>,
 }
 
 impl Mount {
@@ -143,9 +149,7 @@ impl Mount {
                 (server, Some(first))
             }
         };
-        let connect = session.connect.clone();
-        let patience = session.timeout;
-        let line = Line::start(first, session);
+        let line = Line::start(first, session.clone());
         let content = Arc::new(Content::new(line, cache, server));
         let counted = content.clone();
         tokio::task::spawn_blocking(move || counted.cache.count());
@@ -160,10 +164,15 @@ impl Mount {
         }
         let watching = options.watch.then(|| {
             let watch = Watch { path: options.remote.path.clone(), exclude: Vec::new() };
-            (tree.clone(), Watching::remote(connect, patience, watch))
+            (tree.clone(), Watching::remote(session.connect.clone(), session.timeout, watch))
+        });
+        let detach = options.detach.then(|| {
+            let (content, filled) = (tree.content.clone(), filled.clone());
+            Detach { content, filled, session }
         });
         let door = Door { tree, handles, filled, runtime, owner };
-        Self::mount(options, door, watching).await
+        let mount = Self::mount(options, door, watching).await?;
+        Ok(Self { detach, ..mount })
     }
 
     async fn mount(
@@ -187,22 +196,67 @@ impl Mount {
         };
         let thread = std::thread::Builder::new().name("mount".into()).spawn(run);
         thread.map_err(|error| Fault::from_io("cannot start a thread", &error))?;
-        Ok(Self { options, unmounter, ended })
+        Ok(Self { options, unmounter, ended, detach: None })
     }
 
-    /// Stays until somebody unmounts it, or `stop` completes and it is unmounted.
-    pub async fn stay(mut self, stop: impl Future<Output = ()>) -> Result<(), PlaceError> {
-        tokio::select! {
+    /// Stays until somebody unmounts it, or `stop` completes and it is unmounted, or all is here
+    /// and it becomes a folder, where that was asked for.
+    pub async fn stay(mut self, stop: impl Future<Output = ()>) -> Result<(), MountError> {
+        tokio::pin!(stop);
+        let detach = self.detach.take();
+        let tree = async {
+            let Some(detach) = &detach else { return std::future::pending().await };
+            match detach.tree(&self.options).await {
+                Ok(tree) => tree,
+                Err(fault) => {
+                    tracing::error!(cause = fault.text, "it stays a mount: not all can be kept");
+                    std::future::pending().await
+                }
+            }
+        };
+        let tree = tokio::select! {
             _ = &mut self.ended => return Ok(()),
-            () = stop => {}
+            () = &mut stop => None,
+            tree = tree => Some(tree),
+        };
+        match tree {
+            Some(tree) if self.is_freed(&mut stop).await => {
+                let at = self.options.mountpoint.clone();
+                content::blocking(move || detach::take_place(&tree, &at)).await?;
+            }
+            Some(_) => {}
+            None => self.end().await?,
         }
+        self.forget().await;
+        Ok(())
+    }
+
+    /// Unmounts as soon as nobody uses it; false where that is not waited for any longer.
+    async fn is_freed(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+        loop {
+            let at = self.options.mountpoint.clone();
+            if content::blocking(move || place::unmount(&at)).await.is_ok() {
+                return true;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(UNMOUNT_EVERY) => {}
+                () = &mut *stop => {
+                    let _ = self.end().await;
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Unmounts, whoever uses it.
+    async fn end(&mut self) -> Result<(), MountError> {
         let at = self.options.mountpoint.clone();
         let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
         loop {
             let path = at.clone();
             let gone = content::blocking(move || place::unmount(&path)).await;
             match gone {
-                Ok(()) => break,
+                Ok(()) => return Ok(()),
                 Err(_) if tokio::time::Instant::now() < deadline => {
                     tokio::time::sleep(UNMOUNT_EVERY).await;
                 }
@@ -210,16 +264,18 @@ impl Mount {
                 Err(error) => {
                     tracing::warn!(mountpoint = %at.display(), cause = %error, "still in use");
                     let path = at.clone();
-                    content::blocking(move || place::detach(&path)).await?;
-                    break;
+                    return Ok(content::blocking(move || place::detach(&path)).await?);
                 }
             }
         }
+    }
+
+    /// Waits for the kernel to be done with it.
+    async fn forget(mut self) {
         let _ = tokio::time::timeout(UNMOUNT_MAX, &mut self.ended).await;
         let mut unmounter = self.unmounter;
         // Nothing is left of it but what this object remembers.
         let _ = content::blocking(move || unmounter.unmount()).await;
-        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod changing;
+mod detaching;
 mod living;
 mod losing;
 mod offline;

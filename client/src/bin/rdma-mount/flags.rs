@@ -58,6 +58,14 @@ pub struct Flags {
           hide_default_value = true)]
     fill: Fill,
 
+    /// Become a plain folder when all is here.
+    ///
+    /// The tree is made beside the mount point, as rdma-sync would make it, of copies of
+    /// what is in the cache; when nobody uses the mount it is unmounted, and the tree
+    /// takes its place. Needs --fill, and room for all of it.
+    #[arg(long, requires = "fill", conflicts_with = "offline")]
+    detach_when_complete: bool,
+
     /// Keep what was fetched in DIR.
     ///
     /// Without it: a folder for each server and path in $XDG_CACHE_HOME/verbatim/mount,
@@ -157,6 +165,10 @@ impl Flags {
             let text = format!("{} is not on a server", source.to_string_lossy());
             return Err(FlagError::usage(text, hint()));
         };
+        if self.detach_when_complete && self.fill == Fill::Off {
+            let cause = "--detach-when-complete needs --fill";
+            return Err(FlagError::usage(cause, None));
+        }
         let mountpoint = std::path::absolute(mountpoint)
             .map_err(|error| FlagError::usage(format!("MOUNTPOINT: {error}"), None))?;
         Ok(MountOptions {
@@ -169,6 +181,7 @@ impl Flags {
             noexec: self.noexec,
             passthrough: !self.no_passthrough,
             fill: self.fill,
+            detach: self.detach_when_complete,
             offline: self.offline,
             watch: self.watch,
         })

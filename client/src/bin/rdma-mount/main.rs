@@ -95,7 +95,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     }
     match mount.stay(stop).await {
         Ok(()) => Exit::Done.into(),
-        Err(error) => complain(&error, Some(error.hint()), Exit::Failed, json),
+        Err(error) => complain(&error, error.hint(), Exit::Failed, json),
     }
 }
 

@@ -158,6 +158,15 @@ impl CacheFile {
         absent.into_iter().filter(|&block| !self.check(block)).collect()
     }
 
+    /// How many bytes of these blocks nobody has noted. Looks at nothing.
+    pub fn missing(&self, blocks: RangeInclusive<u32>) -> u64 {
+        let state = self.state();
+        let (first, last) = (*blocks.start() as usize, *blocks.end() as usize);
+        let within = state.blocks.iter().enumerate().skip(first).take_while(|(at, _)| *at <= last);
+        let absent = within.filter(|(_, block)| **block == Block::Absent);
+        absent.map(|(at, _)| block_extent(at as u32, self.size).len).sum()
+    }
+
     /// Whether a block is there and verified; looks at it if that was only claimed.
     fn check(&self, block: u32) -> bool {
         let at = {
@@ -230,6 +239,21 @@ impl CacheFile {
         }
         let last = block_count(self.size) as u32;
         (0..last).all(|block| self.check(block)) && self.state().not_present == 0
+    }
+
+    /// Copies all of it, block by block as it was verified; an error when not all is there.
+    pub fn copy_to(&self, target: &File) -> io::Result<()> {
+        target.set_len(self.size)?;
+        for block in 0..block_count(self.size) as u32 {
+            let extent = block_extent(block, self.size);
+            let gone = || io::Error::from(io::ErrorKind::NotFound);
+            let bytes = self.read(extent.offset, extent.len as usize).ok_or_else(gone)??;
+            // A hole stays one.
+            if bytes.iter().any(|byte| *byte != 0) {
+                target.write_all_at(&bytes, extent.offset)?;
+            }
+        }
+        Ok(())
     }
 
     /// The file that holds it.

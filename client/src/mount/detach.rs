@@ -1,0 +1,197 @@
+//! A mount that becomes a plain folder: when all is here, the tree is made beside the
+//! mount point, of copies of what is in the cache; a mirror of the source brings what
+//! is not and checks the rest; then the mount goes and the tree takes its place. What an
+//! earlier run has made of it is gone on with. The cache is left as it is: others may
+//! use it.
+
+use super::MountOptions;
+use super::cache::CacheFile;
+use super::content::{Content, blocking};
+use super::fill::Progress;
+use super::listing::Kind;
+use super::walk::Walk;
+use crate::copy::CopyError;
+use crate::location::Location;
+use crate::session::SessionOptions;
+use crate::sync::limit::DeleteLimit;
+use crate::sync::{SyncOptions, sync};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+use tokio::task::JoinSet;
+use verbatim_proto::{Code, Fault, Filter, WirePath, plan};
+
+/// Files that are placed at a time: each waits for the disk.
+const FILES_MAX: usize = 16;
+
+/// What makes a mount a folder.
+pub(super) struct Detach {
+    pub content: Arc<Content>,
+    pub filled: Arc<Progress>,
+    pub session: SessionOptions,
+}
+
+impl Detach {
+    /// Waits for the fill, and makes the tree; returns where it is.
+    pub async fn tree(&self, options: &MountOptions) -> Result<PathBuf, Fault> {
+        self.filled.ended.notified().await;
+        let tree = beside(&options.mountpoint);
+        let made = make(&tree);
+        made.map_err(|error| Fault::from_io(format!("cannot make {}", tree.display()), &error))?;
+        self.place_all(&options.remote.path, &tree).await?;
+        self.mirror(options, &tree).await?;
+        Ok(tree)
+    }
+
+    /// Puts what is all in the cache where it belongs. What cannot be put there is fetched.
+    async fn place_all(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
+        let (mut walk, mut under_way) = (Walk::new(base.clone()), JoinSet::new());
+        while let Some(found) = walk.next(&self.content).await {
+            // The mirror meets it again, and tells.
+            let Ok((path, facts)) = found else { continue };
+            let names: Vec<&[u8]> = path.names().skip(base.names().count()).collect();
+            let below =
+                PathBuf::from(OsString::from(std::ffi::OsStr::from_bytes(&names.join(&b'/'))));
+            let at = tree.join(below);
+            if facts.kind == Kind::Folder {
+                let _ = blocking(move || DirBuilder::new().mode(0o700).create(at)).await;
+            } else if facts.kind == Kind::File
+                && let Some(file) = self.content.cached(&path, facts).await
+            {
+                if under_way.len() >= FILES_MAX {
+                    under_way.join_next().await;
+                }
+                under_way.spawn_blocking(move || {
+                    if let Err(error) = place(&file, &at) {
+                        tracing::debug!(path = %at.display(), cause = %error, "not placed");
+                    }
+                });
+            }
+        }
+        while under_way.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// Makes the tree equal to the source.
+    async fn mirror(&self, options: &MountOptions, tree: &Path) -> Result<(), Fault> {
+        let options = SyncOptions {
+            source: Location::Remote(options.remote.clone()),
+            target: Location::Local(tree.to_owned()),
+            plan: plan::Options { delete: true, ..plan::Options::default() },
+            filter: Filter::default(),
+            chosen: None,
+            limit: DeleteLimit::Percent(100),
+            dry_run: false,
+            atomic: false,
+            numeric_ids: false,
+        };
+        let made = sync(&options, self.session.clone(), &mut (), std::future::pending()).await;
+        let summary = made.map_err(|error| match error {
+            CopyError::Client(error) => crate::session::fault_of(&error),
+            CopyError::Usage { cause, .. } => Fault::new(Code::BadPath, cause),
+        })?;
+        match summary.broken {
+            Some(fault) => Err(fault),
+            None if summary.failed > 0 => {
+                let text = format!("{} of the tree could not be brought", summary.failed);
+                Err(Fault::new(Code::Io, text))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Gives the tree the place of the mount, which is gone.
+pub(super) fn take_place(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
+    let cannot = |error: &io::Error| {
+        let (tree, at) = (tree.display(), mountpoint.display());
+        Fault::from_io(format!("all of it is in {tree}, but cannot become {at}"), error)
+    };
+    fs::rename(tree, mountpoint).map_err(|error| cannot(&error))?;
+    let parent = mountpoint.parent().unwrap_or(Path::new("/"));
+    File::open(parent).and_then(|folder| folder.sync_all()).map_err(|error| cannot(&error))
+}
+
+/// Makes the folder of the tree, or finds it; another's is not taken, nor what a link leads to.
+fn make(tree: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(tree) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let found = fs::symlink_metadata(tree)?;
+            let ours = found.uid() == rustix::process::geteuid().as_raw();
+            if found.is_dir() && ours { Ok(()) } else { Err(error) }
+        }
+        made => made,
+    }
+}
+
+/// Where the tree is made.
+fn beside(mountpoint: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(mountpoint.file_name().unwrap_or_default());
+    name.push(".verbatim-mount");
+    mountpoint.with_file_name(name)
+}
+
+/// Copies a version that is all here, under its name only when it lasts.
+fn place(file: &CacheFile, at: &Path) -> io::Result<()> {
+    let mtime = Duration::from_nanos(file.mtime_ns.unsigned_abs());
+    let mtime = match file.mtime_ns >= 0 {
+        true => UNIX_EPOCH + mtime,
+        false => UNIX_EPOCH - mtime,
+    };
+    let there = fs::symlink_metadata(at);
+    if there.is_ok_and(|it| {
+        it.is_file() && it.len() == file.size && it.modified().is_ok_and(|t| t == mtime)
+    }) {
+        return Ok(());
+    }
+    // Nothing of it is punched from here on.
+    if !file.back() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let mut name = at.file_name().unwrap_or_default().to_owned();
+    name.push(".verbatim-placed");
+    let aside = at.with_file_name(name);
+    let copied = copy(file, &aside, mtime).and_then(|()| fs::rename(&aside, at));
+    file.unback();
+    if copied.is_err() {
+        let _ = fs::remove_file(&aside);
+    }
+    copied
+}
+
+fn copy(file: &CacheFile, aside: &Path, mtime: std::time::SystemTime) -> io::Result<()> {
+    let mut new = OpenOptions::new();
+    let new = new.write(true).create(true).truncate(true).mode(0o600).open(aside)?;
+    file.copy_to(&new)?;
+    new.set_times(FileTimes::new().set_modified(mtime))?;
+    new.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_made_beside_the_place_and_never_behind_a_link() {
+        assert_eq!(beside(Path::new("/mnt/data")), Path::new("/mnt/.data.verbatim-mount"));
+        let dir = tempfile::tempdir().expect("folder");
+        let tree = dir.path().join("tree");
+        assert!(make(&tree).is_ok() && make(&tree).is_ok(), "it is gone on with");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&tree, &link).expect("links");
+        assert!(make(&link).is_err());
+        // A folder with something in it is not replaced.
+        let place = dir.path().join("place");
+        fs::create_dir_all(place.join("full")).expect("makes");
+        let refused = take_place(&tree, &place).expect_err("it is not empty");
+        assert!(refused.text.contains("all of it is in"), "{refused}");
+        fs::remove_dir(place.join("full")).expect("removes");
+        assert!(take_place(&tree, &place).is_ok() && !tree.exists());
+    }
+}

@@ -1,0 +1,127 @@
+//! A mount that fills and becomes a plain folder: what it holds then is what rdma-sync
+//! would have made, and nobody who reads meanwhile is cut off.
+
+use super::*;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+
+const MIB: usize = 1 << 20;
+
+fn fill(dir: &Path) {
+    fs::create_dir_all(dir.join("a/b")).expect("makes");
+    fs::create_dir(dir.join("empty")).expect("makes");
+    fs::write(dir.join("a/big"), noise(9 * MIB + 77, 1)).expect("writes");
+    fs::write(dir.join("a/nothing"), b"").expect("writes");
+    let sparse = fs::File::create(dir.join("a/sparse")).expect("makes");
+    sparse.set_len(8 * MIB as u64 + 5).expect("grows");
+    sparse.write_all_at(b"island", 5 * MIB as u64).expect("writes");
+    fs::hard_link(dir.join("a/big"), dir.join("a/b/twin")).expect("links");
+    symlink("../big", dir.join("a/b/link")).expect("links");
+    for it in 0..120 {
+        fs::write(dir.join(format!("a/b/f{it}")), noise(3000 + it, 7)).expect("writes");
+    }
+    fs::set_permissions(dir.join("a/b/f3"), fs::Permissions::from_mode(0o440)).expect("sets");
+    fs::set_permissions(dir.join("empty"), fs::Permissions::from_mode(0o750)).expect("sets");
+}
+
+#[test]
+fn a_filled_mount_becomes_a_folder_that_needs_no_sync() {
+    if !can_mount("a_filled_mount_becomes_a_folder_that_needs_no_sync") {
+        return;
+    }
+    let source = Source::new(fill);
+    std::thread::sleep(SETTLED);
+    let parent = tempfile::tempdir().expect("folder");
+    let at = tempfile::Builder::new().prefix("mnt").tempdir_in(parent.path()).expect("folder");
+    let cache = Arc::new(tempfile::tempdir().expect("folder"));
+    let from = source.serve().at("data");
+    let flags = ["--fill", "--detach-when-complete"];
+    let place = at.path().to_owned();
+    let mut mounted = Mounted::start_on(&source.home, &from, &cache, at, &flags);
+    // Somebody who reads is waited for.
+    let reader = fs::File::open(mounted.path("a/big")).expect("opens");
+    let tree = || {
+        let hidden = fs::read_dir(parent.path()).expect("lists").flatten();
+        hidden.map(|it| it.path()).find(|it| it.join("a/b/twin").exists() && it != &place)
+    };
+    wait_for("the tree is made", STAND_MAX, tree);
+    let fetched = wait_for("all is here", STAND_MAX, || {
+        let status = mounted.status();
+        (status["fill"]["state"] == "complete").then(|| status["fetched_bytes"].clone())
+    });
+    let content = noise(9 * MIB + 77, 1);
+    for offset in [0, 4 * MIB, 9 * MIB] {
+        let mut bytes = [0; 77];
+        reader.read_exact_at(&mut bytes, offset as u64).expect("reads");
+        assert!(bytes == content[offset..offset + 77]);
+        assert!(is_mounted(&place), "it is in use");
+    }
+    drop(reader);
+    mounted.running.take().expect("it runs").end().done();
+    let at = place;
+    assert!(!is_mounted(&at));
+    let mut diff = Command::new("diff");
+    let said = diff.args(["-r", "--no-dereference"]).arg(source.path("")).arg(&at).output();
+    let said = said.expect("diff runs");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+    assert_eq!(fs::read_dir(parent.path()).expect("lists").count(), 1, "nothing is left beside it");
+    let words = [from.as_str(), at.to_str().expect("text"), "--json", "-n", "--delete"];
+    let (summary, steps) = {
+        let said = Running::start(source.home.command("rdma-sync", &words)).end().done().stdout;
+        let mut lines: Vec<serde_json::Value> =
+            said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        (lines.pop().expect("a summary"), lines)
+    };
+    assert!(steps.is_empty(), "there is something to do: {steps:?}");
+    assert_eq!(summary["event"], "summary", "{summary}");
+    // All of it came once, through the mount: two names of one file are two files there.
+    let whole = 2 * (9 * MIB + 77) + (8 * MIB + 5) + (0..120).map(|it| 3000 + it).sum::<usize>();
+    assert_eq!(fetched, whole);
+}
+
+#[test]
+fn a_fill_counts_what_is_here_as_here_and_what_changes_as_it_becomes() {
+    if !can_mount("a_fill_counts_what_is_here_as_here_and_what_changes_as_it_becomes") {
+        return;
+    }
+    let source = Source::new(|dir| {
+        fs::write(dir.join("big"), noise(40 * MIB, 1)).expect("writes");
+        (0..30).for_each(|it| {
+            fs::write(dir.join(format!("f{it}")), noise(5000, it)).expect("writes");
+        });
+    });
+    std::thread::sleep(SETTLED);
+    let cache = Arc::new(tempfile::tempdir().expect("folder"));
+    let full = |mounted: &Mounted| {
+        let done = || {
+            let status = mounted.status();
+            (status["fill"]["state"] != "filling" && status["fill"]["state"] != "off")
+                .then_some(status)
+        };
+        wait_for("the fill ends", STAND_MAX, done)
+    };
+    let mut fetched = Vec::new();
+    for _ in 0..2 {
+        let mounted = source.mount_with(&cache, &["--fill", "--cache-size", "64M"]);
+        let told = full(&mounted);
+        assert_eq!(
+            (&told["fill"]["state"], &told["fill"]["files"]),
+            (&"complete".into(), &31.into()),
+            "{told}"
+        );
+        assert_eq!((&told["fill"]["failed"], &told["cache"]["evictions"]), (&0.into(), &0.into()));
+        fetched.push(told["fetched_bytes"].as_u64().expect("a number"));
+        mounted.end();
+    }
+    assert_eq!(fetched, [40 * MIB as u64 + 30 * 5000, 0], "what is here takes no new room");
+    // What does not fit ends it, and nothing goes for it.
+    fs::write(source.path("more"), noise(30 * MIB, 2)).expect("writes");
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount_with(&cache, &["--fill", "--cache-size", "64M"]);
+    let told = full(&mounted);
+    assert_eq!(
+        (&told["fill"]["state"], &told["cache"]["evictions"]),
+        (&"cache full".into(), &0.into())
+    );
+    assert_eq!(told["fetched_bytes"], 0, "{told}");
+    mounted.end();
+}
