@@ -58,7 +58,7 @@ const FILE_RATCHET: &[(&str, usize)] = &[];
 
 /// Files over `CODE_LINES_MAX`, with their lines before the tests.
 const CODE_RATCHET: &[(&str, usize)] =
-    &[("common/proto/src/read/client.rs", 435), ("common/proto/src/write/client.rs", 483)];
+    &[("common/proto/src/read/client.rs", 435), ("common/proto/src/write/client.rs", 443)];
 
 /// Functions over `FUNCTION_LINES_MAX`, as `file::name`, with their lines.
 const FUNCTION_RATCHET: &[(&str, usize)] = &[];

@@ -29,6 +29,7 @@ pub mod read;
 pub mod spots;
 mod touched;
 pub mod tree;
+mod turns;
 pub mod units;
 pub mod watching;
 pub mod wire;

@@ -16,14 +16,15 @@ use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 /// How to reach the server.
 #[derive(Args)]
 pub struct ConnectionFlags {
-    /// Move data over N connections at a time [default: 4].
+    /// Move data over N connections at a time [default: 4, with 8 processors or more 8].
     ///
-    /// Chunks of one file and different files alike are spread over them; each has
-    /// a thread that verifies what it carries. Queue pairs have no more threads than
-    /// the machine has processors.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, hide_default_value = true,
+    /// Each goes on with a file of its own where there are enough, because a kernel
+    /// lets one writer at a time into a file; chunks of one large file are spread
+    /// over all of them. Each has a thread that verifies what it carries. Queue pairs
+    /// have no more threads than the machine has processors.
+    #[arg(short = 'j', long, value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=LINKS_MAX as i64))]
-    streams: u16,
+    streams: Option<u16>,
 
     /// Move at most RATE bytes a second, over all streams.
     ///
@@ -149,8 +150,10 @@ impl ConnectionFlags {
     /// Streams and chunk size, as the rate allows.
     fn sizes(&self, chunk_size: Option<u32>, timeout: Duration) -> Result<(u16, u32), FlagError> {
         let chunk = chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
-        let Some(rate) = self.bwlimit else { return Ok((self.streams, chunk)) };
-        fit(rate, timeout, self.streams, chunk, chunk_size.is_some()).map_err(|least| {
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+        let streams = self.streams.unwrap_or_else(|| default_streams(processors()));
+        let Some(rate) = self.bwlimit else { return Ok((streams, chunk)) };
+        fit(rate, timeout, streams, chunk, chunk_size.is_some()).map_err(|least| {
             let (rate, least) = (show_bytes(rate), least.div_ceil(1024));
             FlagError::usage(
                 format!("--bwlimit {rate} is too low for a timeout of {} s", self.timeout),
@@ -158,4 +161,9 @@ impl ConnectionFlags {
             )
         })
     }
+}
+
+/// A stream keeps a processor busy on either side; a server has other clients too.
+fn default_streams(processors: usize) -> u16 {
+    if processors < 8 { 4 } else { 8 }
 }

@@ -208,11 +208,12 @@ impl ReadClient {
     pub fn advance(&mut self, now: Duration) {
         self.drop_doomed_chunks();
         self.zero_holes();
-        while let Some(chunk) = self.next_ready() {
-            let Some((link, slot)) = self.slots.take() else {
-                self.ready.push_front(chunk);
+        while let Some((link, slot)) = self.slots.take() {
+            let Some(chunk) = self.next_ready(link) else {
+                self.slots.give_back(link, slot);
                 break;
             };
+            self.slots.turns.took(link, chunk.pieces[0].file);
             let deadline = now + self.options.timeout;
             let named = self.named_on(&chunk, link);
             self.flights.insert((link, slot), Flight { chunk, deadline });

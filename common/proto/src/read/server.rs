@@ -1,7 +1,7 @@
 //! The reading server: opens what it is asked for, has windows prepared within
 //! the client's credit, leases them, takes them back. Driven by the server's
 //! session, one machine per client. Files of at most a grain are packed, many
-//! in one window; larger ones get windows of their own, in order, and first, and
+//! in one window; larger ones get windows of their own, in turn, and first, and
 //! their holes are named instead of leased.
 //!
 //! A window is preparing, then leased, then retired: by `Release`, by

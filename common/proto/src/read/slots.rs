@@ -3,11 +3,14 @@
 //! Only numbers; the driver has the buffers.
 
 use crate::message::LinkId;
+use crate::turns::Turns;
 
 /// The slots of all links.
 pub(super) struct Slots {
     links: Vec<LinkSlots>,
     per_link: u16,
+    /// Which file each link is at.
+    pub turns: Turns,
 }
 
 struct LinkSlots {
@@ -20,7 +23,7 @@ struct LinkSlots {
 
 impl Slots {
     pub fn new(per_link: u16) -> Self {
-        Self { links: Vec::new(), per_link }
+        Self { links: Vec::new(), per_link, turns: Turns::default() }
     }
 
     pub fn link_up(&mut self, id: LinkId, rail: u16) {
@@ -35,6 +38,7 @@ impl Slots {
 
     pub fn link_down(&mut self, id: LinkId) {
         self.links.retain(|link| link.id != id);
+        self.turns.link_down(id);
     }
 
     /// Takes a free slot of a link that works.

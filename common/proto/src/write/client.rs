@@ -8,6 +8,7 @@
 //! A dead link's flights stay until it is fenced: a late write must find nothing.
 
 mod ending;
+mod filling;
 mod holes;
 mod offers;
 mod spots;
@@ -22,7 +23,8 @@ use crate::holes::{Search, Survey, Zeros};
 use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
 use crate::message::{Spot, SpotRequest, Tag, WriteReply, WriteRequest};
 use crate::touched::Files;
-use crate::units::{FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACK_FILES_MAX};
+use crate::turns::Turns;
+use crate::units::{FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use spots::Asked;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -84,6 +86,7 @@ pub struct WriteClient {
     files: Files<File>,
     /// Files with something unsent, in order.
     queue: VecDeque<FileId>,
+    turns: Turns,
     grants: VecDeque<Grant>,
     flights: HashMap<Tag, Flight>,
     zeros: Zeros<FileId>,
@@ -116,6 +119,7 @@ impl WriteClient {
             options,
             files: Files::default(),
             queue: VecDeque::new(),
+            turns: Turns::default(),
             grants: VecDeque::new(),
             flights: HashMap::new(),
             zeros: Zeros::default(),
@@ -200,6 +204,7 @@ impl WriteClient {
     pub fn link_down(&mut self, id: LinkId, now: Duration) {
         self.touch(now);
         self.up.remove(&id);
+        self.turns.link_down(id);
         self.dead.insert(id);
         self.grants.retain(|grant| grant.link != id);
     }
@@ -306,7 +311,8 @@ impl WriteClient {
     /// Fills granted slots and sends what is due. Call after every event.
     pub fn advance(&mut self, now: Duration) {
         while let Some(grant) = self.next_grant() {
-            let pieces = self.next_pieces(grant.bytes.min(self.options.chunk_bytes));
+            let room = grant.bytes.min(self.options.chunk_bytes);
+            let pieces = self.next_pieces(grant.link, room);
             if pieces.is_empty() {
                 self.grants.push_front(grant);
                 break;
@@ -407,41 +413,6 @@ impl WriteClient {
                 self.queue.push_front(id);
             }
         }
-    }
-
-    fn next_grant(&mut self) -> Option<Grant> {
-        let usable = self.grants.iter().position(|grant| self.up.contains(&grant.link))?;
-        self.grants.remove(usable)
-    }
-
-    /// The pieces of the next chunk: one of a large file, or many small files whole.
-    fn next_pieces(&mut self, room: u32) -> Vec<(FileId, Extent)> {
-        let grid = u64::from(room) / GRAIN_BYTES * GRAIN_BYTES;
-        let mut pieces = Vec::new();
-        let mut left = grid;
-        while let Some(&id) = self.queue.front() {
-            let Some(file) = self.files.get_mut(&id) else {
-                self.queue.pop_front();
-                continue;
-            };
-            let next = file.next_to_send();
-            // A file that was begun again may still stand here from its first try.
-            let sending = file.doom.is_none() && file.stage == Stage::Sending;
-            let Some(next) = next.filter(|_| sending) else {
-                self.queue.pop_front();
-                continue;
-            };
-            let len = next.len.min(grid - next.offset % grid);
-            if len > left || pieces.len() == PACK_FILES_MAX {
-                break;
-            }
-            let extent = Extent::new(next.offset, len);
-            assert!(file.claim(extent), "the extent was just listed");
-            file.pending += 1;
-            left -= len;
-            pieces.push((id, extent));
-        }
-        pieces
     }
 
     fn flush(&mut self) {

@@ -4,7 +4,7 @@
 
 use super::{Chunk, ReadClient};
 use crate::units::{FILE_ATTEMPTS_MAX, ORDERED_AHEAD_BYTES};
-use crate::{Extent, ExtentSet, FileId, WirePath};
+use crate::{Extent, ExtentSet, FileId, LinkId, WirePath};
 use std::time::Duration;
 
 /// How far the file is.
@@ -50,9 +50,12 @@ impl ReadClient {
         self.order.as_ref().is_some_and(next)
     }
 
-    /// The next chunk to fetch: of a file in order the first, if it is near enough.
-    pub(super) fn next_ready(&mut self) -> Option<Chunk> {
-        let Some(order) = &self.order else { return self.ready.pop_front() };
+    /// The next chunk for a link to fetch: of a file in order the first, if it is near enough.
+    pub(super) fn next_ready(&mut self, link: LinkId) -> Option<Chunk> {
+        let Some(order) = &self.order else {
+            let files = self.ready.iter().map(|chunk| chunk.pieces[0].file);
+            return self.ready.remove(self.slots.turns.choose(link, files));
+        };
         let start = |chunk: &Chunk| chunk.pieces[0].extent.offset;
         let first = (0..self.ready.len()).min_by_key(|&index| start(&self.ready[index]))?;
         let near = start(&self.ready[first]) < order.taken + ORDERED_AHEAD_BYTES;

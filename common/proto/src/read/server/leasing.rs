@@ -15,6 +15,9 @@ use std::collections::HashMap;
 /// Windows of large files while small ones wait.
 const LARGE_WINDOWS_MAX: usize = WINDOWS_MAX / 4 * 3;
 
+/// Large files that are leased in turn: each may have a window.
+const LARGE_AT_ONCE: usize = WINDOWS_MAX;
+
 /// What comes next of a large file.
 enum Next {
     Holes(Vec<Extent>),
@@ -41,7 +44,10 @@ impl ReadServer {
                 let file = self.files.get_mut(&id).expect("closed files leave the queue");
                 match file.next(window_bytes) {
                     Next::Holes(extents) => self.name_holes(id, extents),
-                    Next::Data(extent) => self.prepare(vec![(id, extent)], false, false),
+                    Next::Data(extent) => {
+                        self.prepare(vec![(id, extent)], false, false);
+                        self.take_turns();
+                    }
                     Next::Find(from) => {
                         file.preparing += 1;
                         self.effects.push_back(ServerEffect::FindHoles { file: id, from });
@@ -60,6 +66,12 @@ impl ReadServer {
         for files in batches(&mut closing) {
             self.effects.push_back(ServerEffect::Close(files));
         }
+    }
+
+    /// The next window is one of the next large file, so that links need not write the same one.
+    fn take_turns(&mut self) {
+        let count = self.large.len().min(LARGE_AT_ONCE);
+        self.large.make_contiguous()[..count].rotate_left(1);
     }
 
     /// Large files go first, so that none of them is left alone at the end; small ones always
@@ -221,6 +233,16 @@ mod tests {
         let packed: Vec<bool> = prepares(&mut machine).iter().map(|it| it.packed).collect();
         let expected: Vec<bool> = (0..WINDOWS_MAX).map(|at| at >= LARGE_WINDOWS_MAX).collect();
         assert_eq!(packed, expected);
+    }
+
+    #[test]
+    fn large_files_are_leased_in_turn() {
+        let mut machine = opened(&[1 << 30; 3]);
+        let asked = prepares(&mut machine);
+        let files: Vec<u32> = asked.iter().map(|it| it.pieces[0].0.0).collect();
+        let expected: Vec<u32> = (0..WINDOWS_MAX as u32).map(|at| at % 3).collect();
+        assert_eq!(files, expected);
+        assert_eq!(asked[3].pieces[0].1.offset, WINDOW_BYTES, "it goes on where it was");
     }
 
     /// A driver that has room for three windows of a mebibyte at a time, and gives them back as
