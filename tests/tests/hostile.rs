@@ -44,7 +44,9 @@ fn try_all(name: &str) {
 /// Runs one case, and says which it was if it fails.
 fn attempt(name: &str, case: &str, target: fn(&[u8]), bytes: &[u8]) {
     let ended = catch_unwind(AssertUnwindSafe(|| target(bytes)));
-    assert!(ended.is_ok(), "{name}, {case}: failed on {} bytes", bytes.len());
+    // To be kept, under a name, in the corpus.
+    let input: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+    assert!(ended.is_ok(), "{name}, {case}: failed on {} bytes: {input}", bytes.len());
 }
 
 /// What is kept for a target, in a steady order.

@@ -31,6 +31,12 @@ impl<'a> Draw<'a> {
         self.up_to(times - 1) == 1
     }
 
+    /// How rarely this peer says something wild: often, or hardly ever, so that the other side gets
+    /// somewhere before it ends the session.
+    pub fn wildness(&mut self) -> u64 {
+        if self.once_in(2) { 64 } else { 2 }
+    }
+
     /// Any number at all, more often one at an edge.
     pub fn any(&mut self) -> u64 {
         let edges = [0, 1, GRAIN_BYTES - 1, GRAIN_BYTES, 1 << 32, 1 << 62, i64::MAX as u64];

@@ -10,7 +10,7 @@ use verbatim_proto::message::{
 use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
 use verbatim_proto::{Extent, WirePath};
 
-fn path() -> WirePath {
+pub fn path() -> WirePath {
     WirePath::parse(b"export/file").expect("plain")
 }
 

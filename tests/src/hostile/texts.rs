@@ -2,9 +2,11 @@
 //! half of both.
 
 use super::draw::Draw;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use verbatim_client::location::Location;
+use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_control::{ClientKey, Fingerprint};
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::{ClientMessage, ServerMessage};
@@ -57,16 +59,35 @@ pub fn paths(bytes: &[u8]) {
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(config) = Config::from_toml(text, "fuzz.toml") {
-        let _ = config.check("fuzz.toml");
+        check_config(&config);
     }
+    // Nothing of what was written is left out, and nothing is written in two ways.
     if let Ok(fingerprint) = text.parse::<Fingerprint>() {
-        assert_eq!(fingerprint.to_string().parse(), Ok(fingerprint));
+        assert_eq!(fingerprint.to_string(), text);
     }
     if let Ok(key) = ClientKey::from_token(text) {
-        assert_eq!(
-            ClientKey::from_token(&key.to_token()).map(|key| key.public()),
-            Ok(key.public())
-        );
+        assert!(*key.to_token() == text, "a token that is another one");
     }
-    let _ = verbatim_client::size::parse_bytes(text);
+    if let Ok(bytes) = parse_bytes(text) {
+        let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+        let number: u128 = digits.parse().expect("a size begins with its number");
+        let units = [0, 10, 20, 30].map(|shift| number << shift);
+        assert!(units.contains(&bytes.into()), "{text} is not {bytes}");
+        assert_eq!(parse_bytes(&show_bytes(bytes)), Ok(bytes));
+    }
+}
+
+/// What was taken can be served as it is.
+fn check_config(config: &Config) {
+    config.check("fuzz.toml").expect("what was taken is good");
+    let mut names = HashSet::new();
+    for export in &config.exports {
+        let path = WirePath::parse(export.name.as_bytes()).expect("the name of an export is plain");
+        assert_eq!(path.names().count(), 1, "it is one name");
+        assert!(names.insert(&export.name), "two exports of one name");
+        assert!(export.squash_uid != 0 && export.squash_gid != 0, "root is squashed to root");
+    }
+    assert!((1..=65536).contains(&config.limits.sessions_max), "nobody, or too many");
+    assert!((1..=256).contains(&config.worker_count()), "no threads, or too many");
+    assert!(config.cache.size_mb > 0, "a cache of nothing");
 }

@@ -6,13 +6,17 @@ use super::draw::Draw;
 use super::{EFFECTS_MAX, STEPS_MAX, messages};
 use std::collections::{HashMap, HashSet};
 use verbatim_proto::message::{
-    CreateFile, FileId, Grant, LinkId, Offer, Region, Spot, Tag, Verdict, WriteReply, WriteRequest,
+    CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Offer, Piece, Region, SentChunk, Spot,
+    Tag, Verdict, WriteReply, WriteRequest,
 };
 use verbatim_proto::units::{GRAIN_BYTES, LINKS_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX};
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Digest, Extent, ExtentSet};
+use verbatim_proto::{Digest, Extent, ExtentSet, RootBuilder};
 
 const SLOT_BYTES: u32 = 1 << 20;
+
+/// Files of likely requests have numbers behind this one: those that are drawn are below.
+const FIRST_LIKELY_FILE: u32 = 1000;
 
 enum Job {
     Create(Vec<CreateFile>),
@@ -25,10 +29,44 @@ enum Job {
     MakeSpot(Spot),
 }
 
+/// What a client claims that means the right root.
+const RIGHT: Digest = Digest([3; 32]);
+
 /// A temporary file: its size, and what is stored of it.
 struct Stored {
     size: u64,
     extents: ExtentSet,
+    /// What the client said it sent.
+    sent: ExtentSet,
+    root: RootBuilder,
+    /// It is being given its name.
+    committing: bool,
+}
+
+impl Stored {
+    fn new(size: u64) -> Self {
+        let mut root = match size {
+            STREAM_BYTES_MAX => RootBuilder::open(),
+            _ => RootBuilder::new(size),
+        };
+        if size == 0 {
+            root.insert(0, Digest::of(b""));
+        }
+        let (extents, sent) = (ExtentSet::new(), ExtentSet::new());
+        Self { size, extents, sent, root, committing: false }
+    }
+
+    /// Where the client goes on.
+    fn next_unsent(&self) -> Option<u64> {
+        let mut grains = (0..self.size.min(64 * GRAIN_BYTES)).step_by(GRAIN_BYTES as usize);
+        grains.find(|&offset| !self.sent.intersects(Extent::new(offset, GRAIN_BYTES)))
+    }
+
+    fn store(&mut self, extent: Extent, digests: &[Digest]) {
+        self.sent.insert(extent);
+        self.extents.insert(extent);
+        self.root.insert_run(extent.offset, digests);
+    }
 }
 
 #[derive(Default)]
@@ -37,8 +75,10 @@ struct Driver {
     jobs: Vec<Job>,
     files: HashMap<FileId, Stored>,
     /// The roots that the client claims.
-    claimed: HashMap<FileId, Digest>,
+    claimed: HashMap<FileId, HashSet<Digest>>,
     grants: HashMap<Tag, Grant>,
+    /// Tags that nothing was said of.
+    unused: Vec<Tag>,
     notified: HashSet<(LinkId, Tag)>,
     /// Slots that are being emptied: granted to nobody meanwhile.
     busy: HashSet<SlotId>,
@@ -47,12 +87,14 @@ struct Driver {
     slot_at: HashMap<u64, SlotId>,
     links: HashSet<LinkId>,
     next_slot: u32,
+    next_file: u32,
     broken: bool,
 }
 
 pub fn run(bytes: &[u8]) {
     let mut draw = Draw::new(bytes);
-    let mut driver = Driver::default();
+    let mut driver = Driver { next_file: FIRST_LIKELY_FILE, ..Driver::default() };
+    let wild = draw.wildness();
     for _ in 0..STEPS_MAX {
         if draw.is_over() || driver.broken {
             return;
@@ -66,8 +108,13 @@ pub fn run(bytes: &[u8]) {
                 }
             }
             1 => driver.notify(&mut draw),
-            2 => driver.server.fence(draw.link()),
-            3 | 4 => driver.request(messages::write_request(&mut draw)),
+            2 if draw.once_in(4) => driver.server.fence(draw.link()),
+            2..=4 if draw.once_in(wild) => driver.request(messages::write_request(&mut draw)),
+            2..=4 => {
+                if let Some(request) = driver.likely_request(&mut draw) {
+                    driver.request(request);
+                }
+            }
             _ => {
                 if let Some(job) = draw.take(&mut driver.jobs) {
                     driver.answer(job, &mut draw);
@@ -79,17 +126,67 @@ pub fn run(bytes: &[u8]) {
 }
 
 impl Driver {
-    fn request(&mut self, request: WriteRequest) {
-        if let WriteRequest::Commit { files } = &request {
-            self.claimed.extend(files.iter().map(|file| (file.file, file.root)));
+    fn request(&mut self, mut request: WriteRequest) {
+        if let WriteRequest::Commit { files } = &mut request {
+            for file in files.iter_mut() {
+                let stored = self.files.get(&file.file);
+                let right = stored.filter(|_| file.root == RIGHT).and_then(|it| it.root.finish());
+                file.root = right.unwrap_or(file.root);
+                self.claimed.entry(file.file).or_default().insert(file.root);
+            }
         }
         self.server.request(request);
     }
 
+    /// What a client could well ask, with a slip now and then: so the server gets somewhere.
+    fn likely_request(&mut self, draw: &mut Draw<'_>) -> Option<WriteRequest> {
+        let mut open: Vec<FileId> = self.files.keys().copied().collect();
+        open.sort_unstable();
+        Some(match draw.up_to(4) {
+            0 => {
+                self.next_file += 1;
+                let (file, path) = (FileId(self.next_file), messages::path());
+                let info = FileInfo { size: draw.up_to(6) * GRAIN_BYTES, ..draw.info() };
+                WriteRequest::Create { files: vec![CreateFile { file, path, info, stream: false }] }
+            }
+            1 | 2 => {
+                let file = draw.take(&mut open)?;
+                let offset = match draw.once_in(32) {
+                    true => draw.up_to(5) * GRAIN_BYTES,
+                    false => self.files[&file].next_unsent()?,
+                };
+                let tag = draw.take(&mut self.unused)?;
+                let left = self.files[&file].size.saturating_sub(offset) / GRAIN_BYTES;
+                let most = if draw.once_in(32) { 9 } else { 4 };
+                let extent = Extent::new(offset, left.min(1 + draw.up_to(most - 1)) * GRAIN_BYTES);
+                self.files.get_mut(&file).expect("it is open").sent.insert(extent);
+                let piece = Piece { file, extent, digests: draw.digests(extent) };
+                if draw.once_in(4) {
+                    self.unused.push(tag);
+                    return Some(WriteRequest::Offer(Offer { basis: messages::path(), piece }));
+                }
+                WriteRequest::Sent { chunks: vec![SentChunk { tag, pieces: vec![piece] }] }
+            }
+            3 => {
+                open.retain(|file| self.files[file].root.finish().is_some());
+                let file = draw.take(&mut open)?;
+                let root = if draw.once_in(4) { draw.digest() } else { RIGHT };
+                WriteRequest::Commit { files: vec![CommitFile { file, root, meta: None }] }
+            }
+            _ if !draw.once_in(4) => return None,
+            _ => WriteRequest::Discard { files: vec![draw.take(&mut open)?] },
+        })
+    }
+
     /// A notification: of a grant, mostly.
     fn notify(&mut self, draw: &mut Draw<'_>) {
-        let (link, tag) = (draw.link(), draw.tag());
-        let link = self.grants.get(&tag).map_or(link, |grant| grant.link);
+        let mut granted: Vec<Tag> = self.grants.keys().copied().collect();
+        granted.sort_unstable();
+        let (link, tag, slip) = (draw.link(), draw.tag(), draw.once_in(8));
+        let likely = draw.take(&mut granted).filter(|_| !draw.once_in(8));
+        let tag = likely.unwrap_or(tag);
+        let grant = self.grants.get(&tag).filter(|_| !slip);
+        let link = grant.map_or(link, |grant| grant.link);
         self.notified.insert((link, tag));
         self.server.notified(link, tag);
     }
@@ -99,8 +196,7 @@ impl Driver {
         for CreateFile { file, info, .. } in files {
             let answer = draw.result(None);
             if answer.is_ok() {
-                let extents = ExtentSet::new();
-                self.files.insert(file, Stored { size: info.size, extents });
+                self.files.insert(file, Stored::new(info.size));
             }
             answers.push((file, answer));
         }
@@ -128,10 +224,12 @@ impl Driver {
                 let verdicts: Vec<Verdict> =
                     absorb.pieces.iter().map(|_| messages::verdict(draw)).collect();
                 for (piece, verdict) in absorb.pieces.iter().zip(&verdicts) {
-                    if let (Verdict::Stored, Some(file)) =
-                        (verdict, self.files.get_mut(&piece.file))
-                    {
-                        file.extents.insert(piece.extent);
+                    match self.files.get_mut(&piece.file) {
+                        Some(file) if *verdict == Verdict::Stored => {
+                            file.store(piece.extent, &piece.digests);
+                        }
+                        Some(file) => drop(file.sent.take(piece.extent)),
+                        None => {}
                     }
                 }
                 self.busy.remove(&absorb.slot);
@@ -140,8 +238,8 @@ impl Driver {
             Job::Zero(file, extent) => {
                 let grains = extent.len.div_ceil(GRAIN_BYTES) as usize;
                 let answer = draw.result(vec![Digest([9; 32]); grains]);
-                if let (Ok(_), Some(file)) = (&answer, self.files.get_mut(&file)) {
-                    file.extents.insert(extent);
+                if let (Ok(digests), Some(file)) = (&answer, self.files.get_mut(&file)) {
+                    file.store(extent, digests);
                 }
                 self.server.zeroed(file, extent, answer);
             }
@@ -150,7 +248,8 @@ impl Driver {
                 let taken = if draw.once_in(2) { vec![extent] } else { Vec::new() };
                 let answer = draw.result(taken);
                 if let (Ok(taken), Some(file)) = (&answer, self.files.get_mut(&offer.piece.file)) {
-                    taken.iter().for_each(|extent| file.extents.insert(*extent));
+                    file.sent.take(extent);
+                    taken.iter().for_each(|extent| file.store(*extent, &offer.piece.digests));
                 }
                 self.server.taken(&offer, answer);
             }
@@ -180,9 +279,11 @@ impl Driver {
                         let slot = self.slot_at[&grant.region.base];
                         assert!(!self.busy.contains(&slot), "granted a slot that is in use");
                         assert!(self.grants.insert(grant.tag, grant).is_none(), "a tag twice");
+                        self.unused.push(grant.tag);
                     }
                 }
-                ServerEffect::Send(_) | ServerEffect::Free(_) | ServerEffect::Fenced(_) => {}
+                ServerEffect::Send(_) | ServerEffect::Free(_) => {}
+                ServerEffect::Fenced(link) => self.check_fenced(link),
                 ServerEffect::Provision { link, slots } => {
                     self.jobs.push(Job::Provision(link, slots));
                 }
@@ -198,7 +299,12 @@ impl Driver {
                     self.jobs.push(Job::Absorb(absorb));
                 }
                 ServerEffect::Sized { file, size } => {
-                    self.files.get_mut(&file).expect("a file that is there").size = size;
+                    let file = self.files.get_mut(&file).expect("a file that is there");
+                    file.size = size;
+                    file.root.close(size);
+                    if size == 0 {
+                        file.root.insert(0, Digest::of(b""));
+                    }
                 }
                 ServerEffect::Zero { file, extent } => {
                     let size = self.files[&file].size;
@@ -216,7 +322,9 @@ impl Driver {
                     self.jobs.push(Job::Commit(files.iter().map(|(file, _)| *file).collect()));
                 }
                 ServerEffect::Discard(files) => {
-                    files.iter().for_each(|file| drop(self.files.remove(file)));
+                    for file in files.iter().filter_map(|file| self.files.remove(file)) {
+                        assert!(!file.committing, "discarded while it is committed");
+                    }
                 }
                 ServerEffect::Kill(link) => self.jobs.push(Job::Kill(link)),
                 // The driver ends the session here, and looks at nothing behind it.
@@ -226,6 +334,17 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// What a link that is fenced had under way is over.
+    fn check_fenced(&self, link: LinkId) {
+        let mut absorbing = self.jobs.iter().filter_map(|job| match job {
+            Job::Absorb(absorb) => Some(absorb.link),
+            _ => None,
+        });
+        assert!(!absorbing.any(|of| of == link), "fenced while something of it is stored");
+        let mut spots = self.spots.keys().filter_map(|tag| self.grants.get(tag));
+        assert!(!spots.any(|grant| grant.link == link), "fenced while it can be written to");
     }
 
     /// The client may write to this range, which is verified for nobody and nobody else's.
@@ -267,11 +386,15 @@ impl Driver {
     }
 
     /// A file that is committed is all there, and nobody claimed another digest for it.
-    fn check_whole(&self, id: FileId) {
+    fn check_whole(&mut self, id: FileId) {
+        let file = self.files.get_mut(&id).expect("a file that is there");
+        assert!(!std::mem::replace(&mut file.committing, true), "committed twice");
+        let root = file.root.finish().expect("all of it is there");
+        let claimed = self.claimed.get(&id).is_some_and(|claimed| claimed.contains(&root));
+        assert!(claimed, "the client claimed another digest");
         let file = &self.files[&id];
         assert!(file.size < STREAM_BYTES_MAX, "a stream without an end");
         assert_eq!(file.extents.bytes(), file.size, "committed before all of it is there");
-        assert!(self.claimed.contains_key(&id), "nobody asked for it");
         assert!(!self.is_writable(id, Extent::new(0, file.size)), "it can still be written to");
     }
 }

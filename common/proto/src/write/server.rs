@@ -50,6 +50,8 @@ struct File {
     streaming: bool,
     /// Chunks may be written to where they stay.
     takes_spots: bool,
+    /// It is whole, and the driver gives it its name: nothing else becomes of it.
+    committing: bool,
     discarded: bool,
 }
 
@@ -220,7 +222,7 @@ impl WriteServer {
             WriteRequest::Spots(request) => self.spots(request),
             WriteRequest::Discard { files } => {
                 for id in files {
-                    if let Some(file) = self.files.get_mut(&id) {
+                    if let Some(file) = self.files.get_mut(&id).filter(|file| !file.committing) {
                         file.discarded = true;
                         self.discarding = true;
                     }
@@ -261,6 +263,7 @@ impl WriteServer {
                 holes: None,
                 streaming: *stream,
                 takes_spots: false,
+                committing: false,
                 discarded: false,
             };
             if self.files.insert(*file, state).is_some() {
@@ -316,11 +319,14 @@ impl WriteServer {
         let mut whole = Vec::new();
         let mut refused = Vec::new();
         for CommitFile { file: id, root, meta } in files {
-            let file = self.files.get(&id).filter(|file| file.open && !file.discarded);
+            let file = self.files.get_mut(&id).filter(|file| file.open && !file.discarded);
+            let file = file.filter(|file| !file.committing);
             let file = file.ok_or_else(|| unexpected("commit", id))?;
             if file.unstored_bytes > 0 || file.absorbing > 0 || file.streaming {
                 return Err(unexpected("commit of a file that is not whole", id));
             }
+            // Either way it is answered once.
+            file.committing = true;
             if file.root.finish() == Some(root) {
                 whole.push((id, meta));
             } else {
@@ -385,4 +391,70 @@ impl WriteServer {
 
 fn protocol(text: &str) -> Fault {
     Fault::new(Code::Protocol, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WirePath;
+
+    const FILE: FileId = FileId(7);
+
+    fn create(machine: &mut WriteServer) {
+        let info = FileInfo { size: 0, mode: 0o644, mtime_ns: 1, allocated: 0, version: None };
+        let path = WirePath::parse(b"in/file").expect("plain");
+        let file = CreateFile { file: FILE, path, info, stream: false };
+        machine.request(WriteRequest::Create { files: vec![file] });
+    }
+
+    /// A machine with an empty file, for which a commit was asked so often.
+    fn committing(times: usize) -> WriteServer {
+        let mut machine = WriteServer::new();
+        create(&mut machine);
+        machine.created(vec![(FILE, Ok(None))]);
+        let commit = || CommitFile { file: FILE, root: Digest::of(b""), meta: None };
+        machine.request(WriteRequest::Commit { files: (0..times).map(|_| commit()).collect() });
+        machine
+    }
+
+    fn effects(machine: &mut WriteServer) -> Vec<ServerEffect> {
+        std::iter::from_fn(|| machine.next_effect()).collect()
+    }
+
+    fn commits(effects: &[ServerEffect]) -> usize {
+        effects.iter().filter(|effect| matches!(effect, ServerEffect::Commit(_))).count()
+    }
+
+    fn is_broken(effects: &[ServerEffect]) -> bool {
+        effects.iter().any(|effect| matches!(effect, ServerEffect::Broken(_)))
+    }
+
+    #[test]
+    fn a_file_is_committed_once_however_often_that_is_asked_for() {
+        let mut machine = committing(1);
+        let first = effects(&mut machine);
+        assert_eq!((commits(&first), is_broken(&first)), (1, false));
+        let commit = CommitFile { file: FILE, root: Digest::of(b""), meta: None };
+        machine.request(WriteRequest::Commit { files: vec![commit] });
+        let second = effects(&mut machine);
+        assert_eq!((commits(&second), is_broken(&second)), (0, true));
+        let both = effects(&mut committing(2));
+        assert_eq!((commits(&both), is_broken(&both)), (0, true));
+    }
+
+    #[test]
+    fn a_file_that_is_committed_is_not_discarded_and_its_number_not_used_again() {
+        let mut machine = committing(1);
+        effects(&mut machine);
+        machine.request(WriteRequest::Discard { files: vec![FILE] });
+        assert_eq!(effects(&mut machine), [], "it gets its name");
+        create(&mut machine);
+        assert!(is_broken(&effects(&mut machine)), "the number is in use");
+        // When it has its name, both are over.
+        let mut machine = committing(1);
+        effects(&mut machine);
+        machine.committed(vec![(FILE, Ok(()))]);
+        create(&mut machine);
+        assert!(!is_broken(&effects(&mut machine)));
+    }
 }
