@@ -274,7 +274,8 @@ impl Filesystem for Door {
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         if number.0 == ROOT && name == ATTRIBUTE {
-            return sized(&self.tree.status(&self.filled), size, reply);
+            let status = self.tree.status(&self.filled).to_string();
+            return sized(status.as_bytes(), size, reply);
         }
         let (tree, name) = (self.tree.clone(), name.as_bytes().to_vec());
         if !is_told(&name) {

@@ -58,7 +58,7 @@ impl Progress {
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
         json!({
             "state": stage, "files": number(&self.files), "bytes": number(&self.bytes),
-            "failed": number(&self.failed),
+            "failed": number(&self.failed), "complete": stage == STAGES[2],
         })
     }
 }

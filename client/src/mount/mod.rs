@@ -17,6 +17,7 @@ mod handles;
 mod known;
 mod line;
 mod listing;
+pub mod metrics;
 mod nodes;
 mod passthrough;
 mod place;
@@ -42,6 +43,7 @@ use fuser::{Config, MountOption, SessionACL};
 use handles::Handles;
 use line::Line;
 use passthrough::Passthrough;
+use status::Teller;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,6 +127,7 @@ pub struct Mount {
     unmounter: fuser::SessionUnmounter,
     ended: oneshot::Receiver<()>,
     detach: Option<Detach>,
+    teller: Teller,
 }
 
 impl Mount {
@@ -180,6 +183,7 @@ impl Mount {
         door: Door,
         watching: Option<(Arc<Tree>, Watching)>,
     ) -> Result<Self, MountError> {
+        let teller = Teller { tree: door.tree.clone(), filled: door.filled.clone() };
         let (config, at) = (config(&options), options.mountpoint.clone());
         let made = content::blocking(move || fuser::Session::new(door, &at, &config)).await;
         let mut session = made.map_err(|error| place::refused(&options.mountpoint, error))?;
@@ -196,7 +200,12 @@ impl Mount {
         };
         let thread = std::thread::Builder::new().name("mount".into()).spawn(run);
         thread.map_err(|error| Fault::from_io("cannot start a thread", &error))?;
-        Ok(Self { options, unmounter, ended, detach: None })
+        Ok(Self { options, unmounter, ended, detach: None, teller })
+    }
+
+    /// Says how it is while it stands.
+    pub fn teller(&self) -> Teller {
+        self.teller.clone()
     }
 
     /// Stays until somebody unmounts it, or `stop` completes and it is unmounted, or all is here

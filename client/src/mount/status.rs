@@ -6,6 +6,7 @@ use super::fill::Progress;
 use super::tree::Tree;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The name of the attribute. It is not listed.
@@ -21,14 +22,28 @@ pub fn read(mountpoint: &Path) -> std::io::Result<Value> {
     serde_json::from_slice(&bytes[..len]).map_err(std::io::Error::other)
 }
 
+/// Says how a mount of this process is, for as long as it lives.
+#[derive(Clone)]
+pub struct Teller {
+    pub(super) tree: Arc<Tree>,
+    pub(super) filled: Arc<Progress>,
+}
+
+impl Teller {
+    /// How it is now.
+    pub fn status(&self) -> Value {
+        self.tree.status(&self.filled)
+    }
+}
+
 impl Tree {
     /// How it is.
-    pub fn status(&self, fill: &Progress) -> Vec<u8> {
+    pub(super) fn status(&self, fill: &Progress) -> Value {
         let line = self.content.line.condition();
         let counts = &self.content.counts;
         let (bytes, bytes_max, evictions) = self.content.cache.usage();
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
-        let status = json!({
+        json!({
             "server": {
                 "up": line.up, "cause": line.cause, "reconnects": line.reconnects,
             },
@@ -44,7 +59,6 @@ impl Tree {
             "known_entries": self.nodes().len(),
             "watched": self.watched.load(Ordering::Relaxed),
             "fill": fill.told(),
-        });
-        status.to_string().into_bytes()
+        })
     }
 }

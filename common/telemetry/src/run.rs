@@ -108,7 +108,7 @@ pub fn text(run: &Run) -> String {
 }
 
 /// A label's value, with what would end it escaped.
-pub(crate) fn escaped(value: &str) -> String {
+pub fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

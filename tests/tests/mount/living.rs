@@ -187,3 +187,40 @@ fn two_mounts_share_a_cache_and_what_one_has_brought_is_not_fetched_again() {
     assert!(fs::read(two.path("big")).expect("reads") == big);
     two.end();
 }
+
+#[test]
+fn a_mount_writes_its_numbers_and_tells_how_far_the_fill_is() {
+    if !can_mount("a_mount_writes_its_numbers_and_tells_how_far_the_fill_is") {
+        return;
+    }
+    let source = Source::new(|dir| {
+        (0..5)
+            .for_each(|it| fs::write(dir.join(format!("f{it}")), noise(9000, it)).expect("writes"));
+    });
+    std::thread::sleep(SETTLED);
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("mine.prom");
+    let flags = ["--fill", "--json", "--metrics-file", file.to_str().expect("text")];
+    let mut mounted = source.mount(&flags);
+    let first = || fs::read_to_string(&file).ok();
+    let text = wait_for("numbers are written", STAND_MAX, first);
+    assert!(text.contains("rdma_mount_server_up{run=\"mine\"} 1"), "{text}");
+    let complete = || (mounted.status()["fill"]["state"] == "complete").then_some(());
+    wait_for("all is here", STAND_MAX, complete);
+    assert_eq!(fs::read(mounted.path("f3")).expect("reads"), noise(9000, 3));
+    // Told once a second.
+    std::thread::sleep(Duration::from_millis(1_500));
+    let running = mounted.running.take().expect("it runs");
+    running.signal(Signal::TERM);
+    let said = running.end().done().stdout;
+    let events: Vec<serde_json::Value> =
+        said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(events[0]["event"], "mounted", "{said}");
+    let last = events.last().expect("there is one");
+    let told = (&last["event"], &last["fill"]["files"], &last["fill"]["complete"]);
+    assert_eq!(told, (&"progress".into(), &5.into(), &true.into()), "{said}");
+    let text = fs::read_to_string(&file).expect("is there");
+    for line in ["fill_complete{run=\"mine\"} 1", "fetched_bytes_total{run=\"mine\"} 45000"] {
+        assert!(text.contains(line), "no {line}: {text}");
+    }
+}

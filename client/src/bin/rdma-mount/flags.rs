@@ -130,6 +130,13 @@ pub struct Flags {
     #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
     pub log_file: Option<PathBuf>,
 
+    /// Write the numbers of the mount to FILE, for the textfile collector of node_exporter.
+    ///
+    /// Every five seconds, and at the end, atomically. Its name without .prom is the
+    /// label run.
+    #[arg(long, value_name = "FILE")]
+    pub metrics_file: Option<PathBuf>,
+
     /// Says that this is the background process.
     #[arg(long, hide = true)]
     pub background: bool,

@@ -13,6 +13,7 @@ mod fstab;
 #[allow(dead_code)] // what only copies say
 mod shared;
 mod show;
+mod telling;
 
 use flags::Flags;
 use shared::ask;
@@ -65,6 +66,12 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Ok(session) => session,
         Err(error) => return error.told(json),
     };
+    // In the background this process is somewhere else.
+    let metrics = flags.metrics_file.as_ref().map(std::path::absolute);
+    let metrics = match metrics.transpose() {
+        Ok(metrics) => metrics,
+        Err(error) => return complain(&error, None, Exit::Usage, json),
+    };
     let config_dir = session.connect.config_dir.clone();
     let started = ask::introduced(&config_dir, async || {
         match Mount::start(options.clone(), session.clone()).await {
@@ -93,7 +100,17 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     } else if !flags.voice.quiet {
         println!("mounted on {}", options.mountpoint.display());
     }
-    match mount.stay(stop).await {
+    let teller = mount.teller();
+    let progress = json && !flags.background;
+    let telling = telling::tell(teller.clone(), metrics.clone(), progress);
+    let stayed = tokio::select! {
+        stayed = mount.stay(stop) => stayed,
+        () = telling => unreachable!("it tells for ever"),
+    };
+    if let Some(path) = &metrics {
+        telling::write(&teller, path);
+    }
+    match stayed {
         Ok(()) => Exit::Done.into(),
         Err(error) => complain(&error, error.hint(), Exit::Failed, json),
     }
