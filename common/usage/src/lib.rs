@@ -9,6 +9,7 @@ mod version;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, CommandFactory, Parser};
 use clap_complete::Shell;
+use clap_mangen::Man;
 use std::ffi::OsString;
 use std::io::Write;
 
@@ -52,8 +53,7 @@ fn generate(command: &mut Command, kind: &str) -> Result<Vec<u8>, String> {
     let mut made = Vec::new();
     let shell = match kind {
         "man" => {
-            let page = clap_mangen::Man::new(command.clone()).source("Verbatim").manual("Verbatim");
-            page.render(&mut made).map_err(|error| error.to_string())?;
+            page(command, &mut made).map_err(|error| error.to_string())?;
             return Ok(made);
         }
         "bash" => Shell::Bash,
@@ -63,6 +63,29 @@ fn generate(command: &mut Command, kind: &str) -> Result<Vec<u8>, String> {
     };
     clap_complete::generate(shell, command, name, &mut made);
     Ok(made)
+}
+
+/// Writes the manual page. Commands of a command are on it too, each below a heading of its own:
+/// there are no other pages to send a reader to.
+fn page(command: &Command, made: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut command = command.clone();
+    command.build();
+    let page = Man::new(command.clone()).source("Verbatim").manual("Verbatim");
+    page.render_title(made)?;
+    page.render_name_section(made)?;
+    page.render_synopsis_section(made)?;
+    page.render_description_section(made)?;
+    page.render_options_section(made)?;
+    for inner in command.get_subcommands().filter(|it| it.get_name() != "help") {
+        let mut part = Vec::new();
+        let about = Man::new(inner.clone());
+        about.render_synopsis_section(&mut part)?;
+        about.render_description_section(&mut part)?;
+        about.render_options_section(&mut part)?;
+        writeln!(made, ".SH \"COMMAND {}\"", inner.get_name())?;
+        made.extend(String::from_utf8_lossy(&part).replace(".SH ", ".SS ").into_bytes());
+    }
+    page.render_version_section(made)
 }
 
 #[cfg(test)]
@@ -78,6 +101,12 @@ mod tests {
             let text = String::from_utf8(made).expect("text").replace("\\-", "-");
             assert!(text.contains("depth") && text.contains("rdma-x"), "{kind}: {text}");
         }
+        let inner = Command::new("dig").about("Digs").arg(clap::Arg::new("far").long("far"));
+        let mut outer = Command::new("rdma-y").version("1").subcommand(inner);
+        let page = String::from_utf8(generate(&mut outer, "man").expect("is made")).expect("text");
+        let (_, part) = page.split_once(".SH \"COMMAND dig\"").expect("it has a heading");
+        assert!(part.contains("Digs") && part.contains("far"), "{page}");
+        assert!(!page.contains("(1)"), "there is no other page: {page}");
         let refused = generate(&mut command, "pdf").expect_err("unknown");
         assert!(refused.contains("pdf") && refused.contains(KINDS), "{refused}");
     }

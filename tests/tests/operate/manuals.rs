@@ -42,6 +42,27 @@ fn pages_and_completions_have_every_flag_of_the_help() {
 }
 
 #[test]
+fn help_shows_each_way_of_calling_and_sorts_what_all_commands_share() {
+    for (command, ways) in [
+        ("rdma-cp", vec!["SOURCE... TARGET", "--list HOST:/[PATH]", "--new-token FILE"]),
+        ("rdma-sync", vec!["SOURCE TARGET", "--wait STATUS"]),
+        ("rdma-mount", vec!["HOST:/EXPORT[/PATH] MOUNTPOINT", "--status MOUNTPOINT"]),
+        ("rdma-doctor", vec!["[HOST]"]),
+    ] {
+        for flag in ["-h", "--help"] {
+            let help = said(command, &[flag]);
+            let (usage, rest) = help.split_once("Usage:").expect("how it is called");
+            assert!(usage.trim().len() > 20, "{command} says what it does: {help}");
+            let (usage, _) = rest.split_once("\n\n").expect("a part of its own");
+            assert!(ways.iter().all(|way| usage.contains(way)), "{command}: {usage}");
+            for heading in ["\nOptions:\n", "\nOutput:\n", "\nConnection:\n", "\nRDMA:\n"] {
+                assert_eq!(help.matches(heading).count(), 1, "{command} {flag}: {heading}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_version_says_what_a_bug_report_needs() {
     for command in COMMANDS {
         let told = said(command, &["--version"]);

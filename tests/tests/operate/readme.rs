@@ -12,6 +12,18 @@ use verbatim_tests::process::{binary, skip};
 /// Blocks that are run by other means: these two are how everything is tested.
 const ELSEWHERE: [&str; 2] = ["cargo run --release --example quickstart", "tests/run"];
 
+/// The pages whose commands are run here.
+const RUN: [&str; 5] = [
+    "README.md",
+    "docs/datasets.md",
+    "docs/checkpoints.md",
+    "docs/mount.md",
+    "docs/moving-over.md",
+];
+
+/// What any other page with commands has to say of them.
+const NOT_RUN: &str = "no test runs th";
+
 /// What runs in that machine before the commands, with its root as the first argument.
 const SETUP: &str = r#"
 set -eu
@@ -125,6 +137,7 @@ fn commands(text: &str) -> Vec<String> {
 
 /// Runs the commands of a text, then looks at what they left.
 fn run(name: &str, file: &str, count_min: usize, check: &str) {
+    assert!(RUN.contains(&file), "{file} is not in the list");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = fs::read_to_string(root.join(file)).expect("a text of the project");
     let commands = commands(&text);
@@ -165,6 +178,37 @@ fn run(name: &str, file: &str, count_min: usize, check: &str) {
     let told = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("ALL DONE"), "{told}\n{errors}\n{script}");
+}
+
+/// Whether a page keeps its word: its commands are run, or it has none, or it says that they are
+/// not run and marks them as text.
+fn honest(file: &str, text: &str) -> bool {
+    let shown = text.lines().any(|line| line == "```text");
+    RUN.contains(&file) || (commands(text).is_empty() && (!shown || text.contains(NOT_RUN)))
+}
+
+#[test]
+fn every_page_has_its_commands_run_or_says_that_they_are_not() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let mut pages = 0;
+    for entry in fs::read_dir(docs).expect("the guides").map(|entry| entry.expect("entry")) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") {
+            let text = fs::read_to_string(entry.path()).expect("text");
+            let file = format!("docs/{name}");
+            assert!(
+                honest(&file, &text),
+                "{file}: a test has to run its commands (RUN above), \
+                or they are ```text and the page says {NOT_RUN:?}..."
+            );
+            pages += 1;
+        }
+    }
+    assert!(pages >= 12, "{pages} pages");
+    // It does look.
+    assert!(!honest("docs/new.md", "```sh\nrdma-cp a b\n```\n"));
+    assert!(!honest("docs/new.md", "```text\nrdma-cp a b\n```\n"));
+    assert!(honest("docs/new.md", "no test runs this:\n```text\nrdma-cp a b\n```\n"));
 }
 
 #[test]

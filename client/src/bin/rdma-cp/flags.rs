@@ -34,6 +34,9 @@ use verbatim_proto::units::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, is_chunk_size};
 /// interrupted.
 #[derive(Parser)]
 #[command(name = "rdma-cp", version, max_term_width = 100)]
+#[command(override_usage = "rdma-cp [OPTIONS] SOURCE... TARGET
+       rdma-cp [OPTIONS] --list HOST:/[PATH]
+       rdma-cp --new-token FILE")]
 pub struct Flags {
     /// Sources, then the target.
     #[arg(value_name = "SOURCE... TARGET", required_unless_present = "new_token")]

@@ -32,6 +32,8 @@ const CACHE_BYTES_MIN: u64 = 64 << 20;
 /// Exit codes: 0 done, 1 cannot mount, 2 bad usage, 3 cannot connect or not let in.
 #[derive(Parser)]
 #[command(name = "rdma-mount", version, max_term_width = 100)]
+#[command(override_usage = "rdma-mount [OPTIONS] HOST:/EXPORT[/PATH] MOUNTPOINT
+       rdma-mount --status MOUNTPOINT")]
 pub struct Flags {
     /// What to mount: HOST:/EXPORT[/PATH], or HOST:/ for all exports.
     #[arg(value_name = "SOURCE", required_unless_present = "status")]

@@ -33,6 +33,8 @@ use verbatim_proto::{Filter, plan};
 /// or contents that --check found to differ, 130 interrupted.
 #[derive(Parser)]
 #[command(name = "rdma-sync", version, max_term_width = 100)]
+#[command(override_usage = "rdma-sync [OPTIONS] SOURCE TARGET
+       rdma-sync --wait STATUS [--wait-timeout S]")]
 pub struct Flags {
     /// The folder that TARGET is to equal.
     #[arg(value_name = "SOURCE", required_unless_present = "wait")]

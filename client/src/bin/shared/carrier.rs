@@ -8,6 +8,7 @@ use verbatim_proto::units::LINKS_MAX;
 
 /// What data moves over.
 #[derive(Args)]
+#[command(next_help_heading = "RDMA")]
 pub struct CarrierFlags {
     /// Move data over RDMA (verbs), TCP, or the best that works [default: auto].
     ///

@@ -15,6 +15,7 @@ use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 
 /// How to reach the server.
 #[derive(Args)]
+#[command(next_help_heading = "Connection")]
 pub struct ConnectionFlags {
     /// Move data over N connections at a time [default: 4, with 8 processors or more 8].
     ///

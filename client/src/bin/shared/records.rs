@@ -15,6 +15,7 @@ use verbatim_telemetry::run::{Run, text};
 
 /// What is left behind, and where.
 #[derive(Args)]
+#[command(next_help_heading = "Output")]
 pub struct RecordFlags {
     /// Write the timeline of chunks to FILE, for chrome://tracing or ui.perfetto.dev.
     ///

@@ -17,6 +17,7 @@ use verbatim_telemetry::Format;
 
 /// How much is printed, and how.
 #[derive(Args)]
+#[command(next_help_heading = "Output")]
 pub struct VoiceFlags {
     /// Print JSON lines: one for each thing that is told, and a summary.
     #[arg(long)]

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_dea
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,6 +24,10 @@ use verbatim_telemetry::notify::Notifier;
 /// Says in the environment that standard input is the port, and who holds it.
 const KEPT_BY: &str = "RDMA_SERVE_KEPT_BY";
 
+/// What ps and the journal call the child: it is executed by another name, because a file of this
+/// one may be that of a newer version by then.
+const NAME: &str = "rdma-serve";
+
 /// How long a server that ends may take, before it is killed: it waits for nobody.
 const END_MAX: Duration = Duration::from_secs(30);
 
@@ -32,6 +37,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// The port that a parent holds, where this process is its child. Ends with that parent.
 pub fn kept_port() -> Option<io::Result<TcpStream>> {
     std::env::var_os(KEPT_BY)?;
+    // Without it, only the name is wrong.
+    let _ = std::fs::write("/proc/self/comm", NAME);
     Some(end_with_parent().and_then(|()| {
         let port = TcpStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         // Not a socket: somebody set the variable by hand.
@@ -106,7 +113,7 @@ impl Keeper<'_> {
     fn start(&self) -> io::Result<Child> {
         let port = OwnedFd::from(self.port.socket.try_clone()?);
         let mut command = Command::new("/proc/self/exe");
-        command.args(std::env::args_os().skip(1)).stdin(Stdio::from(port));
+        command.arg0(NAME).args(std::env::args_os().skip(1)).stdin(Stdio::from(port));
         command.env(KEPT_BY, std::process::id().to_string()).spawn()
     }
 
