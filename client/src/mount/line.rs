@@ -95,6 +95,11 @@ impl Line {
         self.patiently(|answer| Ask::List(path.clone(), answer)).await
     }
 
+    /// The metadata of a folder.
+    pub async fn describe(&self, path: &WirePath) -> Result<Kept, Fault> {
+        self.patiently(|answer| Ask::Describe(path.clone(), answer)).await
+    }
+
     /// A part of a file, verified, of a file that did not change.
     pub async fn fetch(&self, path: &WirePath, part: Part) -> Result<Came, Fault> {
         let deadline = self.deadline();
@@ -266,6 +271,7 @@ fn refuse(ask: Ask, cause: &str) {
     match ask {
         Ask::Look(_, answer) => drop(answer.send(Err(fault))),
         Ask::List(_, answer) => drop(answer.send(Err(fault))),
+        Ask::Describe(_, answer) => drop(answer.send(Err(fault))),
         Ask::Fetch(_, _, answer) => drop(answer.send(Err(fault))),
     }
 }

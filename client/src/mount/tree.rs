@@ -211,14 +211,16 @@ impl Tree {
         }
     }
 
-    /// The extended attributes of a file; those of folders and links are not told.
+    /// The extended attributes of a file or folder; those of links are not told.
     pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, Trouble> {
         let (path, facts) = self.file(number)?;
-        if facts.kind != Kind::File {
-            return Ok(Vec::new());
-        }
-        let meta = self.content.meta(&self.remote(&path), facts).await;
-        let meta = meta.map_err(Trouble::Reading)?;
+        let remote = self.remote(&path);
+        let meta = match facts.kind {
+            Kind::File => self.content.meta(&remote, facts).await.map_err(Trouble::Reading)?,
+            // All exports together are a folder of nobody.
+            Kind::Folder if !remote.is_root() => self.content.line.describe(&remote).await?,
+            _ => None,
+        };
         Ok(meta.map(|meta| meta.xattrs).unwrap_or_default())
     }
 

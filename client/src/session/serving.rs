@@ -19,6 +19,9 @@ use verbatim_proto::{Code, Fault, Kept, Look, Scan, WirePath};
 /// Folders that are listed at a time; a server lets a session have twice as many.
 const SCANS_MAX: usize = 4;
 
+/// Folders whose metadata is asked for at a time, which are scans too.
+const DESCRIBES_MAX: usize = 2;
+
 /// How often the server is asked whether it is there: oftener than it may find us idle.
 const PING: Duration = Duration::from_secs(3);
 
@@ -31,6 +34,8 @@ pub(crate) enum Ask {
     Look(WirePath, Answer<Entry>),
     /// What is in this folder?
     List(WirePath, Answer<Listing>),
+    /// What else is known of this folder: its metadata.
+    Describe(WirePath, Answer<Kept>),
     /// This part of a file. Answered when it is verified and the file did not change.
     Fetch(WirePath, Arc<PartBuffer>, Answer<Kept>),
 }
@@ -41,6 +46,8 @@ pub(super) struct Serving {
     looks: HashMap<u32, Answer<Entry>>,
     lists: HashMap<u32, (Listing, Answer<Listing>)>,
     lists_waiting: VecDeque<(WirePath, Answer<Listing>)>,
+    describes: HashMap<u32, (Kept, Answer<Kept>)>,
+    describes_waiting: VecDeque<(WirePath, Answer<Kept>)>,
     parts: HashMap<FileId, (Arc<PartBuffer>, Answer<Kept>)>,
     parts_waiting: VecDeque<(WirePath, Arc<PartBuffer>, Answer<Kept>)>,
 }
@@ -48,7 +55,7 @@ pub(super) struct Serving {
 impl Serving {
     /// Whether the server owes an answer that no machine waits for.
     pub fn awaits(&self) -> bool {
-        !self.looks.is_empty() || !self.lists.is_empty()
+        !self.looks.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
     }
 }
 
@@ -100,6 +107,7 @@ impl Core {
                 serving.looks.insert(request, answer);
             }
             Ask::List(path, answer) => serving.lists_waiting.push_back((path, answer)),
+            Ask::Describe(path, answer) => serving.describes_waiting.push_back((path, answer)),
             Ask::Fetch(path, part, answer) => {
                 serving.parts_waiting.push_back((path, part, answer));
             }
@@ -132,6 +140,19 @@ impl Core {
                 serving.lists.insert(request, (Listing::default(), answer));
             }
         }
+        while let Some(serving) = &mut self.serving
+            && serving.describes.len() < DESCRIBES_MAX
+            && let Some((path, answer)) = serving.describes_waiting.pop_front()
+        {
+            let request = self.request();
+            // The folder comes first, and what is in it is left out.
+            let (describe, exclude) = (true, vec![b"*".to_vec()]);
+            let scan = Scan { path, describe, exclude, ..Scan::default() };
+            self.sending.push_back(ClientMessage::Scan { request, scan });
+            if let Some(serving) = &mut self.serving {
+                serving.describes.insert(request, (None, answer));
+            }
+        }
         while self.read.room() > 0
             && let Some(serving) = &mut self.serving
             && let Some((path, part, answer)) = serving.parts_waiting.pop_front()
@@ -157,6 +178,20 @@ impl Core {
         done: bool,
     ) {
         let Some(serving) = &mut self.serving else { return };
+        if let Some((kept, answer)) = serving.describes.remove(&request) {
+            let told = entries.into_iter().find(|entry| entry.path.is_root());
+            let kept = told.and_then(|entry| entry.meta).or(kept);
+            let fault = faults.into_iter().next().map(|(_, fault)| fault);
+            match fault {
+                _ if !done => {
+                    serving.describes.insert(request, (kept, answer));
+                    self.sending.push_back(ClientMessage::ScanMore { request });
+                }
+                Some(fault) if kept.is_none() => drop(answer.send(Err(fault))),
+                _ => drop(answer.send(Ok(kept))),
+            }
+            return;
+        }
         let Some((mut listing, answer)) = serving.lists.remove(&request) else {
             return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };

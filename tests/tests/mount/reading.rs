@@ -34,6 +34,8 @@ fn a_tree_is_the_same_through_the_mount_and_again_from_the_cache() {
     let source = Source::new(fill);
     let flags = rustix::fs::XattrFlags::empty();
     let xattrs = rustix::fs::setxattr(source.path("a/b/odd"), "user.a", b"value", flags).is_ok();
+    let _ = rustix::fs::setxattr(source.path("a/b"), "user.folder", b"its own", flags);
+    let _ = rustix::fs::setxattr(source.path(""), "user.top", b"of all", flags);
     let cache = Arc::new(tempfile::tempdir().expect("a folder"));
     let mut numbers = Vec::new();
     for _ in 0..2 {
@@ -61,6 +63,14 @@ fn a_tree_is_the_same_through_the_mount_and_again_from_the_cache() {
             let mut value = [0; 16];
             let len = rustix::fs::getxattr(mounted.path("a/b/odd"), "user.a", &mut value[..]);
             assert_eq!(len.map(|len| value[..len].to_vec()), Ok(b"value".to_vec()));
+            for (at, name, told) in [("a/b", "user.folder", "its own"), ("", "user.top", "of all")]
+            {
+                let len = rustix::fs::getxattr(mounted.path(at), name, &mut value[..]);
+                assert_eq!(len.map(|len| &value[..len]), Ok(told.as_bytes()), "{at}");
+                let mut names = [0; 64];
+                let len = rustix::fs::listxattr(mounted.path(at), &mut names[..]).expect("lists");
+                assert_eq!(names[..len], [name.as_bytes(), b"\0"].concat());
+            }
             let missing = rustix::fs::getxattr(mounted.path("a/b/odd"), "user.b", &mut value[..]);
             assert_eq!(missing, Err(rustix::io::Errno::NODATA));
         }
