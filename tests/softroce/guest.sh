@@ -44,8 +44,14 @@ install_packages() {
 
 # ---- The kernel: fetched once, kept as an image and a folder of modules.
 
+# Of other modules it is another archive.
+module_archive() {
+    echo "$cache/modules-$kernel-$(cksum <<<"${modules[*]}" | cut -d ' ' -f 1).cpio"
+}
+
 make_kernel() {
-    local image=$cache/vmlinux-$kernel archive=$cache/modules-$kernel.cpio tree deb version file
+    local image=$cache/vmlinux-$kernel archive tree deb version file
+    archive=$(module_archive)
     [[ -s $image && -s $archive ]] && return
     tree=$(mktemp -d "$cache/tree.XXXXXX")
     # shellcheck disable=SC2064
@@ -68,6 +74,7 @@ make_kernel() {
     depmod -b "$tree/initrd" "$version"
     pack "$tree/initrd" >"$archive.new"
     # Both or neither: the image last, because it is looked for first.
+    rm -f "$cache/modules-$kernel"*.cpio
     mv "$archive.new" "$archive"
     mv "$image.new" "$image"
     rm -rf "$tree"
@@ -166,7 +173,7 @@ make_initrd() {
     # The kernel itself calls it, for crc32: without it no rxe device can be made.
     ln -s ../bin/busybox "$tree/sbin/modprobe"
     install -m 755 "$guest/init" "$tree/init"
-    { cat "$cache/modules-$kernel.cpio" && pack "$tree"; } >"$out/initrd"
+    { cat "$(module_archive)" && pack "$tree"; } >"$out/initrd"
     rm -rf "$tree"
 }
 

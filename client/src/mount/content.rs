@@ -7,11 +7,12 @@ use super::counts::Counts;
 use super::flights::{Flight, Flown};
 use super::line::{Came, Line, is_away};
 use super::listing::Facts;
+use super::turns::Turns;
 use crate::part::{Landed, PART_BYTES_MAX};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;
@@ -23,6 +24,9 @@ const FETCHES_MAX: usize = 16;
 
 /// How many of them may be for what nobody waits for yet.
 const AHEAD_MAX: usize = 10;
+
+/// Parts that stay in memory because the cache could not keep them.
+const LINGERS_MAX: usize = 8;
 
 /// Blocks in one part.
 const RUN_MAX: usize = (PART_BYTES_MAX / BLOCK_BYTES) as usize;
@@ -55,25 +59,15 @@ pub(crate) struct Content {
     turns: Mutex<Turns>,
     fetches: Semaphore,
     ahead: Semaphore,
-}
-
-/// Who is opening which file for the first time.
-#[derive(Default)]
-struct Turns(HashMap<Key, Arc<tokio::sync::Mutex<()>>>);
-
-impl Turns {
-    fn of(&mut self, key: Key) -> Arc<tokio::sync::Mutex<()>> {
-        // Those that nobody waits for are done with.
-        self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
-        self.0.entry(key).or_default().clone()
-    }
+    lingers: Arc<Semaphore>,
 }
 
 impl Content {
     pub fn new(line: Line, cache: Cache, server: String) -> Self {
         let (fetches, ahead) = (Semaphore::new(FETCHES_MAX), Semaphore::new(AHEAD_MAX));
         let (counts, turns) = (Counts::default(), Mutex::default());
-        Self { line, cache, counts, server, turns, fetches, ahead }
+        let lingers = Arc::new(Semaphore::new(LINGERS_MAX));
+        Self { line, cache, counts, server, turns, fetches, ahead, lingers }
     }
 
     /// What is kept of a path is found by this: its content where `what` is empty.
@@ -161,7 +155,7 @@ impl Content {
             }
         };
         let (this, shown) = (self.clone(), path.to_string());
-        let made = blocking(move || this.begin(&key, &info, version, &landed));
+        let made = blocking(move || this.begin(&key, &info, version, landed));
         let what = || format!("cannot cache {shown}");
         made.await.map_err(|error| Refusal::Fault(Fault::from_io(what(), &error)))
     }
@@ -171,11 +165,16 @@ impl Content {
         key: &Key,
         info: &FileInfo,
         version: u64,
-        landed: &Landed,
+        landed: Landed,
     ) -> std::io::Result<Arc<CacheFile>> {
         let file = self.cache.create(key, info, version)?;
-        if info.size > 0 {
-            self.keep(&file, &[0], 0, landed);
+        if info.size > 0 && !file.has(0) {
+            let (begun, _) = file.flights.join(&[0], 1);
+            let landed = Arc::new((0, landed));
+            for flight in begun {
+                let stay = self.keep(&file, &[0], &landed);
+                file.flights.end(flight, Ok(landed.clone()), stay);
+            }
         }
         Ok(file)
     }
@@ -260,7 +259,7 @@ impl Content {
         offset: u64,
         len: u64,
     ) {
-        if self.ahead.available_permits() == 0 || !self.line.is_up() {
+        if self.ahead.available_permits() == 0 || !self.line.is_up() || !file.keeps() {
             return;
         }
         let (this, path, file) = (self.clone(), path.clone(), file.clone());
@@ -294,7 +293,7 @@ impl Content {
         let absent: Vec<u32> =
             flight.blocks.iter().copied().filter(|block| !file.has(*block)).collect();
         let (Some(&first), Some(&last)) = (absent.first(), absent.last()) else {
-            return file.flights.end(flight, Ok(Arc::default()));
+            return file.flights.end(flight, Ok(Arc::default()), None);
         };
         let (first, last) = (block_extent(first, file.size), block_extent(last, file.size));
         let want = Extent::new(first.offset, last.offset + last.len - first.offset);
@@ -302,11 +301,12 @@ impl Content {
         let part = Part { size: file.size, version, want };
         let came = self.line.fetch(&path, part).await;
         let flown = came.map(|came| Arc::new((want.offset, came.landed)));
+        let mut stay = None;
         let flown = match flown {
             Ok(brought) => {
                 self.counts.fetched(want.len);
                 let (this, kept, bytes) = (self.clone(), file.clone(), brought.clone());
-                blocking(move || this.keep(&kept, &absent, bytes.0, &bytes.1)).await;
+                stay = blocking(move || this.keep(&kept, &absent, &bytes)).await;
                 Ok(brought)
             }
             Err(fault) => {
@@ -316,11 +316,18 @@ impl Content {
                 Err(fault)
             }
         };
-        file.flights.end(flight, flown);
+        file.flights.end(flight, flown, stay);
     }
 
-    /// Keeps blocks that came; what cannot be kept was brought all the same.
-    fn keep(&self, file: &CacheFile, blocks: &[u32], offset: u64, landed: &Landed) {
+    /// Keeps blocks that came. What cannot be kept was brought all the same, and gets the right
+    /// to stay in memory for a while, if there is one left.
+    fn keep(
+        &self,
+        file: &CacheFile,
+        blocks: &[u32],
+        (offset, landed): &(u64, Landed),
+    ) -> Option<OwnedSemaphorePermit> {
+        let mut kept = true;
         for &block in blocks {
             let extent = block_extent(block, file.size);
             let at = (extent.offset - offset) as usize;
@@ -331,8 +338,11 @@ impl Content {
             let Some(digests) = digests else { continue };
             if let Err(error) = self.cache.store(file, block, bytes, &digests) {
                 tracing::debug!(block, cause = %error, "block not kept");
+                kept = false;
             }
         }
+        file.note_kept(kept);
+        if kept { None } else { self.lingers.clone().try_acquire_owned().ok() }
     }
 }
 

@@ -171,7 +171,6 @@ impl Filesystem for Door {
         reply: ReplyEmpty,
     ) {
         if let Some(open) = self.handles.close(handle.0) {
-            self.tree.nodes().close(open.number);
             self.tree.content.cache.used(&open.file);
         }
         reply.ok();

@@ -1,10 +1,12 @@
 //! Blocks that are on their way: whoever wants one that another reader has asked for
-//! waits for that one. A flight ends for all who wait at once, well or not.
+//! waits for that one. A flight ends for all who wait at once, well or not. The last one
+//! whose blocks could not be kept stays for a while, for who comes late: readers want a
+//! block in many small pieces.
 
 use crate::part::Landed;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use verbatim_proto::Fault;
 
 /// How a flight ended: the bytes from this offset on, verified; nothing while it is under way.
@@ -12,7 +14,14 @@ pub(crate) type Flown = Option<Result<Arc<(u64, Landed)>, Fault>>;
 
 /// The blocks of one file that are on their way.
 #[derive(Default)]
-pub struct Flights(Mutex<HashMap<u32, watch::Receiver<Flown>>>);
+pub struct Flights(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    under_way: HashMap<u32, watch::Receiver<Flown>>,
+    /// What has landed and could not be kept, with the right to stay.
+    lingers: Option<(Flight, OwnedSemaphorePermit)>,
+}
 
 /// A flight, for whoever has to end it. Dropped without an end, those who wait hear so.
 pub(crate) struct Flight {
@@ -28,7 +37,8 @@ impl Flights {
         blocks: &[u32],
         run_max: usize,
     ) -> (Vec<Flight>, Vec<(u32, watch::Receiver<Flown>)>) {
-        let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let under_way = &mut state.under_way;
         let mut begun: Vec<Flight> = Vec::new();
         let mut joined = Vec::with_capacity(blocks.len());
         for &block in blocks {
@@ -56,21 +66,30 @@ impl Flights {
         (begun, joined)
     }
 
-    /// Ends a flight.
-    pub(crate) fn end(&self, flight: Flight, flown: Result<Arc<(u64, Landed)>, Fault>) {
-        let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for block in &flight.blocks {
-            under_way.remove(block);
-        }
-        drop(under_way);
+    /// Ends a flight. One with a right to stay does, until the next one does.
+    pub(crate) fn end(
+        &self,
+        flight: Flight,
+        flown: Result<Arc<(u64, Landed)>, Fault>,
+        stay: Option<OwnedSemaphorePermit>,
+    ) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Nobody may wait any more.
         let _ = flight.sender.send(Some(flown));
+        let gone = match stay {
+            Some(stay) => state.lingers.replace((flight, stay)).map(|(gone, _)| gone),
+            None => Some(flight),
+        };
+        for block in gone.iter().flat_map(|flight| &flight.blocks) {
+            state.under_way.remove(block);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::sync::Semaphore;
     use verbatim_proto::Code;
 
     #[test]
@@ -83,7 +102,7 @@ mod tests {
         assert_eq!(more.len(), 1, "four is on its way");
         let fault = Fault::new(Code::LinkLost, "gone");
         for flight in begun {
-            flights.end(flight, Err(fault.clone()));
+            flights.end(flight, Err(fault.clone()), None);
         }
         let ended = |at: &(u32, watch::Receiver<Flown>)| at.1.borrow().is_some();
         assert!(first.iter().all(ended) && ended(&second[0]) && !ended(&second[1]));
@@ -91,5 +110,24 @@ mod tests {
         drop(more);
         let (again, _) = flights.join(&[6], 2);
         assert_eq!(again.len(), 1);
+    }
+
+    #[test]
+    fn one_that_may_stay_does_until_the_next_and_is_not_flown_again() {
+        let (flights, rights) = (Flights::default(), Arc::new(Semaphore::new(1)));
+        let fly = |blocks: &[u32]| {
+            let (begun, _) = flights.join(blocks, 4);
+            for flight in begun {
+                let right = rights.clone().try_acquire_owned().ok();
+                flights.end(flight, Ok(Arc::default()), right);
+            }
+        };
+        fly(&[1, 2]);
+        let (begun, joined) = flights.join(&[2], 4);
+        assert!(begun.is_empty() && joined[0].1.borrow().is_some(), "it is still here");
+        fly(&[3]);
+        assert_eq!(flights.join(&[3], 4).0.len(), 1, "there was no right left");
+        drop(flights);
+        assert_eq!(rights.available_permits(), 1);
     }
 }

@@ -7,7 +7,7 @@ use super::Listing;
 use crate::location::peer;
 use crate::part::{Landed, PartBuffer};
 use crate::reconnect::may_come_back;
-use crate::session::{Ask, ClientError, Session, SessionOptions};
+use crate::session::{Ask, Carried, ClientError, Session, SessionOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -45,8 +45,8 @@ pub(crate) struct Condition {
     pub up: bool,
     /// Whether there never will be one.
     pub offline: bool,
-    /// What data moved over last.
-    pub transport: Option<String>,
+    /// What data moves over, or moved over last.
+    pub carried: Carried,
     /// Why there is none.
     pub cause: Option<String>,
     /// Since when there is none.
@@ -202,8 +202,10 @@ async fn keep(
     // Another server, however trusted, has other files.
     options.connect.fingerprint = Some(session.server());
     loop {
-        let served = session.serve(&mut asks).await;
-        let transport = session.transport();
+        let tell = |carried| {
+            condition.lock().unwrap_or_else(PoisonError::into_inner).carried = carried;
+        };
+        let served = session.serve(&mut asks, tell).await;
         let Err(error) = served else { return session.close().await };
         drop(session);
         let cause = format!("lost {peer}: {error}");
@@ -211,7 +213,6 @@ async fn keep(
         {
             let mut it = condition.lock().unwrap_or_else(PoisonError::into_inner);
             (it.up, it.down_since, it.cause) = (false, Some(Instant::now()), Some(cause));
-            it.transport = transport.or_else(|| it.transport.take());
         }
         let Some(next) = again(&options, &mut asks, &condition).await else { return };
         session = next;

@@ -24,6 +24,7 @@ mod place;
 mod recall;
 pub mod status;
 mod tree;
+mod turns;
 mod walk;
 mod watch;
 

@@ -4,7 +4,7 @@
 //! of two versions must never meet. Pure; the caller holds the lock.
 
 use super::listing::{Facts, Kind};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// The number of the root, by the rules of FUSE.
@@ -21,15 +21,15 @@ struct Node {
     facts: Facts,
     /// How often the kernel was told of it.
     lookups: u64,
-    /// The version that was opened under this number, for good.
+    /// The version that was opened under this number, for good: the kernel may have pages of it.
     version: Option<u64>,
-    opens: u32,
 }
 
 /// All of them.
 #[derive(Debug)]
 pub struct Nodes {
-    nodes: HashMap<u64, Node>,
+    /// In a tree: a table grows by doubling, and a million of these must not take twice the room.
+    nodes: BTreeMap<u64, Node>,
     /// Names of which the first number is no longer the current one.
     epochs: HashMap<u64, u32>,
 }
@@ -38,8 +38,8 @@ impl Nodes {
     /// Only the root.
     pub fn new(facts: Facts) -> Self {
         let (parent, name, version) = (ROOT, Box::default(), None);
-        let root = Node { parent, name, facts, lookups: 1, version, opens: 0 };
-        Self { nodes: HashMap::from([(ROOT, root)]), epochs: HashMap::new() }
+        let root = Node { parent, name, facts, lookups: 1, version };
+        Self { nodes: BTreeMap::from([(ROOT, root)]), epochs: HashMap::new() }
     }
 
     /// How many there are.
@@ -127,7 +127,7 @@ impl Nodes {
     pub fn told(&mut self, parent: u64, name: &[u8], facts: Facts) -> u64 {
         let mut number = self.number(parent, name);
         if let Some(node) = self.nodes.get(&number)
-            && (node.facts.kind != facts.kind || node.is_bound() && !node.is_like(&facts))
+            && (node.facts.kind != facts.kind || node.version.is_some() && !node.is_like(&facts))
         {
             self.outdate(number);
             number = self.number(parent, name);
@@ -138,7 +138,6 @@ impl Nodes {
             facts,
             lookups: 0,
             version: None,
-            opens: 0,
         });
         node.facts = facts;
         node.lookups += 1;
@@ -159,16 +158,7 @@ impl Nodes {
     /// Opens a number as this version; false when it was opened as another.
     pub fn open(&mut self, number: u64, version: u64) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
-        let same = *node.version.get_or_insert(version) == version;
-        node.opens += u32::from(same);
-        same
-    }
-
-    /// An open file is closed.
-    pub fn close(&mut self, number: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.opens = node.opens.saturating_sub(1);
-        }
+        *node.version.get_or_insert(version) == version
     }
 
     /// The kernel forgets what it was told so often.
@@ -182,11 +172,6 @@ impl Nodes {
 }
 
 impl Node {
-    /// Whether the kernel may have pages of it.
-    fn is_bound(&self) -> bool {
-        self.version.is_some() || self.opens > 0
-    }
-
     fn is_like(&self, facts: &Facts) -> bool {
         self.facts.kind != Kind::File
             || (self.facts.size, self.facts.mtime_ns) == (facts.size, facts.mtime_ns)

@@ -47,6 +47,8 @@ impl Tree {
             "server": {
                 "up": line.up, "cause": line.cause, "reconnects": line.reconnects,
             },
+            "transport": line.carried.transport, "reason": line.carried.reason,
+            "rdma_reads": line.carried.rdma_reads,
             "cache": { "bytes": bytes, "bytes_max": bytes_max, "evictions": evictions },
             "passthrough": {
                 "used": self.passthrough.may(), "why_not": self.passthrough.why_not(),

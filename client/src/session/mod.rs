@@ -65,7 +65,7 @@ pub(crate) use copying::{Copied, fault_of};
 pub use down::Download;
 pub(crate) use ledger::Ledger;
 pub use mirror::{Aside, Mirror, Way};
-pub(crate) use serving::Ask;
+pub(crate) use serving::{Ask, Carried};
 pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
 pub use walking::LocalTree;

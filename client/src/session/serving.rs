@@ -40,6 +40,17 @@ pub(crate) enum Ask {
     Fetch(WirePath, Arc<PartBuffer>, Answer<Kept>),
 }
 
+/// What carries the data of a session.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Carried {
+    /// What it moves over, once it does.
+    pub transport: Option<String>,
+    /// Why that is not RDMA.
+    pub reason: Option<String>,
+    /// Requests that were posted to an RDMA device.
+    pub rdma_reads: u64,
+}
+
 /// The questions that wait for their answers.
 #[derive(Default)]
 pub(super) struct Serving {
@@ -61,14 +72,15 @@ impl Serving {
 
 impl Session {
     /// Answers questions until there are no more, or the session breaks. Unanswered ones are
-    /// dropped then, which whoever asked hears.
+    /// dropped then, which whoever asked hears. `tell` hears what carries the data.
     pub(crate) async fn serve(
         &mut self,
         asks: &mut mpsc::Receiver<Ask>,
+        tell: impl Fn(Carried),
     ) -> Result<(), ClientError> {
         self.core.serving = Some(Box::default());
         self.core.attach_all();
-        let mut ping = Instant::now();
+        let (mut ping, mut told) = (Instant::now(), (0, 0));
         let served = loop {
             tokio::select! {
                 ask = asks.recv() => match ask {
@@ -78,6 +90,11 @@ impl Session {
                 turned = self.turn_or_end() => if let Err(error) = turned {
                     break Err(error);
                 },
+            }
+            let carried = (self.core.carrier.posted().reads, self.core.links.transport.as_ref());
+            let carried = (carried.0, carried.1.map_or(0, String::len));
+            if std::mem::replace(&mut told, carried) != carried {
+                tell(self.carried());
             }
             if ping.elapsed() > PING {
                 ping = Instant::now();
@@ -90,9 +107,12 @@ impl Session {
         served
     }
 
-    /// What data moves over, once it does.
-    pub(crate) fn transport(&self) -> Option<String> {
-        self.core.links.transport.clone()
+    fn carried(&self) -> Carried {
+        Carried {
+            transport: self.core.links.transport.clone(),
+            reason: self.core.carrier.reason().map(str::to_owned),
+            rdma_reads: self.core.carrier.posted().reads,
+        }
     }
 }
 

@@ -2,7 +2,11 @@
 //! umount, and a hundred times in a row.
 
 use super::*;
-use verbatim_tests::process::Ended;
+use verbatim_tests::holding::Holding;
+use verbatim_tests::process::{Ended, trials};
+
+/// What the memory of a server may grow by while mounts come and go: less than 50 KiB for each.
+const HELD_KIB_MORE_MAX: u64 = 4 << 10;
 
 fn fill(dir: &Path) {
     fs::write(dir.join("file"), b"hello").expect("writes");
@@ -93,11 +97,21 @@ fn a_hundred_mounts_leave_nothing_behind() {
     let source = Source::new(fill);
     let cache = Arc::new(tempfile::tempdir().expect("folder"));
     let mounts = || fs::read_to_string("/proc/self/mountinfo").expect("tells").lines().count();
-    for _ in 0..100 {
+    let cycle = || {
         let mounted = source.mount_with(&cache, &[]);
         assert_eq!(fs::read(mounted.path("file")).expect("reads"), b"hello");
         mounted.end();
-    }
+    };
+    // The first ones make what is kept: threads, connections, caches.
+    (0..10).for_each(|_| cycle());
+    let held = || Holding::of(source.serve().id());
+    let before = held();
+    (0..trials(90)).for_each(|_| cycle());
+    wait_for("the server holds no more than before", STAND_MAX, || {
+        let now = held();
+        let few = now.descriptors <= before.descriptors + 2 && now.threads <= before.threads + 2;
+        (few && now.anonymous_kib <= before.anonymous_kib + HELD_KIB_MORE_MAX).then_some(())
+    });
     let text = fs::read_to_string("/proc/self/mountinfo").expect("tells");
     assert!(!text.contains(cache.path().to_str().expect("text")), "{}", mounts());
     let entries = fs::read_dir(cache.path()).expect("lists").flatten();

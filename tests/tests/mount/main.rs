@@ -1,16 +1,22 @@
 //! `rdma-mount` as a user runs it, on real servers over loopback and the kernel's own
-//! FUSE: what readers get (`reading`), what they get when the source or the cache
-//! changes (`changing`), when the server or the daemon is lost (`losing`), how a mount
-//! comes and goes (`living`), and how the system makes it (`system`). A stage of its own
-//! in `tests/run`; where /dev/fuse cannot be used every test says so and is skipped.
+//! FUSE: what readers get (`reading`), and fio (`fio`), and the loaders of a training run
+//! (`loader`), what is fetched for whom (`patterns`), what they get when the source or
+//! the cache changes (`changing`), when the server or the daemon is lost (`losing`), when
+//! the disk of the cache is full (`full`), how a mount comes and goes (`living`), and how
+//! the system makes it (`system`). A stage of its own in `tests/run`; where /dev/fuse
+//! cannot be used every test says so and is skipped.
 
 #![forbid(unsafe_code)]
 
 mod changing;
 mod detaching;
+mod fio;
+mod full;
 mod living;
+mod loader;
 mod losing;
 mod offline;
+mod patterns;
 mod reading;
 mod system;
 mod watching;
@@ -184,15 +190,8 @@ fn is_mounted(at: &Path) -> bool {
 
 /// Bytes that are nowhere the same.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
     bytes
 }
 

@@ -7,6 +7,7 @@ mod choosing;
 mod doctor;
 mod huge;
 mod into_files;
+mod mount;
 mod rails;
 mod rights;
 mod sealing;

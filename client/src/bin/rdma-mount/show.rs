@@ -30,6 +30,11 @@ fn text(status: &Value) -> String {
         true => "there".to_owned(),
         false => format!("away: {}", word(&status["server"]["cause"])),
     };
+    let carried = match (status["transport"].as_str(), status["reason"].as_str()) {
+        (None, _) => "nothing yet".to_owned(),
+        (Some(transport), None) => clean(transport),
+        (Some(transport), Some(reason)) => format!("{}: {}", clean(transport), clean(reason)),
+    };
     let cache = &status["cache"];
     let past = match status["passthrough"]["why_not"].as_str() {
         None => "past the daemon".to_owned(),
@@ -37,7 +42,7 @@ fn text(status: &Value) -> String {
     };
     let fill = &status["fill"];
     format!(
-        "server: {server}\ncache: {} of {}\nfetched: {}\ncomplete files are read {past}\n\
+        "server: {server}\ntransport: {carried}\ncache: {} of {}\nfetched: {}\ncomplete files are read {past}\n\
          fill: {}, {} files, {}, {} failed\n",
         bytes(&cache["bytes"]),
         bytes(&cache["bytes_max"]),

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -57,6 +57,10 @@ pub struct CacheFile {
     backings: AtomicU32,
     /// Another version has taken its place in the cache.
     pub(super) replaced: AtomicBool,
+    /// Whether what comes can be kept, as far as is known.
+    keeps: AtomicBool,
+    /// Whether it has a place in the cache at all.
+    placed: bool,
 }
 
 impl CacheFile {
@@ -72,6 +76,16 @@ impl CacheFile {
         let notes = Notes::begin(journal, info)?;
         let state = State::of(info.size);
         Ok(Self::of(key, (info.size, info.mtime_ns, version), data, notes, state))
+    }
+
+    /// A version for which there is no place: nothing of it is ever kept.
+    pub fn unplaced(key: super::Key, info: &FileInfo, version: u64) -> io::Result<Self> {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let empty = || memfd_create("unplaced", MemfdFlags::CLOEXEC).map(File::from);
+        let mut file = Self::begin(key, info, version, empty()?, empty()?)?;
+        file.placed = false;
+        (*file.keeps.get_mut(), *file.replaced.get_mut()) = (false, true);
+        Ok(file)
     }
 
     /// What is there, with its notes in this file; `None` when it is of no use.
@@ -119,6 +133,8 @@ impl CacheFile {
             reading: RwLock::default(),
             backings: AtomicU32::new(0),
             replaced: AtomicBool::new(false),
+            keeps: AtomicBool::new(true),
+            placed: true,
         }
     }
 
@@ -220,6 +236,9 @@ impl CacheFile {
     pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<bool> {
         let extent = block_extent(block, self.size);
         assert_eq!(extent.len, bytes.len() as u64, "a block is kept whole");
+        if !self.placed {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         // Whoever punches must be through with it.
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         if self.state().blocks[block as usize] == Block::Present {
@@ -229,6 +248,16 @@ impl CacheFile {
         self.notes().append(extent, digests)?;
         self.state().came(block);
         Ok(true)
+    }
+
+    /// Whether what comes can be kept: where it cannot, nothing is to be brought ahead of time.
+    pub fn keeps(&self) -> bool {
+        self.keeps.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether what came was kept.
+    pub fn note_kept(&self, kept: bool) {
+        self.keeps.store(kept && self.placed, Ordering::Relaxed);
     }
 
     /// Whether all of it is there; looks at what is only claimed.
@@ -264,6 +293,9 @@ impl CacheFile {
     /// Has all of it stay from now on, for the kernel to read past this process; false when not
     /// all of it is there. Ends with `unback`.
     pub fn back(&self) -> bool {
+        if !self.placed {
+            return false;
+        }
         let reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         // Counted while nobody punches, and looked at afterwards: what is there then stays.
         self.backings.fetch_add(1, Ordering::AcqRel);
@@ -280,17 +312,17 @@ impl CacheFile {
         self.backings.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Gives back the space of the block that came first; returns how much, none when there is
-    /// none that may go.
-    pub fn punch(&self) -> u64 {
+    /// Gives back the space of the block that came first; returns how much that was, which is
+    /// nothing where only a note of it was left. None when there is none that may go.
+    pub fn punch(&self) -> Option<u64> {
         use rustix::fs::{FallocateFlags, fallocate};
         let _alone = self.reading.write().unwrap_or_else(PoisonError::into_inner);
         if self.backings.load(Ordering::Acquire) > 0 {
-            return 0;
+            return None;
         }
         let block = {
             let mut state = self.state();
-            let Some(block) = state.order.pop_front() else { return 0 };
+            let block = state.order.pop_front()?;
             state.claims.remove(&block);
             let was = std::mem::replace(&mut state.blocks[block as usize], Block::Absent);
             state.not_present += usize::from(was == Block::Present);
@@ -298,10 +330,10 @@ impl CacheFile {
         };
         let extent = block_extent(block, self.size);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(&self.data, hole, extent.offset, extent.len) {
-            Ok(()) => extent.len,
-            Err(_) => 0,
-        }
+        let taken = || self.data.metadata().map_or(0, |found| found.blocks() * 512);
+        let before = taken();
+        fallocate(&self.data, hole, extent.offset, extent.len).ok()?;
+        Some(before.saturating_sub(taken()))
     }
 }
 

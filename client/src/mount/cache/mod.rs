@@ -22,11 +22,18 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Code, Digest, Fault};
 
 /// What a version is found by: server and path.
 pub type Key = [u8; 16];
+
+/// How long a disk that was full is taken to be no larger than it was.
+const FULL_FOR: Duration = Duration::from_secs(5);
+
+/// How often a full disk is tried after something has gone from it.
+const FULL_TRIES: usize = 3;
 
 /// What disks give space in.
 const PAGE_BYTES: u64 = 4096;
@@ -35,6 +42,8 @@ const PAGE_BYTES: u64 = 4096;
 pub struct Cache {
     folder: PathBuf,
     bytes_max: u64,
+    /// What fitted when the disk was found full, and when that was.
+    full: Mutex<Option<(u64, Instant)>>,
     share: Share,
     open: Mutex<Open>,
     oldest: Mutex<Oldest>,
@@ -63,6 +72,7 @@ impl Cache {
         Ok(Self {
             folder: folder.to_owned(),
             bytes_max,
+            full: Mutex::default(),
             share,
             open: Mutex::default(),
             oldest: Mutex::default(),
@@ -81,7 +91,21 @@ impl Cache {
 
     /// Bytes that are there, that may be, and versions that had to go.
     pub fn usage(&self) -> (u64, u64, u64) {
-        (self.share.bytes(), self.bytes_max, self.evictions.load(Ordering::Relaxed))
+        (self.share.bytes(), self.most(), self.evictions.load(Ordering::Relaxed))
+    }
+
+    /// What may be there: as much as was said, or as the disk has room for.
+    fn most(&self) -> u64 {
+        let full = *self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately = full.filter(|(_, since)| since.elapsed() < FULL_FOR);
+        lately.map_or(self.bytes_max, |(bytes, _)| bytes.min(self.bytes_max))
+    }
+
+    /// The disk is full: what is there is what fits, for now.
+    fn fill_up(&self) {
+        let bytes = self.share.bytes();
+        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        *full = Some((bytes, Instant::now()));
     }
 
     fn path(&self, key: &Key, kind: &str) -> PathBuf {
@@ -124,27 +148,47 @@ impl Cache {
     /// A new version of a file, which takes the place of what was there.
     pub fn create(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<Arc<CacheFile>> {
         let mut open = self.files();
-        let same = |file: &CacheFile| file.version == version && file.size == info.size;
-        let turn = self.share.turn()?;
         if let Some(file) = open.get(key) {
-            if same(&file) {
+            if (file.version, file.size) == (version, info.size) {
                 return Ok(file);
             }
             file.replaced.store(true, Ordering::Relaxed);
         }
-        // Another mount may have begun the same.
-        let found = self.load(key, &turn).filter(|it| same(it));
-        let file = match found {
-            Some(file) => file,
-            None => {
-                self.share.add(-(self.remove(key, &turn) as i64));
-                self.begin(key, info, version, &turn)?
+        let file = match self.place(key, info, version) {
+            Ok(file) => file,
+            // Readers get it all the same, from the network.
+            Err(error) => {
+                let folder = self.folder.display();
+                tracing::warn!(cache = %folder, cause = %error, "the cache takes nothing");
+                self.fill_up();
+                CacheFile::unplaced(*key, info, version)?
             }
         };
-        drop(turn);
         let file = Arc::new(file);
         open.put(&file);
         Ok(file)
+    }
+
+    /// The files of a version: another mount may have made them.
+    fn place(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<CacheFile> {
+        loop {
+            let turn = self.share.turn()?;
+            let found = self.load(key, &turn);
+            if let Some(file) = found.filter(|it| (it.version, it.size) == (version, info.size)) {
+                return Ok(file);
+            }
+            self.share.add(-(self.remove(key, &turn) as i64));
+            let begun = self.begin(key, info, version, &turn);
+            if begun.is_err() {
+                self.remove(key, &turn);
+            }
+            drop(turn);
+            match begun {
+                // Each time something has gone, so this ends.
+                Err(error) if is_full(&error) && self.evict_oldest(0) => {}
+                begun => return begun,
+            }
+        }
     }
 
     fn begin(
@@ -189,14 +233,20 @@ impl Cache {
         // Of one that was replaced the space goes with its last reader.
         let counts = !file.replaced.load(Ordering::Relaxed);
         let len = (bytes.len() as u64).next_multiple_of(PAGE_BYTES);
-        if counts && !self.make_room(Some(file), len) {
-            return Err(io::ErrorKind::StorageFull.into());
+        for _ in 0..FULL_TRIES {
+            if counts && !self.make_room(Some(file), len) {
+                break;
+            }
+            let stored = file.store(block, bytes, digests);
+            if counts && !matches!(stored, Ok(true)) {
+                self.share.add(-(len as i64));
+            }
+            match stored {
+                Err(error) if counts && is_full(&error) => self.fill_up(),
+                stored => return stored.map(drop),
+            }
         }
-        let stored = file.store(block, bytes, digests);
-        if counts && !matches!(stored, Ok(true)) {
-            self.share.add(-(len as i64));
-        }
-        stored.map(drop)
+        Err(io::ErrorKind::StorageFull.into())
     }
 
     /// A version was used: the others go before it.
@@ -217,6 +267,11 @@ impl Open {
         }
         self.files.insert(file.key, Arc::downgrade(file));
     }
+}
+
+/// Whether there was no room on the disk, or none for this user.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Open versions below which nobody looks for those that are not.

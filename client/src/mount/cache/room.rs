@@ -53,7 +53,7 @@ impl Cache {
     /// Counts so many bytes as taken, after others have gone for them.
     pub(super) fn make_room(&self, file: Option<&CacheFile>, len: u64) -> bool {
         loop {
-            if self.share.take(len, self.bytes_max) {
+            if self.share.take(len, self.most()) {
                 return true;
             }
             if self.evict_oldest(len) {
@@ -62,14 +62,14 @@ impl Cache {
             // What others may read can only be punched by whoever is alone.
             let (Some(file), Some(_alone)) = (file, self.share.alone()) else { return false };
             match file.punch() {
-                0 => return false,
-                punched => self.share.add(-(punched as i64)),
+                None => return false,
+                Some(punched) => self.share.add(-(punched as i64)),
             }
         }
     }
 
     /// Has the version go that was used longest ago; false when all that are there are in use.
-    fn evict_oldest(&self, len: u64) -> bool {
+    pub(super) fn evict_oldest(&self, len: u64) -> bool {
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..2 {
             while let Some(candidate) = oldest.known.pop() {
@@ -149,11 +149,10 @@ impl Cache {
             && let Some(file) = CacheFile::load(*key, data, &self.path(key, "journal"))
         {
             let enough = len.max(self.bytes_max / PUNCH_PARTS);
-            while freed < enough {
-                match file.punch() {
-                    0 => break,
-                    bytes => freed += bytes,
-                }
+            while freed < enough
+                && let Some(bytes) = file.punch()
+            {
+                freed += bytes;
             }
             // It keeps its place among the others.
             let _ = file.data.set_times(FileTimes::new().set_modified(used));

@@ -1,0 +1,61 @@
+//! What is fetched for whom: who jumps gets the blocks that it touched and no more, who
+//! strides has the next stride here before it asks, and who goes on has more than that.
+
+use super::*;
+use std::os::unix::fs::FileExt;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 96 * MIB;
+
+fn fetched(mounted: &Mounted) -> u64 {
+    mounted.status()["fetched_bytes"].as_u64().expect("a number")
+}
+
+/// Reads a page at an offset, as it is in `content`.
+fn read_page(file: &fs::File, content: &[u8], offset: u64) -> std::io::Result<()> {
+    let mut bytes = vec![0; 4096];
+    file.read_exact_at(&mut bytes, offset)?;
+    let at = offset as usize;
+    assert!(bytes == content[at..at + 4096], "something else is at {offset}");
+    Ok(())
+}
+
+#[test]
+fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
+    if !can_mount("who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected") {
+        return;
+    }
+    let content = noise(SIZE as usize, 21);
+    let names = ["jump", "stride", "go on"];
+    let mut source = Source::new(|dir| {
+        names.iter().for_each(|name| fs::write(dir.join(name), &content).expect("writes"));
+    });
+    // What is younger is looked at more than once.
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount(&["--timeout", "2"]);
+    let [jump, stride, go_on] =
+        names.map(|name| fs::File::open(mounted.path(name)).expect("opens"));
+    assert_eq!(fetched(&mounted), 3 * MIB, "the first block comes with the file");
+    for at in [50, 20, 80, 35, 66, 11] {
+        read_page(&jump, &content, at * MIB + 5 * 4096).expect("reads");
+    }
+    // Nobody can wait for what must not come: long enough for a few blocks.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(fetched(&mounted), 9 * MIB, "six blocks more");
+    for at in [20, 27, 34] {
+        read_page(&stride, &content, at * MIB).expect("reads");
+    }
+    wait_for("the next stride is here", STAND_MAX, || {
+        (fetched(&mounted) == 13 * MIB).then_some(())
+    });
+    for at in 0..64 {
+        read_page(&go_on, &content, at * 4096).expect("reads");
+    }
+    wait_for("what follows is here", STAND_MAX, || (fetched(&mounted) >= 15 * MIB).then_some(()));
+    source.kill();
+    read_page(&stride, &content, 41 * MIB).expect("it was expected");
+    read_page(&go_on, &content, 2 * MIB).expect("it was expected");
+    let error = read_page(&jump, &content, 40 * MIB).expect_err("it was not");
+    assert_eq!(errno(&error), EIO, "{error}");
+    mounted.end();
+}
