@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout)]
 
 pub mod compare;
+pub mod mounted;
 pub mod plot;
 pub mod relay;
 pub mod rsync;
@@ -270,7 +271,8 @@ impl Serve {
         self.client("rdma-sync", arguments)
     }
 
-    fn client(&self, name: &str, arguments: &[&str]) -> Command {
+    /// A command of ours that this server lets in.
+    pub fn client(&self, name: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.bins.join(name));
         command.arg("--state").arg(&self.state).args(arguments);
         command
