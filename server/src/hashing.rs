@@ -79,7 +79,11 @@ impl Hashing {
             },
         };
         let first = ((extent.offset % WINDOW_BYTES) / GRAIN_BYTES) as usize;
-        let count = extent.len.div_ceil(GRAIN_BYTES) as usize;
+        // An empty file has one grain, with nothing in it.
+        let count = match identity.size {
+            0 => 1,
+            _ => extent.len.div_ceil(GRAIN_BYTES) as usize,
+        };
         Ok(known[first..first + count].to_vec())
     }
 
@@ -219,14 +223,29 @@ mod tests {
             file.write_all_at(&bytes, 0).expect("writes");
             file
         });
+        trusted(&FILE)
+    }
+
+    /// A file, once it is old enough.
+    fn trusted(file: &File) -> Source {
         let source =
-            || Source::new(FILE.try_clone().expect("a descriptor"), "big").expect("a source");
+            || Source::new(file.try_clone().expect("a descriptor"), "big").expect("a source");
         let until = Instant::now() + Duration::from_secs(10);
         while source().is_racy() {
             assert!(Instant::now() < until, "it never settles");
             std::thread::sleep(Duration::from_millis(50));
         }
         source()
+    }
+
+    #[test]
+    fn an_empty_file_has_the_digest_of_nothing() {
+        let source = trusted(&tempfile::tempfile().expect("a file"));
+        let hashing = Hashing::new(DigestCache::disabled());
+        for _ in 0..2 {
+            let told = hashing.digests(&source, Extent::new(0, 0), WINDOW_BYTES, false);
+            assert_eq!(told.expect("hashes"), [Digest::of(b"")]);
+        }
     }
 
     const SIZE: u64 = 2 * WINDOW_BYTES + 3 * GRAIN_BYTES + 5;

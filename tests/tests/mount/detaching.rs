@@ -64,18 +64,22 @@ fn a_filled_mount_becomes_a_folder_that_needs_no_sync() {
     let said = said.expect("diff runs");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
     assert_eq!(fs::read_dir(parent.path()).expect("lists").count(), 1, "nothing is left beside it");
-    let words = [from.as_str(), at.to_str().expect("text"), "--json", "-n", "--delete"];
-    let (summary, steps) = {
+    let sync = |flags: &[&str]| {
+        let mut words = vec![from.as_str(), at.to_str().expect("text"), "--json"];
+        words.extend(flags);
         let said = Running::start(source.home.command("rdma-sync", &words)).end().done().stdout;
         let mut lines: Vec<serde_json::Value> =
             said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         (lines.pop().expect("a summary"), lines)
     };
+    let (summary, steps) = sync(&["-n", "--delete"]);
     assert!(steps.is_empty(), "there is something to do: {steps:?}");
     assert_eq!(summary["event"], "summary", "{summary}");
     // All of it came once, through the mount: two names of one file are two files there.
     let whole = 2 * (9 * MIB + 77) + (8 * MIB + 5) + (0..120).map(|it| 3000 + it).sum::<usize>();
     assert_eq!(fetched, whole);
+    let (_, differences) = sync(&["--check"]);
+    assert!(differences.is_empty(), "{differences:?}");
 }
 
 #[test]
