@@ -260,6 +260,21 @@ impl CacheFile {
         self.keeps.store(kept && self.placed, Ordering::Relaxed);
     }
 
+    /// Whether all of it was verified by this process.
+    pub(super) fn is_verified(&self) -> bool {
+        self.placed && self.state().not_present == 0
+    }
+
+    /// All that is noted was verified by this process, and nobody has touched it since.
+    pub(super) fn verified(&self) {
+        let mut state = self.state();
+        if !state.blocks.contains(&Block::Absent) {
+            state.blocks.fill(Block::Present);
+            state.not_present = 0;
+            state.claims.clear();
+        }
+    }
+
     /// Whether all of it is there; looks at what is only claimed.
     pub fn is_whole(&self) -> bool {
         let absent = |state: &State| state.blocks.contains(&Block::Absent);

@@ -9,6 +9,7 @@ mod names;
 mod notes;
 mod room;
 mod share;
+mod verified;
 
 pub use file::{BLOCK_BYTES, CacheFile, block_extent};
 
@@ -25,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Code, Digest, Fault};
+use verified::Verified;
 
 /// What a version is found by: server and path.
 pub type Key = [u8; 16];
@@ -48,6 +50,7 @@ pub struct Cache {
     open: Mutex<Open>,
     oldest: Mutex<Oldest>,
     evictions: AtomicU64,
+    verified: Verified,
 }
 
 /// The versions that this process uses.
@@ -77,6 +80,7 @@ impl Cache {
             open: Mutex::default(),
             oldest: Mutex::default(),
             evictions: AtomicU64::new(0),
+            verified: Verified::default(),
         })
     }
 
@@ -137,6 +141,9 @@ impl Cache {
         flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
         let journal = self.path(key, "journal");
         let file = CacheFile::load(*key, file, &journal)?;
+        if self.verified.has(&file) {
+            file.verified();
+        }
         if file.is_untidy()
             && let Some(_alone) = self.share.alone()
         {
@@ -252,6 +259,8 @@ impl Cache {
     /// A version was used: the others go before it.
     pub fn used(&self, file: &CacheFile) {
         room::touch(&file.data);
+        // As it looks from now on.
+        self.verified.note(file);
     }
 }
 

@@ -240,3 +240,28 @@ fn room_is_made_of_what_is_there_and_not_of_old_notes() {
     }
     assert_eq!(cache.usage().0, 0);
 }
+
+#[test]
+fn what_was_verified_whole_is_not_hashed_again_unless_somebody_touched_it() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = whole(&cache, 1, SIZE);
+    cache.used(&file);
+    drop(file);
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!((0..=3).all(|block| file.has(block)), "it is only claimed");
+    cache.used(&file);
+    drop(file);
+    // Another mount punches it, and its notes stay.
+    let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
+    let other = OpenOptions::new().read(true).write(true).open(&data).expect("opens");
+    let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&other, hole, BLOCK_BYTES, BLOCK_BYTES).expect("punches");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!((0..=3).all(|block| !file.has(block)), "it was touched");
+    assert_eq!(file.absent(0..=3), [1]);
+    cache.used(&file);
+    drop(file);
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!(!file.has(0), "not all of it is verified, and nothing is remembered");
+}
