@@ -3,6 +3,7 @@
 
 use super::*;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 96 * MIB;
@@ -51,7 +52,15 @@ fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
     for at in 0..64 {
         read_page(&go_on, &content, at * 4096).expect("reads");
     }
-    wait_for("what follows is here", STAND_MAX, || (fetched(&mounted) >= 15 * MIB).then_some(()));
+    // Runs of blocks come in any order: all of them have come when no more do for a second.
+    let mut seen = (fetched(&mounted), Instant::now());
+    wait_for("what follows is here", STAND_MAX, || {
+        let now = fetched(&mounted);
+        if now != seen.0 {
+            seen = (now, Instant::now());
+        }
+        (now >= 15 * MIB && seen.1.elapsed() >= Duration::from_secs(1)).then_some(())
+    });
     source.kill();
     read_page(&stride, &content, 41 * MIB).expect("it was expected");
     read_page(&go_on, &content, 2 * MIB).expect("it was expected");
