@@ -105,7 +105,7 @@ impl Drop for Logged {
 }
 
 #[test]
-fn lines_of_many_files_are_written_together_whole_and_in_order() {
+fn lines_of_many_files_are_written_together_and_whole() {
     let mut logged = Logged::start("info");
     let before = logged.writes.len();
     logged.copy("out");
@@ -114,10 +114,9 @@ fn lines_of_many_files_are_written_together_whole_and_in_order() {
     let writes = &logged.writes[before..];
     assert!(writes.len() < FILES / 5, "{} writes for {FILES} files", writes.len());
     assert!(writes.iter().all(|write| write.len() <= PIPE_BUF && write.ends_with('\n')));
-    // Of one session, which has one task.
-    let sent = logged.lines("file sent");
-    let times = sent.iter().map(|line| line["timestamp"].as_str().expect("a time"));
-    assert!(times.is_sorted(), "lines changed their order");
+    // Files are closed by several threads, so their lines have no order but this one.
+    let of = |message: &str| writes.iter().position(|write| write.contains(message));
+    assert!(of("session began") < of("file sent"), "lines changed their order");
     // The end loses nothing of what still waits.
     logged.copy("again");
     logged.signal_and_wait(Signal::TERM);
