@@ -70,6 +70,10 @@ impl Location {
             return Ok(Self::Local(PathBuf::from(OsString::from_vec(bytes.to_vec()))));
         };
         let (host, port) = split_authority(authority, with_port).map_err(fail)?;
+        if let Some(port) = misplaced_port(path).filter(|_| !with_port) {
+            let host = bracketed(&host);
+            return Err(fail(format!("a port is written rdma://{host}:{port}/EXPORT/PATH")));
+        }
         let plain = WirePath::parse(path).map_err(|fault| fail(fault.text))?;
         Ok(Self::Remote(Remote {
             host,
@@ -120,6 +124,13 @@ fn host_end(bytes: &[u8]) -> Option<usize> {
     (colon > 0 && !bytes[..colon].contains(&b'/')).then_some(colon)
 }
 
+/// The port in `HOST:PORT:/PATH`, which is no path anybody means.
+fn misplaced_port(path: &[u8]) -> Option<u16> {
+    let cut = path.iter().position(|&byte| byte == b':')?;
+    let port = std::str::from_utf8(&path[..cut]).ok()?.parse().ok()?;
+    path[cut..].starts_with(b":/").then_some(port)
+}
+
 fn split_authority(authority: &[u8], with_port: bool) -> Result<(String, u16), String> {
     let text = std::str::from_utf8(authority).map_err(|_| "the host is not text".to_owned())?;
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
@@ -157,6 +168,7 @@ mod tests {
         assert_eq!(remote("host7:/data/a.bin"), a("host7", 20490, "data/a.bin"));
         assert_eq!(remote("host7:data/a.bin"), a("host7", 20490, "data/a.bin"));
         assert_eq!(remote("host7:/"), a("host7", 20490, ""));
+        assert_eq!(remote("host7:/99:/x"), a("host7", 20490, "99:/x"));
         assert_eq!(remote("[fe80::1]:/data"), a("fe80::1", 20490, "data"));
         assert_eq!(remote("rdma://host7/data/x"), a("host7", 20490, "data/x"));
         assert_eq!(remote("rdma://host7:99/data/x"), a("host7", 99, "data/x"));
@@ -181,6 +193,8 @@ mod tests {
             ("rdma://h:x/data", "no port"),
             ("h:/a/../b", ".."),
             ("rdma://[::1/data", "bracket"),
+            ("h:20777:/data", "rdma://h:20777/EXPORT"),
+            ("[::1]:99:/data", "rdma://[::1]:99/EXPORT"),
         ] {
             let error = Location::parse(OsStr::new(bad)).expect_err(bad).to_string();
             assert!(error.contains(why), "{bad}: {error}");
