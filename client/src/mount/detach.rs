@@ -16,18 +16,23 @@ use crate::session::SessionOptions;
 use crate::sync::limit::DeleteLimit;
 use crate::sync::{SyncOptions, sync};
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 use tokio::task::JoinSet;
-use verbatim_proto::{Code, Fault, Filter, WirePath, plan};
+use verbatim_files::{Folder, Rules, Target};
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, Filter, Meta, WirePath, plan};
 
 /// Files that are placed at a time: each waits for the disk.
 const FILES_MAX: usize = 16;
+
+/// The permission bits of folders and files until the mirror gives them their own: nobody else's
+/// business before.
+const FOLDER_MODE: u32 = 0o700;
+const PLACED_MODE: u32 = 0o600;
 
 /// What makes a mount a folder.
 pub(super) struct Detach {
@@ -50,16 +55,15 @@ impl Detach {
 
     /// Puts what is all in the cache where it belongs. What cannot be put there is fetched.
     async fn place_all(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
+        let tree = Arc::new(Folder::open(tree)?);
         let (mut walk, mut under_way) = (Walk::new(base.clone()), JoinSet::new());
         while let Some(found) = walk.next(&self.content).await {
             // The mirror meets it again, and tells.
             let Ok((path, facts)) = found else { continue };
             let names: Vec<&[u8]> = path.names().skip(base.names().count()).collect();
-            let below =
-                PathBuf::from(OsString::from(std::ffi::OsStr::from_bytes(&names.join(&b'/'))));
-            let at = tree.join(below);
+            let (tree, below) = (tree.clone(), WirePath::parse(&names.join(&b'/'))?);
             if facts.kind == Kind::Folder {
-                let _ = blocking(move || DirBuilder::new().mode(0o700).create(at)).await;
+                let _ = blocking(move || tree.make_folder(&below, FOLDER_MODE, false)).await;
             } else if facts.kind == Kind::File
                 && let Some(file) = self.content.cached(&path, facts).await
             {
@@ -67,8 +71,8 @@ impl Detach {
                     under_way.join_next().await;
                 }
                 under_way.spawn_blocking(move || {
-                    if let Err(error) = place(&file, &at) {
-                        tracing::debug!(path = %at.display(), cause = %error, "not placed");
+                    if let Err(fault) = place(&file, &tree, &below) {
+                        tracing::debug!(path = %below, cause = fault.text, "not placed");
                     }
                 });
             }
@@ -119,7 +123,7 @@ pub(super) fn take_place(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
 
 /// Makes the folder of the tree, or finds it; another's is not taken, nor what a link leads to.
 fn make(tree: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(tree) {
+    match DirBuilder::new().mode(FOLDER_MODE).create(tree) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let found = fs::symlink_metadata(tree)?;
             let ours = found.uid() == rustix::process::geteuid().as_raw();
@@ -138,39 +142,32 @@ fn beside(mountpoint: &Path) -> PathBuf {
 }
 
 /// Copies a version that is all here, under its name only when it lasts.
-fn place(file: &CacheFile, at: &Path) -> io::Result<()> {
-    let mtime = Duration::from_nanos(file.mtime_ns.unsigned_abs());
-    let mtime = match file.mtime_ns >= 0 {
-        true => UNIX_EPOCH + mtime,
-        false => UNIX_EPOCH - mtime,
+fn place(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
+    let is_it = |there: Entry| {
+        let found = (there.kind, there.size, there.mtime_ns);
+        found == (EntryKind::File, file.size, file.mtime_ns)
     };
-    let there = fs::symlink_metadata(at);
-    if there.is_ok_and(|it| {
-        it.is_file() && it.len() == file.size && it.modified().is_ok_and(|t| t == mtime)
-    }) {
+    if tree.stat(path, false).is_ok_and(is_it) {
         return Ok(());
     }
     // Nothing of it is punched from here on.
     if !file.back() {
-        return Err(io::ErrorKind::NotFound.into());
+        return Err(Fault::new(Code::NotFound, "not all of it is in the cache"));
     }
-    let mut name = at.file_name().unwrap_or_default().to_owned();
-    name.push(".verbatim-placed");
-    let aside = at.with_file_name(name);
-    let copied = copy(file, &aside, mtime).and_then(|()| fs::rename(&aside, at));
+    let placed = copy(file, tree, path);
     file.unback();
-    if copied.is_err() {
-        let _ = fs::remove_file(&aside);
-    }
-    copied
+    placed
 }
 
-fn copy(file: &CacheFile, aside: &Path, mtime: std::time::SystemTime) -> io::Result<()> {
-    let mut new = OpenOptions::new();
-    let new = new.write(true).create(true).truncate(true).mode(0o600).open(aside)?;
-    file.copy_to(&new)?;
-    new.set_times(FileTimes::new().set_modified(mtime))?;
-    new.sync_all()
+fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
+    let rules = Rules::of_user();
+    let target = Target::create(tree, path, file.size, PLACED_MODE)?;
+    file.copy_to(&target)?;
+    // What else the source has, the mirror gives it.
+    let ((uid, gid), mtime_ns) = (rules.user, file.mtime_ns);
+    let meta = Meta { mode: PLACED_MODE, uid, gid, atime_ns: mtime_ns, mtime_ns, xattrs: vec![] };
+    target.describe(&meta, &rules)?;
+    Target::commit(&[Arc::new(target)]).pop().expect("one answer per target")
 }
 
 #[cfg(test)]

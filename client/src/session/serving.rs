@@ -80,7 +80,7 @@ impl Session {
     ) -> Result<(), ClientError> {
         self.core.serving = Some(Box::default());
         self.core.attach_all();
-        let (mut ping, mut told) = (Instant::now(), (0, 0));
+        let (mut ping, mut told) = (Instant::now(), Carried::default());
         let served = loop {
             tokio::select! {
                 ask = asks.recv() => match ask {
@@ -91,10 +91,9 @@ impl Session {
                     break Err(error);
                 },
             }
-            let carried = (self.core.carrier.posted().reads, self.core.links.transport.as_ref());
-            let carried = (carried.0, carried.1.map_or(0, String::len));
-            if std::mem::replace(&mut told, carried) != carried {
-                tell(self.carried());
+            if self.core.is_carried_otherwise(&told) {
+                told = self.core.carried();
+                tell(told.clone());
             }
             if ping.elapsed() > PING {
                 ping = Instant::now();
@@ -106,17 +105,24 @@ impl Session {
         self.core.serving = None;
         served
     }
-
-    fn carried(&self) -> Carried {
-        Carried {
-            transport: self.core.links.transport.clone(),
-            reason: self.core.carrier.reason().map(str::to_owned),
-            rdma_reads: self.core.carrier.posted().reads,
-        }
-    }
 }
 
 impl Core {
+    fn carried(&self) -> Carried {
+        Carried {
+            transport: self.links.transport.clone(),
+            reason: self.carrier.reason().map(str::to_owned),
+            rdma_reads: self.carrier.posted().reads,
+        }
+    }
+
+    /// Whether that has changed; asked at every turn, so nothing is copied for it.
+    fn is_carried_otherwise(&self, told: &Carried) -> bool {
+        let now = (self.links.transport.as_deref(), self.carrier.reason());
+        now != (told.transport.as_deref(), told.reason.as_deref())
+            || self.carrier.posted().reads != told.rdma_reads
+    }
+
     fn ask(&mut self, ask: Ask) {
         let request = self.request();
         let Some(serving) = &mut self.serving else { return };

@@ -13,9 +13,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use verbatim_files::Target;
 use verbatim_files::hash::hash_extent;
 use verbatim_proto::message::FileInfo;
-use verbatim_proto::{Digest, Extent};
+use verbatim_proto::{Digest, Extent, Fault};
 
 /// The unit of the cache.
 pub const BLOCK_BYTES: u64 = 1 << 20;
@@ -286,16 +287,13 @@ impl CacheFile {
     }
 
     /// Copies all of it, block by block as it was verified; an error when not all is there.
-    pub fn copy_to(&self, target: &File) -> io::Result<()> {
-        target.set_len(self.size)?;
+    pub fn copy_to(&self, target: &Target) -> Result<(), Fault> {
         for block in 0..block_count(self.size) as u32 {
             let extent = block_extent(block, self.size);
             let gone = || io::Error::from(io::ErrorKind::NotFound);
-            let bytes = self.read(extent.offset, extent.len as usize).ok_or_else(gone)??;
-            // A hole stays one.
-            if bytes.iter().any(|byte| *byte != 0) {
-                target.write_all_at(&bytes, extent.offset)?;
-            }
+            let read = self.read(extent.offset, extent.len as usize).unwrap_or_else(|| Err(gone()));
+            let bytes = read.map_err(|error| Fault::from_io("cannot read the cache", &error))?;
+            target.write_at(&bytes, extent.offset)?;
         }
         Ok(())
     }
