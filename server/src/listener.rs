@@ -88,7 +88,7 @@ impl ServerError {
             Self::Listen { .. } => {
                 Some("another server may run there; give another one with --listen".into())
             }
-            Self::Metrics(error) => Some(error.hint()),
+            Self::Metrics(error) => Some(format!("{}, or --metrics off", error.hint())),
             Self::Export(_) | Self::Worker(_) => None,
         }
     }

@@ -16,6 +16,9 @@ use tracing_subscriber::fmt::MakeWriter;
 /// longer goes alone.
 pub(crate) const GATHERED_BYTES_MAX: usize = 4096;
 
+/// The same for a file, where every write is whole.
+pub(crate) const FILE_BYTES_MAX: usize = 32 << 10;
+
 /// How long a line waits at most: what a process that is killed takes with it.
 pub(crate) const GATHERED_FOR_MAX: Duration = Duration::from_millis(100);
 
@@ -38,6 +41,7 @@ struct Kept {
     pace: Pace,
     /// Whether the last line was written in part, because there was no room for more.
     torn: bool,
+    bytes_max: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,8 +55,8 @@ enum Pace {
 }
 
 impl Lines {
-    pub fn new(to: Box<dyn Write + Send>, gathered_for_max: Duration) -> Self {
-        let kept = Kept { to, bytes: Vec::new(), pace: Pace::AtOnce, torn: false };
+    pub fn new(to: Box<dyn Write + Send>, gathered_for_max: Duration, bytes_max: usize) -> Self {
+        let kept = Kept { to, bytes: Vec::new(), pace: Pace::AtOnce, torn: false, bytes_max };
         Self { kept: Mutex::new(kept), changed: Condvar::new(), gathered_for_max }
     }
 
@@ -66,12 +70,16 @@ impl Lines {
         if thread.is_none() {
             self.lock().pace = Pace::AtOnce;
         }
+        Gathering { lines: Some(self.clone()), thread }
+    }
+
+    /// Has what waits written before a panic of any thread of the process is told, from now on.
+    pub fn write_out_at_panics(self: &Arc<Self>) {
         let (lines, before) = (self.clone(), std::panic::take_hook());
         std::panic::set_hook(Box::new(move |info| {
             lines.write_out_if_free();
             before(info);
         }));
-        Gathering { lines: Some(self.clone()), thread }
     }
 
     /// Writes what waits.
@@ -128,7 +136,7 @@ impl Lines {
 impl Kept {
     /// Lets a line wait behind the others, which are written if there is no room for it.
     fn add(&mut self, line: &[u8]) {
-        if self.bytes.len() + line.len() > GATHERED_BYTES_MAX {
+        if self.bytes.len() + line.len() > self.bytes_max {
             self.write_out();
         }
         self.bytes.extend_from_slice(line);
@@ -154,7 +162,7 @@ impl Kept {
         let (written, _) = self.bytes.split_at(self.bytes.len() - rest.len());
         self.torn = written.last().map_or(self.torn, |last| *last != b'\n');
         self.bytes.clear();
-        self.bytes.shrink_to(GATHERED_BYTES_MAX);
+        self.bytes.shrink_to(self.bytes_max);
     }
 }
 
@@ -270,7 +278,7 @@ mod tests {
 
     fn lines(gathered_for_max: Duration) -> (Sink, Arc<Lines>) {
         let sink = Sink::new();
-        (sink.clone(), Arc::new(Lines::new(Box::new(sink), gathered_for_max)))
+        (sink.clone(), Arc::new(Lines::new(Box::new(sink), gathered_for_max, GATHERED_BYTES_MAX)))
     }
 
     fn take_all(lines: &Lines, all: &[&str]) {
@@ -392,9 +400,11 @@ mod tests {
         assert_eq!(sink.writes().concat(), "fir\nthird\nfourth\n");
     }
 
+    /// The one test that attends to panics: they are those of all tests.
     #[test]
     fn a_panic_writes_what_waits_first() {
         let (sink, lines) = lines(NEVER);
+        lines.write_out_at_panics();
         let gathering = lines.gather();
         take_all(&lines, &["a\n", "b\n"]);
         let panicked = std::thread::spawn(|| panic!("meant")).join();

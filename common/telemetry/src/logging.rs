@@ -3,10 +3,13 @@
 //! own. The level is what `RUST_LOG` says, or else what is given. Called once, by
 //! `main`, before anything is logged.
 
-use crate::json::Json;
-use crate::lines::{GATHERED_FOR_MAX, Gathering, Lines, Writers};
+use crate::event::Form;
+use crate::lines::{FILE_BYTES_MAX, GATHERED_BYTES_MAX, GATHERED_FOR_MAX};
+use crate::lines::{Gathering, Lines, Writers};
+use std::fs::{File, Metadata};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -67,7 +70,7 @@ impl Logs {
     /// that wait.
     pub fn gather(&self) -> Gathering {
         let gathered = self.lines.as_ref().filter(|_| LevelFilter::current() <= LevelFilter::INFO);
-        gathered.map(Lines::gather).unwrap_or_default()
+        gathered.inspect(|lines| lines.write_out_at_panics()).map(Lines::gather).unwrap_or_default()
     }
 }
 
@@ -78,7 +81,9 @@ pub fn start(level: &str, format: Format) -> Logs {
         .or_else(|_| EnvFilter::try_new(level))
         .unwrap_or_else(|_| EnvFilter::new("info"));
     let stream = std::env::var("JOURNAL_STREAM").ok();
-    let format = format.decided(stream.as_deref(), identity_of_stderr());
+    let stderr = stderr_meta();
+    let which = stderr.as_ref().map(|meta| (meta.dev(), meta.ino()));
+    let format = format.decided(stream.as_deref(), which);
     if format == Format::Journald
         && let Ok(journal) = tracing_journald::layer()
     {
@@ -88,15 +93,18 @@ pub fn start(level: &str, format: Format) -> Logs {
         return Logs { lines: None };
     }
     let looked_at = std::io::stderr().is_terminal();
-    let lines = Arc::new(Lines::new(Box::new(std::io::stderr()), GATHERED_FOR_MAX));
+    let is_file = stderr.is_some_and(|meta| meta.is_file());
+    let bytes_max = if is_file { FILE_BYTES_MAX } else { GATHERED_BYTES_MAX };
+    let lines = Arc::new(Lines::new(Box::new(std::io::stderr()), GATHERED_FOR_MAX, bytes_max));
     let written = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(Writers(lines.clone()))
         .with_ansi(looked_at)
         .with_target(false);
     let _ = match format {
-        Format::Json => written.event_format(Json).try_init(),
-        _ => written.try_init(),
+        Format::Json => written.event_format(Form::Json).try_init(),
+        _ if looked_at => written.try_init(),
+        _ => written.event_format(Form::Plain).try_init(),
     };
     Logs { lines: (!looked_at).then_some(lines) }
 }
@@ -109,11 +117,9 @@ fn leads_to_journal(said: Option<&str>, stream: Option<(u64, u64)>) -> bool {
     numbers.is_some() && numbers == stream
 }
 
-fn identity_of_stderr() -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
+fn stderr_meta() -> Option<Metadata> {
     let stderr = std::io::stderr().as_fd().try_clone_to_owned().ok()?;
-    let meta = std::fs::File::from(stderr).metadata().ok()?;
-    Some((meta.dev(), meta.ino()))
+    File::from(stderr).metadata().ok()
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ mod view;
 use crate::export::Export;
 use crate::session::Shared;
 use history::History;
-pub use http::MetricsError;
 pub(crate) use http::Page;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,6 +24,7 @@ use survey::Survey;
 use verbatim_doctor::Finding;
 use verbatim_proto::{Class as FaultClass, Code, Fault};
 use verbatim_telemetry::labels::{Class, Direction, Fallback, Transport};
+pub use verbatim_telemetry::port::PortError as MetricsError;
 use verbatim_telemetry::serve::{Levels, ServeMetrics};
 pub(crate) use view::{Guest, Noted, Taken, View};
 

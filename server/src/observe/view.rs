@@ -42,6 +42,8 @@ pub(crate) struct View {
     /// What the client calls the session in its log.
     pub request: String,
     pub peer: SocketAddr,
+    /// The peer as text: every file of the session has it in its line.
+    address: String,
     pub who: String,
     pub agent: String,
     pub domain: Arc<SessionDomain>,
@@ -77,6 +79,7 @@ impl View {
             id,
             request,
             peer,
+            address: peer.to_string(),
             who,
             agent,
             domain,
@@ -160,7 +163,7 @@ impl View {
 
     /// Logs a file that is over: the one line a file has.
     pub fn log(&self, way: Direction, of: &Noted, answer: Result<(), &Fault>) {
-        let Self { id: session, request, peer, .. } = self;
+        let Self { id: session, request, address: peer, .. } = self;
         let (path, bytes, ms) = (&of.path, of.bytes, of.began.elapsed().as_millis() as u64);
         let transport = self.transport().map_or("none", Transport::word);
         match (way, answer) {
