@@ -15,7 +15,7 @@ const BURST: Duration = Duration::from_millis(100);
 /// What is in flight takes at most this part of the timeout at the given rate.
 const TIMEOUT_SHARE: u64 = 4;
 
-/// Things that may go at a given rate, in order.
+/// Things that may go at a given rate, in order, but for those that are let past the others.
 pub(crate) struct Pace<T> {
     bytes_per_second: u64,
     /// When the next one may go.
@@ -34,12 +34,13 @@ impl<T> Pace<T> {
         self.waiting.push_back((bytes, what));
     }
 
-    /// The next thing, if it may go now.
-    pub fn pop(&mut self, now: Duration) -> Option<T> {
+    /// The next thing, if one may go now: the first that is urgent, or the first of all.
+    pub fn pop(&mut self, now: Duration, is_urgent: impl Fn(&T) -> bool) -> Option<T> {
         if now < self.free_at {
             return None;
         }
-        let (bytes, what) = self.waiting.pop_front()?;
+        let first = self.waiting.iter().position(|(_, what)| is_urgent(what)).unwrap_or(0);
+        let (bytes, what) = self.waiting.remove(first)?;
         self.free_at = self.free_at.max(now.saturating_sub(BURST)) + self.time(bytes);
         Some(what)
     }
@@ -98,7 +99,7 @@ mod tests {
         let mut times = Vec::new();
         while let Some(wait) = pace.wait(now) {
             now += wait;
-            while pace.pop(now).is_some() {
+            while pace.pop(now, |_| false).is_some() {
                 times.push(now);
             }
         }
@@ -122,17 +123,34 @@ mod tests {
     fn time_without_data_is_not_saved_up_for_ever() {
         let mut pace = Pace::new(MIB);
         pace.push(MIB, 0);
-        assert!(pace.pop(Duration::ZERO).is_some());
+        assert!(pace.pop(Duration::ZERO, |_| false).is_some());
         (0..3).for_each(|number| pace.push(MIB, number));
         let late = Duration::from_secs(3600);
-        assert!(pace.pop(late).is_some() && pace.pop(late).is_none(), "one, not an hour's worth");
+        let mut goes = || pace.pop(late, |_| false).is_some();
+        assert!(goes() && !goes(), "one, not an hour's worth");
         assert_eq!(pace.wait(late), Some(Duration::from_millis(900)));
+    }
+
+    #[test]
+    fn what_is_urgent_goes_first_and_the_rest_in_order() {
+        let mut pace = Pace::new(MIB);
+        (0..5).for_each(|number| pace.push(MIB, number));
+        let (mut now, mut went) = (Duration::from_secs(1), Vec::new());
+        while let Some(wait) = pace.wait(now) {
+            now += wait;
+            // Of three the fill has asked for a reader wants one, and then another.
+            let urgent = |number: &u32| *number == 2 || *number == 4;
+            went.extend(pace.pop(now, urgent));
+        }
+        assert_eq!(went, [2, 4, 0, 1, 3]);
+        assert!(now >= Duration::from_millis(4900), "nobody goes faster for it: {now:?}");
     }
 
     #[test]
     fn nothing_waits_for_what_is_not_there() {
         let mut pace = Pace::<u32>::new(1);
-        assert_eq!((pace.wait(Duration::ZERO), pace.pop(Duration::ZERO)), (None, None));
+        let popped = pace.pop(Duration::ZERO, |_| true);
+        assert_eq!((pace.wait(Duration::ZERO), popped), (None, None));
     }
 
     #[test]

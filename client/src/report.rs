@@ -5,10 +5,16 @@
 use std::time::Duration;
 use verbatim_fabric::ports::Place;
 use verbatim_proto::message::EntryKind;
+use verbatim_proto::plan::Why;
 use verbatim_proto::{Code, Digest, Dropped, Fault};
 
 /// Takes what a copy tells.
 pub trait Observer: Send {
+    /// Whether it wants to hear of every single file and change; asked once, when a copy begins.
+    /// Where it does not, nobody makes up what would be told.
+    fn hears_of_files(&self) -> bool {
+        true
+    }
     /// A file is under its final name, whole and verified.
     fn file_done(&mut self, _file: &FileDone) {}
     /// A file, folder or link was not copied.
@@ -106,8 +112,8 @@ pub struct Altered {
     pub action: &'static str,
     /// Where, below the target; `.` is the target itself.
     pub path: String,
-    /// Why, in words.
-    pub why: Vec<&'static str>,
+    /// Why.
+    pub why: Why,
     /// How long a file is.
     pub bytes: u64,
 }

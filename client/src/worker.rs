@@ -40,6 +40,14 @@ pub(crate) enum Command {
     Drop(LinkId),
 }
 
+impl Command {
+    /// Whether somebody waits for some of what it brings, before all that nobody waits for.
+    pub fn is_urgent(&self) -> bool {
+        let waits = |to: &Landing| matches!(&to.goal, Goal::Part(part) if part.haste.is_urgent());
+        matches!(self, Self::Fetch(_, landings) if landings.iter().any(waits))
+    }
+}
+
 /// Where one piece of a chunk goes, and how long its file is.
 pub(crate) struct Landing {
     pub goal: Goal,

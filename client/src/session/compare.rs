@@ -168,7 +168,7 @@ impl Core {
         match answer {
             Ok(()) => {
                 let (path, local, bytes) = (file.label, file.shown, file.size);
-                self.done(file.item, FileDone { path, local, bytes, digest: root });
+                self.done(file.item, bytes, || FileDone { path, local, bytes, digest: root });
             }
             Err(fault) => self.failed(file.item, file.label, fault),
         }

@@ -29,6 +29,7 @@ impl Session {
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Copied {
         self.core.take_up(ledger);
+        self.core.reports.of_files = observer.hears_of_files();
         for (number, work) in (0..).zip(work) {
             self.core.add(number, work.clone());
         }

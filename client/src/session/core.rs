@@ -12,11 +12,12 @@ use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::mirror::{Gathered, Mirroring, Owners};
 use super::serving::Serving;
+use super::telling::Reports;
 use super::trees::Trees;
 use super::up::Uploads;
 use super::{Event, SessionOptions, Work};
 use crate::pace::Pace;
-use crate::report::{Altered, Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped};
+use crate::report::Progress;
 use crate::rules::{Rules, Task};
 use crate::stats::Stats;
 use crate::worker::Command;
@@ -41,8 +42,9 @@ pub(super) struct Core {
     /// What waits for its time, where the rate is limited.
     pub pace: Option<Pace<(LinkId, Command)>>,
     pub peer: String,
-    /// Who the server is.
     pub server: Fingerprint,
+    /// The version of the protocol that both speak.
+    pub version: usize,
     /// What both ends call this session in their logs.
     pub request: String,
     pub address: SocketAddr,
@@ -83,7 +85,7 @@ pub(super) struct Core {
     /// Bytes that were in place when this session began its files.
     pub found_bytes: u64,
     pub progress: Progress,
-    pub reports: VecDeque<Report>,
+    pub reports: Reports,
     pub stated: HashMap<u32, Vec<Result<Entry, Fault>>>,
     /// Whether `stat` or `list` waits for an answer.
     pub asking: bool,
@@ -92,14 +94,6 @@ pub(super) struct Core {
     /// Hashing on this machine, during which nobody owes us an answer.
     pub hashing: usize,
     pub broken: Option<Fault>,
-}
-
-pub(super) enum Report {
-    Done(FileDone),
-    Failed(Failure),
-    Skipped(Skipped),
-    Planned(Planned),
-    Altered(Altered),
 }
 
 /// The longest a turn waits: deadlines are looked at, and progress is told, this often.
@@ -224,10 +218,10 @@ impl Core {
             ServerMessage::Attached { link, answer } => self.attached(link, answer),
             ServerMessage::Fenced { link } => self.fenced(link),
             ServerMessage::Stated { request, answers } => self.stated(request, answers),
-            ServerMessage::Page { request, entries, faults, done } => match self.serving {
-                Some(_) => self.list_page(request, entries, faults, done),
-                None => self.remote_page(request, entries, faults, done),
-            },
+            ServerMessage::Page { request, entries, faults, done } => {
+                self.page(request, entries, faults, done);
+            }
+            ServerMessage::Ties { request, ties } => self.tied(request, ties),
             ServerMessage::Made { request, answers } => self.made(request, answers),
             ServerMessage::Read(reply) => self.read.reply(reply, now),
             ServerMessage::Write(reply) => {
@@ -274,6 +268,7 @@ impl Core {
                 self.broke(Fault::new(Code::Bug, text));
             }
             Event::Landed(answers) => self.landed(answers),
+            Event::SourcesOpened(answers) => self.sources_opened(answers),
             Event::SourcesChecked(answers) => {
                 self.hashing -= 1;
                 for (file, root, answer) in answers {
@@ -332,7 +327,8 @@ impl Core {
 
     fn release_paced(&mut self) {
         let now = self.now();
-        while let Some((link, command)) = self.pace.as_mut().and_then(|pace| pace.pop(now)) {
+        let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
+        while let Some((link, command)) = self.pace.as_mut().and_then(|it| it.pop(now, urgent)) {
             self.tell(link, command);
         }
     }
@@ -346,41 +342,6 @@ impl Core {
             let event = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked);
             let _ = events.try_send(event);
         });
-    }
-
-    pub(super) fn done(&mut self, item: Item, done: FileDone) {
-        self.ledger.done(item, &done);
-        self.progress.files += 1;
-        self.reports.push_back(Report::Done(done));
-    }
-
-    pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
-        let failure = self.ledger.failed(item, path, fault);
-        self.reports.extend(failure.map(Report::Failed));
-    }
-
-    pub(super) fn skipped(&mut self, item: Item, path: String, reason: SkipReason) {
-        if self.ledger.skipped(item) {
-            self.reports.push_back(Report::Skipped(Skipped { path, reason }));
-        }
-    }
-
-    pub(super) fn planned(&mut self, item: Item, planned: Planned) {
-        if self.ledger.planned(item, &planned) {
-            self.reports.push_back(Report::Planned(planned));
-        }
-    }
-
-    pub(super) fn report(&mut self, observer: &mut dyn Observer) {
-        while let Some(report) = self.reports.pop_front() {
-            match report {
-                Report::Done(done) => observer.file_done(&done),
-                Report::Failed(failure) => observer.failed(&failure),
-                Report::Skipped(skipped) => observer.skipped(&skipped),
-                Report::Planned(planned) => observer.planned(&planned),
-                Report::Altered(altered) => observer.altered(&altered),
-            }
-        }
     }
 
     /// Lets go of what is unfinished, for another session or for none.

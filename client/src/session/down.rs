@@ -88,12 +88,6 @@ impl Downloads {
         self.files.insert(id, File { mark, label, goal, size, _taken: None });
     }
 
-    /// A file is where it goes.
-    pub fn end(&mut self, id: FileId, digest: Digest) -> Option<(Item, FileDone)> {
-        let File { mark, label, goal, size, .. } = self.files.remove(&id)?;
-        Some((mark.item, FileDone { path: label, local: goal.shown(), bytes: size, digest }))
-    }
-
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
@@ -232,12 +226,16 @@ impl Core {
         for (id, root, answer) in answers {
             match answer {
                 Err(fault) => self.download_failed(id, fault),
-                Ok(()) => {
-                    let (item, done) = self.downloads.end(id, root).expect("whole files are known");
-                    self.done(item, done);
-                }
+                Ok(()) => self.download_done(id, root),
             }
         }
+    }
+
+    /// A file is where it goes.
+    pub(super) fn download_done(&mut self, id: FileId, digest: Digest) {
+        let Some(file) = self.downloads.files.remove(&id) else { return };
+        let File { mark, label: path, goal, size: bytes, .. } = file;
+        self.done(mark.item, bytes, || FileDone { path, local: goal.shown(), bytes, digest });
     }
 
     /// Lets go of all files; what lasts of them is there for the next session.
@@ -287,6 +285,12 @@ fn commit(batch: Vec<Whole>) -> Landed {
         Ok(_) => answers.next().expect("one answer per target"),
         Err(fault) => Err(fault),
     });
-    let told = batch.iter().zip(results);
-    (told.map(|(whole, result)| (whole.id, whole.root, result)).collect(), dropped)
+    let told = batch.iter().zip(results).map(|(whole, result)| {
+        if result.is_ok() {
+            // Closed here, with the others, and not by whoever answers all messages.
+            drop(whole.sink.leave());
+        }
+        (whole.id, whole.root, result)
+    });
+    (told.collect(), dropped)
 }

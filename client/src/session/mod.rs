@@ -26,6 +26,7 @@ mod pipes;
 mod queue;
 mod rails;
 mod serving;
+mod telling;
 mod trees;
 mod up;
 mod walking;
@@ -166,6 +167,7 @@ pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
     Landed(down::Landed),
+    SourcesOpened(Vec<up::Opened>),
     /// Whether sources are still what was sent, and their metadata where that is kept.
     SourcesChecked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
@@ -246,13 +248,13 @@ impl Session {
                 WorkerHandle::spawn(&format!("stream-{number}"), worker)
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let chunk_bytes = options.connect.chunk_bytes;
-        let (timeout, slots_per_link) = (options.timeout, READS_PER_LINK);
+        let (chunk_bytes, timeout) = (options.connect.chunk_bytes, options.timeout);
         let core = Core {
             ledger: Ledger::new(&peer),
             peer,
             carrier,
             server: connection.server,
+            version: connection.version,
             request,
             address: connection.peer,
             events: sender,
@@ -262,7 +264,7 @@ impl Session {
             sending: VecDeque::new(),
             read: ReadClient::new(read::ClientOptions {
                 chunk_bytes,
-                slots_per_link,
+                slots_per_link: READS_PER_LINK,
                 timeout,
                 describe: options.preserve,
             }),
@@ -285,7 +287,7 @@ impl Session {
             next_request: 0,
             found_bytes: 0,
             progress: Progress::default(),
-            reports: VecDeque::new(),
+            reports: Default::default(),
             stated: HashMap::new(),
             asking: false,
             quiet_since: Instant::now(),

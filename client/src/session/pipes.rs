@@ -94,9 +94,7 @@ impl Core {
         let Some((_, digest)) = self.downloads.piped.take_if(|(piped, _)| *piped == id) else {
             return;
         };
-        if let Some((item, done)) = self.downloads.end(id, digest) {
-            self.done(item, done);
-        }
+        self.download_done(id, digest);
     }
 
     /// Whether standard input has not ended, so that the size of the work is not known.

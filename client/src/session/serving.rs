@@ -5,16 +5,16 @@
 
 use super::{ClientError, Core, Session};
 use crate::ends::Goal;
-use crate::mount::Listing;
+use crate::mount::{Listing, Seen};
 use crate::part::PartBuffer;
 use crate::worker::{Command, Landing};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
-use verbatim_proto::message::{ClientMessage, Entry, FileId};
+use verbatim_proto::message::{ClientMessage, Entry, FileId, TIES_VERSION};
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
-use verbatim_proto::{Code, Fault, Kept, Look, Scan, WirePath};
+use verbatim_proto::{Code, Fault, Kept, Look, Scan, Ties, WirePath};
 
 /// Folders that are listed at a time; a server lets a session have twice as many.
 const SCANS_MAX: usize = 4;
@@ -31,7 +31,7 @@ type Answer<T> = oneshot::Sender<Result<T, Fault>>;
 /// A question.
 pub(crate) enum Ask {
     /// What is at this path? A link is not followed.
-    Look(WirePath, Answer<Entry>),
+    Look(WirePath, Answer<Seen>),
     /// What is in this folder?
     List(WirePath, Answer<Listing>),
     /// What else is known of this folder: its metadata.
@@ -54,19 +54,30 @@ pub(crate) struct Carried {
 /// The questions that wait for their answers.
 #[derive(Default)]
 pub(super) struct Serving {
-    looks: HashMap<u32, Answer<Entry>>,
+    looks: HashMap<u32, Answer<Seen>>,
     lists: HashMap<u32, (Listing, Answer<Listing>)>,
     lists_waiting: VecDeque<(WirePath, Answer<Listing>)>,
     describes: HashMap<u32, (Kept, Answer<Kept>)>,
     describes_waiting: VecDeque<(WirePath, Answer<Kept>)>,
     parts: HashMap<FileId, (Arc<PartBuffer>, Answer<Kept>)>,
     parts_waiting: VecDeque<(WirePath, Arc<PartBuffer>, Answer<Kept>)>,
+    /// What was said of the entries that come next, and of which request.
+    ties: Option<(u32, Vec<Option<Ties>>)>,
 }
 
 impl Serving {
     /// Whether the server owes an answer that no machine waits for.
     pub fn awaits(&self) -> bool {
         !self.looks.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
+    }
+
+    /// Whose these entries are, one for each, or nothing where it was not told.
+    fn take_ties(&mut self, request: u32, entries: usize) -> Result<Vec<Option<Ties>>, Fault> {
+        match self.ties.take() {
+            None => Ok(Vec::new()),
+            Some((of, ties)) if of == request && ties.len() == entries => Ok(ties),
+            Some(_) => Err(Fault::new(Code::Protocol, "the server told of other entries")),
+        }
     }
 }
 
@@ -80,6 +91,9 @@ impl Session {
     ) -> Result<(), ClientError> {
         self.core.serving = Some(Box::default());
         self.core.attach_all();
+        if self.core.version >= TIES_VERSION {
+            self.core.sending.push_back(ClientMessage::TellTies);
+        }
         let (mut ping, mut told) = (Instant::now(), Carried::default());
         let served = loop {
             tokio::select! {
@@ -143,12 +157,25 @@ impl Core {
     /// The server said what is at some paths: to whom asked, or to those who look for a copy.
     pub(super) fn stated(&mut self, request: u32, answers: Vec<Result<Entry, Fault>>) {
         if let Some(serving) = &mut self.serving {
+            let there = answers.iter().filter(|answer| answer.is_ok()).count();
+            let ties = match serving.take_ties(request, there) {
+                Ok(ties) => ties.into_iter().next().flatten(),
+                Err(fault) => return self.broke(fault),
+            };
             if let Some(asked) = serving.looks.remove(&request) {
+                let answer = answers.into_iter().next();
                 // Whoever gave up needs no answer.
-                let _ = answers.into_iter().next().map(|answer| asked.send(answer));
+                let _ = answer.map(|it| asked.send(it.map(|entry| Seen { entry, ties })));
             }
         } else if let Some(answers) = self.looked(request, answers) {
             self.stated.insert(request, answers);
+        }
+    }
+
+    /// The server said whose the entries are that it tells next.
+    pub(super) fn tied(&mut self, request: u32, ties: Vec<Option<Ties>>) {
+        if let Some(serving) = &mut self.serving {
+            serving.ties = Some((request, ties));
         }
     }
 
@@ -195,15 +222,21 @@ impl Core {
         }
     }
 
-    /// A page of a folder that is listed.
-    pub(super) fn list_page(
+    /// A page of a folder that is listed, or of one that is copied.
+    pub(super) fn page(
         &mut self,
         request: u32,
         entries: Vec<Entry>,
         faults: Vec<(WirePath, Fault)>,
         done: bool,
     ) {
-        let Some(serving) = &mut self.serving else { return };
+        let Some(serving) = &mut self.serving else {
+            return self.remote_page(request, entries, faults, done);
+        };
+        let ties = match serving.take_ties(request, entries.len()) {
+            Ok(ties) => ties,
+            Err(fault) => return self.broke(fault),
+        };
         if let Some((kept, answer)) = serving.describes.remove(&request) {
             let told = entries.into_iter().find(|entry| entry.path.is_root());
             let kept = told.and_then(|entry| entry.meta).or(kept);
@@ -221,7 +254,7 @@ impl Core {
         let Some((mut listing, answer)) = serving.lists.remove(&request) else {
             return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
-        let fits = listing.add(entries);
+        let fits = listing.add(entries, &ties);
         // A folder that cannot be read tells it of itself; what is in it may be left out.
         let (own, others): (Vec<_>, Vec<_>) =
             faults.into_iter().partition(|(path, _)| path.is_root());

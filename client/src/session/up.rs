@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -21,9 +21,9 @@ use verbatim_files::holes::hash_zeros;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
-use verbatim_proto::units::STREAM_BYTES_MAX;
+use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
 use verbatim_proto::write::{ClientEffect, Post};
-use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, Survey, WirePath};
 
 /// A file to send.
 #[derive(Clone)]
@@ -54,28 +54,43 @@ pub enum UploadSource {
 #[derive(Default)]
 pub(super) struct Uploads {
     queue: LargestFirst<(Mark, Upload)>,
+    /// Those whose sources a job opens. It has them too, until it answers.
+    opening: Option<Arc<Vec<Begun>>>,
     files: HashMap<FileId, File>,
     /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
+    /// Sources of files that are over, for the next job to close.
+    over: Vec<(Origin, Option<Taken>)>,
 }
+
+/// A file whose source is to be opened.
+struct Begun {
+    id: FileId,
+    mark: Mark,
+    upload: Upload,
+    taken: Taken,
+}
+
+/// A source that was opened, and its first holes.
+pub(crate) type Opened = Result<(Arc<Source>, Survey), Fault>;
 
 struct File {
     mark: Mark,
     /// How the user would name it.
     label: String,
-    /// What to send again if it changes; none of a pipe.
+    /// What to send again if it changes, without its name; none of a pipe.
     upload: Option<Upload>,
     source: Origin,
-    _taken: Option<Taken>,
+    taken: Option<Taken>,
 }
 
 impl Uploads {
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.files.is_empty()
+        self.queue.is_empty() && self.opening.is_none() && self.files.is_empty()
     }
 
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.opening.as_ref().map_or(0, |batch| batch.len())
     }
 
     /// Has a source looked at again, once it was read to its end.
@@ -85,7 +100,7 @@ impl Uploads {
 
     /// Counts a pipe as begun.
     pub fn begin(&mut self, id: FileId, mark: Mark, label: &str, source: Origin) {
-        let file = File { mark, label: label.into(), upload: None, source, _taken: None };
+        let file = File { mark, label: label.into(), upload: None, source, taken: None };
         self.files.insert(id, file);
     }
 
@@ -97,6 +112,19 @@ impl Uploads {
     /// The file of an upload that is no pipe.
     fn source(&self, id: FileId) -> Arc<Source> {
         self.files[&id].source.file().expect("pipes are not looked at").clone()
+    }
+}
+
+impl Upload {
+    /// Opens its source, for a job. Only of what lasts on the server are digests kept: it alone can
+    /// be gone on with.
+    fn open(&self, memos: &Path) -> Opened {
+        let mut source = self.source.open(&self.label)?;
+        if source.identity().size >= LASTING_BYTES_MIN {
+            source = source.remember_in(memos);
+        }
+        let survey = source.find_holes(0);
+        Ok((Arc::new(source), survey))
     }
 }
 
@@ -125,35 +153,64 @@ impl Core {
         self.uploads.queue.push(upload.size, (mark, upload));
     }
 
+    /// Has sources opened, a batch at a time: each costs several calls of the system, and whoever
+    /// answers all messages has no time for them.
     pub(super) fn pump_uploads(&mut self) {
-        while self.write.room() > 0 && self.descriptors.taken() < self.open_max {
-            let Some((mark, upload)) = self.uploads.queue.pop() else { return };
-            let id = self.file();
-            self.begin_upload(id, mark, upload);
+        if self.uploads.opening.is_some() || self.uploads.queue.is_empty() {
+            return;
+        }
+        if self.descriptors.taken() >= self.open_max {
+            self.uploads.over.clear();
+        }
+        let room = self.write.room().min(BATCH_FILES_MAX);
+        let mut batch = Vec::with_capacity(room.min(self.uploads.queue.len()));
+        while batch.len() < room && self.descriptors.taken() < self.open_max {
+            let Some((mark, upload)) = self.uploads.queue.pop() else { break };
+            let (id, taken) = (self.file(), self.descriptors.take(upload.size, false));
+            batch.push(Begun { id, mark, upload, taken });
+        }
+        if batch.is_empty() {
+            return;
+        }
+        let (batch, memos) = (Arc::new(batch), self.memos());
+        self.uploads.opening = Some(batch.clone());
+        self.job(move || {
+            let opened = batch.iter().map(|begun| begun.upload.open(&memos)).collect();
+            drop(batch);
+            Event::SourcesOpened(opened)
+        });
+    }
+
+    /// Sources are open, or cannot be opened.
+    pub(super) fn sources_opened(&mut self, answers: Vec<Opened>) {
+        let Some(batch) = self.uploads.opening.take().and_then(Arc::into_inner) else { return };
+        for (Begun { id, mark, upload, taken }, answer) in batch.into_iter().zip(answers) {
+            self.begin_upload(id, mark, upload, taken, answer);
         }
     }
 
-    fn begin_upload(&mut self, id: FileId, mark: Mark, upload: Upload) {
-        match upload.source.open(&upload.label) {
-            Ok(mut source) => {
-                // Only what lasts on the server can be gone on with.
-                if source.identity().size >= LASTING_BYTES_MIN {
-                    source = source.remember_in(&self.memos());
-                }
+    fn begin_upload(
+        &mut self,
+        id: FileId,
+        mark: Mark,
+        mut upload: Upload,
+        taken: Taken,
+        opened: Opened,
+    ) {
+        match opened {
+            Ok((source, survey)) => {
                 let now = self.now();
                 let mut info = source.info();
                 if self.options.preserve {
                     // Nobody else's business until it has all of its metadata.
                     info.mode &= 0o700;
                 }
-                let survey = source.find_holes(0);
                 self.write.create(id, upload.remote.clone(), info, survey, now);
                 if let Some(Basis { paths, guess }) = upload.basis.clone() {
                     self.write.compare_with(id, paths, guess);
                 }
-                let (label, source) = (upload.label.clone(), Origin::File(Arc::new(source)));
-                let _taken = Some(self.descriptors.take(source.size(), false));
-                let file = File { mark, label, upload: Some(upload), source, _taken };
+                let (label, source) = (std::mem::take(&mut upload.label), Origin::File(source));
+                let file = File { mark, label, upload: Some(upload), source, taken: Some(taken) };
                 self.uploads.files.insert(id, file);
             }
             Err(fault) => {
@@ -163,11 +220,19 @@ impl Core {
         }
     }
 
+    /// Its source changed: all of it is sent anew.
+    fn begin_again(&mut self, id: FileId) {
+        let known = self.uploads.files.remove(&id).expect("begun files are known");
+        let mut upload = known.upload.expect("pipes are not begun again");
+        upload.label = known.label;
+        let taken = self.descriptors.take(upload.size, false);
+        let opened = upload.open(&self.memos());
+        self.begin_upload(id, known.mark, upload, taken, opened);
+    }
+
     pub(super) fn write_effect(&mut self, effect: ClientEffect) {
         match effect {
-            ClientEffect::Send(request) => {
-                self.sending.push_back(ClientMessage::Write(request));
-            }
+            ClientEffect::Send(request) => self.sending.push_back(ClientMessage::Write(request)),
             ClientEffect::Post(post) => self.post(post),
             ClientEffect::Hash { file, extent } => {
                 let source = self.uploads.source(file);
@@ -203,23 +268,19 @@ impl Core {
                 Origin::Pipe(_) => self.write.source_checked(file, root, Ok(None)),
             },
             ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
-            ClientEffect::Restart { file } => {
-                let known = self.uploads.files.remove(&file).expect("begun files are known");
-                let upload = known.upload.expect("pipes are not begun again");
-                self.begin_upload(file, known.mark, upload);
-            }
+            ClientEffect::Restart { file } => self.begin_again(file),
             ClientEffect::Finished { file, root } => {
                 let file = self.uploads.files.remove(&file).expect("finished files are known");
-                let bytes = file.source.size();
-                let local = match &file.source {
-                    Origin::File(source) => {
-                        source.forget();
-                        file.label.clone()
-                    }
-                    Origin::Pipe(_) => "-".into(),
-                };
-                let path = file.label;
-                self.done(file.mark.item, FileDone { path, local, bytes, digest: root });
+                let (path, bytes) = (file.label, file.source.size());
+                if let Origin::File(source) = &file.source {
+                    source.forget();
+                }
+                let piped = matches!(file.source, Origin::Pipe(_));
+                self.uploads.over.push((file.source, file.taken));
+                self.done(file.mark.item, bytes, || {
+                    let local = if piped { "-".into() } else { path.clone() };
+                    FileDone { path, local, bytes, digest: root }
+                });
             }
             ClientEffect::Failed { file, fault } => {
                 // One that could not be opened again has been reported.
@@ -263,9 +324,11 @@ impl Core {
             return;
         }
         let files = std::mem::take(&mut self.uploads.unchecked);
+        let over = std::mem::take(&mut self.uploads.over);
         self.hashing += 1;
         let preserve = self.options.preserve;
         self.job(move || {
+            drop(over);
             let kept = |source: &Source| {
                 source.check()?;
                 preserve.then(|| source.meta(true).map(Box::new)).transpose()
@@ -316,6 +379,9 @@ impl Core {
                 }
                 _ => self.ledger.leave(file.mark.item, file.label, true),
             }
+        }
+        for Begun { mark, upload, .. } in uploads.opening.iter().flat_map(|batch| batch.iter()) {
+            self.ledger.leave(mark.item, upload.label.clone(), false);
         }
         for (mark, upload) in uploads.queue.into_items() {
             self.ledger.leave(mark.item, upload.label, false);

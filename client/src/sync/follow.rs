@@ -185,6 +185,10 @@ struct Listener<'a> {
 }
 
 impl Observer for Listener<'_> {
+    fn hears_of_files(&self) -> bool {
+        self.observer.hears_of_files()
+    }
+
     fn file_done(&mut self, file: &FileDone) {
         self.observer.file_done(file);
     }

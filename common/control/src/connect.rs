@@ -64,6 +64,8 @@ pub struct Connection {
     pub server: Fingerprint,
     /// What both ends call this session in their logs.
     pub request: String,
+    /// The version of the protocol that both speak.
+    pub version: usize,
 }
 
 /// Connects to a server and greets it; everything happens within `options.timeout`.
@@ -76,8 +78,8 @@ pub async fn connect(options: &ConnectOptions) -> Result<Connection, ControlErro
         let shown = options.certificates.shown()?;
         let own = Own { key: key.as_ref(), shown };
         let greeted = greet(stream, &name, &trust, own, hello).await?;
-        let (sender, receiver, welcome, (server, request)) = greeted;
-        Ok(Connection { sender, receiver, welcome, peer, server, request })
+        let (sender, receiver, welcome, (server, request, version)) = greeted;
+        Ok(Connection { sender, receiver, welcome, peer, server, request, version })
     };
     timeout(options.timeout, attempt).await.unwrap_or_else(|_| {
         let seconds = options.timeout.as_secs_f64();
@@ -87,7 +89,7 @@ pub async fn connect(options: &ConnectOptions) -> Result<Connection, ControlErro
 
 /// What greeting a server yields.
 pub(crate) type Greeted =
-    (Sender<ClientMessage>, Receiver<ServerMessage>, Welcome, (Fingerprint, String));
+    (Sender<ClientMessage>, Receiver<ServerMessage>, Welcome, (Fingerprint, String, usize));
 
 /// What a client proves about itself.
 #[derive(Default)]
@@ -130,7 +132,7 @@ where
     trust.settle(peer, expected.as_ref(), server)?;
 
     let (_, session) = stream.get_ref();
-    tls::check_version(peer, session.alpn_protocol())?;
+    let version = tls::check_version(peer, session.alpn_protocol())?;
     let exporter = tls::exporter(peer, session)?;
     let request = tls::request_id(peer, session)?;
     let proof = own.key.map(|key| Proof { key: key.public().0, signature: key.sign(&exporter) });
@@ -139,7 +141,7 @@ where
     sender.send(&ClientMessage::Hello(Hello { agent, proof, chunk_bytes })).await?;
     sender.flush().await?;
     let welcome = welcome(peer, &mut receiver).await?;
-    Ok((sender, receiver, welcome, (server, request)))
+    Ok((sender, receiver, welcome, (server, request, version)))
 }
 
 /// Waits for the answer to `Hello`.

@@ -66,12 +66,10 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// Checks that both ends agreed on a protocol version; an end without ALPN agrees on nothing.
-pub(crate) fn check_version(peer: &str, agreed: Option<&[u8]>) -> Result<(), ControlError> {
-    match agreed {
-        Some(version) if VERSIONS.contains(&version) => Ok(()),
-        _ => Err(no_version(peer)),
-    }
+/// Says which protocol version both ends agreed on; an end without ALPN agrees on nothing.
+pub(crate) fn check_version(peer: &str, agreed: Option<&[u8]>) -> Result<usize, ControlError> {
+    let found = agreed.and_then(|agreed| VERSIONS.iter().position(|version| *version == agreed));
+    found.map(|newer| VERSIONS.len() - newer).ok_or_else(|| no_version(peer))
 }
 
 /// Exports what a proof signs: both ends of this TLS session know it, and nobody else.

@@ -9,6 +9,7 @@
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
 use crate::opened::OpenFolder;
+use crate::ties::{named_of, ties_of};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::fs::{mkdirat, openat, openat2, readlinkat, renameat, statx, symlinkat, unlinkat};
 use std::ffi::OsStr;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Dropped, Fault, Meta, WirePath};
+use verbatim_proto::{Code, Dropped, Fault, Meta, Ties, WirePath};
 
 /// Parent folders kept open for the next file in them.
 const PARENTS_MAX: usize = 32;
@@ -186,12 +187,19 @@ impl Folder {
     /// Says what is at `path`; links on the way are followed, and `follow` says whether the
     /// last one is.
     pub fn stat(&self, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
+        self.look(path, follow).map(|(entry, _)| entry)
+    }
+
+    /// The same, and whose it is.
+    pub fn look(&self, path: &WirePath, follow: bool) -> Result<(Entry, Ties), Fault> {
         let what = format!("cannot look at {path}");
         let mut flags = OFlags::PATH;
         flags.set(OFlags::NOFOLLOW, !follow);
         let fd = self.resolve(path, flags).map_err(|e| refused(&what, path, e))?;
         let stat = stat_open(&fd).map_err(|e| Fault::from_io(&what, &e))?;
-        entry_of(&fd, c"", path.clone(), &stat).map_err(|e| Fault::from_io(&what, &e))
+        let entry = entry_of(&fd, c"", path.clone(), &stat);
+        let entry = entry.map_err(|e| Fault::from_io(&what, &e))?;
+        Ok((entry, ties_of(&stat, || named_of(&fd))))
     }
 
     /// Makes a folder; an existing one is fine. One that is `unfinished` gets its metadata

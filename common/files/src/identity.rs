@@ -54,11 +54,12 @@ impl Identity {
     /// A number for all of it: another one for another content.
     pub fn version(&self) -> u64 {
         let Self { file_system, inode, born_ns, size, mtime_ns, ctime_ns } = *self;
-        let numbers = [file_system, inode, born_ns as u64, size, mtime_ns as u64, ctime_ns as u64];
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let Digest(hash) = Digest::of(&bytes);
-        // Zero stands for none where it is written down.
-        u64::from_le_bytes(hash[..8].try_into().expect("8 of 32 bytes")).max(1)
+        number_of(&[file_system, inode, born_ns as u64, size, mtime_ns as u64, ctime_ns as u64])
+    }
+
+    /// A number for the file itself, whatever is in it.
+    pub(crate) fn file(&self) -> u64 {
+        number_of(&[self.file_system, self.inode, self.born_ns as u64])
     }
 
     /// Whether a later write could hide behind the same time stamps. A stamp from the future
@@ -68,6 +69,14 @@ impl Identity {
         let youngest = i128::from(self.mtime_ns.max(self.ctime_ns));
         now_ns - youngest < RACY_NS
     }
+}
+
+/// One number for several.
+fn number_of(numbers: &[u64]) -> u64 {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let Digest(hash) = Digest::of(&bytes);
+    // Zero stands for none where it is written down.
+    u64::from_le_bytes(hash[..8].try_into().expect("8 of 32 bytes")).max(1)
 }
 
 /// The id of the file system that an open file or folder is on.

@@ -32,6 +32,7 @@ pub mod space;
 pub mod stage;
 mod stamp;
 pub mod target;
+mod ties;
 pub mod tree;
 pub mod walk;
 pub mod watch;

@@ -288,8 +288,12 @@ pub fn apply(
         if kind == Kind::Folder { &[ACL_ACCESS, ACL_DEFAULT] } else { &[ACL_ACCESS] };
     for &acl in acls {
         if !xattrs.iter().any(|xattr| xattr.name == acl) {
-            // One that its folder handed down is not the source's. Mostly there is none.
-            let _ = fremovexattr(&fd, OsStr::from_bytes(acl));
+            // One that its folder handed down is not the source's. Mostly there is none, and looking
+            // costs less than removing nothing.
+            let acl = OsStr::from_bytes(acl);
+            if fgetxattr(&fd, acl, &mut [0_u8; 0]) != Err(Errno::NODATA) {
+                let _ = fremovexattr(&fd, acl);
+            }
         }
     }
     // Those of the owner while it is ours to write; file capabilities do not outlast its change.

@@ -32,6 +32,8 @@ pub struct TreeWalk {
     filter: Filter,
     /// Whether `trusted.*` attributes are told.
     trusted: bool,
+    /// Whether files are told without attributes.
+    plain: bool,
     /// A folder that is not gone into: the target of what is walked.
     avoid: Option<Twin>,
     /// What alone is looked at, if not all of it.
@@ -59,6 +61,7 @@ impl TreeWalk {
             levels,
             filter,
             trusted,
+            plain: false,
             avoid: None,
             only: None,
             beside: None,
@@ -84,6 +87,12 @@ impl TreeWalk {
     pub fn beside(mut self, other: Option<OwnedFd>) -> Self {
         self.beside = other;
         self
+    }
+
+    /// Tells files without their extended attributes from now on, where there is nothing that they
+    /// could be compared with: asking for those of a file costs as much as finding it.
+    pub fn tell_plain(&mut self) {
+        self.plain = true;
     }
 
     /// What copies that were cut short left, of what was walked since this was last asked.
@@ -158,7 +167,7 @@ impl TreeWalk {
             return self.enter(fd, path.clone()).map(Some);
         }
         let mut meta = of_status(&stat);
-        if entry.kind == EntryKind::File {
+        if entry.kind == EntryKind::File && !self.plain {
             match xattrs_at(fd, name, self.trusted, path) {
                 Ok(xattrs) => meta.xattrs = xattrs,
                 Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
@@ -327,6 +336,29 @@ mod tests {
         assert_eq!((node(4).size, node(1).is_folder()), (5, true));
         let (found, _) = walk(dir.path(), &["a/*", "!*/link"]);
         assert_eq!(shown(&found), ["", "a", "a/link", "a b", "ab"]);
+    }
+
+    #[test]
+    fn a_plain_walk_tells_attributes_of_folders_alone() {
+        use rustix::fs::{XattrFlags, setxattr};
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir(dir.path().join("a")).expect("folder");
+        fs::write(dir.path().join("f"), b"").expect("writes");
+        for name in ["a", "f"] {
+            let set = setxattr(dir.path().join(name), "user.x", b"1", XattrFlags::empty());
+            set.expect("the place of temporary files takes attributes");
+        }
+        let folder = Folder::open(dir.path()).expect("opens");
+        let told = |plain: bool| {
+            let fd = folder.open_folder(&WirePath::root()).expect("opens");
+            let mut walk = TreeWalk::new(fd, Filter::default(), true);
+            if plain {
+                walk.tell_plain();
+            }
+            let count = |found: Found| found.expect("all can be read").meta.xattrs.len();
+            walk.map(count).collect::<Vec<_>>()
+        };
+        assert_eq!((told(false), told(true)), (vec![0, 1, 1], vec![0, 1, 0]));
     }
 
     #[test]

@@ -7,13 +7,14 @@
 use crate::folder::{Folder, entry_of, stat_name};
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_of};
+use crate::ties::{named_at, ties_of};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Fault, Meta, WirePath};
+use verbatim_proto::{Code, Fault, Meta, Ties, WirePath};
 
 /// How deep a tree may be: each level holds a descriptor.
 pub(crate) const DEPTH_MAX: usize = 512;
@@ -29,6 +30,9 @@ pub struct Walk {
     describe: Option<Describe>,
     /// What comes before the next name.
     owed: VecDeque<Found>,
+    /// Whether ties are told, and those of what came last.
+    tells_ties: bool,
+    ties: Option<Ties>,
 }
 
 /// Says how much of the metadata of folders and links is told.
@@ -58,6 +62,8 @@ impl Walk {
             entered: false,
             describe: None,
             owed: VecDeque::new(),
+            tells_ties: false,
+            ties: None,
         })
     }
 
@@ -69,9 +75,27 @@ impl Walk {
             let what = |e: std::io::Error| Fault::from_io("cannot look at the folder", &e);
             let stat = stat_open(level.fd()?).map_err(what)?;
             let entry = entry_of(level.fd()?, c"", WirePath::root(), &stat).map_err(what)?;
+            // A folder has one name.
+            self.ties = Some(ties_of(&stat, || Err(std::io::ErrorKind::IsADirectory.into())));
             self.owe_folder(entry)?;
         }
         Ok(self)
+    }
+
+    /// Tells whose things are, behind each of them.
+    pub fn telling_ties(mut self) -> Self {
+        self.tells_ties = true;
+        self
+    }
+
+    /// Whether it does.
+    pub fn tells_ties(&self) -> bool {
+        self.tells_ties
+    }
+
+    /// Whose the entry is that came last, where that is told.
+    pub fn ties(&self) -> Option<Ties> {
+        self.ties
     }
 
     /// Owes the caller the folder that was entered last, with its metadata where that is told.
@@ -148,14 +172,16 @@ impl Walk {
     }
 
     /// What a name of the last level is, and whether it is a link that was followed.
-    fn look(&self, name: &OsStr, path: &WirePath) -> Result<Option<(Entry, bool)>, Fault> {
+    fn look(&mut self, name: &OsStr, path: &WirePath) -> Result<Option<(Entry, bool)>, Fault> {
         let Some(level) = self.levels.last() else { return Ok(None) };
         let fd = level.fd()?;
+        let mut ties = None;
         let found = stat_name(fd, name).and_then(|stat| {
             let mut entry = entry_of(fd, name, path.clone(), &stat)?;
             if self.describe.is_some() && matches!(entry.kind, EntryKind::Symlink { .. }) {
                 entry.meta = Some(Box::new(of_status(&stat)));
             }
+            ties = self.tells_ties.then(|| ties_of(&stat, || named_at(fd, name)));
             Ok(entry)
         });
         let entry = match found {
@@ -168,10 +194,14 @@ impl Walk {
             // What is behind a link has metadata of its own: of a folder it is told when that is
             // entered.
             Some((folder, base)) if matches!(entry.kind, EntryKind::Symlink { .. }) => {
-                let behind = folder.stat(&base.join(path), true)?;
+                let (behind, its) = folder.look(&base.join(path), true)?;
+                self.ties = self.tells_ties.then_some(its);
                 Ok(Some((Entry { path: path.clone(), ..behind }, true)))
             }
-            _ => Ok(Some((entry, false))),
+            _ => {
+                self.ties = ties;
+                Ok(Some((entry, false)))
+            }
         }
     }
 }

@@ -39,7 +39,7 @@ pub use digest::{Digest, GrainHasher, RootBuilder};
 pub use extent::{Extent, ExtentSet};
 pub use fault::{Class, Code, Fault};
 pub use holes::Survey;
-pub use looking::{Look, Scan};
+pub use looking::{Look, Named, Scan, Ties};
 pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, WindowId};
 pub use meta::{Dropped, Keeps, Kept, Meta};
 pub use mirror::{MirrorReply, MirrorRequest};

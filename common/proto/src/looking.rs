@@ -1,5 +1,6 @@
 //! What a client asks when it looks around: what is at some paths, and what is
-//! below a folder. Plain values, carried by `Stat` and `Scan`.
+//! below a folder. Plain values, carried by `Stat` and `Scan`; and what is told beside
+//! the answers to whoever asked for that: whose it is, and which names are one file.
 
 use crate::WirePath;
 use serde::{Deserialize, Serialize};
@@ -26,4 +27,26 @@ pub struct Scan {
     pub describe: bool,
     /// What is left out, and not gone into: patterns as `Excludes` reads them.
     pub exclude: Vec<Vec<u8>>,
+}
+
+/// Whose something is, and which names lead to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ties {
+    /// The number of the owner.
+    pub uid: u32,
+    /// The number of the group.
+    pub gid: u32,
+    /// How many names it has.
+    pub names: u32,
+    /// Of a file that has several: which one it is.
+    pub twin: Option<Named>,
+}
+
+/// Which file a name of several leads to. Means the same in every session, unlike `Twin`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Named {
+    /// The same for all of its names, for as long as there is the file.
+    pub file: u64,
+    /// The version it has, as `FileInfo` tells it; none while a later write could hide.
+    pub version: Option<u64>,
 }

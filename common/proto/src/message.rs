@@ -12,11 +12,14 @@ pub use crate::offer::{Offer, Taken};
 use crate::probing::{ProbeRequest, Probed};
 pub use crate::rails::{JoinSecret, LinkAnswer, LinkOffer, RailAnswer, SealedAnswer, WindowRails};
 pub use crate::spots::{Spot, SpotReply, SpotRequest};
-use crate::{Digest, Extent, Fault, Look, Scan, WatchReply, WatchRequest, WirePath};
+use crate::{Digest, Extent, Fault, Look, Scan, Ties, WatchReply, WatchRequest, WirePath};
 use serde::{Deserialize, Serialize};
 
-/// The protocol versions this build speaks, newest first, as offered in ALPN.
-pub const VERSIONS: &[&[u8]] = &[b"verbatim/1"];
+/// The protocol versions this build speaks, newest first, as offered in ALPN; the last is 1.
+pub const VERSIONS: &[&[u8]] = &[b"verbatim/2", b"verbatim/1"];
+
+/// From this version on a server knows `TellTies`.
+pub const TIES_VERSION: usize = 2;
 
 /// What a client says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +76,8 @@ pub enum ClientMessage {
     Mirror(MirrorRequest),
     /// Lend me memory to try links with.
     Probe(ProbeRequest),
+    /// From now on say with every `Stated` and `Page` whose the entries are. Nothing is answered.
+    TellTies,
 }
 
 /// What a server says.
@@ -133,6 +138,13 @@ pub enum ServerMessage {
     Mirror(MirrorReply),
     /// The answer to `Probe`.
     Probed(Result<Probed, Fault>),
+    /// What `TellTies` asked for, before the `Stated` or `Page` that it belongs to.
+    Ties {
+        /// Which request.
+        request: u32,
+        /// One for each entry that is told, in the same order; none of what is no file of anybody.
+        ties: Vec<Option<Ties>>,
+    },
 }
 
 /// Who a client is, and what it would like.

@@ -8,6 +8,9 @@ use crate::tree::{Found, Twin};
 use crate::{Changes, Digest, Fault, WirePath};
 use serde::{Deserialize, Serialize};
 
+/// The version from which on a server knows `WalkPlain`.
+pub const PLAIN_VERSION: usize = 2;
+
 /// A client asks about a tree, or changes one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MirrorRequest {
@@ -87,6 +90,15 @@ pub enum MirrorRequest {
     Share {
         /// What the run calls itself.
         key: Digest,
+    },
+    /// As `Walk`, but files come without their extended attributes: the target is empty, so that
+    /// there is nothing to compare them with.
+    /// Only for those of `PLAIN_VERSION`.
+    WalkPlain {
+        /// Comes back with every page.
+        request: u32,
+        /// The tree, and how.
+        walk: TreeScan,
     },
 }
 

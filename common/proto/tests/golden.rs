@@ -26,8 +26,8 @@ use verbatim_proto::tree::{Node, Twin};
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
     Change, Changes, ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId,
-    Look, Meta, Region, Scan, ServerMessage, Tag, Watch, WatchReply, WatchRequest, WindowId,
-    WirePath,
+    Look, Meta, Named, Region, Scan, ServerMessage, Tag, Ties, Watch, WatchReply, WatchRequest,
+    WindowId, WirePath,
 };
 
 /// An enum that crosses the wire, with a sample of each of its variants.
@@ -55,16 +55,18 @@ macro_rules! variants {
     };
 }
 
-variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror Probe => client());
+variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror Probe
+    TellTies => client());
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
-    Watch Mirror Probed => server());
+    Watch Mirror Probed Ties => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes Rails => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End Spots Offer => write_requests());
 variants!(WriteReply: Created Granted Committed Zeroed Spots Taken => write_replies());
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
-variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf Share => mirror_requests());
+variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf Share
+    WalkPlain => mirror_requests());
 variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers => mirror_replies());
 variants!(Edit: Link Describe Remove Sweep Own => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
@@ -138,6 +140,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Watch(WatchRequest::More { request }),
         ClientMessage::Mirror(MirrorRequest::WalkMore { request }),
         ClientMessage::Probe(ProbeRequest { link: LinkId { index: 3, epoch: 1 }, bytes: 1 << 20 }),
+        ClientMessage::TellTies,
     ]
 }
 
@@ -165,7 +168,13 @@ fn server() -> Vec<ServerMessage> {
             write: Region { key: 301, base: 8192 },
             bytes: 1 << 20,
         })),
+        ServerMessage::Ties { request, ties: vec![None, Some(tied(None)), Some(tied(Some(9)))] },
     ]
+}
+
+fn tied(version: Option<u64>) -> Ties {
+    let twin = version.map(|_| Named { file: 300, version });
+    Ties { uid: 1000, gid: 7, names: 2, twin }
 }
 
 fn watch_requests() -> Vec<WatchRequest> {
@@ -260,12 +269,13 @@ fn mirror_requests() -> Vec<MirrorRequest> {
         MirrorRequest::Walk { request, walk: walk.clone() },
         MirrorRequest::WalkMore { request },
         MirrorRequest::Edit { request, edits: edits()[..4].to_vec() },
-        MirrorRequest::WalkOnly { request, walk, only },
+        MirrorRequest::WalkOnly { request, walk: walk.clone(), only },
         MirrorRequest::Stage { request, path: path("x/y"), key: Digest([9; 32]) },
         MirrorRequest::Publish { request, path: path("x/y"), changed: true },
         MirrorRequest::NamesOf { request, owners: vec![Owner::user(300), Owner::group(5)] },
         MirrorRequest::NumbersOf { request, names: vec![named] },
         MirrorRequest::Share { key: Digest([9; 32]) },
+        MirrorRequest::WalkPlain { request, walk },
     ]
 }
 
@@ -689,6 +699,10 @@ ServerMessage::Mirror
     050000000c02070100
 ServerMessage::Probed
     0d0000000d00ac028020ad028040808040
+ClientMessage::TellTies
+    010000000d
+ServerMessage::Ties
+    140000000e07030001e80707020001e807070201ac020109
 MirrorRequest::Begin
     07000000000703782f7901
 MirrorRequest::Walk
@@ -737,4 +751,6 @@ MirrorReply::Names
     09000000050702010361646100
 MirrorReply::Numbers
     0700000006070201ac0200
+MirrorRequest::WalkPlain
+    0e0000000a07017801032a2e6f010101ac02
 ";

@@ -11,7 +11,7 @@ use verbatim_files::{Source, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::mirror::Edit;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, WirePath};
+use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, Ties, WirePath};
 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
@@ -26,6 +26,8 @@ pub(super) struct Catalog {
     scans: HashMap<u32, Option<Scan>>,
     makes: VecDeque<(u32, Make)>,
     making: bool,
+    /// Whether the client wants to know whose things are.
+    pub(super) ties: bool,
 }
 
 /// Something to make, or to change, many at a time.
@@ -34,15 +36,23 @@ enum Make {
     Changes(Vec<Edit>),
 }
 
+/// What is at some paths; ties of those that are there, where they are told.
+pub(crate) struct Looked {
+    answers: Vec<Result<Entry, Fault>>,
+    ties: Vec<Option<Ties>>,
+}
+
 enum Scan {
     Walk(Box<Walk>, Excludes),
     Exports(Vec<Entry>),
 }
 
 /// A page, and the scan to go on with.
+#[derive(Default)]
 pub(crate) struct Page {
     scan: Option<Scan>,
     entries: Vec<Entry>,
+    ties: Vec<Option<Ties>>,
     faults: Vec<(WirePath, Fault)>,
 }
 
@@ -52,20 +62,32 @@ impl Session {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let reach = self.reach.clone();
+        let (reach, telling) = (self.reach.clone(), self.catalog.ties);
         self.job(move || {
-            let answers = look.paths.iter().map(|path| stat(&reach, path, look.follow)).collect();
-            Event::Stated(request, answers)
+            let mut ties = Vec::new();
+            let mut look_at = |path| {
+                let (entry, its) = stat(&reach, path, look.follow)?;
+                ties.extend(telling.then_some(its));
+                Ok(entry)
+            };
+            let answers = look.paths.iter().map(&mut look_at).collect();
+            Event::Stated(request, Looked { answers, ties })
         });
         Ok(())
     }
 
-    pub(super) fn stated(
-        &mut self,
-        request: u32,
-        answers: Vec<Result<Entry, Fault>>,
-    ) -> Result<(), End> {
+    pub(super) fn stated(&mut self, request: u32, looked: Looked) -> Result<(), End> {
+        let Looked { answers, ties } = looked;
+        self.tell_ties(request, ties)?;
         self.send(ServerMessage::Stated { request, answers })
+    }
+
+    /// Says whose the entries are that are told next.
+    fn tell_ties(&mut self, request: u32, ties: Vec<Option<Ties>>) -> Result<(), End> {
+        match ties.is_empty() {
+            true => Ok(()),
+            false => self.send(ServerMessage::Ties { request, ties }),
+        }
     }
 
     pub(super) fn scan(&mut self, request: u32, scan: ScanRequest) -> Result<(), End> {
@@ -74,14 +96,11 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         self.catalog.scans.insert(request, None);
-        let reach = self.reach.clone();
+        let (reach, ties) = (self.reach.clone(), self.catalog.ties);
         self.job(move || {
-            let page = match begin(&reach, scan) {
+            let page = match begin(&reach, scan, ties) {
                 Ok(scan) => next_page(scan),
-                Err(fault) => {
-                    let faults = vec![(WirePath::root(), fault)];
-                    Page { scan: None, entries: Vec::new(), faults }
-                }
+                Err(fault) => Page { faults: vec![(WirePath::root(), fault)], ..Page::default() },
             };
             Event::Page(request, page)
         });
@@ -99,13 +118,14 @@ impl Session {
     }
 
     pub(super) fn page(&mut self, request: u32, page: Page) -> Result<(), End> {
-        let Page { scan, entries, faults } = page;
+        let Page { scan, entries, ties, faults } = page;
         let done = scan.is_none();
         if done {
             self.catalog.scans.remove(&request);
         } else {
             self.catalog.scans.insert(request, scan);
         }
+        self.tell_ties(request, ties)?;
         self.send(ServerMessage::Page { request, entries, faults, done })
     }
 
@@ -174,13 +194,14 @@ impl Session {
     }
 }
 
-fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<Entry, Fault> {
+fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<(Entry, Option<Ties>), Fault> {
     if path.is_root() {
-        return Ok(folder_entry(WirePath::root()));
+        return Ok((folder_entry(WirePath::root()), None));
     }
     let (export, below) = reach.resolve(path)?;
+    let (entry, ties) = export.folder.look(&below, follow)?;
     // The client knows the paths it asked for.
-    Ok(Entry { path: WirePath::root(), ..export.folder.stat(&below, follow)? })
+    Ok((Entry { path: WirePath::root(), ..entry }, Some(ties)))
 }
 
 /// Opens a source in its export.
@@ -188,7 +209,7 @@ pub(super) fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Sour
     Source::open(&export.folder, path, path)
 }
 
-fn begin(reach: &Reach, scan: ScanRequest) -> Result<Scan, Fault> {
+fn begin(reach: &Reach, scan: ScanRequest, ties: bool) -> Result<Scan, Fault> {
     let ScanRequest { path, recursive, follow, describe, exclude } = scan;
     let exclude = Excludes::parse(exclude)?;
     if path.is_root() {
@@ -204,6 +225,7 @@ fn begin(reach: &Reach, scan: ScanRequest) -> Result<Scan, Fault> {
     if describe {
         walk = walk.describing(Describe { trusted: export.rules.privileged_xattrs })?;
     }
+    let walk = if ties { walk.telling_ties() } else { walk };
     Ok(Scan::Walk(Box::new(walk), exclude))
 }
 
@@ -212,7 +234,7 @@ fn folder_entry(path: WirePath) -> Entry {
 }
 
 fn next_page(scan: Scan) -> Page {
-    let mut page = Page { scan: None, entries: Vec::new(), faults: Vec::new() };
+    let mut page = Page::default();
     let (mut walk, exclude) = match scan {
         Scan::Exports(entries) => return Page { entries, ..page },
         Scan::Walk(walk, exclude) => (walk, exclude),
@@ -226,6 +248,9 @@ fn next_page(scan: Scan) -> Page {
             Some(Ok(entry)) => {
                 bytes += entry.weight();
                 page.entries.push(entry);
+                if walk.tells_ties() {
+                    page.ties.push(walk.ties());
+                }
             }
             Some(Err((path, fault))) => {
                 bytes += path.as_bytes().len() + fault.text.len();

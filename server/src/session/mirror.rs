@@ -113,13 +113,14 @@ impl Session {
     pub(super) fn mirror(&mut self, request: MirrorRequest) -> Result<(), End> {
         match request {
             MirrorRequest::Begin { request, path, hold } => self.begin_mirror(request, path, hold),
-            MirrorRequest::Walk { request, walk } => self.walk_tree(request, walk, None),
+            MirrorRequest::Walk { request, walk } => self.walk_tree(request, walk, All::Told),
+            MirrorRequest::WalkPlain { request, walk } => self.walk_tree(request, walk, All::Plain),
             MirrorRequest::WalkOnly { only, .. } if only.changes.len() > CHANGES_MAX => {
                 let text = format!("more than {CHANGES_MAX} changes to look at");
                 Err(End::Refused(Fault::new(Code::Limit, text)))
             }
             MirrorRequest::WalkOnly { request, walk, only } => {
-                self.walk_tree(request, walk, Some(Arc::new(Chosen::changed(&only))))
+                self.walk_tree(request, walk, All::Only(Arc::new(Chosen::changed(&only))))
             }
             MirrorRequest::WalkMore { request } => self.walk_on(request),
             MirrorRequest::Edit { request, edits } => self.change(request, edits),
@@ -176,12 +177,7 @@ impl Session {
         self.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
     }
 
-    fn walk_tree(
-        &mut self,
-        request: u32,
-        walk: TreeScan,
-        only: Option<Arc<Chosen>>,
-    ) -> Result<(), End> {
+    fn walk_tree(&mut self, request: u32, walk: TreeScan, all: All) -> Result<(), End> {
         let walks = &mut self.mirrors.walks;
         if walks.len() >= WALKS_MAX || walks.contains_key(&request) {
             let text = format!("a session may have {WALKS_MAX} walks");
@@ -192,7 +188,7 @@ impl Session {
         let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
             let beside = staging.and_then(|staging| staging.open_target());
-            match begin_walk(&reach, walk, only, beside) {
+            match begin_walk(&reach, walk, all, beside) {
                 Ok(walking) => page_of(hasher, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
@@ -297,17 +293,32 @@ fn begin(
     Ok((About { boot, root, above, keeps, folds_case }, held))
 }
 
+/// What of a tree is told.
+enum All {
+    /// All that is compared of every entry.
+    Told,
+    /// The same but for the attributes of files.
+    Plain,
+    /// All of these, and of the folders they are in.
+    Only(Arc<Chosen>),
+}
+
 fn begin_walk(
     reach: &Reach,
     scan: TreeScan,
-    only: Option<Arc<Chosen>>,
+    all: All,
     beside: Option<OwnedFd>,
 ) -> Result<Box<Walking>, Fault> {
     let filter = Filter::parse(scan.filter)?;
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
-    let walk = walk.avoiding(scan.avoid).only(only).beside(beside);
+    let mut walk = walk.avoiding(scan.avoid).beside(beside);
+    match all {
+        All::Told => {}
+        All::Plain => walk.tell_plain(),
+        All::Only(chosen) => walk = walk.only(Some(chosen)),
+    }
     Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
 }
 

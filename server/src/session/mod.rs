@@ -49,7 +49,7 @@ use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
-use verbatim_proto::message::{self, FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
+use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
@@ -64,7 +64,7 @@ pub(crate) const EVENTS_MAX: usize = 16 << 10;
 pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
-    Stated(u32, Vec<Result<message::Entry, Fault>>),
+    Stated(u32, catalog::Looked),
     Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
     Found(FileId, Survey),
     Prepared(WindowId, Prepared, Option<reading::Window>),
@@ -278,14 +278,12 @@ impl Session {
             ClientMessage::Scan { request, scan } => self.scan(request, scan)?,
             ClientMessage::ScanMore { request } => self.scan_more(request)?,
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
-            ClientMessage::Read(request) => {
-                self.look_at(&request);
-                self.reading.machine.request(request);
-            }
+            ClientMessage::Read(request) => self.read(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watch(request)?,
             ClientMessage::Mirror(request) => self.mirror(request)?,
             ClientMessage::Probe(request) => self.probe(request)?,
+            ClientMessage::TellTies => self.catalog.ties = true,
         }
         Ok(())
     }
@@ -307,7 +305,7 @@ impl Session {
                 let text = "the server failed at a job of this session; its log says where";
                 return Err(End::Refused(Fault::new(Code::Bug, text)));
             }
-            Event::Stated(request, answers) => self.stated(request, answers)?,
+            Event::Stated(request, looked) => self.stated(request, looked)?,
             Event::Opened(answers) => self.opened(answers),
             Event::Found(file, survey) => self.reading.machine.found(file, survey),
             Event::Prepared(id, answer, window) => self.prepared(id, answer, window),

@@ -202,15 +202,16 @@ impl Session {
         self.reading.machine.prepared(id, answer);
     }
 
-    /// What a client read and does not match is not taken yet.
-    pub(super) fn look_at(&mut self, request: &ReadRequest) {
-        if let ReadRequest::Refresh { window, pieces } = request {
+    /// What a client asks the machine. What it read and does not match is not taken yet.
+    pub(super) fn read(&mut self, request: ReadRequest) {
+        if let ReadRequest::Refresh { window, pieces } = &request {
             self.view.mismatched(pieces.len());
             let again: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
             if let Some(window) = self.reading.windows.get_mut(window) {
                 window.taken.bytes = window.taken.bytes.saturating_sub(again);
             }
         }
+        self.reading.machine.request(request);
     }
 
     fn retire(&mut self, id: WindowId) -> Result<(), End> {

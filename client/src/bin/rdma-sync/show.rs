@@ -74,6 +74,10 @@ impl Show {
 }
 
 impl Observer for Show {
+    fn hears_of_files(&self) -> bool {
+        self.voice.json || self.itemize
+    }
+
     fn altered(&mut self, altered: &Altered) {
         let Altered { action, path, why, bytes } = altered;
         let path = match path.as_str() {
@@ -82,12 +86,12 @@ impl Observer for Show {
         };
         if self.voice.json {
             let line = json!({
-                "event": "change", "action": action, "path": path, "why": why, "bytes": bytes,
+                "event": "change", "action": action, "path": path, "why": why.words(), "bytes": bytes,
                 "dry_run": self.only_looks,
             });
             println!("{line}");
         } else if self.itemize && !self.voice.quiet {
-            self.voice.bar.suspend(|| println!("{action:<8} {path}  ({})", why.join(", ")));
+            self.voice.bar.suspend(|| println!("{action:<8} {path}  ({})", why.words().join(", ")));
         }
     }
 

@@ -17,7 +17,7 @@ use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
 #[derive(Args)]
 #[command(next_help_heading = "Connection")]
 pub struct ConnectionFlags {
-    /// Move data over N connections at a time [default: 4, with 8 processors or more 8].
+    /// Move data over N connections at a time [default: 4, with 8 processors 8, with 16 16].
     ///
     /// Each goes on with a file of its own where there are enough, because a kernel
     /// lets one writer at a time into a file; chunks of one large file are spread
@@ -166,5 +166,9 @@ impl ConnectionFlags {
 
 /// A stream keeps a processor busy on either side; a server has other clients too.
 fn default_streams(processors: usize) -> u16 {
-    if processors < 8 { 4 } else { 8 }
+    match processors {
+        ..8 => 4,
+        8..16 => 8,
+        _ => 16,
+    }
 }

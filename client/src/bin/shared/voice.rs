@@ -279,12 +279,14 @@ pub fn port_json(Port { place, refused }: &Port) -> Value {
 
 /// Makes text of the other side harmless to a terminal.
 pub fn clean(text: &str) -> String {
-    text.chars()
-        .flat_map(|letter| {
-            let escaped = letter.is_control().then(|| letter.escape_default().to_string());
-            escaped.unwrap_or_else(|| letter.to_string()).chars().collect::<Vec<_>>()
-        })
-        .collect()
+    let mut cleaned = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => cleaned.extend(letter.escape_default()),
+            false => cleaned.push(letter),
+        }
+    }
+    cleaned
 }
 
 #[cfg(test)]

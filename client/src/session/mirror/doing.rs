@@ -7,7 +7,6 @@ use super::deeds::Deed;
 use super::{CHANGES_MAX, Mirroring, Way};
 use crate::basis::Basis;
 use crate::report::{Altered, SkipReason};
-use crate::session::core::Report;
 use crate::session::endings::Mark;
 use crate::session::ledger::Item;
 use crate::session::{Core, Download, Upload, UploadSource};
@@ -86,8 +85,8 @@ impl Core {
         }
         self.ledger.summary.changes += 1;
         self.ledger.summary.deletes += u64::from(action == "delete");
-        let (path, why) = (path.to_string(), why.words());
-        self.reports.push_back(Report::Altered(Altered { action, path, why, bytes }));
+        let why = *why;
+        self.reports.alters(|| Altered { action, path: path.to_string(), why, bytes });
     }
 
     /// What was asked for is done, or not.

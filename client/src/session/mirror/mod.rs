@@ -87,6 +87,8 @@ pub(super) struct Mirroring {
     phase: Phase,
     fresh: Spool<What>,
     likely: Likely,
+    /// How many entries of the target were looked at, its root among them.
+    there: usize,
     links: Spool<What>,
     deletes: Spool<What>,
     late: Spool<What>,
@@ -124,6 +126,7 @@ impl Mirroring {
             phase: if holds { Phase::Holding(Some(Instant::now())) } else { Phase::Comparing },
             fresh: Spool::default(),
             likely: Likely::default(),
+            there: 0,
             links: Spool::default(),
             deletes: Spool::default(),
             late: Spool::default(),

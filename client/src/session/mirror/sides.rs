@@ -11,7 +11,7 @@ use verbatim_files::TreeWalk;
 use verbatim_files::meta::{Kind, expected};
 use verbatim_files::paging::{TreePage, hash_file, next_page};
 use verbatim_proto::message::{ClientMessage, EntryKind};
-use verbatim_proto::mirror::{MirrorRequest, TreeScan};
+use verbatim_proto::mirror::{MirrorRequest, PLAIN_VERSION, TreeScan};
 use verbatim_proto::plan::Side;
 use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
@@ -49,6 +49,8 @@ pub(super) struct Local {
     begun: bool,
     /// Whether a job walks it.
     busy: bool,
+    /// Whether a page of it was there.
+    paged: bool,
     done: bool,
 }
 
@@ -66,11 +68,14 @@ impl Core {
         // One page of the source waits for its owners at a time.
         let waits = |side: Side| side == Side::Source && mirror.parked.is_some();
         let [local, remote] = [local, remote].map(|side| lacks(side) && !waits(side));
-        if remote && !mirror.remote.asked && !mirror.remote.done {
-            self.ask_page(mirror);
-        }
         if local && !mirror.local.busy && !mirror.local.done {
             self.walk_page(mirror);
+        }
+        // How a source is walked depends on whether anything is at the target, so that of the
+        // server waits for the first page of this one, which is soon there.
+        let knows = mirror.of.way == Way::Up || mirror.local.paged;
+        if remote && knows && !mirror.remote.asked && !mirror.remote.done {
+            self.ask_page(mirror);
         }
     }
 
@@ -91,8 +96,10 @@ impl Core {
                 let (path, filter) = (mirror.of.remote.clone(), mirror.of.filter.texts().to_vec());
                 let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Down);
                 let walk = TreeScan { path, filter, digests: mirror.of.options.checksum, avoid };
+                let plain = self.version >= PLAIN_VERSION && mirror.target_is_empty();
                 match mirror.of.chosen.as_ref().and_then(|chosen| chosen.changes()) {
                     Some(only) => MirrorRequest::WalkOnly { request, walk, only },
+                    None if plain => MirrorRequest::WalkPlain { request, walk },
                     None => MirrorRequest::Walk { request, walk },
                 }
             }
@@ -103,7 +110,7 @@ impl Core {
 
     fn walk_page(&mut self, mirror: &mut Mirroring) {
         let Some(folder) = mirror.of.folder.clone() else {
-            mirror.local.done = true;
+            (mirror.local.done, mirror.local.paged) = (true, true);
             let side = mirror.side_of_local();
             return self.paged(mirror, side, Vec::new(), Vec::new(), true);
         };
@@ -114,6 +121,7 @@ impl Core {
         let avoid = mirror.of.avoid.filter(|_| mirror.of.way == Way::Up);
         let only = mirror.of.chosen.clone();
         let aside = mirror.of.aside.clone();
+        let plain = mirror.of.way == Way::Up && mirror.target_is_empty();
         self.job(move || {
             let walk = match (walk, begun) {
                 (None, false) => folder.open_folder(&WirePath::root()).map(|fd| {
@@ -134,6 +142,9 @@ impl Core {
                     return Event::TreePaged(TreePaged { walk: None, page });
                 }
             };
+            if plain {
+                walk.tell_plain();
+            }
             let mut digest =
                 |path: &WirePath| -> Result<Digest, Fault> { hash_file(&folder, path) };
             let (page, more) = match digests {
@@ -148,7 +159,7 @@ impl Core {
     pub(in crate::session) fn tree_paged(&mut self, paged: TreePaged) {
         let Some(mut mirror) = self.mirror.take() else { return };
         let TreePaged { walk, page: TreePage { found, leftovers } } = paged;
-        mirror.local.busy = false;
+        (mirror.local.busy, mirror.local.paged) = (false, true);
         mirror.local.done = walk.is_none();
         mirror.local.walk = walk;
         let (side, done) = (mirror.side_of_local(), mirror.local.done);
@@ -192,6 +203,7 @@ impl Core {
             }
             found.iter().flatten().for_each(|node| mirror.likely.note(node));
             mirror.likely.complete |= done;
+            mirror.there += found.len();
         }
         if let Some(chosen) = mirror.of.chosen.clone() {
             self.choose_found(mirror, &chosen, side, &mut found);
@@ -232,6 +244,12 @@ impl Core {
 }
 
 impl Mirroring {
+    /// Whether all of the target was looked at, and nothing is in it. Then nothing of the source is
+    /// compared with anything, whatever comes to be there later.
+    fn target_is_empty(&self) -> bool {
+        self.likely.complete && self.there <= 1
+    }
+
     /// Makes the metadata of an entry of the source what the target may keep of it.
     fn expect_kept(&self, found: &mut Found) {
         let Ok(node) = found else { return };

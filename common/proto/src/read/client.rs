@@ -6,6 +6,7 @@
 //! again when its source changed. A file that fails is drained first: nothing
 //! of it is in flight when the driver is told.
 
+mod ending;
 mod holes;
 mod ordered;
 mod part;
@@ -21,9 +22,7 @@ use crate::holes::Zeros;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::message::{Region, WindowId};
 use crate::touched::Files;
-use crate::units::{
-    CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, FILE_ATTEMPTS_MAX, OPEN_FILES_MAX,
-};
+use crate::units::{CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, OPEN_FILES_MAX};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -53,6 +52,8 @@ struct File {
     attempts: u8,
     part: bool,
     doom: Option<Fault>,
+    /// What the server said when it was closed.
+    answer: Option<Result<Kept, Fault>>,
 }
 
 struct Window {
@@ -150,6 +151,7 @@ impl ReadClient {
             attempts: 1,
             part: false,
             doom: None,
+            answer: None,
         };
         self.to_open.push(state.request(file));
         assert!(self.files.insert(file, state).is_none(), "file {file:?} is in use");
@@ -373,45 +375,6 @@ impl ReadClient {
             }
             self.chunk_done(chunk.window);
         }
-    }
-
-    /// Closes files that are whole, and doomed ones of which nothing is in flight.
-    fn end_files(&mut self) {
-        for id in self.files.take_touched() {
-            let Some(file) = self.files.look_at(id) else { continue };
-            let whole = file.unverified_bytes == 0 || file.doom.is_some();
-            if file.stage == Stage::Fetching && whole && file.pending == 0 {
-                file.stage = Stage::Closing;
-                self.to_close.push(id);
-            }
-        }
-    }
-
-    fn closed(&mut self, id: FileId, answer: Result<Kept, Fault>) -> Result<(), Fault> {
-        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Closing);
-        let file = file.ok_or_else(|| unexpected("answer to a close", id))?;
-        let fault = match (file.doom.take(), answer) {
-            (Some(doom), _) => doom,
-            (None, Err(fault)) => fault,
-            (None, Ok(meta)) => {
-                let root = file.root.finish();
-                assert!(root.is_some() || file.part, "every grain was verified");
-                self.files.remove(&id);
-                self.effects.push_back(ClientEffect::Finished { file: id, root, meta });
-                return Ok(());
-            }
-        };
-        if fault.code == Code::Changed && file.attempts < FILE_ATTEMPTS_MAX {
-            file.attempts += 1;
-            file.stage = Stage::Opening;
-            file.bad.clear();
-            self.to_open.push(file.request(id));
-            self.effects.push_back(ClientEffect::Restart { file: id });
-        } else {
-            self.files.remove(&id);
-            self.effects.push_back(ClientEffect::Failed { file: id, fault });
-        }
-        Ok(())
     }
 
     fn flush(&mut self) {

@@ -82,6 +82,8 @@ struct File {
     closing: bool,
     /// Windows, and a search for holes, that the driver is at.
     preparing: usize,
+    /// Whether it is in the queue of small ones.
+    queued: bool,
 }
 
 struct Window {
@@ -150,6 +152,7 @@ impl ReadServer {
             left.push((id, extent));
             if !fresh {
                 file.unleased.insert(extent);
+                file.queued = packed;
             }
         }
         match (fresh, packed) {
@@ -221,6 +224,7 @@ impl ReadServer {
             match wanted {
                 0 => {}
                 bytes if bytes == info.size && bytes <= PACKED_FILE_BYTES_MAX => {
+                    file.queued = true;
                     self.small.push_back(id);
                 }
                 _ => self.large.push_back(id),
@@ -299,6 +303,7 @@ impl ReadServer {
                 open: false,
                 closing: false,
                 preparing: 0,
+                queued: false,
             };
             if self.files.insert(request.file, file).is_some() {
                 return Err(unexpected("number that is in use", request.file));
@@ -337,8 +342,8 @@ impl ReadServer {
         let file = file.ok_or_else(|| unexpected("close", id))?;
         file.closing = true;
         self.large.retain(|&queued| queued != id);
-        // What is packed leaves the queue whole, and most are closed after that.
-        if !file.unleased.is_empty() {
+        // Most are packed by then, and have left it.
+        if file.queued {
             self.small.retain(|&queued| queued != id);
         }
         self.fresh.retain(|pieces| pieces.iter().all(|&(file, _)| file != id));

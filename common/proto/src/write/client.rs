@@ -9,6 +9,7 @@
 
 mod ending;
 mod filling;
+mod granting;
 mod holes;
 mod offers;
 mod spots;
@@ -24,7 +25,7 @@ use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Pi
 use crate::message::{Spot, SpotRequest, Tag, WriteReply, WriteRequest};
 use crate::touched::Files;
 use crate::turns::Turns;
-use crate::units::{FILE_ATTEMPTS_MAX, GRAIN_BYTES, OPEN_FILES_MAX};
+use crate::units::{FILE_ATTEMPTS_MAX, OPEN_FILES_MAX};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use spots::Asked;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -87,7 +88,7 @@ pub struct WriteClient {
     /// Files with something unsent, in order.
     queue: VecDeque<FileId>,
     turns: Turns,
-    grants: VecDeque<Grant>,
+    grants: granting::Grants,
     flights: HashMap<Tag, Flight>,
     zeros: Zeros<FileId>,
     /// Lists of holes that are not answered.
@@ -120,7 +121,7 @@ impl WriteClient {
             files: Files::default(),
             queue: VecDeque::new(),
             turns: Turns::default(),
-            grants: VecDeque::new(),
+            grants: granting::Grants::default(),
             flights: HashMap::new(),
             zeros: Zeros::default(),
             lists: 0,
@@ -206,7 +207,7 @@ impl WriteClient {
         self.up.remove(&id);
         self.turns.link_down(id);
         self.dead.insert(id);
-        self.grants.retain(|grant| grant.link != id);
+        self.grants.forget_link(id);
     }
 
     /// The server killed the link: what it has not confirmed is void.
@@ -255,7 +256,7 @@ impl WriteClient {
                 if !self.dead.contains(&flight.grant.link) {
                     // Before it is used for something else.
                     self.to_return.extend((flight.spot == Asked::Made).then_some(tag));
-                    self.grants.push_back(flight.grant);
+                    self.grants.use_last(flight.grant);
                 }
             }
         }
@@ -314,7 +315,7 @@ impl WriteClient {
             let room = grant.bytes.min(self.options.chunk_bytes);
             let pieces = self.next_pieces(grant.link, room);
             if pieces.is_empty() {
-                self.grants.push_front(grant);
+                self.grants.use_first(grant);
                 break;
             }
             let deadline = now + self.options.timeout;
@@ -371,15 +372,6 @@ impl WriteClient {
                 self.queue.push_back(id);
             }
         }
-        Ok(())
-    }
-
-    fn granted(&mut self, grants: Vec<Grant>) -> Result<(), Fault> {
-        if grants.iter().any(|grant| u64::from(grant.bytes) < GRAIN_BYTES) {
-            return Err(Fault::new(Code::Protocol, "server granted less than a grain"));
-        }
-        let dead = &self.dead;
-        self.grants.extend(grants.iter().filter(|grant| !dead.contains(&grant.link)));
         Ok(())
     }
 

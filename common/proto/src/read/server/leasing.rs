@@ -100,6 +100,7 @@ impl ReadServer {
                 break;
             }
             file.unleased = ExtentSet::new();
+            file.queued = false;
             pieces.push((id, Extent::new(0, file.size)));
             self.small.pop_front();
         }
@@ -302,6 +303,23 @@ mod tests {
         }
         assert_eq!(machine.next_effect(), Some(ServerEffect::Close(vec![(FileId(0), false)])));
         machine.closed(vec![(FileId(0), Ok(None))]);
+        assert!(machine.is_idle());
+    }
+
+    #[test]
+    fn a_small_file_that_is_all_hole_is_closed_before_its_turn() {
+        let mut machine = ReadServer { windows_max: Some(0), ..ReadServer::new() };
+        let open = OpenFile { file: FileId(0), path: WirePath::root(), have: vec![] };
+        machine.request(ReadRequest::Open { files: vec![open] });
+        let size = GRAIN_BYTES;
+        let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: 0, version: None };
+        let survey = Survey { holes: vec![Extent::new(0, size)], until: size };
+        machine.opened(vec![(FileId(0), Ok((info, survey)))]);
+        machine.request(ReadRequest::Close { files: vec![FileId(0)], describe: false });
+        machine.closed(vec![(FileId(0), Ok(None))]);
+        machine.windows_max = None;
+        machine.advance();
+        assert_eq!(prepares(&mut machine), []);
         assert!(machine.is_idle());
     }
 }

@@ -4,15 +4,10 @@
 
 use super::{Stage, WriteClient};
 use crate::Extent;
-use crate::message::{FileId, Grant, LinkId};
+use crate::message::{FileId, LinkId};
 use crate::units::{GRAIN_BYTES, PACK_FILES_MAX};
 
 impl WriteClient {
-    pub(super) fn next_grant(&mut self) -> Option<Grant> {
-        let usable = self.grants.iter().position(|grant| self.up.contains(&grant.link))?;
-        self.grants.remove(usable)
-    }
-
     /// The pieces of a link's next chunk: one of a large file, or many small files whole.
     pub(super) fn next_pieces(&mut self, link: LinkId, room: u32) -> Vec<(FileId, Extent)> {
         let grid = u64::from(room) / GRAIN_BYTES * GRAIN_BYTES;

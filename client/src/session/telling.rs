@@ -1,0 +1,81 @@
+//! What a session tells whoever started it, in the order it happened: kept here
+//! until it is handed over, so that nothing that runs waits for who listens. Counts
+//! it in the books, which know what was told before. What of every single file would
+//! be told is not made up where nobody hears of it.
+
+use super::core::Core;
+use super::ledger::Item;
+use crate::report::{Altered, Failure, FileDone, Observer, Planned, SkipReason, Skipped};
+use std::collections::VecDeque;
+use verbatim_proto::Fault;
+
+/// What waits to be told.
+pub(super) struct Reports {
+    waiting: VecDeque<Report>,
+    /// Whether every single file and change is told.
+    pub of_files: bool,
+}
+
+impl Default for Reports {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), of_files: true }
+    }
+}
+
+enum Report {
+    Done(FileDone),
+    Failed(Failure),
+    Skipped(Skipped),
+    Planned(Planned),
+    Altered(Altered),
+}
+
+impl Reports {
+    /// A mirror changes something, as `altered` says.
+    pub fn alters(&mut self, altered: impl FnOnce() -> Altered) {
+        if self.of_files {
+            self.waiting.push_back(Report::Altered(altered()));
+        }
+    }
+}
+
+impl Core {
+    /// A file is where it goes.
+    pub(super) fn done(&mut self, item: Item, bytes: u64, done: impl FnOnce() -> FileDone) {
+        self.ledger.done(item, bytes);
+        self.progress.files += 1;
+        if self.reports.of_files {
+            self.reports.waiting.push_back(Report::Done(done()));
+        }
+    }
+
+    pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
+        let failure = self.ledger.failed(item, path, fault);
+        self.reports.waiting.extend(failure.map(Report::Failed));
+    }
+
+    pub(super) fn skipped(&mut self, item: Item, path: String, reason: SkipReason) {
+        if self.ledger.skipped(item) {
+            self.reports.waiting.push_back(Report::Skipped(Skipped { path, reason }));
+        }
+    }
+
+    pub(super) fn planned(&mut self, item: Item, planned: Planned) {
+        if self.ledger.planned(item, &planned) {
+            self.reports.waiting.push_back(Report::Planned(planned));
+        }
+    }
+
+    /// Tells what waits.
+    pub(super) fn report(&mut self, observer: &mut dyn Observer) {
+        while let Some(report) = self.reports.waiting.pop_front() {
+            match report {
+                Report::Done(done) => observer.file_done(&done),
+                Report::Failed(failure) => observer.failed(&failure),
+                Report::Skipped(skipped) => observer.skipped(&skipped),
+                Report::Planned(planned) => observer.planned(&planned),
+                Report::Altered(altered) => observer.altered(&altered),
+            }
+        }
+    }
+}

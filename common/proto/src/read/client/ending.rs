@@ -1,0 +1,136 @@
+//! How a file that is read ends: closed when it is whole, or given up and drained,
+//! then finished, failed, or begun again where it changed. A window may be lent
+//! while its close is on the way, with other files in it that are still wanted: so
+//! the answer waits until nothing of the file is in flight.
+
+use super::{ReadClient, Stage};
+use crate::batch::unexpected;
+use crate::read::types::ClientEffect;
+use crate::units::FILE_ATTEMPTS_MAX;
+use crate::{Code, Fault, FileId, Kept};
+
+impl ReadClient {
+    /// Closes files that are whole or doomed, and ends those that are closed, once nothing of
+    /// them is in flight.
+    pub(super) fn end_files(&mut self) {
+        for id in self.files.take_touched() {
+            let Some(file) = self.files.look_at(id).filter(|file| file.pending == 0) else {
+                continue;
+            };
+            let whole = file.unverified_bytes == 0 || file.doom.is_some();
+            if file.stage == Stage::Fetching && whole {
+                file.stage = Stage::Closing;
+                self.to_close.push(id);
+            } else if let Some(answer) = file.answer.take() {
+                self.end(id, answer);
+            }
+        }
+    }
+
+    /// The server closed a file.
+    pub(super) fn closed(&mut self, id: FileId, answer: Result<Kept, Fault>) -> Result<(), Fault> {
+        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Closing);
+        let file = file.filter(|file| file.answer.is_none());
+        let file = file.ok_or_else(|| unexpected("answer to a close", id))?;
+        file.answer = Some(answer);
+        Ok(())
+    }
+
+    fn end(&mut self, id: FileId, answer: Result<Kept, Fault>) {
+        let file = self.files.get_mut(&id).expect("the caller found it");
+        let fault = match (file.doom.take(), answer) {
+            (Some(doom), _) => doom,
+            (None, Err(fault)) => fault,
+            (None, Ok(meta)) => {
+                let root = file.root.finish();
+                assert!(root.is_some() || file.part, "every grain was verified");
+                self.files.remove(&id);
+                self.effects.push_back(ClientEffect::Finished { file: id, root, meta });
+                return;
+            }
+        };
+        if fault.code == Code::Changed && file.attempts < FILE_ATTEMPTS_MAX {
+            file.attempts += 1;
+            file.stage = Stage::Opening;
+            file.bad.clear();
+            self.to_open.push(file.request(id));
+            self.effects.push_back(ClientEffect::Restart { file: id });
+        } else {
+            self.files.remove(&id);
+            self.effects.push_back(ClientEffect::Failed { file: id, fault });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{FileInfo, Lease, LinkId, Piece, ReadReply, Region, WindowId};
+    use crate::read::{ClientOptions, Fetch, Outcome, PieceOutcome};
+    use crate::{Digest, Extent, WirePath};
+    use std::time::Duration;
+
+    const NOW: Duration = Duration::ZERO;
+    const FILES: [FileId; 2] = [FileId(0), FileId(1)];
+    const BYTES: u64 = 100;
+
+    fn machine() -> ReadClient {
+        let (timeout, describe) = (Duration::from_secs(1), false);
+        let (chunk_bytes, slots_per_link) = (1 << 20, 1);
+        ReadClient::new(ClientOptions { chunk_bytes, slots_per_link, timeout, describe })
+    }
+
+    fn effects(machine: &mut ReadClient) -> Vec<ClientEffect> {
+        machine.advance(NOW);
+        std::iter::from_fn(|| machine.next_effect()).collect()
+    }
+
+    /// A machine that gave the first of two small files up while both were lent in one window,
+    /// and heard that it is closed.
+    fn closed_while_lent(machine: &mut ReadClient) -> Vec<ClientEffect> {
+        FILES.into_iter().for_each(|file| machine.open(file, WirePath::root(), None, NOW));
+        let info =
+            FileInfo { size: BYTES, mode: 0o644, mtime_ns: 0, allocated: BYTES, version: None };
+        let files = FILES.map(|file| (file, Ok(info))).to_vec();
+        machine.reply(ReadReply::Opened { files }, NOW);
+        machine.fail(FILES[0], Fault::new(Code::Denied, "cannot be made here"));
+        effects(machine);
+        let extent = Extent::new(0, BYTES);
+        let piece = |file| Piece { file, extent, digests: vec![Digest([1; 32])] };
+        let region = Region { key: 1, base: 0 };
+        let pieces = FILES.map(piece).to_vec();
+        machine.reply(ReadReply::Lease(Lease { window: WindowId(1), region, pieces }), NOW);
+        let mut seen = effects(machine);
+        machine.reply(ReadReply::Closed { files: vec![(FILES[0], Ok(None))] }, NOW);
+        seen.extend(effects(machine));
+        seen
+    }
+
+    #[test]
+    fn a_file_ends_when_nothing_of_it_is_in_flight_or_to_be() {
+        let mut machine = machine();
+        // Without a link the chunk waits; with one it is in flight.
+        assert_eq!(closed_while_lent(&mut machine), [], "a chunk with a file of it waits");
+        machine.link_up(LinkId { index: 0, epoch: 0 });
+        let begun = effects(&mut machine);
+        let [ClientEffect::Fetch(Fetch { link, slot, .. })] = begun[..] else {
+            panic!("{begun:?}")
+        };
+        let outcomes = vec![PieceOutcome::Verified; 2];
+        machine.fetched(link, slot, Outcome::Landed(outcomes), NOW);
+        let ended = effects(&mut machine);
+        let failed = |effect: &ClientEffect| {
+            matches!(effect, ClientEffect::Failed { file, fault }
+                if *file == FILES[0] && fault.code == Code::Denied)
+        };
+        assert_eq!(ended.iter().filter(|effect| failed(effect)).count(), 1, "{ended:?}");
+    }
+
+    #[test]
+    fn a_close_is_answered_once() {
+        let mut machine = machine();
+        closed_while_lent(&mut machine);
+        machine.reply(ReadReply::Closed { files: vec![(FILES[0], Ok(None))] }, NOW);
+        assert!(matches!(machine.next_effect(), Some(ClientEffect::Broken(_))));
+    }
+}
