@@ -1,6 +1,9 @@
 //! What a reader will want next, from what it wanted: one who goes on where it was
 //! gets more and more ahead of time, one who strides gets the next stride, one who
-//! jumps gets nothing. Pure; one of these belongs to each open file.
+//! jumps gets nothing. What is fetched ahead of one who goes on ends where parts do, so
+//! that they are whole. Pure; one of these belongs to each open file.
+
+use crate::part::PART_BYTES_MAX;
 
 /// The most that is fetched ahead of a reader.
 pub const AHEAD_BYTES_MAX: u64 = 32 << 20;
@@ -36,7 +39,10 @@ impl Ahead {
             self.end = self.end.max(offset + len);
             self.window = (self.window * 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
             (self.stride, self.strides) = (0, 0);
-            return clip(self.end, self.window, size);
+            // Every read asks again, so what is left off now is asked for with what follows it.
+            let to = (self.end + self.window) / PART_BYTES_MAX * PART_BYTES_MAX;
+            let to = if self.end + self.window < size { to } else { size };
+            return clip(self.end, to.saturating_sub(self.end), size);
         }
         self.end = offset + len;
         self.window = 0;
@@ -65,12 +71,14 @@ mod tests {
     #[test]
     fn who_goes_on_gets_more_each_time_up_to_a_bound_and_never_past_the_end() {
         let mut ahead = Ahead::default();
-        assert_eq!(ahead.note(0, MIB, SIZE), Some((MIB, 2 * MIB)));
-        assert_eq!(ahead.note(MIB, MIB, SIZE), Some((2 * MIB, 4 * MIB)));
-        for at in 2..40 {
-            ahead.note(at * MIB, MIB, SIZE);
+        assert_eq!(ahead.note(0, MIB, SIZE), None, "less than a part");
+        assert_eq!(ahead.note(MIB, MIB, SIZE), Some((2 * MIB, 2 * MIB)));
+        assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
+        for at in 3..41 {
+            let (from, len) = ahead.note(at * MIB, MIB, SIZE).expect("there is more");
+            assert!((from + len) % PART_BYTES_MAX == 0 && len <= AHEAD_BYTES_MAX, "{at}");
+            assert!(at < 6 || len > AHEAD_BYTES_MAX - PART_BYTES_MAX, "{at}");
         }
-        assert_eq!(ahead.note(40 * MIB, MIB, SIZE), Some((41 * MIB, AHEAD_BYTES_MAX)));
         assert_eq!(ahead.note(41 * MIB, MIB, 42 * MIB + 5), Some((42 * MIB, 5)));
         assert_eq!(ahead.note(42 * MIB, 5, 42 * MIB + 5), None);
     }
@@ -79,8 +87,8 @@ mod tests {
     fn reads_that_come_out_of_order_still_go_on() {
         let mut ahead = Ahead::default();
         ahead.note(0, MIB, SIZE);
-        assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, 4 * MIB)));
-        assert_eq!(ahead.note(MIB, MIB, SIZE), Some((3 * MIB, 8 * MIB)));
+        assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, MIB)));
+        assert_eq!(ahead.note(MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
     }
 
     #[test]

@@ -1,21 +1,11 @@
-//! What the kernel is answered, in its own words: attributes, kinds, entries of folders
-//! and error numbers made of what the tree says. Pure; called by `door`.
+//! What the kernel is answered, in its own words: attributes, kinds and
+//! error numbers made of what the tree says. Pure; called by `door` and `pages`.
 
-use super::listing::{Facts, Kind, Listing};
+use super::facts::{Facts, Kind};
 use super::tree::Trouble;
 use fuser::{Errno, FileAttr, FileType, INodeNo, ReplyXattr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use verbatim_proto::Fault;
-
-/// What is at a place of a folder: itself, what it is in, then its entries.
-pub(super) fn entry(listing: &Listing, at: u64) -> Option<(&[u8], Facts)> {
-    let folder = Facts { kind: Kind::Folder, mode: 0o755, size: 4096, mtime_ns: 0 };
-    match at {
-        0 => Some((b".", folder)),
-        1 => Some((b"..", folder)),
-        _ => listing.at((at - 2) as usize),
-    }
-}
 
 /// Attributes of the system describe the source's machine, not this one.
 pub(super) fn is_told(name: &[u8]) -> bool {
@@ -51,8 +41,9 @@ pub(super) fn file_type(kind: Kind) -> FileType {
     }
 }
 
-/// The attributes of something, under the number that is shown.
-pub(super) fn attr_of(number: u64, facts: Facts, (uid, gid): (u32, u32)) -> FileAttr {
+/// The attributes of something, under the number that is shown; `mounter` has what is nobody's.
+pub(super) fn attr_of(number: u64, facts: Facts, mounter: (u32, u32)) -> FileAttr {
+    let (uid, gid) = facts.owner().unwrap_or(mounter);
     let since = Duration::from_nanos(facts.mtime_ns.unsigned_abs());
     let mtime = match facts.mtime_ns >= 0 {
         true => UNIX_EPOCH.checked_add(since),
@@ -68,8 +59,8 @@ pub(super) fn attr_of(number: u64, facts: Facts, (uid, gid): (u32, u32)) -> File
         ctime: mtime,
         crtime: mtime,
         kind: file_type(facts.kind),
-        perm: (facts.mode & 0o777) as u16,
-        nlink: if facts.kind == Kind::Folder { 2 } else { 1 },
+        perm: facts.mode & 0o777,
+        nlink: facts.names,
         uid,
         gid,
         rdev: 0,

@@ -5,16 +5,17 @@
 //! use it.
 
 use super::MountOptions;
-use super::cache::CacheFile;
+use super::cache::{BLOCK_BYTES, CacheFile};
 use super::content::{Content, blocking};
+use super::facts::Kind;
 use super::fill::Progress;
-use super::listing::Kind;
 use super::walk::Walk;
 use crate::copy::CopyError;
 use crate::location::Location;
 use crate::session::SessionOptions;
 use crate::sync::limit::DeleteLimit;
 use crate::sync::{SyncOptions, sync};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -28,6 +29,9 @@ use verbatim_proto::{Code, Fault, Filter, Meta, WirePath, plan};
 
 /// Files that are placed at a time: each waits for the disk.
 const FILES_MAX: usize = 16;
+
+/// Files with several names that are known to be placed; the mirror fetches what is beyond.
+const NAMED_MAX: usize = 1 << 18;
 
 /// The permission bits of folders and files until the mirror gives them their own: nobody else's
 /// business before.
@@ -57,6 +61,8 @@ impl Detach {
     async fn place_all(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
         let tree = Arc::new(Folder::open(tree)?);
         let (mut walk, mut under_way) = (Walk::new(base.clone()), JoinSet::new());
+        // Files with several names that have one: the mirror gives them the others.
+        let mut named = HashSet::new();
         while let Some(found) = walk.next(&self.content).await {
             // The mirror meets it again, and tells.
             let Ok((path, facts)) = found else { continue };
@@ -65,6 +71,7 @@ impl Detach {
             if facts.kind == Kind::Folder {
                 let _ = blocking(move || tree.make_folder(&below, FOLDER_MODE, false)).await;
             } else if facts.kind == Kind::File
+                && facts.tied.file.is_none_or(|file| named.len() < NAMED_MAX && named.insert(file))
                 && let Some(file) = self.content.cached(&path, facts).await
             {
                 if under_way.len() >= FILES_MAX {
@@ -162,12 +169,24 @@ fn place(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> 
 fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
     let rules = Rules::of_user();
     let target = Target::create(tree, path, file.size, PLACED_MODE)?;
-    file.copy_to(&target)?;
+    copy_bytes(file, &target)?;
     // What else the source has, the mirror gives it.
     let ((uid, gid), mtime_ns) = (rules.user, file.mtime_ns);
     let meta = Meta { mode: PLACED_MODE, uid, gid, atime_ns: mtime_ns, mtime_ns, xattrs: vec![] };
     target.describe(&meta, &rules)?;
     Target::commit(&[Arc::new(target)]).pop().expect("one answer per target")
+}
+
+/// Copies all of it, block by block as it was verified; an error when not all is there.
+fn copy_bytes(file: &CacheFile, target: &Target) -> Result<(), Fault> {
+    for offset in (0..file.size).step_by(BLOCK_BYTES as usize) {
+        let len = BLOCK_BYTES.min(file.size - offset) as usize;
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let read = file.read(offset, len).unwrap_or_else(|| Err(gone()));
+        let bytes = read.map_err(|error| Fault::from_io("cannot read the cache", &error))?;
+        target.write_at(&bytes, offset)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 //! cache are answered on the spot. Every question has an answer: a reply that is dropped
 //! is an error to the kernel, and all that is waited for has a deadline.
 
-use super::answers::{attr_of, entry, errno, file_type, is_told, sized};
+use super::answers::{attr_of, errno, is_told, sized};
 use super::cache::CacheFile;
 use super::fill::Progress;
 use super::handles::{Handles, OpenFile};
-use super::listing::Listing;
 use super::nodes::ROOT;
+use super::pages::{self, Asker, Page};
 use super::status::ATTRIBUTE;
 use super::tree::{Tree, Trouble};
 use fuser::{
@@ -16,6 +16,7 @@ use fuser::{
     LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -28,6 +29,14 @@ const BACKGROUND_MAX: u16 = 64;
 /// The largest read ahead of the kernel.
 const KERNEL_AHEAD_BYTES: u32 = 1 << 20;
 
+/// The FUSE of Linux 5.10: kernels since 5.5 check what they are told of files.
+const DOUBTS_SINCE: u32 = 32;
+
+thread_local! {
+    /// What the last answer of this thread was read into: as long as the kernel asks for.
+    static ANSWER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// The door.
 pub(super) struct Door {
     pub tree: Arc<Tree>,
@@ -35,12 +44,21 @@ pub(super) struct Door {
     pub filled: Arc<Progress>,
     pub runtime: Handle,
     pub owner: (u32, u32),
+    /// Whether the kernel knows nonsense when it is told some; it says what it is at the start.
+    pub doubts: bool,
 }
 
 impl Door {
     /// Answers on a task of its own.
     fn spawn(&self, answer: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(answer);
+    }
+
+    /// Answers with what is in an open folder from a place on.
+    fn list(&self, handle: FileHandle, from: u64, page: impl Page) {
+        let Some(folder) = self.handles.folder(handle.0) else { return page.refuse(Errno::EBADF) };
+        let asker = Asker { mounter: self.owner, doubts: self.doubts };
+        self.spawn(pages::answer(self.tree.clone(), folder, from, asker, page));
     }
 }
 
@@ -59,6 +77,7 @@ impl Filesystem for Door {
         if let Err(most) = config.set_max_readahead(KERNEL_AHEAD_BYTES) {
             let _ = config.set_max_readahead(most);
         }
+        self.doubts = config.kernel_abi().1 >= DOUBTS_SINCE;
         let passes = self.tree.passthrough.wanted()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
@@ -153,10 +172,24 @@ impl Filesystem for Door {
         let tree = self.tree.clone();
         let _context = self.runtime.enter();
         tree.look_ahead(&open, offset, len);
-        if let Some(Ok(bytes)) = open.file.read(offset, len as usize) {
+        if let Some(bytes) = tree.content.at_hand(&open.file, offset, len as usize) {
             tree.content.counts.read(len);
-            return reply.data(&bytes);
+            return reply.data(bytes.as_slice());
         }
+        let unread = ANSWER.with_borrow_mut(|answer| {
+            if answer.len() < len as usize {
+                answer.resize(len as usize, 0);
+            }
+            let bytes = &mut answer[..len as usize];
+            match open.file.read_into(offset, bytes) {
+                Some(Ok(())) => {
+                    reply.data(bytes);
+                    None
+                }
+                _ => Some(reply),
+            }
+        });
+        let Some(reply) = unread else { return tree.content.counts.read(len) };
         self.spawn(read(tree, open, offset, len, reply));
     }
 
@@ -172,6 +205,7 @@ impl Filesystem for Door {
     ) {
         if let Some(open) = self.handles.close(handle.0) {
             self.tree.content.cache.used(&open.file);
+            self.tree.content.hot.closed(&open.file);
         }
         reply.ok();
     }
@@ -190,65 +224,23 @@ impl Filesystem for Door {
     fn readdir(
         &self,
         _: &Request,
-        number: INodeNo,
+        _: INodeNo,
         handle: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectory,
+        reply: ReplyDirectory,
     ) {
-        let (tree, handles) = (self.tree.clone(), self.handles.clone());
-        self.spawn(async move {
-            let listing = match list(&tree, &handles, handle).await {
-                Ok(listing) => listing,
-                Err(error) => return reply.error(error),
-            };
-            for at in offset.. {
-                let Some((name, facts)) = entry(&listing, at) else { break };
-                let number = match at {
-                    0 | 1 => number.0,
-                    _ => tree.nodes().shown_as(number.0, name),
-                };
-                let kind = file_type(facts.kind);
-                if reply.add(INodeNo(number), at + 1, kind, OsStr::from_bytes(name)) {
-                    break;
-                }
-            }
-            reply.ok();
-        });
+        self.list(handle, offset, reply);
     }
 
     fn readdirplus(
         &self,
         _: &Request,
-        number: INodeNo,
+        _: INodeNo,
         handle: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
-        let (tree, handles, owner) = (self.tree.clone(), self.handles.clone(), self.owner);
-        self.spawn(async move {
-            let listing = match list(&tree, &handles, handle).await {
-                Ok(listing) => listing,
-                Err(error) => return reply.error(error),
-            };
-            let ttl = tree.ttl();
-            for at in offset.. {
-                let Some((name, facts)) = entry(&listing, at) else { break };
-                let mut nodes = tree.nodes();
-                // The kernel knows itself, and takes no notice of these two.
-                let own = if at > 1 { nodes.told(number.0, name, facts) } else { number.0 };
-                // As in a lookup: one number for two things.
-                let ttl = if nodes.shown(own) == own { ttl } else { Duration::ZERO };
-                let attr = attr_of(own, facts, owner);
-                let name = OsStr::from_bytes(name);
-                if reply.add(INodeNo(own), at + 1, name, &ttl, &attr, Generation(0)) {
-                    if at > 1 {
-                        nodes.forget(own, 1);
-                    }
-                    break;
-                }
-            }
-            reply.ok();
-        });
+        self.list(handle, offset, reply);
     }
 
     fn releasedir(
@@ -311,7 +303,7 @@ async fn read(tree: Arc<Tree>, open: Arc<OpenFile>, offset: u64, len: u64, reply
     match tree.content.read(&remote, &open.file, offset, len as usize).await {
         Ok(bytes) => {
             tree.content.counts.read(len);
-            reply.data(&bytes);
+            reply.data(bytes.as_slice());
         }
         Err(fault) => {
             let (path, cause) = (remote.to_string(), &fault.text);
@@ -319,10 +311,4 @@ async fn read(tree: Arc<Tree>, open: Arc<OpenFile>, offset: u64, len: u64, reply
             reply.error(errno(&Trouble::Reading(fault)));
         }
     }
-}
-
-async fn list(tree: &Tree, handles: &Handles, handle: FileHandle) -> Result<Arc<Listing>, Errno> {
-    let folder = handles.folder(handle.0).ok_or(Errno::EBADF)?;
-    let listing = folder.listing.get_or_try_init(|| tree.list(folder.number, &folder.path));
-    listing.await.cloned().map_err(|trouble| errno(&trouble))
 }

@@ -5,7 +5,7 @@
 
 use super::cache::{BLOCK_BYTES, CacheFile};
 use super::content::{Content, Refusal};
-use super::listing::{Facts, Kind};
+use super::facts::{Facts, Kind};
 use super::walk::Walk;
 use crate::part::PART_BYTES_MAX;
 use serde_json::{Value, json};
@@ -22,9 +22,6 @@ const FILES_MAX: usize = 16;
 
 /// How often a file that changes meanwhile is begun.
 const TRIES_MAX: usize = 3;
-
-/// How long the fill waits while readers have much under way.
-const YIELD: Duration = Duration::from_millis(20);
 
 /// How long it waits for a server that is away.
 const AWAY: Duration = Duration::from_secs(1);
@@ -152,7 +149,7 @@ impl Filling {
                     break;
                 }
             }
-            match self.content.line.look(&path).await.map(|entry| Facts::of(&entry)) {
+            match self.content.line.look(&path).await.map(|seen| seen.facts()) {
                 Ok(now) if now.kind == Kind::File => facts = now,
                 Ok(_) => return Brought::Nothing,
                 Err(fault) if fault.code == Code::NotFound => return Brought::Nothing,
@@ -175,17 +172,18 @@ impl Filling {
         if new && !has_room(facts.size) {
             return Ok(Brought::Full);
         }
-        let file = content.open(path, facts).await?;
+        let first = if new { facts.size.min(BLOCK_BYTES) } else { 0 };
+        let pass = content.gate.pass(first).await;
+        let file = content.open(path, facts, false).await?;
         if new {
-            self.fetched.fetch_add(file.size.min(BLOCK_BYTES), Ordering::Relaxed);
+            pass.came(content.counts.fetched_bytes.load(Ordering::Relaxed));
+            self.fetched.fetch_add(first, Ordering::Relaxed);
         }
+        drop(pass);
         if !has_room(file.missing(0..=u32::MAX)) {
             return Ok(Brought::Full);
         }
         for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
-            while content.is_busy() {
-                sleep(YIELD).await;
-            }
             let len = PART_BYTES_MAX.min(file.size - offset);
             self.part(path, &file, offset, len).await.map_err(Refusal::Fault)?;
         }
@@ -200,7 +198,12 @@ impl Filling {
         len: u64,
     ) -> Result<(), Fault> {
         let missing = file.missing(file.blocks_of(offset, len));
+        let pass = self.content.gate.pass(missing).await;
         self.content.bring(path, file, offset, len).await?;
+        if missing > 0 {
+            pass.came(self.content.counts.fetched_bytes.load(Ordering::Relaxed));
+        }
+        drop(pass);
         self.progress.bytes.fetch_add(len, Ordering::Relaxed);
         // Only what came over the network counts.
         let bytes = self.fetched.fetch_add(missing, Ordering::Relaxed) + missing;

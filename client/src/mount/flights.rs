@@ -1,50 +1,51 @@
 //! Blocks that are on their way: whoever wants one that another reader has asked for
-//! waits for that one. A flight ends for all who wait at once, well or not. The last one
-//! whose blocks could not be kept stays for a while, for who comes late: readers want a
-//! block in many small pieces.
+//! waits for that one. A flight ends for all who wait at once, well or not. What came may
+//! stay at hand for who comes later, until it is forgotten: `hot` says for how long.
 
-use crate::part::Landed;
+use crate::part::{Haste, Landed};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
 use verbatim_proto::Fault;
 
-/// How a flight ended: the bytes from this offset on, verified; nothing while it is under way.
-pub(crate) type Flown = Option<Result<Arc<(u64, Landed)>, Fault>>;
+/// How a flight ended, and what it brought; nothing while it is under way.
+pub(crate) type Flown = Option<Result<Arc<Brought>, Fault>>;
 
-/// The blocks of one file that are on their way.
+/// The blocks of one file that are on their way, or at hand.
 #[derive(Default)]
-pub struct Flights(Mutex<State>);
+pub struct Flights(Mutex<Blocks>);
 
-#[derive(Default)]
-struct State {
-    under_way: HashMap<u32, watch::Receiver<Flown>>,
-    /// What has landed and could not be kept, with the right to stay.
-    lingers: Option<(Flight, OwnedSemaphorePermit)>,
-}
+type Blocks = HashMap<u32, (watch::Receiver<Flown>, Haste)>;
 
 /// A flight, for whoever has to end it. Dropped without an end, those who wait hear so.
 pub(crate) struct Flight {
     pub blocks: Vec<u32>,
+    /// Whether somebody waits for it.
+    pub haste: Haste,
     sender: watch::Sender<Flown>,
 }
 
 impl Flights {
-    /// Joins the flights of these blocks. Those that nobody has asked for begin, in runs of at
-    /// most `run_max`: they are returned first, to be flown.
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Joins the flights of these blocks, as somebody who `waits` or who does not. Those that
+    /// nobody has asked for begin, in runs of at most `run_max`: they are returned first, to be
+    /// flown.
     pub(crate) fn join(
         &self,
         blocks: &[u32],
         run_max: usize,
+        waits: bool,
     ) -> (Vec<Flight>, Vec<(u32, watch::Receiver<Flown>)>) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let under_way = &mut state.under_way;
+        let mut under_way = self.blocks();
         let mut begun: Vec<Flight> = Vec::new();
         let mut joined = Vec::with_capacity(blocks.len());
         for &block in blocks {
             // One that ended without its end being told was let go of.
-            let known = under_way.get(&block).filter(|it| it.has_changed().is_ok()).cloned();
-            let receiver = known.unwrap_or_else(|| {
+            let known = under_way.get(&block).filter(|it| it.0.has_changed().is_ok()).cloned();
+            let (receiver, haste) = known.unwrap_or_else(|| {
                 let goes_on = |flight: &&mut Flight| {
                     flight.blocks.len() < run_max && flight.blocks.last() == Some(&(block - 1))
                 };
@@ -52,82 +53,123 @@ impl Flights {
                     Some(flight) => flight,
                     None => {
                         let (sender, _) = watch::channel(None);
-                        begun.push(Flight { blocks: Vec::new(), sender });
+                        begun.push(Flight { blocks: Vec::new(), haste: Haste::default(), sender });
                         begun.last_mut().expect("it was just put there")
                     }
                 };
                 flight.blocks.push(block);
-                let receiver = flight.sender.subscribe();
-                under_way.insert(block, receiver.clone());
-                receiver
+                let flown = (flight.sender.subscribe(), flight.haste.clone());
+                under_way.insert(block, flown.clone());
+                flown
             });
+            if waits {
+                haste.raise();
+            }
             joined.push((block, receiver));
         }
         (begun, joined)
     }
 
-    /// Ends a flight. One with a right to stay does, until the next one does.
-    pub(crate) fn end(
-        &self,
-        flight: Flight,
-        flown: Result<Arc<(u64, Landed)>, Fault>,
-        stay: Option<OwnedSemaphorePermit>,
-    ) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Ends a flight. One that came stays at hand until it is forgotten or dropped.
+    pub(crate) fn end(&self, flight: &Flight, flown: Result<Arc<Brought>, Fault>) {
+        let failed = flown.is_err();
         // Nobody may wait any more.
         let _ = flight.sender.send(Some(flown));
-        let gone = match stay {
-            Some(stay) => state.lingers.replace((flight, stay)).map(|(gone, _)| gone),
-            None => Some(flight),
-        };
-        for block in gone.iter().flat_map(|flight| &flight.blocks) {
-            state.under_way.remove(block);
+        if failed {
+            self.forget(flight);
         }
+    }
+
+    /// Nothing of a flight is at hand any more.
+    pub(crate) fn forget(&self, flight: &Flight) {
+        let mut under_way = self.blocks();
+        let own = flight.sender.subscribe();
+        for block in &flight.blocks {
+            // Another one may have begun since.
+            if under_way.get(block).is_some_and(|(it, _)| it.same_channel(&own)) {
+                under_way.remove(block);
+            }
+        }
+    }
+
+    /// One block is not at hand any more: it was given up.
+    pub(crate) fn forget_block(&self, block: u32) {
+        let mut under_way = self.blocks();
+        if under_way.get(&block).is_some_and(|(it, _)| it.borrow().is_some()) {
+            under_way.remove(&block);
+        }
+    }
+
+    /// What brought a block, if that is at hand.
+    pub(crate) fn at_hand(&self, block: u32) -> Option<Arc<Brought>> {
+        let under_way = self.blocks();
+        let (receiver, _) = under_way.get(&block)?;
+        let flown = receiver.borrow();
+        flown.as_ref()?.as_ref().ok().cloned()
+    }
+}
+
+/// Verified bytes of a file, from an offset on.
+#[derive(Default)]
+pub(crate) struct Brought {
+    pub offset: u64,
+    pub landed: Landed,
+}
+
+impl Brought {
+    /// Some of these bytes, if all of them are there.
+    pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        self.landed.bytes().get(at..at.checked_add(len)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::sync::Semaphore;
     use verbatim_proto::Code;
 
     #[test]
     fn who_wants_the_same_block_shares_a_flight_and_hears_its_end() {
         let flights = Flights::default();
-        let (begun, first) = flights.join(&[3, 4, 5, 9], 2);
+        let (begun, first) = flights.join(&[3, 4, 5, 9], 2, false);
         let runs: Vec<_> = begun.iter().map(|flight| flight.blocks.clone()).collect();
         assert_eq!(runs, [vec![3, 4], vec![5], vec![9]]);
-        let (more, second) = flights.join(&[4, 6], 2);
+        let (more, second) = flights.join(&[4, 6], 2, true);
         assert_eq!(more.len(), 1, "four is on its way");
+        let hastes = begun.iter().chain(&more).map(|flight| flight.haste.is_urgent());
+        assert_eq!(hastes.collect::<Vec<_>>(), [true, false, false, true], "who is waited for");
         let fault = Fault::new(Code::LinkLost, "gone");
-        for flight in begun {
-            flights.end(flight, Err(fault.clone()), None);
+        for flight in &begun {
+            flights.end(flight, Err(fault.clone()));
         }
         let ended = |at: &(u32, watch::Receiver<Flown>)| at.1.borrow().is_some();
         assert!(first.iter().all(ended) && ended(&second[0]) && !ended(&second[1]));
         // One that is let go of does not keep others waiting.
         drop(more);
-        let (again, _) = flights.join(&[6], 2);
+        let (again, _) = flights.join(&[6], 2, false);
         assert_eq!(again.len(), 1);
     }
 
     #[test]
-    fn one_that_may_stay_does_until_the_next_and_is_not_flown_again() {
-        let (flights, rights) = (Flights::default(), Arc::new(Semaphore::new(1)));
+    fn what_came_is_at_hand_until_it_is_forgotten_and_is_not_flown_again() {
+        let flights = Flights::default();
         let fly = |blocks: &[u32]| {
-            let (begun, _) = flights.join(blocks, 4);
-            for flight in begun {
-                let right = rights.clone().try_acquire_owned().ok();
-                flights.end(flight, Ok(Arc::default()), right);
-            }
+            let (mut begun, _) = flights.join(blocks, 4, false);
+            let flight = begun.pop().expect("nobody has asked for it");
+            assert!(flights.at_hand(blocks[0]).is_none(), "it is under way");
+            flights.end(&flight, Ok(Arc::default()));
+            flight
         };
-        fly(&[1, 2]);
-        let (begun, joined) = flights.join(&[2], 4);
+        let first = fly(&[1, 2]);
+        let (begun, joined) = flights.join(&[2], 4, false);
         assert!(begun.is_empty() && joined[0].1.borrow().is_some(), "it is still here");
-        fly(&[3]);
-        assert_eq!(flights.join(&[3], 4).0.len(), 1, "there was no right left");
-        drop(flights);
-        assert_eq!(rights.available_permits(), 1);
+        flights.forget_block(2);
+        assert!(flights.at_hand(1).is_some() && flights.at_hand(2).is_none());
+        let again = fly(&[2]);
+        flights.forget(&first);
+        assert!(flights.at_hand(1).is_none() && flights.at_hand(2).is_some(), "that is another");
+        drop(again);
+        assert_eq!(flights.join(&[2], 4, false).0.len(), 1, "it was let go of");
     }
 }

@@ -2,7 +2,8 @@
 //! is in it next, and need not ask the server for each name. Bounded by entries; the
 //! oldest go first.
 
-use super::listing::{Facts, Listing};
+use super::facts::Facts;
+use super::listing::Listing;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -70,7 +71,7 @@ mod tests {
         let path = WirePath::parse(b"a").expect("plain");
         let (size, mode, mtime_ns) = (5, 0o644, 1);
         let entry = Entry { path, kind: EntryKind::File, size, mode, mtime_ns, meta: None };
-        listing.add(vec![entry]).expect("fits");
+        listing.add(vec![entry], &[]).expect("fits");
         listing.seal();
         let listing = Arc::new(listing);
         folders.keep(1, listing.clone(), now);

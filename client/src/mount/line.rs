@@ -3,16 +3,16 @@
 //! deadline; while there is no server they are answered at once, so that nobody waits
 //! for longer than that.
 
-use super::Listing;
+use super::{Listing, Seen};
 use crate::location::peer;
-use crate::part::{Landed, PartBuffer};
+use crate::part::{Haste, Landed, PartBuffer, Spares};
 use crate::reconnect::may_come_back;
 use crate::session::{Ask, Carried, ClientError, Session, SessionOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
-use verbatim_proto::message::{Entry, FileInfo};
+use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;
 use verbatim_proto::{Code, Fault, Kept, WirePath};
 
@@ -36,6 +36,7 @@ pub(crate) struct Line {
     asks: mpsc::Sender<Ask>,
     condition: Arc<Mutex<Condition>>,
     timeout: Duration,
+    spares: Arc<Spares>,
 }
 
 /// How the line is.
@@ -72,7 +73,7 @@ impl Line {
         let condition = Condition { up: !offline, offline, cause, ..Condition::default() };
         let condition = Arc::new(Mutex::new(condition));
         tokio::spawn(keep(session, options, receiver, condition.clone()));
-        Self { asks, condition, timeout }
+        Self { asks, condition, timeout, spares: Arc::default() }
     }
 
     /// How it is.
@@ -86,7 +87,7 @@ impl Line {
     }
 
     /// What is at a path; a link is not followed.
-    pub async fn look(&self, path: &WirePath) -> Result<Entry, Fault> {
+    pub async fn look(&self, path: &WirePath) -> Result<Seen, Fault> {
         self.patiently(|answer| Ask::Look(path.clone(), answer)).await
     }
 
@@ -101,10 +102,10 @@ impl Line {
     }
 
     /// A part of a file, verified, of a file that did not change.
-    pub async fn fetch(&self, path: &WirePath, part: Part) -> Result<Came, Fault> {
+    pub async fn fetch(&self, path: &WirePath, part: Part, haste: Haste) -> Result<Came, Fault> {
         let deadline = self.deadline();
         loop {
-            match self.fetch_once(path, part, deadline).await {
+            match self.fetch_once(path, part, haste.clone(), deadline).await {
                 Err(fault) if self.may_ask_again(&fault, deadline) => sleep(AGAIN).await,
                 answer => return answer,
             }
@@ -113,7 +114,7 @@ impl Line {
 
     /// The same, which does not wait for a server that is away.
     pub async fn fetch_now(&self, path: &WirePath, part: Part) -> Result<Came, Fault> {
-        self.fetch_once(path, part, self.deadline()).await
+        self.fetch_once(path, part, Haste::default(), self.deadline()).await
     }
 
     /// Until when a question that is asked now waits. A server that has been away for long is
@@ -129,15 +130,17 @@ impl Line {
         &self,
         path: &WirePath,
         part: Part,
+        haste: Haste,
         deadline: Instant,
     ) -> Result<Came, Fault> {
         // A worker that is late writes into the buffer of its own try.
-        let buffer = Arc::new(PartBuffer::new(part));
+        let buffer = Arc::new(PartBuffer::new(part, haste, &self.spares));
         let ask = |answer| Ask::Fetch(path.clone(), buffer.clone(), answer);
         let meta = self.once(ask, deadline).await?;
         let unsaid = || Fault::new(Code::Protocol, "the server did not say what it opened");
         let info = buffer.info().ok_or_else(unsaid)?;
-        Ok(Came { info, meta, landed: buffer.take() })
+        let holed = || Fault::new(Code::Protocol, "the server ended a part before all was there");
+        Ok(Came { info, meta, landed: buffer.take().ok_or_else(holed)? })
     }
 
     async fn patiently<T>(

@@ -1,5 +1,5 @@
 //! The numbers of a mount in the text format of Prometheus, made of its status. Pure;
-//! whoever mounts writes them to a file for node_exporter.
+//! whoever mounts writes them to a file for node_exporter, or shows them at a port.
 
 use serde_json::Value;
 use std::fmt::Write;
@@ -25,7 +25,10 @@ const ROWS: [(&str, &str, &str, &str); 16] = [
     ("fill_failed", "gauge", "/fill/failed", "Files and folders that it could not bring"),
 ];
 
-/// The numbers of a mount, with the name of their file as the label `run`.
+/// The type that a reply with these numbers has.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The numbers of a mount, with the name of their file, or where it is, as the label `run`.
 pub fn text(status: &Value, run: &str, now: f64) -> String {
     let (mut text, run) = (String::new(), escaped(run));
     for (name, kind, place, help) in ROWS {

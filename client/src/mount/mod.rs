@@ -10,24 +10,32 @@ mod content;
 mod counts;
 mod detach;
 mod door;
+mod facts;
 mod fill;
 mod flights;
+mod flying;
 mod folders;
+mod gate;
+mod gauge;
 mod handles;
+mod hot;
+mod keys;
 mod known;
 mod line;
 mod listing;
 pub mod metrics;
 mod nodes;
+mod opening;
+mod pages;
 mod passthrough;
 mod place;
 mod recall;
 pub mod status;
 mod tree;
-mod turns;
 mod walk;
 mod watch;
 
+pub use facts::Seen;
 pub use fill::Fill;
 pub use listing::Listing;
 pub use place::PlaceError;
@@ -174,7 +182,7 @@ impl Mount {
             let (content, filled) = (tree.content.clone(), filled.clone());
             Detach { content, filled, session }
         });
-        let door = Door { tree, handles, filled, runtime, owner };
+        let door = Door { tree, handles, filled, runtime, owner, doubts: false };
         let mount = Self::mount(options, door, watching).await?;
         Ok(Self { detach, ..mount })
     }
@@ -316,8 +324,11 @@ fn config(options: &MountOptions) -> Config {
         MountOption::RO,
         MountOption::NoDev,
         MountOption::NoSuid,
-        MountOption::DefaultPermissions,
     ];
+    // Where only the user who mounts comes in, the server has said what it may read: bits and
+    // owners of another machine are shown, and decide nothing.
+    let checked = options.allow_other || rustix::process::geteuid().is_root();
+    config.mount_options.extend(checked.then_some(MountOption::DefaultPermissions));
     config.mount_options.extend(options.noexec.then_some(MountOption::NoExec));
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(DOOR_THREADS);

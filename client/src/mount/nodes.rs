@@ -3,8 +3,9 @@
 //! whose content changed is another number: the kernel keeps pages by number, and pages
 //! of two versions must never meet. Pure; the caller holds the lock.
 
-use super::listing::{Facts, Kind};
+use super::facts::{Facts, Kind};
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU64;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// The number of the root, by the rules of FUSE.
@@ -22,7 +23,7 @@ struct Node {
     /// How often the kernel was told of it.
     lookups: u64,
     /// The version that was opened under this number, for good: the kernel may have pages of it.
-    version: Option<u64>,
+    version: Option<NonZeroU64>,
 }
 
 /// All of them.
@@ -73,22 +74,27 @@ impl Nodes {
 
     /// The number of a name in a folder, as it would be told now.
     pub fn number(&self, parent: u64, name: &[u8]) -> u64 {
-        let first = number_of(parent, name, 0);
+        self.current(number_of(parent, name, 0), parent, name)
+    }
+
+    /// The same, of a name whose first number this is.
+    fn current(&self, first: u64, parent: u64, name: &[u8]) -> u64 {
         match self.epochs.get(&first) {
             Some(epoch) => self.free(number_of(parent, name, *epoch), parent, name),
             None => self.free(first, parent, name),
         }
     }
 
-    /// What a name in a folder is shown as: the number of its first version.
-    pub fn shown_as(&self, parent: u64, name: &[u8]) -> u64 {
-        number_of(parent, name, 0)
+    /// What a name in a folder is shown as: the number of its first version, or of the file that
+    /// several names lead to.
+    pub fn shown_as(&self, parent: u64, name: &[u8], facts: &Facts) -> u64 {
+        shown_by(facts, || number_of(parent, name, 0))
     }
 
     /// What a number is shown as, whatever version it is.
     pub fn shown(&self, number: u64) -> u64 {
         match self.nodes.get(&number) {
-            Some(node) if number != ROOT => self.shown_as(node.parent, &node.name),
+            Some(node) if number != ROOT => self.shown_as(node.parent, &node.name, &node.facts),
             _ => number,
         }
     }
@@ -104,6 +110,15 @@ impl Nodes {
         let paths = self.nodes.keys().filter_map(|number| self.path(*number).ok());
         let wanted = |it: &WirePath| !it.is_root() && (path.is_root() || it.is_below(path));
         paths.filter(wanted).collect()
+    }
+
+    /// The other names of a file that has several, as far as the kernel knows them. Looks at all
+    /// there is, for the few that have.
+    pub fn twins(&self, number: u64) -> Vec<WirePath> {
+        let file_of = |node: &Node| node.facts.tied.file;
+        let Some(file) = self.nodes.get(&number).and_then(file_of) else { return Vec::new() };
+        let same = self.nodes.iter().filter(|(_, node)| file_of(node) == Some(file));
+        same.filter_map(|(number, _)| self.path(*number).ok()).collect()
     }
 
     /// A folder is this now.
@@ -125,12 +140,19 @@ impl Nodes {
     /// The server says what a name is: returns its number, and counts that the kernel is told.
     /// One that was opened and is something else now gets a new number.
     pub fn told(&mut self, parent: u64, name: &[u8], facts: Facts) -> u64 {
-        let mut number = self.number(parent, name);
+        self.told_and_shown(parent, name, facts).0
+    }
+
+    /// The same, and what it is shown as: each number of a name costs a hash, and a folder has
+    /// many names.
+    pub fn told_and_shown(&mut self, parent: u64, name: &[u8], facts: Facts) -> (u64, u64) {
+        let first = number_of(parent, name, 0);
+        let mut number = self.current(first, parent, name);
         if let Some(node) = self.nodes.get(&number)
             && (node.facts.kind != facts.kind || node.version.is_some() && !node.is_like(&facts))
         {
             self.outdate(number);
-            number = self.number(parent, name);
+            number = self.current(first, parent, name);
         }
         let node = self.nodes.entry(number).or_insert_with(|| Node {
             parent,
@@ -141,7 +163,14 @@ impl Nodes {
         });
         node.facts = facts;
         node.lookups += 1;
-        number
+        (number, shown_by(&facts, || first))
+    }
+
+    /// The kernel will give back a number once more than it was told of it.
+    pub fn count(&mut self, number: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.lookups += 1;
+        }
     }
 
     /// What this number was opened as is no longer what is there: its name gets another one.
@@ -158,6 +187,7 @@ impl Nodes {
     /// Opens a number as this version; false when it was opened as another.
     pub fn open(&mut self, number: u64, version: u64) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
+        let Some(version) = NonZeroU64::new(version) else { return false };
         *node.version.get_or_insert(version) == version
     }
 
@@ -175,6 +205,16 @@ impl Node {
     fn is_like(&self, facts: &Facts) -> bool {
         self.facts.kind != Kind::File
             || (self.facts.size, self.facts.mtime_ns) == (facts.size, facts.mtime_ns)
+                && self.facts.tied.version.is_none_or(|version| facts.may_be(version.get()))
+    }
+}
+
+/// What something is shown as whose name has this number first.
+fn shown_by(facts: &Facts, first: impl FnOnce() -> u64) -> u64 {
+    match facts.tied.file {
+        // In no folder: no name has this number.
+        Some(file) => number_of(0, &file.get().to_le_bytes(), 0),
+        None => first(),
     }
 }
 
@@ -193,7 +233,7 @@ mod tests {
     use super::*;
 
     fn facts(kind: Kind, size: u64) -> Facts {
-        Facts { kind, mode: 0o644, size, mtime_ns: 1 }
+        Facts::unknown(kind, 0o644, size, 1)
     }
 
     fn nodes() -> Nodes {
@@ -234,6 +274,33 @@ mod tests {
         assert!(newest != new && newest != old);
         nodes.outdate(old);
         assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 3)), newest, "that was another");
+    }
+
+    #[test]
+    fn names_of_one_file_are_shown_as_one_and_know_each_other() {
+        let mut nodes = nodes();
+        let mut file = facts(Kind::File, 1);
+        (file.names, file.tied.file) = (2, NonZeroU64::new(77));
+        let folder = nodes.told(ROOT, b"d", facts(Kind::Folder, 0));
+        let one = nodes.told(ROOT, b"a", file);
+        let two = nodes.told(folder, b"b", file);
+        let other = nodes.told(ROOT, b"c", facts(Kind::File, 1));
+        assert_ne!(one, two, "each is a number of its own, with a path of its own");
+        assert_eq!(
+            (nodes.shown(one), nodes.shown_as(folder, b"b", &file)),
+            (nodes.shown(two), nodes.shown(one))
+        );
+        assert_ne!(nodes.shown(one), nodes.shown(other));
+        let twins = nodes.twins(one).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(twins.len() == 2 && twins.contains(&"d/b".to_owned()), "{twins:?}");
+        assert_eq!(nodes.twins(other), []);
+        // Of the same size and time, but of another version: whoever opened it keeps its number.
+        file.tied.version = NonZeroU64::new(5);
+        nodes.told(ROOT, b"a", file);
+        assert!(nodes.open(one, 5));
+        file.tied.version = NonZeroU64::new(6);
+        let new = nodes.told(ROOT, b"a", file);
+        assert!(new != one && nodes.shown(new) == nodes.shown(one));
     }
 
     #[test]

@@ -5,11 +5,11 @@
 
 use super::cache::{Cache, Key};
 use super::content::Content;
-use super::listing::{Facts, Kind, Listing};
+use super::facts::{Facts, Kind, Seen};
+use super::listing::Listing;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use verbatim_proto::WirePath;
-use verbatim_proto::message::Entry;
 
 /// Things that may wait to be kept.
 const WAITING_MAX: usize = 64;
@@ -18,7 +18,7 @@ const WAITING_MAX: usize = 64;
 const ITSELF: &[u8] = b"itself";
 
 /// The permission bits of a file of which only the content is known.
-const UNKNOWN_MODE: u32 = 0o444;
+const UNKNOWN_MODE: u16 = 0o444;
 
 /// What is remembered.
 pub(super) struct Recall {
@@ -45,17 +45,19 @@ impl Recall {
         let _ = self.waiting.try_send((self.key(path, "in"), listing.clone()));
     }
 
-    /// Something was looked at by itself. What is known of files is in their versions.
-    pub fn looked(&self, path: &WirePath, entry: Entry) {
-        if Facts::of(&entry).kind != Kind::File
-            && let Ok(listing) = Listing::of(ITSELF, entry)
+    /// Something was looked at by itself. What is known of files is in their versions, but not
+    /// which of them have several names.
+    pub fn looked(&self, path: &WirePath, seen: Seen) {
+        let facts = seen.facts();
+        if (facts.kind != Kind::File || facts.tied.file.is_some())
+            && let Ok(listing) = Listing::of(ITSELF, seen)
         {
             let _ = self.waiting.try_send((self.key(path, "at"), Arc::new(listing)));
         }
     }
 
     fn key(&self, path: &WirePath, what: &str) -> Key {
-        self.content.key_of(path, what)
+        self.content.keys.of(path, what)
     }
 
     fn read(&self, path: &WirePath, what: &str) -> Option<Listing> {
@@ -70,21 +72,24 @@ impl Recall {
     /// What something in a folder was.
     pub fn find(&self, folder: &WirePath, name: &[u8]) -> Option<Facts> {
         let path = folder.with(name).ok()?;
-        let listed = || self.list(folder)?.find(name);
+        let listed = self.list(folder).and_then(|listing| listing.find(name));
         let itself = || self.read(&path, "at")?.find(ITSELF);
-        let told = listed().or_else(itself);
+        let told = listed.or_else(itself);
         if told.is_some_and(|facts| facts.kind != Kind::File) {
             return told;
         }
-        // A file is what there is of it, where there is something.
-        match self.content.cache.find(&self.content.key_of(&path, "")) {
-            Some(file) => {
-                let mode = told.map_or(UNKNOWN_MODE, |facts| facts.mode);
-                let (size, mtime_ns) = (file.size, file.mtime_ns);
-                Some(Facts { kind: Kind::File, mode, size, mtime_ns })
-            }
-            None => told,
+        let content = &self.content;
+        // A file is what there is of it, where there is something. What is kept under a name was
+        // opened by it when it was its only one, and by no other since.
+        if let Some(file) = content.cache.find(&content.keys.of(&path, "")) {
+            let known = told.unwrap_or(Facts::unknown(Kind::File, UNKNOWN_MODE, 0, 0));
+            return Some(Facts { size: file.size, mtime_ns: file.mtime_ns, ..known.alone() });
         }
+        let is_here = |facts: &Facts| {
+            let kept = content.cache.find(&content.keys.of_content(&path, facts));
+            facts.shared().is_some() && kept.is_some_and(|file| facts.may_be(file.version))
+        };
+        listed.filter(is_here).or_else(|| itself().filter(is_here)).or(told)
     }
 
     /// Where a link pointed to.

@@ -45,7 +45,8 @@ impl Tree {
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
         json!({
             "server": {
-                "up": line.up, "cause": line.cause, "reconnects": line.reconnects,
+                "up": line.up, "offline": line.offline, "cause": line.cause,
+                "reconnects": line.reconnects,
             },
             "transport": line.carried.transport, "reason": line.carried.reason,
             "rdma_reads": line.carried.rdma_reads,

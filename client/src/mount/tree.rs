@@ -4,10 +4,11 @@
 
 use super::cache::CacheFile;
 use super::content::{Content, Refusal, blocking};
+use super::facts::{Facts, Kind};
 use super::folders::Folders;
 use super::handles::OpenFile;
 use super::line::is_away;
-use super::listing::{Facts, Kind, Listing};
+use super::listing::Listing;
 use super::nodes::{Nodes, ROOT};
 use super::passthrough::Passthrough;
 use super::recall::Recall;
@@ -75,7 +76,7 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
-        let root = Facts { kind: Kind::Folder, mode: 0o755, size: 4096, mtime_ns: 0 };
+        let root = Facts::unknown(Kind::Folder, 0o755, 4096, 0);
         let nodes = Mutex::new(Nodes::new(root));
         let recall = Arc::new(Recall::new(content.clone()));
         let (folders, watched) = (Folders::default(), AtomicBool::new(false));
@@ -104,9 +105,9 @@ impl Tree {
     /// What the root is now.
     pub async fn root(&self) -> Facts {
         if self.content.line.is_up()
-            && let Ok(entry) = self.content.line.look(&self.base).await
+            && let Ok(seen) = self.content.line.look(&self.base).await
         {
-            self.nodes().set_root(Facts::of(&entry));
+            self.nodes().set_root(seen.facts());
         }
         self.nodes().facts(ROOT).expect("the root stays")
     }
@@ -121,9 +122,9 @@ impl Tree {
             _ => match self.remembered_if_away(parent, &folder, name).await {
                 Some(facts) => facts,
                 None => match self.content.line.look(&path).await {
-                    Ok(entry) => {
-                        let facts = Facts::of(&entry);
-                        self.recall.looked(&path, entry);
+                    Ok(seen) => {
+                        let facts = seen.facts();
+                        self.recall.looked(&path, seen);
                         facts
                     }
                     Err(fault) if is_away(&fault) => {
@@ -205,7 +206,7 @@ impl Tree {
             }
         }
         let looked = self.content.line.look(&remote).await;
-        match looked.map_err(|fault| self.heard(&remote, fault))?.kind {
+        match looked.map_err(|fault| self.heard(&remote, fault))?.entry.kind {
             EntryKind::Symlink { target } => Ok(target),
             _ => Err(Trouble::Outdated),
         }
@@ -233,7 +234,7 @@ impl Tree {
     /// Opens a file: the version that is there now, if it is what the kernel was told of.
     pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), Trouble> {
         let (path, facts) = self.file(number)?;
-        let opened = self.content.open(&self.remote(&path), facts).await;
+        let opened = self.content.open(&self.remote(&path), facts, true).await;
         let file = match opened {
             Ok(file) => file,
             Err(Refusal::Outdated) => {

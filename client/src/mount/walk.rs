@@ -3,7 +3,8 @@
 //! places all of it.
 
 use super::content::Content;
-use super::listing::{Facts, Kind, Listing};
+use super::facts::{Facts, Kind};
+use super::listing::Listing;
 use verbatim_proto::{Fault, WirePath};
 
 /// A walk that is under way.

@@ -2,7 +2,7 @@
 //! the kernel is told to forget what it knows of them. While that goes on the kernel may
 //! believe what it was told for longer. What is open keeps its version all the same.
 
-use super::listing::{Facts, Kind};
+use super::facts::Kind;
 use super::nodes::ROOT;
 use super::tree::Tree;
 use crate::watching::{Heard, Watching};
@@ -55,6 +55,8 @@ fn changed(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
             paths.extend(nodes.below(&change.path));
         }
         paths.extend([change.path.parent(), change.path.clone()]);
+        // Who writes to a file by one of its names writes to all.
+        paths.extend(nodes.find(&change.path).map(|it| nodes.twins(it)).unwrap_or_default());
     }
     paths.retain(|path| !path.is_root() && nodes.find(path).is_some());
     paths.sort();
@@ -76,10 +78,10 @@ async fn outdate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
     };
     let Some((number, parent, kind)) = known else { return };
     if kind == Kind::Folder
-        && let Ok(entry) = tree.content.line.look(&tree.remote(&path)).await
-        && Facts::of(&entry).kind == Kind::Folder
+        && let Ok(seen) = tree.content.line.look(&tree.remote(&path)).await
+        && seen.facts().kind == Kind::Folder
     {
-        tree.nodes().refresh(number, Facts::of(&entry));
+        tree.nodes().refresh(number, seen.facts());
         tell(kernel, move |kernel| kernel.inval_inode(INodeNo(number), -1, 0)).await;
         return;
     }

@@ -1,29 +1,41 @@
 //! What readers get when the disk under the cache is full, of what is cached or of what
 //! others have put there: the right bytes, from the network where they cannot be kept.
-//! As root only, for a disk of its own.
+//! As root only, for a disk of its own, in a namespace of its own: whatever ends the test,
+//! nothing of it stays mounted.
 
 use super::*;
 
 const MIB: usize = 1 << 20;
 
-/// A small disk, gone when this is dropped.
-struct Disk(Arc<TempDir>);
+/// Says that this is the test itself, in its namespace.
+const INSIDE: &str = "VERBATIM_TEST_FULL_DISK";
 
-impl Disk {
-    fn new(mib: usize) -> Option<Self> {
-        let at = Arc::new(tempfile::tempdir().expect("a folder"));
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "cache"]).arg(at.path());
-        let made = command.output().is_ok_and(|output| output.status.success());
-        made.then_some(Self(at))
+/// Runs a test of this file again, in a mount namespace that ends with it; whether it could.
+fn apart(test: &str) -> bool {
+    let own = std::env::current_exe().expect("a running test has a file");
+    let mut command = Command::new("unshare");
+    // Who is killed takes along what it started there.
+    command.args(["--mount", "--propagation", "private", "--fork", "--kill-child"]).arg(own);
+    command.args(["--exact", &format!("full::{test}"), "--nocapture"]).env(INSIDE, "1");
+    let can = Command::new("unshare").args(["--mount", "true"]).output();
+    if !can.is_ok_and(|tried| tried.status.success()) {
+        return false;
     }
+    let ran = command.output().expect("unshare runs");
+    let said = [ran.stdout, ran.stderr].concat();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&said));
+    assert!(String::from_utf8_lossy(&said).contains("1 passed"), "it found no such test");
+    true
 }
 
-impl Drop for Disk {
-    fn drop(&mut self) {
-        // Ours alone; what is mounted below has its own end.
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
+/// A small disk.
+fn disk(mib: usize) -> Arc<TempDir> {
+    let at = Arc::new(tempfile::tempdir().expect("a folder"));
+    let mut command = Command::new("mount");
+    command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "verbatim-test-cache"]);
+    let made = command.arg(at.path()).output().expect("mount runs");
+    assert!(made.status.success(), "{made:?}");
+    at
 }
 
 /// Fails unless a file is read as it is, twice.
@@ -39,7 +51,13 @@ fn when_the_disk_of_the_cache_is_full_readers_get_right_bytes_and_no_error() {
     if !can_mount(test) {
         return;
     }
-    let Some(disk) = Disk::new(24) else { return skip(test, "no disk can be made") };
+    if std::env::var_os(INSIDE).is_none() {
+        if !apart(test) {
+            skip(test, "no mount namespace of its own (needs root, unshare)");
+        }
+        return;
+    }
+    let disk = disk(24);
     let big = noise(40 * MIB + 17, 31);
     let small: Vec<_> = (0..30).map(|number| noise(700_000 + number, number as u64)).collect();
     let source = Source::new(|dir| {
@@ -49,15 +67,15 @@ fn when_the_disk_of_the_cache_is_full_readers_get_right_bytes_and_no_error() {
         }
     });
     std::thread::sleep(SETTLED);
-    let mounted = source.mount_with(&disk.0, &["--cache-size", "1G"]);
+    let mounted = source.mount_with(&disk, &["--cache-size", "1G"]);
     read_twice(&mounted, "big", &big);
     for (number, content) in small.iter().enumerate() {
         read_twice(&mounted, &format!("{number}"), content);
     }
     // What others put there leaves room for nothing at all.
-    let free = rustix::fs::statvfs(disk.0.path()).expect("tells").f_bfree;
+    let free = rustix::fs::statvfs(disk.path()).expect("tells").f_bfree;
     let rest = vec![1; (free as usize) * 4096 + MIB];
-    fs::write(disk.0.path().join("others"), rest).expect_err("there is no room for that");
+    fs::write(disk.path().join("others"), rest).expect_err("there is no room for that");
     fs::write(source.path("new"), &big).expect("writes");
     fs::write(source.path("small"), &small[0]).expect("writes");
     read_twice(&mounted, "new", &big);
@@ -66,14 +84,17 @@ fn when_the_disk_of_the_cache_is_full_readers_get_right_bytes_and_no_error() {
     let told = mounted.status();
     assert_eq!(told["failures"], 0, "{told}");
     // And when there is room again, things are kept again.
-    fs::remove_file(disk.0.path().join("others")).expect("removes");
+    fs::remove_file(disk.path().join("others")).expect("removes");
     read_twice(&mounted, "1", &small[1]);
     let before = mounted.status();
     read_twice(&mounted, "1", &small[1]);
     assert_eq!(mounted.status()["fetched_bytes"], before["fetched_bytes"], "{before}");
     mounted.end();
     // The next run has a cache that is good.
-    let mounted = source.mount_with(&disk.0, &["--cache-size", "1G"]);
+    let mounted = source.mount_with(&disk, &["--cache-size", "1G"]);
     read_twice(&mounted, "big", &big);
     mounted.end();
+    // The folder itself goes with the test; the disk is unmounted first.
+    let gone = Command::new("umount").arg(disk.path()).status();
+    assert!(gone.is_ok_and(|status| status.success()), "nobody uses it");
 }

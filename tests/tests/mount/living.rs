@@ -3,6 +3,7 @@
 
 use super::*;
 use verbatim_tests::holding::Holding;
+use verbatim_tests::http::{get, request, series};
 use verbatim_tests::process::{Ended, trials};
 
 /// What the memory of a server may grow by while mounts come and go: less than 50 KiB for each.
@@ -200,6 +201,44 @@ fn two_mounts_share_a_cache_and_what_one_has_brought_is_not_fetched_again() {
     one.end();
     assert!(fs::read(two.path("big")).expect("reads") == big);
     two.end();
+}
+
+#[test]
+fn a_mount_shows_its_numbers_at_a_port_and_is_ready_while_its_server_is_there() {
+    if !can_mount("a_mount_shows_its_numbers_at_a_port") {
+        return;
+    }
+    let mut source = Source::new(fill);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("has one");
+    let (from, text) = (source.serve().at("data"), address.to_string());
+    let (at, cache) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let path = |dir: &TempDir| dir.path().display().to_string();
+    let words = [&from, &path(&at), "--cache", &path(&cache), "--metrics", &text];
+    let refused = Running::start(source.home.command("rdma-mount", &words)).end();
+    refused.refused(1, &["cannot listen for metrics on", "hint: give another address"]);
+    drop(taken);
+    let mounted = source.mount(&["--metrics", &text]);
+    assert_eq!(fs::read(mounted.path("file")).expect("reads"), b"hello");
+    let shown = get(address, "/metrics");
+    let run = mounted.at.as_ref().expect("it has a place").path().display().to_string();
+    let up = format!("rdma_mount_server_up{{run=\"{run}\"}}");
+    assert_eq!((shown.status, series(&shown.body, &up)), (200, Some(1.0)), "{shown:?}");
+    assert!(shown.head.contains("text/plain; version=0.0.4"), "{shown:?}");
+    let status: serde_json::Value =
+        serde_json::from_str(&get(address, "/status").body).expect("JSON");
+    assert_eq!(status["opens"], 1, "{status}");
+    let answers = |path: &str| get(address, path).status;
+    assert_eq!((answers("/healthz"), answers("/readyz"), answers("/")), (200, 200, 404));
+    assert_eq!(request(address, "GET", "/metrics", "elsewhere.example").status, 403);
+    source.kill();
+    let unready = || Some(get(address, "/readyz")).filter(|answer| answer.status == 503);
+    let why = wait_for("it is not ready", STAND_MAX, unready).body;
+    assert!(why.contains("127.0.0.1:") || why.contains("server"), "{why}");
+    assert_eq!(answers("/healthz"), 200);
+    assert_eq!(series(&get(address, "/metrics").body, &up), Some(0.0));
+    assert_eq!(fs::read(mounted.path("file")).expect("is here"), b"hello");
+    mounted.end();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `rdma-mount` as a user runs it, on real servers over loopback and the kernel's own
 //! FUSE: what readers get (`reading`), and fio (`fio`), and the loaders of a training run
-//! (`loader`), what is fetched for whom (`patterns`), what they get when the source or
+//! (`loader`), whose files are (`owning`), what is fetched for whom (`patterns`), what they get when the source or
 //! the cache changes (`changing`), when the server or the daemon is lost (`losing`), when
 //! the disk of the cache is full (`full`), how a mount comes and goes (`living`), and how
 //! the system makes it (`system`). A stage of its own in `tests/run`; where /dev/fuse
@@ -16,6 +16,7 @@ mod living;
 mod loader;
 mod losing;
 mod offline;
+mod owning;
 mod patterns;
 mod reading;
 mod system;

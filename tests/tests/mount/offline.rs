@@ -91,10 +91,8 @@ fn without_its_server_a_mount_shows_what_is_here_and_the_rest_is_an_error_at_onc
 }
 
 /// The files of a cache that hold names.
-fn names_kept(cache: &Path) -> usize {
-    let parts = fs::read_dir(cache).expect("lists").flatten().map(|entry| entry.path());
-    let files = parts.filter(|path| path.is_dir()).filter_map(|path| fs::read_dir(path).ok());
-    files.flatten().flatten().filter(|it| it.path().extension() == Some("names".as_ref())).count()
+pub(super) fn names_kept(cache: &Path) -> usize {
+    reading::files_of(cache, "names").len()
 }
 
 #[test]

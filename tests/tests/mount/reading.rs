@@ -208,9 +208,14 @@ pub fn kept_bytes(cache: &Path) -> u64 {
 
 /// The files that hold content.
 pub fn data_files(cache: &Path) -> Vec<PathBuf> {
+    files_of(cache, "data")
+}
+
+/// The files of a cache that hold one kind of thing.
+pub fn files_of(cache: &Path, kind: &str) -> Vec<PathBuf> {
     let parts = fs::read_dir(cache).expect("lists").flatten().map(|entry| entry.path());
     let files =
         parts.filter(|path| path.is_dir()).flat_map(|path| fs::read_dir(path).expect("lists"));
     let paths = files.flatten().map(|entry| entry.path());
-    paths.filter(|path| path.extension() == Some(OsStr::new("data"))).collect()
+    paths.filter(|path| path.extension() == Some(OsStr::new(kind))).collect()
 }

@@ -7,6 +7,7 @@ use crate::shared::ending::FlagError;
 use crate::shared::voice::VoiceFlags;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use verbatim_client::location::{Location, Remote};
 use verbatim_client::mount::{Fill, MountOptions};
@@ -97,8 +98,8 @@ pub struct Flags {
 
     /// Let other users of this machine in.
     ///
-    /// Files belong to whoever mounts, with the permission bits of their source, and
-    /// the kernel checks them. An ordinary user needs user_allow_other in
+    /// Files have the owners, by number, and the permission bits of their source, and
+    /// the kernel checks them for everybody. An ordinary user needs user_allow_other in
     /// /etc/fuse.conf.
     #[arg(long)]
     allow_other: bool,
@@ -138,6 +139,14 @@ pub struct Flags {
     /// label run.
     #[arg(long, value_name = "FILE")]
     pub metrics_file: Option<PathBuf>,
+
+    /// Show the numbers of the mount at ADDR:PORT: /metrics, /healthz, /readyz.
+    ///
+    /// For Prometheus, over plain HTTP, to whoever reaches that address; off unless it
+    /// is given. Ready is a mount whose server is there, or that needs none. /status is
+    /// what --status --json prints.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
 
     /// Says that this is the background process.
     #[arg(long, hide = true)]

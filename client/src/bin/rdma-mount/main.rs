@@ -21,6 +21,7 @@ use shared::ending::{Exit, complain, interrupted};
 use std::process::ExitCode;
 use verbatim_client::copy::CopyError;
 use verbatim_client::mount::{Mount, MountError, MountOptions, is_away};
+use verbatim_telemetry::port::Port;
 
 fn main() -> ExitCode {
     let flags = match Flags::read() {
@@ -72,6 +73,13 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Ok(metrics) => metrics,
         Err(error) => return complain(&error, None, Exit::Usage, json),
     };
+    let port = match flags.metrics {
+        Some(address) => match Port::bind(address).await {
+            Ok(port) => Some(port),
+            Err(error) => return complain(&error, Some(error.hint()), Exit::Failed, json),
+        },
+        None => None,
+    };
     let config_dir = session.connect.config_dir.clone();
     let started = ask::introduced(&config_dir, async || {
         match Mount::start(options.clone(), session.clone()).await {
@@ -101,6 +109,10 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         println!("mounted on {}", options.mountpoint.display());
     }
     let teller = mount.teller();
+    if let Some(port) = port {
+        tracing::info!(address = %port.address(), "numbers are shown");
+        tokio::spawn(telling::show(teller.clone(), options.mountpoint.clone(), port));
+    }
     let progress = json && !flags.background;
     let telling = telling::tell(teller.clone(), metrics.clone(), progress);
     let stayed = tokio::select! {

@@ -1,12 +1,14 @@
-//! What a mount tells while it stands: its numbers in a file for node_exporter, and, in
-//! the foreground with --json, how far its fill is. Ends with the mount.
+//! What a mount tells while it stands: its numbers in a file for node_exporter or at a
+//! port for Prometheus, and, in the foreground with --json, how far its fill is. Ends
+//! with the mount.
 
 use crate::shared::records::{now, write_whole};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use verbatim_client::mount::metrics;
 use verbatim_client::mount::status::Teller;
+use verbatim_telemetry::port::{Answer, Port};
 
 /// How often the fill is told.
 const TELL_EVERY: Duration = Duration::from_secs(1);
@@ -33,6 +35,28 @@ pub async fn tell(teller: Teller, file: Option<PathBuf>, progress: bool) {
             written = Some(Instant::now());
         }
     }
+}
+
+/// Shows the numbers to whoever asks at a port, until it is dropped.
+pub async fn show(teller: Teller, mountpoint: PathBuf, port: Port) {
+    let run = mountpoint.display().to_string();
+    let at = move |path: &str| {
+        let status = || teller.status();
+        Some(match path {
+            "/metrics" => Answer::new(metrics::CONTENT_TYPE, metrics::text(&status(), &run, now())),
+            "/healthz" => Answer::well(None),
+            "/readyz" => Answer::well(unready(&status()["server"])),
+            "/status" => Answer::new("application/json", status().to_string()),
+            _ => return None,
+        })
+    };
+    port.serve("there are /metrics, /healthz, /readyz and /status", at).await;
+}
+
+/// Why readers may have to wait: what is not here comes from a server that is not there.
+fn unready(server: &Value) -> Option<String> {
+    let well = server["up"] == true || server["offline"] == true;
+    (!well).then(|| server["cause"].as_str().unwrap_or("the server is away").to_owned())
 }
 
 /// Writes the numbers as they are now.

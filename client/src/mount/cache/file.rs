@@ -13,10 +13,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use verbatim_files::Target;
 use verbatim_files::hash::hash_extent;
 use verbatim_proto::message::FileInfo;
-use verbatim_proto::{Digest, Extent, Fault};
+use verbatim_proto::{Digest, Extent};
 
 /// The unit of the cache.
 pub const BLOCK_BYTES: u64 = 1 << 20;
@@ -175,13 +174,15 @@ impl CacheFile {
         absent.into_iter().filter(|&block| !self.check(block)).collect()
     }
 
-    /// How many bytes of these blocks nobody has noted. Looks at nothing.
+    /// Which of these blocks nobody has noted. Looks at nothing.
+    pub fn unknown(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
+        self.state().absent(blocks).collect()
+    }
+
+    /// How many bytes they are.
     pub fn missing(&self, blocks: RangeInclusive<u32>) -> u64 {
         let state = self.state();
-        let (first, last) = (*blocks.start() as usize, *blocks.end() as usize);
-        let within = state.blocks.iter().enumerate().skip(first).take_while(|(at, _)| *at <= last);
-        let absent = within.filter(|(_, block)| **block == Block::Absent);
-        absent.map(|(at, _)| block_extent(at as u32, self.size).len).sum()
+        state.absent(blocks).map(|block| block_extent(block, self.size).len).sum()
     }
 
     /// Whether a block is there and verified; looks at it if that was only claimed.
@@ -220,16 +221,21 @@ impl CacheFile {
 
     /// Reads a range if all of it is there and verified; `None` otherwise.
     pub fn read(&self, offset: u64, len: usize) -> Option<io::Result<Vec<u8>>> {
+        let mut bytes = vec![0; len];
+        Some(self.read_into(offset, &mut bytes)?.map(|()| bytes))
+    }
+
+    /// The same, into memory that is there.
+    pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> Option<io::Result<()>> {
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
-        let blocks = self.blocks_of(offset, len as u64);
+        let blocks = self.blocks_of(offset, bytes.len() as u64);
         let is_present = |state: &State| {
             blocks.clone().all(|it| state.blocks.get(it as usize) == Some(&Block::Present))
         };
         if !is_present(&self.state()) {
             return None;
         }
-        let mut bytes = vec![0; len];
-        Some(self.data.read_exact_at(&mut bytes, offset).map(|()| bytes))
+        Some(self.data.read_exact_at(bytes, offset))
     }
 
     /// Keeps a verified block; false if it was there. One that cannot be kept is fetched again
@@ -286,18 +292,6 @@ impl CacheFile {
         (0..last).all(|block| self.check(block)) && self.state().not_present == 0
     }
 
-    /// Copies all of it, block by block as it was verified; an error when not all is there.
-    pub fn copy_to(&self, target: &Target) -> Result<(), Fault> {
-        for block in 0..block_count(self.size) as u32 {
-            let extent = block_extent(block, self.size);
-            let gone = || io::Error::from(io::ErrorKind::NotFound);
-            let read = self.read(extent.offset, extent.len as usize).unwrap_or_else(|| Err(gone()));
-            let bytes = read.map_err(|error| Fault::from_io("cannot read the cache", &error))?;
-            target.write_at(&bytes, extent.offset)?;
-        }
-        Ok(())
-    }
-
     /// The file that holds it.
     pub fn data(&self) -> &File {
         &self.data
@@ -341,6 +335,8 @@ impl CacheFile {
             state.not_present += usize::from(was == Block::Present);
             block
         };
+        // Whoever wants it in the cache has to bring it.
+        self.flights.forget_block(block);
         let extent = block_extent(block, self.size);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let taken = || self.data.metadata().map_or(0, |found| found.blocks() * 512);
@@ -355,6 +351,13 @@ impl State {
         let blocks = vec![Block::Absent; block_count(size)];
         let not_present = blocks.len();
         Self { blocks, claims: HashMap::new(), order: VecDeque::new(), not_present }
+    }
+
+    /// The blocks of a range that nobody has noted.
+    fn absent(&self, range: RangeInclusive<u32>) -> impl Iterator<Item = u32> {
+        let (first, last) = (*range.start() as usize, *range.end() as usize);
+        let within = self.blocks.iter().enumerate().skip(first).take_while(move |it| it.0 <= last);
+        within.filter(|(_, block)| **block == Block::Absent).map(|(at, _)| at as u32)
     }
 
     /// A block was noted there. A later note is of bytes that were written later.

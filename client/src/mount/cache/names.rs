@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use verbatim_proto::Digest;
 
-const MAGIC: [u8; 8] = *b"VBTMNAM1";
+const MAGIC: [u8; 8] = *b"VBTMNAM2";
 
 /// The most that one file may hold.
 const NAMES_BYTES_MAX: u64 = 512 << 20;

@@ -118,6 +118,20 @@ impl Cache {
         (known, bytes)
     }
 
+    /// Has a version go that is void, unless somebody uses it.
+    pub fn discard(&self, key: &Key) {
+        let path = self.path(key, "data");
+        // Mostly there is none.
+        if !path.try_exists().unwrap_or(false) {
+            return;
+        }
+        let Ok(turn) = self.share.turn() else { return };
+        let Ok(data) = File::open(&path) else { return };
+        if flock(&data, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            self.share.add(-(self.remove(key, &turn) as i64));
+        }
+    }
+
     /// Has names go that nobody asked for since.
     fn evict_names(&self, key: &Key, used: SystemTime) -> Option<bool> {
         let path = self.path(key, "names");

@@ -3,16 +3,25 @@
 //! `content`.
 
 use super::cache::Key;
+use crate::part::Haste;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The files that are being opened.
 #[derive(Default)]
-pub(crate) struct Turns(HashMap<Key, Arc<tokio::sync::Mutex<()>>>);
+pub(crate) struct Opening(HashMap<Key, Arc<Turn>>);
 
-impl Turns {
+/// The turn of one file.
+#[derive(Default)]
+pub(crate) struct Turn {
+    pub lock: tokio::sync::Mutex<()>,
+    /// Whether a reader waits for what it brings.
+    pub haste: Haste,
+}
+
+impl Opening {
     /// The turn of a file, to be waited for.
-    pub fn of(&mut self, key: Key) -> Arc<tokio::sync::Mutex<()>> {
+    pub fn of(&mut self, key: Key) -> Arc<Turn> {
         // Those that nobody waits for are done with.
         self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
         self.0.entry(key).or_default().clone()

@@ -1,0 +1,181 @@
+//! How much the fill may have under way while somebody reads: as much as keeps the link
+//! at work, and little more, because what a reader asks for queues behind it. Learned
+//! from what comes: the rate of late, and the least time that anything took. Pure: it is
+//! told the time. Used by `gate`.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Over how long the rate is looked at.
+const RATE_OVER: Duration = Duration::from_millis(250);
+
+/// After how long the least time that something took is looked for anew.
+const LEAST_OVER: Duration = Duration::from_secs(5);
+
+/// What may wait in front of the link so that it never runs dry, at least.
+const SLACK_MIN: Duration = Duration::from_millis(4);
+
+/// And as a part of the least time, so that it grows to fill a long link.
+const SLACK_PART: u32 = 4;
+
+/// What may be under way before anything is known.
+const START_BYTES: u64 = 1 << 20;
+
+/// The most, whatever is measured.
+const WINDOW_BYTES_MAX: u64 = 64 << 20;
+
+/// How many things that came are remembered at most.
+const MARKS_MAX: usize = 1024;
+
+/// What is known of the link.
+#[derive(Debug, Default)]
+pub(super) struct Gauge {
+    /// When how much had come, the latest last.
+    marks: VecDeque<(Duration, u64)>,
+    /// The least time of this while, and of the one before.
+    least: Option<Duration>,
+    least_before: Option<Duration>,
+    least_since: Duration,
+}
+
+impl Gauge {
+    /// Something came that took so long; all that came so far, for whomever, is `total`.
+    pub fn came(&mut self, now: Duration, total: u64, took: Duration) {
+        if now.saturating_sub(self.least_since) > LEAST_OVER {
+            (self.least_before, self.least, self.least_since) = (self.least, None, now);
+        }
+        self.least = Some(self.least.map_or(took, |least| least.min(took)));
+        self.marks.push_back((now, total));
+        while self.marks.len() > MARKS_MAX
+            || self.marks.len() > 2 && now.saturating_sub(self.marks[1].0) > RATE_OVER
+        {
+            self.marks.pop_front();
+        }
+    }
+
+    /// How many bytes may be under way.
+    pub fn window(&self) -> u64 {
+        let least = [self.least, self.least_before].into_iter().flatten().min();
+        let (Some(rate), Some(least)) = (self.rate(), least) else { return START_BYTES };
+        let slack = SLACK_MIN.max(least / SLACK_PART);
+        let bytes = rate * (least + slack).as_secs_f64();
+        (bytes as u64).min(WINDOW_BYTES_MAX)
+    }
+
+    /// Bytes a second of late.
+    fn rate(&self) -> Option<f64> {
+        let ((from, before), (to, after)) = (*self.marks.front()?, *self.marks.back()?);
+        let time = to.saturating_sub(from).as_secs_f64();
+        (time > 0.0).then(|| after.saturating_sub(before) as f64 / time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: u64 = 100 << 10;
+    const STEP: Duration = Duration::from_micros(100);
+
+    /// A link that carries one thing after another at a rate, and takes a while to answer.
+    struct World {
+        rate: u64,
+        delay: Duration,
+        free_at: Duration,
+        carried: u64,
+        /// When each comes, when it was asked for, and whether a reader waits for it.
+        coming: Vec<(Duration, Duration, bool)>,
+    }
+
+    impl World {
+        fn ask(&mut self, now: Duration, reader: bool) {
+            let begin = self.free_at.max(now + self.delay);
+            self.free_at = begin + Duration::from_secs_f64(FILE as f64 / self.rate as f64);
+            self.coming.push((self.free_at, now, reader));
+        }
+
+        fn fills(&self) -> u64 {
+            self.coming.iter().filter(|it| !it.2).count() as u64 * FILE
+        }
+    }
+
+    /// Fills for so long while a reader wants something every 20 ms. Says which part of the link
+    /// was used in the second half, and how long the reader waited then on average.
+    fn run(rate: u64, delay: Duration, seconds: u64) -> (f64, Duration) {
+        let mut world = World { rate, delay, free_at: STEP, carried: 0, coming: Vec::new() };
+        let mut gauge = Gauge::default();
+        let (mut now, end, mut next) = (STEP, Duration::from_secs(seconds), STEP);
+        let (mut waits, mut half) = (Vec::new(), 0);
+        while now < end {
+            if now >= next {
+                world.ask(now, true);
+                next += Duration::from_millis(20);
+            }
+            while world.fills() == 0 || world.fills() + FILE <= gauge.window() {
+                world.ask(now, false);
+            }
+            now += STEP;
+            if world.coming.iter().all(|it| it.0 > now) {
+                continue;
+            }
+            let (came, coming): (Vec<_>, _) = world.coming.iter().partition(|it| it.0 <= now);
+            world.coming = coming;
+            for (_, asked, reader) in came {
+                world.carried += FILE;
+                if reader && now > end / 2 {
+                    waits.push(now - asked);
+                }
+                if !reader {
+                    gauge.came(now, world.carried, now - asked);
+                }
+            }
+            if now < end / 2 {
+                half = world.carried;
+            }
+        }
+        let used = (world.carried - half) as f64 / (rate as f64 * (end / 2).as_secs_f64());
+        (used, waits.iter().sum::<Duration>() / waits.len().max(1) as u32)
+    }
+
+    #[test]
+    fn the_link_is_kept_at_work_and_a_reader_waits_for_little_of_the_fill() {
+        for (rate, delay_ms) in [(65 << 20, 1), (20 << 20, 2), (500 << 20, 1), (100 << 20, 40)] {
+            let delay = Duration::from_millis(delay_ms);
+            let (used, waited) = run(rate, delay, 20);
+            assert!(used > 0.95, "{rate} {delay_ms}: {used}");
+            // Its own time on the link, the way there, and some of what is in front.
+            let own = delay + Duration::from_secs_f64(FILE as f64 / rate as f64);
+            let most = own + own / 2 + 3 * SLACK_MIN;
+            assert!(waited < most, "{rate} {delay_ms}: {waited:?}, not {most:?}");
+        }
+    }
+
+    #[test]
+    fn before_anything_came_a_little_may_go_and_whatever_comes_it_is_bounded() {
+        let mut gauge = Gauge::default();
+        assert_eq!(gauge.window(), START_BYTES);
+        gauge.came(STEP, FILE, STEP);
+        assert_eq!(gauge.window(), START_BYTES, "one says nothing of a rate");
+        for at in 2..5000 {
+            gauge.came(STEP * at, u64::from(at) << 30, Duration::from_secs(9));
+            assert!(gauge.marks.len() <= MARKS_MAX);
+        }
+        assert_eq!(gauge.window(), WINDOW_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_link_that_takes_longer_than_it_did_is_seen_to_after_a_while() {
+        let mut gauge = Gauge::default();
+        let mut came = |second: u32, took_ms| {
+            for part in 0..10 {
+                let now = Duration::from_millis(u64::from(second * 1000 + part * 100));
+                let total = u64::from(second * 10 + part) * FILE;
+                gauge.came(now, total, Duration::from_millis(took_ms));
+            }
+            gauge.window()
+        };
+        let short = (0..8).map(|second| came(second, 2)).last().expect("some");
+        let long = (8..20).map(|second| came(second, 200)).last().expect("some");
+        assert!(long > 20 * short, "{long} {short}");
+    }
+}
