@@ -2,10 +2,19 @@
 //! a process from /proc, queue pairs and regions of all RDMA devices from the kernel. Changes
 //! nothing; the tests say how much may be left.
 
+use crate::http::{get, series};
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long a server may take to find that its clients are gone, and to give back what they had.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
+
+/// What the threads of a server's pool keep open of the folders they wrote to last.
+const POOL_DESCRIPTORS_MAX: usize = 8;
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +37,30 @@ impl Holding {
         let kib = line.and_then(|text| text.split_whitespace().next()?.parse().ok());
         let anonymous_kib = kib.expect("a kernel that counts");
         Self { descriptors: count("fd"), threads: count("task"), anonymous_kib }
+    }
+
+    /// Waits until a server whose clients are gone shows nothing of them, neither sessions nor
+    /// registered memory, and has as many descriptors as before they came.
+    ///
+    /// # Panics
+    /// When something is left.
+    pub fn comes_back(&self, server: u32, metrics: SocketAddr) {
+        let begin = Instant::now();
+        loop {
+            let text = get(metrics, "/metrics").body;
+            let of =
+                |name: &&str| series(&text, &format!("rdma_serve_{name}")).expect("it is shown");
+            let shown = ["sessions", "regions", "pinned_bytes", "slots"];
+            let shown: Vec<f64> = shown.iter().map(of).collect();
+            let now = Self::of(server);
+            let few = now.descriptors <= self.descriptors + POOL_DESCRIPTORS_MAX;
+            if few && shown.iter().all(|count| *count == 0.0) {
+                return;
+            }
+            let late = begin.elapsed() > GIVE_BACK_MAX;
+            assert!(!late, "sessions, regions, pinned bytes, slots: {shown:?}; {self:?}, {now:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 

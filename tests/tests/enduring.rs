@@ -44,7 +44,8 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
     });
     serve.signal(Signal::KILL);
     assert_eq!(serve.end(), None, "it was killed");
-    let _serve = place.serve();
+    let serve = place.serve();
+    let before = Holding::of(serve.id());
     for copy in copies {
         copy.end().done();
     }
@@ -59,6 +60,7 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
         let left = [tree::parts(&place.path("out")), tree::parts(&place.path("in"))].concat();
         left.is_empty().then_some(())
     });
+    before.comes_back(serve.id(), serve.metrics.expect("it shows them"));
 }
 
 #[test]

@@ -30,7 +30,8 @@ const SIZES: [usize; 11] = [
     CHUNK + 1,
     3 * CHUNK + 5,
     16 * CHUNK,
-    40 * CHUNK + 1,
+    // More than a window.
+    20 * CHUNK + 1,
 ];
 
 fn files_of_every_size_arrive_with_their_digest(pair: &Pair) {
@@ -96,7 +97,7 @@ fn three_thousand_small_files_arrive(pair: &Pair) {
 }
 
 fn an_overwritten_target_is_the_old_file_until_it_is_the_new_one(pair: &Pair) {
-    let (old, new) = (tree::content(1, 4 << 20), tree::content(2, 40 << 20));
+    let (old, new) = (tree::content(1, 4 << 20), tree::content(2, 24 << 20));
     tree::write(&pair.served("ro/a"), &new);
     tree::write(&pair.local("a"), &old);
     let seen =

@@ -55,7 +55,8 @@ struct Driver {
     creating: Vec<FileId>,
     offered: Vec<(FileId, Extent)>,
     committing: Vec<FileId>,
-    granted: u32,
+    /// The highest tag that was granted.
+    granted: Option<Tag>,
     dead: HashSet<LinkId>,
     broken: bool,
 }
@@ -72,7 +73,7 @@ pub fn run(bytes: &[u8]) {
         creating: Vec::new(),
         offered: Vec::new(),
         committing: Vec::new(),
-        granted: 0,
+        granted: None,
         dead: HashSet::new(),
         broken: false,
     };
@@ -86,7 +87,10 @@ pub fn run(bytes: &[u8]) {
             break;
         }
         match draw.up_to(7) {
-            0..=3 if draw.once_in(wild) => driver.hear(messages::write_reply(&mut draw)),
+            0..=3 if draw.once_in(wild) => {
+                let reply = driver.wild_reply(&mut draw);
+                driver.hear(reply);
+            }
             0..=3 => {
                 if let Some(reply) = driver.likely_reply(&mut draw) {
                     driver.hear(reply);
@@ -122,6 +126,21 @@ impl Driver {
         self.files.insert(file, Copy::default());
     }
 
+    fn next_tag(&self) -> u32 {
+        self.granted.map_or(FIRST_LIKELY_TAG, |tag| tag.0.saturating_add(1).clamp(4, u32::MAX - 4))
+    }
+
+    /// Anything a server could say; its tags go up all the same, mostly.
+    fn wild_reply(&self, draw: &mut Draw<'_>) -> WriteReply {
+        let mut reply = messages::write_reply(draw);
+        if let WriteReply::Granted { grants, .. } = &mut reply
+            && !draw.once_in(8)
+        {
+            (self.next_tag()..).zip(grants).for_each(|(tag, grant)| grant.tag = Tag(tag));
+        }
+        reply
+    }
+
     /// What a server could well answer, with a slip now and then: so the client gets somewhere.
     fn likely_reply(&mut self, draw: &mut Draw<'_>) -> Option<WriteReply> {
         Some(match draw.up_to(4) {
@@ -131,10 +150,10 @@ impl Driver {
                 WriteReply::Created { files: vec![(file, draw.result(have))] }
             }
             1 => {
-                self.granted += 1;
                 let link = LinkId { index: draw.up_to(1) as u16, epoch: 0 };
                 let bytes = if draw.once_in(16) { draw.any() as u32 } else { 1 << 20 };
-                let tag = Tag(FIRST_LIKELY_TAG + self.granted);
+                let back = if draw.once_in(64) { draw.up_to(4) as u32 } else { 0 };
+                let tag = Tag(self.next_tag() - back);
                 let grant = Grant { tag, link, region: draw.region(), bytes };
                 WriteReply::Granted { verdicts: Vec::new(), grants: vec![grant] }
             }
@@ -175,7 +194,11 @@ impl Driver {
                     have.for_each(|extent| self.store(*file, extent));
                 }
             }
-            WriteReply::Granted { verdicts, .. } => {
+            WriteReply::Granted { verdicts, grants } => {
+                for grant in grants {
+                    let before = self.granted.replace(grant.tag);
+                    wrong |= before.is_some_and(|before| grant.tag <= before);
+                }
                 for (tag, verdicts) in verdicts {
                     let Some((post, true)) = self.posts.remove(tag) else { continue };
                     wrong |= post.pieces.len() != verdicts.len();
@@ -189,7 +212,7 @@ impl Driver {
         self.client.reply(reply, self.now);
         if wrong {
             self.drain();
-            assert!(self.broken, "another number of verdicts than of pieces was taken");
+            assert!(self.broken, "verdicts in another number than pieces, or a tag twice");
         }
     }
 

@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use verbatim_tests::holding::Holding;
 
 /// How often each side is killed, each way.
 const KILLS: u64 = 30;
@@ -228,6 +229,7 @@ fn check(copy: &Path, content: &[u8]) {
 fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
     for up in [false, true] {
         let World { serve, dir } = World::new();
+        let before = Holding::of(serve.id());
         let content = bytes(5, BIG_BYTES);
         let (here, there) = (dir.path().join("big"), dir.path().join("data/big"));
         fs::write(if up { &here } else { &there }, &content).unwrap();
@@ -252,6 +254,7 @@ fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         wait_for("only the file is there", BEGIN_MAX, || {
             (names(&landing) == ["big"]).then_some(())
         });
+        before.comes_back(serve.id(), serve.metrics.expect("it shows them"));
     }
 }
 

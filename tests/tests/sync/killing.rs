@@ -8,6 +8,7 @@ use crate::{BOTH, Way, World, changes, text, tree, write};
 use std::fs;
 use std::time::{Duration, Instant};
 use verbatim_proto::Digest;
+use verbatim_tests::holding::Holding;
 
 /// How often each mode is killed.
 const KILLS: u64 = 30;
@@ -87,6 +88,7 @@ fn is_whole(world: &World, way: crate::Way, versions: &[Digest]) {
 fn kill_at_any_moment(mode: Mode) {
     let Mode { way, flags } = mode;
     let world = World::new();
+    let before = Holding::of(world.serve.id());
     fill(&world);
     // How long it takes when nobody ends it: a machine may be slow, or busy.
     let begin = Instant::now();
@@ -145,6 +147,7 @@ fn kill_at_any_moment(mode: Mode) {
     assert!(left.is_empty(), "SEED={seed}, {mode:?}: {left:?}");
     let again = changes(&world.sync(way, &["--delete", "--json"]).done());
     assert_eq!(again, [""; 0], "SEED={seed}, {mode:?}");
+    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
 }
 
 /// Whether somebody was killed whose work the server has not let go of.

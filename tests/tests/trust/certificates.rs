@@ -9,6 +9,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+use verbatim_tests::holding::Holding;
 
 const TOML: &str = r#"
 [tls]
@@ -160,6 +161,7 @@ fn a_certificate_that_does_not_do_is_refused_with_the_reason() {
 #[test]
 fn a_certificate_that_ends_takes_its_session_with_it() {
     let (world, maker) = world();
+    let before = Holding::of(world.serve.id());
     maker.make(world.dir.path(), "brief", "brief.example", Some(4));
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
     let ended = cp(&world, "ca.pem", "brief", &["--bwlimit", "256K", &from, &out]);
@@ -169,11 +171,13 @@ fn a_certificate_that_ends_takes_its_session_with_it() {
     maker.make(world.dir.path(), "brief", "brief.example", None);
     cp(&world, "ca.pem", "brief", &[&from, &out]).done();
     assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
+    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
 }
 
 #[test]
 fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
     let (world, maker) = world_until(Some(8));
+    let before = Holding::of(world.serve.id());
     maker.make(world.dir.path(), "alice", "alice.example", None);
     let (from, out, list) = (world.serve.at("data/large"), world.text("out"), world.serve.at(""));
     let mut all = shown(&world, "ca.pem", "alice");
@@ -193,6 +197,7 @@ fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
     copy.end().done();
     assert_eq!(names(&world.path("out")), ["large"]);
     assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
+    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
 }
 
 fn bytes(world: &World, below: &str) -> Vec<u8> {

@@ -5,6 +5,7 @@ use crate::process::{Home, Running, wait_for};
 use crate::{FOLLOW_MAX, World, folders, names, text};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use verbatim_tests::holding::Holding;
 
 #[test]
 fn a_token_is_good_for_its_exports_and_modes() {
@@ -30,6 +31,7 @@ fn a_token_is_good_for_its_exports_and_modes() {
 #[test]
 fn a_token_that_is_revoked_ends_what_runs_under_it() {
     let world = World::new(&[]);
+    let before = Holding::of(world.serve.id());
     let token = world.add("alice", &["--export", "data:ro"]);
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
     let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
@@ -44,11 +46,13 @@ fn a_token_that_is_revoked_ends_what_runs_under_it() {
     let said = ["is not authorized here", "hint: use a key"];
     world.cp(&token, &[&from, &out]).refused(3, &said);
     world.token(&["revoke", "alice"]).refused(1, &["no token of this name", "hint: "]);
+    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
 }
 
 #[test]
 fn a_token_that_expires_ends_what_runs_under_it() {
     let world = World::new(&[]);
+    let before = Holding::of(world.serve.id());
     // Long enough to be let in, and to begin.
     let token = world.add("brief", &["--export", "data:ro", "--expires", "5s"]);
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
@@ -57,6 +61,7 @@ fn a_token_that_expires_ends_what_runs_under_it() {
     let listed = world.token(&["list"]).done().stdout;
     assert!(listed.contains("brief  data:ro  expired  ed25519:"), "{listed}");
     assert!(!listed.contains(&token), "the server has the public half alone");
+    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
 }
 
 #[test]
