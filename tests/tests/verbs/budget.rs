@@ -94,7 +94,7 @@ fn a_session_that_may_pin_little_waits_instead_of_failing() {
 fn a_file_far_larger_than_the_budget_arrives_both_ways() {
     let dir = folders();
     let big = dir.path().join("data/big");
-    tree::write(&big, &tree::content(1, if is_long() { 256 } else { 96 } * MIB));
+    tree::write(&big, &tree::content(1, if is_long() { 256 } else { 64 } * MIB));
     let serve = serve(dir.path(), 8);
     let out = dir.path().join("out").display().to_string();
     let mut copies = [serve.start_cp(&["--json", &serve.at("data/big"), &out])];
