@@ -6,13 +6,18 @@
 #![allow(clippy::print_stdout)]
 
 pub mod compare;
+pub mod crowd;
+pub mod growth;
+pub mod marks;
 pub mod mounted;
 pub mod plot;
+pub mod raw;
 pub mod relay;
 pub mod rsync;
 pub mod scale;
 pub mod table;
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -71,14 +76,27 @@ pub struct Run {
 /// What a process used. Processor time is the figure that others on the machine change least.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
-    /// The most anonymous memory it had, in KiB.
+    /// The most anonymous memory it had, in KiB: its own, which no file backs.
     pub rss_anon_kib: u64,
+    /// The most memory it had, in KiB, with pages of files and of others (`VmHWM`).
+    pub rss_peak_kib: u64,
     /// Processor time, of its user and of the system for it.
     pub cpu: Duration,
 }
 
 /// Runs a command to its end; it must succeed.
 pub fn run(command: &mut Command) -> Run {
+    try_run(command).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The longest that a command may take: then it is ended, which is a failure.
+const RUN_MAX: Duration = Duration::from_secs(600);
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// When it ends with a failure, or is not over in time, in words.
+pub fn try_run(command: &mut Command) -> Result<Run, String> {
     let (begin, before) = (Instant::now(), cpu_of("self", CHILDREN));
     let mut child = command
         .stdin(Stdio::null())
@@ -86,13 +104,15 @@ pub fn run(command: &mut Command) -> Run {
         .stderr(Stdio::null())
         .spawn()
         .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
-    let watch = Watch::start(child.id());
+    let watch = Watch::start_with_end(child.id(), Some(begin + RUN_MAX));
     let status = child.wait().expect("the child can be waited for");
     let time = begin.elapsed();
-    assert!(status.success(), "{command:?} ended with {status}");
+    if !status.success() {
+        return Err(format!("{command:?} ended with {status}"));
+    }
     // What it used as a process of its own is gone with it: its parent has the sum.
     let cpu = cpu_of("self", CHILDREN) - before;
-    Run { time, used: Used { cpu, ..watch.stop() } }
+    Ok(Run { time, used: Used { cpu, ..watch.stop() } })
 }
 
 /// Runs commands at the same time, until the last of them has succeeded.
@@ -134,23 +154,49 @@ pub struct Watch {
     pid: u32,
     cpu: Duration,
     stop: Arc<AtomicBool>,
-    most_kib: Arc<AtomicU64>,
+    most: Arc<Most>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// The most memory seen so far, in KiB.
+#[derive(Default)]
+struct Most {
+    anon_kib: AtomicU64,
+    peak_kib: AtomicU64,
 }
 
 impl Watch {
     /// Watches a process until `stop`.
     pub fn start(pid: u32) -> Self {
+        Self::start_with_end(pid, None)
+    }
+
+    /// The same, and ends the process, a child that nobody has waited for yet, at a time.
+    fn start_with_end(pid: u32, end: Option<Instant>) -> Self {
+        // Its peak is that of now on, where we may say so.
+        let _ = std::fs::write(format!("/proc/{pid}/clear_refs"), "5");
         let stop = Arc::new(AtomicBool::new(false));
-        let most_kib = Arc::new(AtomicU64::new(0));
-        let (ended, most) = (stop.clone(), most_kib.clone());
+        let most = Arc::new(Most::default());
+        let (ended, seen) = (stop.clone(), most.clone());
         let thread = std::thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                most.fetch_max(rss_anon_kib(pid), Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(10));
+            for look in 0_u32.. {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (anon_kib, peak_kib) = memory_kib(pid);
+                seen.anon_kib.fetch_max(anon_kib, Ordering::Relaxed);
+                seen.peak_kib.fetch_max(peak_kib, Ordering::Relaxed);
+                if end.is_some_and(|end| Instant::now() > end)
+                    && let Some(pid) = Pid::from_raw(pid as i32)
+                {
+                    // It may be gone already.
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+                // A command of a few milliseconds is looked at more than once.
+                std::thread::sleep(Duration::from_millis(if look < 20 { 2 } else { 10 }));
             }
         });
-        Self { pid, cpu: cpu_of_all(pid), stop, most_kib, thread: Some(thread) }
+        Self { pid, cpu: cpu_of_all(pid), stop, most, thread: Some(thread) }
     }
 
     /// What it used meanwhile.
@@ -160,7 +206,9 @@ impl Watch {
             thread.join().expect("sampling does not panic");
         }
         let cpu = cpu_of_all(self.pid).saturating_sub(self.cpu);
-        Used { rss_anon_kib: self.most_kib.load(Ordering::Relaxed), cpu }
+        let seen = |kib: &AtomicU64| kib.load(Ordering::Relaxed);
+        let (rss_anon_kib, rss_peak_kib) = (seen(&self.most.anon_kib), seen(&self.most.peak_kib));
+        Used { rss_anon_kib, rss_peak_kib, cpu }
     }
 }
 
@@ -194,11 +242,20 @@ fn children(pid: u32) -> impl Iterator<Item = u32> {
     list.into_iter()
 }
 
-fn rss_anon_kib(pid: u32) -> u64 {
+/// The anonymous memory of a process and its peak, both with its children.
+fn memory_kib(pid: u32) -> (u64, u64) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let own: u64 = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
-    own + children(pid).map(rss_anon_kib).sum::<u64>()
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let own = (field("RssAnon:"), field("VmHWM:"));
+    children(pid).map(memory_kib).fold(own, |all, child| (all.0 + child.0, all.1 + child.1))
+}
+
+/// The anonymous memory of a process of now, in KiB, with that of its children.
+pub fn rss_anon_kib(pid: u32) -> u64 {
+    memory_kib(pid).0
 }
 
 /// Waits until a server listens.

@@ -9,10 +9,12 @@ pub struct Panel {
     pub title: String,
     /// Names of the points on the axis below, evenly spaced.
     pub ticks: Vec<String>,
-    /// Lines: a name, and a value for each tick.
+    /// Lines: a name, and a value for each tick; what is no number is left out.
     pub lines: Vec<(String, Vec<f64>)>,
     /// The unit of the values.
     pub unit: String,
+    /// What is to be said of it, a line each.
+    pub caption: Vec<String>,
 }
 
 const WIDTH: f64 = 360.0;
@@ -23,18 +25,21 @@ const BOTTOM: f64 = 58.0;
 const RIGHT: f64 = 16.0;
 const COLORS: [&str; 4] = ["#1f77b4", "#999999", "#d62728", "#2ca02c"];
 const COLUMNS: usize = 2;
+const CAPTION_HEIGHT: f64 = 14.0;
 
 /// Draws panels, two in a row.
 pub fn draw(panels: &[Panel]) -> String {
     let rows = panels.len().div_ceil(COLUMNS);
-    let (width, height) = (WIDTH * COLUMNS as f64, HEIGHT * rows as f64);
+    let caption = panels.iter().map(|panel| panel.caption.len()).max().unwrap_or(0);
+    let row_height = HEIGHT + CAPTION_HEIGHT * caption as f64;
+    let (width, height) = (WIDTH * COLUMNS as f64, row_height * rows as f64);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
     );
     for (index, panel) in panels.iter().enumerate() {
-        let (x, y) = (WIDTH * (index % COLUMNS) as f64, HEIGHT * (index / COLUMNS) as f64);
+        let (x, y) = (WIDTH * (index % COLUMNS) as f64, row_height * (index / COLUMNS) as f64);
         let _ = writeln!(svg, "<g transform=\"translate({x} {y})\">");
         draw_panel(&mut svg, panel);
         svg.push_str("</g>\n");
@@ -46,6 +51,8 @@ pub fn draw(panels: &[Panel]) -> String {
 fn draw_panel(svg: &mut String, panel: &Panel) {
     let most = panel.lines.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max);
     let top = round_up(most);
+    // A quarter of a small number is no whole one.
+    let places = if top < 20.0 { 1 } else { 0 };
     let x = |at: usize| {
         let steps = panel.ticks.len().saturating_sub(1).max(1) as f64;
         LEFT + (WIDTH - LEFT - RIGHT) * at as f64 / steps
@@ -62,7 +69,7 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
         let _ = writeln!(
             svg,
             "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{value:.0}</text>",
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{value:.places$}</text>",
             WIDTH - RIGHT,
             LEFT - 6.0,
             at + 4.0
@@ -81,6 +88,7 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
         let points: Vec<String> = values
             .iter()
             .enumerate()
+            .filter(|(_, value)| value.is_finite())
             .map(|(at, value)| format!("{:.1},{:.1}", x(at), y(*value)))
             .collect();
         let _ = writeln!(
@@ -91,9 +99,13 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
         let _ = writeln!(
             svg,
             "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{color}\">{name}</text>",
-            LEFT + 120.0 * number as f64,
+            LEFT + (WIDTH - LEFT) / panel.lines.len().max(3) as f64 * number as f64,
             HEIGHT - BOTTOM + 36.0
         );
+    }
+    for (number, line) in panel.caption.iter().enumerate() {
+        let y = HEIGHT - BOTTOM + 54.0 + CAPTION_HEIGHT * number as f64;
+        let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{y:.1}\">{line}</text>");
     }
 }
 
@@ -169,15 +181,26 @@ mod tests {
         assert!(svg.contains("width=\"210.0\"") && svg.contains("width=\"420.0\""), "{svg}");
     }
 
-    #[test]
-    fn every_value_is_a_point() {
-        let panel = Panel {
+    fn panel(values: Vec<f64>, caption: Vec<String>) -> Panel {
+        Panel {
             title: "rails".into(),
             ticks: vec!["1".into(), "2".into(), "4".into()],
-            lines: vec![("measured".into(), vec![1.0, 2.0, 4.0])],
+            lines: vec![("measured".into(), values)],
             unit: "GB/s".into(),
-        };
-        let svg = draw(&[panel]);
+            caption,
+        }
+    }
+
+    #[test]
+    fn every_value_is_a_point() {
+        let svg = draw(&[panel(vec![1.0, 2.0, 4.0], Vec::new())]);
         assert!(svg.contains("points=\"56.0,168.4 200.0,134.8 344.0,67.6\""), "{svg}");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_point() {
+        let svg = draw(&[panel(vec![1.0, f64::NAN, 4.0], vec!["it is flat".into()])]);
+        assert!(svg.contains("points=\"56.0,168.4 344.0,67.6\""), "{svg}");
+        assert!(svg.contains(">it is flat</text>"), "{svg}");
     }
 }

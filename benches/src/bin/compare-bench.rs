@@ -7,20 +7,26 @@
 
 use clap::Parser;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use verbatim_benches::compare::peers::{Peer, World};
-use verbatim_benches::compare::work::{Scale, Work, make};
-use verbatim_benches::compare::{Figure, limits, measure};
+use verbatim_benches::compare::goals::{Goal, goals};
+use verbatim_benches::compare::guest::Guest;
+use verbatim_benches::compare::peers::World;
+use verbatim_benches::compare::report::{
+    Measured, goal_table, goals_json, short_table, table, to_bars, to_json,
+};
+use verbatim_benches::compare::work::{Scale, Work, plan};
+use verbatim_benches::compare::{Limits, crowd, limits, measure};
+use verbatim_benches::marks::write_between;
 use verbatim_benches::plot::{Bars, draw_bars};
 use verbatim_benches::{bins, let_settle};
 
 /// Compare with cp, tar, rsync, rclone and scp.
 #[derive(Parser)]
 struct Flags {
-    /// Rounds; the best of each counts.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    /// Rounds; the best of each counts. Three, or two with --quick.
+    #[arg(long)]
+    rounds: Option<usize>,
     /// Smaller workloads, for a look in five minutes.
     #[arg(long)]
     quick: bool,
@@ -33,6 +39,13 @@ struct Flags {
     /// Where copies go: a tmpfs.
     #[arg(long, default_value = "/dev/shm")]
     target: PathBuf,
+    /// What `benches/verbs` said in a guest.
+    #[arg(long, value_name = "FILE")]
+    verbs: Option<PathBuf>,
+    /// Write the short table into README.md and the goals into docs/performance.md of this
+    /// repository, between their marks.
+    #[arg(long, value_name = "FOLDER")]
+    docs: Option<PathBuf>,
     /// Write FOLDER/compare.json and FOLDER/compare.svg.
     #[arg(long, value_name = "FOLDER")]
     results: Option<PathBuf>,
@@ -44,87 +57,113 @@ fn main() {
         true => Scale { large_mib: 1024, small: 20_000, mixed: 5000, sparse_gib: 8 },
         false => Scale { large_mib: 4096, small: 100_000, mixed: 25_000, sparse_gib: 64 },
     };
+    let rounds = flags.rounds.unwrap_or(if flags.quick { 2 } else { 3 });
+    let guest = flags.verbs.map(|path| {
+        Guest::parse(&std::fs::read_to_string(path).expect("what was said can be read"))
+    });
     let top = tempfile::tempdir_in(&flags.source).expect("a source folder");
     let target = tempfile::tempdir_in(&flags.target).expect("a target folder");
     let state = tempfile::tempdir().expect("a state folder");
     let source = top.path().join("source");
     std::fs::create_dir(&source).expect("a source folder");
-    println!("making the workloads under {}", source.display());
-    let mut works = make(&source, &scale);
-    works.retain(|work| flags.only.is_empty() || flags.only.iter().any(|name| name == work.name));
-    let_settle();
-    let world = World::start(&bins(), &source, target.path(), state.path());
-    let limits = works.iter().find(|work| work.name == "one").map(|work| limits(&world, work));
-    let measured: Vec<(Work, Vec<Figure>)> = works
-        .into_iter()
-        .map(|work| {
-            let figures = measure(&world, &work, flags.rounds);
-            (work, figures)
-        })
-        .collect();
-    if let Some((wire, hash)) = limits {
-        println!(
-            "\nlimits: iperf3 {:.2} GB/s, b3sum on one core {:.2} GB/s",
-            wire / 1e9,
-            hash / 1e9
-        );
+    let wanted = |name: &str| flags.only.is_empty() || flags.only.iter().any(|only| only == name);
+    let mut works = plan(&scale);
+    works.retain(|work| wanted(work.name));
+    works.iter().for_each(|work| work.begin(&source));
+    let mut told = Told { rounds, guest, ..Told::default() };
+    if !works.is_empty() {
+        let world = World::start(&bins(), &source, target.path(), state.path());
+        works.into_iter().for_each(|work| told.compare(&world, work));
     }
-    measured.iter().for_each(|(work, figures)| print_table(work, figures));
-    let Some(folder) = flags.results else { return };
-    let all = json!({
-        "machine": machine(), "versions": versions(), "rounds": flags.rounds,
-        "limits_bytes_per_second": limits.map(|(wire, hash)| json!({ "iperf3": wire, "b3sum": hash })),
-        "workloads": measured.iter().map(to_json).collect::<Vec<_>>(),
-    });
-    std::fs::write(folder.join("compare.json"), format!("{all:#}\n")).expect("it can be written");
-    let bars: Vec<Bars> = measured.iter().map(|(work, figures)| to_bars(work, figures)).collect();
-    std::fs::write(folder.join("compare.svg"), draw_bars(&bars)).expect("it can be written");
-}
-
-fn print_table(work: &Work, figures: &[Figure]) {
-    println!("\n{}\n", work.title);
-    println!("| | s | GB/s | files/s | cpu s/GB | client MiB | server MiB | on the wire |");
-    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    let gb = work.bytes as f64 / 1e9;
-    for figure in figures {
-        let seconds = figure.time.as_secs_f64();
-        // Of a few bytes it says nothing.
-        let cpu = match work.bytes > 100_000_000 {
-            true => format!("{:.2}", figure.cpu.as_secs_f64() / gb),
-            false => "-".to_owned(),
-        };
-        let (client, server) = (figure.rss_kib.0 / 1024, figure.rss_kib.1 / 1024);
-        println!(
-            "| {} | {seconds:.3} | {:.2} | {:.0} | {cpu} | {client} | {server} | {:.1} MB |",
-            figure.peer.name(),
-            gb / seconds,
-            work.files as f64 / seconds,
-            figure.wire_bytes as f64 / 1e6,
-        );
+    // What follows may fail; what was measured is told by then.
+    told.write(flags.results.as_deref());
+    if wanted("crowd") {
+        let (bins, source, target, state) = (&bins(), &*source, target.path(), state.path());
+        let (mib, clients) = (if flags.quick { 16 } else { 48 }, 200);
+        let place = crowd::Place { bins, source, target, state, mib, clients };
+        told.crowd = Some(crowd::measure(&place, rounds));
+    }
+    told.guest.iter().for_each(|guest| print!("{}", guest.table()));
+    println!("\n{}", goal_table(&told.goals()));
+    told.write(flags.results.as_deref());
+    if let Some(root) = flags.docs {
+        told.write_docs(&root).expect("the tables can be written");
     }
 }
 
-fn to_json((work, figures): &(Work, Vec<Figure>)) -> serde_json::Value {
-    let row = |figure: &Figure| {
-        json!({
-            "way": figure.peer.name(), "best_s": figure.time.as_secs_f64(),
-            "cpu_s": figure.cpu.as_secs_f64(), "runs": figure.runs,
-            "client_rss_anon_kib": figure.rss_kib.0, "server_rss_anon_kib": figure.rss_kib.1,
-            "wire_bytes": figure.wire_bytes,
-        })
-    };
-    let rows: Vec<_> = figures.iter().map(row).collect();
-    json!({
-        "name": work.name, "title": work.title, "bytes": work.bytes, "files": work.files,
-        "ways": rows,
-    })
+/// All that was measured so far.
+#[derive(Default)]
+struct Told {
+    rounds: usize,
+    limits: Option<Limits>,
+    measured: Vec<Measured>,
+    crowd: Option<crowd::Crowd>,
+    guest: Option<Guest>,
 }
 
-fn to_bars(work: &Work, figures: &[Figure]) -> Bars {
-    let bar = |figure: &Figure| {
-        (figure.peer.name().to_owned(), figure.time.as_secs_f64(), Peer::is_ours(figure.peer))
-    };
-    Bars { title: work.title.clone(), unit: "s".into(), bars: figures.iter().map(bar).collect() }
+impl Told {
+    /// Makes a workload, measures it, and prints its table.
+    fn compare(&mut self, world: &World, work: Work) {
+        println!("making {}", work.title);
+        work.make(&world.source);
+        let_settle();
+        if work.name == "one" {
+            let limits = limits(world, &work);
+            println!("{limits}");
+            self.limits = Some(limits);
+        }
+        let figures = measure(world, &work, self.rounds);
+        work.remove(&world.source);
+        let measured = (work, figures);
+        println!("{}", table(&measured));
+        self.measured.push(measured);
+    }
+
+    fn goals(&self) -> Vec<Goal> {
+        let mut goals = goals(&self.measured, self.limits.map(|limits| limits.hashing));
+        goals.extend(self.crowd.iter().flat_map(crowd::Crowd::goals));
+        goals.extend(self.guest.iter().flat_map(Guest::goals));
+        goals
+    }
+
+    fn write_docs(&self, root: &Path) -> std::io::Result<()> {
+        let about = about(self.rounds);
+        let seconds = format!("{about}\n{}", short_table(&self.measured));
+        write_between(&root.join("README.md"), "compare", &seconds)?;
+        let goals = format!("{about}\n{}", goal_table(&self.goals()));
+        write_between(&root.join("docs/performance.md"), "goals", &goals)
+    }
+
+    fn write(&self, folder: Option<&Path>) {
+        let Some(folder) = folder else { return };
+        let all = json!({
+            "machine": machine(), "versions": versions(), "rounds": self.rounds,
+            "limits": self.limits.map(Limits::to_json),
+            "workloads": self.measured.iter().map(to_json).collect::<Vec<_>>(),
+            "crowd": self.crowd.as_ref().map(crowd::Crowd::to_json),
+            "guest": self.guest.as_ref().map(Guest::to_json),
+            "goals": goals_json(&self.goals()),
+        });
+        let json = folder.join("compare.json");
+        std::fs::write(json, format!("{all:#}\n")).expect("it can be written");
+        let guest = self.guest.iter().filter_map(Guest::to_bars);
+        let bars: Vec<Bars> = self.measured.iter().map(to_bars).chain(guest).collect();
+        std::fs::write(folder.join("compare.svg"), draw_bars(&bars)).expect("it can be written");
+    }
+}
+
+/// When and where, and which build.
+fn about(rounds: usize) -> String {
+    let (machine, versions) = (machine(), versions());
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    format!(
+        "{}, {}, {} cores, kernel {}, best of {rounds}, {}.\n",
+        text(&machine["date"]),
+        text(&machine["processor"]),
+        machine["cores"],
+        text(&machine["kernel"]),
+        text(&versions["verbatim"]),
+    )
 }
 
 fn machine() -> serde_json::Value {

@@ -8,11 +8,9 @@
 use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use verbatim_benches::crowd::{CONFIG, enter};
 use verbatim_benches::table::{Table, Way};
 use verbatim_benches::{Common, Serve, Watch, bins, fill, let_settle, run_all};
-use verbatim_control::{ConnectOptions, Connection, connect};
-use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
 
 /// Measure what silent clients cost those that copy.
 #[derive(Parser)]
@@ -34,16 +32,6 @@ struct Flags {
 }
 
 const PORT: u16 = 21_496;
-
-/// As many as come at once: they are of one address, and shake hands first.
-const CONFIG: &str = "[limits]\nhandshakes_per_second = 100000\n\
-     handshakes_per_second_per_address = 100000\n[log]\nlevel = \"error\"\n";
-
-/// How long one of the crowd may take to be let in.
-const ENTER_MAX: Duration = Duration::from_secs(60);
-
-/// Those that come in at a time, fewer than one address may have at the door.
-const AT_THE_DOOR: usize = 100;
 
 fn main() {
     let flags = Flags::parse();
@@ -67,7 +55,7 @@ fn main() {
         // Which comes first changes: what others do to this machine then hits both.
         for index in [round % 2, 1 - round % 2] {
             let count = if index == 1 { flags.idle } else { 0 };
-            let crowd = runtime.block_on(enter(&state.path().join("a"), count));
+            let crowd = runtime.block_on(enter(&state.path().join("a"), PORT, count));
             assert_eq!(crowd.len(), count, "all are let in");
             let mut copies: Vec<Command> = (0..flags.active)
                 .map(|number| copy(&serve, &target.path().join(number.to_string())))
@@ -93,31 +81,4 @@ fn copy(serve: &Serve, to: &Path) -> Command {
     let _ = std::fs::remove_file(to);
     let from = format!("rdma://127.0.0.1:{}/big/big", serve.port);
     serve.cp(&["-q", "--transport", "tcp", &from, &to.display().to_string()])
-}
-
-/// Lets so many in, who stay as long as what is returned.
-async fn enter(state: &Path, count: usize) -> Vec<Connection> {
-    let options = ConnectOptions {
-        host: "127.0.0.1".into(),
-        port: PORT,
-        state_dir: state.to_owned(),
-        config_dir: state.join("config"),
-        key: None,
-        fingerprint: None,
-        trust_on_first_use: false,
-        certificates: Default::default(),
-        agent: "crowd-bench".into(),
-        chunk_bytes: CHUNK_BYTES_DEFAULT,
-        timeout: ENTER_MAX,
-    };
-    let mut crowd = Vec::with_capacity(count);
-    while crowd.len() < count {
-        let mut coming = tokio::task::JoinSet::new();
-        for _ in 0..AT_THE_DOOR.min(count - crowd.len()) {
-            let options = options.clone();
-            coming.spawn(async move { connect(&options).await.expect("it is let in") });
-        }
-        crowd.extend(coming.join_all().await);
-    }
-    crowd
 }

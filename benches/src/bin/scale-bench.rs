@@ -9,6 +9,7 @@ use clap::Parser;
 use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
+use verbatim_benches::marks::write_between;
 use verbatim_benches::plot::{Panel, draw};
 use verbatim_benches::scale::Model;
 
@@ -21,10 +22,6 @@ struct Flags {
     #[arg(long, value_name = "FOLDER")]
     docs: Option<PathBuf>,
 }
-
-/// Where the table stands in performance.md.
-const BEGIN: &str = "<!-- scale-bench begins -->\n";
-const END: &str = "<!-- scale-bench ends -->";
 
 fn main() -> io::Result<()> {
     let flags = Flags::parse();
@@ -85,15 +82,11 @@ fn sweep(title: &str, models: &[(String, Model)], table: &mut String) -> Panel {
             ("possible".into(), possible),
         ],
         unit: "GB/s".into(),
+        caption: Vec::new(),
     }
 }
 
 fn write_docs(folder: &Path, table: &str, panels: &[Panel]) -> io::Result<()> {
-    let path = folder.join("performance.md");
-    let text = std::fs::read_to_string(&path)?;
-    let unmarked = || io::Error::other(format!("{} has no marks for the table", path.display()));
-    let (before, rest) = text.split_once(BEGIN).ok_or_else(unmarked)?;
-    let (_, behind) = rest.split_once(END).ok_or_else(unmarked)?;
-    std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{behind}"))?;
+    write_between(&folder.join("performance.md"), "scale-bench", table)?;
     std::fs::write(folder.join("scale.svg"), draw(panels))
 }

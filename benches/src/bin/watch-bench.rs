@@ -10,13 +10,12 @@
 
 use clap::Parser;
 use std::fs::File;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use verbatim_benches::crowd::get;
 use verbatim_benches::table::{Table, Way};
 use verbatim_benches::{Common, Serve, SmallFiles, Watch, bins, fill, fill_tree, let_settle, run};
 
@@ -171,12 +170,4 @@ impl Scraper {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("scraping does not panic")
     }
-}
-
-fn get(port: u16, path: &str) -> std::io::Result<usize> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
-    stream.read_to_end(&mut Vec::new())
 }

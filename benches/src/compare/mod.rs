@@ -2,12 +2,17 @@
 //! peers, interleaved in one run. `work` makes what is copied, `peers` knows how each
 //! of them copies it, this measures and tells. Called by `compare-bench`.
 
+pub mod crowd;
+pub mod goals;
+pub mod guest;
 pub mod peers;
+pub mod report;
 pub mod work;
 
-use crate::{Run, Used, Watch, run};
+use crate::raw::{Hashing, hashing};
+use crate::{Run, Used, Watch, run, try_run};
 use peers::{Peer, World};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use work::Work;
 
@@ -17,10 +22,11 @@ pub struct Figure {
     pub peer: Peer,
     /// From start to exit.
     pub time: Duration,
-    /// Processor time of both sides.
-    pub cpu: Duration,
-    /// The most anonymous memory of the command and of what serves it, in KiB.
-    pub rss_kib: (u64, u64),
+    /// What the command used: the processor time of the run that took least of it, the most
+    /// memory of all runs.
+    pub client: Used,
+    /// The same of what serves it.
+    pub server: Used,
     /// Bytes that crossed the loopback device; none where nothing does.
     pub wire_bytes: u64,
     /// How many runs there were.
@@ -28,46 +34,77 @@ pub struct Figure {
 }
 
 impl Figure {
-    fn of(peer: Peer) -> Self {
-        let most = Duration::MAX;
-        Self { peer, time: most, cpu: most, rss_kib: (0, 0), wire_bytes: u64::MAX, runs: 0 }
+    /// One without runs.
+    pub fn of(peer: Peer) -> Self {
+        let (time, none) = (Duration::MAX, Used::default());
+        Self { peer, time, client: none, server: none, wire_bytes: u64::MAX, runs: 0 }
     }
 
-    fn add(&mut self, run: Run, server: Used, wire_bytes: u64) {
+    /// Adds a run.
+    pub fn add(&mut self, run: Run, server: Used, wire_bytes: u64) {
+        let least = self.runs == 0 || run.used.cpu + server.cpu < self.cpu();
         self.time = self.time.min(run.time);
-        self.cpu = self.cpu.min(run.used.cpu + server.cpu);
-        self.rss_kib.0 = self.rss_kib.0.max(run.used.rss_anon_kib);
-        self.rss_kib.1 = self.rss_kib.1.max(server.rss_anon_kib);
+        keep(&mut self.client, run.used, least);
+        keep(&mut self.server, server, least);
         self.wire_bytes = self.wire_bytes.min(wire_bytes);
         self.runs += 1;
     }
+
+    /// Processor time of both sides.
+    pub fn cpu(&self) -> Duration {
+        self.client.cpu + self.server.cpu
+    }
 }
 
-/// Measures all ways of a workload, taking turns.
+fn keep(kept: &mut Used, used: Used, cpu: bool) {
+    kept.rss_anon_kib = kept.rss_anon_kib.max(used.rss_anon_kib);
+    kept.rss_peak_kib = kept.rss_peak_kib.max(used.rss_peak_kib);
+    if cpu {
+        kept.cpu = used.cpu;
+    }
+}
+
+/// Measures all ways of a workload, taking turns. A peer that fails is told of and left out from
+/// then on; one of ours that fails ends the comparison.
 pub fn measure(world: &World, work: &Work, rounds: usize) -> Vec<Figure> {
     let mut figures: Vec<Figure> = work.peers.iter().map(|peer| Figure::of(*peer)).collect();
     for round in 0..rounds {
         for figure in &mut figures {
-            let peer = figure.peer;
             // Who takes a minute where others take a second is measured once.
-            if round > 0 && figure.time > SLOW {
+            if round > 0 && (figure.runs == 0 || figure.time > SLOW) {
                 continue;
             }
-            world.prepare(work, peer, round);
-            let (server, before) = (world.server(peer), wire_bytes());
-            let watch = server.map(Watch::start);
-            let done = run(&mut world.command(work, peer));
-            let used = watch.map(Watch::stop).unwrap_or_default();
-            let moved = wire_bytes() - before;
-            println!("{:12} {:28} {:8.3} s", work.name, peer.name(), done.time.as_secs_f64());
-            if round == 0 {
-                world.check(work, peer);
+            match once(world, work, figure, round) {
+                Ok(seconds) => {
+                    println!("{:12} {:28} {seconds:8.3} s", work.name, figure.peer.name());
+                }
+                Err(error) if figure.peer.is_ours() => panic!("{error}"),
+                Err(error) => {
+                    println!("{:12} {:28} failed: {error}", work.name, figure.peer.name());
+                    *figure = Figure::of(figure.peer);
+                }
             }
-            figure.add(done, used, if server.is_some() { moved } else { 0 });
-            world.clear(work, peer);
+            world.clear(work);
         }
     }
     figures
+}
+
+/// One run of one way; says how long it took.
+fn once(world: &World, work: &Work, figure: &mut Figure, round: usize) -> Result<f64, String> {
+    let peer = figure.peer;
+    world.prepare(work, peer, round)?;
+    let (server, before) = (world.server(peer), wire_bytes());
+    let watch = server.map(Watch::start);
+    let done = try_run(&mut world.command(work, peer));
+    let used = watch.map(Watch::stop).unwrap_or_default();
+    let moved = wire_bytes() - before;
+    let done = done?;
+    if round == 0 {
+        world.check(work, peer)?;
+    }
+    figure.add(done, used, if peer.is_on_the_wire() { moved } else { 0 });
+    Ok(done.time.as_secs_f64())
 }
 
 /// Ways slower than this are measured once.
@@ -80,10 +117,46 @@ fn wire_bytes() -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// What the machine does at most: bytes a second over loopback TCP, and hashed on one core.
-pub fn limits(world: &World, work: &Work) -> (f64, f64) {
+/// What the machine does at most, bytes and seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes a second over loopback TCP.
+    pub wire: f64,
+    /// Bytes a second that `b3sum` hashes on one core.
+    pub b3sum: f64,
+    /// What hashing costs us.
+    pub hashing: Hashing,
+}
+
+impl Limits {
+    /// For scripts.
+    pub fn to_json(self) -> serde_json::Value {
+        serde_json::json!({
+            "iperf3_bytes_per_s": self.wire, "b3sum_bytes_per_s": self.b3sum,
+            "blake3_in_cache_cpu_s_per_gb": self.hashing.in_cache_s_per_gb,
+            "blake3_of_file_cpu_s_per_gb": self.hashing.of_file_s_per_gb,
+        })
+    }
+}
+
+impl std::fmt::Display for Limits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "limits: iperf3 {:.2} GB/s, b3sum on one core {:.2} GB/s; a BLAKE3 pass takes {:.3} s \
+             of a processor a GB in cache, {:.3} s with reading the file",
+            self.wire / 1e9,
+            self.b3sum / 1e9,
+            self.hashing.in_cache_s_per_gb,
+            self.hashing.of_file_s_per_gb
+        )
+    }
+}
+
+/// Measures the limits, with the one file of this workload.
+pub fn limits(world: &World, work: &Work) -> Limits {
     let mut server = Command::new("iperf3");
-    server.args(["-s", "-1", "-B", "127.0.0.1", "-p", "21530"]).stdout(std::process::Stdio::null());
+    server.args(["-s", "-1", "-B", "127.0.0.1", "-p", "21530"]).stdout(Stdio::null());
     let mut server = server.spawn().expect("iperf3 is installed");
     std::thread::sleep(Duration::from_secs(1));
     let client = Command::new("iperf3")
@@ -91,9 +164,51 @@ pub fn limits(world: &World, work: &Work) -> (f64, f64) {
         .output()
         .expect("iperf3 is installed");
     let _ = server.wait();
-    let told: serde_json::Value = serde_json::from_slice(&client.stdout).unwrap_or_default();
-    let bits = told["end"]["sum_received"]["bits_per_second"].as_f64().unwrap_or(0.0);
     let file = world.source.join(work.name).join("file");
-    let hashed = run(Command::new("b3sum").args(["--num-threads", "1"]).arg(file));
-    (bits / 8.0, work.bytes as f64 / hashed.time.as_secs_f64())
+    let hashed = run(Command::new("b3sum").args(["--num-threads", "1"]).arg(&file));
+    Limits {
+        wire: iperf_bytes_per_s(&client.stdout).expect("iperf3 tells what it received"),
+        b3sum: work.bytes as f64 / hashed.time.as_secs_f64(),
+        hashing: hashing(&file),
+    }
+}
+
+/// What the client of iperf3 says (`-J`).
+fn iperf_bytes_per_s(told: &[u8]) -> Option<f64> {
+    let told: serde_json::Value = serde_json::from_slice(told).ok()?;
+    Some(told["end"]["sum_received"]["bits_per_second"].as_f64()? / 8.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_of_each_is_kept_and_the_most_memory() {
+        let used = |cpu_ms, rss_anon_kib, rss_peak_kib| Used {
+            rss_anon_kib,
+            rss_peak_kib,
+            cpu: Duration::from_millis(cpu_ms),
+        };
+        let run = |ms, used| Run { time: Duration::from_millis(ms), used };
+        let mut figure = Figure::of(Peer::Down);
+        figure.add(run(20, used(70, 5, 9)), used(10, 50, 90), 1000);
+        figure.add(run(30, used(30, 4, 8)), used(20, 60, 80), 900);
+        figure.add(run(40, used(10, 3, 7)), used(50, 40, 70), 1100);
+        assert_eq!((figure.time, figure.runs), (Duration::from_millis(20), 3));
+        // Of one run, not the least of each side: a side can wait for the other.
+        assert_eq!(figure.client.cpu, Duration::from_millis(30));
+        assert_eq!(figure.server.cpu, Duration::from_millis(20));
+        assert_eq!((figure.client.rss_anon_kib, figure.client.rss_peak_kib), (5, 9));
+        assert_eq!((figure.server.rss_anon_kib, figure.server.rss_peak_kib), (60, 90));
+        assert_eq!(figure.wire_bytes, 900);
+    }
+
+    #[test]
+    fn iperf_is_believed_when_it_received_something() {
+        let told = br#"{"end":{"sum_sent":{"bits_per_second":9e9},
+            "sum_received":{"seconds":3.0,"bits_per_second":8e9}}}"#;
+        assert_eq!(iperf_bytes_per_s(told), Some(1e9));
+        assert_eq!(iperf_bytes_per_s(br#"{"error":"unable to connect"}"#), None);
+    }
 }

@@ -21,6 +21,10 @@ pub enum Peer {
     Rclone,
     /// `scp -r`, from an sshd of its own.
     Scp,
+    /// The links of the product with nothing checked, as a download: no way to copy, a limit.
+    RawDown,
+    /// The same as an upload.
+    RawUp,
     /// `rdma-cp` from a server that has the digests.
     Down,
     /// `rdma-cp` from a server that has to hash.
@@ -42,6 +46,8 @@ impl Peer {
             Self::Rsync => "rsync daemon",
             Self::Rclone => "rclone",
             Self::Scp => "scp",
+            Self::RawDown => "our links unchecked, down",
+            Self::RawUp => "our links unchecked, up",
             Self::Down => "rdma-cp, digests cached",
             Self::FirstDown => "rdma-cp, first time",
             Self::Up => "rdma-cp, upload",
@@ -54,10 +60,15 @@ impl Peer {
     pub fn is_ours(self) -> bool {
         self.name().starts_with("rdma-")
     }
+
+    /// Whether its bytes cross the loopback device.
+    pub fn is_on_the_wire(self) -> bool {
+        !matches!(self, Self::Cp | Self::Tar)
+    }
 }
 
-/// Something that serves until it goes.
-struct Helper(Child);
+/// A process that runs until this goes.
+pub(super) struct Helper(pub(super) Child);
 
 impl Drop for Helper {
     fn drop(&mut self) {
@@ -73,6 +84,7 @@ pub struct World {
     pub source: PathBuf,
     target: PathBuf,
     state: PathBuf,
+    bins: PathBuf,
     cached: Serve,
     fresh: Serve,
     rsync: Daemon,
@@ -103,6 +115,7 @@ impl World {
             source: source.to_owned(),
             target: target.to_owned(),
             state: state.to_owned(),
+            bins: bins.to_owned(),
         };
         wait_for("rclone", RCLONE_PORT);
         wait_for("sshd", SSH_PORT);
@@ -112,7 +125,8 @@ impl World {
     /// The process that serves it, and with it its children; none where nobody does.
     pub fn server(&self, peer: Peer) -> Option<u32> {
         match peer {
-            Peer::Cp | Peer::Tar => None,
+            // Both sides of the links are in the command.
+            Peer::Cp | Peer::Tar | Peer::RawDown | Peer::RawUp => None,
             Peer::Rsync => Some(self.rsync.pid()),
             Peer::Rclone => Some(self.rclone.0.id()),
             Peer::Scp => Some(self.sshd.0.id()),
@@ -126,26 +140,30 @@ impl World {
     }
 
     /// Makes the target what it has to be before the clock starts.
-    pub fn prepare(&self, work: &Work, peer: Peer, round: usize) {
+    ///
+    /// # Errors
+    /// When a copy that is needed for it fails.
+    pub fn prepare(&self, work: &Work, peer: Peer, round: usize) -> Result<(), String> {
         let _ = fs::remove_dir_all(self.place(work));
         if work.before == Before::Nothing {
             // Who hashes once has done so by now, as with every copy but the first.
             if peer == Peer::Down && round == 0 {
                 fs::create_dir(self.place(work)).expect("a folder");
-                crate::run(&mut self.command(work, peer));
+                crate::try_run(&mut self.command(work, peer))?;
                 fs::remove_dir_all(self.place(work)).expect("it can be removed");
             }
             fs::create_dir(self.place(work)).expect("a folder");
-            return;
+            return Ok(());
         }
         fs::create_dir(self.place(work)).expect("a folder");
-        crate::run(&mut self.command(work, peer));
+        crate::try_run(&mut self.command(work, peer))?;
         if work.before == Before::OneInHundred {
             // Of no other round and of nobody else: what is there already would not be sent.
             let seed = (round as u64) << 8 | peer as u64;
             work::change(&self.source.join(work.name).join("file"), seed);
             crate::let_settle();
         }
+        Ok(())
     }
 
     /// The command that copies the workload.
@@ -187,6 +205,11 @@ impl World {
                 command.args([&format!("127.0.0.1:{source}/."), &target]);
                 command
             }
+            Peer::RawDown | Peer::RawUp => {
+                let way = if peer == Peer::RawDown { "down" } else { "up" };
+                let raw = self.bins.join("raw-copy").display().to_string();
+                with(&raw, &[way, &format!("{source}/file"), &format!("{target}/file")])
+            }
             Peer::Down | Peer::FirstDown => {
                 let serve = if peer == Peer::Down { &self.cached } else { &self.fresh };
                 serve.cp(&["-q", "-r", "-p", &format!("{}/.", ours(serve, "src")), &target])
@@ -200,24 +223,28 @@ impl World {
         }
     }
 
-    /// Stops the run where a copy is not what its source is.
-    pub fn check(&self, work: &Work, peer: Peer) {
+    /// Whether a copy is what its source is.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check(&self, work: &Work, peer: Peer) -> Result<(), String> {
         let (source, target) = (self.source.join(work.name), self.place(work));
         if work.name == "holes" {
             // Reading all of its zeros would take longer than everything else.
             let size = |folder: &Path| fs::metadata(folder.join("file")).map(|file| file.len());
-            assert_eq!(size(&source).ok(), size(&target).ok(), "{peer:?}");
-            return;
+            let same = size(&source).ok() == size(&target).ok();
+            return same.then_some(()).ok_or_else(|| format!("{peer:?}: not as long"));
         }
         let differs = Command::new("diff").arg("-rq").args([&source, &target]).output();
         let differs = differs.expect("diff is there").stdout;
-        assert!(differs.is_empty(), "{peer:?}: {}", String::from_utf8_lossy(&differs));
+        let differs = String::from_utf8_lossy(&differs);
+        differs.is_empty().then_some(()).ok_or_else(|| format!("{peer:?}: {differs}"))
     }
 
     /// Removes the copy.
-    pub fn clear(&self, work: &Work, peer: Peer) {
+    pub fn clear(&self, work: &Work) {
         let removed = fs::remove_dir_all(self.place(work));
-        removed.unwrap_or_else(|error| panic!("the copy of {peer:?} cannot be removed: {error}"));
+        removed.unwrap_or_else(|error| panic!("a copy cannot be removed: {error}"));
     }
 }
 

@@ -2,7 +2,7 @@
 //! is in it does not repeat, so that nothing can be saved but by looking.
 
 use super::peers::Peer::{
-    self, Cp, Down, FirstDown, Rclone, Rsync, Scp, SyncDown, SyncUp, Tar, Up,
+    self, Cp, Down, FirstDown, RawDown, RawUp, Rclone, Rsync, Scp, SyncDown, SyncUp, Tar, Up,
 };
 use crate::{fill, fill_tree};
 use std::fs::{self, File};
@@ -48,6 +48,7 @@ pub struct Scale {
     pub sparse_gib: u64,
 }
 
+const ONE: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, RawDown, RawUp, Down, FirstDown, Up];
 const WHOLE: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, Down, FirstDown, Up];
 const TREE: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, Down, Up];
 const AGAIN: &[Peer] = &[Rsync, Rclone, SyncDown, SyncUp];
@@ -58,45 +59,90 @@ const HOLES: &[Peer] = &[Cp, Tar, Rsync, Down];
 /// The shards of a checkpoint.
 const SHARDS: u64 = 8;
 
-/// The workloads at this scale, made under `source`.
-pub fn make(source: &Path, scale: &Scale) -> Vec<Work> {
-    let (large, small) = (scale.large_mib << 20, 4096);
-    let mut works = Vec::new();
-    let mut work = |name, title: String, bytes, files, before, peers| {
-        fs::create_dir(source.join(name)).expect("a folder");
-        works.push(Work { name, title, bytes, files, before, peers });
-        source.join(name)
+/// The length of a small file.
+const SMALL_BYTES: usize = 4096;
+
+/// The workloads at this scale; none is made yet.
+pub fn plan(scale: &Scale) -> Vec<Work> {
+    let Scale { large_mib, small, mixed, sparse_gib } = *scale;
+    let (large, shards) = (large_mib << 20, SHARDS as usize);
+    let small_bytes = (small * SMALL_BYTES) as u64;
+    let mixed_bytes = (0..mixed).map(mixed_len).sum::<usize>() as u64;
+    let work = |name, title, bytes, files, before, peers| Work {
+        name,
+        title,
+        bytes,
+        files,
+        before,
+        peers,
     };
-    let one = work(
-        "one",
-        format!("one file of {} MiB", scale.large_mib),
-        large,
-        1,
-        Before::Nothing,
-        WHOLE,
-    );
-    fill(&one.join("file"), scale.large_mib);
-    let shards = format!("a checkpoint, {SHARDS} x {} MiB", scale.large_mib / SHARDS);
-    let shards = work("shards", shards, large, SHARDS as usize, Before::Nothing, WHOLE);
-    (0..SHARDS).for_each(|n| fill(&shards.join(format!("shard-{n}")), scale.large_mib / SHARDS));
-    let bytes = (scale.small * small) as u64;
-    let title = format!("{} files of 4 KiB", scale.small);
-    fill_tree(&work("small", title, bytes, scale.small, Before::Nothing, TREE), scale.small, small);
-    let mixed = work("mixed", String::new(), 0, scale.mixed, Before::Nothing, TREE);
-    let mixed = fill_mixed(&mixed, scale.mixed);
-    let title = format!("{} files of 4 KiB, nothing changed", scale.small);
-    fill_tree(&work("same", title, bytes, scale.small, Before::Same, AGAIN), scale.small, small);
-    let title = format!("one file of {} MiB, 1 % changed", scale.large_mib);
-    let part = work("part", title, large, 1, Before::OneInHundred, PARTS);
-    fill(&part.join("file"), scale.large_mib);
-    fill_tree(&work("cold", "one file of 4 KiB".into(), 4096, 1, Before::Nothing, COLD), 1, small);
-    let title = format!("a sparse file of {} GiB", scale.sparse_gib);
-    let holes = work("holes", title, scale.sparse_gib << 30, 1, Before::Nothing, HOLES);
-    fill_holes(&holes.join("file"), scale.sparse_gib << 30);
-    let found = works.iter_mut().find(|work| work.name == "mixed").expect("it was just made");
-    found.bytes = mixed;
-    found.title = format!("{} files of 20 to 200 KiB", scale.mixed);
-    works
+    let nothing = Before::Nothing;
+    vec![
+        work("one", format!("one file of {large_mib} MiB"), large, 1, nothing, ONE),
+        work(
+            "shards",
+            format!("a checkpoint, {SHARDS} x {} MiB", large_mib / SHARDS),
+            large,
+            shards,
+            nothing,
+            WHOLE,
+        ),
+        work("small", format!("{small} files of 4 KiB"), small_bytes, small, nothing, TREE),
+        work("mixed", format!("{mixed} files of 20 to 200 KiB"), mixed_bytes, mixed, nothing, TREE),
+        work(
+            "same",
+            format!("{small} files of 4 KiB, nothing changed"),
+            small_bytes,
+            small,
+            Before::Same,
+            AGAIN,
+        ),
+        work(
+            "part",
+            format!("one file of {large_mib} MiB, 1 % changed"),
+            large,
+            1,
+            Before::OneInHundred,
+            PARTS,
+        ),
+        work("cold", "one file of 4 KiB".into(), SMALL_BYTES as u64, 1, nothing, COLD),
+        work(
+            "holes",
+            format!("a sparse file of {sparse_gib} GiB"),
+            sparse_gib << 30,
+            1,
+            nothing,
+            HOLES,
+        ),
+    ]
+}
+
+impl Work {
+    /// Makes the folder it will be in. All are there from the start: a server may remember which
+    /// there were.
+    pub fn begin(&self, source: &Path) {
+        fs::create_dir(source.join(self.name)).expect("a folder");
+    }
+
+    /// Makes what is copied, in its folder under `source`.
+    pub fn make(&self, source: &Path) {
+        let folder = source.join(self.name);
+        let mib = self.bytes >> 20;
+        match self.name {
+            "one" | "part" => fill(&folder.join("file"), mib),
+            "shards" => {
+                (0..SHARDS).for_each(|n| fill(&folder.join(format!("shard-{n}")), mib / SHARDS));
+            }
+            "mixed" => fill_mixed(&folder, self.files),
+            "holes" => fill_holes(&folder.join("file"), self.bytes),
+            _ => fill_tree(&folder, self.files, SMALL_BYTES),
+        }
+    }
+
+    /// Removes it, so that the next one has the memory.
+    pub fn remove(&self, source: &Path) {
+        fs::remove_dir_all(source.join(self.name)).expect("it can be removed");
+    }
 }
 
 /// A file of holes with a chunk of data in every GiB.
@@ -108,20 +154,22 @@ fn fill_holes(path: &Path, bytes: u64) {
     }
 }
 
-/// Files of 20 to 200 KiB, a thousand in a folder; returns how long they are together.
-fn fill_mixed(folder: &Path, files: usize) -> u64 {
-    let mut all = 0;
+/// How long a file of the mix is.
+fn mixed_len(number: usize) -> usize {
+    let kib = 20 + (number as u64).wrapping_mul(0x9E37_79B9) % 181;
+    (kib << 10) as usize
+}
+
+/// Files of 20 to 200 KiB, a thousand in a folder.
+fn fill_mixed(folder: &Path, files: usize) {
     for number in 0..files {
         let class = folder.join(format!("n{:08}", number / 1000));
         if number % 1000 == 0 {
             fs::create_dir(&class).expect("a folder");
         }
-        let kib = 20 + (number as u64).wrapping_mul(0x9E37_79B9) % 181;
-        let bytes = scrambled(number as u64, (kib << 10) as usize);
+        let bytes = scrambled(number as u64, mixed_len(number));
         fs::write(class.join(format!("{number}.jpeg")), &bytes).expect("a file");
-        all += bytes.len() as u64;
     }
-    all
 }
 
 /// Changes one chunk in a hundred of a file, all of it.
@@ -145,4 +193,28 @@ pub fn scrambled(seed: u64, len: usize) -> Vec<u8> {
         word.copy_from_slice(&state.to_le_bytes());
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn what_is_made_is_as_long_as_it_was_planned() {
+        let scale = Scale { large_mib: 16, small: 30, mixed: 40, sparse_gib: 1 };
+        let source = tempfile::tempdir().expect("a folder");
+        for work in plan(&scale) {
+            work.begin(source.path());
+            work.make(source.path());
+            let mut find = Command::new("find");
+            find.arg(source.path()).args(["-type", "f", "-printf", "%s\\n"]);
+            let found = find.output().expect("find is there").stdout;
+            let sizes = String::from_utf8(found).expect("numbers");
+            let sizes: Vec<u64> = sizes.lines().map(|line| line.parse().expect("a size")).collect();
+            assert_eq!(sizes.len(), work.files, "{}", work.name);
+            assert_eq!(sizes.iter().sum::<u64>(), work.bytes, "{}", work.name);
+            work.remove(source.path());
+        }
+    }
 }
