@@ -22,8 +22,12 @@ const SEEDS: u64 = 20;
 /// Seeds tried at the same time: many of them wait.
 const SEEDS_AT_ONCE: usize = 5;
 
-/// How long a peer may be silent in these tests.
+/// How long a peer may be silent in tests of silence. Short, because they wait for it; so it is
+/// also over where a busy machine takes a second for what nobody delays.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The same where nothing falls silent: whatever happens is seen at once, and nothing waits.
+const PATIENCE_LONG: Duration = Duration::from_secs(20);
 
 /// What a seed, or all seeds, met.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,7 +57,7 @@ impl Met {
 /// Copies an 8 MiB file and 200 small ones down and up again, under these faults.
 fn there_and_back(seed: u64, faults: Faults) -> Met {
     // Only what is lost must be waited for.
-    let patience = if faults.lose_ppm > 0 { 2 * PATIENCE } else { 20 * PATIENCE };
+    let patience = if faults.lose_ppm > 0 { 2 * PATIENCE } else { PATIENCE_LONG };
     let net = SimNet::new(seed, faults, SimClock::Real);
     let pair = Pair::in_memory(Backend::Sim(net.clone()));
     let source = pair.served("ro/all");
@@ -228,7 +232,12 @@ impl Wired {
     /// Copies through a proxy with one rule; all of it must arrive.
     fn arrives(&self, way: Direction, rule: Rule) -> (Copied, Proxy) {
         let proxy = Proxy::start(self.pair.port(), &[rule]);
-        let copied = self.job(way).through(&proxy).run().whole();
+        // An end that is cut off hears of it.
+        let patience = match rule.harm {
+            Harm::CutAfter(_) => PATIENCE_LONG,
+            Harm::FlipEvery(_) | Harm::StallAfter(_) | Harm::FreezeAfter(_) => PATIENCE,
+        };
+        let copied = self.job(way).timeout(patience).through(&proxy).run().whole();
         assert!(read(&self.target(way)) == self.new, "what arrived is not what was sent");
         fs::write(self.target(way), &self.old).expect("writes");
         (copied, proxy)
@@ -238,7 +247,7 @@ impl Wired {
     /// and nothing of it stays (the pair looks for that).
     fn goes_on(&self) {
         for way in WAYS {
-            self.job(way).run().whole();
+            self.job(way).timeout(PATIENCE_LONG).run().whole();
             assert!(read(&self.target(way)) == self.new, "what arrived is not what was sent");
         }
     }
@@ -334,7 +343,9 @@ fn the_only_data_connection_that_falls_silent_is_made_anew() {
         // Nothing else is heard meanwhile, so the silence of the link is that of the server.
         let harm = Harm::FreezeAfter(100);
         let proxy = Proxy::start(wired.pair.port(), &[Rule::first(Kind::Data, way, harm)]);
-        let copied = wired.job(way).streams(1).through(&proxy).run().whole();
+        // Long enough that the link made anew is not slow enough to be given up too.
+        let job = wired.job(way).streams(1).timeout(5 * PATIENCE);
+        let copied = job.through(&proxy).run().whole();
         assert!(read(&wired.target(way)) == wired.new);
         assert_eq!((copied.summary.links_lost, proxy.counts().data), (1, 2), "{copied:?}");
     }
@@ -405,7 +416,8 @@ fn a_control_connection_that_is_always_cut_is_given_up_in_time() {
             Direction::Up => pair.up(&["tree"], "rw/up"),
         };
         job.session.connect.chunk_bytes = CHUNK_BYTES_MIN;
-        let copied = job.timeout(PATIENCE).through(&proxy).run();
+        // A server that is slow is not to be taken for one that is silent.
+        let copied = job.timeout(5 * PATIENCE).through(&proxy).run();
         let broken = copied.summary.broken.as_ref().expect("it cannot end well");
         assert_eq!(broken.code, Code::LinkLost, "{copied:?}");
         assert!(copied.summary.elapsed < Duration::from_secs(20), "{copied:?}");

@@ -24,6 +24,13 @@ const TIMING: Timing = Timing {
     place_check: Duration::from_millis(100),
 };
 
+/// The same for who asks what is told before a file settles: a busy machine gets to it before.
+const TIMING_CALM: Timing = Timing {
+    settle: Duration::from_secs(4),
+    writing_max: Duration::from_secs(15),
+    ..TIMING
+};
+
 struct Listener {
     watching: Watching,
     told: mpsc::Receiver<Told>,
@@ -33,13 +40,17 @@ struct Listener {
 
 impl Listener {
     fn begin(folder: &Path, base: &str, excludes: &[&str]) -> Self {
+        Self::timed(TIMING, folder, base, excludes)
+    }
+
+    fn timed(timing: Timing, folder: &Path, base: &str, excludes: &[&str]) -> Self {
         let (sender, told) = mpsc::channel();
         let folder = Folder::open(folder).expect("opens");
         let base = WirePath::parse(base.as_bytes()).expect("plain");
         let excludes = excludes.iter().map(|text| text.as_bytes().to_vec()).collect();
         let excludes = Excludes::parse(excludes).expect("patterns");
         let tell = move |told| drop(sender.send(told));
-        let watching = Watching::begin(folder, base, excludes, TIMING, tell).expect("begins");
+        let watching = Watching::begin(folder, base, excludes, timing, tell).expect("begins");
         let mut listener = Self { watching, told, heard: BTreeSet::new() };
         assert_eq!(listener.next(), Told::Changed(Changes::rescan()), "it begins with all");
         listener
@@ -83,7 +94,7 @@ fn set(paths: &[&str]) -> BTreeSet<String> {
 fn a_file_is_told_when_it_is_closed_and_one_that_stays_open_when_it_settles() {
     let dir = tempfile::tempdir().expect("folder");
     let at = |name: &str| dir.path().join(name);
-    let mut listener = Listener::begin(dir.path(), "", &[]);
+    let mut listener = Listener::timed(TIMING_CALM, dir.path(), "", &[]);
     fs::write(at("a"), b"whole").expect("writes");
     assert_eq!(listener.hear(&["a"]), set(&["", "a"]), "and its folder, which has a new time");
 
@@ -101,7 +112,7 @@ fn a_file_is_told_when_it_is_closed_and_one_that_stays_open_when_it_settles() {
     drop(open);
     let closed = Instant::now();
     listener.hear(&["open"]);
-    assert!(closed.elapsed() < TIMING.settle, "{:?}", closed.elapsed());
+    assert!(closed.elapsed() < TIMING_CALM.settle, "{:?}", closed.elapsed());
 
     fs::rename(at("a"), at("b")).expect("renames");
     fs::remove_file(at("name")).expect("removes");
@@ -400,12 +411,12 @@ fn follow(seed: u64) {
         match listener.told.recv_timeout(TIMING.settle + TIMING.quiet) {
             Ok(Told::Changed(changes)) => mirror.apply(&root, &changes),
             Ok(Told::Ended(fault)) => panic!("SEED={seed}: {fault}"),
-            Err(_) if done => break,
+            // Silence is no sign that all was told, where who tells it waits for a processor.
+            Err(_) if done && mirror == Mirror::of(&root) => break,
             Err(_) => {}
         }
-        assert!(Instant::now() < end, "SEED={seed}: it never ends");
+        assert!(Instant::now() < end, "SEED={seed}: {mirror:?} is not {:?}", Mirror::of(&root));
     }
-    assert_eq!(mirror, Mirror::of(&root), "SEED={seed}");
 }
 
 #[test]
