@@ -84,6 +84,8 @@ struct File {
     preparing: usize,
     /// Whether it is in the queue of small ones.
     queued: bool,
+    /// The first window that may hold any of it: earlier ones hold another file of its number.
+    since: WindowId,
 }
 
 struct Window {
@@ -304,6 +306,7 @@ impl ReadServer {
                 closing: false,
                 preparing: 0,
                 queued: false,
+                since: WindowId(self.next_window),
             };
             if self.files.insert(request.file, file).is_some() {
                 return Err(unexpected("number that is in use", request.file));
@@ -329,8 +332,9 @@ impl ReadServer {
             return Err(Fault::new(Code::Protocol, "client refreshed a window it does not have"));
         }
         self.retire(id);
+        let is_wanted = |file: &File| file.open && !file.closing && file.since <= id;
         for piece in pieces {
-            if self.files.get(&piece.0).is_some_and(|file| file.open && !file.closing) {
+            if self.files.get(&piece.0).is_some_and(is_wanted) {
                 self.fresh.push_back(vec![piece]);
             }
         }

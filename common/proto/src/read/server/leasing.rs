@@ -183,6 +183,11 @@ mod tests {
     /// A machine with open files of these sizes.
     fn opened(sizes: &[u64]) -> ReadServer {
         let mut machine = ReadServer::new();
+        open_files(&mut machine, sizes);
+        machine
+    }
+
+    fn open_files(machine: &mut ReadServer, sizes: &[u64]) {
         let open = |file| OpenFile { file: FileId(file), path: WirePath::root(), have: vec![] };
         let files = (0..sizes.len() as u32).map(open).collect();
         machine.request(ReadRequest::Open { files });
@@ -193,7 +198,16 @@ mod tests {
         let answers =
             (0..).zip(sizes).map(|(id, &size)| (FileId(id), Ok((info(size), survey(size)))));
         machine.opened(answers.collect());
-        machine
+    }
+
+    /// Leases a window that was to be made.
+    fn lease(machine: &mut ReadServer, prepare: &Prepare) {
+        let digests = |&(_, extent): &(FileId, Extent)| {
+            Ok(vec![Digest([0; 32]); extent.len.div_ceil(GRAIN_BYTES) as usize])
+        };
+        let pieces = prepare.pieces.iter().map(digests).collect();
+        let region = Some(Region { key: 1, base: 0 });
+        machine.prepared(prepare.window, Prepared { region, rails: Vec::new(), pieces });
     }
 
     fn prepares(machine: &mut ReadServer) -> Vec<Prepare> {
@@ -225,6 +239,32 @@ mod tests {
             assert!(!are_parts(&[wrong], &window), "{wrong:?}");
         }
         assert!(!are_parts(&[], &window) && !are_parts(&[window[1], window[1]], &window));
+    }
+
+    /// A window outlives its file, and the file's number may be used again: what the window had
+    /// of the old one is no range of the new.
+    #[test]
+    fn a_window_of_an_older_file_of_the_number_is_not_made_anew() {
+        for size in [10, WINDOW_BYTES] {
+            let mut machine = opened(&[WINDOW_BYTES]);
+            let old = prepares(&mut machine).remove(0);
+            lease(&mut machine, &old);
+            machine.request(ReadRequest::Close { files: vec![FileId(0)], describe: false });
+            machine.closed(vec![(FileId(0), Ok(None))]);
+            while machine.next_effect().is_some() {}
+            open_files(&mut machine, &[size]);
+            let new = prepares(&mut machine).remove(0);
+            let pieces = vec![(FileId(0), Extent::new(WINDOW_BYTES - GRAIN_BYTES, GRAIN_BYTES))];
+            machine.request(ReadRequest::Refresh { window: old.window, pieces });
+            assert_eq!(machine.next_effect(), Some(ServerEffect::Retire(old.window)));
+            assert_eq!(machine.next_effect(), None, "a range of a file that is gone");
+            // One of its own is.
+            lease(&mut machine, &new);
+            machine
+                .request(ReadRequest::Refresh { window: new.window, pieces: new.pieces.clone() });
+            let again = prepares(&mut machine).remove(0);
+            assert!(again.fresh && again.pieces == new.pieces, "{again:?}");
+        }
     }
 
     #[test]
@@ -274,12 +314,7 @@ mod tests {
                     seen.insert(*extent);
                 }
                 out.push((prepare.window, bytes));
-                let digests = |&(_, extent): &(FileId, Extent)| {
-                    Ok(vec![Digest([0; 32]); extent.len.div_ceil(GRAIN_BYTES) as usize])
-                };
-                let pieces = prepare.pieces.iter().map(digests).collect();
-                let region = Some(Region { key: 1, base: 0 });
-                machine.prepared(prepare.window, Prepared { region, rails: Vec::new(), pieces });
+                lease(&mut machine, &prepare);
             }
             if !out.is_empty() {
                 let (window, _) = out.remove(0);
