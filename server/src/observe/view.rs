@@ -138,7 +138,11 @@ impl View {
                 let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
                 self.ended(Operation::Commit, faults);
             }
-            Event::Page(..) => metrics.ended(Operation::Scan, Outcome::Ok, 1),
+            Event::Stated(_, looked) => looked.errors().for_each(|fault| self.trouble(fault)),
+            Event::Page(_, page) => {
+                page.errors().for_each(|fault| self.trouble(fault));
+                metrics.ended(Operation::Scan, Outcome::Ok, 1);
+            }
             Event::Made(_, answers, _) => {
                 self.ended(Operation::Make, answers.iter().map(|answer| answer.as_ref().err()));
             }

@@ -40,6 +40,15 @@ enum Make {
 pub(crate) struct Looked {
     answers: Vec<Result<Entry, Fault>>,
     ties: Vec<Option<Ties>>,
+    /// Which of the answers are errors.
+    errors: Vec<usize>,
+}
+
+impl Looked {
+    /// What failed: that nothing is there is an answer, unless it is the export.
+    pub(crate) fn errors(&self) -> impl Iterator<Item = &Fault> {
+        self.errors.iter().filter_map(|&at| self.answers[at].as_ref().err())
+    }
 }
 
 enum Scan {
@@ -56,6 +65,13 @@ pub(crate) struct Page {
     faults: Vec<(WirePath, Fault)>,
 }
 
+impl Page {
+    /// What could not be listed.
+    pub(crate) fn errors(&self) -> impl Iterator<Item = &Fault> {
+        self.faults.iter().map(|(_, fault)| fault)
+    }
+}
+
 impl Session {
     pub(super) fn stat(&mut self, request: u32, look: Look) -> Result<(), End> {
         if look.paths.len() > LOOK_PATHS_MAX {
@@ -70,14 +86,20 @@ impl Session {
                 ties.extend(telling.then_some(its));
                 Ok(entry)
             };
-            let answers = look.paths.iter().map(&mut look_at).collect();
-            Event::Stated(request, Looked { answers, ties })
+            let answers: Vec<_> = look.paths.iter().map(&mut look_at).collect();
+            let is_error = |(path, answer): (&WirePath, &Result<Entry, Fault>)| {
+                let code = answer.as_ref().err().map(|fault| fault.code);
+                code.is_some_and(|code| code != Code::NotFound || path.parent().is_root())
+            };
+            let told = look.paths.iter().zip(&answers).map(is_error).enumerate();
+            let errors = told.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
+            Event::Stated(request, Looked { answers, ties, errors })
         });
         Ok(())
     }
 
     pub(super) fn stated(&mut self, request: u32, looked: Looked) -> Result<(), End> {
-        let Looked { answers, ties } = looked;
+        let Looked { answers, ties, .. } = looked;
         self.tell_ties(request, ties)?;
         self.send(ServerMessage::Stated { request, answers })
     }

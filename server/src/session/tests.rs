@@ -18,7 +18,7 @@ use verbatim_files::hold::Hold;
 use verbatim_proto::message::{LinkAnswer, LinkOffer, OpenFile, ReadRequest};
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
-use verbatim_proto::{Look, MirrorReply, MirrorRequest, WirePath};
+use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -179,6 +179,30 @@ async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
     }
     let answer = scene.attach(max as u16, 0, LinkOffer::Sim).await;
     assert_eq!(answer.expect_err("no such name").code, Code::Limit);
+}
+
+#[tokio::test]
+async fn what_cannot_be_looked_at_is_an_error_and_what_is_not_there_is_an_answer() {
+    let mut scene = Scene::new(|_| ());
+    std::fs::write(scene.data().join("a"), b"a").expect("writes");
+    let shared = scene.session.shared.clone();
+    let counted = || {
+        let text = shared.observatory.metrics_text(&shared);
+        let lines = text.lines().filter(|line| line.starts_with("rdma_serve_errors_total{"));
+        let count = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<u64>().ok());
+        lines.map(|line| count(line).expect("a number")).sum::<u64>()
+    };
+    for (asked, errors) in [("data/a", 0), ("data/none", 0), ("data/a/b", 1), ("none", 2)] {
+        let look = Look { follow: true, paths: vec![path(asked)] };
+        scene.say(ClientMessage::Stat { request: 1, look }).expect("it may ask");
+        let is_stated = |message| matches!(message, ServerMessage::Stated { .. }).then_some(());
+        scene.hear(is_stated).await;
+        assert_eq!(counted(), errors, "{asked}");
+    }
+    let scan = Scan { path: path("data/none"), ..Scan::default() };
+    scene.say(ClientMessage::Scan { request: 2, scan }).expect("it may ask");
+    scene.hear(|message| matches!(message, ServerMessage::Page { .. }).then_some(())).await;
+    assert_eq!(counted(), 3, "a folder that cannot be listed");
 }
 
 #[tokio::test]
