@@ -108,22 +108,23 @@ pub async fn copy(
     // Where nothing is written, nothing is kept.
     let preserve = session.preserve && options.rules.task == Task::Copy;
     let session = SessionOptions { preserve, ..session };
-    let mut first = Session::connect(session.clone()).await?;
-    let mut plan = Plan { peer, work: Vec::new(), failures: Vec::new() };
-    match &options.target {
-        Location::Local(target) => plan.downloads(options, target, &mut first).await?,
-        Location::Pipe => plan.download_to_pipe(options, &mut first).await?,
-        Location::Remote(target) if options.sources == [Location::Pipe] => {
-            plan.upload_from_pipe(target, &mut first).await?;
+    tokio::pin!(stop);
+    let make = async |first: &mut Session| Plan::make(options, &peer, first).await;
+    let begun = match reconnect::begin(&session, observer, &mut stop, make).await? {
+        Ok(begun) => begun,
+        Err(fault) => {
+            let sources = options.sources.iter().map(Location::to_string);
+            return Ok(reconnect::not_begun(sources, &peer, fault, observer));
         }
-        Location::Remote(target) => plan.uploads(options, target, &mut first).await?,
-    }
+    };
+    let (plan, first) = (begun.found, begun.session);
     for failure in &plan.failures {
         observer.failed(failure);
     }
     let mut summary =
         reconnect::copy(&plan.work, &options.rules, first, session, observer, stop).await;
     summary.failed += plan.failures.len() as u64;
+    summary.reconnects += begun.reconnects;
     Ok(summary)
 }
 
@@ -173,6 +174,24 @@ struct Plan {
 }
 
 impl Plan {
+    /// Finds out what there is to copy.
+    async fn make(
+        options: &CopyOptions,
+        peer: &str,
+        session: &mut Session,
+    ) -> Result<Self, CopyError> {
+        let mut plan = Self { peer: peer.to_owned(), work: Vec::new(), failures: Vec::new() };
+        match &options.target {
+            Location::Local(target) => plan.downloads(options, target, session).await?,
+            Location::Pipe => plan.download_to_pipe(options, session).await?,
+            Location::Remote(target) if options.sources == [Location::Pipe] => {
+                plan.upload_from_pipe(target, session).await?;
+            }
+            Location::Remote(target) => plan.uploads(options, target, session).await?,
+        }
+        Ok(plan)
+    }
+
     async fn downloads(
         &mut self,
         options: &CopyOptions,

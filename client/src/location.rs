@@ -92,6 +92,17 @@ impl Remote {
     }
 }
 
+impl std::fmt::Display for Location {
+    /// As the user would write it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(path) => path.display().fmt(f),
+            Self::Remote(remote) => remote.fmt(f),
+            Self::Pipe => f.write_str("-"),
+        }
+    }
+}
+
 impl std::fmt::Display for Remote {
     /// As the user would write it: `HOST:/EXPORT/PATH`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

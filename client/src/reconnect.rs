@@ -1,12 +1,13 @@
 //! A copy over as many sessions as it takes. When the server is lost it is tried
 //! again with growing pauses, and the next session goes on where the last one
 //! was; when nothing was achieved for too long, what is left fails with the
-//! cause. Called by `copy`, which makes the first session and does not try it
-//! again: a wrong address should say so at once.
+//! cause. Called by `copy` and `sync`. The first connection is not tried again:
+//! a wrong address should say so at once.
 
+use crate::copy::CopyError;
 use crate::location::peer;
 use crate::patience::Patience;
-use crate::report::{Observer, Retry, Summary};
+use crate::report::{Failure, Observer, Retry, Summary};
 use crate::rules::Rules;
 use crate::session::{ClientError, Copied, Ledger, Session, SessionOptions, Work, fault_of};
 use std::time::{Duration, Instant};
@@ -15,6 +16,72 @@ use verbatim_proto::{Code, Fault};
 
 /// The shortest time one try at connecting gets.
 const CONNECT_MIN: Duration = Duration::from_secs(1);
+
+/// A copy that can begin.
+pub(crate) struct Begun<T> {
+    pub session: Session,
+    /// What was found out for it.
+    pub found: T,
+    /// How often the server was lost meanwhile.
+    pub reconnects: u64,
+}
+
+/// Makes the first session, and finds out over it what is to be copied: over another one where
+/// the server is lost meanwhile, since nothing has been done yet. The fault is why it is not
+/// begun at all, though there was a session.
+pub(crate) async fn begin<T>(
+    options: &SessionOptions,
+    observer: &mut dyn Observer,
+    stop: &mut (impl Future<Output = ()> + Unpin),
+    mut find_out: impl AsyncFnMut(&mut Session) -> Result<T, CopyError>,
+) -> Result<Result<Begun<T>, Fault>, CopyError> {
+    let interrupted = || Ok(Err(Fault::new(Code::Interrupted, "interrupted")));
+    let mut session = tokio::select! {
+        biased;
+        () = &mut *stop => return interrupted(),
+        session = Session::connect(options.clone()) => session?,
+    };
+    let peer = peer(&options.connect.host, options.connect.port);
+    let mut options = options.clone();
+    options.connect.fingerprint = Some(session.server());
+    let mut patience = Patience::new(options.timeout, Instant::now());
+    let mut reconnects = 0;
+    loop {
+        let found = tokio::select! {
+            biased;
+            () = &mut *stop => return interrupted(),
+            found = find_out(&mut session) => found,
+        };
+        let lost = match found {
+            Ok(found) => return Ok(Ok(Begun { session, found, reconnects })),
+            Err(CopyError::Client(error)) if may_go_on(fault_of(&error).code) => fault_of(&error),
+            Err(error) => return Err(error),
+        };
+        drop(session);
+        let mut again = Again { peer: &peer, options: &options, patience: &mut patience };
+        match again.connect(lost, observer, stop).await {
+            Ok(next) => session = next,
+            Err(fault) => return Ok(Err(fault)),
+        }
+        reconnects += 1;
+        observer.reconnected();
+    }
+}
+
+/// Says of each of these that it was not copied, because a copy was not begun.
+pub(crate) fn not_begun(
+    what: impl Iterator<Item = String>,
+    peer: &str,
+    fault: Fault,
+    observer: &mut dyn Observer,
+) -> Summary {
+    let mut summary = Summary { transport: "none".into(), ..Summary::default() };
+    for path in what {
+        observer.failed(&Failure { path, peer: peer.to_owned(), fault: fault.clone() });
+        summary.failed += 1;
+    }
+    Summary { broken: Some(fault), ..summary }
+}
 
 /// Copies all of the work by these rules, over the session that is there and those that follow
 /// it.

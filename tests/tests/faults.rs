@@ -400,6 +400,61 @@ fn a_copy_whose_control_connection_is_cut_reconnects_and_moves_little_twice() {
     }
 }
 
+/// A pair with a folder in which one file is looked for among many: what the server tells of it
+/// is far more than a greeting, and less than all of it is told before `LOOKING_BYTES`.
+fn looking() -> Pair {
+    let pair = Pair::in_memory(Backend::Tcp);
+    let many = pair.served("ro/many");
+    fs::create_dir(&many).expect("makes a folder");
+    (0..8_000).for_each(|at| fs::write(many.join(format!("{at:08}")), b"").expect("writes"));
+    tree::write(&many.join("one.bin"), &tree::content(3, 100_000));
+    pair
+}
+
+const LOOKING_BYTES: u64 = 50_000;
+
+#[test]
+fn a_copy_that_is_cut_off_while_it_looks_begins_again() {
+    let pair = looking();
+    let harm = Harm::CutAfter(LOOKING_BYTES);
+    let rule = Rule { kind: Kind::Control, direction: Direction::Down, harm, connections: 2 };
+    let proxy = Proxy::start(pair.port(), &[rule]);
+    let job = pair.down(&["ro/many/*.bin"], "one").timeout(PATIENCE_LONG).through(&proxy);
+    let copied = job.run().whole();
+    assert_eq!((copied.summary.files, copied.summary.reconnects), (1, 2), "{copied:?}");
+    assert_eq!((proxy.counts().cuts, proxy.counts().control), (2, 3), "{:?}", proxy.counts());
+    assert_eq!(read(&pair.local("one")), tree::content(3, 100_000));
+    // Where it is cut off every time it ends as any copy does, and in time.
+    let rule = Rule::all(Kind::Control, Direction::Down, harm);
+    let proxy = Proxy::start(pair.port(), &[rule]);
+    let copied = pair.down(&["ro/many/*.bin"], "two").timeout(PATIENCE).through(&proxy).run();
+    assert_eq!(copied.only_failure().fault.code, Code::LinkLost, "{copied:?}");
+    assert!(copied.summary.broken.is_some() && !pair.local("two").exists(), "{copied:?}");
+    assert!(copied.only_failure().path.ends_with("/ro/many/*.bin"), "{copied:?}");
+}
+
+#[test]
+fn a_copy_that_is_interrupted_while_it_looks_ends_as_one_that_had_begun() {
+    let pair = looking();
+    let rule = Rule::all(Kind::Control, Direction::Down, Harm::StallAfter(LOOKING_BYTES));
+    let proxy = Proxy::start(pair.port(), &[rule]);
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let job = pair.down(&["ro/many/*.bin"], "one").timeout(PATIENCE_LONG).through(&proxy);
+    std::thread::scope(|scope| {
+        let copy = scope.spawn(|| job.stop_when(stopped).run());
+        let begin = Instant::now();
+        while proxy.counts().stalls == 0 {
+            assert!(begin.elapsed() < PATIENCE_LONG, "it does not look");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.send(()).expect("the copy waits");
+        let copied = copy.join().expect("the copy ends");
+        assert_eq!(copied.only_failure().fault.code, Code::Interrupted, "{copied:?}");
+        let broken = copied.summary.broken.expect("it was not begun");
+        assert_eq!(broken.code, Code::Interrupted);
+    });
+}
+
 #[test]
 fn a_control_connection_that_is_always_cut_is_given_up_in_time() {
     // Small files start over each time, so bytes move for ever and nothing is achieved.

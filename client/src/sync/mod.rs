@@ -78,7 +78,20 @@ pub async fn sync(
     observer: &mut dyn Observer,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
-    sync_held(options, session, &mut Holding::default(), observer, stop).await
+    let (remote, session) = checked(options, session)?;
+    tokio::pin!(stop);
+    let mut held = Holding::default();
+    let make = async |first: &mut Session| prepare(options, &remote, first, &mut held).await;
+    let begun = match reconnect::begin(&session, observer, &mut stop, make).await? {
+        Ok(begun) => begun,
+        Err(fault) => {
+            let source = std::iter::once(options.source.to_string());
+            return Ok(reconnect::not_begun(source, &remote.peer(), fault, observer));
+        }
+    };
+    let (first, reconnects) = (begun.session, begun.reconnects);
+    let summary = run(options, begun.found, (first, session), &mut held, observer, stop).await;
+    Ok(Summary { reconnects: summary.reconnects + reconnects, ..summary })
 }
 
 /// What a run has of its target while it is not at it.
@@ -90,7 +103,8 @@ struct Holding {
     share: Option<Digest>,
 }
 
-/// The same, of a target that may be held already, and is held on.
+/// The same, of a target that may be held already, and is held on. Whoever follows a tree comes
+/// again where the server is lost before it begins.
 async fn sync_held(
     options: &SyncOptions,
     session: SessionOptions,
@@ -98,19 +112,39 @@ async fn sync_held(
     observer: &mut dyn Observer,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
+    let (remote, session) = checked(options, session)?;
+    let mut first = Session::connect(session.clone()).await?;
+    let prepared = prepare(options, &remote, &mut first, held).await?;
+    Ok(run(options, prepared, (first, session), held, observer, stop).await)
+}
+
+/// Whom to ask for it, and how.
+fn checked(
+    options: &SyncOptions,
+    session: SessionOptions,
+) -> Result<(Remote, SessionOptions), CopyError> {
     let remote = server_of(options)?.clone();
     if remote.path.is_root() {
         return usage("the path names no export", "write HOST:/EXPORT or HOST:/EXPORT/PATH");
     }
-    let writes = !options.dry_run;
-    let session = SessionOptions { preserve: writes, ..session };
-    let mut first = Session::connect(session.clone()).await?;
+    Ok((remote, SessionOptions { preserve: !options.dry_run, ..session }))
+}
+
+/// What is to be made equal, and the target, held, if it is here.
+type Prepared = (Mirror, Option<Hold>);
+
+async fn prepare(
+    options: &SyncOptions,
+    remote: &Remote,
+    first: &mut Session,
+    held: &mut Holding,
+) -> Result<Prepared, CopyError> {
     let (mirror, hold) = match (&options.source, &options.target) {
         (_, Location::Local(target)) => {
-            down(options, &remote, target, &mut first, held.here.take()).await?
+            down(options, remote, target, first, held.here.take()).await?
         }
         (Location::Local(source), _) => {
-            (up(options, source, &remote, &mut first, held.share).await?, None)
+            (up(options, source, remote, first, held.share).await?, None)
         }
         _ => return usage("a pipe is no tree", "rdma-cp copies standard input"),
     };
@@ -120,7 +154,18 @@ async fn sync_held(
             "run it without --delete",
         );
     }
-    let task = if writes { Task::Copy } else { Task::DryRun };
+    Ok((mirror, hold))
+}
+
+async fn run(
+    options: &SyncOptions,
+    (mirror, hold): Prepared,
+    (first, session): (Session, SessionOptions),
+    held: &mut Holding,
+    observer: &mut dyn Observer,
+    stop: impl Future<Output = ()>,
+) -> Summary {
+    let task = if options.dry_run { Task::DryRun } else { Task::Copy };
     let rules = Rules { task, ..Rules::default() };
     let stage = match &mirror.aside {
         Some(Aside::Here(stage)) => Some(stage.clone()),
@@ -130,7 +175,7 @@ async fn sync_held(
     let summary = reconnect::copy(&work, &rules, first, session, observer, stop).await;
     drop(work);
     held.here = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
-    Ok(summary)
+    summary
 }
 
 /// A mirror of a tree of the server, into a folder here that is held.

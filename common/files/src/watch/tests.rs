@@ -25,11 +25,8 @@ const TIMING: Timing = Timing {
 };
 
 /// The same for who asks what is told before a file settles: a busy machine gets to it before.
-const TIMING_CALM: Timing = Timing {
-    settle: Duration::from_secs(4),
-    writing_max: Duration::from_secs(15),
-    ..TIMING
-};
+const TIMING_CALM: Timing =
+    Timing { settle: Duration::from_secs(4), writing_max: Duration::from_secs(15), ..TIMING };
 
 struct Listener {
     watching: Watching,
