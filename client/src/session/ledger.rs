@@ -20,6 +20,9 @@ const LEFT_MAX: usize = 4 * OPEN_FILES_MAX;
 /// Failures kept with their cause: a file that failed has no other names either.
 const FAULTS_MAX: usize = 1 << 16;
 
+/// Room for what most items are named by: every file of a tree has one made, twice.
+const NAMED_BYTES: usize = 256;
+
 /// Names one file, folder or link of a copy, whichever session meets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Item(u128);
@@ -28,21 +31,31 @@ impl Item {
     /// What is at `path` below the piece of work of this number. A label would not do: two
     /// names that are not UTF-8 can look alike.
     pub fn new(work: u32, path: &WirePath) -> Self {
-        Self::of(&[b"item", &work.to_le_bytes()[..], path.as_bytes()].concat())
+        Self::of(b"item", work, path.as_bytes())
     }
 
     /// What is no longer at `path`.
     pub fn gone(work: u32, path: &WirePath) -> Self {
-        Self::of(&[b"gone", &work.to_le_bytes()[..], path.as_bytes()].concat())
+        Self::of(b"gone", work, path.as_bytes())
     }
 
     /// What of a tree has not been looked at.
     pub fn rest(work: u32) -> Self {
-        Self::of(&[b"rest", &work.to_le_bytes()[..]].concat())
+        Self::of(b"rest", work, b"")
     }
 
-    fn of(name: &[u8]) -> Self {
-        let Digest(bytes) = Digest::of(name);
+    fn of(what: &[u8; 4], work: u32, path: &[u8]) -> Self {
+        let (work, len) = (work.to_le_bytes(), 8 + path.len());
+        let mut short = [0; NAMED_BYTES];
+        let Digest(bytes) = match short.get_mut(..len) {
+            Some(name) => {
+                name[..4].copy_from_slice(what);
+                name[4..8].copy_from_slice(&work);
+                name[8..].copy_from_slice(path);
+                Digest::of(name)
+            }
+            None => Digest::of(&[what, &work[..], path].concat()),
+        };
         Self(u128::from_le_bytes(bytes[..16].try_into().expect("16 of 32 bytes")))
     }
 }
@@ -87,9 +100,10 @@ impl Ledger {
     /// Why something failed. Where too much did to know it of all, nothing is sure.
     pub fn fault_of(&self, item: Item) -> Option<Fault> {
         let unsure = || {
-            let over = self.over.contains(&item) && self.faults.len() >= FAULTS_MAX;
-            let text = format!("more than {FAULTS_MAX} failed, perhaps the file this is a name of");
-            over.then(|| Fault::new(Code::Limit, text))
+            let over = self.faults.len() >= FAULTS_MAX && self.over.contains(&item);
+            let text =
+                || format!("more than {FAULTS_MAX} failed, perhaps the file this is a name of");
+            over.then(|| Fault::new(Code::Limit, text()))
         };
         self.faults.get(&item).cloned().or_else(unsure)
     }

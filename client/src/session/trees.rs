@@ -11,6 +11,7 @@ use super::walking::Walks;
 use super::{Core, Download};
 use crate::report::SkipReason;
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 use verbatim_files::Folder;
@@ -197,5 +198,9 @@ pub(super) fn label_of(base: &str, path: &WirePath) -> String {
     if path.is_root() {
         return base.to_owned();
     }
-    format!("{}/{path}", base.trim_end_matches('/'))
+    let base = base.trim_end_matches('/');
+    let mut label = String::with_capacity(base.len() + 1 + path.as_bytes().len());
+    // Writing to a string does not fail.
+    let _ = write!(label, "{base}/{path}");
+    label
 }

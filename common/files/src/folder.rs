@@ -149,6 +149,21 @@ impl Folder {
 
     /// Opens the folder that `path` is in, from a few kept open.
     pub fn open_parent(&self, path: &WirePath) -> Result<Arc<OpenFolder>, Fault> {
+        // One that was removed has no name, and takes none.
+        self.parent(path, |kept| rustix::fs::fstat(kept).is_ok_and(|stat| stat.st_nlink > 0))
+    }
+
+    /// The same, without a look whether one that was kept is still there: for whoever makes
+    /// something in it, and hears it then.
+    pub(crate) fn kept_parent(&self, path: &WirePath) -> Result<Arc<OpenFolder>, Fault> {
+        self.parent(path, |_| true)
+    }
+
+    fn parent(
+        &self,
+        path: &WirePath,
+        is_there: impl Fn(&OpenFolder) -> bool,
+    ) -> Result<Arc<OpenFolder>, Fault> {
         let parent = path.parent_bytes();
         if parent.is_empty() {
             return Ok(self.fd.clone());
@@ -163,8 +178,7 @@ impl Folder {
             let known = parents[at].fd.clone();
             // Looked at without the lock, which all threads of a copy want for every file.
             drop(parents);
-            // One that was removed has no name, and takes none.
-            if rustix::fs::fstat(&*known).is_ok_and(|stat| stat.st_nlink > 0) {
+            if is_there(&known) {
                 return Ok(known);
             }
             parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);

@@ -54,12 +54,12 @@ impl Identity {
     /// A number for all of it: another one for another content.
     pub fn version(&self) -> u64 {
         let Self { file_system, inode, born_ns, size, mtime_ns, ctime_ns } = *self;
-        number_of(&[file_system, inode, born_ns as u64, size, mtime_ns as u64, ctime_ns as u64])
+        number_of([file_system, inode, born_ns as u64, size, mtime_ns as u64, ctime_ns as u64])
     }
 
     /// A number for the file itself, whatever is in it.
     pub(crate) fn file(&self) -> u64 {
-        number_of(&[self.file_system, self.inode, self.born_ns as u64])
+        number_of([self.file_system, self.inode, self.born_ns as u64])
     }
 
     /// Whether a later write could hide behind the same time stamps. A stamp from the future
@@ -72,9 +72,9 @@ impl Identity {
 }
 
 /// One number for several.
-fn number_of(numbers: &[u64]) -> u64 {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    let Digest(hash) = Digest::of(&bytes);
+fn number_of<const N: usize>(numbers: [u64; N]) -> u64 {
+    let bytes = numbers.map(u64::to_le_bytes);
+    let Digest(hash) = Digest::of(bytes.as_flattened());
     // Zero stands for none where it is written down.
     u64::from_le_bytes(hash[..8].try_into().expect("8 of 32 bytes")).max(1)
 }

@@ -257,7 +257,7 @@ fn read_xattrs(
         }
     }
     let all = Meta { xattrs, ..Meta::default() };
-    check(&all, &what.to_string())?;
+    check(&all, what)?;
     Ok(all.xattrs)
 }
 
@@ -268,7 +268,7 @@ const NAMES_BYTES: usize = 1024;
 /// its file system, do not. `what` is for messages.
 pub fn apply(
     fd: impl AsFd,
-    what: &str,
+    what: impl std::fmt::Display,
     kind: Kind,
     meta: &Meta,
     rules: &Rules,
@@ -276,7 +276,7 @@ pub fn apply(
     let fault = |part: &str, error: Errno| {
         Fault::from_io(format!("cannot keep {part} of {what}"), &error.into())
     };
-    check(meta, what)?;
+    check(meta, &what)?;
     let (Allowed { owner, mut mode, xattrs }, mut dropped) = allowed(meta, kind, rules);
     // Attributes need write permission, which the final mode may not give.
     if !xattrs.is_empty() {
@@ -388,7 +388,7 @@ fn times(meta: &Meta) -> Timestamps {
 const NS_PER_SECOND: i64 = 1_000_000_000;
 
 /// Refuses metadata that is none, naming what it is of.
-fn check(meta: &Meta, what: &str) -> Result<(), Fault> {
+fn check(meta: &Meta, what: impl std::fmt::Display) -> Result<(), Fault> {
     meta.check().map_err(|f| Fault::new(f.code, format!("cannot keep {what}: {}", f.text)))
 }
 

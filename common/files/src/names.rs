@@ -2,9 +2,12 @@
 //! folder of a million names takes what its names take, and four bytes for each.
 //! Called by the walk of a tree that is mirrored.
 
-use rustix::fs::Dir;
+use rustix::fs::{RawDir, SeekFrom, seek};
 use std::os::fd::OwnedFd;
 use verbatim_proto::{Code, Fault};
+
+/// Read of a folder at a time: many of its longest names.
+const READ_BYTES: usize = 32 << 10;
 
 /// Sorted names, taken one by one.
 pub(crate) struct Names {
@@ -17,9 +20,11 @@ impl Names {
     /// Reads all names of an open folder; `what` is for messages.
     pub fn read(fd: &OwnedFd, what: &str) -> Result<Self, Fault> {
         let fault = |e: rustix::io::Errno| Fault::from_io(what, &e.into());
-        let dir = Dir::read_from(fd).map_err(fault)?;
+        seek(fd, SeekFrom::Start(0)).map_err(fault)?;
+        let mut read = Vec::with_capacity(READ_BYTES);
+        let mut dir = RawDir::new(fd, read.spare_capacity_mut());
         let (mut bytes, mut starts) = (Vec::new(), Vec::new());
-        for entry in dir {
+        while let Some(entry) = dir.next() {
             let entry = entry.map_err(fault)?;
             let name = entry.file_name().to_bytes_with_nul();
             if matches!(name, b".\0" | b"..\0") {
@@ -43,7 +48,16 @@ impl Names {
 
     /// The next name.
     pub fn take(&mut self) -> Option<Vec<u8>> {
-        self.starts.pop().map(|start| name_at(&self.bytes, start).to_vec())
+        let mut name = Vec::new();
+        self.take_into(&mut name).then_some(name)
+    }
+
+    /// Puts the next name in place of what is in `into`; false where there is none.
+    pub fn take_into(&mut self, into: &mut Vec<u8>) -> bool {
+        into.clear();
+        let next = self.starts.pop().map(|start| name_at(&self.bytes, start));
+        into.extend_from_slice(next.unwrap_or_default());
+        next.is_some()
     }
 }
 

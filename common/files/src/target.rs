@@ -13,6 +13,7 @@ use crate::opened::OpenFolder;
 use crate::partial;
 use crate::space::Room;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, fadvise, fallocate, unlinkat};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
@@ -49,15 +50,14 @@ impl Target {
     /// Makes a temporary file of `size` bytes beside `path`. Its mode is the source's without
     /// special bits, as the umask allows.
     pub fn create(folder: &Folder, path: &WirePath, size: u64, mode: u32) -> Result<Self, Fault> {
-        let (parent, name) = place(folder, path)?;
-        let what = || format!("cannot create {path}");
-        let made = match parent.is_in_memory().then(|| create_unnamed(&parent, mode)) {
-            Some(Ok(file)) => Ok((file, None)),
-            _ => {
-                let temporary = temporary_name(name);
-                create_new(&parent, &temporary, mode).map(|file| (file, Some(temporary)))
-            }
-        };
+        let (name, what) = (name_of(path)?, || format!("cannot create {path}"));
+        let mut parent = folder.kept_parent(path)?;
+        let mut made = make(&parent, name, mode);
+        if matches!(made, Err(Errno::NOENT)) {
+            // It was removed since it was opened; another one may have its name.
+            parent = folder.open_parent(path)?;
+            made = make(&parent, name, mode);
+        }
         let (file, temporary) = made.map_err(|e| Fault::from_io(what(), &e.into()))?;
         // A shorter one never has a hole, so that its bytes alone make it as long as it is.
         if size >= HOLE_BYTES_MIN as u64 {
@@ -156,7 +156,7 @@ impl Target {
     /// what was not kept. The last thing before `commit`: a write would change its times.
     pub fn describe(&self, meta: &Meta, rules: &Rules) -> Result<Dropped, Fault> {
         self.read_only.store(false, Ordering::Relaxed);
-        meta::apply(&self.file, &self.path.to_string(), Kind::File, meta, rules)
+        meta::apply(&self.file, &self.path, Kind::File, meta, rules)
     }
 
     /// Has the kernel begin to write it to disk, and does not wait. What a whole batch allocates
@@ -312,9 +312,22 @@ impl Drop for Target {
 
 /// The folder a path is in, and its name there.
 fn place<'a>(folder: &Folder, path: &'a WirePath) -> Result<(Arc<OpenFolder>, &'a [u8]), Fault> {
-    let name = path.name();
+    let name = name_of(path)?;
+    Ok((folder.open_parent(path)?, name))
+}
+
+fn name_of(path: &WirePath) -> Result<&[u8], Fault> {
     let no_name = || Fault::new(Code::IsFolder, format!("cannot create {path}: no name"));
-    Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?))
+    path.name().ok_or_else(no_name)
+}
+
+/// Makes a temporary file, without a name where it is in memory.
+fn make(parent: &OpenFolder, name: &[u8], mode: u32) -> Result<(File, Option<Vec<u8>>), Errno> {
+    if let Some(Ok(file)) = parent.is_in_memory().then(|| create_unnamed(parent, mode)) {
+        return Ok((file, None));
+    }
+    let temporary = temporary_name(name);
+    create_new(parent, &temporary, mode).map(|file| (file, Some(temporary)))
 }
 
 /// The shortest run of zeros that becomes a hole. Nothing in a file that is shorter does.

@@ -42,6 +42,8 @@ pub struct TreeWalk {
     beside: Option<OwnedFd>,
     leftovers: Vec<WirePath>,
     leftover_bytes: usize,
+    /// The name that is looked at.
+    name: Vec<u8>,
 }
 
 struct Level {
@@ -67,6 +69,7 @@ impl TreeWalk {
             beside: None,
             leftovers,
             leftover_bytes: 0,
+            name: Vec::new(),
         }
     }
 
@@ -139,14 +142,15 @@ impl TreeWalk {
         Ok(Box::new(node))
     }
 
-    /// Tells what a name of the innermost folder is; none if it is gone.
-    fn look(&mut self, name: &[u8], path: &WirePath) -> Result<Option<Box<Node>>, Fault> {
+    /// Tells what a name of the innermost folder is, which takes its path; none if it is gone.
+    fn look(&mut self, name: &[u8], at: &mut WirePath) -> Result<Option<Box<Node>>, Fault> {
+        let path = &*at;
         let Some(Level { fd, beside, .. }) = self.levels.last() else { return Ok(None) };
         let name = OsStr::from_bytes(name);
         let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {path}"), &e);
         let gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
         let found = stat_name(fd, name)
-            .and_then(|stat| Ok((entry_of(fd, name, path.clone(), &stat)?, stat)));
+            .and_then(|stat| Ok((entry_of(fd, name, WirePath::root(), &stat)?, stat)));
         let (entry, stat) = match found {
             Ok(found) => found,
             // All of it went: what is told of the folder is not all that was in it.
@@ -180,8 +184,8 @@ impl TreeWalk {
         };
         let shared = linked && beside.as_ref().is_some_and(is_same);
         let twin = (linked && stat.stx_nlink > 1 + u32::from(shared)).then(|| twin_of(&stat));
-        let (kind, size, digest) = (entry.kind, entry.size, None);
-        Ok(Some(Box::new(Node { path: entry.path, kind, size, meta, twin, digest })))
+        let (path, digest) = (std::mem::take(at), None);
+        Ok(Some(Box::new(Node { path, kind: entry.kind, size: entry.size, meta, twin, digest })))
     }
 }
 
@@ -217,18 +221,18 @@ impl TreeWalk {
         }
         loop {
             let level = self.levels.last_mut()?;
-            let Some(name) = level.names.take() else {
+            if !level.names.take_into(&mut self.name) {
                 self.levels.pop();
                 continue;
-            };
-            let path = match level.path.with(&name) {
+            }
+            let mut path = match level.path.with(&self.name) {
                 Ok(path) => path,
                 Err(fault) => return Some(Err((level.path.clone(), fault))),
             };
             if self.only.as_ref().is_some_and(|only| !only.sees(&path)) {
                 continue;
             }
-            if is_leftover(&name) {
+            if is_leftover(&self.name) {
                 self.leftover_bytes += path.as_bytes().len();
                 self.leftovers.push(path);
                 if self.is_full() {
@@ -236,7 +240,10 @@ impl TreeWalk {
                 }
                 continue;
             }
-            match self.look(&name, &path) {
+            let name = std::mem::take(&mut self.name);
+            let found = self.look(&name, &mut path);
+            self.name = name;
+            match found {
                 Ok(Some(node)) => return Some(Ok(node)),
                 Ok(None) => {}
                 Err(fault) => {

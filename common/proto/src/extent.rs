@@ -2,6 +2,7 @@
 //! to know what is still missing and to refuse what was never asked for.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A range of bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -32,8 +33,78 @@ impl Extent {
 /// A set of bytes of a file, kept as sorted, disjoint, non-touching ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExtentSet {
-    ranges: std::collections::BTreeMap<u64, u64>,
+    ranges: Ranges,
 }
+
+/// Ranges by where they begin, each with its end. One alone takes no memory of its own: a file of
+/// a tree has mostly one, or none.
+#[derive(Clone, Debug, Default)]
+struct Ranges {
+    /// Used while there is at most one; `many` is empty then.
+    one: Option<(u64, u64)>,
+    many: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    fn len(&self) -> usize {
+        usize::from(self.one.is_some()) + self.many.len()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.one.into_iter().chain(self.many.iter().map(|(&start, &end)| (start, end)))
+    }
+
+    /// The last range that begins before `below`.
+    fn last_below(&self, below: u64) -> Option<(u64, u64)> {
+        match self.one {
+            Some(one) => Some(one).filter(|(start, _)| *start < below),
+            None => self.many.range(..below).next_back().map(|(&start, &end)| (start, end)),
+        }
+    }
+
+    /// The last range that begins at `at` or before.
+    fn last_until(&self, at: u64) -> Option<(u64, u64)> {
+        match self.one {
+            Some(one) => Some(one).filter(|(start, _)| *start <= at),
+            None => self.many.range(..=at).next_back().map(|(&start, &end)| (start, end)),
+        }
+    }
+
+    /// The first range that begins at `at` or behind.
+    fn first_from(&self, at: u64) -> Option<(u64, u64)> {
+        match self.one {
+            Some(one) => Some(one).filter(|(start, _)| *start >= at),
+            None => self.many.range(at..).next().map(|(&start, &end)| (start, end)),
+        }
+    }
+
+    /// Adds a range that begins where none does.
+    fn insert(&mut self, start: u64, end: u64) {
+        match self.one.take() {
+            None if self.many.is_empty() => self.one = Some((start, end)),
+            before => {
+                self.many.extend(before);
+                self.many.insert(start, end);
+            }
+        }
+    }
+
+    fn remove(&mut self, start: u64) {
+        match self.one {
+            Some((one, _)) if one == start => self.one = None,
+            _ => drop(self.many.remove(&start)),
+        }
+    }
+}
+
+/// However they are kept.
+impl PartialEq for Ranges {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Ranges {}
 
 impl ExtentSet {
     /// The empty set.
@@ -50,7 +121,7 @@ impl ExtentSet {
 
     /// Whether no byte is in the set.
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.ranges.len() == 0
     }
 
     /// How many bytes are in the set.
@@ -65,7 +136,7 @@ impl ExtentSet {
 
     /// The ranges in order.
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.ranges.iter().map(|(&start, &end)| Extent::new(start, end - start))
+        self.ranges.iter().map(|(start, end)| Extent::new(start, end - start))
     }
 
     /// Whether every byte of `extent` is in the set.
@@ -74,15 +145,15 @@ impl ExtentSet {
         if extent.len == 0 {
             return true;
         }
-        let before = self.ranges.range(..=extent.offset).next_back();
-        before.is_some_and(|(_, &range_end)| range_end >= end)
+        let before = self.ranges.last_until(extent.offset);
+        before.is_some_and(|(_, range_end)| range_end >= end)
     }
 
     /// Whether any byte of `extent` is in the set.
     pub fn intersects(&self, extent: Extent) -> bool {
         let end = extent.offset.saturating_add(extent.len);
-        let before = self.ranges.range(..end).next_back();
-        extent.len > 0 && before.is_some_and(|(_, &range_end)| range_end > extent.offset)
+        let before = self.ranges.last_below(end);
+        extent.len > 0 && before.is_some_and(|(_, range_end)| range_end > extent.offset)
     }
 
     /// Adds the bytes of `extent`; one that overflows is ignored.
@@ -92,16 +163,18 @@ impl ExtentSet {
         if extent.len == 0 {
             return;
         }
-        if let Some((&before, &before_end)) = self.ranges.range(..=start).next_back()
+        if let Some((before, before_end)) = self.ranges.last_until(start)
             && before_end >= start
         {
             start = before;
             end = end.max(before_end);
-            self.ranges.remove(&before);
+            self.ranges.remove(before);
         }
-        while let Some((&next, &next_end)) = self.ranges.range(start..=end).next() {
+        while let Some((next, next_end)) = self.ranges.first_from(start)
+            && next <= end
+        {
             end = end.max(next_end);
-            self.ranges.remove(&next);
+            self.ranges.remove(next);
         }
         self.ranges.insert(start, end);
     }
@@ -116,10 +189,10 @@ impl ExtentSet {
             return true;
         }
         let end = extent.offset + extent.len;
-        let Some((&start, &range_end)) = self.ranges.range(..=extent.offset).next_back() else {
+        let Some((start, range_end)) = self.ranges.last_until(extent.offset) else {
             return false;
         };
-        self.ranges.remove(&start);
+        self.ranges.remove(start);
         if start < extent.offset {
             self.ranges.insert(start, extent.offset);
         }
@@ -132,13 +205,15 @@ impl ExtentSet {
     /// Takes out what of `extent` is in the set, and returns it.
     pub fn take_common(&mut self, extent: Extent) -> Vec<Extent> {
         let end = extent.offset.saturating_add(extent.len);
-        let before = self.ranges.range(..end).rev();
-        let touched = before.take_while(|(_, range_end)| **range_end > extent.offset);
-        let cut = touched.map(|(&start, &range_end)| {
-            let start = start.max(extent.offset);
-            Extent::new(start, range_end.min(end) - start)
-        });
-        let mut common: Vec<Extent> = cut.collect();
+        let mut common = Vec::new();
+        let mut below = end;
+        while let Some((start, range_end)) = self.ranges.last_below(below)
+            && range_end > extent.offset
+        {
+            let from = start.max(extent.offset);
+            common.push(Extent::new(from, range_end.min(end) - from));
+            below = start;
+        }
         common.reverse();
         common.iter().for_each(|part| assert!(self.take(*part), "the part was just listed"));
         common
@@ -151,9 +226,9 @@ impl ExtentSet {
 
     /// Takes the first range out as `take_first` does, and nothing from `below` on.
     pub fn take_first_below(&mut self, grid: u64, below: u64) -> Option<Extent> {
-        let (&start, &end) = self.ranges.iter().next().filter(|(start, _)| **start < below)?;
+        let (start, end) = self.ranges.iter().next().filter(|(start, _)| *start < below)?;
         let cut = (start / grid + 1).saturating_mul(grid).min(end).min(below);
-        self.ranges.remove(&start);
+        self.ranges.remove(start);
         if cut < end {
             self.ranges.insert(cut, end);
         }

@@ -172,11 +172,16 @@ impl<'de> Deserialize<'de> for WirePath {
     /// What arrives must already be plain: a peer that sends another spelling is refused.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bytes: Vec<u8> = serde_bytes::deserialize(deserializer)?;
-        let path = Self::parse(&bytes).map_err(serde::de::Error::custom)?;
-        if path.0 != bytes {
-            return Err(serde::de::Error::custom("path is not plain"));
+        check_length(&bytes).map_err(serde::de::Error::custom)?;
+        if !bytes.is_empty() {
+            for name in bytes.split(|&byte| byte == b'/') {
+                check_name(name, &bytes).map_err(serde::de::Error::custom)?;
+                if name.is_empty() || name == b"." {
+                    return Err(serde::de::Error::custom("path is not plain"));
+                }
+            }
         }
-        Ok(path)
+        Ok(Self(bytes))
     }
 }
 

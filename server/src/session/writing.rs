@@ -190,18 +190,18 @@ impl Session {
         let (reach, view) = (self.reach.clone(), self.view.clone());
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
-            let create_one = |request: &CreateFile| {
+            let create_one = |request: CreateFile| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
                 export.writable("create", &request.path)?;
-                let landed = |target| {
-                    let (path, rules) = (request.path.clone(), export.rules);
+                let landed = |target, path| {
+                    let rules = export.rules;
                     let (quota, began) = (export.quota.clone(), Instant::now());
                     Landed { target: Arc::new(target), rules, path, quota, began }
                 };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
                     let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
-                    return Ok((landed(target), None));
+                    return Ok((landed(target, request.path), None));
                 }
                 let info = &request.info;
                 let fits = |bytes| export.quota.as_ref().map_or(Ok(()), |quota| quota.check(bytes));
@@ -210,7 +210,7 @@ impl Session {
                     let room = Target::room_for(&export.folder, &path, info, 0)?;
                     let target = Target::create(&export.folder, &path, info.size, info.mode)?;
                     target.set_room(room);
-                    return Ok((landed(target), None));
+                    return Ok((landed(target, request.path), None));
                 }
                 let (size, mtime_ns) = (info.size, info.mtime_ns);
                 let key = format!("{} {} {size} {mtime_ns}", view.who, request.path);
@@ -224,11 +224,10 @@ impl Session {
                     }
                     return Err(fault);
                 }
-                Ok((landed(target), have))
+                Ok((landed(target, request.path), have))
             };
-            Event::Created(
-                files.iter().map(|request| (request.file, create_one(request))).collect(),
-            )
+            let created = files.into_iter().map(|request| (request.file, create_one(request)));
+            Event::Created(created.collect())
         });
     }
 
@@ -288,23 +287,21 @@ impl Session {
     }
 
     fn commit(&mut self, files: Vec<(FileId, Kept)>) {
-        let mut noted = HashMap::new();
         let take = |(id, meta): (FileId, Kept)| {
             let bytes = self.writing.sizes.remove(&id).unwrap_or(0);
             self.view.over(Direction::Write, id);
             let landed = self.writing.targets.remove(&id).expect("whole files are open");
-            let (path, began) = (landed.path.clone(), landed.began);
-            noted.insert(id, Noted { path, bytes, began });
-            (id, landed, meta)
+            let Landed { target, rules, path, began, .. } = landed;
+            ((id, target, rules, meta), Noted { path, bytes, began })
         };
-        let files: Vec<_> = files.into_iter().map(take).collect();
+        let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
         let (view, keeping) = (self.view.clone(), self.mirrors.keep());
         self.job(move || {
             let (answers, dropped) = commit(files);
             // Until here nobody else may have the target of a mirror.
             drop(keeping);
-            for (id, answer) in &answers {
-                view.log(Direction::Write, &noted[id], answer.as_ref().map(drop));
+            for ((_, answer), noted) in answers.iter().zip(&noted) {
+                view.log(Direction::Write, noted, answer.as_ref().map(drop));
             }
             Event::Committed(answers, dropped)
         });
@@ -314,24 +311,27 @@ impl Session {
 /// What became of files.
 type Answers = Vec<(FileId, Result<(), Fault>)>;
 
-/// Gives whole files their metadata, then makes those that took it durable under their names.
-fn commit(files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) {
+/// Gives whole files their metadata, then makes those that took it durable under their names. One
+/// answer for each file, in order.
+fn commit(files: Vec<(FileId, Arc<Target>, Rules, Kept)>) -> (Answers, Dropped) {
     let mut dropped = Dropped::default();
-    let (mut answers, mut whole) = (Vec::new(), Vec::new());
-    for (id, Landed { target, rules, .. }, meta) in files {
-        match meta.map_or(Ok(Dropped::default()), |meta| target.describe(&meta, &rules)) {
+    let mut answers = Answers::with_capacity(files.len());
+    let (mut places, mut whole) = (Vec::new(), Vec::new());
+    for (id, target, rules, meta) in files {
+        let described = meta.map_or(Ok(Dropped::default()), |meta| target.describe(&meta, &rules));
+        match &described {
             Ok(not_kept) => {
-                dropped += not_kept;
-                whole.push((id, target));
+                dropped += *not_kept;
+                places.push(answers.len());
+                whole.push(target);
             }
-            Err(fault) => {
-                target.discard();
-                answers.push((id, Err(fault)));
-            }
+            Err(_) => target.discard(),
         }
+        answers.push((id, described.map(drop)));
     }
-    let (ids, targets): (Vec<FileId>, Vec<Arc<Target>>) = whole.into_iter().unzip();
-    answers.extend(ids.into_iter().zip(Target::commit(&targets)));
+    for (place, answer) in places.into_iter().zip(Target::commit(&whole)) {
+        answers[place].1 = answer;
+    }
     (answers, dropped)
 }
 

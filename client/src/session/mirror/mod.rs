@@ -250,7 +250,7 @@ impl Core {
                 break;
             }
             match mirror.diff.next_step()? {
-                Next::Step(step) => self.take_step(mirror, *step)?,
+                Next::Step(step) => self.take_step(mirror, step)?,
                 Next::Need { .. } => break,
                 Next::End => {
                     self.compared_trees(mirror);

@@ -24,7 +24,7 @@ pub enum Side {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// This is to be done.
-    Step(Box<Step>),
+    Step(Step),
     /// More entries of these sides are needed.
     Need {
         /// Of the source.
@@ -146,7 +146,7 @@ impl Diff {
     pub fn next_step(&mut self) -> Result<Next, Fault> {
         loop {
             if let Some(step) = self.steps.pop_front() {
-                return Ok(Next::Step(Box::new(step)));
+                return Ok(Next::Step(step));
             }
             let (source, target) = (self.source.lacks(), self.target.lacks());
             if source || target {

@@ -19,7 +19,7 @@ fn plan(source: &[Found], target: &[Found], options: Options, page: usize) -> (V
     let mut steps = Vec::new();
     loop {
         match diff.next_step().expect("the streams are sorted") {
-            Next::Step(step) => steps.push(*step),
+            Next::Step(step) => steps.push(step),
             Next::End => return (steps, diff),
             Next::Need { source, target } => {
                 assert!(source || target);
