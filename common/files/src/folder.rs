@@ -273,7 +273,7 @@ impl Folder {
     /// Gives a folder what the rules allow of this metadata; says what was not kept.
     pub fn describe(&self, path: &WirePath, meta: &Meta, rules: &Rules) -> Result<Dropped, Fault> {
         let fd = self.open_folder(path)?;
-        meta::apply(fd, &format!("folder {path}"), Kind::Folder, meta, rules)
+        meta::apply(fd, format_args!("folder {path}"), Kind::Folder, meta, rules)
     }
 
     /// Makes a symbolic link in place of what is there, which must not be a folder. Its owner

@@ -192,7 +192,7 @@ fn copy(
         let stat = stat_open(&file).map_err(|e| Fault::from_io(&what, &e))?;
         let xattrs = xattrs_of(&file, rules.privileged_xattrs, &what)?;
         let meta = Meta { xattrs, ..of_status(&stat) };
-        meta::apply(&made, &new, Kind::File, &meta, &rules)?;
+        meta::apply(&made, new, Kind::File, &meta, &rules)?;
         // What a tree is filled with is flushed with all of it, before it is seen.
         if copied && way == Way::Any && !parent.is_in_memory() {
             made.sync_all().map_err(|e| Fault::from_io(&what, &e))?;

@@ -263,7 +263,7 @@ fn through(serve: &Serve, rule: Rule) -> (Vec<u8>, Ended, u64) {
     let source = format!("rdma://127.0.0.1:{}/data/long", proxy.port());
     let token = text(&token);
     let known = ["--fingerprint", &serve.fingerprint, "--token-file", &token];
-    let copy = Piped::cp(serve, &[&known[..], &["--timeout", "3", &source, "-"]].concat());
+    let copy = Piped::cp(serve, &[&known[..], &["--timeout", "20", &source, "-"]].concat());
     let (output, ended) = copy.run(Vec::new());
     (output, ended, proxy.counts().flips)
 }
