@@ -8,7 +8,7 @@
 
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
-use crate::opened::OpenFolder;
+use crate::opened::{OpenFolder, Parents};
 use crate::ties::{named_of, ties_of};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::fs::{mkdirat, openat, openat2, readlinkat, renameat, statx, symlinkat, unlinkat};
@@ -18,16 +18,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Dropped, Fault, Meta, Ties, WirePath};
-
-/// Parent folders kept open for the next file in them.
-const PARENTS_MAX: usize = 32;
-
-/// How long one is kept: a folder that was renamed meanwhile is soon found under its new name.
-const PARENT_LIFE: Duration = Duration::from_millis(500);
 
 /// A folder, held open.
 #[derive(Debug)]
@@ -37,16 +30,9 @@ pub struct Folder {
     beneath: bool,
     /// Below this no link is followed.
     plain: Option<(WirePath, OwnedFd)>,
-    parents: Mutex<Vec<Parent>>,
+    parents: Parents,
     /// The device number and the id of its own file system.
     file_system: OnceLock<Option<((u32, u32), u64)>>,
-}
-
-#[derive(Debug)]
-struct Parent {
-    path: WirePath,
-    fd: Arc<OpenFolder>,
-    opened: Instant,
 }
 
 impl Folder {
@@ -80,7 +66,7 @@ impl Folder {
     }
 
     fn of(path: PathBuf, fd: Arc<OpenFolder>, beneath: bool) -> Self {
-        let (parents, file_system) = (Mutex::default(), OnceLock::new());
+        let (parents, file_system) = (Parents::default(), OnceLock::new());
         Self { path, fd, beneath, plain: None, parents, file_system }
     }
 
@@ -168,34 +154,21 @@ impl Folder {
         if parent.is_empty() {
             return Ok(self.fd.clone());
         }
-        let mut parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        // The oldest come first.
-        let is_old = |known: &&Parent| now.duration_since(known.opened) >= PARENT_LIFE;
-        let old = parents.iter().take_while(is_old).count();
-        parents.drain(..old);
-        if let Some(at) = parents.iter().rposition(|known| known.path.as_bytes() == parent) {
-            let known = parents[at].fd.clone();
-            // Looked at without the lock, which all threads of a copy want for every file.
-            drop(parents);
-            if is_there(&known) {
-                return Ok(known);
+        if let Some(kept) = self.parents.find(parent) {
+            if is_there(&kept) {
+                return Ok(kept);
             }
-            parents = self.parents.lock().unwrap_or_else(PoisonError::into_inner);
-            parents.retain(|other| !Arc::ptr_eq(&other.fd, &known));
+            self.parents.forget(&kept);
         }
         let parent = path.parent();
         let fd = Arc::new(OpenFolder::new(self.open_folder(&parent)?));
-        if parents.len() == PARENTS_MAX {
-            parents.remove(0);
-        }
-        parents.push(Parent { path: parent, fd: fd.clone(), opened: now });
+        self.parents.keep(parent, &fd);
         Ok(fd)
     }
 
     /// Looks folders up anew from now on: what has their names may be another tree.
     pub fn forget_parents(&self) {
-        self.parents.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.parents.clear();
     }
 
     /// Says what is at `path`; links on the way are followed, and `follow` says whether the
@@ -468,7 +441,7 @@ mod tests {
         folder.open_parent(&path("sub/new")).expect("opens");
         let sub = keep.path().join("export/sub");
         fs::rename(&sub, keep.path().join("export/moved")).expect("renames");
-        std::thread::sleep(PARENT_LIFE);
+        std::thread::sleep(crate::opened::PARENT_LIFE);
         let fault = folder.open_parent(&path("sub/new")).expect_err("it is gone");
         assert_eq!(fault.code, Code::NotFound);
     }

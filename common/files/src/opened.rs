@@ -1,9 +1,13 @@
 //! A folder that is open, and what is known of its file system: where files are
 //! nowhere but in memory, nothing waits for a disk, and a file without a name is
-//! cheap to make. Made by `folder`, used by `target` and `commit`.
+//! cheap to make. A few are kept for the next file in them. Made by `folder`, used
+//! by `target` and `commit`.
 
 use rustix::fs::fstatfs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use verbatim_proto::WirePath;
 
 /// What `fstatfs` says of file systems that are in memory: tmpfs and ramfs.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58F6];
@@ -32,5 +36,57 @@ impl OpenFolder {
 impl AsFd for OpenFolder {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Folders kept open.
+const PARENTS_MAX: usize = 32;
+
+/// How long one is kept: a folder that was renamed meanwhile is soon found under its new name.
+pub(crate) const PARENT_LIFE: Duration = Duration::from_millis(500);
+
+/// Folders that files were made in, kept open for the next ones; the oldest come first.
+#[derive(Debug, Default)]
+pub(crate) struct Parents(Mutex<Vec<Parent>>);
+
+#[derive(Debug)]
+struct Parent {
+    path: WirePath,
+    fd: Arc<OpenFolder>,
+    opened: Instant,
+}
+
+impl Parents {
+    /// The folder that has this path, unless it was opened too long ago.
+    pub fn find(&self, path: &[u8]) -> Option<Arc<OpenFolder>> {
+        let (mut kept, now) = (self.lock(), Instant::now());
+        let is_old = |parent: &&Parent| now.duration_since(parent.opened) >= PARENT_LIFE;
+        let old = kept.iter().take_while(is_old).count();
+        kept.drain(..old);
+        let found = kept.iter().rfind(|parent| parent.path.as_bytes() == path);
+        found.map(|parent| parent.fd.clone())
+    }
+
+    /// Keeps a folder that was just opened.
+    pub fn keep(&self, path: WirePath, fd: &Arc<OpenFolder>) {
+        let mut kept = self.lock();
+        if kept.len() == PARENTS_MAX {
+            kept.remove(0);
+        }
+        kept.push(Parent { path, fd: fd.clone(), opened: Instant::now() });
+    }
+
+    /// Lets go of a folder.
+    pub fn forget(&self, fd: &Arc<OpenFolder>) {
+        self.lock().retain(|parent| !Arc::ptr_eq(&parent.fd, fd));
+    }
+
+    /// Lets go of all.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Parent>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
