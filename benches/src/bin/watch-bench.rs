@@ -1,6 +1,6 @@
-//! What being watched costs: a large file, and a tree of small ones, downloaded
-//! while nobody looks, with one thing switched on at a time, and with everything
-//! on. Everything is: metrics scraped every second, the page open, a JSON log at
+//! What being watched costs: a large file, a mix of files of 20 to 200 KiB, and a
+//! tree of small ones, downloaded while nobody looks, with one thing switched on
+//! at a time, and with everything on. Everything is: metrics scraped every second, the page open, a JSON log at
 //! info into a file, a client that writes its timeline and its numbers and logs
 //! as JSON. Interleaved, the order turned every round, best of several. Page cache
 //! to tmpfs.
@@ -15,6 +15,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use verbatim_benches::compare::work::fill_mixed;
 use verbatim_benches::crowd::get;
 use verbatim_benches::table::{Table, Way};
 use verbatim_benches::{Common, Serve, SmallFiles, Watch, bins, fill, fill_tree, let_settle, run};
@@ -25,6 +26,9 @@ struct Flags {
     /// Size of the large file in MiB.
     #[arg(long, default_value_t = 2048)]
     size_mib: u64,
+    /// How many files the mix has.
+    #[arg(long, default_value_t = 5000)]
+    mixed: usize,
     #[command(flatten)]
     small: SmallFiles,
     /// Where the sources are, on a disk: they are read from the page cache.
@@ -71,6 +75,7 @@ fn main() {
     let source = tempfile::tempdir_in(&flags.source).expect("a source folder");
     let target = tempfile::tempdir_in(&flags.common.target).expect("a target folder");
     fill(&source.path().join("big"), flags.size_mib);
+    fill_mixed(&source.path().join("mix"), flags.mixed);
     fill_tree(&source.path().join("tree"), flags.small.files, flags.small.bytes);
     let_settle();
     let state = tempfile::tempdir().expect("a state folder");
@@ -81,7 +86,7 @@ fn main() {
     let scraper = Scraper::start(shown.map(|(serve, _)| serve.port + METRICS_ABOVE).collect());
 
     let mut figures = serde_json::Map::new();
-    for what in ["big", "tree"] {
+    for what in ["big", "mix", "tree"] {
         println!("\n{what}");
         let mut ways =
             ALL.map(|of| Way::new(of.name, if of.shown && of.logged { 0.98 } else { 1.0 }));
@@ -107,6 +112,7 @@ fn main() {
     let mut table = Table::empty();
     table.note("copies", figures.into());
     table.note("size_mib", flags.size_mib.into());
+    table.note("mixed", flags.mixed.into());
     table.note("files", flags.small.files.into());
     table.note("bytes", flags.small.bytes.into());
     table.note("rounds", flags.common.rounds.into());

@@ -161,7 +161,7 @@ fn mixed_len(number: usize) -> usize {
 }
 
 /// Files of 20 to 200 KiB, a thousand in a folder.
-fn fill_mixed(folder: &Path, files: usize) {
+pub fn fill_mixed(folder: &Path, files: usize) {
     for number in 0..files {
         let class = folder.join(format!("n{:08}", number / 1000));
         if number % 1000 == 0 {
