@@ -165,7 +165,7 @@ pub fn fill_mixed(folder: &Path, files: usize) {
     for number in 0..files {
         let class = folder.join(format!("n{:08}", number / 1000));
         if number % 1000 == 0 {
-            fs::create_dir(&class).expect("a folder");
+            fs::create_dir_all(&class).expect("a folder");
         }
         let bytes = scrambled(number as u64, mixed_len(number));
         fs::write(class.join(format!("{number}.jpeg")), &bytes).expect("a file");
