@@ -118,6 +118,12 @@ pub trait Link: Send {
     /// dead: `abort` returns what was in flight.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), FabricError>;
 
+    /// Whether the last poll ended because it had sent its share of a turn, not because there was
+    /// nothing to do: it is polled again after the others, without a wait.
+    fn wants_turn(&self) -> bool {
+        false
+    }
+
     /// What to wait for when a poll yielded nothing.
     fn wake(&self) -> Wake<'_>;
 
@@ -139,6 +145,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), FabricError> {
         (**self).poll(completions)
+    }
+
+    fn wants_turn(&self) -> bool {
+        (**self).wants_turn()
     }
 
     fn wake(&self) -> Wake<'_> {

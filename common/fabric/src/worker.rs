@@ -142,7 +142,7 @@ impl<L: Link, H: Handler<L>> Worker<L, H> {
         // The handler may have removed it meanwhile.
         let Some(link) = self.links.get_mut(&key) else { return false };
         let result = link.poll(completions);
-        let busy = !completions.is_empty();
+        let busy = !completions.is_empty() || link.wants_turn();
         for completion in completions.drain(..) {
             self.handler.completed(&mut self.links, key, completion);
         }

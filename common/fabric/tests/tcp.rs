@@ -194,6 +194,40 @@ fn many_reads_at_once_come_back_each_with_its_own_bytes() {
 }
 
 #[test]
+fn a_poll_sends_no_more_than_its_turn() {
+    const TURN_BYTES: usize = 256 << 10;
+    const READS: usize = 32;
+    for connect in [Ends::new, Ends::sealed] {
+        let mut ends = connect(SoftDomain::new());
+        let bytes = pattern(TURN_BYTES / 2);
+        let window = MappedFile::new(file_with(&bytes), 0, bytes.len()).expect("maps");
+        let file = ends.register(Memory::File(window));
+        for number in 0..READS {
+            let op = read_op(range(file, 0), bytes.len());
+            ends.near.submit(Ticket(number as u64), op).expect("has room");
+        }
+        // As soon as anything arrives it is taken, so that the socket is never what stops.
+        let (mut arrived, mut polls, mut turns) = (Vec::new(), 0, 0);
+        until(|| {
+            polls += 1;
+            ends.far.poll(&mut Vec::new()).expect("the far end lives");
+            turns += usize::from(ends.far.wants_turn());
+            let mut had = usize::MAX;
+            while had != arrived.len() {
+                had = arrived.len();
+                ends.near.poll(&mut arrived).expect("the near end lives");
+            }
+            arrived.len() == READS
+        });
+        let whole = READS * bytes.len();
+        assert!(polls >= whole / TURN_BYTES, "{whole} bytes in {polls} polls");
+        assert!(turns > 0, "it never says that it would go on");
+        ends.far.poll(&mut Vec::new()).expect("the far end lives");
+        assert!(!ends.far.wants_turn(), "nothing is left");
+    }
+}
+
+#[test]
 fn a_write_is_in_the_slot_before_the_peer_hears_of_it() {
     let mut ends = Ends::new(SoftDomain::new());
     let slot = SharedSlot::new(2 << 20).expect("slot");

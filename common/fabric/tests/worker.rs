@@ -10,8 +10,8 @@ use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
 use verbatim_fabric::{
-    Buffer, Completion, Domain, FabricError, Link, Memory, Op, RemoteRange, SharedSlot, SoftDomain,
-    Ticket,
+    Buffer, Completion, Domain, FabricError, Full, Limits, Link, Memory, Op, RemoteRange,
+    SharedSlot, SoftDomain, Ticket, Wake,
 };
 
 /// How long anything here may take.
@@ -132,6 +132,66 @@ fn two_workers_move_data_and_notifications_between_their_links() {
         client.send(Command::Submit(LinkKey(1), Ticket(2), read)).expect("is taken");
         assert_eq!(next(&client_told), Told::Done(LinkKey(1), Ticket(2), 10, Ok(())));
     }
+}
+
+/// A link that notes its polls in a list of all, and wants so many turns.
+struct Greedy {
+    number: u32,
+    turns_left: u32,
+    polled: Sender<u32>,
+}
+
+impl Link for Greedy {
+    fn submit(&mut self, _: Ticket, op: Op) -> Result<(), Full> {
+        Err(Full(op))
+    }
+
+    fn poll(&mut self, _: &mut Vec<Completion>) -> Result<(), FabricError> {
+        self.turns_left = self.turns_left.saturating_sub(1);
+        // A test that has seen enough does not listen.
+        let _ = self.polled.send(self.number);
+        Ok(())
+    }
+
+    fn wants_turn(&self) -> bool {
+        self.turns_left > 0
+    }
+
+    fn wake(&self) -> Wake<'_> {
+        Wake { fd: None, readable: false, writable: false, at_most: None }
+    }
+
+    fn abort(&mut self, _: &mut Vec<Completion>) {}
+
+    fn limits(&self) -> Limits {
+        let (depth_max, message_bytes_max) = (0, 0);
+        Limits { depth_max, message_bytes_max, sends_from_file: false, registers_buffers: false }
+    }
+
+    fn transport(&self) -> &str {
+        "greedy"
+    }
+}
+
+#[test]
+fn links_that_want_to_go_on_take_turns_and_are_not_slept_on() {
+    const TURNS: u32 = 1000;
+    let (worker, told) = start();
+    let (polled, polls) = channel();
+    for (number, turns_left) in [(1, TURNS), (2, 0), (3, TURNS)] {
+        let link = Greedy { number, turns_left, polled: polled.clone() };
+        worker.send(Command::Adopt(LinkKey(number.into()), Box::new(link))).expect("is taken");
+    }
+    let end = Instant::now() + DEADLINE;
+    let next_poll = || polls.recv_timeout(end.saturating_duration_since(Instant::now()));
+    let seen: Vec<u32> =
+        (0..3 * TURNS - 100).map(|_| next_poll().expect("no sleep between turns")).collect();
+    // From where all are there, each is polled once before any is polled again.
+    let all = seen.iter().position(|number| *number == 3).expect("the third has its turn") + 1;
+    let (rounds, _) = seen[all..].as_chunks();
+    assert!(rounds.iter().all(|round| *round == [1, 2, 3]), "{seen:?}");
+    worker.send(Command::Remove(LinkKey(9))).expect("is taken");
+    assert_eq!(next(&told), Told::Removed(LinkKey(9)), "commands have their turn as well");
 }
 
 #[test]

@@ -5,6 +5,9 @@
 //! until its answer; `out` refers to it by ticket. What the peer reads is sent
 //! straight from registered memory; what it writes is received straight into
 //! its slot. `abort` empties all of it.
+//!
+//! Turns: a poll sends at most `TURN_BYTES`. A peer that takes data as fast as it is
+//! sent never fills its socket, and would keep the worker from all other links.
 
 use super::frame::{HEADER_BYTES, Header, Kind};
 use super::wire::{Wire, broken};
@@ -26,6 +29,9 @@ const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Received in one system call, so that it is still in cache when it is used.
 const STEP_BYTES: usize = 256 << 10;
 
+/// Sent in one poll, before the other links of its worker have their turn: a grain.
+const TURN_BYTES: usize = 256 << 10;
+
 /// A TCP connection as a link.
 pub struct TcpLink {
     wire: Wire,
@@ -34,6 +40,8 @@ pub struct TcpLink {
     incoming: Incoming,
     reads: HashMap<u64, Buffer>,
     writes: HashMap<u64, Buffer>,
+    /// What may still be sent in this turn.
+    turn_left: usize,
     dead: bool,
 }
 
@@ -104,6 +112,7 @@ impl TcpLink {
             incoming: BETWEEN_FRAMES,
             reads: HashMap::new(),
             writes: HashMap::new(),
+            turn_left: TURN_BYTES,
             dead: false,
         })
     }
@@ -113,18 +122,25 @@ impl TcpLink {
         self.out.push_back(Outgoing { header: header.encode(), body, sent: 0, len });
     }
 
-    /// Sends until the socket is full or nothing is left.
+    /// Sends until the socket is full, nothing is left or the turn is over.
     fn push_out(&mut self) -> Result<(), FabricError> {
         while let Some(next) = self.out.front_mut() {
+            if self.turn_left == 0 {
+                return Ok(());
+            }
             let total = HEADER_BYTES + next.len;
             let sent = if next.sent < HEADER_BYTES {
                 self.wire.send(&next.header[next.sent..], next.len > 0)
             } else {
                 let at = next.sent - HEADER_BYTES;
-                send_body(&mut self.wire, &next.body, &self.writes, at, next.len)
+                let end = next.len.min(at.saturating_add(self.turn_left));
+                send_body(&mut self.wire, &next.body, &self.writes, at, end)
             };
             match sent {
-                Ok(sent) => next.sent += sent,
+                Ok(sent) => {
+                    next.sent += sent;
+                    self.turn_left = self.turn_left.saturating_sub(sent);
+                }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(broken(error)),
@@ -255,7 +271,9 @@ impl TcpLink {
             }
             Err(error) => {
                 self.queue(Header::answer(Kind::Refused, ticket, 0), Body::None);
-                // The link ends here either way; the peer is told if the socket takes it.
+                // The link ends here either way; the peer is told if the socket takes it. It has no
+                // other turn.
+                self.turn_left = usize::MAX;
                 let _ = self.push_out();
                 Err(error)
             }
@@ -296,10 +314,15 @@ impl Link for TcpLink {
         if self.dead {
             return Err(FabricError::Aborted);
         }
+        self.turn_left = TURN_BYTES;
         self.push_out()?;
         self.pull_in(completions)?;
         // Receiving may have queued answers.
         self.push_out()
+    }
+
+    fn wants_turn(&self) -> bool {
+        self.turn_left == 0 && !self.out.is_empty()
     }
 
     fn wake(&self) -> Wake<'_> {
