@@ -135,27 +135,13 @@ impl Folder {
 
     /// Opens the folder that `path` is in, from a few kept open.
     pub fn open_parent(&self, path: &WirePath) -> Result<Arc<OpenFolder>, Fault> {
-        // One that was removed has no name, and takes none.
-        self.parent(path, |kept| rustix::fs::fstat(kept).is_ok_and(|stat| stat.st_nlink > 0))
-    }
-
-    /// The same, without a look whether one that was kept is still there: for whoever makes
-    /// something in it, and hears it then.
-    pub(crate) fn kept_parent(&self, path: &WirePath) -> Result<Arc<OpenFolder>, Fault> {
-        self.parent(path, |_| true)
-    }
-
-    fn parent(
-        &self,
-        path: &WirePath,
-        is_there: impl Fn(&OpenFolder) -> bool,
-    ) -> Result<Arc<OpenFolder>, Fault> {
         let parent = path.parent_bytes();
         if parent.is_empty() {
             return Ok(self.fd.clone());
         }
         if let Some(kept) = self.parents.find(parent) {
-            if is_there(&kept) {
+            // One that was removed has no name, and takes none.
+            if rustix::fs::fstat(&*kept).is_ok_and(|stat| stat.st_nlink > 0) {
                 return Ok(kept);
             }
             self.parents.forget(&kept);

@@ -13,7 +13,6 @@ use crate::opened::OpenFolder;
 use crate::partial;
 use crate::space::Room;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, fadvise, fallocate, unlinkat};
-use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
@@ -50,14 +49,15 @@ impl Target {
     /// Makes a temporary file of `size` bytes beside `path`. Its mode is the source's without
     /// special bits, as the umask allows.
     pub fn create(folder: &Folder, path: &WirePath, size: u64, mode: u32) -> Result<Self, Fault> {
-        let (name, what) = (name_of(path)?, || format!("cannot create {path}"));
-        let mut parent = folder.kept_parent(path)?;
-        let mut made = make(&parent, name, mode);
-        if matches!(made, Err(Errno::NOENT)) {
-            // It was removed since it was opened; another one may have its name.
-            parent = folder.open_parent(path)?;
-            made = make(&parent, name, mode);
-        }
+        let (parent, name) = place(folder, path)?;
+        let what = || format!("cannot create {path}");
+        let made = match parent.is_in_memory().then(|| create_unnamed(&parent, mode)) {
+            Some(Ok(file)) => Ok((file, None)),
+            _ => {
+                let temporary = temporary_name(name);
+                create_new(&parent, &temporary, mode).map(|file| (file, Some(temporary)))
+            }
+        };
         let (file, temporary) = made.map_err(|e| Fault::from_io(what(), &e.into()))?;
         // A shorter one never has a hole, so that its bytes alone make it as long as it is.
         if size >= HOLE_BYTES_MIN as u64 {
@@ -312,22 +312,9 @@ impl Drop for Target {
 
 /// The folder a path is in, and its name there.
 fn place<'a>(folder: &Folder, path: &'a WirePath) -> Result<(Arc<OpenFolder>, &'a [u8]), Fault> {
-    let name = name_of(path)?;
-    Ok((folder.open_parent(path)?, name))
-}
-
-fn name_of(path: &WirePath) -> Result<&[u8], Fault> {
+    let name = path.name();
     let no_name = || Fault::new(Code::IsFolder, format!("cannot create {path}: no name"));
-    path.name().ok_or_else(no_name)
-}
-
-/// Makes a temporary file, without a name where it is in memory.
-fn make(parent: &OpenFolder, name: &[u8], mode: u32) -> Result<(File, Option<Vec<u8>>), Errno> {
-    if let Some(Ok(file)) = parent.is_in_memory().then(|| create_unnamed(parent, mode)) {
-        return Ok((file, None));
-    }
-    let temporary = temporary_name(name);
-    create_new(parent, &temporary, mode).map(|file| (file, Some(temporary)))
+    Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?))
 }
 
 /// The shortest run of zeros that becomes a hole. Nothing in a file that is shorter does.
@@ -346,6 +333,21 @@ mod tests {
 
     fn path(text: &str) -> WirePath {
         WirePath::parse(text.as_bytes()).expect("plain")
+    }
+
+    #[test]
+    fn a_file_is_made_in_the_folder_that_has_the_name_now() {
+        // In memory a file without a name can be made in a folder that is gone.
+        for (dir, folder) in folders() {
+            let below = dir.path().join("sub");
+            for _ in 0..2 {
+                fs::create_dir(&below).expect("makes");
+                let target = Target::create(&folder, &path("sub/a"), 1, 0o600).expect("creates");
+                target.write_at(b"x", 0).expect("writes");
+                assert_eq!(Target::commit(&[Arc::new(target)]), [Ok(())]);
+                fs::remove_dir_all(&below).expect("removes");
+            }
+        }
     }
 
     #[test]

@@ -347,7 +347,7 @@ impl WriteServer {
 
     fn absorb_if_ready(&mut self, tag: Tag) {
         let Some(used) = self.uses.get_mut(&tag) else { return };
-        let Some(pieces) = used.sent.clone().filter(|_| used.notified) else { return };
+        let Some(pieces) = used.sent.as_ref().filter(|_| used.notified).cloned() else { return };
         used.absorbing = true;
         let (link, slot, in_place) = (used.link, used.slot, used.spot.is_some());
         let absorb = Absorb { tag, link, slot, pieces, in_place };
