@@ -1,12 +1,13 @@
 //! What processes and devices hold, counted before and after: descriptors, threads and memory of
-//! a process from /proc, queue pairs and regions of all RDMA devices from the kernel. Changes
+//! a process from /proc, queue pairs and regions of all RDMA devices from the kernel. A server
+//! that shares its process with others is told from them by its port and its folder. Changes
 //! nothing; the tests say how much may be left.
 
 use crate::http::{get, series};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -47,11 +48,7 @@ impl Holding {
     pub fn comes_back(&self, server: u32, metrics: SocketAddr) {
         let begin = Instant::now();
         loop {
-            let text = get(metrics, "/metrics").body;
-            let of =
-                |name: &&str| series(&text, &format!("rdma_serve_{name}")).expect("it is shown");
-            let shown = ["sessions", "regions", "pinned_bytes", "slots"];
-            let shown: Vec<f64> = shown.iter().map(of).collect();
+            let shown = shown(metrics);
             let now = Self::of(server);
             let few = now.descriptors <= self.descriptors + POOL_DESCRIPTORS_MAX;
             if few && shown.iter().all(|count| *count == 0.0) {
@@ -62,6 +59,75 @@ impl Holding {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// What a server shows of its clients: sessions, regions, pinned bytes, slots.
+fn shown(metrics: SocketAddr) -> [f64; 4] {
+    let text = get(metrics, "/metrics").body;
+    let of = |name| series(&text, &format!("rdma_serve_{name}")).expect("it is shown");
+    ["sessions", "regions", "pinned_bytes", "slots"].map(of)
+}
+
+/// What a server of this process has open, among all that its other threads have.
+pub struct Served {
+    port: u16,
+    folders: Vec<PathBuf>,
+    metrics: SocketAddr,
+}
+
+impl Served {
+    /// A server at this port, whose clients read and write files in these folders.
+    pub fn new(port: u16, folders: Vec<PathBuf>, metrics: SocketAddr) -> Self {
+        Self { port, folders, metrics }
+    }
+
+    /// Waits until it shows nothing of its clients, which are gone, has no connection of theirs,
+    /// and neither it nor they have a file open.
+    ///
+    /// # Panics
+    /// When something is left.
+    pub fn comes_back(&self) {
+        let begin = Instant::now();
+        loop {
+            let (shown, sockets) = (shown(self.metrics), sockets_at(self.port));
+            let files: Vec<_> = self.folders.iter().flat_map(|at| files_in(at)).collect();
+            let none = sockets == 0 && files.is_empty();
+            if none && shown.iter().all(|count| *count == 0.0) {
+                return;
+            }
+            let late = begin.elapsed() > GIVE_BACK_MAX;
+            assert!(
+                !late,
+                "sessions, regions, pinned bytes, slots: {shown:?}; {sockets} connections; \
+                 open: {files:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Connections of this process that were made to a port of it, and have not been closed here.
+fn sockets_at(port: u16) -> usize {
+    const LISTENING: &str = "0A";
+    let port = format!(":{port:04X}");
+    let table = fs::read_to_string("/proc/self/net/tcp").expect("the kernel tells");
+    // A line a socket: its number, its end, the other, its state, and the inode as the tenth.
+    let is_ours = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[1].ends_with(&port) && words[3] != LISTENING && words[9] != "0"
+    };
+    table.lines().skip(1).filter(is_ours).count()
+}
+
+/// Files in a folder, or that were, of which this process has descriptors. Folders are not
+/// counted: threads keep those they wrote to last.
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let open = fs::read_dir("/proc/self/fd").expect("our own").flatten();
+    let is_file = |at: &fs::DirEntry| fs::metadata(at.path()).is_ok_and(|it| it.is_file());
+    open.filter(is_file)
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .filter(|path| path.starts_with(folder))
+        .collect()
 }
 
 /// What the kernel holds for RDMA, of all devices and processes: `qp`, `mr`, `pd`, `cq`, `ctx`.

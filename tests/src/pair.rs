@@ -1,8 +1,10 @@
 //! A pair: a server over temporary folders, in this process, and copies run
 //! against it as the command would run them. Owns the folders, the server's
 //! thread and the deadline of every copy. When a pair goes, it checks that no
-//! temporary file is left on either side and that no thread of either panicked.
+//! temporary file is left on either side, that the server has given back what
+//! its clients had, and that no thread of either panicked.
 
+use crate::holding::Served;
 use crate::proxy::Proxy;
 use crate::tree;
 use std::ffi::OsStr;
@@ -31,6 +33,9 @@ use verbatim_server::{Server, ServerOptions};
 /// The longest any copy of any test may take; one that takes longer hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// How long a server may take to listen.
+const START_MAX: Duration = Duration::from_secs(20);
+
 /// How long a server may take to tidy up behind a client that left.
 const TIDY_MAX: Duration = Duration::from_secs(5);
 
@@ -57,6 +62,7 @@ pub struct Pair {
     port: u16,
     sim: Option<SimNet>,
     transport: Transport,
+    served: Served,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -107,26 +113,29 @@ impl Pair {
             state: folder.path().join("state"),
             workers: 2,
             drain_seconds: 1,
-            metrics: Metrics::off(),
+            metrics: Metrics { listen: "127.0.0.1:0".into(), asked_for: true },
             exports: vec![export("ro", Mode::ReadOnly), export("rw", Mode::ReadWrite)],
             ..Config::default()
         };
         set(&mut config);
         let (stop, stopped) = oneshot::channel();
-        let (ready, port) = mpsc::channel();
+        let (ready, ports) = mpsc::channel();
         let options = ServerOptions { sim: sim.clone(), ..ServerOptions::default() };
         let serve = move || {
             runtime("server").block_on(async {
                 let server = Server::bind(config, options).await.expect("binds");
-                ready.send(server.address().port()).expect("the test waits");
+                let metrics = server.metrics_address().expect("it shows metrics");
+                ready.send((server.address().port(), metrics)).expect("the test waits");
                 // A pair that is gone stops its server too.
                 server.run(async { drop(stopped.await) }).await;
             });
         };
         let thread = std::thread::Builder::new().name("server".into()).spawn(serve);
         let thread = Some(thread.expect("starts a thread"));
-        let port = port.recv_timeout(TIDY_MAX).expect("the server starts");
-        Self { folder, port, sim, transport, stop: Some(stop), thread }
+        let (port, metrics) = ports.recv_timeout(START_MAX).expect("the server starts");
+        let folders = ["ro", "rw", "local"].map(|name| folder.path().join(name));
+        let served = Served::new(port, folders.to_vec(), metrics);
+        Self { folder, port, sim, transport, served, stop: Some(stop), thread }
     }
 
     /// The port of the server.
@@ -220,6 +229,7 @@ impl Drop for Pair {
         if !failing {
             // Before the server stops: sessions tidy up, not the end of the process.
             self.assert_tidy();
+            self.served.comes_back();
         }
         drop(self.stop.take());
         let ended = self.thread.take().map(JoinHandle::join);

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use verbatim_tests::holding::Holding;
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 
 const GRAIN: usize = 256 << 10;
@@ -162,6 +163,14 @@ fn anon_kib(copy: &Piped) -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
 }
 
+/// Does something with copies that end badly, and waits until the server has given back what
+/// they had.
+fn leaving_nothing(serve: &Serve, copies: impl FnOnce()) {
+    let before = Holding::of(serve.id());
+    copies();
+    before.comes_back(serve.id(), serve.metrics.expect("it shows them"));
+}
+
 /// A file so long that its copy is cut in the middle.
 fn long(dir: &Path) -> Vec<u8> {
     let content = bytes(4, 64 * CHUNK);
@@ -173,19 +182,21 @@ fn long(dir: &Path) -> Vec<u8> {
 fn a_reader_that_closes_early_ends_the_copy_with_an_error() {
     let World { serve, dir } = World::new();
     let content = long(dir.path());
-    let mut copy = Piped::cp(&serve, &[&serve.at("data/long"), "-"]);
-    let mut head = Command::new("head");
-    head.args(["-c", "1000"]).stdin(copy.0.stdout.take().unwrap());
-    let read = head.output().expect("head runs").stdout;
-    // It still has the pipe, after its process is gone.
-    drop(head);
-    assert!(read == content[..1000]);
-    let ended = copy.end().refused(1, &["data/long", "its reader closed it"]);
-    assert!(!ended.stderr.contains("anew"), "nobody wants it anew: {ended:?}");
-    // The server is none the worse for it.
-    let (output, ended) = Piped::cp(&serve, &[&serve.at("data/long"), "-"]).run(Vec::new());
-    ended.done();
-    assert!(output == content);
+    leaving_nothing(&serve, || {
+        let mut copy = Piped::cp(&serve, &[&serve.at("data/long"), "-"]);
+        let mut head = Command::new("head");
+        head.args(["-c", "1000"]).stdin(copy.0.stdout.take().unwrap());
+        let read = head.output().expect("head runs").stdout;
+        // It still has the pipe, after its process is gone.
+        drop(head);
+        assert!(read == content[..1000]);
+        let ended = copy.end().refused(1, &["data/long", "its reader closed it"]);
+        assert!(!ended.stderr.contains("anew"), "nobody wants it anew: {ended:?}");
+        // The server is none the worse for it.
+        let (output, ended) = Piped::cp(&serve, &[&serve.at("data/long"), "-"]).run(Vec::new());
+        ended.done();
+        assert!(output == content);
+    });
 }
 
 #[test]
@@ -212,43 +223,52 @@ fn a_server_that_dies_stores_nothing_and_says_that_pipes_do_not_go_on() {
 fn a_client_that_dies_or_is_interrupted_stores_nothing() {
     let World { serve, dir } = World::new();
     let landing = dir.path().join("in");
-    for signal in [Signal::KILL, Signal::INT] {
-        let mut copy = Piped::cp(&serve, &["-", &serve.at("in/x")]);
-        let mut stdin = copy.0.stdin.take().unwrap();
-        stdin.write_all(&bytes(5, 3 * CHUNK)).unwrap();
-        wait_for("it is begun", COMMAND_MAX, || (!names(&landing).is_empty()).then_some(()));
-        let id = rustix::process::Pid::from_raw(copy.0.id() as i32).unwrap();
-        rustix::process::kill_process(id, signal).unwrap();
-        let ended = copy.end();
-        assert_eq!(ended.code, (signal == Signal::INT).then_some(130), "{ended:?}");
-        // It waited for input, and the rest of that goes nowhere.
-        drop(stdin);
-        wait_for("nothing is left", COMMAND_MAX, || names(&landing).is_empty().then_some(()));
-    }
+    leaving_nothing(&serve, || {
+        for signal in [Signal::KILL, Signal::INT] {
+            let mut copy = Piped::cp(&serve, &["-", &serve.at("in/x")]);
+            let mut stdin = copy.0.stdin.take().unwrap();
+            stdin.write_all(&bytes(5, 3 * CHUNK)).unwrap();
+            wait_for("it is begun", COMMAND_MAX, || (!names(&landing).is_empty()).then_some(()));
+            let id = rustix::process::Pid::from_raw(copy.0.id() as i32).unwrap();
+            rustix::process::kill_process(id, signal).unwrap();
+            let ended = copy.end();
+            assert_eq!(ended.code, (signal == Signal::INT).then_some(130), "{ended:?}");
+            // It waited for input, and the rest of that goes nowhere.
+            drop(stdin);
+            wait_for("nothing is left", COMMAND_MAX, || names(&landing).is_empty().then_some(()));
+        }
+    });
 }
 
 #[test]
 fn an_interrupt_ends_a_copy_whose_reader_does_not_read() {
     let World { serve, dir } = World::new();
     long(dir.path());
-    let mut copy = Piped::cp(&serve, &[&serve.at("data/long"), "-"]);
-    let mut first = vec![0; 1000];
-    copy.0.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let id = rustix::process::Pid::from_raw(copy.0.id() as i32).unwrap();
-    rustix::process::kill_process(id, Signal::INT).unwrap();
-    copy.end().refused(130, &["interrupted"]);
+    leaving_nothing(&serve, || {
+        let mut copy = Piped::cp(&serve, &[&serve.at("data/long"), "-"]);
+        let mut first = vec![0; 1000];
+        copy.0.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+        let id = rustix::process::Pid::from_raw(copy.0.id() as i32).unwrap();
+        rustix::process::kill_process(id, Signal::INT).unwrap();
+        copy.end().refused(130, &["interrupted"]);
+    });
 }
 
 #[test]
 fn an_input_that_cannot_be_read_stores_nothing() {
     let World { serve, dir } = World::new();
-    let mut command = serve.home().command("rdma-cp", &["-", &serve.at("in/x")]);
-    // A folder opens, and does not read.
-    command.stdin(fs::File::open(dir.path()).unwrap()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut copy = Piped(command.spawn().unwrap());
-    copy.end().refused(1, &["cannot read standard input", "nothing is stored"]);
-    wait_for("nothing is left", COMMAND_MAX, || {
-        names(&dir.path().join("in")).is_empty().then_some(())
+    leaving_nothing(&serve, || {
+        let mut command = serve.home().command("rdma-cp", &["-", &serve.at("in/x")]);
+        // A folder opens, and does not read.
+        command
+            .stdin(fs::File::open(dir.path()).unwrap())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut copy = Piped(command.spawn().unwrap());
+        copy.end().refused(1, &["cannot read standard input", "nothing is stored"]);
+        wait_for("nothing is left", COMMAND_MAX, || {
+            names(&dir.path().join("in")).is_empty().then_some(())
+        });
     });
 }
 
@@ -272,16 +292,18 @@ fn through(serve: &Serve, rule: Rule) -> (Vec<u8>, Ended, u64) {
 fn a_flipped_bit_never_reaches_the_output() {
     let World { serve, dir } = World::new();
     let content = long(dir.path());
-    let seldom = Rule::all(Kind::Data, Direction::Down, Harm::FlipEvery((5 << 20) + 1));
-    let (output, ended, flips) = through(&serve, seldom);
-    ended.done();
-    assert!(flips > 0, "no bit was flipped");
-    assert!(output == content, "{} bytes came", output.len());
-    // Where every chunk is harmed nothing is right, and nothing is written.
-    let always = Rule::all(Kind::Data, Direction::Down, Harm::FlipEvery(200_000));
-    let (output, ended, _) = through(&serve, always);
-    ended.refused(4, &["data/long", "does not match", "not all of it"]);
-    assert!(output.is_empty(), "{} bytes came", output.len());
+    leaving_nothing(&serve, || {
+        let seldom = Rule::all(Kind::Data, Direction::Down, Harm::FlipEvery((5 << 20) + 1));
+        let (output, ended, flips) = through(&serve, seldom);
+        ended.done();
+        assert!(flips > 0, "no bit was flipped");
+        assert!(output == content, "{} bytes came", output.len());
+        // Where every chunk is harmed nothing is right, and nothing is written.
+        let always = Rule::all(Kind::Data, Direction::Down, Harm::FlipEvery(200_000));
+        let (output, ended, _) = through(&serve, always);
+        ended.refused(4, &["data/long", "does not match", "not all of it"]);
+        assert!(output.is_empty(), "{} bytes came", output.len());
+    });
 }
 
 #[test]

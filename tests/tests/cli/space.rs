@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
+use verbatim_tests::holding::Holding;
 
 /// Runs its other arguments in a mount namespace of its own, with a small tmpfs on the first.
 const ON_SMALL_DISK: [&str; 5] = [
@@ -86,6 +87,20 @@ impl Small {
     }
 }
 
+/// What a server holds before copies that fail.
+struct Before<'a>(&'a Serve, Holding);
+
+impl<'a> Before<'a> {
+    fn of(serve: &'a Serve) -> Self {
+        Self(serve, Holding::of(serve.id()))
+    }
+
+    /// Waits until it holds no more.
+    fn comes_back(&self) {
+        self.1.comes_back(self.0.id(), self.0.metrics.expect("it shows them"));
+    }
+}
+
 /// What is said of a file of 40 MiB that does not fit.
 const REFUSED: [&str; 4] = [
     "data/a.bin",
@@ -101,7 +116,9 @@ fn a_download_that_cannot_fit_is_refused_and_leaves_the_old_file() {
     }
     let world = World::new();
     fs::write(world.path("data/a.bin"), bytes(1, 40 << 20)).unwrap();
+    let before = Before::of(&world.serve);
     let ended = down(&world, &["data/a.bin"]).refused(1, &REFUSED);
+    before.comes_back();
     assert_eq!(ended.stdout, "a.bin 3\n", "only the old file is there");
 }
 
@@ -112,7 +129,9 @@ fn an_upload_that_cannot_fit_is_refused_and_leaves_the_old_file() {
     }
     let small = Small::new();
     fs::write(small.path("data/a.bin"), bytes(1, 40 << 20)).unwrap();
+    let before = Before::of(&small.serve);
     small.up(&["data/a.bin"]).refused(1, &REFUSED);
+    before.comes_back();
     assert_eq!(names(&small.inside()), ["a.bin"]);
     assert_eq!(fs::read(small.inside().join("a.bin")).unwrap(), OLD);
     // What fits still goes.
@@ -168,11 +187,15 @@ fn a_disk_that_fills_up_on_the_way_fails_what_is_too_much_and_nothing_else() {
     let said = ["no space", "hint: make room at the target", "not copied"];
     let world = World::new();
     make(world.path("data/many"));
+    let before = Before::of(&world.serve);
     let ended = down(&world, &["data/many"]).refused(1, &said);
+    before.comes_back();
     assert_eq!(ended.stdout.lines().next(), Some("a.bin 3"), "{ended:?}");
     let small = Small::new();
     make(small.path("many"));
+    let before = Before::of(&small.serve);
     small.up(&["many"]).refused(1, &said);
+    before.comes_back();
     assert_eq!(fs::read(small.inside().join("a.bin")).unwrap(), OLD);
     let arrived = names(&small.inside().join("many"));
     assert!(arrived.iter().all(|name| !name.starts_with('.')), "{arrived:?}");
