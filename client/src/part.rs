@@ -1,11 +1,13 @@
 //! Where a part of a file lands that is read here and there: memory, until the server
 //! has said that the file is still what it was. Filled by workers with verified bytes
-//! alone; taken by whoever asked for it, once. Large ones are used again: fresh memory
-//! has to be zeroed by the kernel, page by page.
+//! alone; taken by whoever asked for it, once. A chunk that is all of this part stays in
+//! the buffer that it came in, and the worker gets another one for it: nothing is copied.
+//! Buffers are used again: fresh memory has to be zeroed by the kernel, page by page.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use verbatim_fabric::Buffer;
 use verbatim_files::holes::hash_zeros;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;
@@ -15,32 +17,32 @@ use verbatim_proto::{Digest, Extent};
 /// The most that one part may be, so that what is under way is bounded.
 pub(crate) const PART_BYTES_MAX: u64 = 4 << 20;
 
-/// Buffers that are kept for the next parts.
-const SPARES_MAX: usize = 4;
-
-/// Parts from this size on are worth keeping a buffer for.
-const SPARE_BYTES_MIN: u64 = 2 << 20;
+/// What buffers that are kept for the next parts may take.
+const SPARE_BYTES_MAX: usize = 16 << 20;
 
 /// Buffers of parts that are over.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Spares(Mutex<Vec<Buffer>>);
 
 impl Spares {
-    fn list(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+    fn list(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer for so many bytes, or longer; what is in it means nothing.
-    fn take(&self, len: u64) -> Vec<u8> {
-        match len < SPARE_BYTES_MIN {
-            true => vec![0; len as usize],
-            false => self.list().pop().unwrap_or_else(|| vec![0; PART_BYTES_MAX as usize]),
-        }
+    /// A buffer of this capacity; what is in it means nothing. None when there is no memory.
+    fn take(&self, capacity: usize) -> Option<Buffer> {
+        let mut list = self.list();
+        // Those of another session may have had another size.
+        list.retain(|it| it.capacity() == capacity);
+        let spare = list.pop();
+        drop(list);
+        spare.or_else(|| Buffer::new(capacity).ok())
     }
 
-    fn put(&self, buffer: Vec<u8>) {
+    fn put(&self, buffer: Buffer) {
         let mut list = self.list();
-        if buffer.len() as u64 == PART_BYTES_MAX && list.len() < SPARES_MAX {
+        let held: usize = list.iter().map(Buffer::capacity).sum();
+        if held + buffer.capacity() <= SPARE_BYTES_MAX {
             list.push(buffer);
         }
     }
@@ -77,9 +79,26 @@ pub(crate) struct PartBuffer {
 pub(crate) struct Landed {
     /// The digests, by the offset of their grain in the file.
     pub digests: BTreeMap<u64, Digest>,
-    buffer: Vec<u8>,
-    len: usize,
+    /// The bytes, by where in the file they begin; no two have a byte in common.
+    pieces: BTreeMap<u64, Bytes>,
     spares: Option<Arc<Spares>>,
+}
+
+/// Bytes that follow one another.
+enum Bytes {
+    /// In the buffer that they came in.
+    Came(Buffer),
+    /// In memory of their own.
+    Copied(Vec<u8>),
+}
+
+impl Bytes {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Came(buffer) => buffer,
+            Self::Copied(bytes) => bytes,
+        }
+    }
 }
 
 impl PartBuffer {
@@ -89,13 +108,9 @@ impl PartBuffer {
     /// When it is longer than a part may be: a bug of the caller.
     pub fn new(part: Part, haste: Haste, spares: &Arc<Spares>) -> Self {
         assert!(part.want.len <= PART_BYTES_MAX, "a part has a bound");
-        let landed = Mutex::new(Landed {
-            digests: BTreeMap::new(),
-            buffer: spares.take(part.want.len),
-            len: part.want.len as usize,
-            spares: Some(spares.clone()),
-        });
-        Self { part, haste, info: OnceLock::new(), landed }
+        let (digests, pieces) = (BTreeMap::new(), BTreeMap::new());
+        let landed = Landed { digests, pieces, spares: Some(spares.clone()) };
+        Self { part, haste, info: OnceLock::new(), landed: Mutex::new(landed) }
     }
 
     /// The file was opened, and is this.
@@ -110,28 +125,44 @@ impl PartBuffer {
 
     /// Takes verified bytes of the file with the digests of their grains.
     pub fn put(&self, offset: u64, bytes: &[u8], digests: &[Digest]) {
-        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was taken already is whole: nobody needs it twice.
-        let Some(place) = landed.place(self.part.want, Extent::new(offset, bytes.len() as u64))
-        else {
-            return;
+        let extent = Extent::new(offset, bytes.len() as u64);
+        if let Some(mut landed) = self.place(extent) {
+            landed.insert(extent, Bytes::Copied(bytes.to_vec()), digests);
+        }
+    }
+
+    /// The same of all that is in a buffer, which stays here: another one is in its place then.
+    /// One that a device may write to is copied, and so is one that would be mostly empty.
+    pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
+        let extent = Extent::new(offset, buffer.len() as u64);
+        let Some(mut landed) = self.place(extent) else { return };
+        let spares = landed
+            .spares
+            .as_ref()
+            .filter(|_| !buffer.is_registered() && buffer.len() > buffer.capacity() / 2);
+        let bytes = match spares.and_then(|spares| spares.take(buffer.capacity())) {
+            Some(spare) => Bytes::Came(std::mem::replace(buffer, spare)),
+            None => Bytes::Copied(buffer.to_vec()),
         };
-        place.copy_from_slice(bytes);
-        let grains = (offset..).step_by(GRAIN_BYTES as usize);
-        landed.digests.extend(grains.zip(digests.iter().copied()));
+        landed.insert(extent, bytes, digests);
     }
 
     /// Takes a hole; returns the digests of zeros there.
     pub fn put_zeros(&self, extent: Extent, size: u64) -> Vec<Digest> {
         let digests = hash_zeros(size, extent);
-        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = landed.place(self.part.want, extent) {
-            // Whatever came before: bytes and digests are of one another.
-            place.fill(0);
-            let grains = (extent.offset..).step_by(GRAIN_BYTES as usize);
-            landed.digests.extend(grains.zip(digests.iter().copied()));
+        if let Some(mut landed) = self.place(extent) {
+            landed.insert(extent, Bytes::Copied(vec![0; extent.len as usize]), &digests);
         }
         digests
+    }
+
+    /// Where an extent goes; nowhere if it is not of this part, or all of it was taken already:
+    /// nobody needs it twice.
+    fn place(&self, extent: Extent) -> Option<MutexGuard<'_, Landed>> {
+        let want = self.part.want;
+        let inside = extent.offset >= want.offset && extent.end()? <= want.end()?;
+        let landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+        (inside && landed.spares.is_some()).then_some(landed)
     }
 
     /// What landed, if it is all that was wanted; nothing is left then.
@@ -140,28 +171,70 @@ impl PartBuffer {
         let landed = std::mem::take(&mut *landed);
         let Extent { offset, len } = self.part.want;
         let mut grains = (offset..offset + len).step_by(GRAIN_BYTES as usize);
-        // Where nothing landed are the bytes of another part.
         grains.all(|grain| landed.digests.contains_key(&grain)).then_some(landed)
     }
 }
 
 impl Landed {
-    /// The bytes that were wanted.
-    pub fn bytes(&self) -> &[u8] {
-        &self.buffer[..self.len]
+    /// These bytes of the file, if they are here and follow one another.
+    pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let (begin, bytes) = self.pieces.range(..=offset).next_back()?;
+        let at = usize::try_from(offset - begin).ok()?;
+        bytes.as_slice().get(at..at.checked_add(len)?)
     }
 
-    /// The bytes of an extent, if it is in what was wanted and nobody has taken that yet.
-    fn place(&mut self, want: Extent, extent: Extent) -> Option<&mut [u8]> {
-        let at = usize::try_from(extent.offset.checked_sub(want.offset)?).ok()?;
-        self.buffer[..self.len].get_mut(at..at.checked_add(extent.len as usize)?)
+    /// Copies bytes of the file from an offset on; says how many were here in a row.
+    pub fn copy(&self, offset: u64, into: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < into.len() {
+            let from = offset + done as u64;
+            let Some((begin, bytes)) = self.pieces.range(..=from).next_back() else { break };
+            let rest = bytes.as_slice().get((from - begin) as usize..).unwrap_or_default();
+            let len = rest.len().min(into.len() - done);
+            if len == 0 {
+                break;
+            }
+            into[done..done + len].copy_from_slice(&rest[..len]);
+            done += len;
+        }
+        done
+    }
+
+    /// How many bytes landed.
+    pub fn len(&self) -> u64 {
+        self.pieces.values().map(|bytes| bytes.as_slice().len() as u64).sum()
+    }
+
+    /// What came last is what is there: bytes and digests are of one another.
+    fn insert(&mut self, extent: Extent, bytes: Bytes, digests: &[Digest]) {
+        let Some(end) = extent.end().filter(|end| *end > extent.offset) else { return };
+        let is_over = |begin: u64, it: &Bytes| begin + it.as_slice().len() as u64 > extent.offset;
+        let before = self.pieces.range(..end).filter(|(begin, it)| is_over(**begin, it));
+        let over: Vec<u64> = before.map(|(begin, _)| *begin).collect();
+        for begin in over {
+            let Some(old) = self.pieces.remove(&begin) else { continue };
+            let old = old.as_slice();
+            if begin < extent.offset {
+                let head = old[..(extent.offset - begin) as usize].to_vec();
+                self.pieces.insert(begin, Bytes::Copied(head));
+            }
+            if let Some(tail) = old.get((end - begin) as usize..).filter(|it| !it.is_empty()) {
+                self.pieces.insert(end, Bytes::Copied(tail.to_vec()));
+            }
+        }
+        self.pieces.insert(extent.offset, bytes);
+        let grains = (extent.offset..).step_by(GRAIN_BYTES as usize);
+        self.digests.extend(grains.zip(digests.iter().copied()));
     }
 }
 
 impl Drop for Landed {
     fn drop(&mut self) {
-        if let Some(spares) = self.spares.take() {
-            spares.put(std::mem::take(&mut self.buffer));
+        let Some(spares) = self.spares.take() else { return };
+        for bytes in std::mem::take(&mut self.pieces).into_values() {
+            if let Bytes::Came(buffer) = bytes {
+                spares.put(buffer);
+            }
         }
     }
 }
@@ -183,7 +256,8 @@ mod tests {
         buffer.put(GRAIN_BYTES, &bytes, &[Digest::of_grain(GRAIN_BYTES, SIZE, &bytes)]);
         buffer.put_zeros(Extent::new(GRAIN_BYTES, GRAIN_BYTES), SIZE);
         let landed = buffer.take().expect("all of it landed");
-        let digest = Digest::of_grain(GRAIN_BYTES, SIZE, landed.bytes());
+        let bytes = landed.at(GRAIN_BYTES, GRAIN_BYTES as usize).expect("they are here");
+        let digest = Digest::of_grain(GRAIN_BYTES, SIZE, bytes);
         assert_eq!(landed.digests[&GRAIN_BYTES], digest);
     }
 
@@ -201,36 +275,87 @@ mod tests {
     }
 
     #[test]
+    fn what_came_last_is_there_wherever_pieces_begin() {
+        let (spares, size) = (Arc::<Spares>::default(), PART_BYTES_MAX);
+        let want = Extent::new(0, 8 * GRAIN_BYTES);
+        let part = PartBuffer::new(Part { size, version: None, want }, Haste::default(), &spares);
+        let mut model = vec![0; want.len as usize];
+        let mut put = |first: u64, grains: u64, byte: u8| {
+            let (offset, bytes) =
+                (first * GRAIN_BYTES, vec![byte; (grains * GRAIN_BYTES) as usize]);
+            let each = bytes.chunks(GRAIN_BYTES as usize).enumerate();
+            let digest =
+                |(at, grain)| Digest::of_grain(offset + at as u64 * GRAIN_BYTES, size, grain);
+            part.put(offset, &bytes, &each.map(digest).collect::<Vec<_>>());
+            model[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+        };
+        // Whole, inside, over the end of one, over several, and exactly one.
+        let all = [(0, 4, 1), (1, 2, 2), (2, 3, 3), (5, 3, 4), (0, 6, 5), (3, 1, 6), (7, 1, 7)];
+        all.into_iter().for_each(|(first, grains, byte)| put(first, grains, byte));
+        let landed = part.take().expect("all of it landed");
+        let mut bytes = vec![9; want.len as usize];
+        assert_eq!(landed.copy(0, &mut bytes), bytes.len());
+        assert!(bytes == model && landed.len() == want.len);
+        for (at, grain) in
+            (0..).step_by(GRAIN_BYTES as usize).zip(model.chunks(GRAIN_BYTES as usize))
+        {
+            assert_eq!(landed.at(at, grain.len()), Some(grain), "at {at}");
+            assert_eq!(landed.digests[&at], Digest::of_grain(at, size, grain), "at {at}");
+        }
+        assert_eq!(landed.at(2 * GRAIN_BYTES, 2 * GRAIN_BYTES as usize), None, "two pieces");
+        assert_eq!(landed.copy(want.len - 1, &mut [0; 2]), 1, "and no more");
+        assert_eq!((landed.at(want.len, 1), landed.copy(want.len, &mut [0])), (None, 0));
+    }
+
+    #[test]
     fn a_buffer_is_used_again_and_nobody_gets_what_was_in_it() {
+        const CHUNK: usize = 1 << 20;
         let (spares, size) = (Arc::<Spares>::default(), 2 * PART_BYTES_MAX);
         let part = |len| {
             let part = Part { size, version: None, want: Extent::new(0, len) };
             PartBuffer::new(part, Haste::default(), &spares)
         };
-        let put = |buffer: &PartBuffer, grain: u64, byte: u8| {
-            let bytes = vec![byte; GRAIN_BYTES as usize];
-            let offset = grain * GRAIN_BYTES;
-            buffer.put(offset, &bytes, &[Digest::of_grain(offset, size, &bytes)]);
+        let digests = |offset: u64, bytes: &[u8]| -> Vec<Digest> {
+            let grains = bytes.chunks(GRAIN_BYTES as usize).enumerate();
+            let of = |(at, grain)| Digest::of_grain(offset + at as u64 * GRAIN_BYTES, size, grain);
+            grains.map(of).collect()
         };
+        let put = |part: &PartBuffer, buffer: &mut Buffer, chunk: u64, byte: u8| {
+            let (offset, capacity) = (chunk * CHUNK as u64, buffer.capacity());
+            buffer.set_len(CHUNK);
+            buffer[..].fill(byte);
+            part.put_buffer(offset, buffer, &digests(offset, &[byte; CHUNK]));
+            assert_eq!(buffer.capacity(), capacity, "a link's slots stay as long as they are");
+        };
+        let mut slot = Buffer::new(CHUNK).expect("there is memory");
         let first = part(PART_BYTES_MAX);
-        (0..PART_BYTES_MAX / GRAIN_BYTES).for_each(|grain| put(&first, grain, 7));
+        (0..4).for_each(|chunk| put(&first, &mut slot, chunk, 7 + chunk as u8));
         let landed = first.take().expect("all of it landed");
-        assert!(landed.bytes().iter().all(|byte| *byte == 7));
+        for chunk in 0..4 {
+            let bytes = landed.at(chunk * CHUNK as u64, CHUNK).expect("in the buffer it came in");
+            assert!(bytes.iter().all(|byte| *byte == 7 + chunk as u8), "another's slot");
+        }
+        assert!(landed.at(1, CHUNK).is_none() && spares.list().is_empty());
         drop(landed);
-        assert_eq!(spares.list().len(), 1);
-        let second = part(SPARE_BYTES_MIN);
-        assert!(spares.list().is_empty(), "it is in use again");
-        let grains = SPARE_BYTES_MIN / GRAIN_BYTES;
-        (1..grains).for_each(|grain| put(&second, grain, 9));
-        assert!(second.take().is_none(), "one grain is still of the first");
-        let third = part(SPARE_BYTES_MIN);
-        (0..grains).for_each(|grain| put(&third, grain, 9));
+        assert_eq!(spares.list().len(), 4);
+        // What is in a spare is of the first; a part is all there, or nobody gets it.
+        let second = part(PART_BYTES_MAX);
+        (1..4).for_each(|chunk| put(&second, &mut slot, chunk, 1));
+        assert!(second.take().is_none(), "a chunk did not land");
+        assert_eq!(spares.list().len(), 4);
+        // One that is mostly empty is copied, and stays where it was.
+        let third = part(GRAIN_BYTES);
+        slot.set_len(GRAIN_BYTES as usize);
+        slot[..].fill(5);
+        third.put_buffer(0, &mut slot, &digests(0, &[5; GRAIN_BYTES as usize]));
+        slot[..].fill(6);
         let landed = third.take().expect("all of it landed");
-        assert!(landed.bytes().len() as u64 == SPARE_BYTES_MIN);
-        assert!(landed.bytes().iter().all(|byte| *byte == 9));
-        // No more are kept than may be.
-        let many: Vec<_> = (0..2 * SPARES_MAX).map(|_| part(PART_BYTES_MAX)).collect();
-        drop((many, landed));
-        assert_eq!(spares.list().len(), SPARES_MAX);
+        assert!(landed.at(0, GRAIN_BYTES as usize).expect("is here").iter().all(|it| *it == 5));
+        // No more are kept than may be, and none of another size.
+        let many: Vec<_> = (0..2 * SPARE_BYTES_MAX / CHUNK).map(|_| spares.take(CHUNK)).collect();
+        many.into_iter().flatten().for_each(|buffer| spares.put(buffer));
+        assert_eq!(spares.list().len(), SPARE_BYTES_MAX / CHUNK);
+        assert!(spares.take(2 * CHUNK).is_some_and(|it| it.capacity() == 2 * CHUNK));
+        assert!(spares.list().is_empty(), "nobody asks for those any more");
     }
 }

@@ -7,6 +7,7 @@
 
 use crate::basis;
 use crate::ends::{Goal, Origin};
+use crate::landing::land;
 use crate::likeness::{self, Likeness};
 use crate::session::Event;
 use crate::stats::Stats;
@@ -19,8 +20,8 @@ use tokio::sync::mpsc;
 use verbatim_fabric::slots::{MakeBuffer, SlotPool};
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
-use verbatim_proto::message::{LinkId, Piece};
-use verbatim_proto::read::{Fetch, Outcome, PieceOutcome};
+use verbatim_proto::message::LinkId;
+use verbatim_proto::read::{Fetch, Outcome};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::write::{Post, Posted};
 use verbatim_proto::{Digest, Extent, Fault};
@@ -249,53 +250,8 @@ impl ClientWorker {
         (digests, faults)
     }
 
-    /// Verifies and writes the pieces of a chunk that landed.
-    fn land(&self, buffer: &Buffer, pieces: &[Piece], landings: &[Landing]) -> Vec<PieceOutcome> {
-        let mut rest: &[u8] = buffer;
-        let mut outcomes = Vec::with_capacity(pieces.len());
-        for (piece, landing) in pieces.iter().zip(landings) {
-            let (bytes, behind) = rest.split_at(piece.extent.len as usize);
-            rest = behind;
-            outcomes.push(self.land_piece(bytes, piece, landing));
-        }
-        outcomes
-    }
-
-    fn land_piece(&self, bytes: &[u8], piece: &Piece, landing: &Landing) -> PieceOutcome {
-        let target = match &landing.goal {
-            Goal::File(sink) => match sink.target() {
-                Ok(target) => Some(target),
-                Err(fault) => return PieceOutcome::Failed(fault),
-            },
-            Goal::Pipe(_) | Goal::Part(_) => None,
-        };
-        let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
-        let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
-        for (offset, (grain, digest)) in starts.zip(grains) {
-            let begin = Instant::now();
-            if Digest::of_grain(offset, landing.size, grain) != *digest {
-                return PieceOutcome::Mismatch;
-            }
-            let hashed = begin.elapsed();
-            let written = target.as_ref().map_or(Ok(()), |target| target.write_at(grain, offset));
-            if let Err(fault) = written {
-                return PieceOutcome::Failed(fault);
-            }
-            self.stats.add(begin.elapsed() - hashed, hashed);
-        }
-        self.stats.moved(piece.extent.len);
-        // A pipe takes a piece when all of it is verified: nothing can be taken back.
-        match &landing.goal {
-            Goal::Pipe(outlet) => outlet.put(piece.extent.offset, bytes),
-            Goal::Part(part) => part.put(piece.extent.offset, bytes, &piece.digests),
-            Goal::File(_) => {}
-        }
-        let noted = target.map_or(Ok(()), |target| target.verified(piece.extent, &piece.digests));
-        noted.map_or_else(PieceOutcome::Failed, |()| PieceOutcome::Verified)
-    }
-
     /// An operation ended: its buffer goes home, and the session is told.
-    fn ended(&mut self, key: LinkKey, ticket: Ticket, buffer: Buffer, ok: bool) {
+    fn ended(&mut self, key: LinkKey, ticket: Ticket, mut buffer: Buffer, ok: bool) {
         let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
         match flight {
             Flight::Fetch { fetch, landings, since } => {
@@ -305,7 +261,12 @@ impl ClientWorker {
                 }
                 let landed = Instant::now();
                 let outcome = match ok {
-                    true => Outcome::Landed(self.land(&buffer, &fetch.chunk.pieces, &landings)),
+                    true => Outcome::Landed(land(
+                        &mut buffer,
+                        &fetch.chunk.pieces,
+                        &landings,
+                        &self.stats,
+                    )),
                     false => Outcome::LinkLost,
                 };
                 if let Some(trace) = self.trace.as_ref().filter(|_| ok) {
@@ -401,8 +362,8 @@ mod tests {
     use crate::sink::Sink;
     use verbatim_files::Folder;
     use verbatim_proto::WirePath;
-    use verbatim_proto::message::{FileId, FileInfo, WindowId};
-    use verbatim_proto::read::Chunk;
+    use verbatim_proto::message::{FileId, FileInfo, Piece, WindowId};
+    use verbatim_proto::read::{Chunk, PieceOutcome};
 
     /// A fetch of all of a file whose target has the same already.
     fn matching(folder: &std::path::Path) -> (Fetch, Landing) {

@@ -171,11 +171,11 @@ impl Content {
         let file = self.cache.create(key, info, version)?;
         if info.size > 0 && !file.has(0) {
             let (begun, _) = file.flights.join(&[0], 1, false);
-            let brought = Arc::new(Brought { offset: 0, landed });
+            let brought = Arc::new(Brought(landed));
             for flight in begun {
                 let kept = self.keep(&file, &[0], &brought);
                 file.flights.end(&flight, Ok(brought.clone()));
-                self.hot.add(&file, flight, brought.landed.bytes().len() as u64, kept);
+                self.hot.add(&file, flight, brought.0.len(), kept);
             }
         }
         Ok(file)

@@ -26,8 +26,8 @@ use tokio::runtime::Handle;
 /// Requests that the kernel may have under way without anybody waiting.
 const BACKGROUND_MAX: u16 = 64;
 
-/// The largest read ahead of the kernel.
-const KERNEL_AHEAD_BYTES: u32 = 1 << 20;
+/// The largest read ahead of the kernel, and the most that it asks for at once.
+pub(super) const KERNEL_AHEAD_BYTES: u32 = 1 << 20;
 
 /// The FUSE of Linux 5.10: kernels since 5.5 check what they are told of files.
 const DOUBTS_SINCE: u32 = 32;
@@ -181,13 +181,14 @@ impl Filesystem for Door {
                 answer.resize(len as usize, 0);
             }
             let bytes = &mut answer[..len as usize];
-            match open.file.read_into(offset, bytes) {
-                Some(Ok(())) => {
-                    reply.data(bytes);
-                    None
-                }
-                _ => Some(reply),
+            // What came lately may be in several pieces.
+            if tree.content.copy_at_hand(&open.file, offset, bytes)
+                || matches!(open.file.read_into(offset, bytes), Some(Ok(())))
+            {
+                reply.data(bytes);
+                return None;
             }
+            Some(reply)
         });
         let Some(reply) = unread else { return tree.content.counts.read(len) };
         self.spawn(read(tree, open, offset, len, reply));

@@ -3,6 +3,7 @@
 //! stay at hand for who comes later, until it is forgotten: `hot` says for how long.
 
 use crate::part::{Haste, Landed};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
@@ -109,18 +110,23 @@ impl Flights {
     }
 }
 
-/// Verified bytes of a file, from an offset on.
+/// Verified bytes of a file.
 #[derive(Default)]
-pub(crate) struct Brought {
-    pub offset: u64,
-    pub landed: Landed,
-}
+pub(crate) struct Brought(pub Landed);
 
 impl Brought {
-    /// Some of these bytes, if all of them are there.
+    /// Some of these bytes, if all of them are there and follow one another.
     pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
-        self.landed.bytes().get(at..at.checked_add(len)?)
+        self.0.at(offset, len)
+    }
+
+    /// The same, in memory of their own where they do not.
+    pub fn gather(&self, offset: u64, len: usize) -> Option<Cow<'_, [u8]>> {
+        if let Some(bytes) = self.at(offset, len) {
+            return Some(Cow::Borrowed(bytes));
+        }
+        let mut bytes = vec![0; len];
+        (self.0.copy(offset, &mut bytes) == len).then_some(Cow::Owned(bytes))
     }
 }
 

@@ -59,6 +59,24 @@ impl Content {
         Some(Bytes::Brought(brought, offset, len))
     }
 
+    /// Copies bytes of a version that came lately, if all of them are at hand.
+    pub fn copy_at_hand(&self, file: &CacheFile, offset: u64, into: &mut [u8]) -> bool {
+        let end = offset + into.len() as u64;
+        let mut rest = into;
+        for block in file.blocks_of(offset, rest.len() as u64) {
+            let extent = block_extent(block, file.size);
+            let from = offset.max(extent.offset);
+            let count = (end.min(extent.offset + extent.len) - from) as usize;
+            let (here, behind) = rest.split_at_mut(count);
+            rest = behind;
+            let brought = file.flights.at_hand(block);
+            if brought.is_none_or(|brought| brought.0.copy(from, here) < count) {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Brings what is missing of a range for nobody yet, and waits for it.
     pub async fn bring(
         self: &Arc<Self>,
@@ -142,7 +160,7 @@ impl Content {
         match came {
             Ok(came) => {
                 self.counts.fetched(want.len);
-                let brought = Arc::new(Brought { offset: want.offset, landed: came.landed });
+                let brought = Arc::new(Brought(came.landed));
                 let (this, kept, bytes) = (self.clone(), file.clone(), brought.clone());
                 let kept = blocking(move || this.keep(&kept, &absent, &bytes)).await;
                 file.flights.end(&flight, Ok(brought));
@@ -164,10 +182,10 @@ impl Content {
             let extent = block_extent(block, file.size);
             let grains = (extent.offset..extent.offset + extent.len).step_by(GRAIN_BYTES as usize);
             let digests: Option<Vec<Digest>> =
-                grains.map(|grain| brought.landed.digests.get(&grain).copied()).collect();
-            let bytes = brought.at(extent.offset, extent.len as usize);
+                grains.map(|grain| brought.0.digests.get(&grain).copied()).collect();
+            let bytes = brought.gather(extent.offset, extent.len as usize);
             let (Some(digests), Some(bytes)) = (digests, bytes) else { continue };
-            if let Err(error) = self.cache.store(file, block, bytes, &digests) {
+            if let Err(error) = self.cache.store(file, block, &bytes, &digests) {
                 tracing::debug!(block, cause = %error, "block not kept");
                 kept = false;
             }
@@ -221,8 +239,8 @@ fn compose(
         let from = offset.max(extent.offset);
         let count = (end.min(extent.offset + extent.len) - from) as usize;
         // A flight brings no block that was there.
-        match brought.get(&block).and_then(|brought| brought.at(from, count)) {
-            Some(part) => bytes.extend_from_slice(part),
+        match brought.get(&block).and_then(|brought| brought.gather(from, count)) {
+            Some(part) => bytes.extend_from_slice(&part),
             None => match file.read(from, count)? {
                 Ok(part) => bytes.extend_from_slice(&part),
                 Err(error) => return Some(Err(error)),

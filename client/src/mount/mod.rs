@@ -194,7 +194,15 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let teller = Teller { tree: door.tree.clone(), filled: door.filled.clone() };
         let (config, at) = (config(&options), options.mountpoint.clone());
-        let made = content::blocking(move || fuser::Session::new(door, &at, &config)).await;
+        let make = move || {
+            let session = fuser::Session::new(door, &at, &config)?;
+            // The kernel has said by now how much it would, which ends what is told it before.
+            if let Err(error) = place::read_ahead(&at, door::KERNEL_AHEAD_BYTES) {
+                tracing::debug!(cause = %error, "the kernel reads ahead as it does by itself");
+            }
+            Ok(session)
+        };
+        let made = content::blocking(make).await;
         let mut session = made.map_err(|error| place::refused(&options.mountpoint, error))?;
         let unmounter = session.unmount_callable();
         if let Some((tree, watching)) = watching {

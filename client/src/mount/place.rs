@@ -13,6 +13,9 @@ const FILE_SYSTEM: &str = "fuse.rdma-mount";
 /// The device that all of this goes through.
 const DEVICE: &str = "/dev/fuse";
 
+/// Where the kernel has settings of what is mounted, by the number of its device.
+const DEVICES: &str = "/sys/class/bdi";
+
 /// What root allows ordinary users.
 const FUSE_CONF: &str = "/etc/fuse.conf";
 
@@ -124,19 +127,36 @@ pub(super) fn refused(path: &Path, cause: io::Error) -> PlaceError {
 
 /// Whether a mount of this command is there.
 fn is_ours(path: &Path) -> bool {
-    let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return false };
+    let found = mounted_at(path);
+    found
+        .as_deref()
+        .and_then(|line| line.split(" - ").nth(1))
+        .is_some_and(|kind| kind.split(' ').next() == Some(FILE_SYSTEM))
+}
+
+/// What the kernel tells of the mount at this place, if there is one.
+fn mounted_at(path: &Path) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     // The folder itself may not be looked at: a dead mount says nothing.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new(".")).canonicalize();
-    let Ok(parent) = parent else { return false };
+    let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok()?;
     let whole = path.file_name().map_or(parent.clone(), |name| parent.join(name));
     // Of several mounts at one place the last one is seen.
     let last = mounts.lines().rev().find(|line| {
         let place = line.split(' ').nth(4).unwrap_or_default();
         unescape(place.as_bytes()) == whole.as_os_str().as_encoded_bytes()
     });
-    last.and_then(|line| line.split(" - ").nth(1))
-        .is_some_and(|kind| kind.split(' ').next() == Some(FILE_SYSTEM))
+    last.map(str::to_owned)
+}
+
+/// Has the kernel read so much ahead in what is mounted there: it begins with less, and lets
+/// only root have more. One question instead of several then brings as much.
+pub(super) fn read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
+    let unfound = || io::Error::from(io::ErrorKind::NotFound);
+    let line = mounted_at(path).filter(|_| is_ours(path)).ok_or_else(unfound)?;
+    let device = line.split(' ').nth(2).ok_or_else(unfound)?;
+    let setting = Path::new(DEVICES).join(device).join("read_ahead_kb");
+    fs::write(setting, (bytes >> 10).to_string())
 }
 
 /// Unmounts, if nobody uses it.

@@ -91,6 +91,26 @@ fn a_mount_that_is_in_use_ends_when_it_is_told_to() {
 }
 
 #[test]
+fn the_kernel_asks_root_for_a_mebibyte_at_a_time() {
+    use std::os::unix::fs::MetadataExt;
+    let test = "the_kernel_asks_root_for_a_mebibyte_at_a_time";
+    if !can_mount(test) {
+        return;
+    }
+    let source = Source::new(fill);
+    let mounted = source.mount(&[]);
+    // Who is answered knows that it was set: nobody is before.
+    let device = fs::metadata(mounted.path("")).expect("it is there").dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let setting = PathBuf::from(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
+    if fs::OpenOptions::new().write(true).open(&setting).is_err() {
+        return skip(test, "the settings of mounts cannot be written");
+    }
+    assert_eq!(fs::read_to_string(&setting).expect("is told").trim(), "1024");
+    mounted.end();
+}
+
+#[test]
 fn a_hundred_mounts_leave_nothing_behind() {
     if !can_mount("a_hundred_mounts_leave_nothing_behind") {
         return;

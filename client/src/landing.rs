@@ -1,0 +1,126 @@
+//! What a worker does with a chunk that came: looks whether each grain is what it must
+//! be, and puts it where it goes while it is in cache. Nothing that does not match goes
+//! anywhere. Called by `worker`.
+
+use crate::ends::Goal;
+use crate::stats::Stats;
+use crate::worker::Landing;
+use std::time::Instant;
+use verbatim_fabric::Buffer;
+use verbatim_proto::message::Piece;
+use verbatim_proto::read::PieceOutcome;
+use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::{Digest, Fault};
+
+/// Verifies and writes the pieces of a chunk that landed. One that is all of a part keeps its
+/// buffer, and another one is in its place then.
+pub(crate) fn land(
+    buffer: &mut Buffer,
+    pieces: &[Piece],
+    landings: &[Landing],
+    stats: &Stats,
+) -> Vec<PieceOutcome> {
+    if let ([piece], [Landing { goal: Goal::Part(part), size }]) = (pieces, landings)
+        && piece.extent.len == buffer.len() as u64
+    {
+        if let Err(outcome) = verify(buffer, piece, *size, stats, |_, _| Ok(())) {
+            return vec![outcome];
+        }
+        part.put_buffer(piece.extent.offset, buffer, &piece.digests);
+        return vec![PieceOutcome::Verified];
+    }
+    let mut rest: &[u8] = buffer;
+    let mut outcomes = Vec::with_capacity(pieces.len());
+    for (piece, landing) in pieces.iter().zip(landings) {
+        let (bytes, behind) = rest.split_at(piece.extent.len as usize);
+        rest = behind;
+        outcomes.push(land_piece(bytes, piece, landing, stats));
+    }
+    outcomes
+}
+
+fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> PieceOutcome {
+    let target = match &landing.goal {
+        Goal::File(sink) => match sink.target() {
+            Ok(target) => Some(target),
+            Err(fault) => return PieceOutcome::Failed(fault),
+        },
+        Goal::Pipe(_) | Goal::Part(_) => None,
+    };
+    let write = |grain: &[u8], offset| {
+        target.as_ref().map_or(Ok(()), |target| target.write_at(grain, offset))
+    };
+    if let Err(outcome) = verify(bytes, piece, landing.size, stats, write) {
+        return outcome;
+    }
+    // A pipe takes a piece when all of it is verified: nothing can be taken back.
+    match &landing.goal {
+        Goal::Pipe(outlet) => outlet.put(piece.extent.offset, bytes),
+        Goal::Part(part) => part.put(piece.extent.offset, bytes, &piece.digests),
+        Goal::File(_) => {}
+    }
+    let noted = target.map_or(Ok(()), |target| target.verified(piece.extent, &piece.digests));
+    noted.map_or_else(PieceOutcome::Failed, |()| PieceOutcome::Verified)
+}
+
+/// Looks whether bytes are what they must be, and has each grain written when it is.
+fn verify(
+    bytes: &[u8],
+    piece: &Piece,
+    size: u64,
+    stats: &Stats,
+    write: impl Fn(&[u8], u64) -> Result<(), Fault>,
+) -> Result<(), PieceOutcome> {
+    let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
+    let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
+    for (offset, (grain, digest)) in starts.zip(grains) {
+        let begin = Instant::now();
+        if Digest::of_grain(offset, size, grain) != *digest {
+            return Err(PieceOutcome::Mismatch);
+        }
+        let hashed = begin.elapsed();
+        write(grain, offset).map_err(PieceOutcome::Failed)?;
+        stats.add(begin.elapsed() - hashed, hashed);
+    }
+    stats.moved(piece.extent.len);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::part::{Haste, PartBuffer};
+    use std::sync::Arc;
+    use verbatim_proto::Extent;
+    use verbatim_proto::message::FileId;
+    use verbatim_proto::read::Part;
+
+    const SIZE: usize = 1 << 20;
+
+    #[test]
+    fn a_chunk_of_a_part_stays_where_it_came_and_only_if_all_of_it_matches() {
+        let extent = Extent::new(0, SIZE as u64);
+        let part = Part { size: extent.len, version: None, want: extent };
+        let part = Arc::new(PartBuffer::new(part, Haste::default(), &Arc::default()));
+        let landings = [Landing { goal: Goal::Part(part.clone()), size: extent.len }];
+        let mut buffer = Buffer::new(SIZE).expect("there is memory");
+        buffer[..].fill(7);
+        let digests = Digest::of_grains(0, extent.len, &buffer);
+        let pieces = [Piece { file: FileId(1), extent, digests }];
+        let stats = Stats::default();
+        buffer[SIZE - 1] = 8;
+        let outcomes = land(&mut buffer, &pieces, &landings, &stats);
+        assert_eq!(outcomes, [PieceOutcome::Mismatch]);
+        assert_eq!(buffer[SIZE - 1], 8, "the slot keeps its buffer");
+        buffer[SIZE - 1] = 7;
+        let came = buffer.as_ptr();
+        let outcomes = land(&mut buffer, &pieces, &landings, &stats);
+        assert_eq!(outcomes, [PieceOutcome::Verified]);
+        assert!(buffer.as_ptr() != came && buffer.capacity() == SIZE, "it has another one");
+        // Whatever comes into the slot next.
+        buffer[..].fill(9);
+        let landed = part.take().expect("all of it landed");
+        let bytes = landed.at(0, SIZE).expect("in one piece");
+        assert!(bytes.as_ptr() == came && bytes.iter().all(|byte| *byte == 7));
+    }
+}
