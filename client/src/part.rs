@@ -348,6 +348,7 @@ mod tests {
         slot.set_len(GRAIN_BYTES as usize);
         slot[..].fill(5);
         third.put_buffer(0, &mut slot, &digests(0, &[5; GRAIN_BYTES as usize]));
+        assert_eq!(spares.list().len(), 4, "nobody took one");
         slot[..].fill(6);
         let landed = third.take().expect("all of it landed");
         assert!(landed.at(0, GRAIN_BYTES as usize).expect("is here").iter().all(|it| *it == 5));

@@ -2,8 +2,8 @@
 //! interleaved, best of several: what is all here, in order and at random, through the
 //! kernel's passthrough; a file that arrives while it is read, against `rdma-cp`; the
 //! first byte of a random file of a million, and the memory of the daemon that knows
-//! them all; the first epoch of a shuffled loader on a limited link while the fill is
-//! at work, against `rdma-sync` and then reading.
+//! them all, also while a large file arrives; the first epoch of a shuffled loader on a
+//! limited link while the fill is at work, against `rdma-sync` and then reading.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
@@ -182,6 +182,7 @@ fn many_entries(flags: &Flags) -> Table {
     let world = World::new(&flags.common.target, PORT + 1);
     println!("writing {} files", flags.entries);
     fill_tree(&world.source.path().join("tree"), flags.entries, 16);
+    fill(&world.source.path().join("big"), flags.size_mib);
     let_settle();
     let mut took_ms = Vec::new();
     for round in 0..flags.common.rounds {
@@ -205,6 +206,12 @@ fn many_entries(flags: &Flags) -> Table {
     let rss_mib = watch.stop().rss_anon_kib >> 10;
     let known = mounted.status()["known_entries"].clone();
     println!("{seen} entries in {walked:.1} s, {known} known, {rss_mib} MiB of {RSS_ANON_MIB_MAX}");
+    // What is known and what is under way, together.
+    let watch = Watch::start(mounted.pid());
+    read_all(&mounted.path("big"));
+    let both_mib = watch.stop().rss_anon_kib >> 10;
+    let still = mounted.status()["known_entries"].clone();
+    println!("and while {} MiB arrive, {still} known: {both_mib} MiB", flags.size_mib);
     let mut table = Table::empty();
     table.note("first_byte_ms", took_ms.into());
     table.note("first_byte_ms_max", FIRST_BYTE_MS_MAX.into());
@@ -212,6 +219,8 @@ fn many_entries(flags: &Flags) -> Table {
     table.note("walked_s", walked.into());
     table.note("known", known);
     table.note("rss_anon_mib", rss_mib.into());
+    table.note("known_while_reading", still);
+    table.note("rss_anon_mib_while_reading", both_mib.into());
     table.note("rss_anon_mib_max", RSS_ANON_MIB_MAX.into());
     table
 }

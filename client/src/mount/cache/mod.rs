@@ -248,6 +248,9 @@ impl Cache {
             if counts && !matches!(stored, Ok(true)) {
                 self.share.add(-(len as i64));
             }
+            if counts {
+                self.share.settle(len);
+            }
             match stored {
                 Err(error) if counts && is_full(&error) => self.fill_up(),
                 stored => return stored.map(drop),

@@ -32,6 +32,8 @@ impl Cache {
         if !self.make_room(None, len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
+        // They are little, and one that is not found while it is written is found the next time.
+        self.share.settle(len);
         let aside = path.with_extension(format!("names-{}", std::process::id()));
         fs::DirBuilder::new()
             .recursive(true)

@@ -59,6 +59,8 @@ impl Cache {
             if self.evict_oldest(len) {
                 continue;
             }
+            // Whoever looks what is there must not do so between the hole and its count.
+            let _looking = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
             // What others may read can only be punched by whoever is alone.
             let (Some(file), Some(_alone)) = (file, self.share.alone()) else { return false };
             match file.punch() {
@@ -85,11 +87,12 @@ impl Cache {
             if oldest.looked.is_some_and(|at| at.elapsed() < REST) {
                 return false;
             }
+            let settled = self.share.settled();
             let (known, bytes) = self.look(OLDEST_MAX);
             oldest.known = known;
             oldest.looked = Some(Instant::now());
             // What was counted wrong, by whoever died, is right from here on.
-            self.share.set(bytes);
+            self.share.found(bytes, settled);
         }
         false
     }

@@ -8,6 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_files::journal::boot_id;
@@ -34,6 +35,9 @@ pub struct Share {
     /// The places of the others.
     places: Mutex<Vec<File>>,
     total: Mutex<File>,
+    /// All that was ever taken here, and what of it is written or was given up.
+    taken: AtomicU64,
+    settled: AtomicU64,
     turn: Mutex<File>,
     /// Whether what is kept has to be counted.
     pub uncounted: bool,
@@ -61,6 +65,8 @@ impl Share {
             _own,
             places: Mutex::new(files),
             total: Mutex::new(total),
+            taken: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             turn: Mutex::new(open(&folder.join("turn"))?),
             uncounted: false,
         };
@@ -104,9 +110,24 @@ impl Share {
         read_total(&self.total.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts so many more as kept, if that is not too much.
+    /// Counts so many more as kept, if that is not too much. They are on their way to the disk
+    /// until they are `settle`d.
     pub fn take(&self, bytes: u64, most: u64) -> bool {
-        self.change(|total| Some(total.saturating_add(bytes)).filter(|sum| *sum <= most))
+        self.change(|total| {
+            let sum = Some(total.saturating_add(bytes)).filter(|sum| *sum <= most)?;
+            self.taken.fetch_add(bytes, Ordering::Relaxed);
+            Some(sum)
+        })
+    }
+
+    /// So many that were taken are on the disk, or will not be.
+    pub fn settle(&self, bytes: u64) {
+        self.settled.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What was settled so far; asked before what is there is looked at.
+    pub fn settled(&self) -> u64 {
+        self.settled.load(Ordering::Relaxed)
     }
 
     /// Counts so many more or fewer.
@@ -114,9 +135,10 @@ impl Share {
         self.change(|total| Some(total.saturating_add_signed(bytes)));
     }
 
-    /// So many were found.
-    pub fn set(&self, bytes: u64) {
-        self.change(|_| Some(bytes));
+    /// So many were found, by a look that began when so much was `settled`. What was on its way
+    /// then, or has been taken since, may not have been there to be found, and counts.
+    pub fn found(&self, bytes: u64, settled: u64) {
+        self.change(|_| Some(bytes + self.taken.load(Ordering::Relaxed).saturating_sub(settled)));
     }
 
     fn change(&self, to: impl FnOnce(u64) -> Option<u64>) -> bool {
@@ -195,6 +217,18 @@ mod tests {
         assert_eq!((one.bytes(), two.bytes()), (30, 30));
         two.add(-70);
         assert_eq!(one.bytes(), 0);
+        // What is on its way to the disk cannot be found there yet, and counts.
+        one.settle(60);
+        assert!(one.take(30, 100) && one.take(20, 100));
+        one.settle(20);
+        let settled = one.settled();
+        assert!(one.take(7, 100));
+        one.settle(7);
+        one.found(20, settled);
+        assert_eq!(one.bytes(), 20 + 30 + 7, "found, on its way, and taken since");
+        one.settle(30);
+        one.found(50, one.settled());
+        assert_eq!(one.bytes(), 50, "nothing is on its way");
         // A turn ends with whoever has it.
         drop(one.turn().expect("is free"));
         drop(two.turn().expect("is free"));
