@@ -79,7 +79,7 @@ fn main() {
     told.write(flags.results.as_deref());
     if wanted("crowd") {
         let (bins, source, target, state) = (&bins(), &*source, target.path(), state.path());
-        let (mib, clients) = (if flags.quick { 16 } else { 48 }, 200);
+        let (mib, clients) = (if flags.quick { 128 } else { 256 }, 200);
         let place = crowd::Place { bins, source, target, state, mib, clients };
         told.crowd = Some(crowd::measure(&place, rounds));
     }

@@ -1,6 +1,10 @@
 //! Two hundred clients that pull one file at once, against one of them alone; and
 //! what clients that do nothing cost the server. A server of its own for each round,
 //! which has no digests yet. Called by `compare-bench`.
+//!
+//! The file must be long: who is let in first has the server for himself, and with a
+//! short one is done before the last has started. What is measured then is how long
+//! two hundred processes take to start, not who is served how.
 
 use super::goals::Goal;
 use super::peers::Helper;
@@ -10,7 +14,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use verbatim_proto::units::WINDOW_BYTES;
 
@@ -29,13 +32,22 @@ const SILENT: usize = 500;
 /// How long all watchers may take until they are current.
 const CURRENT_MAX: Duration = Duration::from_secs(120);
 
+/// How long the copies of all may take together: then those that are left are ended.
+const CROWD_MAX: Duration = Duration::from_secs(600);
+
+/// How often it is looked who is done.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long those who stand at the door have to get there.
+const AT_THE_DOOR: Duration = Duration::from_secs(1);
+
 /// Where everything is, and how much of it.
 pub struct Place<'a> {
     /// Our commands.
     pub bins: &'a Path,
     /// Where the file is made: a disk.
     pub source: &'a Path,
-    /// Where copies go: a tmpfs.
+    /// Where copies of those who wait for changes go: a tmpfs.
     pub target: &'a Path,
     /// What servers keep.
     pub state: &'a Path,
@@ -111,46 +123,52 @@ impl Place<'_> {
     }
 }
 
-/// All clients pull at once.
+/// All clients pull at once, into a sink each: so many copies of a file that is long enough fit
+/// into no memory. What each takes is verified as every copy is.
 fn pull(place: &Place<'_>, serve: &Serve) -> Crowd {
-    let folder = place.target.join("crowd");
-    fs::create_dir(&folder).expect("a folder");
     let from = format!("rdma://127.0.0.1:{}/src/file", serve.port);
-    let door = Barrier::new(place.clients + 1);
-    let mut crowd = Crowd::default();
-    std::thread::scope(|scope| {
-        let copies: Vec<_> = (0..place.clients)
-            .map(|number| {
-                let to = folder.join(number.to_string()).display().to_string();
-                let mut copy = serve.cp(&["-q", &from, &to]);
-                let door = &door;
-                scope.spawn(move || {
-                    quiet(&mut copy);
-                    door.wait();
-                    let begin = Instant::now();
-                    let status = copy.status().expect("it starts");
-                    assert!(status.success(), "client {number} ended with {status}");
-                    begin.elapsed().as_secs_f64()
-                })
-            })
-            .collect();
-        let watch = crate::Watch::start(serve.pid());
-        door.wait();
-        let begin = Instant::now();
-        let join = |copy: std::thread::ScopedJoinHandle<'_, f64>| copy.join().expect("it copied");
-        let took: Vec<f64> = copies.into_iter().map(join).collect();
-        crowd.all_s = begin.elapsed().as_secs_f64();
-        crowd.server_kib = watch.stop().rss_anon_kib;
-        crowd.fastest_s = took.iter().copied().fold(f64::MAX, f64::min);
-        crowd.slowest_s = took.iter().copied().fold(0.0, f64::max);
-    });
-    let expected = place.mib << 20;
-    for number in 0..place.clients {
-        let copy = fs::metadata(folder.join(number.to_string())).expect("a copy");
-        assert_eq!(copy.len(), expected, "client {number}");
+    let (gate, door) = std::io::pipe().expect("a pipe");
+    let copy = |_| {
+        let copy = serve.cp(&["-q", &from, "-"]);
+        // Stands at the door as a process that only has to become the command.
+        let mut waits = Command::new("/bin/sh");
+        waits.args(["-c", "read -r _; exec \"$@\" </dev/null", "sh"]);
+        waits.arg(copy.get_program()).args(copy.get_args());
+        waits.stdin(gate.try_clone().expect("a descriptor"));
+        waits.stdout(Stdio::null()).stderr(Stdio::null());
+        Helper(waits.spawn().expect("it starts"))
+    };
+    let mut copies: Vec<Helper> = (0..place.clients).map(copy).collect();
+    std::thread::sleep(AT_THE_DOOR);
+    let watch = crate::Watch::start(serve.pid());
+    let begin = Instant::now();
+    drop(door);
+    let took = ends(&mut copies, begin);
+    let server_kib = watch.stop().rss_anon_kib;
+    let fastest_s = took.iter().copied().fold(f64::MAX, f64::min);
+    let slowest_s = took.iter().copied().fold(0.0, f64::max);
+    Crowd { all_s: slowest_s, server_kib, fastest_s, slowest_s, ..Crowd::default() }
+}
+
+/// Waits until all have ended well, and says when each did. One that fails, or is not over in
+/// time, is the end of the measurement, and of those that are left.
+fn ends(copies: &mut [Helper], begin: Instant) -> Vec<f64> {
+    let mut took = vec![None; copies.len()];
+    while took.contains(&None) {
+        for (number, (copy, took)) in copies.iter_mut().zip(&mut took).enumerate() {
+            if took.is_some() {
+                continue;
+            }
+            if let Some(status) = copy.0.try_wait().expect("it is ours") {
+                assert!(status.success(), "client {number} ended with {status}");
+                *took = Some(begin.elapsed().as_secs_f64());
+            }
+        }
+        let left = took.iter().filter(|took| took.is_none()).count();
+        assert!(begin.elapsed() < CROWD_MAX, "{left} clients are not over after {CROWD_MAX:?}");
+        std::thread::sleep(LOOK_EVERY);
     }
-    fs::remove_dir_all(&folder).expect("it can be removed");
-    crowd
+    took.into_iter().flatten().collect()
 }
 
 /// What a session that says nothing, and one that waits for changes, adds to a server that has
@@ -283,5 +301,29 @@ mod tests {
         assert_eq!(met("slowest"), (1.55, false));
         let twice = Crowd { hashed: 4.0, ..crowd };
         assert!(!twice.goals()[0].is_met(), "one window was hashed twice");
+    }
+
+    fn shell(script: &str) -> Helper {
+        Helper(quiet(Command::new("/bin/sh").args(["-c", script])).spawn().expect("it starts"))
+    }
+
+    #[test]
+    fn each_client_has_a_time_of_its_own() {
+        let mut copies = [shell("sleep 0.2"), shell("true")];
+        let took = ends(&mut copies, Instant::now());
+        assert!(took[0] >= 0.2 && took[1] > 0.0, "{took:?}");
+    }
+
+    #[test]
+    #[should_panic(expected = "client 1 ended with")]
+    fn a_client_that_fails_ends_the_measurement() {
+        ends(&mut [shell("exec sleep 600"), shell("exit 3")], Instant::now());
+    }
+
+    #[test]
+    #[should_panic(expected = "1 clients are not over")]
+    fn a_client_that_never_ends_is_not_waited_for() {
+        let long_ago = Instant::now().checked_sub(CROWD_MAX).expect("the clock runs longer");
+        ends(&mut [shell("exec sleep 600")], long_ago);
     }
 }
