@@ -107,6 +107,11 @@ fn somebody(test: &str) -> Option<(Source, TempDir, TempDir)> {
         skip(test, "needs fusermount3 with its rights, and somebody who may run this build");
         return None;
     };
+    let device = fs::metadata("/dev/fuse").expect("it was just opened");
+    if device.permissions().mode() & 0o006 != 0o006 {
+        skip(test, "/dev/fuse is not open to every user, as udev has it: chmod a+rw /dev/fuse");
+        return None;
+    }
     let folder = || {
         let folder = tempfile::tempdir().expect("folder");
         let nobody = Some(verbatim_tests::process::NOBODY);
