@@ -4,6 +4,7 @@
 use super::work::{self, Before, Work};
 use crate::rsync::Daemon;
 use crate::{Serve, wait_for};
+use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -86,7 +87,10 @@ pub struct World {
     state: PathBuf,
     bins: PathBuf,
     cached: Serve,
-    fresh: Serve,
+    /// A server that keeps no digests, and is started anew for each copy: in its memory it has
+    /// those of what it served last.
+    fresh: RefCell<Option<Serve>>,
+    fresh_flags: [String; 4],
     rsync: Daemon,
     rclone: Helper,
     sshd: Helper,
@@ -102,13 +106,15 @@ impl World {
         let landing = format!("up={}:rw", target.display());
         let config = state.join("fresh.toml");
         fs::write(&config, "[cache]\nenabled = false\n").expect("a configuration");
-        let fresh = ["--config", &config.display().to_string(), &export, &landing];
+        let fresh_flags =
+            ["--config".into(), config.display().to_string(), export.clone(), landing.clone()];
         let mut rclone = Command::new("rclone");
         rclone.args(["serve", "http", "--config", "/dev/null", "--read-only", "--addr"]);
         rclone.arg(format!("127.0.0.1:{RCLONE_PORT}")).arg(source);
         let world = Self {
             cached: Serve::start(bins, &state.join("a"), 21_520, &[&export, &landing]),
-            fresh: Serve::start(bins, &state.join("b"), 21_521, &fresh),
+            fresh: RefCell::default(),
+            fresh_flags,
             rsync: Daemon::start(source.parent().expect("it has one"), state, 21_522),
             rclone: Helper(quietly(&mut rclone)),
             sshd: Helper(quietly(&mut sshd(state))),
@@ -130,7 +136,7 @@ impl World {
             Peer::Rsync => Some(self.rsync.pid()),
             Peer::Rclone => Some(self.rclone.0.id()),
             Peer::Scp => Some(self.sshd.0.id()),
-            Peer::FirstDown => Some(self.fresh.pid()),
+            Peer::FirstDown => self.fresh.borrow().as_ref().map(Serve::pid),
             _ => Some(self.cached.pid()),
         }
     }
@@ -145,6 +151,13 @@ impl World {
     /// When a copy that is needed for it fails.
     pub fn prepare(&self, work: &Work, peer: Peer, round: usize) -> Result<(), String> {
         let _ = fs::remove_dir_all(self.place(work));
+        if peer == Peer::FirstDown {
+            // The last one ends first: both have the same port.
+            drop(self.fresh.take());
+            let flags = self.fresh_flags.each_ref().map(String::as_str);
+            let fresh = Serve::start(&self.bins, &self.state.join("b"), 21_521, &flags);
+            self.fresh.replace(Some(fresh));
+        }
         if work.before == Before::Nothing {
             // Who hashes once has done so by now, as with every copy but the first.
             if peer == Peer::Down && round == 0 {
@@ -211,7 +224,11 @@ impl World {
                 with(&raw, &[way, &format!("{source}/file"), &format!("{target}/file")])
             }
             Peer::Down | Peer::FirstDown => {
-                let serve = if peer == Peer::Down { &self.cached } else { &self.fresh };
+                let fresh = self.fresh.borrow();
+                let serve = match peer {
+                    Peer::Down => &self.cached,
+                    _ => fresh.as_ref().expect("it is started before"),
+                };
                 serve.cp(&["-q", "-r", "-p", &format!("{}/.", ours(serve, "src")), &target])
             }
             Peer::Up => {
