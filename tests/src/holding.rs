@@ -4,6 +4,7 @@
 //! nothing; the tests say how much may be left.
 
 use crate::http::{get, series};
+use crate::process::Serve;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -45,19 +46,26 @@ impl Holding {
     ///
     /// # Panics
     /// When something is left.
-    pub fn comes_back(&self, server: u32, metrics: SocketAddr) {
-        let begin = Instant::now();
-        loop {
-            let shown = shown(metrics);
-            let now = Self::of(server);
-            let few = now.descriptors <= self.descriptors + POOL_DESCRIPTORS_MAX;
-            if few && shown.iter().all(|count| *count == 0.0) {
-                return;
-            }
-            let late = begin.elapsed() > GIVE_BACK_MAX;
-            assert!(!late, "sessions, regions, pinned bytes, slots: {shown:?}; {self:?}, {now:?}");
-            std::thread::sleep(Duration::from_millis(50));
+    pub fn comes_back(&self, serve: &Serve) {
+        give_back(serve.metrics.expect("it shows them"), || {
+            let now = Self::of(serve.id());
+            let many = now.descriptors > self.descriptors + POOL_DESCRIPTORS_MAX;
+            many.then(|| format!("{self:?} became {now:?}"))
+        });
+    }
+}
+
+/// Waits until a server shows nothing of its clients, and nothing else is left of them.
+fn give_back(metrics: SocketAddr, left: impl Fn() -> Option<String>) {
+    let begin = Instant::now();
+    loop {
+        let (shown, left) = (shown(metrics), left());
+        if left.is_none() && shown.iter().all(|count| *count == 0.0) {
+            return;
         }
+        let late = begin.elapsed() > GIVE_BACK_MAX;
+        assert!(!late, "sessions, regions, pinned bytes, slots: {shown:?}; left: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -87,22 +95,12 @@ impl Served {
     /// # Panics
     /// When something is left.
     pub fn comes_back(&self) {
-        let begin = Instant::now();
-        loop {
-            let (shown, sockets) = (shown(self.metrics), sockets_at(self.port));
+        give_back(self.metrics, || {
+            let sockets = sockets_at(self.port);
             let files: Vec<_> = self.folders.iter().flat_map(|at| files_in(at)).collect();
-            let none = sockets == 0 && files.is_empty();
-            if none && shown.iter().all(|count| *count == 0.0) {
-                return;
-            }
-            let late = begin.elapsed() > GIVE_BACK_MAX;
-            assert!(
-                !late,
-                "sessions, regions, pinned bytes, slots: {shown:?}; {sockets} connections; \
-                 open: {files:?}"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            let some = sockets > 0 || !files.is_empty();
+            some.then(|| format!("{sockets} connections; open: {files:?}"))
+        });
     }
 }
 

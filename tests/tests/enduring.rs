@@ -60,7 +60,7 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
         let left = [tree::parts(&place.path("out")), tree::parts(&place.path("in"))].concat();
         left.is_empty().then_some(())
     });
-    before.comes_back(serve.id(), serve.metrics.expect("it shows them"));
+    before.comes_back(&serve);
 }
 
 #[test]

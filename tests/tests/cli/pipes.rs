@@ -148,19 +148,11 @@ fn a_reader_that_takes_its_time_is_waited_for() {
     let mut stdout = copy.0.stdout.take().unwrap();
     std::thread::sleep(Duration::from_secs(4));
     // What waits to be taken is bounded, and most of the file has not come.
-    let kib = anon_kib(&copy);
+    let kib = Holding::of(copy.0.id()).anonymous_kib;
     assert!(kib < 64 << 10, "it holds {kib} KiB");
     stdout.read_to_end(&mut output).unwrap();
     copy.end().done();
     assert!(output == content);
-}
-
-/// Memory of the command that no file backs.
-fn anon_kib(copy: &Piped) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", copy.0.id()));
-    let status = status.expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it is told");
-    line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
 }
 
 /// Does something with copies that end badly, and waits until the server has given back what
@@ -168,7 +160,7 @@ fn anon_kib(copy: &Piped) -> u64 {
 fn leaving_nothing(serve: &Serve, copies: impl FnOnce()) {
     let before = Holding::of(serve.id());
     copies();
-    before.comes_back(serve.id(), serve.metrics.expect("it shows them"));
+    before.comes_back(serve);
 }
 
 /// A file so long that its copy is cut in the middle.

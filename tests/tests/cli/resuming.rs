@@ -254,7 +254,7 @@ fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         wait_for("only the file is there", BEGIN_MAX, || {
             (names(&landing) == ["big"]).then_some(())
         });
-        before.comes_back(serve.id(), serve.metrics.expect("it shows them"));
+        before.comes_back(&serve);
     }
 }
 

@@ -87,20 +87,6 @@ impl Small {
     }
 }
 
-/// What a server holds before copies that fail.
-struct Before<'a>(&'a Serve, Holding);
-
-impl<'a> Before<'a> {
-    fn of(serve: &'a Serve) -> Self {
-        Self(serve, Holding::of(serve.id()))
-    }
-
-    /// Waits until it holds no more.
-    fn comes_back(&self) {
-        self.1.comes_back(self.0.id(), self.0.metrics.expect("it shows them"));
-    }
-}
-
 /// What is said of a file of 40 MiB that does not fit.
 const REFUSED: [&str; 4] = [
     "data/a.bin",
@@ -116,9 +102,9 @@ fn a_download_that_cannot_fit_is_refused_and_leaves_the_old_file() {
     }
     let world = World::new();
     fs::write(world.path("data/a.bin"), bytes(1, 40 << 20)).unwrap();
-    let before = Before::of(&world.serve);
+    let before = Holding::of(world.serve.id());
     let ended = down(&world, &["data/a.bin"]).refused(1, &REFUSED);
-    before.comes_back();
+    before.comes_back(&world.serve);
     assert_eq!(ended.stdout, "a.bin 3\n", "only the old file is there");
 }
 
@@ -129,9 +115,9 @@ fn an_upload_that_cannot_fit_is_refused_and_leaves_the_old_file() {
     }
     let small = Small::new();
     fs::write(small.path("data/a.bin"), bytes(1, 40 << 20)).unwrap();
-    let before = Before::of(&small.serve);
+    let before = Holding::of(small.serve.id());
     small.up(&["data/a.bin"]).refused(1, &REFUSED);
-    before.comes_back();
+    before.comes_back(&small.serve);
     assert_eq!(names(&small.inside()), ["a.bin"]);
     assert_eq!(fs::read(small.inside().join("a.bin")).unwrap(), OLD);
     // What fits still goes.
@@ -187,15 +173,15 @@ fn a_disk_that_fills_up_on_the_way_fails_what_is_too_much_and_nothing_else() {
     let said = ["no space", "hint: make room at the target", "not copied"];
     let world = World::new();
     make(world.path("data/many"));
-    let before = Before::of(&world.serve);
+    let before = Holding::of(world.serve.id());
     let ended = down(&world, &["data/many"]).refused(1, &said);
-    before.comes_back();
+    before.comes_back(&world.serve);
     assert_eq!(ended.stdout.lines().next(), Some("a.bin 3"), "{ended:?}");
     let small = Small::new();
     make(small.path("many"));
-    let before = Before::of(&small.serve);
+    let before = Holding::of(small.serve.id());
     small.up(&["many"]).refused(1, &said);
-    before.comes_back();
+    before.comes_back(&small.serve);
     assert_eq!(fs::read(small.inside().join("a.bin")).unwrap(), OLD);
     let arrived = names(&small.inside().join("many"));
     assert!(arrived.iter().all(|name| !name.starts_with('.')), "{arrived:?}");

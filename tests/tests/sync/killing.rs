@@ -147,7 +147,7 @@ fn kill_at_any_moment(mode: Mode) {
     assert!(left.is_empty(), "SEED={seed}, {mode:?}: {left:?}");
     let again = changes(&world.sync(way, &["--delete", "--json"]).done());
     assert_eq!(again, [""; 0], "SEED={seed}, {mode:?}");
-    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
+    before.comes_back(&world.serve);
 }
 
 /// Whether somebody was killed whose work the server has not let go of.

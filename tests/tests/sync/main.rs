@@ -12,22 +12,17 @@ mod mirroring;
 mod mounting;
 mod owners;
 mod powerless;
-#[path = "../../src/process.rs"]
-#[allow(dead_code)] // it has more for others
-mod process;
 mod refusing;
 mod saving;
 mod straying;
-#[path = "../../src/tree.rs"]
-#[allow(dead_code)] // it has more for others
-mod tree;
 mod trouble;
 
-use process::{Ended, Home, Running, Serve};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
+use verbatim_tests::process::{self, Ended, Home, Running, Serve};
+use verbatim_tests::tree;
 
 /// A server that exports `src`, and `in` for writing, and a folder `out` beside them.
 pub(crate) struct World {

@@ -171,7 +171,7 @@ fn a_certificate_that_ends_takes_its_session_with_it() {
     maker.make(world.dir.path(), "brief", "brief.example", None);
     cp(&world, "ca.pem", "brief", &[&from, &out]).done();
     assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
-    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
+    before.comes_back(&world.serve);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
     copy.end().done();
     assert_eq!(names(&world.path("out")), ["large"]);
     assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
-    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
+    before.comes_back(&world.serve);
 }
 
 fn bytes(world: &World, below: &str) -> Vec<u8> {

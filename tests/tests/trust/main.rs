@@ -9,14 +9,10 @@ mod certificates;
 mod confining;
 mod exports;
 mod limits;
-#[allow(dead_code, reason = "other targets use the rest")]
-#[path = "../../src/process.rs"]
-mod process;
 mod reloading;
 mod sealing;
 mod tokens;
 
-use process::{Ended, Home, Running, Serve};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +20,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use verbatim_control::ConnectOptions;
 use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
+use verbatim_tests::process::{self, Ended, Home, Running, Serve};
 
 /// How long a server may take to follow what was changed.
 const FOLLOW_MAX: Duration = Duration::from_secs(10);

@@ -46,7 +46,7 @@ fn a_token_that_is_revoked_ends_what_runs_under_it() {
     let said = ["is not authorized here", "hint: use a key"];
     world.cp(&token, &[&from, &out]).refused(3, &said);
     world.token(&["revoke", "alice"]).refused(1, &["no token of this name", "hint: "]);
-    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
+    before.comes_back(&world.serve);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_token_that_expires_ends_what_runs_under_it() {
     let listed = world.token(&["list"]).done().stdout;
     assert!(listed.contains("brief  data:ro  expired  ed25519:"), "{listed}");
     assert!(!listed.contains(&token), "the server has the public half alone");
-    before.comes_back(world.serve.id(), world.serve.metrics.expect("it shows them"));
+    before.comes_back(&world.serve);
 }
 
 #[test]
