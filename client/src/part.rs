@@ -4,6 +4,7 @@
 //! the buffer that it came in, and the worker gets another one for it: nothing is copied.
 //! Buffers are used again: fresh memory has to be zeroed by the kernel, page by page.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -183,6 +184,15 @@ impl Landed {
         bytes.as_slice().get(at..at.checked_add(len)?)
     }
 
+    /// The same, in memory of their own where they do not follow one another.
+    pub fn gather(&self, offset: u64, len: usize) -> Option<Cow<'_, [u8]>> {
+        if let Some(bytes) = self.at(offset, len) {
+            return Some(Cow::Borrowed(bytes));
+        }
+        let mut bytes = vec![0; len];
+        (self.copy(offset, &mut bytes) == len).then_some(Cow::Owned(bytes))
+    }
+
     /// Copies bytes of the file from an offset on; says how many were here in a row.
     pub fn copy(&self, offset: u64, into: &mut [u8]) -> usize {
         let mut done = 0;
@@ -283,10 +293,7 @@ mod tests {
         let mut put = |first: u64, grains: u64, byte: u8| {
             let (offset, bytes) =
                 (first * GRAIN_BYTES, vec![byte; (grains * GRAIN_BYTES) as usize]);
-            let each = bytes.chunks(GRAIN_BYTES as usize).enumerate();
-            let digest =
-                |(at, grain)| Digest::of_grain(offset + at as u64 * GRAIN_BYTES, size, grain);
-            part.put(offset, &bytes, &each.map(digest).collect::<Vec<_>>());
+            part.put(offset, &bytes, &Digest::of_grains(offset, size, &bytes));
             model[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
         };
         // Whole, inside, over the end of one, over several, and exactly one.
@@ -315,11 +322,7 @@ mod tests {
             let part = Part { size, version: None, want: Extent::new(0, len) };
             PartBuffer::new(part, Haste::default(), &spares)
         };
-        let digests = |offset: u64, bytes: &[u8]| -> Vec<Digest> {
-            let grains = bytes.chunks(GRAIN_BYTES as usize).enumerate();
-            let of = |(at, grain)| Digest::of_grain(offset + at as u64 * GRAIN_BYTES, size, grain);
-            grains.map(of).collect()
-        };
+        let digests = |offset: u64, bytes: &[u8]| Digest::of_grains(offset, size, bytes);
         let put = |part: &PartBuffer, buffer: &mut Buffer, chunk: u64, byte: u8| {
             let (offset, capacity) = (chunk * CHUNK as u64, buffer.capacity());
             buffer.set_len(CHUNK);

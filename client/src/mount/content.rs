@@ -5,7 +5,6 @@
 use super::cache::{BLOCK_BYTES, Cache, CacheFile, Key};
 use super::counts::Counts;
 use super::facts::Facts;
-use super::flights::Brought;
 use super::gate::Gate;
 use super::hot::Hot;
 use super::keys::Keys;
@@ -171,11 +170,11 @@ impl Content {
         let file = self.cache.create(key, info, version)?;
         if info.size > 0 && !file.has(0) {
             let (begun, _) = file.flights.join(&[0], 1, false);
-            let brought = Arc::new(Brought(landed));
+            let brought = Arc::new(landed);
             for flight in begun {
                 let kept = self.keep(&file, &[0], &brought);
                 file.flights.end(&flight, Ok(brought.clone()));
-                self.hot.add(&file, flight, brought.0.len(), kept);
+                self.hot.add(&file, flight, brought.len(), kept);
             }
         }
         Ok(file)

@@ -3,14 +3,13 @@
 //! stay at hand for who comes later, until it is forgotten: `hot` says for how long.
 
 use crate::part::{Haste, Landed};
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use verbatim_proto::Fault;
 
 /// How a flight ended, and what it brought; nothing while it is under way.
-pub(crate) type Flown = Option<Result<Arc<Brought>, Fault>>;
+pub(crate) type Flown = Option<Result<Arc<Landed>, Fault>>;
 
 /// The blocks of one file that are on their way, or at hand.
 #[derive(Default)]
@@ -72,7 +71,7 @@ impl Flights {
     }
 
     /// Ends a flight. One that came stays at hand until it is forgotten or dropped.
-    pub(crate) fn end(&self, flight: &Flight, flown: Result<Arc<Brought>, Fault>) {
+    pub(crate) fn end(&self, flight: &Flight, flown: Result<Arc<Landed>, Fault>) {
         let failed = flown.is_err();
         // Nobody may wait any more.
         let _ = flight.sender.send(Some(flown));
@@ -102,31 +101,11 @@ impl Flights {
     }
 
     /// What brought a block, if that is at hand.
-    pub(crate) fn at_hand(&self, block: u32) -> Option<Arc<Brought>> {
+    pub(crate) fn at_hand(&self, block: u32) -> Option<Arc<Landed>> {
         let under_way = self.blocks();
         let (receiver, _) = under_way.get(&block)?;
         let flown = receiver.borrow();
         flown.as_ref()?.as_ref().ok().cloned()
-    }
-}
-
-/// Verified bytes of a file.
-#[derive(Default)]
-pub(crate) struct Brought(pub Landed);
-
-impl Brought {
-    /// Some of these bytes, if all of them are there and follow one another.
-    pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        self.0.at(offset, len)
-    }
-
-    /// The same, in memory of their own where they do not.
-    pub fn gather(&self, offset: u64, len: usize) -> Option<Cow<'_, [u8]>> {
-        if let Some(bytes) = self.at(offset, len) {
-            return Some(Cow::Borrowed(bytes));
-        }
-        let mut bytes = vec![0; len];
-        (self.0.copy(offset, &mut bytes) == len).then_some(Cow::Owned(bytes))
     }
 }
 

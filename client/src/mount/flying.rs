@@ -4,8 +4,8 @@
 
 use super::cache::{BLOCK_BYTES, CacheFile, block_extent};
 use super::content::{Content, blocking};
-use super::flights::{Brought, Flight, Flown};
-use crate::part::PART_BYTES_MAX;
+use super::flights::{Flight, Flown};
+use crate::part::{Landed, PART_BYTES_MAX};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -70,7 +70,7 @@ impl Content {
             let (here, behind) = rest.split_at_mut(count);
             rest = behind;
             let brought = file.flights.at_hand(block);
-            if brought.is_none_or(|brought| brought.0.copy(from, here) < count) {
+            if brought.is_none_or(|brought| brought.copy(from, here) < count) {
                 return false;
             }
         }
@@ -160,7 +160,7 @@ impl Content {
         match came {
             Ok(came) => {
                 self.counts.fetched(want.len);
-                let brought = Arc::new(Brought(came.landed));
+                let brought = Arc::new(came.landed);
                 let (this, kept, bytes) = (self.clone(), file.clone(), brought.clone());
                 let kept = blocking(move || this.keep(&kept, &absent, &bytes)).await;
                 file.flights.end(&flight, Ok(brought));
@@ -176,13 +176,13 @@ impl Content {
     }
 
     /// Keeps blocks that came; whether it could. What cannot be kept was brought all the same.
-    pub(super) fn keep(&self, file: &CacheFile, blocks: &[u32], brought: &Brought) -> bool {
+    pub(super) fn keep(&self, file: &CacheFile, blocks: &[u32], brought: &Landed) -> bool {
         let mut kept = true;
         for &block in blocks {
             let extent = block_extent(block, file.size);
             let grains = (extent.offset..extent.offset + extent.len).step_by(GRAIN_BYTES as usize);
             let digests: Option<Vec<Digest>> =
-                grains.map(|grain| brought.0.digests.get(&grain).copied()).collect();
+                grains.map(|grain| brought.digests.get(&grain).copied()).collect();
             let bytes = brought.gather(extent.offset, extent.len as usize);
             let (Some(digests), Some(bytes)) = (digests, bytes) else { continue };
             if let Err(error) = self.cache.store(file, block, &bytes, &digests) {
@@ -200,7 +200,7 @@ pub(crate) enum Bytes {
     /// From the cache file.
     Read(Vec<u8>),
     /// From what came, an offset and a length of the file.
-    Brought(Arc<Brought>, u64, usize),
+    Brought(Arc<Landed>, u64, usize),
 }
 
 impl Bytes {
@@ -215,7 +215,7 @@ impl Bytes {
 }
 
 /// Waits for the end of a flight. Whoever flies it has a deadline.
-async fn ended(flight: &mut watch::Receiver<Flown>) -> Result<Arc<Brought>, Fault> {
+async fn ended(flight: &mut watch::Receiver<Flown>) -> Result<Arc<Landed>, Fault> {
     let lost = || Fault::new(Code::LinkLost, "what was on its way was given up");
     let flown = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
     flown.clone().unwrap_or_else(|| Err(lost()))
@@ -227,7 +227,7 @@ fn compose(
     file: &CacheFile,
     offset: u64,
     len: usize,
-    brought: &HashMap<u32, Arc<Brought>>,
+    brought: &HashMap<u32, Arc<Landed>>,
 ) -> Option<std::io::Result<Vec<u8>>> {
     if brought.is_empty() {
         return file.read(offset, len);
