@@ -62,14 +62,6 @@ impl Ranges {
         }
     }
 
-    /// The last range that begins at `at` or before.
-    fn last_until(&self, at: u64) -> Option<(u64, u64)> {
-        match self.one {
-            Some(one) => Some(one).filter(|(start, _)| *start <= at),
-            None => self.many.range(..=at).next_back().map(|(&start, &end)| (start, end)),
-        }
-    }
-
     /// The first range that begins at `at` or behind.
     fn first_from(&self, at: u64) -> Option<(u64, u64)> {
         match self.one {
@@ -145,7 +137,7 @@ impl ExtentSet {
         if extent.len == 0 {
             return true;
         }
-        let before = self.ranges.last_until(extent.offset);
+        let before = self.ranges.last_below(extent.offset.saturating_add(1));
         before.is_some_and(|(_, range_end)| range_end >= end)
     }
 
@@ -163,7 +155,7 @@ impl ExtentSet {
         if extent.len == 0 {
             return;
         }
-        if let Some((before, before_end)) = self.ranges.last_until(start)
+        if let Some((before, before_end)) = self.ranges.last_below(start.saturating_add(1))
             && before_end >= start
         {
             start = before;
@@ -189,7 +181,8 @@ impl ExtentSet {
             return true;
         }
         let end = extent.offset + extent.len;
-        let Some((start, range_end)) = self.ranges.last_until(extent.offset) else {
+        let Some((start, range_end)) = self.ranges.last_below(extent.offset.saturating_add(1))
+        else {
             return false;
         };
         self.ranges.remove(start);
