@@ -30,8 +30,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Buffer {
     // Ended before `map` goes: no region may outlive its memory.
     registered: LocalRegions,
-    /// Whether a device was ever told of it.
-    device_knows: bool,
     map: Pages,
     len: usize,
     origin: Option<(Arc<File>, u64)>,
@@ -50,8 +48,7 @@ impl Buffer {
 
     fn of(pages: io::Result<Pages>, len: usize) -> Result<Self, FabricError> {
         let map = pages.map_err(|e| FabricError::system("cannot map a buffer", e))?;
-        let registered = LocalRegions::default();
-        Ok(Self { registered, device_knows: false, map, len, origin: None })
+        Ok(Self { registered: LocalRegions::default(), map, len, origin: None })
     }
 
     /// How long it can be.
@@ -61,7 +58,7 @@ impl Buffer {
 
     /// Whether a device knows it. Whoever keeps such a one keeps what is pinned for it.
     pub fn is_registered(&self) -> bool {
-        self.device_knows
+        !self.registered.is_empty()
     }
 
     /// Sets how much of it the next operation uses, and forgets where its bytes came from.
@@ -98,7 +95,6 @@ impl Buffer {
     /// that one registration does for every length.
     pub(crate) fn registered_and_memory(&mut self) -> (&mut LocalRegions, *mut u8, usize) {
         let (address, len) = (self.map.as_mut_ptr(), self.map.len());
-        self.device_knows = true;
         (&mut self.registered, address, len)
     }
 }

@@ -331,6 +331,11 @@ impl LocalRegions {
         !self.stuck
     }
 
+    /// Whether no device knows the buffer.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty() && !self.stuck
+    }
+
     /// What a device leaves behind that does not let go.
     #[cfg(test)]
     pub fn stuck() -> Self {
