@@ -1,9 +1,9 @@
 //! What being watched costs: a large file, a mix of files of 20 to 200 KiB, and a
 //! tree of small ones, downloaded while nobody looks, with one thing switched on
-//! at a time, and with everything on. Everything is: metrics scraped every second, the page open, a JSON log at
-//! info into a file, a client that writes its timeline and its numbers and logs
-//! as JSON. Interleaved, the order turned every round, best of several. Page cache
-//! to tmpfs.
+//! at a time, and with everything on. Everything is: metrics scraped every second,
+//! the page open, a JSON log at info into a file, a client that writes its timeline
+//! and its numbers and logs as JSON. Interleaved, the order turned every round, best
+//! of several. Page cache to tmpfs.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
