@@ -3,8 +3,9 @@
 //! device knows none of its keys. Dropping it takes every region back.
 
 use super::context::Context;
+use super::counters::Counters;
 use super::probe;
-use super::region::{Counters, DomainLimits, Pd, Registered};
+use super::region::{DomainLimits, Pd, Registered};
 use crate::domain::{Domain, RegionHandle};
 use crate::error::FabricError;
 use crate::memory::{Memory, SharedSlot};

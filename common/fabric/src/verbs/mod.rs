@@ -25,6 +25,7 @@
 #![allow(unsafe_code)]
 
 mod context;
+mod counters;
 mod device;
 mod domain;
 mod endpoint;
@@ -45,12 +46,13 @@ pub use crate::ports::{
     local_address_towards,
 };
 pub use context::{Context, DeviceLimits};
+pub use counters::Counters;
 pub use domain::VerbsDomain;
 pub use endpoint::{ADDRESS_BYTES, Address, Options, VerbsEndpoint};
 pub use link::VerbsLink;
 pub use probe::{FileWindows, probe, try_file};
 pub(crate) use region::LocalRegions;
-pub use region::{Counters, DomainLimits, leaked_count};
+pub use region::{DomainLimits, leaked_count};
 pub use status::{Status, explain};
 
 /// Chooses where links start on this machine, or says the first reason why none can.

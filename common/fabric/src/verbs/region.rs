@@ -7,8 +7,8 @@
 //! page would be lent again, and another's bytes would come to lie under that key.
 
 use super::context::Context;
+use super::counters::Counters;
 use super::ffi;
-use super::request::READ;
 use crate::domain::REGIONS_MAX;
 use crate::error::FabricError;
 use crate::memory::{Buffer, Memory};
@@ -46,50 +46,6 @@ pub struct DomainLimits {
 impl Default for DomainLimits {
     fn default() -> Self {
         Self { regions_max: REGIONS_MAX, pinned_bytes_max: 4 << 30 }
-    }
-}
-
-/// Requests of the queue pairs of a domain: posted, and completed.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub(super) reads: AtomicU64,
-    pub(super) writes: AtomicU64,
-    pub(super) reads_done: AtomicU64,
-    pub(super) writes_done: AtomicU64,
-    pub(super) notifications: AtomicU64,
-}
-
-impl Counters {
-    /// An operation of this name ended well. Its last request alone is signalled, and a queue
-    /// pair works in order: all of its pieces are done.
-    pub(super) fn done(&self, name: &str, pieces: usize) {
-        let done = if name == READ { &self.reads_done } else { &self.writes_done };
-        done.fetch_add(pieces as u64, Ordering::Relaxed);
-    }
-
-    /// READ requests posted.
-    pub fn reads(&self) -> u64 {
-        self.reads.load(Ordering::Relaxed)
-    }
-
-    /// WRITE requests posted, with and without an immediate.
-    pub fn writes(&self) -> u64 {
-        self.writes.load(Ordering::Relaxed)
-    }
-
-    /// READ requests that completed well.
-    pub fn reads_done(&self) -> u64 {
-        self.reads_done.load(Ordering::Relaxed)
-    }
-
-    /// WRITE requests that completed well, with and without an immediate.
-    pub fn writes_done(&self) -> u64 {
-        self.writes_done.load(Ordering::Relaxed)
-    }
-
-    /// Immediates of the peer that arrived.
-    pub fn notifications(&self) -> u64 {
-        self.notifications.load(Ordering::Relaxed)
     }
 }
 
