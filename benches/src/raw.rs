@@ -97,7 +97,7 @@ impl Near {
                 Op::Read { from: RemoteRange { key: window.key, address }, into: buffer }
             }
             Way::Up => {
-                buffer.set_origin(self.job.source.clone(), offset);
+                buffer.send_from(0, len, self.job.source.clone(), offset);
                 let to = self.slots[&key][slot as usize];
                 let to = RemoteRange { key: to.key, address: to.base };
                 Op::WriteNotify { from: buffer, to, tag: named.0 as u32 }

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use verbatim_fabric::slots::{MakeBuffer, SlotPool};
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
-use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
+use verbatim_fabric::{
+    Buffer, Completion, FROM_FILE_BYTES_MIN, FabricError, Link, Op, RemoteRange, Ticket,
+};
 use verbatim_proto::message::LinkId;
 use verbatim_proto::read::{Fetch, Outcome};
 use verbatim_proto::units::GRAIN_BYTES;
@@ -71,6 +73,14 @@ struct Pools {
     writes: Vec<Buffer>,
     make: MakeBuffer,
     chunk_bytes: usize,
+}
+
+impl Pools {
+    /// Takes back a buffer that was written from; it keeps no file open.
+    fn written(&mut self, mut buffer: Buffer) {
+        buffer.set_len(0);
+        self.writes.push(buffer);
+    }
 }
 
 enum Flight {
@@ -168,25 +178,20 @@ impl ClientWorker {
         };
         let bytes: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
         buffer.set_len(bytes as usize);
-        // A chunk of one file can be sent from the file. One that did not match is sent as it
-        // was hashed, so that a file that keeps changing is found out by its own check.
+        // What did not match is sent as it was hashed, so that a file that keeps changing is found
+        // out by its own check.
         let sends_from_file = links.get(&key).is_some_and(|link| link.limits().sends_from_file);
-        let whole = sends_from_file && pieces.len() == 1 && !again;
-        let file = sources[0].file().filter(|_| whole);
-        let from_file = file.is_some();
+        let from_files = sends_from_file && !again;
         let since = Instant::now();
-        let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_file);
+        let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_files);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
                 true => Posted::LinkLost,
                 false => Posted::Unread(faults),
             };
-            self.links.get_mut(&key).expect("it was just there").writes.push(buffer);
+            self.links.get_mut(&key).expect("it was just there").written(buffer);
             return self.tell(Event::Posted { tag, posted });
         };
-        if let Some(source) = file {
-            buffer.set_origin(source.file().clone(), pieces[0].1.offset);
-        }
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let ticket = self.ticket();
         match link.submit(ticket, Op::WriteNotify { from: buffer, to, tag: tag.0 }) {
@@ -201,35 +206,38 @@ impl ClientWorker {
             }
             Err(full) => {
                 let pools = self.links.get_mut(&key).expect("it was just there");
-                pools.writes.push(full.0.into_buffer());
+                pools.written(full.0.into_buffer());
                 self.tell(Event::Posted { tag, posted: Posted::LinkLost });
             }
         }
     }
 
-    /// Reads and hashes the pieces of a chunk, a grain at a time. What is sent from its file is
-    /// only hashed: every grain goes through the same part of the buffer, which stays in cache.
+    /// Reads and hashes the pieces of a chunk, a grain at a time. What can be sent from its file,
+    /// where that is wanted, is only hashed: every grain goes through the same part of the buffer,
+    /// which stays in cache.
     fn load(
         &self,
         buffer: &mut Buffer,
         pieces: &[(verbatim_proto::FileId, Extent)],
         sources: &[Origin],
-        from_file: bool,
+        from_files: bool,
     ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
-        let mut rest: &mut [u8] = buffer;
+        let mut begin = 0;
         let mut digests = Vec::with_capacity(pieces.len());
         let mut faults = Vec::new();
         for (index, ((_, extent), source)) in pieces.iter().zip(sources).enumerate() {
-            let (piece, behind) = rest.split_at_mut(extent.len as usize);
-            rest = behind;
+            let piece_at = begin;
+            begin += extent.len as usize;
+            let is_long = pieces.len() == 1 || extent.len >= FROM_FILE_BYTES_MIN;
+            let file = source.file().filter(|_| from_files && is_long);
             let size = source.size();
             let mut values = Vec::new();
             // Asked before the bytes are read: a write behind them must be seen.
             let settled = source.is_settled();
             for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
                 let (offset, len) = (extent.offset + done, GRAIN_BYTES.min(extent.len - done));
-                let at = if from_file { 0 } else { done as usize };
-                let grain = &mut piece[at..at + len as usize];
+                let at = piece_at + if file.is_some() { 0 } else { done as usize };
+                let grain = &mut buffer[at..at + len as usize];
                 let begin = Instant::now();
                 if let Err(fault) = source.read_at(grain, offset) {
                     faults.push((index, fault));
@@ -238,6 +246,9 @@ impl ClientWorker {
                 let read = begin.elapsed();
                 values.push(Digest::of_grain(offset, size, grain));
                 self.stats.add(read, begin.elapsed() - read);
+            }
+            if let Some(file) = file {
+                buffer.send_from(piece_at, extent.len as usize, file.file().clone(), extent.offset);
             }
             if faults.is_empty() {
                 source.hand_out(*extent, &values);
@@ -285,7 +296,7 @@ impl ClientWorker {
                     trace.moved("write", (key.0 >> 16) as u16, since, bytes);
                 }
                 if let Some(pools) = self.links.get_mut(&key) {
-                    pools.writes.push(buffer);
+                    pools.written(buffer);
                 }
                 if ok {
                     self.stats.moved(bytes);

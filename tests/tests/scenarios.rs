@@ -266,30 +266,38 @@ fn cp_rules_say_where_an_upload_goes(pair: &Pair) {
 }
 
 fn a_source_that_changed_arrives_changed_also_from_the_digest_cache(pair: &Pair) {
-    let path = pair.served("ro/a");
-    let (old, new) = (tree::content(1, 20 << 20), tree::content(2, 20 << 20));
-    tree::write(&path, &old);
-    let file = fs::File::options().write(true).open(&path).expect("opens");
-    file.set_modified(SystemTime::now() - Duration::from_secs(10)).expect("sets the time");
+    // Registered as it is, and sent among others.
+    let sizes = [("a", 20 << 20), ("b", 100 << 10)];
+    let age = |name: &str| {
+        let file = fs::File::options().write(true).open(pair.served(&format!("ro/{name}")));
+        let old = SystemTime::now() - Duration::from_secs(10);
+        file.expect("opens").set_modified(old).expect("sets the time");
+    };
+    let arrives = |name: &str, content: &[u8]| {
+        let down = pair.down(&[&format!("ro/{name}")], name).run().whole();
+        assert_eq!(down.digest(name), digest_of(content));
+        assert!(read(&pair.local(name)) == content, "{name} differs");
+    };
+    for (name, size) in sizes {
+        tree::write(&pair.served(&format!("ro/{name}")), &tree::content(1, size));
+        age(name);
+    }
     // Until it is older than this, its identity is not trusted and nothing is cached.
     std::thread::sleep(Duration::from_millis(2100));
-    for _ in 0..2 {
-        let down = pair.down(&["ro/a"], "a").run().whole();
-        assert_eq!(down.digest("a"), digest_of(&old));
-        assert!(read(&pair.local("a")) == old);
+    for (name, size) in sizes {
+        let (old, new) = (tree::content(1, size), tree::content(2, size));
+        arrives(name, &old);
+        arrives(name, &old);
+        assert!(pair.state().join("digests.redb").exists(), "digests are kept");
+        let path = pair.served(&format!("ro/{name}"));
+        fs::write(&path, &new).expect("writes");
+        age(name);
+        arrives(name, &new);
+        let fresh = pair.served("ro/fresh");
+        tree::write(&fresh, &old);
+        fs::rename(&fresh, &path).expect("replaces");
+        arrives(name, &old);
     }
-    assert!(pair.state().join("digests.redb").exists(), "digests are kept");
-    fs::write(&path, &new).expect("writes");
-    file.set_modified(SystemTime::now() - Duration::from_secs(10)).expect("sets the time");
-    let down = pair.down(&["ro/a"], "a").run().whole();
-    assert_eq!(down.digest("a"), digest_of(&new));
-    assert!(read(&pair.local("a")) == new);
-    let fresh = pair.served("ro/fresh");
-    tree::write(&fresh, &old);
-    fs::rename(&fresh, &path).expect("replaces");
-    let down = pair.down(&["ro/a"], "a").run().whole();
-    assert_eq!(down.digest("a"), digest_of(&old));
-    assert!(read(&pair.local("a")) == old);
 }
 
 fn an_interrupted_copy_leaves_only_whole_files_and_goes_on(pair: &Pair) {

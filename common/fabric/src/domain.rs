@@ -91,7 +91,7 @@ impl SoftDomain {
         let SoftRegion { base, memory } =
             regions.get(&key).ok_or_else(|| FabricError::Access("no such region".into()))?;
         let allowed = match memory {
-            Memory::File(_) | Memory::Staged(_) => access == Access::Read,
+            Memory::File(_) | Memory::Staged(_) | Memory::Gathered(..) => access == Access::Read,
             Memory::Upload(_) => access == Access::Write,
             Memory::Spot(_) => false,
         };

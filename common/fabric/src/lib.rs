@@ -18,5 +18,6 @@ pub mod worker;
 pub use error::FabricError;
 pub use link::{Completion, Full, Limits, Link, Op, RemoteRange, Ticket, Wake};
 pub use memory::{
-    Buffer, Domain, MappedFile, MappedSpot, Memory, RegionHandle, SharedSlot, SoftDomain,
+    Buffer, Domain, FROM_FILE_BYTES_MIN, FromFiles, MappedFile, MappedSpot, Memory, RegionHandle,
+    SharedSlot, SoftDomain,
 };

@@ -9,22 +9,24 @@
 //! truncated file would turn a borrow into SIGBUS. What a device will register comes
 //! from huge pages where there are some (`pages`).
 
+mod from_files;
 mod pages;
 
 pub use crate::domain::{Access, Domain, REGIONS_MAX, RegionHandle, SoftDomain};
 use crate::error::FabricError;
 use crate::verbs::LocalRegions;
+pub(crate) use from_files::Part;
+pub use from_files::{FROM_FILE_BYTES_MIN, FromFiles};
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use pages::Pages;
 pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A private, page-aligned buffer with a length of its own. Its bytes may be in a file
+/// A private, page-aligned buffer with a length of its own. Its bytes may be in files
 /// instead, from which a link can send them without copying.
 #[derive(Debug)]
 pub struct Buffer {
@@ -32,7 +34,7 @@ pub struct Buffer {
     registered: LocalRegions,
     map: Pages,
     len: usize,
-    origin: Option<(Arc<File>, u64)>,
+    from_files: FromFiles,
 }
 
 impl Buffer {
@@ -48,7 +50,7 @@ impl Buffer {
 
     fn of(pages: io::Result<Pages>, len: usize) -> Result<Self, FabricError> {
         let map = pages.map_err(|e| FabricError::system("cannot map a buffer", e))?;
-        Ok(Self { registered: LocalRegions::default(), map, len, origin: None })
+        Ok(Self { registered: LocalRegions::default(), map, len, from_files: FromFiles::default() })
     }
 
     /// How long it can be.
@@ -68,27 +70,28 @@ impl Buffer {
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "{len} bytes in a buffer of {}", self.capacity());
         self.len = len;
-        self.origin = None;
+        self.from_files.clear();
     }
 
-    /// Says that the bytes to send are in a file, from `offset`; what is in the buffer is of no
-    /// use. They may change before they are sent: the peer has their digests, and asks again.
-    pub fn set_origin(&mut self, file: Arc<File>, offset: u64) {
-        self.origin = Some((file, offset));
+    /// Says that the `len` bytes to send at `at` are in a file, from `offset`; what is in the
+    /// buffer there is of no use.
+    ///
+    /// # Panics
+    /// When they are outside the buffer, or not behind those said before.
+    pub fn send_from(&mut self, at: usize, len: usize, file: Arc<File>, offset: u64) {
+        assert_inside(at, len, self.len);
+        self.from_files.push(at, len, file, offset);
     }
 
-    /// The file that holds the bytes, and where.
-    pub fn origin(&self) -> Option<(&File, u64)> {
-        self.origin.as_ref().map(|(file, offset)| (&**file, *offset))
+    /// What lies at `at`, as far as `end`.
+    pub(crate) fn part(&self, at: usize, end: usize) -> Part<'_> {
+        self.from_files.part(at, end)
     }
 
-    /// Brings the bytes into the buffer, for a link that cannot send from a file. A file that
-    /// is shorter by now leaves something else there, which its digests tell.
+    /// Brings all bytes into the buffer, for a link that cannot send from files.
     pub fn fill(&mut self) {
-        if let Some((file, offset)) = self.origin.take() {
-            // Too short, or unreadable: either way these are not the bytes, and it will show.
-            let _ = file.read_exact_at(&mut self.map[..self.len], offset);
-        }
+        self.from_files.fill(&mut self.map[..self.len]);
+        self.from_files.clear();
     }
 
     /// What the buffer is registered as, and the memory it is registered for: all of it, so
@@ -317,6 +320,9 @@ pub enum Memory {
     File(MappedFile),
     /// A staging slot; the peer may only read it.
     Staged(SharedSlot),
+    /// A staging slot of which parts are in files; the peer may only read it, and only without
+    /// a device.
+    Gathered(SharedSlot, Arc<FromFiles>),
     /// An upload slot; the peer may only write it.
     Upload(SharedSlot),
     /// A range of a file; the peer may only write it, and only with a device.
@@ -328,7 +334,7 @@ impl Memory {
     pub fn len(&self) -> usize {
         match self {
             Self::File(window) => window.len(),
-            Self::Staged(slot) | Self::Upload(slot) => slot.len(),
+            Self::Staged(slot) | Self::Gathered(slot, _) | Self::Upload(slot) => slot.len(),
             Self::Spot(spot) => spot.map.len(),
         }
     }

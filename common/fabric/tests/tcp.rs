@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::{
-    Buffer, Completion, Domain, FabricError, Full, Link, MappedFile, Memory, Op, RegionHandle,
-    RemoteRange, SharedSlot, SoftDomain, Ticket,
+    Buffer, Completion, Domain, FabricError, FromFiles, Full, Link, MappedFile, Memory, Op,
+    RegionHandle, RemoteRange, SharedSlot, SoftDomain, Ticket,
 };
 
 /// How long anything here may take.
@@ -174,6 +174,59 @@ fn a_read_brings_a_range_of_a_file_and_of_a_staged_slot() {
     let staged = ends.register(Memory::Staged(slot));
     ends.near.submit(Ticket(8), read_op(range(staged, 999), 1)).expect("has room");
     assert_eq!(*only(ends.near_completes(1), 8), bytes[999..1000]);
+}
+
+#[test]
+fn what_lies_in_files_is_sent_from_them_among_what_lies_in_memory() {
+    for connect in [Ends::new, Ends::sealed] {
+        let mut ends = connect(SoftDomain::new());
+        let bytes = pattern(1 << 20);
+        let file = file_with(&bytes);
+        let slot = SharedSlot::new(bytes.len()).expect("slot");
+        slot.copy_in(0, &bytes[..100]);
+        slot.copy_in(500_100, &bytes[500_100..]);
+        let mut from_files = FromFiles::default();
+        from_files.push(100, 400_000, file.clone(), 100);
+        from_files.push(400_100, 100_000, file.clone(), 400_100);
+        let region = ends.register(Memory::Gathered(slot, Arc::new(from_files)));
+        for begin in [0, 50, 100, 101, 400_099, 400_100, 500_100] {
+            let len = bytes.len() - begin;
+            let op = read_op(range(region, begin as u64), len);
+            ends.near.submit(Ticket(1), op).expect("has room");
+            let got = only(ends.near_completes(1), 1);
+            assert!(*got == bytes[begin..], "from {begin}");
+        }
+
+        let upload = SharedSlot::new(bytes.len()).expect("slot");
+        let to = range(ends.register(Memory::Upload(upload.clone())), 0);
+        let mut from = buffer_with(&bytes);
+        from[100..900_100].fill(0);
+        from.send_from(100, 400_000, file.clone(), 100);
+        from.send_from(400_100, 500_000, file.clone(), 400_100);
+        if !ends.near.limits().sends_from_file {
+            from.fill();
+        }
+        ends.near.submit(Ticket(2), Op::WriteNotify { from, to, tag: 1 }).expect("has room");
+        only(ends.near_completes(1), 2);
+        upload.with(0, bytes.len(), |stored| assert!(stored[..] == bytes[..], "it differs"));
+    }
+}
+
+#[test]
+fn a_file_that_shrank_among_others_takes_nothing_from_them() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let bytes = pattern(300_000);
+    let (short, whole) = (file_with(&bytes[..150_000]), file_with(&bytes));
+    let mut from_files = FromFiles::default();
+    from_files.push(0, 100_000, whole.clone(), 0);
+    from_files.push(100_000, 100_000, short, 100_000);
+    from_files.push(200_000, 100_000, whole, 200_000);
+    let slot = SharedSlot::new(bytes.len()).expect("slot");
+    let region = ends.register(Memory::Gathered(slot, Arc::new(from_files)));
+    ends.near.submit(Ticket(1), read_op(range(region, 0), bytes.len())).expect("has room");
+    let got = only(ends.near_completes(1), 1);
+    assert!(got[..150_000] == bytes[..150_000] && got[200_000..] == bytes[200_000..]);
+    assert!(got[150_000..200_000].iter().all(|&byte| byte == 0), "filled up");
 }
 
 #[test]

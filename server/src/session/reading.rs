@@ -2,7 +2,7 @@
 //! Each is a job; the machine says which and when. `windows` makes the windows.
 
 use super::spots::go_on_if;
-use super::windows::{Mapping, pack};
+use super::windows::Making;
 use super::{End, Event, Session, Shared, catalog::open_source};
 use crate::observe::{Noted, Taken};
 use crate::reach::{ExportFolder, Reach};
@@ -155,11 +155,10 @@ impl Session {
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
         let cell = self.reading.window_bytes;
         self.job(move || {
-            let (answer, window) = if prepare.packed {
-                pack(&domain, spare, &pieces, pin)
-            } else {
-                let job = Mapping { shared: &shared, domain: &domain, cell, fresh: prepare.fresh };
-                job.map(&pieces[0], pin)
+            let job = Making { shared: &shared, domain: &domain, cell, fresh: prepare.fresh };
+            let (answer, window) = match prepare.packed {
+                true => job.pack(spare, &pieces, pin),
+                false => job.map(&pieces[0], pin),
             };
             let file = (!prepare.packed).then(|| prepare.pieces[0].0);
             let window = window.map(|window| window.of(file));

@@ -12,10 +12,14 @@ use crate::reach::Visitor;
 use std::path::Path;
 use tempfile::TempDir;
 use verbatim_control::Sender;
+use verbatim_fabric::Memory;
+use verbatim_fabric::domain::Access;
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 use verbatim_files::hold::Hold;
-use verbatim_proto::message::{LinkAnswer, LinkOffer, OpenFile, ReadRequest};
+use verbatim_proto::message::{
+    Lease, LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest, Region,
+};
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
@@ -364,4 +368,55 @@ async fn who_waits_for_the_budget_hears_every_second_that_the_server_is_there() 
     assert!(scene.session.waits_for_pins(), "it may not be pinned");
     assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
     scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
+}
+
+/// Asks to read, and hears of the next window.
+async fn lease(scene: &mut Scene, request: ReadRequest) -> Lease {
+    scene.say(ClientMessage::Read(request)).expect("it may read");
+    let lease = scene.hear(|message| match message {
+        ServerMessage::Read(ReadReply::Lease(lease)) => Some(lease),
+        _ => None,
+    });
+    lease.await
+}
+
+/// The memory of a window, as links without a device find it.
+fn memory_of(scene: &Scene, lease: &Lease) -> Memory {
+    let Region { key, base, .. } = lease.region;
+    let soft = scene.session.domain.soft();
+    soft.find(key, base, 1, Access::Read).expect("it is registered").0
+}
+
+#[tokio::test]
+async fn a_small_file_is_sent_from_the_file_until_it_does_not_match() {
+    let mut scene = Scene::new(|config| config.cache.enabled = true);
+    let file = scene.data().join("a");
+    std::fs::write(&file, vec![7; 100_000]).expect("writes");
+    std::fs::write(scene.data().join("b"), vec![8; 1000]).expect("writes");
+    // Until it is older than this, its identity is not trusted and what is read is sent.
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    let open = |number, name| OpenFile { file: FileId(number), path: path(name), have: vec![] };
+    let files = vec![open(1, "data/a"), open(2, "data/b")];
+    let first = lease(&mut scene, ReadRequest::Open { files }).await;
+    assert_eq!(first.pieces[0].digests, [Digest::of(&[7; 100_000])]);
+    assert_eq!(first.pieces[1].digests, [Digest::of(&[8; 1000])]);
+    assert!(matches!(memory_of(&scene, &first), Memory::Gathered(..)), "it was copied");
+    assert_eq!(scene.session.shared.hashing.cache().stats().misses, 1, "b is not looked for");
+
+    let again = vec![(FileId(1), Extent::new(0, 100_000))];
+    let refresh = ReadRequest::Refresh { window: first.window, pieces: again };
+    let second = lease(&mut scene, refresh).await;
+    assert_eq!(second.pieces[0].digests, first.pieces[0].digests);
+    let Memory::Staged(slot) = memory_of(&scene, &second) else { panic!("it may change again") };
+    slot.with(0, 100_000, |bytes| assert!(bytes.iter().all(|&byte| byte == 7), "it differs"));
+
+    std::fs::write(&file, vec![9; 100_000]).expect("writes");
+    let again = vec![(FileId(1), Extent::new(0, 100_000))];
+    let refresh = ReadRequest::Refresh { window: second.window, pieces: again };
+    scene.say(ClientMessage::Read(refresh)).expect("it may read");
+    let failed = scene.hear(|message| match message {
+        ServerMessage::Read(ReadReply::Failed { file, fault }) => Some((file, fault.code)),
+        _ => None,
+    });
+    assert_eq!(failed.await, (FileId(1), Code::Changed));
 }

@@ -10,14 +10,16 @@ use crate::rails::{Offered, SessionDomain};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
-use verbatim_fabric::{FabricError, MappedFile, Memory, SharedSlot};
+use verbatim_fabric::{
+    FROM_FILE_BYTES_MIN, FabricError, FromFiles, MappedFile, Memory, SharedSlot,
+};
 use verbatim_files::Source;
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX};
 use verbatim_proto::{Code, Digest, Extent, Fault};
 
-/// How a window of a range of one file is made.
-pub(super) struct Mapping<'j> {
+/// How windows are made.
+pub(super) struct Making<'j> {
     pub shared: &'j Shared,
     pub domain: &'j SessionDomain,
     /// How long windows of this client are.
@@ -25,7 +27,8 @@ pub(super) struct Mapping<'j> {
     pub fresh: bool,
 }
 
-impl Mapping<'_> {
+impl Making<'_> {
+    /// Makes a window of a range of one file.
     pub fn map(
         &self,
         (open, extent): &(Option<Arc<Open>>, Extent),
@@ -67,6 +70,73 @@ impl Mapping<'_> {
         let copy = copy_window(source, extent)?;
         Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, true, digests))
     }
+
+    /// Makes a window of many small files: in one slot, but for the longer of them, which links
+    /// without a device send from the files themselves.
+    pub fn pack(
+        &self,
+        spare: Option<SharedSlot>,
+        pieces: &[(Option<Arc<Open>>, Extent)],
+        pin: Arc<Pin>,
+    ) -> (Prepared, Option<Window>) {
+        let Self { domain, .. } = *self;
+        let has_device = domain.has_device();
+        let make = if has_device { SharedSlot::for_device } else { SharedSlot::new };
+        let slot = match spare.map_or_else(|| make(PACK_BYTES_MAX as usize), Ok) {
+            Ok(slot) => slot,
+            Err(error) => {
+                let fault = Fault::new(Code::Limit, error.to_string());
+                return (unprepared(vec![Err(fault); pieces.len()]), None);
+            }
+        };
+        let mut at = 0;
+        let mut answers = Vec::with_capacity(pieces.len());
+        let mut from_files = FromFiles::default();
+        for (open, extent) in pieces {
+            let answer = match open {
+                Some(open) if extent.len >= FROM_FILE_BYTES_MIN && !has_device => {
+                    self.gather(&slot, at, open, *extent, &mut from_files)
+                }
+                Some(open) => stage(&slot, at, &open.source, *extent),
+                None => Err(Fault::new(Code::Protocol, "no such file is open")),
+            };
+            at += if answer.is_ok() { extent.len as usize } else { 0 };
+            answers.push(answer);
+        }
+        let memory = match from_files.is_empty() {
+            true => Memory::Staged(slot.clone()),
+            false => Memory::Gathered(slot.clone(), Arc::new(from_files)),
+        };
+        match domain.offer(memory, pin) {
+            Ok(offered) => prepared(offered, Some(slot), (false, at as u64), answers),
+            Err(error) => {
+                let fault = Fault::new(Code::Limit, error.to_string());
+                (unprepared(vec![Err(fault); pieces.len()]), None)
+            }
+        }
+    }
+
+    /// Takes a whole small file into a window, to be sent from the file. What did not match, and
+    /// what was just written, is sent as it was hashed.
+    fn gather(
+        &self,
+        slot: &SharedSlot,
+        at: usize,
+        open: &Open,
+        extent: Extent,
+        from_files: &mut FromFiles,
+    ) -> Result<Vec<Digest>, Fault> {
+        if self.fresh {
+            return stage(slot, at, &open.again(self.shared)?, extent);
+        }
+        let source = &open.source;
+        if source.is_racy() {
+            return stage(slot, at, source, extent);
+        }
+        let digests = self.shared.hashing.digests(source, extent, self.cell, false)?;
+        from_files.push(at, extent.len as usize, source.file().clone(), 0);
+        Ok(digests)
+    }
 }
 
 /// What the machine is told of a window that was made, and what is kept of it.
@@ -96,40 +166,6 @@ fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
         slot.fill_with(done as usize, len, read).map_err(|error| source.read_fault(&error))?;
     }
     Ok(slot)
-}
-
-/// Makes a window of many small files, read into one slot.
-pub(super) fn pack(
-    domain: &SessionDomain,
-    spare: Option<SharedSlot>,
-    pieces: &[(Option<Arc<Open>>, Extent)],
-    pin: Arc<Pin>,
-) -> (Prepared, Option<Window>) {
-    let make = if domain.has_device() { SharedSlot::for_device } else { SharedSlot::new };
-    let slot = match spare.map_or_else(|| make(PACK_BYTES_MAX as usize), Ok) {
-        Ok(slot) => slot,
-        Err(error) => {
-            let fault = Fault::new(Code::Limit, error.to_string());
-            return (unprepared(vec![Err(fault); pieces.len()]), None);
-        }
-    };
-    let mut at = 0;
-    let mut answers = Vec::with_capacity(pieces.len());
-    for (open, extent) in pieces {
-        let answer = match open {
-            Some(open) => stage(&slot, at, &open.source, *extent),
-            None => Err(Fault::new(Code::Protocol, "no such file is open")),
-        };
-        at += if answer.is_ok() { extent.len as usize } else { 0 };
-        answers.push(answer);
-    }
-    match domain.offer(Memory::Staged(slot.clone()), pin) {
-        Ok(offered) => prepared(offered, Some(slot), (false, at as u64), answers),
-        Err(error) => {
-            let fault = Fault::new(Code::Limit, error.to_string());
-            (unprepared(vec![Err(fault); pieces.len()]), None)
-        }
-    }
 }
 
 /// Reads a whole small file into a slot and hashes what was read.

@@ -10,7 +10,7 @@ use super::SimCounts;
 use super::faults::{Fate, Faults, Rng};
 use crate::error::FabricError;
 use crate::link::{Completion, Limits, Op, RemoteRange, Ticket};
-use crate::memory::{Access, Buffer, Memory, SoftDomain};
+use crate::memory::{Access, Buffer, Memory, Part, SoftDomain};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -259,6 +259,23 @@ fn copy_out(memory: &Memory, offset: u64, into: &mut [u8]) -> Result<(), FabricE
         Memory::File(window) => read_file(window.file(), window.offset() + offset, into),
         Memory::Staged(slot) => {
             slot.copy_out(offset as usize, into);
+            Ok(())
+        }
+        Memory::Gathered(slot, from_files) => {
+            let (mut at, end) = (offset as usize, offset as usize + into.len());
+            while at < end {
+                let rest = &mut into[at - offset as usize..];
+                at += match from_files.part(at, end) {
+                    Part::File(file, offset, len) => {
+                        read_file(file, offset, &mut rest[..len])?;
+                        len
+                    }
+                    Part::Memory(len) => {
+                        slot.copy_out(at, &mut rest[..len]);
+                        len
+                    }
+                };
+            }
             Ok(())
         }
         Memory::Upload(_) | Memory::Spot(_) => {

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::link::RemoteRange;
-use crate::memory::{Buffer, Domain, MappedFile, Memory, SharedSlot};
+use crate::memory::{Buffer, Domain, FromFiles, MappedFile, Memory, SharedSlot};
 use std::fs::File;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -158,6 +158,23 @@ fn a_window_is_read_from_its_file_and_a_truncated_one_reads_as_zeros() {
     assert_eq!(outline(&completions), ["1 ok"]);
     assert_eq!(data(&completions[0])[..100], [7; 100]);
     assert_eq!(data(&completions[0])[100..], [0; 100]);
+}
+
+#[test]
+fn what_lies_in_files_is_read_from_them_among_what_lies_in_memory() {
+    let mut file = tempfile::tempfile().expect("file");
+    file.write_all(b"--file").expect("writes");
+    let slot = SharedSlot::new(8).expect("slot");
+    slot.copy_in(0, b"ab......");
+    let mut from_files = FromFiles::default();
+    from_files.push(2, 5, Arc::new(file), 2);
+    let mut rig = Rig::new(Faults::default());
+    let memory = Memory::Gathered(slot, Arc::new(from_files));
+    let key = rig.there.register(memory).expect("registers").key;
+    let op = Op::Read { from: at(key, 1), into: buffer(&[9; 7]) };
+    rig.near.submit(Ticket(1), op).expect("has room");
+    let (completions, _) = poll(&mut rig.near);
+    assert_eq!(data(&completions[0])[..], *b"bfile\0.", "the file is shorter than was said");
 }
 
 #[test]

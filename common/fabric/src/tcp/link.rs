@@ -13,9 +13,10 @@ use super::frame::{HEADER_BYTES, Header, Kind};
 use super::wire::{Wire, broken};
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
-use crate::memory::{Access, Buffer, Memory, SharedSlot, SoftDomain};
+use crate::memory::{Access, Buffer, Memory, Part, SharedSlot, SoftDomain};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -356,39 +357,46 @@ impl Link for TcpLink {
     }
 }
 
-/// Sends the next bytes of a body. A file that shrank is filled up with zeros: the length was
-/// promised, and the digests say the rest.
+/// Sends the next bytes of a body, from `at` to at most `end`. A file that shrank is filled up
+/// with something else: the length was promised, and the digests say the rest.
 fn send_body(
     wire: &mut Wire,
     body: &Body,
     writes: &HashMap<u64, Buffer>,
     at: usize,
-    len: usize,
+    end: usize,
 ) -> Result<usize, Errno> {
     match body {
         Body::None => Ok(0),
         Body::Own(ticket) => {
             let buffer = &writes[ticket];
-            if let Some((file, start)) = buffer.origin() {
-                let sent = wire.send_file(file, start + at as u64, len - at)?;
-                if sent > 0 {
-                    return Ok(sent);
-                }
+            match buffer.part(at, end) {
+                Part::File(file, offset, len) => send_file(wire, file, offset, len),
+                Part::Memory(len) => wire.send(&buffer[at..at + len], false),
             }
-            wire.send(&buffer[at..len], false)
         }
         Body::Registered(Memory::File(window), begin) => {
-            let offset = window.offset() + begin + at as u64;
-            match wire.send_file(window.file(), offset, len - at)? {
-                0 => wire.send(&ZEROS[..ZEROS.len().min(len - at)], false),
-                sent => Ok(sent),
+            send_file(wire, window.file(), window.offset() + begin + at as u64, end - at)
+        }
+        Body::Registered(Memory::Gathered(slot, from_files), begin) => {
+            let begin = *begin as usize;
+            match from_files.part(begin + at, begin + end) {
+                Part::File(file, offset, len) => send_file(wire, file, offset, len),
+                Part::Memory(len) => slot.with(begin + at, len, |bytes| wire.send(bytes, false)),
             }
         }
         Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), begin) => {
-            slot.with(*begin as usize + at, len - at, |bytes| wire.send(bytes, false))
+            slot.with(*begin as usize + at, end - at, |bytes| wire.send(bytes, false))
         }
         // No peer may read it, so nobody finds it.
         Body::Registered(Memory::Spot(_), _) => Err(rustix::io::Errno::ACCESS),
+    }
+}
+
+fn send_file(wire: &mut Wire, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
+    match wire.send_file(file, offset, len)? {
+        0 => wire.send(&ZEROS[..ZEROS.len().min(len)], false),
+        sent => Ok(sent),
     }
 }
 

@@ -187,6 +187,9 @@ impl Region {
             Memory::Staged(slot) => {
                 (slot.lend_to_device(false), ffi::IBV_ACCESS_REMOTE_READ, "a staging slot")
             }
+            Memory::Gathered(..) => {
+                return Err(FabricError::Access("a device reads no files".into()));
+            }
             Memory::Upload(slot) => (slot.lend_to_device(true), write, "an upload slot"),
             Memory::Spot(spot) => {
                 let paged = if spot.is_on_demand() { ffi::IBV_ACCESS_ON_DEMAND } else { 0 };

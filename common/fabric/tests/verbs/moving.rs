@@ -219,7 +219,7 @@ fn a_write_from_a_file_sends_what_is_in_the_file() {
     let slot = SharedSlot::new(bytes.len()).expect("slot");
     let region = ends.register(Memory::Upload(slot.clone()));
     let mut from = empty(900_000);
-    from.set_origin(file_with(&bytes), 50_000);
+    from.send_from(0, 900_000, file_with(&bytes), 50_000);
     ends.near.submit(Ticket(1), Op::Write { from, to: range(region, 0) }).expect("room");
     only(ends.near_completes(1), 1);
     assert!(bytes_of(&slot)[..900_000] == bytes[50_000..950_000], "differs");
