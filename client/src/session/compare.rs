@@ -8,12 +8,12 @@ use super::{Core, Event, UploadSource};
 use crate::likeness::Likeness;
 use crate::report::FileDone;
 use crate::worker::Command;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use verbatim_files::Source;
 use verbatim_files::holes::hash_zeros;
 use verbatim_proto::message::{ClientMessage, FileId, LinkId};
+use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
@@ -35,7 +35,7 @@ pub(super) struct Compare {
 #[derive(Default)]
 pub(super) struct Compares {
     queue: LargestFirst<Compare>,
-    files: HashMap<FileId, File>,
+    files: FileMap<File>,
 }
 
 struct File {

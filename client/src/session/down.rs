@@ -12,12 +12,12 @@ use crate::report::FileDone;
 use crate::rules::Task;
 use crate::sink::Sink;
 use crate::worker::{Command, Landing};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
+use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Class, Code, Digest, Dropped, Fault, Kept, WirePath};
@@ -47,7 +47,7 @@ pub struct Download {
 #[derive(Default)]
 pub(super) struct Downloads {
     queue: LargestFirst<(Mark, Download)>,
-    files: HashMap<FileId, File>,
+    files: FileMap<File>,
     whole: Vec<Whole>,
     commits: usize,
     /// Verified, and not yet all through its pipe.

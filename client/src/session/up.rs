@@ -10,7 +10,6 @@ use crate::ends::Origin;
 use crate::report::FileDone;
 use crate::worker::Command;
 use rustix::fs::OFlags;
-use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +20,7 @@ use verbatim_files::holes::hash_zeros;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
+use verbatim_proto::numbered::FileMap;
 use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
 use verbatim_proto::write::{ClientEffect, Post};
 use verbatim_proto::{Code, Digest, Extent, Fault, Survey, WirePath};
@@ -56,7 +56,7 @@ pub(super) struct Uploads {
     queue: LargestFirst<(Mark, Upload)>,
     /// Those whose sources a job opens. It has them too, until it answers.
     opening: Option<Arc<Vec<Begun>>>,
-    files: HashMap<FileId, File>,
+    files: FileMap<File>,
     /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
     /// Sources of files that are over, for the next job to close.

@@ -18,6 +18,7 @@ pub mod looking;
 pub mod message;
 pub mod meta;
 pub mod mirror;
+pub mod numbered;
 pub mod offer;
 pub mod owners;
 pub mod path;

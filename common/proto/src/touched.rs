@@ -4,18 +4,18 @@
 //! file to change it touches it, so none can be forgotten.
 
 use crate::FileId;
-use std::collections::HashMap;
+use crate::numbered::FileMap;
 
 /// Files by number.
 pub(crate) struct Files<F> {
-    all: HashMap<FileId, F>,
+    all: FileMap<F>,
     /// A file may be here twice, or be gone.
     touched: Vec<FileId>,
 }
 
 impl<F> Default for Files<F> {
     fn default() -> Self {
-        Self { all: HashMap::new(), touched: Vec::new() }
+        Self { all: FileMap::default(), touched: Vec::new() }
     }
 }
 

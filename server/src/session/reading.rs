@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use verbatim_fabric::SharedSlot;
 use verbatim_files::Source;
 use verbatim_proto::message::{FileId, OpenFile, ReadRequest, ServerMessage, WindowId};
+use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
 use verbatim_proto::units::{PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
 use verbatim_proto::{Code, Extent, Fault, Kept, Survey, WirePath};
@@ -20,7 +21,7 @@ use verbatim_telemetry::labels::Direction;
 /// The reading half of a session.
 pub(super) struct Reading {
     pub machine: ReadServer,
-    files: HashMap<FileId, Arc<Open>>,
+    files: FileMap<Arc<Open>>,
     windows: HashMap<WindowId, Window>,
     /// Staging slots to use again.
     spare: Vec<SharedSlot>,
@@ -41,7 +42,7 @@ impl Default for Reading {
     fn default() -> Self {
         Self {
             machine: ReadServer::new(),
-            files: HashMap::new(),
+            files: FileMap::default(),
             windows: HashMap::new(),
             spare: Vec::new(),
             window_bytes: WINDOW_BYTES,

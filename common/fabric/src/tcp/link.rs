@@ -16,7 +16,6 @@ use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
 use crate::memory::{Access, Buffer, Memory, Part, SharedSlot, SoftDomain};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -357,8 +356,7 @@ impl Link for TcpLink {
     }
 }
 
-/// Sends the next bytes of a body, from `at` to at most `end`. A file that shrank is filled up
-/// with something else: the length was promised, and the digests say the rest.
+/// Sends the next bytes of a body, from `at` to at most `end`.
 fn send_body(
     wire: &mut Wire,
     body: &Body,
@@ -371,17 +369,17 @@ fn send_body(
         Body::Own(ticket) => {
             let buffer = &writes[ticket];
             match buffer.part(at, end) {
-                Part::File(file, offset, len) => send_file(wire, file, offset, len),
+                Part::File(file, offset, len) => wire.send_file(file, offset, len),
                 Part::Memory(len) => wire.send(&buffer[at..at + len], false),
             }
         }
         Body::Registered(Memory::File(window), begin) => {
-            send_file(wire, window.file(), window.offset() + begin + at as u64, end - at)
+            wire.send_file(window.file(), window.offset() + begin + at as u64, end - at)
         }
         Body::Registered(Memory::Gathered(slot, from_files), begin) => {
             let begin = *begin as usize;
             match from_files.part(begin + at, begin + end) {
-                Part::File(file, offset, len) => send_file(wire, file, offset, len),
+                Part::File(file, offset, len) => wire.send_file(file, offset, len),
                 Part::Memory(len) => slot.with(begin + at, len, |bytes| wire.send(bytes, false)),
             }
         }
@@ -392,12 +390,3 @@ fn send_body(
         Body::Registered(Memory::Spot(_), _) => Err(rustix::io::Errno::ACCESS),
     }
 }
-
-fn send_file(wire: &mut Wire, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
-    match wire.send_file(file, offset, len)? {
-        0 => wire.send(&ZEROS[..ZEROS.len().min(len)], false),
-        sent => Ok(sent),
-    }
-}
-
-static ZEROS: [u8; 4096] = [0; 4096];

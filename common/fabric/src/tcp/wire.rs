@@ -14,6 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// Sealed, or taken from the socket, at a time.
 const STEP_BYTES: usize = 128 << 10;
 
+static ZEROS: [u8; 4096] = [0; 4096];
+
 /// A connected socket.
 pub(super) enum Wire {
     /// Bytes as they are.
@@ -85,8 +87,16 @@ impl Wire {
         }
     }
 
-    /// Sends some bytes of a file; none where it has ended.
+    /// Sends some bytes of a file. One that shrank is filled up with zeros: the length was
+    /// promised, and the digests say the rest.
     pub fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
+        match self.send_what_is_there(file, offset, len)? {
+            0 => self.send(&ZEROS[..ZEROS.len().min(len)], false),
+            sent => Ok(sent),
+        }
+    }
+
+    fn send_what_is_there(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
         match self {
             Self::Plain(stream) => {
                 let mut offset = offset;

@@ -15,6 +15,7 @@ use crate::holes::{Search, Survey};
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::message::{WindowId, WindowRails};
 use crate::meta::{Kept, Meta};
+use crate::numbered::FileMap;
 use crate::units::{
     BATCH_FILES_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX, WINDOW_BYTES,
 };
@@ -99,7 +100,7 @@ struct Window {
 /// The machine.
 #[derive(Default)]
 pub struct ReadServer {
-    files: HashMap<FileId, File>,
+    files: FileMap<File>,
     large: VecDeque<FileId>,
     small: VecDeque<FileId>,
     /// Pieces to prepare anew after a mismatch, each a window.

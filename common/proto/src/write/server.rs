@@ -23,6 +23,7 @@ use crate::message::{
     CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict,
 };
 use crate::message::{WriteReply, WriteRequest};
+use crate::numbered::FileMap;
 use crate::read::{Have, check_piece};
 use crate::units::{
     BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX,
@@ -81,7 +82,7 @@ enum LinkState {
 /// The machine.
 #[derive(Default)]
 pub struct WriteServer {
-    files: HashMap<FileId, File>,
+    files: FileMap<File>,
     links: HashMap<LinkId, LinkState>,
     slots: HashMap<SlotId, Slot>,
     uses: HashMap<Tag, Use>,
