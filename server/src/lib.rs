@@ -27,6 +27,7 @@ mod reach;
 mod reaper;
 mod session;
 pub mod span;
+mod surveys;
 mod worker;
 
 pub use devices::Devices;

@@ -340,6 +340,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         exports,
         written,
         hashing: Hashing::new(cache),
+        surveys: Default::default(),
         workers,
         joins: Joins::default(),
         holders: Default::default(),

@@ -88,8 +88,8 @@ impl Session {
         match effect {
             ServerEffect::Send(reply) => self.send(ServerMessage::Read(reply))?,
             ServerEffect::Open(files) => {
-                let reach = self.reach.clone();
-                self.job(move || Event::Opened(open_all(&reach, files)));
+                let (shared, reach) = (self.shared.clone(), self.reach.clone());
+                self.job(move || Event::Opened(open_all(&shared, &reach, files)));
             }
             ServerEffect::Prepare(prepare) => self.prepare(prepare),
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
@@ -135,9 +135,10 @@ impl Session {
 
     fn find_holes(&mut self, id: FileId, from: u64) {
         let open = self.reading.files.get(&id).cloned();
+        let shared = self.shared.clone();
         self.job(move || {
             let open = open.expect("the machine asks about open files");
-            Event::Found(id, open.source.find_holes(from))
+            Event::Found(id, shared.surveys.of(&open.source, from))
         });
     }
 
@@ -227,12 +228,16 @@ impl Session {
     }
 }
 
-fn open_all(reach: &Reach, files: Vec<OpenFile>) -> Vec<(FileId, Result<Opened, Fault>)> {
+fn open_all(
+    shared: &Shared,
+    reach: &Reach,
+    files: Vec<OpenFile>,
+) -> Vec<(FileId, Result<Opened, Fault>)> {
     let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
         let (export, path) = reach.resolve_for_data(path)?;
         let source = settle(open_source(&export, &path)?, until, || open_source(&export, &path))?;
-        let survey = source.find_holes(0);
+        let survey = shared.surveys.of(&source, 0);
         Ok((export, path, source, survey))
     };
     let open_one = |request: OpenFile| {
@@ -283,6 +288,7 @@ impl Open {
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
     pub(super) fn again(&self, shared: &Shared) -> Result<Source, Fault> {
         shared.hashing.forget(self.source.identity());
+        shared.surveys.forget(self.source.identity());
         let anew = open_source(&self.export, &self.path)?;
         if anew.identity() != self.source.identity() {
             let text = format!("{} changed while it was read", self.path);

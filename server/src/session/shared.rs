@@ -9,6 +9,7 @@ use crate::paces::Paces;
 use crate::quota::Counts;
 use crate::rdma::Rdma;
 use crate::reach::Exports;
+use crate::surveys::Surveys;
 use crate::worker::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     /// What was written into them before this server began.
     pub written: Counts,
     pub hashing: Hashing,
+    pub surveys: Surveys,
     pub workers: Vec<WorkerHandle<Command>>,
     pub joins: Joins,
     /// Who holds which target of a mirror.
