@@ -9,11 +9,12 @@
 //! Turns: a poll sends at most `TURN_BYTES`. A peer that takes data as fast as it is
 //! sent never fills its socket, and would keep the worker from all other links.
 
+use super::body::Body;
 use super::frame::{HEADER_BYTES, Header, Kind};
 use super::wire::{Wire, broken};
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
-use crate::memory::{Access, Buffer, Memory, Part, SharedSlot, SoftDomain};
+use crate::memory::{Access, Buffer, Memory, SharedSlot, SoftDomain};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
@@ -51,14 +52,6 @@ struct Outgoing {
     body: Body,
     sent: usize,
     len: usize,
-}
-
-enum Body {
-    None,
-    /// The buffer of an own write.
-    Own(u64),
-    /// What the peer asked for, from this offset of the memory.
-    Registered(Memory, u64),
 }
 
 /// What the next bytes from the socket are.
@@ -134,7 +127,7 @@ impl TcpLink {
             } else {
                 let at = next.sent - HEADER_BYTES;
                 let end = next.len.min(at.saturating_add(self.turn_left));
-                send_body(&mut self.wire, &next.body, &self.writes, at, end)
+                next.body.send(&mut self.wire, &self.writes, at, end)
             };
             match sent {
                 Ok(sent) => {
@@ -366,40 +359,5 @@ impl Link for TcpLink {
 
     fn transport(&self) -> &str {
         self.wire.name()
-    }
-}
-
-/// Sends the next bytes of a body, from `at` to at most `end`.
-fn send_body(
-    wire: &mut Wire,
-    body: &Body,
-    writes: &HashMap<u64, Buffer>,
-    at: usize,
-    end: usize,
-) -> Result<usize, Errno> {
-    match body {
-        Body::None => Ok(0),
-        Body::Own(ticket) => {
-            let buffer = &writes[ticket];
-            match buffer.part(at, end) {
-                Part::File(file, offset, len) => wire.send_file(file, offset, len),
-                Part::Memory(len) => wire.send(&buffer[at..at + len], false),
-            }
-        }
-        Body::Registered(Memory::File(window), begin) => {
-            wire.send_file(window.file(), window.offset() + begin + at as u64, end - at)
-        }
-        Body::Registered(Memory::Gathered(slot, from_files), begin) => {
-            let begin = *begin as usize;
-            match from_files.part(begin + at, begin + end) {
-                Part::File(file, offset, len) => wire.send_file(file, offset, len),
-                Part::Memory(len) => slot.with(begin + at, len, |bytes| wire.send(bytes, false)),
-            }
-        }
-        Body::Registered(Memory::Staged(slot) | Memory::Upload(slot), begin) => {
-            slot.with(*begin as usize + at, end - at, |bytes| wire.send(bytes, false))
-        }
-        // No peer may read it, so nobody finds it.
-        Body::Registered(Memory::Spot(_), _) => Err(rustix::io::Errno::ACCESS),
     }
 }

@@ -3,6 +3,7 @@
 //! lands in the registered slot and is acknowledged, so that its completion
 //! means what it means on a queue pair. Sockets never block.
 
+mod body;
 mod frame;
 mod link;
 mod wire;
