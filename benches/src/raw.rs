@@ -66,16 +66,11 @@ impl Job {
         (len > 0).then_some((number, offset, len as usize))
     }
 
-    /// Writes what is here of a chunk, in the steps in which a checked one is written.
-    fn write(&self, bytes: &[u8], offset: u64) {
+    /// Writes a chunk, in the steps in which a checked one is written.
+    fn store(&self, bytes: &[u8], offset: u64) {
         for (grain, at) in bytes.chunks(GRAIN_BYTES as usize).zip((offset..).step_by(GRAIN)) {
             self.target.write_all_at(grain, at).expect("the target can be written");
         }
-    }
-
-    /// Writes the end of a chunk.
-    fn store(&self, bytes: &[u8], offset: u64) {
-        self.write(bytes, offset);
         self.stored.send(()).expect("somebody counts");
     }
 }
@@ -87,8 +82,6 @@ struct Near {
     job: Arc<Job>,
     /// Where each link may write to; none on the way down.
     slots: HashMap<LinkKey, Vec<RegionHandle>>,
-    /// How much of a chunk that is under way is written.
-    written: HashMap<Ticket, usize>,
 }
 
 impl Near {
@@ -127,22 +120,10 @@ impl Handler<TcpLink> for Near {
     }
 
     fn completed(&mut self, links: &mut LinkSet<TcpLink>, key: LinkKey, done: Completion) {
-        let begin = |ticket: Ticket| ticket.0 / SLOTS * CHUNK_BYTES;
-        let (ticket, buffer, result) = match done {
-            Completion::Done { ticket, buffer, result } => (ticket, buffer, result),
-            Completion::Arrived { ticket } => {
-                let bytes = links[&key].arrived(ticket);
-                let written = self.written.entry(ticket).or_default();
-                self.job.write(&bytes[*written..], begin(ticket) + *written as u64);
-                *written = bytes.len();
-                return;
-            }
-            Completion::Notified { .. } => return,
-        };
+        let Completion::Done { ticket, buffer, result } = done else { return };
         result.expect("nothing is refused");
         if self.job.way == Way::Down {
-            let written = self.written.remove(&ticket).unwrap_or_default();
-            self.job.store(&buffer[written..], begin(ticket) + written as u64);
+            self.job.store(&buffer, ticket.0 / SLOTS * CHUNK_BYTES);
         }
         let link = links.get_mut(&key).expect("what completes has a link");
         self.submit(link, key, ticket.0 % SLOTS, buffer);
@@ -218,7 +199,7 @@ fn carry(
 ) -> Result<(Workers<RegionHandle>, Workers<SharedSlot>), FabricError> {
     let system = |error| FabricError::system("cannot connect to myself", error);
     let far = || Far { job: job.clone(), slots: HashMap::new() };
-    let near = || Near { job: job.clone(), slots: HashMap::new(), written: HashMap::new() };
+    let near = || Near { job: job.clone(), slots: HashMap::new() };
     let far: Vec<_> =
         (0..FAR_WORKERS).map(|_| WorkerHandle::spawn("far", far())).collect::<Result<_, _>>()?;
     let near: Vec<_> =

@@ -7,7 +7,7 @@
 
 use crate::basis;
 use crate::ends::{Goal, Origin};
-use crate::landing::Landfall;
+use crate::landing::land;
 use crate::likeness::{self, Likeness};
 use crate::session::Event;
 use crate::stats::Stats;
@@ -84,7 +84,7 @@ impl Pools {
 }
 
 enum Flight {
-    Fetch { fetch: Fetch, landings: Vec<Landing>, landfall: Landfall, since: Instant },
+    Fetch { fetch: Fetch, landings: Vec<Landing>, since: Instant },
     Post { bytes: u64, since: Instant },
 }
 
@@ -153,8 +153,7 @@ impl ClientWorker {
         match link.submit(ticket, Op::Read { from, into }) {
             Ok(()) => {
                 let since = Instant::now();
-                let landfall = Landfall::default();
-                self.flights.insert(ticket, Flight::Fetch { fetch, landings, landfall, since });
+                self.flights.insert(ticket, Flight::Fetch { fetch, landings, since });
             }
             Err(full) => {
                 // The machine keeps within the depth, so only a dead link is full.
@@ -262,29 +261,23 @@ impl ClientWorker {
         (digests, faults)
     }
 
-    /// More of a chunk is here: what of it is whole lands while it is in cache.
-    fn arrived(&mut self, ticket: Ticket, bytes: &[u8]) {
-        if let Some(Flight::Fetch { fetch, landings, landfall, .. }) = self.flights.get_mut(&ticket)
-        {
-            landfall.go_on(bytes, &fetch.chunk.pieces, landings, &self.stats);
-        }
-    }
-
     /// An operation ended: its buffer goes home, and the session is told.
     fn ended(&mut self, key: LinkKey, ticket: Ticket, mut buffer: Buffer, ok: bool) {
         let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
         match flight {
-            Flight::Fetch { fetch, landings, landfall, since } => {
+            Flight::Fetch { fetch, landings, since } => {
                 let (link, bytes) = (fetch.link.index, u64::from(fetch.chunk.bytes));
                 if let Some(trace) = &self.trace {
                     trace.moved("read", link, since, bytes);
                 }
                 let landed = Instant::now();
                 let outcome = match ok {
-                    true => {
-                        let pieces = &fetch.chunk.pieces;
-                        Outcome::Landed(landfall.end(&mut buffer, pieces, &landings, &self.stats))
-                    }
+                    true => Outcome::Landed(land(
+                        &mut buffer,
+                        &fetch.chunk.pieces,
+                        &landings,
+                        &self.stats,
+                    )),
                     false => Outcome::LinkLost,
                 };
                 if let Some(trace) = self.trace.as_ref().filter(|_| ok) {
@@ -344,13 +337,8 @@ impl Handler<Box<dyn Link>> for ClientWorker {
         }
     }
 
-    fn completed(&mut self, links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
+    fn completed(&mut self, _links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
         match done {
-            Completion::Arrived { ticket } => {
-                if let Some(link) = links.get(&key) {
-                    self.arrived(ticket, link.arrived(ticket));
-                }
-            }
             Completion::Done { ticket, buffer, result } => {
                 self.ended(key, ticket, buffer, result.is_ok());
             }

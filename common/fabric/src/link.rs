@@ -76,12 +76,6 @@ pub enum Completion {
         /// Whether it succeeded. After the first error the link is dead.
         result: Result<(), FabricError>,
     },
-    /// More of an own read is here, and not yet all of it: `Link::arrived` lends it. Some links
-    /// tell, so that it can be looked at while it is in cache.
-    Arrived {
-        /// Which one.
-        ticket: Ticket,
-    },
     /// The peer wrote to registered memory and says so.
     Notified {
         /// What it said.
@@ -130,11 +124,6 @@ pub trait Link: Send {
         false
     }
 
-    /// What is here of a read that is under way: its first bytes, which stay as they are.
-    fn arrived(&self, _ticket: Ticket) -> &[u8] {
-        &[]
-    }
-
     /// What to wait for when a poll yielded nothing.
     fn wake(&self) -> Wake<'_>;
 
@@ -160,10 +149,6 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn wants_turn(&self) -> bool {
         (**self).wants_turn()
-    }
-
-    fn arrived(&self, ticket: Ticket) -> &[u8] {
-        (**self).arrived(ticket)
     }
 
     fn wake(&self) -> Wake<'_> {

@@ -81,7 +81,6 @@ impl Proof {
                     result.map_err(|error| unproven(link, &error))?;
                     break buffer;
                 }
-                Some(Completion::Arrived { .. }) => {}
                 Some(Completion::Notified { .. }) => {
                     return Err(FabricError::Protocol("a notification of nothing".into()));
                 }

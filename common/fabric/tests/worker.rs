@@ -68,7 +68,6 @@ impl Handler<AnyLink> for Teller {
 
     fn completed(&mut self, _: &mut LinkSet<AnyLink>, link: LinkKey, completion: Completion) {
         self.tell(match completion {
-            Completion::Arrived { .. } => return,
             Completion::Done { ticket, buffer, result } => {
                 Told::Done(link, ticket, buffer.len(), result)
             }

@@ -43,7 +43,7 @@ impl Rude {
         }
         match done.swap_remove(0) {
             Completion::Done { result, buffer, .. } => result.map(|()| buffer),
-            other => panic!("not what was asked for: {other:?}"),
+            Completion::Notified { tag } => panic!("the server writes to us: {tag}"),
         }
     }
 }

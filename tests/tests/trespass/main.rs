@@ -175,7 +175,7 @@ impl Rude {
         }
         done.into_iter().try_for_each(|done| match done {
             Completion::Done { result, .. } => result,
-            other => panic!("not what was asked for: {other:?}"),
+            Completion::Notified { tag } => panic!("the server writes to us: {tag}"),
         })
     }
 

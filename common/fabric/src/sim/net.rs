@@ -194,7 +194,7 @@ impl NetState {
                 let result = result.and(Err(FabricError::Aborted));
                 Some(Completion::Done { ticket, buffer, result })
             }
-            Completion::Arrived { .. } | Completion::Notified { .. } => None,
+            Completion::Notified { .. } => None,
         }));
     }
 

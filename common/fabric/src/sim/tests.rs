@@ -96,7 +96,6 @@ fn outline(completions: &[Completion]) -> Vec<String> {
     let line = |completion: &Completion| match completion {
         Completion::Done { ticket, result: Ok(()), .. } => format!("{} ok", ticket.0),
         Completion::Done { ticket, result: Err(e), .. } => format!("{} {e}", ticket.0),
-        Completion::Arrived { ticket } => format!("{} arrives", ticket.0),
         Completion::Notified { tag } => format!("notified {tag}"),
     };
     completions.iter().map(line).collect()
@@ -105,7 +104,6 @@ fn outline(completions: &[Completion]) -> Vec<String> {
 fn data(completion: &Completion) -> &[u8] {
     match completion {
         Completion::Done { buffer, .. } => buffer,
-        Completion::Arrived { .. } => panic!("nobody tells that here"),
         Completion::Notified { .. } => panic!("a notification has no data"),
     }
 }
@@ -254,7 +252,7 @@ fn trace(seed: u64) -> (Vec<String>, SimCounts) {
                 let (completions, alive) = poll(link);
                 let flat = completions.iter().map(|c| match c {
                     Completion::Done { buffer, .. } => bits_wrong(buffer, &pattern()),
-                    Completion::Arrived { .. } | Completion::Notified { .. } => 0,
+                    Completion::Notified { .. } => 0,
                 });
                 let wrong: Vec<u32> = flat.collect();
                 open[number] &= alive.is_ok();

@@ -27,7 +27,7 @@ const DEPTH_MAX: usize = 64;
 /// The largest operation: the largest chunk.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// Received in one system call and then told of, so that it is in cache when it is used.
+/// Received in one system call, so that it is still in cache when it is used.
 const STEP_BYTES: usize = 256 << 10;
 
 /// Sent in one poll, before the other links of its worker have their turn: a grain.
@@ -152,7 +152,7 @@ impl TcpLink {
                 Incoming::Header { bytes, got } => self.wire.receive(&mut bytes[*got..]),
                 Incoming::Data { ticket, got } => {
                     let buffer = self.reads.get_mut(ticket).expect("reads wait for their data");
-                    let end = buffer.len().min((*got / STEP_BYTES + 1) * STEP_BYTES);
+                    let end = buffer.len().min(*got + STEP_BYTES);
                     self.wire.receive(&mut buffer[*got..end])
                 }
                 Incoming::Upload { header, slot, at, got } => {
@@ -185,10 +185,6 @@ impl TcpLink {
                     let buffer = self.reads.remove(&ticket).expect("it was just there");
                     self.incoming = BETWEEN_FRAMES;
                     done.push(Completion::Done { ticket: Ticket(ticket), buffer, result: Ok(()) });
-                    return Ok(true);
-                }
-                if got.is_multiple_of(STEP_BYTES) {
-                    done.push(Completion::Arrived { ticket: Ticket(*ticket) });
                     return Ok(true);
                 }
             }
@@ -320,15 +316,6 @@ impl Link for TcpLink {
 
     fn wants_turn(&self) -> bool {
         self.turn_left == 0 && !self.out.is_empty()
-    }
-
-    fn arrived(&self, ticket: Ticket) -> &[u8] {
-        match (&self.incoming, self.reads.get(&ticket.0)) {
-            (Incoming::Data { ticket: coming, got }, Some(buffer)) if *coming == ticket.0 => {
-                &buffer[..*got]
-            }
-            _ => &[],
-        }
     }
 
     fn wake(&self) -> Wake<'_> {
