@@ -1,7 +1,9 @@
-//! Where the holes of large files are, looked for once: a client that reads a file in
-//! parts opens it for each, and to look for holes takes as long as the file is on a file
-//! system in memory. Bounded; kept by identity, and never of one that may hide a later
-//! write. Called by jobs of sessions.
+//! Which large files have no holes, looked for once: a client that reads a file in parts
+//! opens it for each, and to look for holes takes as long as the file is on a file system
+//! in memory. Bounded; kept by identity. Where there are holes they are looked for each
+//! time: a store through a mapping fills one without changing the identity, and nothing
+//! verifies a hole. One that is not seen costs time, never a byte. Called by jobs of
+//! sessions.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,14 +11,14 @@ use verbatim_files::{Identity, Source};
 use verbatim_proto::Survey;
 use verbatim_proto::units::WINDOW_BYTES;
 
-/// Looks that are kept, each of at most `HOLES_MAX` holes.
+/// Looks that are kept.
 const KEPT_MAX: usize = 64;
 
 /// Files below this are looked at each time: they are opened a few times at most.
 const FILE_BYTES_MIN: u64 = WINDOW_BYTES;
 
-/// What was found in a file from a place on.
-type Look = (Identity, u64, Survey);
+/// A file has no hole from the first place to the second.
+type Look = (Identity, u64, u64);
 
 /// What is known, that which was asked for last behind the rest.
 #[derive(Default)]
@@ -33,30 +35,23 @@ impl Surveys {
         if source.is_racy() || identity.size < FILE_BYTES_MIN {
             return source.find_holes(from);
         }
-        if let Some(known) = self.find(identity, from) {
-            return known;
+        if let Some(until) = self.find(identity, from) {
+            return Survey { holes: Vec::new(), until };
         }
         let survey = source.find_holes(from);
-        // Only what did not change while it was looked at is worth keeping.
-        if Identity::of(source.file()).is_ok_and(|now| now == *identity) {
-            self.keep((*identity, from, survey.clone()));
+        if survey.holes.is_empty() {
+            self.keep((*identity, from, survey.until));
         }
         survey
     }
 
-    /// Forgets what is known of a file.
-    pub fn forget(&self, identity: &Identity) {
-        self.looks().retain(|(known, ..)| known != identity);
-    }
-
-    fn find(&self, identity: &Identity, from: u64) -> Option<Survey> {
+    fn find(&self, identity: &Identity, from: u64) -> Option<u64> {
         let mut looks = self.looks();
         let is_it = |look: &Look| look.0 == *identity && look.1 == from;
         let at = looks.iter().rposition(is_it)?;
         let look = looks.remove(at)?;
-        let survey = look.2.clone();
         looks.push_back(look);
-        Some(survey)
+        Some(look.2)
     }
 
     pub(crate) fn keep(&self, look: Look) {
@@ -74,56 +69,66 @@ impl Surveys {
 mod tests {
     use super::*;
     use std::fs::File;
+    use std::os::unix::fs::FileExt;
     use std::time::{Duration, Instant};
     use verbatim_proto::Extent;
-    use verbatim_proto::units::GRAIN_BYTES;
 
     fn source(file: &File) -> Source {
         Source::new(file.try_clone().expect("a descriptor"), "big").expect("a source")
     }
 
-    /// A file that is one hole, and a lie about it, so that it shows what is told.
-    fn lied_about() -> (File, Surveys, Survey) {
+    /// A file that was not written to for a while.
+    fn settled(make: impl FnOnce(&File)) -> File {
         let file = tempfile::tempfile().expect("a file");
-        file.set_len(FILE_BYTES_MIN).expect("grows");
+        make(&file);
         let until = Instant::now() + Duration::from_secs(10);
         while source(&file).is_racy() {
             assert!(Instant::now() < until, "it never settles");
             std::thread::sleep(Duration::from_millis(50));
         }
-        let (surveys, lie) = (Surveys::default(), Survey::dense(FILE_BYTES_MIN));
-        surveys.keep((*source(&file).identity(), 0, lie.clone()));
-        (file, surveys, lie)
+        file
+    }
+
+    /// What is known of a file that is one hole, so that it shows whether it is looked at.
+    fn lie_about(file: &File) -> Surveys {
+        let surveys = Surveys::default();
+        surveys.keep((*source(file).identity(), 0, FILE_BYTES_MIN));
+        surveys
     }
 
     #[test]
-    fn a_look_is_kept_for_a_file_that_stays_and_no_other() {
-        let (file, surveys, lie) = lied_about();
-        let truth = |size| Survey { holes: vec![Extent::new(0, size)], until: size };
-        assert_eq!(surveys.of(&source(&file), 0), lie, "it was looked for again");
-        let behind = surveys.of(&source(&file), GRAIN_BYTES);
-        assert_eq!(behind.holes[0].offset, GRAIN_BYTES, "that is another look");
-        surveys.forget(source(&file).identity());
-        assert!(surveys.looks().is_empty());
-        assert_eq!(surveys.of(&source(&file), 0), truth(FILE_BYTES_MIN), "it was forgotten");
-        assert_eq!(surveys.looks().len(), 1, "and is known again");
+    fn a_file_without_holes_is_looked_at_once_while_it_stays() {
+        let file = settled(|file| file.set_len(FILE_BYTES_MIN).expect("grows"));
+        let surveys = lie_about(&file);
+        assert_eq!(surveys.of(&source(&file), 0), Survey::dense(FILE_BYTES_MIN), "looked at again");
         // One that changed is another, and is not known while a write could hide.
         file.set_len(2 * FILE_BYTES_MIN).expect("grows");
-        for _ in 0..2 {
-            assert_eq!(surveys.of(&source(&file), 0), truth(2 * FILE_BYTES_MIN));
-        }
-        assert_eq!(surveys.looks().len(), 1, "nothing of a young one is kept");
+        let hole = Extent::new(0, 2 * FILE_BYTES_MIN);
+        let truth = Survey { holes: vec![hole], until: hole.len };
+        assert_eq!(surveys.of(&source(&file), 0), truth);
+    }
+
+    #[test]
+    fn what_is_dense_is_kept_and_holes_are_not() {
+        let bytes = vec![7; FILE_BYTES_MIN as usize];
+        let dense = settled(|file| file.write_all_at(&bytes, 0).expect("writes"));
+        let surveys = Surveys::default();
+        assert_eq!(surveys.of(&source(&dense), 0), Survey::dense(FILE_BYTES_MIN));
+        assert_eq!(surveys.looks().len(), 1, "it is known");
+        let sparse = settled(|file| file.set_len(FILE_BYTES_MIN).expect("grows"));
+        assert_eq!(surveys.of(&source(&sparse), 0).holes.len(), 1);
+        assert_eq!(surveys.looks().len(), 1, "a hole may be filled through a mapping");
     }
 
     #[test]
     fn what_was_asked_for_longest_ago_goes_first_and_there_is_a_bound() {
-        let (file, surveys, lie) = lied_about();
-        let identity = *source(&file).identity();
+        let file = settled(|file| file.set_len(FILE_BYTES_MIN).expect("grows"));
+        let (surveys, identity) = (lie_about(&file), *source(&file).identity());
         for from in 1..KEPT_MAX as u64 {
-            surveys.keep((identity, from, lie.clone()));
+            surveys.keep((identity, from, FILE_BYTES_MIN));
         }
         assert!(surveys.find(&identity, 0).is_some());
-        surveys.keep((identity, u64::MAX, lie));
+        surveys.keep((identity, u64::MAX, u64::MAX));
         assert_eq!(surveys.looks().len(), KEPT_MAX);
         assert!(surveys.find(&identity, 0).is_some(), "it was asked for just now");
         assert!(surveys.find(&identity, 1).is_none());

@@ -288,7 +288,6 @@ impl Open {
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
     pub(super) fn again(&self, shared: &Shared) -> Result<Source, Fault> {
         shared.hashing.forget(self.source.identity());
-        shared.surveys.forget(self.source.identity());
         let anew = open_source(&self.export, &self.path)?;
         if anew.identity() != self.source.identity() {
             let text = format!("{} changed while it was read", self.path);

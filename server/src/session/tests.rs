@@ -23,7 +23,7 @@ use verbatim_proto::message::{
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
-use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, Survey, WirePath};
+use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -389,7 +389,7 @@ async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
     tokio::time::sleep(Duration::from_millis(2100)).await;
     // It is all hole. What is known of it is a lie, so that it shows what is told.
     let identity = verbatim_files::Identity::of(&file).expect("an identity");
-    scene.session.shared.surveys.keep((identity, 0, Survey::dense(WINDOW_BYTES)));
+    scene.session.shared.surveys.keep((identity, 0, WINDOW_BYTES));
     let want = Extent::new(WINDOW_BYTES - GRAIN_BYTES, GRAIN_BYTES);
     let have = vec![Extent::new(0, want.offset)];
     let open = OpenFile { file: FileId(1), path: path("data/big"), have };
