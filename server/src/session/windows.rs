@@ -1,6 +1,7 @@
 //! Making windows: a range of a file registered as it is or, where the kernel does
-//! not, read into a slot; and many small files read into one slot. Called by jobs of
-//! `reading`, with a pin in hand; never through a mapping, which may be cut short.
+//! not, read into a slot; and many small files in one slot, of which a link without a
+//! device sends the longer ones from their files. Called by jobs of `reading`, with a pin
+//! in hand; never through a mapping, which may be cut short.
 
 use super::Shared;
 use super::reading::{Open, Window};
