@@ -32,6 +32,7 @@ impl Surveys {
     /// The holes of a source from `from` on: known, or looked for.
     pub fn of(&self, source: &Source, from: u64) -> Survey {
         let identity = source.identity();
+        // A young source itself remembers what it told of its holes.
         if source.is_racy() || identity.size < FILE_BYTES_MIN {
             return source.find_holes(from);
         }

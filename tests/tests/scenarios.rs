@@ -56,6 +56,8 @@ fn files_of_every_size_arrive_with_their_digest(pair: &Pair) {
     }
     let bytes = SIZES.iter().sum::<usize>() as u64;
     assert_eq!((down.summary.bytes, up.summary.bytes), (bytes, bytes));
+    // What is sent from the wrong place arrives all the same, the second time.
+    assert_eq!((down.summary.mismatches, up.summary.mismatches), (0, 0));
 }
 
 fn a_tree_goes_into_a_folder_to_a_new_name_or_in_parts(pair: &Pair) {
@@ -276,6 +278,7 @@ fn a_source_that_changed_arrives_changed_also_from_the_digest_cache(pair: &Pair)
     let arrives = |name: &str, content: &[u8]| {
         let down = pair.down(&[&format!("ro/{name}")], name).run().whole();
         assert_eq!(down.digest(name), digest_of(content));
+        assert_eq!(down.summary.mismatches, 0, "{name} was sent from the wrong place");
         assert!(read(&pair.local(name)) == content, "{name} differs");
     };
     for (name, size) in sizes {

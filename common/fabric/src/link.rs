@@ -90,7 +90,7 @@ pub struct Limits {
     pub depth_max: usize,
     /// Bytes of one operation.
     pub message_bytes_max: usize,
-    /// Whether a buffer with an origin is sent from its file; else it is read into first.
+    /// Whether what of a buffer lies in files is sent from there; else it is read into first.
     pub sends_from_file: bool,
     /// Whether a device registers buffers that are used on it.
     pub registers_buffers: bool,

@@ -22,7 +22,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
-use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
+use verbatim_proto::units::{GRAIN_BYTES, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
@@ -381,12 +381,17 @@ async fn lease(scene: &mut Scene, request: ReadRequest) -> Lease {
     lease.await
 }
 
+/// Waits until what was just written is so old that its identity is trusted.
+async fn until_trusted() {
+    tokio::time::sleep(Duration::from_nanos(RACY_NS as u64) + Duration::from_millis(100)).await;
+}
+
 #[tokio::test]
 async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
     let mut scene = Scene::new(|_| ());
     let file = std::fs::File::create(scene.data().join("big")).expect("makes");
     file.set_len(WINDOW_BYTES).expect("grows");
-    tokio::time::sleep(Duration::from_millis(2100)).await;
+    until_trusted().await;
     // It is all hole. What is known of it is a lie, so that it shows what is told.
     let identity = verbatim_files::Identity::of(&file).expect("an identity");
     scene.session.shared.surveys.keep((identity, 0, WINDOW_BYTES));
@@ -410,8 +415,7 @@ async fn a_small_file_is_sent_from_the_file_until_it_does_not_match() {
     let file = scene.data().join("a");
     std::fs::write(&file, vec![7; 100_000]).expect("writes");
     std::fs::write(scene.data().join("b"), vec![8; 1000]).expect("writes");
-    // Until it is older than this, its identity is not trusted and what is read is sent.
-    tokio::time::sleep(Duration::from_millis(2100)).await;
+    until_trusted().await;
     let open = |number, name| OpenFile { file: FileId(number), path: path(name), have: vec![] };
     let files = vec![open(1, "data/a"), open(2, "data/b")];
     let first = lease(&mut scene, ReadRequest::Open { files }).await;

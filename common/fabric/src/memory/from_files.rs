@@ -122,13 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrank_leaves_what_was_there() {
+    fn a_file_that_shrank_takes_nothing_from_what_is_beside_it() {
         let mut from = FromFiles::default();
         from.push(1, 3, file(b"x"), 0);
-        let mut message = *b"0123";
+        from.push(5, 2, file(b"yz"), 0);
+        let mut message = *b"0123456";
         from.fill(&mut message);
-        assert_ne!(message, *b"0xyz");
-        assert_eq!(message[0], b'0');
+        assert_eq!((message[0], &message[4..]), (b'0', &b"4yz"[..]));
     }
 
     #[test]
