@@ -21,7 +21,6 @@ mod patience;
 mod pipe;
 pub mod probe;
 mod reconnect;
-pub mod replace;
 pub mod report;
 pub mod rules;
 pub mod session;

@@ -130,7 +130,7 @@ impl StatusFile {
         };
         let text = serde_json::to_string_pretty(status);
         let text = text.map_err(|error| Fault::new(Code::Bug, error.to_string()))?;
-        crate::replace::replace(path, &format!("{text}\n")).map_err(|error| cannot(&error))
+        verbatim_files::replace::replace(path, &format!("{text}\n")).map_err(|error| cannot(&error))
     }
 }
 

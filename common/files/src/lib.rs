@@ -25,6 +25,7 @@ pub mod paging;
 pub mod partial;
 mod prune;
 pub mod reap;
+pub mod replace;
 mod reuse;
 mod sharing;
 pub mod source;

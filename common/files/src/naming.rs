@@ -56,7 +56,7 @@ pub(crate) fn link(file: &File, folder: &OpenFolder, name: &[u8]) -> Result<(), 
     }
 }
 
-fn link_new(file: &File, folder: &OpenFolder, name: &[u8]) -> Result<(), Errno> {
+pub(crate) fn link_new(file: &File, folder: &OpenFolder, name: &[u8]) -> Result<(), Errno> {
     let name = OsStr::from_bytes(name);
     match linkat(file, c"", folder, name, AtFlags::EMPTY_PATH) {
         // Kernels before 6.10 let only root link what is open; this way is for everybody.

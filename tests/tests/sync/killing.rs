@@ -142,12 +142,30 @@ fn kill_at_any_moment(mode: Mode) {
     };
     ended.done();
     tree::assert_same_content(&world.source(), &world.target(way));
+    if mode.is("--watch") {
+        // In place: a tree that is followed as a whole keeps the one before.
+        follow_once(&world, way, &["--delete", "--watch", "--status-file", &status]);
+    }
     let left = tree::walk(&world.path(".")).into_iter();
     let left: Vec<_> = left.filter(|path| path.to_string_lossy().contains(".verbatim-")).collect();
     assert!(left.is_empty(), "SEED={seed}, {mode:?}: {left:?}");
     let again = changes(&world.sync(way, &["--delete", "--json"]).done());
     assert_eq!(again, [""; 0], "SEED={seed}, {mode:?}");
     before.comes_back(&world.serve);
+}
+
+/// Follows until all is current: what was half written of a status goes with the next one.
+fn follow_once(world: &World, way: Way, flags: &[&str]) {
+    let status = world.path("status");
+    let _ = fs::remove_file(&status);
+    let mut run = world.start(way, flags);
+    crate::process::wait_for("it is current", LET_GO_MAX, || {
+        assert!(!run.has_ended(), "{way:?}: it ended early");
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        text.contains("\"current\"").then_some(())
+    });
+    run.signal(Signal::INT);
+    assert_eq!(run.end().code, Some(130), "{way:?}");
 }
 
 /// Whether somebody was killed whose work the server has not let go of.

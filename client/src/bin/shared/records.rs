@@ -10,7 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use verbatim_client::{Summary, Trace, replace};
+use verbatim_client::{Summary, Trace};
+use verbatim_files::replace::{Replacement, replace};
 use verbatim_telemetry::run::{Run, text};
 
 /// What is left behind, and where.
@@ -50,7 +51,7 @@ impl Records {
         };
         let metrics = flags.metrics_file.clone();
         if let Some(path) = &metrics {
-            replace::begin(path).map_err(|error| cannot(path, &error))?;
+            Replacement::begin(path).map_err(|error| cannot(path, &error))?;
         }
         Ok(Self { trace, metrics })
     }
@@ -72,7 +73,7 @@ impl Records {
 
 /// Replaces the file as a whole: a collector must not read half of it. Anybody may read it.
 pub fn write_whole(path: &Path, text: &str) -> Result<(), String> {
-    replace::replace(path, text).map_err(|error| cannot(path, &error))
+    replace(path, text).map_err(|error| cannot(path, &error))
 }
 
 /// Says what went wrong beside the work.

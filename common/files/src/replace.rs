@@ -1,0 +1,168 @@
+//! Replaces a small file that others read, all of it at once: who reads it sees
+//! what was there or what is there now, and anybody may. It is written without a
+//! name, and has a hidden one only between a link and a rename; that is the same
+//! every time, so what somebody who was killed just then left goes with the next.
+//! For status files and the numbers of a copy; files that are copied have targets.
+
+use crate::naming::{TEMPORARY_SUFFIX, create_new, create_unnamed};
+use crate::naming::{hidden_name, link_new, rename, temporary_name};
+use crate::opened::OpenFolder;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// What tells the hidden name from other leftovers, of which it is one for whoever looks: the
+/// digits of `replaced`.
+const UNIQUE: &str = "7265706c61636564";
+
+/// How often others may be in the way of one that replaces the same file.
+const TRIES_MAX: usize = 100;
+
+/// What may take the place of a file.
+#[derive(Debug)]
+pub struct Replacement<'a> {
+    file: File,
+    folder: OpenFolder,
+    name: &'a [u8],
+    /// The name it has where files without one cannot be made.
+    temporary: Option<Vec<u8>>,
+}
+
+impl<'a> Replacement<'a> {
+    /// A file that may take the place of `path`: where none can be made, nothing can be written.
+    pub fn begin(path: &'a Path) -> io::Result<Self> {
+        let Some(name) = path.file_name().map(OsStrExt::as_bytes) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not name a file"));
+        };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(CWD, folder.unwrap_or(Path::new(".")), flags, Mode::empty())?;
+        let folder = OpenFolder::new(folder);
+        if let Ok(file) = create_unnamed(&folder, 0o600) {
+            return Ok(Self { file, folder, name, temporary: None });
+        }
+        let temporary = temporary_name(name);
+        let file = create_new(&folder, &temporary, 0o600)?;
+        Ok(Self { file, folder, name, temporary: Some(temporary) })
+    }
+
+    /// Whether it is in place; it is not where another was in the way.
+    fn put(mut self, text: &str) -> io::Result<bool> {
+        self.file.write_all(text.as_bytes())?;
+        self.file.set_permissions(PermissionsExt::from_mode(0o644))?;
+        if let Some(temporary) = &self.temporary {
+            rename(&self.folder, temporary, self.name)?;
+            return Ok(true);
+        }
+        let hidden = hidden_name(self.name, UNIQUE, TEMPORARY_SUFFIX);
+        let put = link_new(&self.file, &self.folder, &hidden)
+            .and_then(|()| rename(&self.folder, &hidden, self.name));
+        match put {
+            Ok(()) => Ok(true),
+            // Whatever has the hidden name is whole, so it does not matter whose is renamed; but
+            // one that lost it cannot be linked again.
+            Err(error) => {
+                self.remove(&hidden);
+                let in_the_way = matches!(error, Errno::EXIST | Errno::NOENT);
+                if in_the_way { Ok(false) } else { Err(error.into()) }
+            }
+        }
+    }
+
+    /// The next that is made says what is wrong, if it stays.
+    fn remove(&self, name: &[u8]) {
+        let _ = unlinkat(&self.folder, OsStr::from_bytes(name), AtFlags::empty());
+    }
+}
+
+impl Drop for Replacement<'_> {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            self.remove(temporary);
+        }
+    }
+}
+
+/// Gives the file at `path` this content.
+pub fn replace(path: &Path, text: &str) -> io::Result<()> {
+    for _ in 0..TRIES_MAX {
+        if Replacement::begin(path)?.put(text)? {
+            return Ok(());
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "others replace it all the time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_is_replaced_may_be_read_by_anybody_whatever_the_umask_is() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("a");
+        for text in ["one", "another"] {
+            replace(&path, text).expect("writes");
+            assert_eq!(fs::read_to_string(&path).expect("reads"), text);
+        }
+        assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o644);
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn what_one_that_was_killed_left_goes_with_the_next() {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("a");
+        let begun = Replacement::begin(&path).expect("makes");
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0, "it has no name");
+        let hidden = hidden_name(b"a", UNIQUE, TEMPORARY_SUFFIX);
+        link_new(&begun.file, &begun.folder, &hidden).expect("links");
+        assert!(crate::reap::is_leftover(&hidden), "no mirror takes it for a file");
+        replace(&path, "whole").expect("writes");
+        assert_eq!(fs::read_to_string(&path).expect("reads"), "whole");
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn several_that_replace_one_file_leave_one_that_is_whole() {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("a");
+        let texts = ["a".repeat(9_000), "b".repeat(5_000), "c".to_owned()];
+        replace(&path, &texts[0]).expect("writes");
+        std::thread::scope(|scope| {
+            for text in &texts {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..300 {
+                        // With so many at once one may be told that it is so.
+                        let replaced = replace(path, text);
+                        let kind = replaced.err().map(|error| error.kind());
+                        assert!(matches!(kind, None | Some(io::ErrorKind::ResourceBusy)));
+                    }
+                });
+            }
+            for _ in 0..1_000 {
+                let text = fs::read_to_string(&path).expect("it is always there");
+                assert!(texts.contains(&text), "it is one of them, and whole");
+            }
+        });
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_is_told_and_nothing_is_left() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir(dir.path().join("a")).expect("makes");
+        assert!(replace(&dir.path().join("a"), "text").is_err(), "a folder has that name");
+        assert!(replace(&dir.path().join("none/a"), "text").is_err(), "there is no folder");
+        assert!(replace(Path::new("/"), "text").is_err(), "it has no name");
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left");
+    }
+}
