@@ -3,7 +3,7 @@
 //! at a time, and with everything on. Everything is: metrics scraped every second,
 //! the page open, a JSON log at info into a file, a client that writes its timeline
 //! and its numbers and logs as JSON. Interleaved, the order turned every round, best
-//! of several. Page cache to tmpfs.
+//! of several and by pairs. Page cache to tmpfs.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
@@ -29,6 +29,9 @@ struct Flags {
     /// How many files the mix has.
     #[arg(long, default_value_t = 5000)]
     mixed: usize,
+    /// Measure nothing between nobody looking and everything on.
+    #[arg(long)]
+    ends: bool,
     #[command(flatten)]
     small: SmallFiles,
     /// Where the sources are, on a disk: they are read from the page cache.
@@ -79,22 +82,23 @@ fn main() {
     fill_tree(&source.path().join("tree"), flags.small.files, flags.small.bytes);
     let_settle();
     let state = tempfile::tempdir().expect("a state folder");
-    let served = ALL.iter().enumerate();
+    let all = if flags.ends { vec![ALL[0], ALL[ALL.len() - 1]] } else { ALL.to_vec() };
+    let served = all.iter().enumerate();
     let serves: Vec<_> =
         served.map(|(at, of)| serve(*of, PORT + at as u16, source.path(), state.path())).collect();
-    let shown = serves.iter().zip(ALL).filter(|(_, of)| of.shown);
+    let shown = serves.iter().zip(&all).filter(|(_, of)| of.shown);
     let scraper = Scraper::start(shown.map(|(serve, _)| serve.port + METRICS_ABOVE).collect());
 
     let mut figures = serde_json::Map::new();
     for what in ["big", "mix", "tree"] {
         println!("\n{what}");
-        let mut ways =
-            ALL.map(|of| Way::new(of.name, if of.shown && of.logged { 0.98 } else { 1.0 }));
+        let goal = |of: &Switches| if of.shown && of.logged { 0.98 } else { 1.0 };
+        let mut ways: Vec<_> = all.iter().map(|of| Way::new(of.name, goal(of))).collect();
         for round in 0..=flags.common.rounds {
-            for turn in 0..ALL.len() {
-                let at = (round + turn) % ALL.len();
+            for turn in 0..all.len() {
+                let at = (round + turn) % all.len();
                 let out = target.path().join(what);
-                let mut copy = client(ALL[at], &serves[at], what, &out, state.path());
+                let mut copy = client(all[at], &serves[at], what, &out, state.path());
                 let watch = Watch::start(serves[at].pid());
                 let took = run(&mut copy);
                 let used = watch.stop();
@@ -106,7 +110,9 @@ fn main() {
                 }
             }
         }
-        figures.insert(what.to_owned(), Table::of(&ways).into_json());
+        let mut table = Table::of(&ways);
+        table.pairs(&ways);
+        figures.insert(what.to_owned(), table.into_json());
     }
     println!("scraped {} times", scraper.stop());
     let mut table = Table::empty();

@@ -141,9 +141,11 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<(), Fault> {
 impl std::fmt::Display for WirePath {
     /// As text: control bytes escaped, bytes that are not UTF-8 replaced.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Most have nothing to escape, and every file of a tree is named at least once: all bytes
+        // are looked at, many at a time.
+        let plain = self.0.iter().fold(true, |plain, byte| plain & (b' '..=b'~').contains(byte));
         let text = String::from_utf8_lossy(&self.0);
-        // Most have nothing to escape, and every file of a tree is named at least once.
-        if !text.contains(char::is_control) {
+        if plain {
             return f.write_str(&text);
         }
         for letter in text.chars() {

@@ -109,7 +109,7 @@ impl Fields<'_> {
     /// Writes a field: its name, and its value by `write`.
     fn field(&mut self, field: &Field, write: impl FnOnce(&mut String) -> fmt::Result) {
         let name = field.name();
-        let bare = name.strip_prefix("r#").unwrap_or(name);
+        let bare = if let [b'r', b'#', ..] = name.as_bytes() { &name[2..] } else { name };
         let first = std::mem::replace(&mut self.first, false);
         match (self.form, name) {
             (Form::Json, _) => pieces(self.to, [if first { "\"" } else { ",\"" }, bare, "\":"]),
@@ -179,9 +179,14 @@ impl Visit for Fields<'_> {
     }
 }
 
+/// Whether all bytes of a text are such. Looks at all of them: that is done many at a time.
+fn all(text: &str, is_such: impl Fn(u8) -> bool) -> bool {
+    text.bytes().fold(true, |all, byte| all & is_such(byte))
+}
+
 /// Whether a text is the same when it is quoted.
 fn is_ordinary(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\')
+    all(text, |byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\')
 }
 
 /// Writes text so that it cannot move a cursor, nor begin a line unless `lines` may be.
@@ -192,7 +197,7 @@ struct Shown<'a, W> {
 
 impl<W: Write> Write for Shown<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        if all(text, |byte| matches!(byte, b' '..=b'~')) {
             return self.to.write_str(text);
         }
         text.chars().try_for_each(|letter| match letter {
@@ -208,8 +213,11 @@ struct Escaped<'a, W>(&'a mut W);
 
 impl<W: Write> Write for Escaped<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text;
         let is_special = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
+        if all(text, |byte| !is_special(byte)) {
+            return self.0.write_str(text);
+        }
+        let mut rest = text;
         while let Some(at) = rest.bytes().position(is_special) {
             let (plain, behind) = rest.split_at(at);
             self.0.write_str(plain)?;
