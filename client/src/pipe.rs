@@ -18,6 +18,9 @@ use verbatim_proto::{Code, Extent, Fault, FileId};
 /// Bytes of an inlet that are kept, about: two chunks more are on their way into it.
 const INLET_BYTES_MAX: usize = 16 << 20;
 
+/// Buffers that wait to be used again.
+const SPARES_MAX: usize = 8;
+
 /// What a pipe tells its session.
 pub(crate) enum PipeEvent {
     /// This much more was read; with the last of it comes the size of all.
@@ -43,6 +46,24 @@ impl Teller {
     }
 }
 
+/// Buffers that were used and may be again: fresh memory costs as much as filling it.
+#[derive(Default)]
+struct Spares(Vec<Vec<u8>>);
+
+impl Spares {
+    /// Takes a buffer back, unless there are enough.
+    fn keep(&mut self, buffer: Vec<u8>) {
+        if self.0.len() < SPARES_MAX {
+            self.0.push(buffer);
+        }
+    }
+
+    /// The one that was used last, which is the most likely to be in cache; or a new one.
+    fn take(&mut self) -> Vec<u8> {
+        self.0.pop().unwrap_or_default()
+    }
+}
+
 /// A source that is read once.
 pub(crate) struct Inlet {
     chunk_bytes: usize,
@@ -54,6 +75,7 @@ pub(crate) struct Inlet {
 struct Kept {
     /// Offset -> bytes, and how many of them are not stored.
     chunks: BTreeMap<u64, (Vec<u8>, usize)>,
+    spares: Spares,
     size: Option<u64>,
     closed: bool,
 }
@@ -99,7 +121,9 @@ impl Inlet {
         let Some((&start, (_, left))) = chunk else { return };
         *left = left.saturating_sub(extent.len as usize);
         if *left == 0 {
-            kept.chunks.remove(&start);
+            if let Some((chunk, _)) = kept.chunks.remove(&start) {
+                kept.spares.keep(chunk);
+            }
             self.room.notify_all();
         }
     }
@@ -114,9 +138,9 @@ impl Inlet {
     /// digest of a file of one grain is not that of a grain of a longer one.
     fn pump(&self, mut input: File, teller: &Teller) -> std::io::Result<()> {
         let (mut offset, mut got) = (0, 0);
-        let mut next = vec![0; self.chunk_bytes];
+        let mut next = self.buffer();
         loop {
-            let mut chunk = std::mem::replace(&mut next, vec![0; self.chunk_bytes]);
+            let mut chunk = std::mem::replace(&mut next, self.buffer());
             let len = fill(&mut input, &mut chunk, got, self.chunk_bytes)?;
             chunk.truncate(len);
             // One that is not full was ended by the end of the pipe.
@@ -135,6 +159,13 @@ impl Inlet {
                 return Ok(());
             }
         }
+    }
+
+    /// Room for a chunk. What is in it does not matter.
+    fn buffer(&self) -> Vec<u8> {
+        let mut buffer = lock(&self.kept).spares.take();
+        buffer.resize(self.chunk_bytes, 0);
+        buffer
     }
 
     /// Waits for room and keeps a chunk; false when nobody needs it any more.
@@ -160,6 +191,7 @@ pub(crate) struct Outlet {
 #[derive(Default)]
 struct Waiting {
     parts: BTreeMap<u64, Part>,
+    spares: Spares,
     written: u64,
     /// Where it ends, once all of it is verified.
     end: Option<u64>,
@@ -187,10 +219,12 @@ impl Outlet {
         outlet
     }
 
-    /// Takes bytes that are verified.
+    /// Takes bytes that are verified. They are copied while nobody waits for it.
     pub fn put(&self, offset: u64, bytes: &[u8]) {
-        let mut waiting = lock(&self.waiting);
-        waiting.parts.insert(offset, Part::Bytes(bytes.to_vec()));
+        let mut buffer = lock(&self.waiting).spares.take();
+        buffer.clear();
+        buffer.extend_from_slice(bytes);
+        lock(&self.waiting).parts.insert(offset, Part::Bytes(buffer));
         self.more.notify_all();
     }
 
@@ -227,17 +261,18 @@ impl Outlet {
 
     fn pump(&self, output: &File, teller: &Teller) -> std::io::Result<()> {
         while let Some(part) = self.next() {
-            let len = match part {
+            let (len, used) = match part {
                 Part::Bytes(bytes) => {
                     write_all(output, &bytes)?;
-                    bytes.len() as u64
+                    (bytes.len() as u64, Some(bytes))
                 }
                 Part::Zeros(len) => {
                     self.write_zeros(output, len)?;
-                    len
+                    (len, None)
                 }
             };
             let mut waiting = lock(&self.waiting);
+            used.into_iter().for_each(|buffer| waiting.spares.keep(buffer));
             waiting.written += len;
             let written = waiting.written;
             drop(waiting);

@@ -23,7 +23,7 @@ use verbatim_benches::{Common, Serve, SmallFiles, Watch, bins, fill, fill_tree, 
 /// Measure what metrics, logs and traces cost a copy.
 #[derive(Parser)]
 struct Flags {
-    /// Size of the large file in MiB.
+    /// Size of the large file in MiB; 0 leaves it out, as it does with the number of files.
     #[arg(long, default_value_t = 2048)]
     size_mib: u64,
     /// How many files the mix has.
@@ -90,7 +90,9 @@ fn main() {
     let scraper = Scraper::start(shown.map(|(serve, _)| serve.port + METRICS_ABOVE).collect());
 
     let mut figures = serde_json::Map::new();
-    for what in ["big", "mix", "tree"] {
+    let copied =
+        [("big", flags.size_mib > 0), ("mix", flags.mixed > 0), ("tree", flags.small.files > 0)];
+    for (what, _) in copied.into_iter().filter(|(_, wanted)| *wanted) {
         println!("\n{what}");
         let goal = |of: &Switches| if of.shown && of.logged { 0.98 } else { 1.0 };
         let mut ways: Vec<_> = all.iter().map(|of| Way::new(of.name, goal(of))).collect();
