@@ -52,48 +52,66 @@ pub struct Growth {
     pub lines: Vec<Line>,
 }
 
+/// A name, and a value for each size.
+type Named = (String, Vec<f64>);
+
 impl Growth {
-    fn lines(&self) -> impl Iterator<Item = (&Line, Vec<f64>)> {
-        self.lines.iter().map(|line| (line, line.per_unit(&self.units, self.parts)))
+    fn lines(&self) -> Vec<Named> {
+        let named = |line: &Line| (line.name.into(), line.per_unit(&self.units, self.parts));
+        self.lines.iter().map(named).collect()
     }
 
-    /// As a chart, with what is flat below it.
-    pub fn panel(&self) -> Panel {
-        let lines = self.lines().map(|(line, values)| (line.name.to_owned(), values)).collect();
-        let (ticks, title, unit) = (self.ticks.clone(), self.title.into(), self.unit.into());
-        Panel { title, ticks, lines, unit, caption: self.caption() }
-    }
-
-    /// A sentence for each line.
-    pub fn caption(&self) -> Vec<String> {
-        let told = |(line, values): (&Line, Vec<f64>)| {
-            let spread = spread(&values)?;
-            let verdict = if spread <= FLAT_MAX { "flat" } else { "not flat" };
-            let (first, last) = ends(&values)?;
-            let name = line.name;
-            Some(format!(
-                "{name}: {verdict}, most by least {spread:.2}, last by first {:.2}",
-                last / first
-            ))
+    /// How many times as long as the first way the others take: what a machine does to both of
+    /// one size is not in it.
+    fn beside(&self) -> Vec<Named> {
+        let lines = self.lines();
+        let Some(((_, first), others)) = lines.split_first() else { return Vec::new() };
+        let by_first = |(name, values): &Named| {
+            (name.clone(), values.iter().zip(first).map(|(own, first)| own / first).collect())
         };
-        self.lines().filter_map(told).collect()
+        others.iter().map(by_first).collect()
+    }
+
+    /// As charts, with what is flat below them: the times, and beside the first way.
+    pub fn panels(&self) -> [Panel; 2] {
+        let first = self.lines.first().map_or("", |line| line.name);
+        let beside = format!("times as long as {first}");
+        [(self.unit.to_owned(), self.lines()), (beside, self.beside())].map(|(unit, lines)| {
+            let caption = caption(&lines);
+            Panel { title: self.title.into(), ticks: self.ticks.clone(), lines, unit, caption }
+        })
     }
 
     /// For scripts.
     pub fn to_json(&self) -> Value {
-        let row = |(line, values): (&Line, Vec<f64>)| {
+        let row = |(line, (name, values)): (&Line, Named)| {
             json!({
-                "way": line.name, "best_s": line.best_s, "per_unit": values,
+                "way": name, "best_s": line.best_s, "per_unit": values,
                 "most_by_least": spread(&values),
                 "flat": spread(&values).map(|spread| spread <= FLAT_MAX),
             })
         };
-        let rows: Vec<Value> = self.lines().map(row).collect();
+        let rows: Vec<Value> = self.lines.iter().zip(self.lines()).map(row).collect();
+        let beside = self.beside().into_iter();
+        let beside: Vec<Value> =
+            beside.map(|(name, values)| json!({ "way": name, "times": values })).collect();
         json!({
             "by": self.title, "unit": self.unit, "sizes": self.ticks, "flat_max": FLAT_MAX,
-            "ways": rows,
+            "ways": rows, "beside_first": beside,
         })
     }
+}
+
+/// A sentence for each line.
+fn caption(lines: &[Named]) -> Vec<String> {
+    let told = |(name, values): &Named| {
+        let spread = spread(values)?;
+        let verdict = if spread <= FLAT_MAX { "flat" } else { "not flat" };
+        let (first, last) = ends(values)?;
+        let grown = last / first;
+        Some(format!("{name}: {verdict}, most by least {spread:.2}, last by first {grown:.2}"))
+    };
+    lines.iter().filter_map(told).collect()
 }
 
 /// The most by the least of what was measured; none of fewer than two values.
@@ -138,13 +156,17 @@ mod tests {
 
     #[test]
     fn a_caption_says_what_is_flat_and_what_is_not() {
+        let [times, beside] = growth().panels();
         assert_eq!(
-            growth().caption(),
+            times.caption,
             [
                 "download: flat, most by least 1.10, last by first 1.10",
                 "upload: not flat, most by least 1.50, last by first 1.50",
             ]
         );
+        assert_eq!(beside.unit, "times as long as download");
+        let upload = "upload: not flat, most by least 1.36, last by first 1.36";
+        assert_eq!(beside.caption, [upload], "what has one value less has one ratio less");
     }
 
     #[test]

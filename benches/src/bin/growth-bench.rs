@@ -1,8 +1,8 @@
 //! How time grows: time a byte of one file of more and more bytes, time a file of a
 //! tree of more and more files; down and up, beside cp, interleaved, best of several.
 //! Down also into a sink that keeps nothing, for sizes that no tmpfs holds. Prints
-//! captions; writes JSON and a plot. Page cache to tmpfs. `benches/compare --growth`
-//! builds and runs it.
+//! captions; writes JSON and a plot, of the times and beside cp. Page cache to tmpfs.
+//! `benches/compare --growth` builds and runs it.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
@@ -72,15 +72,15 @@ fn main() {
     let (rounds, target) = (flags.rounds, target.path().to_owned());
     let bench = Bench { serve, source: source.path().to_owned(), target, rounds };
     let growths = [bench.bytes(&flags.sizes_mib, flags.kept_mib), bench.files(&flags.files)];
-    for growth in &growths {
-        println!("\n{}, by {}", growth.unit, growth.title);
-        growth.caption().iter().for_each(|line| println!("  {line}"));
+    let panels: Vec<_> = growths.iter().flat_map(Growth::panels).collect();
+    for panel in &panels {
+        println!("\n{}, by {}", panel.unit, panel.title);
+        panel.caption.iter().for_each(|line| println!("  {line}"));
     }
     let Some(folder) = flags.results else { return };
     let json: Vec<_> = growths.iter().map(Growth::to_json).collect();
     let json = json!({ "rounds": rounds, "growth": json });
     fs::write(folder.join("growth.json"), format!("{json:#}\n")).expect("it can be written");
-    let panels: Vec<_> = growths.iter().map(Growth::panel).collect();
     fs::write(folder.join("growth.svg"), draw(&panels)).expect("it can be written");
 }
 
