@@ -61,23 +61,24 @@ impl Growth {
         self.lines.iter().map(named).collect()
     }
 
-    /// How many times as long as the first way the others take: what a machine does to both of
-    /// one size is not in it.
+    /// How many times as long as the first way each takes: what a machine does to both of one
+    /// size is not in it. The first is there too, so that lines have the colours they have.
     fn beside(&self) -> Vec<Named> {
         let lines = self.lines();
-        let Some(((_, first), others)) = lines.split_first() else { return Vec::new() };
+        let Some((_, first)) = lines.first() else { return Vec::new() };
         let by_first = |(name, values): &Named| {
             (name.clone(), values.iter().zip(first).map(|(own, first)| own / first).collect())
         };
-        others.iter().map(by_first).collect()
+        lines.iter().map(by_first).collect()
     }
 
     /// As charts, with what is flat below them: the times, and beside the first way.
     pub fn panels(&self) -> [Panel; 2] {
         let first = self.lines.first().map_or("", |line| line.name);
         let beside = format!("times as long as {first}");
-        [(self.unit.to_owned(), self.lines()), (beside, self.beside())].map(|(unit, lines)| {
-            let caption = caption(&lines);
+        let both = [(self.unit.to_owned(), self.lines(), 0), (beside, self.beside(), 1)];
+        both.map(|(unit, lines, told_from)| {
+            let caption = caption(&lines[told_from.min(lines.len())..]);
             Panel { title: self.title.into(), ticks: self.ticks.clone(), lines, unit, caption }
         })
     }

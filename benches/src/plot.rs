@@ -17,12 +17,12 @@ pub struct Panel {
     pub caption: Vec<String>,
 }
 
-const WIDTH: f64 = 360.0;
+const WIDTH: f64 = 384.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 56.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 58.0;
-const RIGHT: f64 = 16.0;
+const RIGHT: f64 = 40.0;
 const COLORS: [&str; 4] = ["#1f77b4", "#999999", "#d62728", "#2ca02c"];
 const COLUMNS: usize = 2;
 const CAPTION_HEIGHT: f64 = 14.0;
