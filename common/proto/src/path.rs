@@ -5,6 +5,7 @@
 use crate::fault::{Code, Fault};
 use crate::units::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
 
 /// A plain relative path: names joined by `/`, none of them empty, `.` or `..`. The empty
 /// path is the folder itself.
@@ -138,23 +139,30 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-impl std::fmt::Display for WirePath {
+impl WirePath {
     /// As text: control bytes escaped, bytes that are not UTF-8 replaced.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    pub fn text(&self) -> Cow<'_, str> {
         // Most have nothing to escape, and every file of a tree is named at least once: all bytes
         // are looked at, many at a time.
         let plain = self.0.iter().fold(true, |plain, byte| plain & (b' '..=b'~').contains(byte));
         let text = String::from_utf8_lossy(&self.0);
         if plain {
-            return f.write_str(&text);
+            return text;
         }
+        let mut shown = String::with_capacity(text.len());
         for letter in text.chars() {
             match letter.is_control() {
-                true => write!(f, "{}", letter.escape_default())?,
-                false => write!(f, "{letter}")?,
+                true => shown.extend(letter.escape_default()),
+                false => shown.push(letter),
             }
         }
-        Ok(())
+        shown.into()
+    }
+}
+
+impl std::fmt::Display for WirePath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text())
     }
 }
 

@@ -167,19 +167,22 @@ impl View {
 
     /// Logs a file that is over: the one line a file has.
     pub fn log(&self, way: Direction, of: &Noted, answer: Result<(), &Fault>) {
-        let Self { id: session, request, address: peer, .. } = self;
-        let (path, bytes, ms) = (&of.path, of.bytes, of.began.elapsed().as_millis() as u64);
+        let Self { id: session, request, .. } = self;
+        let (bytes, ms) = (of.bytes, of.began.elapsed().as_millis() as u64);
+        // As texts, which stand between quotes in a line for people: a path may have spaces.
+        let (peer, path) = (self.address.as_str(), of.path.text());
+        let path = path.as_ref();
         let transport = self.transport().map_or("none", Transport::word);
         match (way, answer) {
             (Direction::Read, Ok(())) => {
-                tracing::info!(%peer, session, request, %path, bytes, ms, transport, "file sent");
+                tracing::info!(peer, session, request, path, bytes, ms, transport, "file sent");
             }
             (Direction::Write, Ok(())) => {
-                tracing::info!(%peer, session, request, %path, bytes, ms, transport, "file stored");
+                tracing::info!(peer, session, request, path, bytes, ms, transport, "file stored");
             }
             (_, Err(cause)) => {
                 let hint = super::hint_of(cause.code);
-                tracing::warn!(%peer, session, request, %path, %cause, hint, "file failed");
+                tracing::warn!(peer, session, request, path, %cause, hint, "file failed");
             }
         }
     }

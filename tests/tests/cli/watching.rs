@@ -121,11 +121,11 @@ fn a_file_has_one_line_in_the_log_and_both_ends_call_the_session_the_same() {
     let sent = lines("file sent");
     assert_eq!(sent.len(), 4, "{log}");
     assert!(sent.iter().all(|line| line.contains(&request)), "{request} in {sent:#?}");
-    let a = sent.iter().find(|line| line.contains("path=data/a.bin")).expect("a line");
+    let a = sent.iter().find(|line| line.contains("path=\"data/a.bin\"")).expect("a line");
     assert!(a.contains("bytes=3145745") && a.contains("transport=\"tcp\""), "{a}");
-    assert!(a.contains(" ms=") && a.contains("peer=127.0.0.1:"), "{a}");
+    assert!(a.contains(" ms=") && a.contains("peer=\"127.0.0.1:"), "{a}");
     let stored = lines("file stored");
-    assert!(stored.len() == 1 && stored[0].contains("path=in/a.bin"), "{stored:?}");
+    assert!(stored.len() == 1 && stored[0].contains("path=\"in/a.bin\""), "{stored:?}");
     assert!(!stored[0].contains(&request), "another command is another request");
 }
 
