@@ -161,8 +161,9 @@ fn follow_once(world: &World, way: Way, flags: &[&str]) {
     let mut run = world.start(way, flags);
     crate::process::wait_for("it is current", LET_GO_MAX, || {
         assert!(!run.has_ended(), "{way:?}: it ended early");
-        let text = fs::read_to_string(&status).unwrap_or_default();
-        text.contains("\"current\"").then_some(())
+        let text = fs::read(&status).unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+        (status["state"] == "current").then_some(())
     });
     run.signal(Signal::INT);
     assert_eq!(run.end().code, Some(130), "{way:?}");
