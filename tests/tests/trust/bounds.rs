@@ -18,8 +18,17 @@ fn path(text: &str) -> WirePath {
 
 fn scan(request: u32) -> ClientMessage {
     let (recursive, follow, describe, exclude) = (true, false, false, Vec::new());
-    let scan = Scan { path: path("in"), recursive, follow, describe, exclude };
+    let scan = Scan { path: path("data/many"), recursive, follow, describe, exclude };
     ClientMessage::Scan { request, scan }
+}
+
+/// Fills the folder that is scanned with more than one page, so that a scan is not over
+/// before the client asks for the rest.
+fn more_than_a_page(world: &World) {
+    std::fs::create_dir(world.path("data/many")).expect("a folder");
+    for number in 0..PAGE_ENTRIES_MAX + 10 {
+        std::fs::write(world.path(&format!("data/many/{number}")), b"").expect("a file");
+    }
 }
 
 fn folder(number: u32) -> NewEntry {
@@ -59,6 +68,7 @@ fn creates() -> Vec<ClientMessage> {
 #[test]
 fn who_asks_for_more_than_a_session_may_have_is_told_what_that_is() {
     let world = World::new(&[]);
+    more_than_a_page(&world);
     let told = |messages: Vec<ClientMessage>| {
         let mut raw = Raw::connect(&world.options());
         // The server may end it before all is said.
@@ -82,10 +92,7 @@ fn who_asks_for_more_than_a_session_may_have_is_told_what_that_is() {
 #[test]
 fn a_page_has_an_end_and_the_next_is_asked_for() {
     let world = World::new(&[]);
-    let count = PAGE_ENTRIES_MAX + 10;
-    for number in 0..count {
-        std::fs::write(world.path(&format!("in/{number}")), b"").expect("a file");
-    }
+    more_than_a_page(&world);
     let mut raw = Raw::connect(&world.options());
     let page = |raw: &mut Raw| {
         raw.hear("page", |message| match message {
