@@ -56,6 +56,13 @@ struct File {
     answer: Option<Result<Kept, Fault>>,
 }
 
+impl File {
+    /// Whether what comes of it is of use.
+    fn is_wanted(&self) -> bool {
+        self.doom.is_none() && self.stage == Stage::Fetching
+    }
+}
+
 struct Window {
     /// Chunks, or parts of holes, that are not done with.
     chunks: usize,
@@ -77,6 +84,8 @@ pub struct ReadClient {
     /// Names of windows to come.
     rails: HashMap<WindowId, Vec<Region>>,
     ready: VecDeque<Chunk>,
+    /// Whether chunks among them, or holes, may be for nobody any more.
+    sift: bool,
     zeros: Zeros<(WindowId, FileId)>,
     order: Option<ordered::Order>,
     slots: Slots,
@@ -98,6 +107,7 @@ impl ReadClient {
             windows: HashMap::new(),
             rails: HashMap::new(),
             ready: VecDeque::new(),
+            sift: false,
             zeros: Zeros::default(),
             order: None,
             slots: Slots::new(options.slots_per_link),
@@ -167,7 +177,10 @@ impl ReadClient {
         let Some(flight) = self.flights.remove(&(link, slot)) else { return };
         self.touch(now);
         let outcomes = match outcome {
-            Outcome::LinkLost => return self.ready.push_front(flight.chunk),
+            Outcome::LinkLost => {
+                self.sift = true;
+                return self.ready.push_front(flight.chunk);
+            }
             Outcome::Landed(outcomes) => outcomes,
         };
         self.slots.give_back(link, slot);
@@ -208,7 +221,10 @@ impl ReadClient {
 
     /// Puts ready chunks into free slots and sends what is due. Call after every event.
     pub fn advance(&mut self, now: Duration) {
-        self.drop_doomed_chunks();
+        if std::mem::take(&mut self.sift) {
+            self.drop_doomed_chunks();
+            self.drop_doomed_holes();
+        }
         self.zero_holes();
         while let Some((link, slot)) = self.slots.take() {
             let Some(chunk) = self.next_ready(link) else {
@@ -277,6 +293,7 @@ impl ReadClient {
         for piece in chunks.iter().flat_map(|chunk| &chunk.pieces) {
             if let Some(file) = self.files.get_mut(&piece.file) {
                 file.pending += 1;
+                self.sift |= !file.is_wanted();
             }
         }
         let rails = self.rails.remove(&lease.window).unwrap_or_default();
@@ -291,7 +308,7 @@ impl ReadClient {
         let piece = &chunk.pieces[index];
         let Some(file) = self.files.get_mut(&piece.file) else { return };
         file.pending -= 1;
-        if file.doom.is_some() || file.stage != Stage::Fetching {
+        if !file.is_wanted() {
             return;
         }
         match outcome {
@@ -301,7 +318,9 @@ impl ReadClient {
                 file.root.insert_run(piece.extent.offset, &piece.digests);
                 self.came(piece.extent);
             }
-            PieceOutcome::Failed(fault) => file.doom = Some(fault),
+            PieceOutcome::Failed(fault) => {
+                (file.doom, self.sift) = (Some(fault), true);
+            }
             PieceOutcome::Mismatch => self.mismatched(chunk, index),
         }
     }
@@ -317,7 +336,7 @@ impl ReadClient {
         if tries >= CHUNK_ATTEMPTS_MAX {
             let text =
                 format!("digest does not match at byte {} after {tries} tries", extent.offset);
-            file.doom = Some(Fault::new(Code::Mismatch, text));
+            (file.doom, self.sift) = (Some(Fault::new(Code::Mismatch, text)), true);
         } else if tries >= CHUNK_ATTEMPTS_BEFORE_REFRESH {
             file.unleased.insert(extent);
             window.refresh.push((id, extent));
@@ -337,9 +356,7 @@ impl ReadClient {
         }
         let window = self.windows.remove(&id).expect("it was just there");
         let files = &self.files;
-        let fetching = |id: &FileId| {
-            files.get(id).is_some_and(|file| file.doom.is_none() && file.stage == Stage::Fetching)
-        };
+        let fetching = |id: &FileId| files.get(id).is_some_and(File::is_wanted);
         let pieces: Vec<_> =
             window.refresh.into_iter().filter(|(file, _)| fetching(file)).collect();
         if pieces.is_empty() {
@@ -353,27 +370,7 @@ impl ReadClient {
     fn doom(&mut self, id: FileId, fault: Fault) {
         if let Some(file) = self.files.get_mut(&id) {
             file.doom.get_or_insert(fault);
-        }
-    }
-
-    /// Chunks that hold nothing wanted any more are not worth a read.
-    fn drop_doomed_chunks(&mut self) {
-        let files = &self.files;
-        let doomed = |piece: &Piece| {
-            files
-                .get(&piece.file)
-                .is_none_or(|file| file.doom.is_some() || file.stage != Stage::Fetching)
-        };
-        let (dead, ready) = self.ready.drain(..).partition(|chunk| chunk.pieces.iter().all(doomed));
-        self.ready = ready;
-        let dead: VecDeque<Chunk> = dead;
-        for chunk in dead {
-            for piece in &chunk.pieces {
-                if let Some(file) = self.files.get_mut(&piece.file) {
-                    file.pending -= 1;
-                }
-            }
-            self.chunk_done(chunk.window);
+            self.sift = true;
         }
     }
 

@@ -3,8 +3,10 @@
 //! while its close is on the way, with other files in it that are still wanted: so
 //! the answer waits until nothing of the file is in flight.
 
-use super::{ReadClient, Stage};
+use super::{File, ReadClient, Stage};
 use crate::batch::unexpected;
+use crate::message::Piece;
+use crate::read::chunk::Chunk;
 use crate::read::types::ClientEffect;
 use crate::units::FILE_ATTEMPTS_MAX;
 use crate::{Code, Fault, FileId, Kept};
@@ -24,6 +26,23 @@ impl ReadClient {
             } else if let Some(answer) = file.answer.take() {
                 self.end(id, answer);
             }
+        }
+    }
+
+    /// Chunks that hold nothing wanted any more are not worth a read.
+    pub(super) fn drop_doomed_chunks(&mut self) {
+        let files = &self.files;
+        let doomed = |piece: &Piece| !files.get(&piece.file).is_some_and(File::is_wanted);
+        let is_doomed = |chunk: &Chunk| chunk.pieces.iter().all(doomed);
+        let (dead, ready): (Vec<_>, Vec<_>) = self.ready.drain(..).partition(is_doomed);
+        self.ready = ready.into();
+        for chunk in dead {
+            for piece in &chunk.pieces {
+                if let Some(file) = self.files.get_mut(&piece.file) {
+                    file.pending -= 1;
+                }
+            }
+            self.chunk_done(chunk.window);
         }
     }
 
@@ -65,7 +84,7 @@ impl ReadClient {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{FileInfo, Lease, LinkId, Piece, ReadReply, Region, WindowId};
+    use crate::message::{FileInfo, Lease, LinkId, ReadReply, ReadRequest, Region, WindowId};
     use crate::read::{ClientOptions, Fetch, Outcome, PieceOutcome};
     use crate::{Digest, Extent, WirePath};
     use std::time::Duration;
@@ -132,5 +151,46 @@ mod tests {
         closed_while_lent(&mut machine);
         machine.reply(ReadReply::Closed { files: vec![(FILES[0], Ok(None))] }, NOW);
         assert!(matches!(machine.next_effect(), Some(ClientEffect::Broken(_))));
+    }
+
+    /// A machine with one open file, and its lease.
+    fn lent(machine: &mut ReadClient) -> ReadReply {
+        machine.open(FILES[0], WirePath::root(), None, NOW);
+        let info =
+            FileInfo { size: BYTES, mode: 0o644, mtime_ns: 0, allocated: BYTES, version: None };
+        machine.reply(ReadReply::Opened { files: vec![(FILES[0], Ok(info))] }, NOW);
+        let (region, extent) = (Region { key: 1, base: 0 }, Extent::new(0, BYTES));
+        let pieces = vec![Piece { file: FILES[0], extent, digests: vec![Digest([1; 32])] }];
+        ReadReply::Lease(Lease { window: WindowId(1), region, pieces })
+    }
+
+    fn is_let_go(seen: &[ClientEffect]) -> bool {
+        let release = ReadRequest::Release { windows: vec![WindowId(1)] };
+        seen.contains(&ClientEffect::Send(release))
+    }
+
+    #[test]
+    fn what_is_lent_of_a_file_that_was_given_up_is_let_go() {
+        let mut machine = machine();
+        let lease = lent(&mut machine);
+        machine.fail(FILES[0], Fault::new(Code::Denied, "cannot be made here"));
+        assert!(!is_let_go(&effects(&mut machine)), "nothing is lent");
+        machine.reply(lease, NOW);
+        // Without a link: it does not wait for one.
+        assert!(is_let_go(&effects(&mut machine)));
+    }
+
+    #[test]
+    fn what_was_in_flight_of_a_file_that_was_given_up_is_not_sent_again() {
+        let (mut machine, link) = (machine(), LinkId { index: 0, epoch: 0 });
+        let lease = lent(&mut machine);
+        machine.reply(lease, NOW);
+        machine.link_up(link);
+        let begun = effects(&mut machine);
+        assert!(begun.iter().any(|it| matches!(it, ClientEffect::Fetch(_))), "{begun:?}");
+        machine.fail(FILES[0], Fault::new(Code::Denied, "cannot be made here"));
+        assert!(!is_let_go(&effects(&mut machine)), "it is in flight");
+        machine.fetched(link, 0, Outcome::LinkLost, NOW);
+        assert!(is_let_go(&effects(&mut machine)));
     }
 }

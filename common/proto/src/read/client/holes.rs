@@ -1,7 +1,7 @@
 //! Holes of files that are read: taken like a lease, made zeros in the target by
 //! the driver a step at a time, counted in like chunks, and given back.
 
-use super::{ReadClient, Stage, Window};
+use super::{File, ReadClient, Stage, Window};
 use crate::batch::unexpected;
 use crate::holes::WindowHoles;
 use crate::message::WindowId;
@@ -16,14 +16,14 @@ impl ReadClient {
         self.zeros.ended();
         if let Some(file) = self.files.get_mut(&zero.file) {
             file.pending -= 1;
-            if file.doom.is_none() && file.stage == Stage::Fetching {
+            if file.is_wanted() {
                 match answer {
                     Ok(digests) => {
                         file.unverified_bytes -= zero.extent.len;
                         file.root.insert_run(zero.extent.offset, &digests);
                         self.came(zero.extent);
                     }
-                    Err(fault) => file.doom = Some(fault),
+                    Err(fault) => (file.doom, self.sift) = (Some(fault), true),
                 }
             }
         }
@@ -48,25 +48,27 @@ impl ReadClient {
             self.zeros.push((window, holes.file), *extent);
         }
         file.pending += holes.extents.len();
+        self.sift |= !file.is_wanted();
         let parts =
             Window { chunks: holes.extents.len(), refresh: Vec::new(), base: 0, rails: Vec::new() };
         self.windows.insert(window, parts);
         Ok(())
     }
 
-    /// Has the driver zero what may be, and forgets what nobody wants any more.
-    pub(super) fn zero_holes(&mut self) {
+    /// Forgets holes that nobody wants any more.
+    pub(super) fn drop_doomed_holes(&mut self) {
         let files = &self.files;
-        let unwanted = |(_, id): &(WindowId, FileId)| {
-            let file = files.get(id);
-            file.is_none_or(|file| file.doom.is_some() || file.stage != Stage::Fetching)
-        };
+        let unwanted = |(_, id): &(WindowId, FileId)| !files.get(id).is_some_and(File::is_wanted);
         for (window, id) in self.zeros.forget(unwanted) {
             if let Some(file) = self.files.get_mut(&id) {
                 file.pending -= 1;
             }
             self.chunk_done(window);
         }
+    }
+
+    /// Has the driver zero what may be.
+    pub(super) fn zero_holes(&mut self) {
         while let Some(step) = self.zeros.begin() {
             let (window, file) = step.of;
             if step.was_cut {
