@@ -12,21 +12,26 @@ use verbatim_proto::read::PieceOutcome;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Fault};
 
-/// Verifies and writes the pieces of a chunk that landed. One that is all of a part keeps its
-/// buffer, and another one is in its place then.
+/// Verifies and writes the pieces of a chunk that landed. What goes into memory may keep the
+/// buffer, if it is one piece, and another one is in its place then.
 pub(crate) fn land(
     buffer: &mut Buffer,
     pieces: &[Piece],
     landings: &[Landing],
     stats: &Stats,
 ) -> Vec<PieceOutcome> {
-    if let ([piece], [Landing { goal: Goal::Part(part), size }]) = (pieces, landings)
+    if let ([piece], [Landing { goal, size }]) = (pieces, landings)
+        && !matches!(goal, Goal::File(_))
         && piece.extent.len == buffer.len() as u64
     {
         if let Err(outcome) = verify(buffer, piece, *size, stats, |_, _| Ok(())) {
             return vec![outcome];
         }
-        part.put_buffer(piece.extent.offset, buffer, &piece.digests);
+        match goal {
+            Goal::Pipe(outlet) => outlet.put_buffer(piece.extent.offset, buffer),
+            Goal::Part(part) => part.put_buffer(piece.extent.offset, buffer, &piece.digests),
+            Goal::File(_) => {}
+        }
         return vec![PieceOutcome::Verified];
     }
     let mut rest: &[u8] = buffer;

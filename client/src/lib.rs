@@ -26,6 +26,7 @@ pub mod rules;
 pub mod session;
 mod sink;
 pub mod size;
+mod spares;
 mod stats;
 pub mod sync;
 pub mod targets;

@@ -1,9 +1,9 @@
 //! Where a part of a file lands that is read here and there: memory, until the server
 //! has said that the file is still what it was. Filled by workers with verified bytes
 //! alone; taken by whoever asked for it, once. A chunk that is all of this part stays in
-//! the buffer that it came in, and the worker gets another one for it: nothing is copied.
-//! Buffers are used again: fresh memory has to be zeroed by the kernel, page by page.
+//! the buffer that it came in.
 
+use crate::spares::{Bytes, Spares};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,37 +17,6 @@ use verbatim_proto::{Digest, Extent};
 
 /// The most that one part may be, so that what is under way is bounded.
 pub(crate) const PART_BYTES_MAX: u64 = 4 << 20;
-
-/// What buffers that are kept for the next parts may take.
-const SPARE_BYTES_MAX: usize = 16 << 20;
-
-/// Buffers of parts that are over.
-#[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Buffer>>);
-
-impl Spares {
-    fn list(&self) -> MutexGuard<'_, Vec<Buffer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A buffer of this capacity; what is in it means nothing. None when there is no memory.
-    fn take(&self, capacity: usize) -> Option<Buffer> {
-        let mut list = self.list();
-        // Those of another session may have had another size.
-        list.retain(|it| it.capacity() == capacity);
-        let spare = list.pop();
-        drop(list);
-        spare.or_else(|| Buffer::new(capacity).ok())
-    }
-
-    fn put(&self, buffer: Buffer) {
-        let mut list = self.list();
-        let held: usize = list.iter().map(Buffer::capacity).sum();
-        if held + buffer.capacity() <= SPARE_BYTES_MAX {
-            list.push(buffer);
-        }
-    }
-}
 
 /// Whether somebody waits for something on its way, who may come when it has long been asked for.
 #[derive(Clone, Debug, Default)]
@@ -85,23 +54,6 @@ pub(crate) struct Landed {
     spares: Option<Arc<Spares>>,
 }
 
-/// Bytes that follow one another.
-enum Bytes {
-    /// In the buffer that they came in.
-    Came(Buffer),
-    /// In memory of their own.
-    Copied(Vec<u8>),
-}
-
-impl Bytes {
-    fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Came(buffer) => buffer,
-            Self::Copied(bytes) => bytes,
-        }
-    }
-}
-
 impl PartBuffer {
     /// A place for this part.
     ///
@@ -132,19 +84,11 @@ impl PartBuffer {
         }
     }
 
-    /// The same of all that is in a buffer, which stays here: another one is in its place then.
-    /// One that a device may write to is copied, and so is one that would be mostly empty.
+    /// The same of all that is in a buffer, which may stay here: another one is in its place then.
     pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
         let extent = Extent::new(offset, buffer.len() as u64);
         let Some(mut landed) = self.place(extent) else { return };
-        let spares = landed
-            .spares
-            .as_ref()
-            .filter(|_| !buffer.is_registered() && buffer.len() > buffer.capacity() / 2);
-        let bytes = match spares.and_then(|spares| spares.take(buffer.capacity())) {
-            Some(spare) => Bytes::Came(std::mem::replace(buffer, spare)),
-            None => Bytes::Copied(buffer.to_vec()),
-        };
+        let Some(bytes) = landed.spares.as_ref().map(|spares| spares.swap(buffer)) else { return };
         landed.insert(extent, bytes, digests);
     }
 
@@ -181,7 +125,7 @@ impl Landed {
     pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let (begin, bytes) = self.pieces.range(..=offset).next_back()?;
         let at = usize::try_from(offset - begin).ok()?;
-        bytes.as_slice().get(at..at.checked_add(len)?)
+        bytes.get(at..at.checked_add(len)?)
     }
 
     /// The same, in memory of their own where they do not follow one another.
@@ -199,7 +143,7 @@ impl Landed {
         while done < into.len() {
             let from = offset + done as u64;
             let Some((begin, bytes)) = self.pieces.range(..=from).next_back() else { break };
-            let rest = bytes.as_slice().get((from - begin) as usize..).unwrap_or_default();
+            let rest = bytes.get((from - begin) as usize..).unwrap_or_default();
             let len = rest.len().min(into.len() - done);
             if len == 0 {
                 break;
@@ -212,18 +156,18 @@ impl Landed {
 
     /// How many bytes landed.
     pub fn len(&self) -> u64 {
-        self.pieces.values().map(|bytes| bytes.as_slice().len() as u64).sum()
+        self.pieces.values().map(|bytes| bytes.len() as u64).sum()
     }
 
     /// What came last is what is there: bytes and digests are of one another.
     fn insert(&mut self, extent: Extent, bytes: Bytes, digests: &[Digest]) {
         let Some(end) = extent.end().filter(|end| *end > extent.offset) else { return };
-        let is_over = |begin: u64, it: &Bytes| begin + it.as_slice().len() as u64 > extent.offset;
+        let is_over = |begin: u64, it: &Bytes| begin + it.len() as u64 > extent.offset;
         let before = self.pieces.range(..end).filter(|(begin, it)| is_over(**begin, it));
         let over: Vec<u64> = before.map(|(begin, _)| *begin).collect();
         for begin in over {
             let Some(old) = self.pieces.remove(&begin) else { continue };
-            let old = old.as_slice();
+            let old = old;
             if begin < extent.offset {
                 let head = old[..(extent.offset - begin) as usize].to_vec();
                 self.pieces.insert(begin, Bytes::Copied(head));
@@ -241,11 +185,7 @@ impl Landed {
 impl Drop for Landed {
     fn drop(&mut self) {
         let Some(spares) = self.spares.take() else { return };
-        for bytes in std::mem::take(&mut self.pieces).into_values() {
-            if let Bytes::Came(buffer) = bytes {
-                spares.put(buffer);
-            }
-        }
+        std::mem::take(&mut self.pieces).into_values().for_each(|bytes| spares.give_back(bytes));
     }
 }
 
@@ -338,28 +278,22 @@ mod tests {
             let bytes = landed.at(chunk * CHUNK as u64, CHUNK).expect("in the buffer it came in");
             assert!(bytes.iter().all(|byte| *byte == 7 + chunk as u8), "another's slot");
         }
-        assert!(landed.at(1, CHUNK).is_none() && spares.list().is_empty());
+        assert!(landed.at(1, CHUNK).is_none() && spares.count() == 0);
         drop(landed);
-        assert_eq!(spares.list().len(), 4);
+        assert_eq!(spares.count(), 4);
         // What is in a spare is of the first; a part is all there, or nobody gets it.
         let second = part(PART_BYTES_MAX);
         (1..4).for_each(|chunk| put(&second, &mut slot, chunk, 1));
         assert!(second.take().is_none(), "a chunk did not land");
-        assert_eq!(spares.list().len(), 4);
+        assert_eq!(spares.count(), 4);
         // One that is mostly empty is copied, and stays where it was.
         let third = part(GRAIN_BYTES);
         slot.set_len(GRAIN_BYTES as usize);
         slot[..].fill(5);
         third.put_buffer(0, &mut slot, &digests(0, &[5; GRAIN_BYTES as usize]));
-        assert_eq!(spares.list().len(), 4, "nobody took one");
+        assert_eq!(spares.count(), 4, "nobody took one");
         slot[..].fill(6);
         let landed = third.take().expect("all of it landed");
         assert!(landed.at(0, GRAIN_BYTES as usize).expect("is here").iter().all(|it| *it == 5));
-        // No more are kept than may be, and none of another size.
-        let many: Vec<_> = (0..2 * SPARE_BYTES_MAX / CHUNK).map(|_| spares.take(CHUNK)).collect();
-        many.into_iter().flatten().for_each(|buffer| spares.put(buffer));
-        assert_eq!(spares.list().len(), SPARE_BYTES_MAX / CHUNK);
-        assert!(spares.take(2 * CHUNK).is_some_and(|it| it.capacity() == 2 * CHUNK));
-        assert!(spares.list().is_empty(), "nobody asks for those any more");
     }
 }

@@ -5,6 +5,7 @@
 //! both hold a bounded number of bytes.
 
 use crate::session::Event;
+use crate::spares::{Bytes, Spares};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,6 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
+use verbatim_fabric::Buffer;
 use verbatim_proto::units::{GRAIN_BYTES, STREAM_BYTES_MAX};
 use verbatim_proto::{Code, Extent, Fault, FileId};
 
@@ -46,11 +48,12 @@ impl Teller {
     }
 }
 
-/// Buffers that were used and may be again: fresh memory costs as much as filling it.
+/// Chunks of an inlet that are stored: their memory is used again, for fresh memory costs as
+/// much as filling it.
 #[derive(Default)]
-struct Spares(Vec<Vec<u8>>);
+struct Stored(Vec<Vec<u8>>);
 
-impl Spares {
+impl Stored {
     /// Takes a buffer back, unless there are enough.
     fn keep(&mut self, buffer: Vec<u8>) {
         if self.0.len() < SPARES_MAX {
@@ -75,7 +78,7 @@ pub(crate) struct Inlet {
 struct Kept {
     /// Offset -> bytes, and how many of them are not stored.
     chunks: BTreeMap<u64, (Vec<u8>, usize)>,
-    spares: Spares,
+    stored: Stored,
     size: Option<u64>,
     closed: bool,
 }
@@ -122,7 +125,7 @@ impl Inlet {
         *left = left.saturating_sub(extent.len as usize);
         if *left == 0 {
             if let Some((chunk, _)) = kept.chunks.remove(&start) {
-                kept.spares.keep(chunk);
+                kept.stored.keep(chunk);
             }
             self.room.notify_all();
         }
@@ -163,7 +166,7 @@ impl Inlet {
 
     /// Room for a chunk. What is in it does not matter.
     fn buffer(&self) -> Vec<u8> {
-        let mut buffer = lock(&self.kept).spares.take();
+        let mut buffer = lock(&self.kept).stored.take();
         buffer.resize(self.chunk_bytes, 0);
         buffer
     }
@@ -185,13 +188,13 @@ impl Inlet {
 /// A target that is written in order.
 pub(crate) struct Outlet {
     waiting: Mutex<Waiting>,
+    spares: Spares,
     more: Condvar,
 }
 
 #[derive(Default)]
 struct Waiting {
     parts: BTreeMap<u64, Part>,
-    spares: Spares,
     written: u64,
     /// Where it ends, once all of it is verified.
     end: Option<u64>,
@@ -200,14 +203,15 @@ struct Waiting {
 }
 
 enum Part {
-    Bytes(Vec<u8>),
+    Bytes(Bytes),
     Zeros(u64),
 }
 
 impl Outlet {
     /// Begins to write a file to standard output.
     pub fn of_stdout(file: FileId, events: mpsc::Sender<Event>) -> Arc<Self> {
-        let outlet = Arc::new(Self { waiting: Mutex::default(), more: Condvar::new() });
+        let (waiting, spares, more) = (Mutex::default(), Spares::default(), Condvar::new());
+        let outlet = Arc::new(Self { waiting, spares, more });
         let (writer, teller) = (outlet.clone(), Teller { events, file });
         spawn("stdout", move || {
             let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
@@ -219,12 +223,18 @@ impl Outlet {
         outlet
     }
 
-    /// Takes bytes that are verified. They are copied while nobody waits for it.
+    /// Takes bytes that are verified.
     pub fn put(&self, offset: u64, bytes: &[u8]) {
-        let mut buffer = lock(&self.waiting).spares.take();
-        buffer.clear();
-        buffer.extend_from_slice(bytes);
-        lock(&self.waiting).parts.insert(offset, Part::Bytes(buffer));
+        self.insert(offset, Bytes::Copied(bytes.to_vec()));
+    }
+
+    /// The same of all that is in a buffer, which may stay here: another one is in its place then.
+    pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer) {
+        self.insert(offset, self.spares.swap(buffer));
+    }
+
+    fn insert(&self, offset: u64, bytes: Bytes) {
+        lock(&self.waiting).parts.insert(offset, Part::Bytes(bytes));
         self.more.notify_all();
     }
 
@@ -261,18 +271,19 @@ impl Outlet {
 
     fn pump(&self, output: &File, teller: &Teller) -> std::io::Result<()> {
         while let Some(part) = self.next() {
-            let (len, used) = match part {
+            let len = match part {
                 Part::Bytes(bytes) => {
                     write_all(output, &bytes)?;
-                    (bytes.len() as u64, Some(bytes))
+                    let len = bytes.len() as u64;
+                    self.spares.give_back(bytes);
+                    len
                 }
                 Part::Zeros(len) => {
                     self.write_zeros(output, len)?;
-                    (len, None)
+                    len
                 }
             };
             let mut waiting = lock(&self.waiting);
-            used.into_iter().for_each(|buffer| waiting.spares.keep(buffer));
             waiting.written += len;
             let written = waiting.written;
             drop(waiting);

@@ -5,9 +5,10 @@
 
 use super::{Listing, Seen};
 use crate::location::peer;
-use crate::part::{Haste, Landed, PartBuffer, Spares};
+use crate::part::{Haste, Landed, PartBuffer};
 use crate::reconnect::may_come_back;
 use crate::session::{Ask, Carried, ClientError, Session, SessionOptions};
+use crate::spares::Spares;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};

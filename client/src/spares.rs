@@ -1,0 +1,131 @@
+//! Memory that verified bytes stay in: the buffer they came in, for which a worker gets
+//! another one, so that nothing is copied. Buffers are used again: fresh memory has to be
+//! zeroed by the kernel, page by page. Used by parts of files and by pipes.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use verbatim_fabric::Buffer;
+
+/// What buffers that wait to be used again may take.
+const SPARE_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that follow one another.
+pub(crate) enum Bytes {
+    /// In the buffer that they came in.
+    Came(Buffer),
+    /// In memory of their own.
+    Copied(Vec<u8>),
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Came(buffer) => buffer,
+            Self::Copied(bytes) => bytes,
+        }
+    }
+}
+
+/// Buffers that were used and may be again.
+#[derive(Default)]
+pub(crate) struct Spares(Mutex<Vec<Buffer>>);
+
+impl Spares {
+    fn list(&self) -> MutexGuard<'_, Vec<Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all that is in a buffer, and puts another one in its place. One that a device may
+    /// write to is copied, and so is one that would be mostly empty.
+    pub fn swap(&self, buffer: &mut Buffer) -> Bytes {
+        let stays = buffer.is_registered() || buffer.len() <= buffer.capacity() / 2;
+        let spare = if stays { None } else { self.take(buffer.capacity()) };
+        match spare {
+            Some(spare) => Bytes::Came(std::mem::replace(buffer, spare)),
+            None => Bytes::Copied(buffer.to_vec()),
+        }
+    }
+
+    /// Nobody needs these bytes any more.
+    pub fn give_back(&self, bytes: Bytes) {
+        if let Bytes::Came(buffer) = bytes {
+            self.put(buffer);
+        }
+    }
+
+    /// A buffer of this capacity; what is in it means nothing. None when there is no memory.
+    fn take(&self, capacity: usize) -> Option<Buffer> {
+        let mut list = self.list();
+        // Those of another session may have had another size.
+        list.retain(|it| it.capacity() == capacity);
+        // The one that was used last is the most likely to be in cache.
+        let spare = list.pop();
+        drop(list);
+        spare.or_else(|| Buffer::new(capacity).ok())
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.list().len()
+    }
+
+    fn put(&self, buffer: Buffer) {
+        let mut list = self.list();
+        let held: usize = list.iter().map(Buffer::capacity).sum();
+        if held + buffer.capacity() <= SPARE_BYTES_MAX {
+            list.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: usize = 1 << 20;
+
+    fn filled(len: usize, byte: u8) -> Buffer {
+        let mut buffer = Buffer::new(SIZE).expect("there is memory");
+        buffer.set_len(len);
+        buffer[..].fill(byte);
+        buffer
+    }
+
+    #[test]
+    fn bytes_stay_in_the_buffer_they_came_in_which_is_used_again() {
+        let (spares, mut slot) = (Spares::default(), filled(SIZE, 7));
+        let came = slot.as_ptr();
+        let bytes = spares.swap(&mut slot);
+        assert!(bytes.as_ptr() == came && slot.capacity() == SIZE, "not copied, one in its place");
+        slot[..].fill(9);
+        assert!(bytes.iter().all(|byte| *byte == 7), "another's slot");
+        assert_eq!(spares.count(), 0);
+        spares.give_back(bytes);
+        let next = spares.swap(&mut slot);
+        assert!(slot.as_ptr() == came && next.iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    fn a_buffer_that_is_mostly_empty_is_copied_and_stays() {
+        let (spares, mut slot) = (Spares::default(), filled(SIZE / 2, 5));
+        let came = slot.as_ptr();
+        let bytes = spares.swap(&mut slot);
+        slot[..].fill(6);
+        assert!(slot.as_ptr() == came && bytes.len() == SIZE / 2);
+        assert!(bytes.iter().all(|byte| *byte == 5));
+        spares.give_back(bytes);
+        assert_eq!(spares.count(), 0, "it is no buffer");
+    }
+
+    #[test]
+    fn no_more_are_kept_than_may_be_and_none_of_another_size() {
+        let spares = Spares::default();
+        let many: Vec<_> = (0..2 * SPARE_BYTES_MAX / SIZE).map(|_| spares.take(SIZE)).collect();
+        many.into_iter().flatten().for_each(|buffer| spares.put(buffer));
+        assert_eq!(spares.count(), SPARE_BYTES_MAX / SIZE);
+        assert!(spares.take(2 * SIZE).is_some_and(|it| it.capacity() == 2 * SIZE));
+        assert_eq!(spares.count(), 0, "nobody asks for those any more");
+    }
+}
