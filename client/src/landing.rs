@@ -5,12 +5,10 @@
 use crate::ends::Goal;
 use crate::stats::Stats;
 use crate::worker::Landing;
-use std::time::Instant;
 use verbatim_fabric::Buffer;
+use verbatim_files::checked::{self, Unfit};
 use verbatim_proto::message::Piece;
 use verbatim_proto::read::PieceOutcome;
-use verbatim_proto::units::GRAIN_BYTES;
-use verbatim_proto::{Digest, Fault};
 
 /// Verifies and writes the pieces of a chunk that landed. What goes into memory may keep the
 /// buffer, if it is one piece, and another one is in its place then.
@@ -24,69 +22,57 @@ pub(crate) fn land(
         && !matches!(goal, Goal::File(_))
         && piece.extent.len == buffer.len() as u64
     {
-        if let Err(outcome) = verify(buffer, piece, *size, stats, |_, _| Ok(())) {
-            return vec![outcome];
-        }
-        match goal {
+        let verified = verify(buffer, piece, *size, stats).map(|()| match goal {
             Goal::Pipe(outlet) => outlet.put_buffer(piece.extent.offset, buffer),
             Goal::Part(part) => part.put_buffer(piece.extent.offset, buffer, &piece.digests),
             Goal::File(_) => {}
-        }
-        return vec![PieceOutcome::Verified];
+        });
+        return vec![outcome(verified)];
     }
     let mut rest: &[u8] = buffer;
     let mut outcomes = Vec::with_capacity(pieces.len());
     for (piece, landing) in pieces.iter().zip(landings) {
         let (bytes, behind) = rest.split_at(piece.extent.len as usize);
         rest = behind;
-        outcomes.push(land_piece(bytes, piece, landing, stats));
+        outcomes.push(outcome(land_piece(bytes, piece, landing, stats)));
     }
     outcomes
 }
 
-fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> PieceOutcome {
-    let target = match &landing.goal {
-        Goal::File(sink) => match sink.target() {
-            Ok(target) => Some(target),
-            Err(fault) => return PieceOutcome::Failed(fault),
-        },
-        Goal::Pipe(_) | Goal::Part(_) => None,
-    };
-    let write = |grain: &[u8], offset| {
-        target.as_ref().map_or(Ok(()), |target| target.write_at(grain, offset))
-    };
-    if let Err(outcome) = verify(bytes, piece, landing.size, stats, write) {
-        return outcome;
+fn outcome(landed: Result<(), Unfit>) -> PieceOutcome {
+    match landed {
+        Ok(()) => PieceOutcome::Verified,
+        Err(Unfit::Mismatch) => PieceOutcome::Mismatch,
+        Err(Unfit::Failed(fault)) => PieceOutcome::Failed(fault),
     }
-    // A pipe takes a piece when all of it is verified: nothing can be taken back.
-    match &landing.goal {
-        Goal::Pipe(outlet) => outlet.put(piece.extent.offset, bytes),
-        Goal::Part(part) => part.put(piece.extent.offset, bytes, &piece.digests),
-        Goal::File(_) => {}
-    }
-    let noted = target.map_or(Ok(()), |target| target.verified(piece.extent, &piece.digests));
-    noted.map_or_else(PieceOutcome::Failed, |()| PieceOutcome::Verified)
 }
 
-/// Looks whether bytes are what they must be, and has each grain written when it is.
-fn verify(
-    bytes: &[u8],
-    piece: &Piece,
-    size: u64,
-    stats: &Stats,
-    write: impl Fn(&[u8], u64) -> Result<(), Fault>,
-) -> Result<(), PieceOutcome> {
-    let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
-    let grains = bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests);
-    for (offset, (grain, digest)) in starts.zip(grains) {
-        let begin = Instant::now();
-        if Digest::of_grain(offset, size, grain) != *digest {
-            return Err(PieceOutcome::Mismatch);
+fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> Result<(), Unfit> {
+    let offset = piece.extent.offset;
+    // A pipe takes a piece when all of it is verified: nothing can be taken back.
+    match &landing.goal {
+        Goal::File(sink) => {
+            let target = sink.target().map_err(Unfit::Failed)?;
+            let spent = checked::write(&target, bytes, (offset, landing.size), &piece.digests)?;
+            stats.add(spent.disk, spent.hash);
+            stats.moved(piece.extent.len);
         }
-        let hashed = begin.elapsed();
-        write(grain, offset).map_err(PieceOutcome::Failed)?;
-        stats.add(begin.elapsed() - hashed, hashed);
+        Goal::Pipe(outlet) => {
+            verify(bytes, piece, landing.size, stats)?;
+            outlet.put(offset, bytes);
+        }
+        Goal::Part(part) => {
+            verify(bytes, piece, landing.size, stats)?;
+            part.put(offset, bytes, &piece.digests);
+        }
     }
+    Ok(())
+}
+
+/// Looks whether bytes are what they must be.
+fn verify(bytes: &[u8], piece: &Piece, size: u64, stats: &Stats) -> Result<(), Unfit> {
+    let spent = checked::check(bytes, (piece.extent.offset, size), &piece.digests, |_| Ok(()))?;
+    stats.add(spent.disk, spent.hash);
     stats.moved(piece.extent.len);
     Ok(())
 }
@@ -96,9 +82,9 @@ mod tests {
     use super::*;
     use crate::part::{Haste, PartBuffer};
     use std::sync::Arc;
-    use verbatim_proto::Extent;
     use verbatim_proto::message::FileId;
     use verbatim_proto::read::Part;
+    use verbatim_proto::{Digest, Extent};
 
     const SIZE: usize = 1 << 20;
 

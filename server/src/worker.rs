@@ -3,9 +3,9 @@
 //! thread that received them, while they are in cache. Told what to do by
 //! sessions; answers into their event queues.
 //!
-//! A chunk is hashed and written a grain at a time, and the slot is held while a
-//! grain is: what is written is what was hashed, whatever the client sends. One that
-//! lies in its file is hashed when no device can write to it any more.
+//! The slot of a chunk is held while it is hashed and written: what is written is what was
+//! hashed, whatever the client sends. One that lies in its file is hashed when no device
+//! can write to it any more.
 
 use crate::observe::View;
 use crate::rails::{Offered, SessionDomain};
@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Completion, FabricError, Link, MappedSpot, Memory, SharedSlot};
 use verbatim_files::Target;
+use verbatim_files::checked::{self, Unfit};
 use verbatim_proto::message::{LinkId, Piece, Spot, Tag, Verdict};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Fault};
@@ -80,24 +81,16 @@ impl ServerWorker {
             return Verdict::Failed(fault.clone());
         }
         let Some(target) = &landing.target else { return Verdict::Failed(no_file()) };
-        let extent = landing.piece.extent;
-        let mut done = 0;
-        for digest in &landing.piece.digests {
-            let len = (extent.len - done).min(GRAIN_BYTES);
-            let offset = extent.offset + done;
-            let verdict = slot.with(at + done as usize, len as usize, |grain| {
-                if Digest::of_grain(offset, landing.size, grain) != *digest {
-                    return Verdict::Mismatch;
-                }
-                target.write_at(grain, offset).map_or_else(Verdict::Failed, |()| Verdict::Stored)
-            });
-            if verdict != Verdict::Stored {
-                return verdict;
-            }
-            done += len;
+        let Piece { extent, digests, .. } = &landing.piece;
+        // All of it at once: what is checked is what is written.
+        let written = slot.with(at, extent.len as usize, |bytes| {
+            checked::write(target, bytes, (extent.offset, landing.size), digests)
+        });
+        match written {
+            Ok(_) => Verdict::Stored,
+            Err(Unfit::Mismatch) => Verdict::Mismatch,
+            Err(Unfit::Failed(fault)) => Verdict::Failed(fault),
         }
-        let noted = target.verified(extent, &landing.piece.digests);
-        noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
     }
 }
 

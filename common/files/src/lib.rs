@@ -7,6 +7,7 @@
 
 pub mod accounts;
 mod alter;
+pub mod checked;
 mod commit;
 pub mod folder;
 pub mod hash;

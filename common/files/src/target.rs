@@ -18,7 +18,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
@@ -30,6 +30,8 @@ pub const LASTING_BYTES_MIN: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct Target {
     file: File,
+    /// Whose turn it is to write.
+    turn: Mutex<()>,
     folder: Arc<OpenFolder>,
     /// Its name until it is committed, where it has one.
     temporary: Option<Vec<u8>>,
@@ -123,7 +125,8 @@ impl Target {
     ) -> Self {
         let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
         let (path, room, end) = (path.clone(), OnceLock::new(), OnceLock::new());
-        Self { file, folder, temporary, path, journal, read_only, end, gone, room }
+        let turn = Mutex::new(());
+        Self { file, turn, folder, temporary, path, journal, read_only, end, gone, room }
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -209,6 +212,20 @@ impl Target {
             self.journal.iter().for_each(|(_, name)| remove(name));
             self.temporary.iter().for_each(|name| remove(name));
         }
+    }
+
+    /// The turn to write, if nobody has it.
+    pub(crate) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The turn to write, when nobody has it any more.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes bytes at an offset. Zeros become a hole where the file system can: a sparse file
