@@ -162,7 +162,7 @@ fn a_certificate_that_does_not_do_is_refused_with_the_reason() {
 fn a_certificate_that_ends_takes_its_session_with_it() {
     let (world, maker) = world();
     let before = Holding::of(world.serve.id());
-    maker.make(world.dir.path(), "brief", "brief.example", Some(4));
+    maker.make(world.dir.path(), "brief", "brief.example", Some(8));
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
     let ended = cp(&world, "ca.pem", "brief", &["--bwlimit", "256K", &from, &out]);
     ended.refused(3, &["the certificate of brief.example has expired"]);

@@ -54,7 +54,7 @@ fn a_token_that_expires_ends_what_runs_under_it() {
     let world = World::new(&[]);
     let before = Holding::of(world.serve.id());
     // Long enough to be let in, and to begin.
-    let token = world.add("brief", &["--export", "data:ro", "--expires", "5s"]);
+    let token = world.add("brief", &["--export", "data:ro", "--expires", "10s"]);
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
     let ended = world.cp(&token, &["--bwlimit", "256K", "--timeout", "30", &from, &out]);
     ended.refused(3, &["the token brief has expired"]);
