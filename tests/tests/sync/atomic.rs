@@ -110,7 +110,7 @@ fn a_run_that_is_killed_leaves_the_old_tree_and_is_gone_on_with() {
         assert!(is("gone").is_some() && is("large").is_none(), "{way:?}");
         assert_eq!(fs::metadata(&target).expect("there").ino(), before, "{way:?}");
         assert!(!parts(&world).is_empty(), "{way:?}: there is something to go on with");
-        let ended = world.sync(way, &[&flags[..], &["--json"]].concat()).done();
+        let ended = world.sync_again(way, &[&flags[..], &["--json"]].concat()).done();
         let moved = summary(&ended)["moved_bytes"].as_u64().expect("a number");
         assert!(moved < 47 << 20, "{way:?}: {moved} bytes moved, all of it again");
         tree::assert_same_content(&source, &target);
@@ -124,7 +124,7 @@ fn a_run_that_is_killed_leaves_the_old_tree_and_is_gone_on_with() {
         });
         run.signal(Signal::KILL);
         run.end();
-        world.sync(way, &["--atomic", "--exclude", "large"]).done();
+        world.sync_again(way, &["--atomic", "--exclude", "large"]).done();
         assert!(fs::read(target.join("large")).expect("stays") == tree::content(1, 48 << 20));
         assert_eq!(parts(&world), [""; 0].map(PathBuf::from), "{way:?}");
     }

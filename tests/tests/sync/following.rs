@@ -3,7 +3,7 @@
 //! asks is told how it is, by the status file, by systemd's socket and by --wait.
 
 use crate::process::{Running, Serve, Signal, wait_for};
-use crate::{BOTH, Way, World, exports, text, tree, write};
+use crate::{BOTH, LET_GO_MAX, Way, World, exports, is_held, text, tree, write};
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -40,6 +40,27 @@ impl Following {
         let mut command = world.home.command("rdma-sync", &[source.as_str(), target.as_str()]);
         command.args(flags).env("NOTIFY_SOCKET", world.path("notify"));
         Running::start(command)
+    }
+
+    /// Starts it again, behind one that was killed: the server may still be at its work.
+    fn again(mut world: World, way: Way) -> Self {
+        let begin = Instant::now();
+        loop {
+            let run = Self::run(&world, way, "100%");
+            let mut following = Self { world, way, run };
+            let has_ended = wait_for("it has the target or ends", SOON, || {
+                let (has_ended, status) = (following.run.has_ended(), following.status());
+                let passed = status["passes"].as_u64() > Some(0);
+                let has_it = status["process"] == following.run.id() && passed;
+                (has_ended || has_it).then_some(has_ended)
+            });
+            if !has_ended {
+                return following;
+            }
+            let ended = following.run.end();
+            assert!(is_held(&ended) && begin.elapsed() < LET_GO_MAX, "{way:?}: {ended:?}");
+            world = following.world;
+        }
     }
 
     /// Waits as a job would.
@@ -94,12 +115,16 @@ fn what_changes_is_soon_at_the_target() {
             systemd.recv(&mut told).expect("systemd is told");
         }
         let source = following.world.source();
-        let mut fastest = SOON;
-        for number in 0..5 {
+        // A machine may be busy for a while, and is not for ever.
+        let mut number = 0;
+        wait_for("a file takes less than a second", SOON, || {
             write(source.join("new/file"), &tree::content(number, 5000));
-            fastest = fastest.min(following.follows("a file"));
-        }
-        assert!(fastest < Duration::from_secs(1), "{way:?}: a file took {fastest:?}");
+            number += 1;
+            (following.follows("a file") < Duration::from_secs(1)).then_some(())
+        });
+        following.wait();
+        let passes = |following: &Following| following.status()["passes"].as_u64().expect("some");
+        let before = passes(&following);
         fs::rename(source.join("new"), source.join("renamed")).expect("renames");
         following.follows("a folder with another name");
         fs::remove_dir_all(source.join("renamed")).expect("removes");
@@ -107,7 +132,7 @@ fn what_changes_is_soon_at_the_target() {
         tree::small_files(&source.join("burst"), 700, 2000, 9);
         following.follows("a burst");
         following.wait();
-        assert!(following.status()["passes"].as_u64() < Some(60), "{}", following.status());
+        assert!(passes(&following) - before < 55, "{before}: {}", following.status());
         let Following { run, world, .. } = following;
         run.signal(Signal::TERM);
         assert_eq!(run.end().code, Some(130));
@@ -161,6 +186,9 @@ fn a_file_is_copied_when_its_writer_is_done() {
         let mut following = Following::start(world, way);
         let path = following.world.source().join("slow/checkpoint");
         fs::create_dir(path.parent().expect("a folder")).expect("makes");
+        // What is in a folder when that is found is taken as it is.
+        following.follows("a folder");
+        following.wait();
         let mut file = fs::File::create(&path).expect("makes");
         let there = following.world.target(way).join("slow/checkpoint");
         // Longer than anything but a writer is waited for, and never as long as one is.
@@ -213,8 +241,7 @@ fn a_follower_that_is_killed_goes_on_where_it_was() {
             run.signal(Signal::KILL);
             assert_eq!(run.end().code, None, "it was killed");
             write(source.join("while it was dead"), &tree::content(round, 100));
-            let run = Following::run(&world, way, "100%");
-            following = Following { world, way, run };
+            following = Following::again(world, way);
             following.follows("all of it");
         }
     }
@@ -253,9 +280,11 @@ fn names_of_one_file_change_together_and_a_folder_may_go() {
         // Most of what is left: more than may go, however it is looked at.
         fs::remove_dir_all(source.join("a")).expect("removes");
         fs::remove_dir_all(source.join("more")).expect("removes");
-        following.wait_for_state("behind");
-        let error = following.status()["error"].to_string();
-        assert!(error.contains("nothing is deleted"), "{error}");
+        wait_for("it says that nothing is deleted", SOON, || {
+            let status = following.status();
+            let said = status["error"].to_string().contains("nothing is deleted");
+            (status["state"] == "behind" && said).then_some(())
+        });
     }
 }
 

@@ -20,9 +20,13 @@ mod trouble;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use verbatim_tests::process::{self, Ended, Home, Running, Serve};
 use verbatim_tests::tree;
+
+/// How long the server may be at the work of a client that was killed.
+pub(crate) const LET_GO_MAX: Duration = Duration::from_secs(20);
 
 /// A server that exports `src`, and `in` for writing, and a folder `out` beside them.
 pub(crate) struct World {
@@ -116,11 +120,27 @@ impl World {
         self.start(way, flags).end()
     }
 
+    /// The same, behind one that was killed: the server may still be at its work.
+    pub fn sync_again(&self, way: Way, flags: &[&str]) -> Ended {
+        let begin = Instant::now();
+        loop {
+            let ended = self.sync(way, flags);
+            if !is_held(&ended) || begin.elapsed() > LET_GO_MAX {
+                return ended;
+            }
+        }
+    }
+
     pub fn start(&self, way: Way, flags: &[&str]) -> Running {
         let ends = self.ends(way);
         let arguments: Vec<&str> = ends.iter().map(String::as_str).chain(flags.to_vec()).collect();
         Running::start(self.home.command("rdma-sync", &arguments))
     }
+}
+
+/// Whether somebody has the target, perhaps one that was killed.
+pub(crate) fn is_held(ended: &Ended) -> bool {
+    ended.code == Some(1) && ended.stderr.contains("is being synchronised by")
 }
 
 pub(crate) fn exports(dir: &Path) -> [String; 2] {
