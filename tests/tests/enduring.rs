@@ -31,7 +31,7 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
     let copies: Vec<Running> = (0..CLIENTS)
         .map(|number| {
             let (up, out) = (place.text("up"), place.text(&format!("out/{number}")));
-            let slowly = "--bwlimit=6M".to_owned();
+            let slowly = "--bwlimit=2M".to_owned();
             match number % 2 {
                 0 => serve.start_cp(&[slowly, serve.at("data/file"), out]),
                 _ => serve.start_cp(&[slowly, up, serve.at(&format!("in/{number}"))]),
