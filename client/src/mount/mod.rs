@@ -114,6 +114,11 @@ pub enum MountError {
 }
 
 impl MountError {
+    /// Whether it was told to end before it stood.
+    pub fn is_interruption(&self) -> bool {
+        matches!(self, Self::Fault(fault) if fault.code == Code::Interrupted)
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -140,26 +145,18 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Connects and mounts. The server must be there now; later it may come and go.
+    /// Connects and mounts. The server must be there now; later it may come and go. Where `stop`
+    /// completes before the kernel is asked to mount, it is not; later `stay` is to hear of it.
     pub async fn start(
         options: MountOptions,
         mut session: SessionOptions,
+        stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Self, MountError> {
-        let clear = options.mountpoint.clone();
-        let others = options.allow_other;
-        content::blocking(move || place::prepare(&clear, others)).await?;
-        let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
-        let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
         // Attributes come with the metadata of files.
         session.preserve = true;
-        let (server, first) = match options.offline {
-            true => (known::server(&cache, &options)?, None),
-            false => {
-                let first = connect(&options, &session).await?;
-                let server = first.server().to_string();
-                known::note(&cache, &options, &server);
-                (server, Some(first))
-            }
+        let (cache, server, first) = tokio::select! {
+            () = stop => return Err(Fault::new(Code::Interrupted, "interrupted").into()),
+            ready = ready(&options, &session) => ready?,
         };
         let line = Line::start(first, session.clone());
         let content = Arc::new(Content::new(line, cache, server));
@@ -241,7 +238,10 @@ impl Mount {
             }
         };
         let tree = tokio::select! {
-            _ = &mut self.ended => return Ok(()),
+            _ = &mut self.ended => {
+                self.teller.tree.finish().await;
+                return Ok(());
+            }
             () = &mut stop => None,
             tree = tree => Some(tree),
         };
@@ -302,7 +302,28 @@ impl Mount {
         let mut unmounter = self.unmounter;
         // Nothing is left of it but what this object remembers.
         let _ = content::blocking(move || unmounter.unmount()).await;
+        self.teller.tree.finish().await;
     }
+}
+
+/// All that comes before the kernel is asked: a place, a cache, who the server is, and a session
+/// with it where there is to be one.
+async fn ready(
+    options: &MountOptions,
+    session: &SessionOptions,
+) -> Result<(Cache, String, Option<Session>), MountError> {
+    let (clear, others) = (options.mountpoint.clone(), options.allow_other);
+    content::blocking(move || place::prepare(&clear, others)).await?;
+    let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
+    let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
+    if options.offline {
+        let server = known::server(&cache, options)?;
+        return Ok((cache, server, None));
+    }
+    let first = connect(options, session).await?;
+    let server = first.server().to_string();
+    known::note(&cache, options, &server);
+    Ok((cache, server, Some(first)))
 }
 
 /// The first session, with a folder to show.

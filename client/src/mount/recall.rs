@@ -1,18 +1,22 @@
 //! What is remembered of names while the server is away: every folder that was listed,
 //! and every folder and link that was looked at, is kept in the cache by a thread of its
 //! own, and told from there when nobody else can. Bounded by what waits; what does not
-//! fit is not remembered. Called by `Tree`.
+//! fit is not remembered. A mount that ends waits for what it has. Called by `Tree`.
 
 use super::cache::{Cache, Key};
 use super::content::Content;
 use super::facts::{Facts, Kind, Seen};
 use super::listing::Listing;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
 use verbatim_proto::WirePath;
 
 /// Things that may wait to be kept.
 const WAITING_MAX: usize = 64;
+
+/// How long a mount that ends waits for them.
+const FINISH_MAX: Duration = Duration::from_secs(5);
 
 /// The name that something has in what is kept of itself.
 const ITSELF: &[u8] = b"itself";
@@ -23,17 +27,27 @@ const UNKNOWN_MODE: u16 = 0o444;
 /// What is remembered.
 pub(super) struct Recall {
     content: Arc<Content>,
-    waiting: mpsc::Sender<(Key, Arc<Listing>)>,
+    waiting: mpsc::Sender<Waiting>,
+}
+
+/// What the thread is to do.
+enum Waiting {
+    Keep(Key, Arc<Listing>),
+    /// Say that all before it is kept.
+    Tell(oneshot::Sender<()>),
 }
 
 impl Recall {
     /// Begins to remember; needs a tokio runtime.
     pub fn new(content: Arc<Content>) -> Self {
-        let (waiting, mut kept) = mpsc::channel::<(Key, Arc<Listing>)>(WAITING_MAX);
+        let (waiting, mut next) = mpsc::channel(WAITING_MAX);
         let keeper = content.clone();
         tokio::task::spawn_blocking(move || {
-            while let Some((key, listing)) = kept.blocking_recv() {
-                keep(&keeper.cache, &key, &listing);
+            while let Some(next) = next.blocking_recv() {
+                match next {
+                    Waiting::Keep(key, listing) => keep(&keeper.cache, &key, &listing),
+                    Waiting::Tell(done) => drop(done.send(())),
+                }
             }
         });
         Self { content, waiting }
@@ -42,7 +56,7 @@ impl Recall {
     /// A folder was listed.
     pub fn listed(&self, path: &WirePath, listing: &Arc<Listing>) {
         // Where too much waits it is not remembered.
-        let _ = self.waiting.try_send((self.key(path, "in"), listing.clone()));
+        let _ = self.waiting.try_send(Waiting::Keep(self.key(path, "in"), listing.clone()));
     }
 
     /// Something was looked at by itself. What is known of files is in their versions, but not
@@ -52,7 +66,20 @@ impl Recall {
         if (facts.kind != Kind::File || facts.tied.file.is_some())
             && let Ok(listing) = Listing::of(ITSELF, seen)
         {
-            let _ = self.waiting.try_send((self.key(path, "at"), Arc::new(listing)));
+            let _ = self.waiting.try_send(Waiting::Keep(self.key(path, "at"), Arc::new(listing)));
+        }
+    }
+
+    /// Waits until all that was told so far is kept, or that takes too long.
+    pub async fn finish(&self) {
+        let (done, kept) = oneshot::channel();
+        let all = async {
+            if self.waiting.send(Waiting::Tell(done)).await.is_ok() {
+                let _ = kept.await;
+            }
+        };
+        if tokio::time::timeout(FINISH_MAX, all).await.is_err() {
+            tracing::warn!("not all names are kept: the cache takes them too slowly");
         }
     }
 

@@ -83,6 +83,11 @@ impl Tree {
         Self { content, passthrough, nodes, folders, recall, base, watched }
     }
 
+    /// Waits until what is to be remembered of it is kept.
+    pub async fn finish(&self) {
+        self.recall.finish().await;
+    }
+
     /// How long the kernel may believe what it is told now.
     pub fn ttl(&self) -> Duration {
         if self.watched.load(Ordering::Relaxed) { TTL_WATCHED } else { TTL }

@@ -91,6 +91,27 @@ fn a_mount_that_is_in_use_ends_when_it_is_told_to() {
 }
 
 #[test]
+fn a_mount_that_waits_for_its_server_ends_when_it_is_told_to() {
+    if !can_mount("a_mount_that_waits_for_its_server_ends_when_it_is_told_to") {
+        return;
+    }
+    // Takes who comes, and never says anything.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let from = format!("rdma://{}/data", silent.local_addr().expect("has one"));
+    let (at, cache) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let text = |dir: &TempDir| dir.path().display().to_string();
+    let words = [&from, &text(&at), "--foreground", "--cache", &text(&cache)];
+    for signal in [Signal::TERM, Signal::INT] {
+        let running = Running::start(Home::new().command("rdma-mount", &words));
+        let held = silent.accept().expect("it comes");
+        running.signal(signal);
+        running.end().refused(130, &["interrupted"]);
+        drop(held);
+        assert!(!is_mounted(at.path()));
+    }
+}
+
+#[test]
 fn the_kernel_asks_root_for_a_mebibyte_at_a_time() {
     use std::os::unix::fs::MetadataExt;
     let test = "the_kernel_asks_root_for_a_mebibyte_at_a_time";
@@ -154,7 +175,7 @@ fn the_status_tells_how_far_the_fill_is_and_which_way_files_are_read() {
     });
     // What is younger is looked at more than once.
     std::thread::sleep(SETTLED);
-    let mounted = source.mount(&["--fill", "--timeout", "3"]);
+    let mounted = source.mount(&["--fill"]);
     let status = |json: bool| {
         let at = mounted.path("");
         let mut words = vec!["--status", at.to_str().expect("text")];
@@ -281,8 +302,7 @@ fn a_mount_writes_its_numbers_and_tells_how_far_the_fill_is() {
     let complete = || (mounted.status()["fill"]["state"] == "complete").then_some(());
     wait_for("all is here", STAND_MAX, complete);
     assert_eq!(fs::read(mounted.path("f3")).expect("reads"), noise(9000, 3));
-    // Told once a second.
-    std::thread::sleep(Duration::from_millis(1_500));
+    // Told once a second, and what was not is told at the end.
     let running = mounted.running.take().expect("it runs");
     running.signal(Signal::TERM);
     let said = running.end().done().stdout;

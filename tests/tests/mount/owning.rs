@@ -74,9 +74,6 @@ fn owners_are_those_of_the_source_and_several_names_are_one_file() {
     let status = mounted.status();
     assert_eq!(status["fetched_bytes"], SIZE, "it came once: {status}");
     assert_eq!(reading::data_files(cache.path()).len(), 1, "and is kept once");
-    wait_for("names are kept", STAND_MAX, || {
-        (offline::names_kept(cache.path()) >= 3).then_some(())
-    });
     mounted.end();
     source.kill();
     let mounted = Mounted::start(&source.home, &from, &cache, &["--offline"]);

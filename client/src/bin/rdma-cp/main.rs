@@ -18,6 +18,7 @@ use shared::records::Records;
 use shared::voice::clean;
 use show::Show;
 use std::path::Path;
+use std::pin::pin;
 use std::process::ExitCode;
 use verbatim_client::copy::server_of;
 use verbatim_client::{copy, list};
@@ -85,8 +86,9 @@ async fn run(flags: Flags) -> ExitCode {
             session.trace = records.trace();
             let mut show = Show::new(&flags, options.rules.task);
             let config_dir = session.connect.config_dir.clone();
+            let mut stop = pin!(interrupted());
             let copied = ask::introduced(&config_dir, async || {
-                copy(&options, session.clone(), &mut show, interrupted()).await
+                copy(&options, session.clone(), &mut show, stop.as_mut()).await
             });
             match copied.await {
                 Ok(summary) => {

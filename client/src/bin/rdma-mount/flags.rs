@@ -30,7 +30,8 @@ const CACHE_BYTES_MIN: u64 = 64 << 20;
 ///
 /// Goes into the background when the mount stands, and ends with umount MOUNTPOINT.
 ///
-/// Exit codes: 0 done, 1 cannot mount, 2 bad usage, 3 cannot connect or not let in.
+/// Exit codes: 0 done, 1 cannot mount, 2 bad usage, 3 cannot connect or not let in, 130
+/// interrupted before it stood.
 #[derive(Parser)]
 #[command(name = "rdma-mount", version, max_term_width = 100)]
 #[command(override_usage = "rdma-mount [OPTIONS] HOST:/EXPORT[/PATH] MOUNTPOINT

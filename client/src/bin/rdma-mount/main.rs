@@ -18,6 +18,7 @@ mod telling;
 use flags::Flags;
 use shared::ask;
 use shared::ending::{Exit, complain, interrupted};
+use std::pin::pin;
 use std::process::ExitCode;
 use verbatim_client::copy::CopyError;
 use verbatim_client::mount::{Mount, MountError, MountOptions, is_away};
@@ -81,32 +82,25 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         None => None,
     };
     let config_dir = session.connect.config_dir.clone();
+    // Before anybody can see the mount: who is told to end after that must not leave it behind.
+    let mut stop = pin!(interrupted());
     let started = ask::introduced(&config_dir, async || {
-        match Mount::start(options.clone(), session.clone()).await {
+        match Mount::start(options.clone(), session.clone(), &mut stop).await {
             Err(MountError::Client(error)) => Err(CopyError::Client(error)),
             other => Ok(other),
         }
     });
     let mount = match started.await {
         Ok(Ok(mount)) => mount,
+        Ok(Err(error)) if error.is_interruption() => {
+            return complain(&error, None, Exit::Interrupted, json);
+        }
         Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
         Err(error) => return complain(&error, hint(&error), Exit::Connect, json),
     };
-    let stop = interrupted();
-    if flags.background {
-        if let Err(error) = background::stands(flags.log_file.as_deref()) {
-            return complain(
-                &format!("cannot go into the background: {error}"),
-                None,
-                Exit::Failed,
-                json,
-            );
-        }
-    } else if json {
-        let at = options.mountpoint.display().to_string();
-        println!("{}", serde_json::json!({ "event": "mounted", "mountpoint": at }));
-    } else if !flags.voice.quiet {
-        println!("mounted on {}", options.mountpoint.display());
+    if let Err(error) = stands(flags, &options) {
+        let cause = format!("cannot go into the background: {error}");
+        return complain(&cause, None, Exit::Failed, json);
     }
     let teller = mount.teller();
     if let Some(port) = port {
@@ -114,11 +108,15 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         tokio::spawn(telling::show(teller.clone(), options.mountpoint.clone(), port));
     }
     let progress = json && !flags.background;
-    let telling = telling::tell(teller.clone(), metrics.clone(), progress);
+    let mut progress = progress.then(|| telling::Progress::new(teller.clone()));
+    let telling = telling::tell(teller.clone(), metrics.clone(), progress.as_mut());
     let stayed = tokio::select! {
         stayed = mount.stay(stop) => stayed,
         () = telling => unreachable!("it tells for ever"),
     };
+    if let Some(progress) = &mut progress {
+        progress.tell();
+    }
     if let Some(path) = &metrics {
         telling::write(&teller, path);
     }
@@ -126,6 +124,21 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Ok(()) => Exit::Done.into(),
         Err(error) => complain(&error, error.hint(), Exit::Failed, json),
     }
+}
+
+/// Says that the mount stands; in the background nobody listens from then on.
+fn stands(flags: &Flags, options: &MountOptions) -> std::io::Result<()> {
+    let at = options.mountpoint.display();
+    if flags.background {
+        return background::stands(flags.log_file.as_deref());
+    }
+    if flags.voice.json {
+        let at = at.to_string();
+        println!("{}", serde_json::json!({ "event": "mounted", "mountpoint": at }));
+    } else if !flags.voice.quiet {
+        println!("mounted on {at}");
+    }
+    Ok(())
 }
 
 /// What to do when the server is not reached: what is here can be shown without it.

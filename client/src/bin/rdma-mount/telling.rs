@@ -16,17 +16,35 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How often the file is written.
 const WRITE_EVERY: Duration = Duration::from_secs(5);
 
-/// Tells until it is dropped, and once more at the end if the mount ends well.
-pub async fn tell(teller: Teller, file: Option<PathBuf>, progress: bool) {
-    let mut told = None;
+/// How far the fill is, told when it is farther.
+pub struct Progress {
+    teller: Teller,
+    told: Option<Value>,
+}
+
+impl Progress {
+    pub fn new(teller: Teller) -> Self {
+        Self { teller, told: None }
+    }
+
+    /// Tells what was not told yet.
+    pub fn tell(&mut self) {
+        let fill = &self.teller.status()["fill"];
+        if fill["state"] != "off" && self.told.as_ref() != Some(fill) {
+            println!("{}", json!({ "event": "progress", "fill": fill }));
+            self.told = Some(fill.clone());
+        }
+    }
+}
+
+/// Tells until it is dropped. What is new at the end is for whoever drops it to tell.
+pub async fn tell(teller: Teller, file: Option<PathBuf>, mut progress: Option<&mut Progress>) {
     let mut written: Option<Instant> = None;
     let mut tick = tokio::time::interval(TELL_EVERY);
     loop {
         tick.tick().await;
-        let status = teller.status();
-        if progress && status["fill"]["state"] != "off" && told.as_ref() != Some(&status["fill"]) {
-            println!("{}", json!({ "event": "progress", "fill": status["fill"] }));
-            told = Some(status["fill"].clone());
+        if let Some(progress) = &mut progress {
+            progress.tell();
         }
         if let Some(path) = &file
             && written.is_none_or(|at| at.elapsed() >= WRITE_EVERY)

@@ -17,6 +17,7 @@ use shared::ask;
 use shared::ending::{Exit, complain, interrupted, refused};
 use shared::records::Records;
 use show::Show;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -84,8 +85,9 @@ async fn run(flags: &Flags) -> ExitCode {
             Err(error) => refused(&error, json),
         };
     }
+    let mut stop = pin!(interrupted());
     let done = ask::introduced(&config_dir, async || {
-        sync(&options, session.clone(), &mut show, interrupted()).await
+        sync(&options, session.clone(), &mut show, stop.as_mut()).await
     });
     match done.await {
         Ok(summary) => {
@@ -100,8 +102,9 @@ async fn run(flags: &Flags) -> ExitCode {
 /// Turns true when this is to end.
 fn interruption() -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
+    let interrupted = interrupted();
     tokio::spawn(async move {
-        interrupted().await;
+        interrupted.await;
         stop.send_replace(true);
     });
     stopped

@@ -2,8 +2,10 @@
 //! one that is meant, as ssh does, and remembers a yes. Never asks a script:
 //! without a terminal the answer is no, and the error says what to add.
 
+use super::ending::interrupted;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
+use tokio::sync::oneshot;
 use verbatim_client::ClientError;
 use verbatim_client::copy::CopyError;
 use verbatim_control::{ControlError, Distrust, Fingerprint, KnownServers};
@@ -25,13 +27,30 @@ pub async fn introduced<T>(
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(error);
     }
-    // Nothing else is under way, so this thread may wait for a person.
-    if !vouched(peer, presented, io::stderr(), io::stdin().lock()).unwrap_or(false) {
+    if !is_vouched(peer.to_owned(), presented).await {
         return Err(error);
     }
     let remembered = KnownServers::in_dir(config_dir).remember(peer, presented);
     remembered.map_err(ClientError::Control)?;
     attempt().await
+}
+
+/// Waits for a person, on a thread of its own, which nobody waits for when this is to end: then
+/// nobody vouched.
+async fn is_vouched(peer: String, presented: Fingerprint) -> bool {
+    let interrupted = interrupted();
+    let (tell, answer) = oneshot::channel();
+    let ask = move || {
+        let answer = vouched(&peer, presented, io::stderr(), io::stdin().lock());
+        let _ = tell.send(answer.unwrap_or(false));
+    };
+    if std::thread::Builder::new().name("question".into()).spawn(ask).is_err() {
+        return false;
+    }
+    tokio::select! {
+        () = interrupted => false,
+        answer = answer => answer.unwrap_or(false),
+    }
 }
 
 /// The server that nobody vouches for, if that is what went wrong.

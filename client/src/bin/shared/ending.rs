@@ -89,12 +89,16 @@ pub fn complain(error: &dyn Display, hint: Option<String>, exit: Exit, json: boo
     exit.into()
 }
 
-/// Completes when the user, or a batch system whose time is up, wants this to end.
-pub async fn interrupted() {
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+/// Completes when the user, or a batch system whose time is up, wants this to end. It is heard
+/// from this call on, whenever the answer is waited for.
+pub fn interrupted() -> impl Future<Output = ()> {
+    let heard = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+    async move {
+        match heard {
+            (Ok(mut interrupt), Ok(mut terminate)) => {
+                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+            }
+            _ => std::future::pending().await,
         }
-        _ => std::future::pending().await,
     }
 }
