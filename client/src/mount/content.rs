@@ -167,15 +167,17 @@ impl Content {
         version: u64,
         landed: Landed,
     ) -> std::io::Result<Arc<CacheFile>> {
-        let file = self.cache.create(key, info, version)?;
-        if info.size > 0 && !file.has(0) {
-            let (begun, _) = file.flights.join(&[0], 1, false);
-            let brought = Arc::new(landed);
-            for flight in begun {
-                let kept = self.keep(&file, &[0], &brought);
-                file.flights.end(&flight, Ok(brought.clone()));
-                self.hot.add(&file, flight, brought.len(), kept);
-            }
+        // Who finds the file from here on waits for what came, and does not fetch it again.
+        let first = |file: &CacheFile| match info.size > 0 && !file.has(0) {
+            true => file.flights.join(&[0], 1, false).0,
+            false => Vec::new(),
+        };
+        let (file, begun) = self.cache.create(key, info, version, first)?;
+        let brought = Arc::new(landed);
+        for flight in begun {
+            let kept = self.keep(&file, &[0], &brought);
+            file.flights.end(&flight, Ok(brought.clone()));
+            self.hot.add(&file, flight, brought.len(), kept);
         }
         Ok(file)
     }

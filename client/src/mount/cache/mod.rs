@@ -68,10 +68,14 @@ impl Cache {
             Fault::from_io(format!("cannot use {} as a cache", folder.display()), e)
         };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| cannot(&e))?;
-        let Some(share) = Share::join(folder).map_err(|e| cannot(&e))? else {
+        // Looked at before: what is uncounted then, nobody of this boot was at.
+        let is_new = is_new(folder);
+        let Some(mut share) = Share::join(folder).map_err(|e| cannot(&e))? else {
             let text = format!("{SHARERS_MAX} mounts use the cache {} already", folder.display());
             return Err(Fault::new(Code::Limit, text));
         };
+        // What is kept from here on is counted as it comes, and is not to be found as well.
+        share.uncounted &= !is_new;
         Ok(Self {
             folder: folder.to_owned(),
             bytes_max,
@@ -152,12 +156,20 @@ impl Cache {
         Some(file)
     }
 
-    /// A new version of a file, which takes the place of what was there.
-    pub fn create(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<Arc<CacheFile>> {
+    /// A new version of a file, which takes the place of what was there, and what `first` makes
+    /// of it before anybody else finds it.
+    pub fn create<T>(
+        &self,
+        key: &Key,
+        info: &FileInfo,
+        version: u64,
+        first: impl FnOnce(&CacheFile) -> T,
+    ) -> io::Result<(Arc<CacheFile>, T)> {
         let mut open = self.files();
         if let Some(file) = open.get(key) {
             if (file.version, file.size) == (version, info.size) {
-                return Ok(file);
+                let made = first(&file);
+                return Ok((file, made));
             }
             file.replaced.store(true, Ordering::Relaxed);
         }
@@ -172,8 +184,9 @@ impl Cache {
             }
         };
         let file = Arc::new(file);
+        let made = first(&file);
         open.put(&file);
-        Ok(file)
+        Ok((file, made))
     }
 
     /// The files of a version: another mount may have made them.
@@ -279,6 +292,12 @@ impl Open {
         }
         self.files.insert(file.key, Arc::downgrade(file));
     }
+}
+
+/// Whether nothing was ever kept there: what is kept is in folders.
+fn is_new(folder: &Path) -> bool {
+    let is_folder = |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|it| it.path().is_dir());
+    fs::read_dir(folder).is_ok_and(|entries| !entries.into_iter().any(is_folder))
 }
 
 /// Whether there was no room on the disk, or none for this user.

@@ -10,6 +10,12 @@ fn info(size: u64) -> FileInfo {
     FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size, version: Some(9) }
 }
 
+impl Cache {
+    fn created(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<Arc<CacheFile>> {
+        self.create(key, info, version, |_| ()).map(|made| made.0)
+    }
+}
+
 fn content(block: u32, size: u64) -> Vec<u8> {
     let len = block_extent(block, size).len;
     (0..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).wrapping_add(block) as u8).collect()
@@ -33,7 +39,7 @@ fn keep_soon(cache: &Cache, file: &CacheFile, block: u32) {
 }
 
 fn whole(cache: &Cache, key: u8, size: u64) -> Arc<CacheFile> {
-    let file = cache.create(&[key; 16], &info(size), 9).expect("creates");
+    let file = cache.created(&[key; 16], &info(size), 9).expect("creates");
     (0..size.div_ceil(BLOCK_BYTES) as u32).for_each(|it| keep_soon(cache, &file, it));
     file
 }
@@ -42,7 +48,7 @@ fn whole(cache: &Cache, key: u8, size: u64) -> Arc<CacheFile> {
 fn what_is_kept_is_found_again_and_looked_at_before_it_is_read() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = cache.create(&[1; 16], &info(SIZE), 9).expect("creates");
+    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
     keep(&cache, &file, 1).expect("keeps");
     keep(&cache, &file, 3).expect("keeps");
     assert!(file.read(BLOCK_BYTES - 1, 2).is_none(), "half of it is not there");
@@ -94,7 +100,7 @@ fn a_damaged_journal_claims_less() {
     fs::write(&journal, b"no journal").expect("writes");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     assert!(cache.find(&[1; 16]).is_none());
-    assert!(cache.create(&[1; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
+    assert!(cache.created(&[1; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
 }
 
 #[test]
@@ -119,7 +125,7 @@ fn the_least_recently_used_goes_and_what_is_in_use_stays() {
 fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_it() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 2 * BLOCK_BYTES).expect("opens");
-    let file = cache.create(&[1; 16], &info(SIZE), 9).expect("creates");
+    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
     for block in 0..3 {
         keep(&cache, &file, block).expect("keeps");
     }
@@ -128,12 +134,12 @@ fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_
     assert_eq!(file.read(BLOCK_BYTES, 3).expect("there").expect("reads"), content(1, SIZE)[..3]);
     keep(&cache, &file, 0).expect("keeps");
     assert_eq!(file.read(0, 9).expect("there").expect("reads"), content(0, SIZE)[..9]);
-    let small = cache.create(&[2; 16], &info(0), 9).expect("creates");
+    let small = cache.created(&[2; 16], &info(0), 9).expect("creates");
     assert!(small.back(), "an empty file is whole");
     drop((file, small));
     let backed = whole(&cache, 3, 2 * BLOCK_BYTES);
     assert!(backed.back());
-    let other = cache.create(&[4; 16], &info(BLOCK_BYTES), 9).expect("creates");
+    let other = cache.created(&[4; 16], &info(BLOCK_BYTES), 9).expect("creates");
     assert!(keep(&cache, &other, 0).is_err(), "there is no room, and none is taken");
     assert_eq!(backed.punch(), None);
     backed.unback();
@@ -146,7 +152,7 @@ fn a_new_version_leaves_the_old_to_its_readers() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     let old = whole(&cache, 1, BLOCK_BYTES);
-    let new = cache.create(&[1; 16], &info(BLOCK_BYTES), 10).expect("creates");
+    let new = cache.created(&[1; 16], &info(BLOCK_BYTES), 10).expect("creates");
     assert_eq!(new.absent(0..=0), [0], "nothing of the old one is in the new one");
     assert_eq!(old.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
     assert_eq!(cache.find(&[1; 16]).expect("is there").version, 10);
@@ -159,7 +165,7 @@ fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
     let dir = tempfile::tempdir().expect("folder");
     let open = || Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
     let (one, two) = (open(), open());
-    let mine = one.create(&[1; 16], &info(SIZE), 9).expect("creates");
+    let mine = one.created(&[1; 16], &info(SIZE), 9).expect("creates");
     let theirs = two.find(&[1; 16]).expect("is there");
     assert_eq!(theirs.absent(0..=3), [0, 1, 2, 3]);
     keep(&one, &mine, 1).expect("keeps");
@@ -167,13 +173,13 @@ fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
     assert_eq!(theirs.absent(0..=3), [0, 3], "it need not be brought twice");
     assert_eq!(theirs.read(BLOCK_BYTES, 9).expect("there").expect("reads"), content(1, SIZE)[..9]);
     // The same version begun by both is one.
-    let again = two.create(&[1; 16], &info(SIZE), 9).expect("is there");
+    let again = two.created(&[1; 16], &info(SIZE), 9).expect("is there");
     assert!(again.absent(1..=2).is_empty());
     assert_eq!((one.usage().0, two.usage().0), (2 * BLOCK_BYTES, 2 * BLOCK_BYTES));
     // The cache fills up: what the other uses stays, and no hole is made under it.
     let other = whole(&two, 2, 2 * BLOCK_BYTES);
     assert!(keep(&two, &other, 0).is_ok());
-    let more = two.create(&[3; 16], &info(BLOCK_BYTES), 9).expect("creates");
+    let more = two.created(&[3; 16], &info(BLOCK_BYTES), 9).expect("creates");
     assert!(keep(&two, &more, 0).is_err(), "all is in use");
     assert!(keep(&one, &mine, 0).is_err(), "nor is anything punched while two are in");
     for file in [&mine, &theirs] {
@@ -207,10 +213,19 @@ fn a_ninth_mount_is_refused_and_the_count_outlives_them() {
 }
 
 #[test]
+fn what_is_kept_in_a_new_cache_is_counted_once_however_late_it_is_looked() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    drop(whole(&cache, 1, BLOCK_BYTES + 5));
+    cache.count();
+    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096);
+}
+
+#[test]
 fn notes_of_what_came_again_and_again_are_written_anew() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = cache.create(&[1; 16], &info(2 * BLOCK_BYTES), 9).expect("creates");
+    let file = cache.created(&[1; 16], &info(2 * BLOCK_BYTES), 9).expect("creates");
     for _ in 0..100 {
         keep(&cache, &file, 0).expect("keeps");
         keep(&cache, &file, 1).expect("keeps");
