@@ -17,7 +17,7 @@ fn what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time(
         fs::write(dir.join("big"), &big).expect("writes");
         fs::write(dir.join("small"), &small).expect("writes");
     });
-    let mounted = source.mount(&["--timeout", "3"]);
+    let mounted = source.mount(&["--timeout", "10"]);
     assert!(fs::read(mounted.path("small")).expect("reads") == small);
     let reader = fs::File::open(mounted.path("big")).expect("opens");
     let mut bytes = vec![0; 4096];

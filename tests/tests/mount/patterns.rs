@@ -12,10 +12,15 @@ fn fetched(mounted: &Mounted) -> u64 {
     mounted.status()["fetched_bytes"].as_u64().expect("a number")
 }
 
-/// Reads a page at an offset, as it is in `content`.
-fn read_page(file: &fs::File, content: &[u8], offset: u64) -> std::io::Result<()> {
+fn read_page_of(file: &fs::File, offset: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 4096];
     file.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+/// Reads a page at an offset, as it is in `content`.
+fn read_page(file: &fs::File, content: &[u8], offset: u64) -> std::io::Result<()> {
+    let bytes = read_page_of(file, offset)?;
     let at = offset as usize;
     assert!(bytes == content[at..at + 4096], "something else is at {offset}");
     Ok(())
@@ -33,7 +38,7 @@ fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
     });
     // What is younger is looked at more than once.
     std::thread::sleep(SETTLED);
-    let mounted = source.mount(&["--timeout", "2"]);
+    let mounted = source.mount(&["--timeout", "10"]);
     let [jump, stride, go_on] =
         names.map(|name| fs::File::open(mounted.path(name)).expect("opens"));
     assert_eq!(fetched(&mounted), 3 * MIB, "the first block comes with the file");
@@ -52,6 +57,13 @@ fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
     for at in 0..64 {
         read_page(&go_on, &content, at * 4096).expect("reads");
     }
+    // Nobody else comes near this block, so whoever has it has it for this one.
+    let is_here = || {
+        reading::data_files(mounted.cache.path()).iter().any(|data| {
+            let data = fs::File::open(data).expect("is there");
+            read_page_of(&data, 2 * MIB).is_ok_and(|page| page == content[2 << 20..][..4096])
+        })
+    };
     // Runs of blocks come in any order: all of them have come when no more do for a second.
     let mut seen = (fetched(&mounted), Instant::now());
     wait_for("what follows is here", STAND_MAX, || {
@@ -59,7 +71,8 @@ fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
         if now != seen.0 {
             seen = (now, Instant::now());
         }
-        (now >= 15 * MIB && seen.1.elapsed() >= Duration::from_secs(1)).then_some(())
+        let quiet = seen.1.elapsed() >= Duration::from_secs(1);
+        (now >= 15 * MIB && quiet && is_here()).then_some(())
     });
     source.kill();
     read_page(&stride, &content, 41 * MIB).expect("it was expected");

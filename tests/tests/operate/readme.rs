@@ -82,7 +82,7 @@ serve() {
     : >/tmp/log
     bash -c "exec $line" >/tmp/log 2>&1 &
     server=$!
-    for _ in $(seq 200); do
+    for _ in $(seq 400); do
         ! grep -q listening /tmp/log || break
         sleep 0.05
     done

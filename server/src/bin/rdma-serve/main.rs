@@ -299,11 +299,13 @@ async fn serve(kept: Kept, flags: &Flags, gathering: &Gathering) -> Result<(), S
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let signals = signals.map(signal);
     let kept = flags.reloadable;
-    tracing::info!(%address, %fingerprint, "listening");
-    gathering.write_out();
+    // Who waits for the last of these lines has all of them.
     if let Some(share) = shared {
+        gathering.write_out();
         share.print(address, fingerprint);
     }
+    tracing::info!(%address, %fingerprint, "listening");
+    gathering.write_out();
     let notifier = Notifier::from_environment();
     let stop = async {
         let [Ok(mut term), Ok(mut int), Ok(mut hangup)] = signals else {
