@@ -2,13 +2,20 @@
 //! while it is in cache. Nothing that does not match is written. Used by whoever receives,
 //! on either side.
 //!
-//! A kernel lets one writer at a time into a file, and who waits there spins. So writers
-//! take turns before they go there, and one who finds another at it checks more meanwhile.
+//! A kernel lets one writer at a time into a file, and who waits there spins. Where processors
+//! are few, writers take turns before they go there: one who finds another at it checks more
+//! meanwhile, and then sleeps. Where they are many, whoever spins keeps nobody from working,
+//! and goes on sooner than one who has to be woken.
 
 use crate::Target;
+use std::sync::OnceLock;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Extent, Fault};
+
+/// With no more processors than this the writers of a file take turns.
+const FEW_PROCESSORS: usize = 4;
 
 /// Why bytes are not in their file.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,12 +68,24 @@ pub fn write(
     (offset, size): (u64, u64),
     digests: &[Digest],
 ) -> Result<Spent, Unfit> {
+    static TURNS: OnceLock<bool> = OnceLock::new();
+    let few = || available_parallelism().is_ok_and(|count| count.get() <= FEW_PROCESSORS);
+    write_by(*TURNS.get_or_init(few), target, bytes, (offset, size), digests)
+}
+
+fn write_by(
+    turns: bool,
+    target: &Target,
+    bytes: &[u8],
+    (offset, size): (u64, u64),
+    digests: &[Digest],
+) -> Result<Spent, Unfit> {
     let mut written = 0;
     let spent = check(bytes, (offset, size), digests, |good| {
-        let turn = match target.try_turn() {
-            None if good == bytes.len() => target.turn(),
-            None => return Ok(()),
-            Some(turn) => turn,
+        let turn = match turns.then(|| target.try_turn()) {
+            Some(None) if good == bytes.len() => Some(target.turn()),
+            Some(None) => return Ok(()),
+            turn => turn.flatten(),
         };
         for grain in bytes[written..good].chunks(GRAIN_BYTES as usize) {
             target.write_at(grain, offset + written as u64)?;
@@ -129,14 +148,23 @@ mod tests {
         *harmed.last_mut().expect("not empty") ^= 1;
         let turn = target.turn();
         // Without waiting for anybody, or this would never end.
-        let unfit = write(&target, &harmed, (0, size), &digests);
+        let unfit = write_by(true, &target, &harmed, (0, size), &digests);
         assert!(matches!(unfit, Err(Unfit::Mismatch)), "{unfit:?}");
         assert!(landed(&target, bytes.len()).iter().all(|byte| *byte == 0), "not its turn");
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write(&target, &bytes, (0, size), &digests));
+            let writer = scope.spawn(|| write_by(true, &target, &bytes, (0, size), &digests));
             drop(turn);
             writer.join().expect("does not panic").expect("all of it matches");
         });
+        assert!(landed(&target, bytes.len()) == bytes);
+    }
+
+    #[test]
+    fn with_processors_to_spare_nobody_waits_for_a_turn() {
+        let (_dir, target, bytes, digests) = world();
+        let _turn = target.turn();
+        let written = write_by(false, &target, &bytes, (0, bytes.len() as u64), &digests);
+        written.expect("all of it matches");
         assert!(landed(&target, bytes.len()) == bytes);
     }
 }
