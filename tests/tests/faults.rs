@@ -397,7 +397,7 @@ fn a_server_whose_data_connections_are_refused_is_given_up() {
 fn a_control_connection_that_is_cut_breaks_the_copy_and_leaves_the_target() {
     let wired = Wired::start();
     for way in WAYS {
-        let cuts = [100, 900, 1500, 2200, 3000, 4000, 5000, 7000];
+        let cuts = [100, 600, 700, 900, 1500, 2200, 3000, 4000, 5000, 7000];
         let broke = cuts.iter().filter(|&&at| wired.breaks(way, Harm::CutAfter(at))).count();
         assert!(broke > 0, "{way:?}: no cut hit a copy that had begun");
     }

@@ -103,7 +103,8 @@ fn kill_at_any_moment(mode: Mode) {
     }
     for (round, moment) in moments.into_iter().enumerate() {
         let place = format!("SEED={seed}, {mode:?}, round {round}, after {moment:?}");
-        let signal = if round % 5 == 4 { Signal::INT } else { Signal::KILL };
+        // Not INT: a shell that runs this in the background has it ignored until it is handled.
+        let signal = if round % 5 == 4 { Signal::TERM } else { Signal::KILL };
         let mut run = world.start(way, &all);
         std::thread::sleep(moment);
         if mode.is("--watch") && round % 3 == 0 {
