@@ -29,6 +29,9 @@ pub const LASTING_BYTES_MIN: u64 = 16 << 20;
 /// A file that is being written.
 #[derive(Debug)]
 pub struct Target {
+    /// What is verified, and the name of that journal. Before `file`, so that it is let go of
+    /// first: whoever waits for a target looks at that file's lock, and then takes both.
+    journal: Option<(File, Vec<u8>)>,
     file: File,
     /// Whose turn it is to write.
     turn: Mutex<()>,
@@ -36,8 +39,6 @@ pub struct Target {
     /// Its name until it is committed, where it has one.
     temporary: Option<Vec<u8>>,
     path: WirePath,
-    /// What is verified, and the name of that journal.
-    journal: Option<(File, Vec<u8>)>,
     /// The source may not be written by its owner; what lasts must be, until it is whole.
     read_only: AtomicBool,
     /// How long it is to be, where that was not known when it was made.
@@ -476,6 +477,25 @@ mod tests {
         assert_eq!(found(&folder, &key), Some(vec![0]), "two grains in one run");
         fs::remove_file(hidden(dir.path(), "-part")).expect("removes");
         assert_eq!(found(&folder, &key), None, "a journal alone says nothing");
+    }
+
+    #[test]
+    fn what_nobody_holds_any_more_can_be_gone_on_with() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        leave_partial(&folder, &key);
+        for round in 0..300 {
+            let (target, _) = Target::find_lasting(&folder, &path("a"), &key).expect("free");
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(target));
+                let begin = std::time::Instant::now();
+                while Target::is_held(&folder, &path("a"), &key) {
+                    assert!(begin.elapsed().as_secs() < 20, "it is not let go of");
+                }
+                assert!(found(&folder, &key).is_some(), "its journal is held, round {round}");
+            });
+        }
     }
 
     #[test]
