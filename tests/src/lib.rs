@@ -1,6 +1,6 @@
 //! What end-to-end tests share: a server and copies against it (`pair`), trees
 //! to copy and to compare (`tree`), a network that misbehaves (`proxy`), a client
-//! that says what it wants (`raw`), a server that comes back (`place`), what an
+//! that says what it wants (`raw`), a server that comes back (`place`, `port`), what an
 //! enemy could send (`hostile`), what a disk has after a power cut (`powercut`), what
 //! is held (`holding`), and luck that can be had again (`dice`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
@@ -14,6 +14,7 @@ pub mod hostile;
 pub mod http;
 pub mod pair;
 pub mod place;
+pub mod port;
 pub mod powercut;
 pub mod process;
 pub mod proxy;

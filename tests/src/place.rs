@@ -2,7 +2,8 @@
 //! address: for tests of what outlives a server. Two exports, `data` to read and
 //! `in` to write to, and a folder `out` for what comes back.
 
-use crate::process::{Home, Serve, Signal};
+use crate::port::Port;
+use crate::process::{self, Home, Serve, Signal};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,19 +16,28 @@ pub struct Place {
     dir: TempDir,
     /// Where the server is.
     pub address: String,
+    _port: Port,
 }
 
 impl Place {
     /// Makes it, and starts the first server.
     pub fn new() -> (Self, Serve) {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        Self::of(tempfile::tempdir().expect("a temporary folder"), Home::new())
+    }
+
+    /// The same in memory, for short waits, which a disk that flushes for somebody else would
+    /// exceed.
+    pub fn in_memory() -> (Self, Serve) {
+        Self::of(process::memory(), Home::in_memory())
+    }
+
+    fn of(dir: TempDir, home: Home) -> (Self, Serve) {
         for folder in ["data", "in", "out"] {
             fs::create_dir(dir.path().join(folder)).expect("a folder");
         }
-        let home = Arc::new(Home::new());
-        let mut place = Self { dir, home, address: "127.0.0.1:0".into() };
+        let port = Port::take();
+        let place = Self { dir, home: Arc::new(home), address: port.text(), _port: port };
         let serve = place.serve();
-        place.address = serve.address.to_string();
         (place, serve)
     }
 

@@ -67,6 +67,21 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option
     }
 }
 
+/// How much must be free in memory for folders to be made there.
+const MEMORY_BYTES_MIN: u64 = 1 << 30;
+
+/// Makes a folder in memory where there is room for one, else an ordinary one: for tests with
+/// short waits, which a disk that flushes for somebody else would exceed.
+pub fn memory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let free = rustix::fs::statvfs(memory).map_or(0, |it| it.f_bavail * it.f_frsize);
+    let made = match free >= MEMORY_BYTES_MIN {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    };
+    made.expect("a temporary folder")
+}
+
 /// The folders of one user: state and configuration, shared with nobody.
 pub struct Home {
     dir: Arc<TempDir>,
@@ -78,6 +93,11 @@ impl Home {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
         Self { dir: Arc::new(dir), wrapper: Vec::new() }
+    }
+
+    /// The same in memory.
+    pub fn in_memory() -> Self {
+        Self { dir: Arc::new(memory()), wrapper: Vec::new() }
     }
 
     /// The folders of the same user, for commands that are run by themselves again.
@@ -392,6 +412,11 @@ impl Serve {
 
     /// Waits for its end, and returns its exit code.
     pub fn end(mut self) -> Option<i32> {
+        self.gone()
+    }
+
+    /// The same, of one that is to be followed by another.
+    pub fn gone(&mut self) -> Option<i32> {
         let status = wait_for("the server ends", SERVE_MAX, || {
             self.child.try_wait().expect("our own child")
         });

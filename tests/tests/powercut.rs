@@ -10,7 +10,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -23,6 +22,7 @@ use verbatim_files::journal::read;
 use verbatim_proto::Digest;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_tests::dice::Dice;
+use verbatim_tests::port::Port;
 use verbatim_tests::powercut::crash::Cuts;
 use verbatim_tests::powercut::disk::Kind;
 use verbatim_tests::powercut::{Disk, Manner, State, trace};
@@ -53,15 +53,15 @@ struct World {
     dir: TempDir,
     way: Way,
     home: Home,
-    /// Where the server listens, from its first start on.
-    address: OnceCell<String>,
+    /// Where the server listens.
+    port: Port,
 }
 
 impl World {
     /// A tree that replaces another: files that are new, changed, as they were, and gone.
     fn new(way: Way) -> Self {
         let (dir, home) = (tempfile::tempdir().expect("a folder"), Home::new());
-        let world = Self { dir, way, home, address: OnceCell::new() };
+        let world = Self { dir, way, home, port: Port::take() };
         for (folder, seed) in [("from/tree", 1), ("to/tree", 2)] {
             let root = world.path(folder);
             tree::small_files(&root.join("many"), 24, 6000, seed);
@@ -86,9 +86,7 @@ impl World {
         let home = Arc::new(self.home.again().wrapped(by_server));
         let exports =
             [format!("from={}", self.path("from").display()), format!("to={}:rw", to.display())];
-        let address = self.address.get().map_or("127.0.0.1:0", |address| address);
-        let serve = Serve::of(&home, address, &exports);
-        self.address.get_or_init(|| serve.address.to_string());
+        let serve = Serve::of(&home, &self.port.text(), &exports);
         let (from, to) = match self.way.up {
             true => (self.path("from/tree").display().to_string(), serve.at("to")),
             false => (serve.at("from/tree"), to.display().to_string()),

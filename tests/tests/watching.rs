@@ -17,6 +17,7 @@ use verbatim_proto::{
     WirePath,
 };
 use verbatim_tests::pair::{Backend, DEADLINE, Pair};
+use verbatim_tests::port::Port;
 use verbatim_tests::process::{Home, Serve, wait_for};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -177,11 +178,12 @@ fn a_server_that_is_killed_and_restarted_is_watched_again_from_the_beginning() {
     let export = format!("data={}", dir.path().join("data").display());
     let home = Arc::new(Home::new());
     let arguments = [export.as_str()];
-    let serve = Serve::of(&home, "127.0.0.1:0", &arguments);
-    let address = serve.address;
+    let port = Port::take();
+    let start = || Serve::of(&home, &port.text(), &arguments);
+    let serve = start();
     let connect = ConnectOptions {
         host: "127.0.0.1".into(),
-        port: address.port(),
+        port: port.address.port(),
         state_dir: home.state(),
         config_dir: dir.path().join("config"),
         key: None,
@@ -200,7 +202,7 @@ fn a_server_that_is_killed_and_restarted_is_watched_again_from_the_beginning() {
         let lost = next(&mut watching).await;
         assert!(matches!(&lost, Heard::Lost(fault) if fault.code == Code::LinkLost), "{lost:?}");
         fs::write(dir.path().join("data/meanwhile"), b"").expect("writes");
-        let serve = Serve::of(&home, &address.to_string(), &arguments);
+        let serve = start();
         assert_eq!(next(&mut watching).await, rescan(), "whatever happened meanwhile");
         fs::write(dir.path().join("data/after"), b"").expect("writes");
         hear(&mut watching, &["after"]).await;
@@ -208,7 +210,7 @@ fn a_server_that_is_killed_and_restarted_is_watched_again_from_the_beginning() {
         serve.signal(Signal::TERM);
         assert_eq!(serve.end(), Some(0));
         assert!(matches!(next(&mut watching).await, Heard::Lost(_)));
-        let _serve = Serve::of(&home, &address.to_string(), &arguments);
+        let _serve = start();
         assert_eq!(next(&mut watching).await, rescan());
     });
 }

@@ -447,9 +447,10 @@ async fn a_port_that_does_not_speak_tls_is_named() {
 #[tokio::test]
 async fn a_closed_port_is_named_with_its_cause() {
     let world = World::new();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    // Bound and not listening: nobody else is given it.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap().port();
     let error = connect(&world.options(port)).await.unwrap_err();
     let expected = format!("cannot connect to 127.0.0.1:{port}: connection refused");
     assert_eq!(error.to_string(), expected);

@@ -14,6 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
+use verbatim_tests::port::Port;
 use verbatim_tests::tree;
 
 /// What there is of one entry beside its content.
@@ -506,21 +507,21 @@ fn folders_are_finished_by_the_session_that_comes_last() {
     }
     let source = all(&at("data/tree"));
     let home = Arc::new(Home::new());
-    let mut serve = Serve::of(&home, "127.0.0.1:0", &exports(&dir));
-    let address = serve.address.to_string();
+    let port = Port::take();
+    let mut serve = Serve::of(&home, &port.text(), &exports(&dir));
     for to in ["in/up", "out/down"] {
         let (from, target) = match to {
             "in/up" => (text(&at("data/tree")), serve.at(to)),
             _ => (serve.at("data/tree"), text(&at(to))),
         };
-        let copy = serve.start_cp(&["-rp", "--json", &from, &target]);
+        let copy = serve.start_cp(&["-rp", "--json", "--bwlimit", "2M", &from, &target]);
         wait_for("some files arrive", BEGIN_MAX, || {
             let arrived = at(to).exists() && tree::walk(&at(to)).len() > FILES / 8;
             arrived.then_some(())
         });
         serve.signal(Signal::KILL);
         serve.end();
-        serve = Serve::of(&home, &address, &exports(&dir));
+        serve = Serve::of(&home, &port.text(), &exports(&dir));
         let said = copy.end().done().stdout;
         assert_eq!(told(&said, "reconnects"), 1, "the copy was over too soon");
         // Only of folders: a file that was begun twice was read in between.

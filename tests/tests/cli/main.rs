@@ -23,9 +23,10 @@ mod telling;
 mod trust;
 mod watching;
 
-use process::Serve;
+use process::{Home, Serve};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 use verbatim_tests::{http, process};
 
@@ -39,9 +40,18 @@ impl World {
     /// Exports `data`, read-only, with `a.bin`, `b.bin` and a folder `sub`; and `in`, writable
     /// and empty.
     fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        Self::of(tempfile::tempdir().expect("a temporary folder"), Home::new())
+    }
+
+    /// The same in memory, for short waits, which a disk that flushes for somebody else would
+    /// exceed.
+    fn in_memory() -> Self {
+        Self::of(process::memory(), Home::in_memory())
+    }
+
+    fn of(dir: TempDir, home: Home) -> Self {
         make_samples(dir.path());
-        let serve = Serve::start(&exports(dir.path()));
+        let serve = Serve::of(&Arc::new(home), "127.0.0.1:0", &exports(dir.path()));
         Self { serve, dir }
     }
 

@@ -120,7 +120,7 @@ fn a_tree_of_small_files_is_told_once_each_whatever_happens_to_the_server() {
 
 /// Starts a download of a file that takes a while, and kills its server in the middle.
 fn abandoned(flags: &[&str]) -> (Place, Running) {
-    let (place, serve) = Place::new();
+    let (place, serve) = Place::in_memory();
     make_sparse(&place.path("data/big"), 8);
     let (from, to) = (serve.at("data/big"), place.text("out"));
     let mut copy = serve.start_cp(&[flags, &[from.as_str(), to.as_str()]].concat());

@@ -12,8 +12,9 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use verbatim_tests::holding::Holding;
+use verbatim_tests::port::Port;
 
 /// How often each side is killed, each way.
 const KILLS: u64 = 30;
@@ -123,7 +124,7 @@ fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
 /// Uploads a file until some of it is verified, and kills the client. The source is
 /// two seconds old before that, so that what is read of it may be noted.
 fn cut_upload() -> (World, [String; 3]) {
-    let world = World::new();
+    let world = World::in_memory();
     make_settled(&world.path("big"));
     let command = ["--json".to_owned(), world.text("big"), world.serve.at("in")];
     let mut copy = world.serve.start_cp(&slowly(&command));
@@ -198,8 +199,11 @@ fn a_source_that_is_too_young_to_be_told_from_a_later_one_is_copied_anew() {
     let World { serve, dir } = World::new();
     let (source, out) = (dir.path().join("data/big"), dir.path().join("out"));
     fs::write(&source, bytes(3, BIG_BYTES)).unwrap();
+    // It stays young, however long the copies take.
+    let file = fs::OpenOptions::new().write(true).open(&source).unwrap();
+    file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
     let command = ["--json".to_owned(), serve.at("data/big"), text(&out)];
-    let mut copy = serve.start_cp(&command);
+    let mut copy = serve.start_cp(&slowly(&command));
     wait_for_bytes(&mut copy, &out);
     copy.signal(Signal::KILL);
     drop(copy.end());
@@ -281,8 +285,9 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         let home = Arc::new(Home::new());
         let exports =
             [text(&dir.path().join("data")), format!("{}:rw", text(&dir.path().join("in")))];
-        let mut serve = Serve::of(&home, "127.0.0.1:0", &exports);
-        let address = serve.address.to_string();
+        let port = Port::take();
+        let start = || Serve::of(&home, &port.text(), &exports);
+        let mut serve = start();
         let command = match up {
             true => [text(&here), serve.at("in")],
             false => [serve.at("data/big"), text(&landing)],
@@ -297,6 +302,9 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
                 if had_begun(copy.end()) {
                     fs::remove_file(landing.join("big")).expect("the copy is there");
                 }
+                // A new server, so that the session that begins there is that of the new copy.
+                drop(serve);
+                serve = start();
                 copy = serve.start_cp(&command);
                 serve.said("session began");
             }
@@ -304,7 +312,7 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
             serve.signal(Signal::KILL);
             assert_eq!(serve.end(), None, "it was killed");
             check(&landing.join("big"), &content);
-            serve = Serve::of(&home, &address, &exports);
+            serve = start();
         }
         if !had_begun(copy.end()) {
             serve.cp(&command).done();
@@ -318,7 +326,7 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
 
 #[test]
 fn a_server_that_dies_ends_the_copy_with_a_hint() {
-    let World { serve, dir } = World::new();
+    let World { serve, dir } = World::in_memory();
     make_sparse(&dir.path().join("data/big"), 8);
     let out = dir.path().join("out");
     let mut copy = serve.start_cp(&["--timeout", "2", &serve.at("data/big"), &text(&out)]);

@@ -121,9 +121,9 @@ fn json_tells_errors_and_the_exit_code() {
 #[test]
 fn json_tells_also_what_was_never_begun() {
     let world = World::new();
-    let port = crate::trust::port_of_nobody();
+    let nobody = verbatim_tests::port::Port::take();
     let cases: [(i32, Vec<String>); 3] = [
-        (3, vec![format!("rdma://127.0.0.1:{port}/data/a"), world.text("out")]),
+        (3, vec![format!("rdma://{}/data/a", nobody.address), world.text("out")]),
         (2, vec!["here".into(), "there".into()]),
         (1, vec!["--list".into(), world.serve.at("data/none")]),
     ];

@@ -8,12 +8,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::sync::Arc;
-
-/// A port of 127.0.0.1 that somebody had a moment ago, and nobody has now.
-pub fn port_of_nobody() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound").port()
-}
+use verbatim_tests::port::Port;
 
 /// A fingerprint that is well formed, and nobody's.
 const OF_NOBODY: &str = "SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
@@ -21,9 +16,9 @@ const OF_NOBODY: &str = "SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 #[test]
 fn a_port_without_a_server_cannot_be_connected_to() {
     let home = Home::new();
-    let port = port_of_nobody();
-    let ended = home.cp(&[&format!("rdma://127.0.0.1:{port}/data/a"), "here"]);
-    let said = format!("cannot connect to 127.0.0.1:{port}: connection refused");
+    let nobody = Port::take();
+    let ended = home.cp(&[&format!("rdma://{}/data/a", nobody.address), "here"]);
+    let said = format!("cannot connect to {}: connection refused", nobody.address);
     ended.refused(3, &[&said, "hint: check that rdma-serve runs there"]);
 }
 
@@ -81,7 +76,8 @@ fn a_server_met_once_is_remembered_and_a_changed_one_refused() {
     let dir = tempfile::tempdir().unwrap();
     make_samples(dir.path());
     let open = [exports(dir.path()).to_vec(), vec!["--insecure-no-auth".into()]].concat();
-    let first = Serve::start(&open);
+    let port = Port::take();
+    let first = Serve::of(&Arc::new(Home::new()), &port.text(), &open);
     let (from, out) = (first.at("data/b.bin"), text(&dir.path().join("out")));
     let stranger = Home::new();
     stranger.cp(&["--trust-on-first-use", &from, &out]).done();
@@ -89,9 +85,8 @@ fn a_server_met_once_is_remembered_and_a_changed_one_refused() {
     let known = std::fs::read_to_string(stranger.path().join("config/verbatim/known_servers"));
     assert!(known.unwrap().contains(&first.fingerprint));
 
-    let address = first.address.to_string();
     drop(first);
-    let second = Serve::of(&Arc::new(Home::new()), &address, &open);
+    let second = Serve::of(&Arc::new(Home::new()), &port.text(), &open);
     let said = ["ITS IDENTITY HAS CHANGED", &second.fingerprint, "known_servers", "hint: only if"];
     stranger.cp(&[&from, &out]).refused(3, &said);
     // Trust on first use is no second one.
@@ -103,11 +98,12 @@ fn a_door_that_a_dead_server_left_does_not_vouch_for_another() {
     let dir = tempfile::tempdir().unwrap();
     make_samples(dir.path());
     let old_home = Arc::new(Home::new());
-    let old = Serve::of(&old_home, "127.0.0.1:0", &exports(dir.path()));
-    let (address, from) = (old.address.to_string(), old.at("data/b.bin"));
+    let port = Port::take();
+    let old = Serve::of(&old_home, &port.text(), &exports(dir.path()));
+    let from = old.at("data/b.bin");
     // Dropping kills it, so it cannot take its door away.
     drop(old);
-    let _new = Serve::of(&Arc::new(Home::new()), &address, &exports(dir.path()));
+    let _new = Serve::of(&Arc::new(Home::new()), &port.text(), &exports(dir.path()));
     let ended = old_home.cp(&[&from, &text(&dir.path().join("out"))]);
     // Nobody holds that door any more, so it vouches for nobody.
     ended.refused(3, &["cannot trust", "it is not known here"]);

@@ -8,6 +8,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_tests::http::get;
+use verbatim_tests::port::Port;
 use verbatim_tests::process::{Home, Running, Serve, wait_for};
 
 struct World {
@@ -70,9 +71,8 @@ fn a_server_is_tried_for_real_over_tcp() {
 #[test]
 fn a_server_that_is_not_there_or_says_nothing_is_given_up() {
     let home = Home::new();
-    let free = TcpListener::bind("127.0.0.1:0").expect("binds");
-    let gone = free.local_addr().expect("an address").to_string();
-    drop(free);
+    let nobody = Port::take();
+    let gone = nobody.text();
     let ended = doctor(&home, &["--json", "--sample", "0", &gone]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(checks(&json(&ended)).contains(&"server"), "{ended:?}");

@@ -250,8 +250,9 @@ fn a_mount_shows_its_numbers_at_a_port_and_is_ready_while_its_server_is_there() 
         return;
     }
     let mut source = Source::new(fill);
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = taken.local_addr().expect("has one");
+    let port = Port::take();
+    let address = port.address;
+    let taken = std::net::TcpListener::bind(address).expect("a port");
     let (from, text) = (source.serve().at("data"), address.to_string());
     let (at, cache) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
     let path = |dir: &TempDir| dir.path().display().to_string();

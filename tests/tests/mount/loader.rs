@@ -109,11 +109,11 @@ fn a_loader_whose_server_is_killed_and_comes_back_reads_all_of_it_without_an_err
     for part in [6, 3] {
         let some = whole_bytes(&source) / part;
         wait_for("a part of it is here", STAND_MAX, || (fetched() > some).then_some(()));
-        let address = source.kill();
+        source.kill();
         wait_for("it is missed", STAND_MAX, || {
             (mounted.status()["server"]["up"] == false).then_some(())
         });
-        source.serve_at(&address);
+        source.start();
     }
     assert!(fetched() < whole_bytes(&source), "it was over before the server died");
     end_epoch(workers, &expected);

@@ -23,7 +23,7 @@ fn what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time(
     let mut bytes = vec![0; 4096];
     let far = 50 * MIB as u64;
     reader.read_exact_at(&mut bytes, 0).expect("reads");
-    let address = source.kill();
+    source.kill();
     assert!(fs::read(mounted.path("small")).expect("is here") == small);
     reader.read_exact_at(&mut bytes, 0).expect("is here");
     let begin = Instant::now();
@@ -32,7 +32,7 @@ fn what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time(
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     let missing = fs::metadata(mounted.path("unknown")).expect_err("nobody knows");
     assert_eq!(errno(&missing), EIO, "{missing}");
-    source.serve_at(&address);
+    source.start();
     let back = || reader.read_exact_at(&mut bytes, far).ok();
     wait_for("it reads again", STAND_MAX, back);
     assert!(fs::read(mounted.path("big")).expect("reads") == big);
@@ -51,9 +51,9 @@ fn a_server_that_comes_back_in_time_is_not_noticed_by_who_reads() {
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..3).map(|_| scope.spawn(|| fs::read(&path))).collect();
         std::thread::sleep(Duration::from_millis(1_500));
-        let address = source.kill();
+        source.kill();
         std::thread::sleep(Duration::from_millis(500));
-        source.serve_at(&address);
+        source.start();
         for reader in readers {
             let read = reader.join().expect("reads").expect("no error");
             assert!(read == big);

@@ -29,6 +29,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use verbatim_tests::port::Port;
 use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
 
 /// How long a mount may take to stand, and to go.
@@ -59,6 +60,7 @@ fn can_mount(test: &str) -> bool {
 struct Source {
     dir: TempDir,
     home: Arc<Home>,
+    port: Port,
     serve: Option<Serve>,
 }
 
@@ -73,8 +75,8 @@ impl Source {
         let dir = tempfile::tempdir().expect("a folder");
         fill(dir.path());
         let home = Arc::new(home);
-        let mut source = Self { dir, home, serve: None };
-        source.serve_at("127.0.0.1:0");
+        let mut source = Self { dir, home, port: Port::take(), serve: None };
+        source.start();
         source
     }
 
@@ -86,17 +88,15 @@ impl Source {
         self.serve.as_ref().expect("it is served")
     }
 
-    fn serve_at(&mut self, listen: &str) {
+    /// Starts a server, where the one before was.
+    fn start(&mut self) {
         let export = format!("data={}", self.dir.path().display());
-        self.serve = Some(Serve::of(&self.home, listen, &[&export]));
+        self.serve = Some(Serve::of(&self.home, &self.port.text(), &[&export]));
     }
 
-    /// Ends the server without a word; returns where it was.
-    fn kill(&mut self) -> String {
-        let serve = self.serve.take().expect("it is served");
-        let address = serve.address.to_string();
-        drop(serve);
-        address
+    /// Ends the server without a word.
+    fn kill(&mut self) {
+        drop(self.serve.take().expect("it is served"));
     }
 
     /// Mounts it, with a cache of its own.

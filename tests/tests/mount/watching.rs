@@ -53,10 +53,10 @@ fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
     assert_eq!(inside.end().done().stdout.trim(), mounted.path("a/b").to_str().expect("text"));
     assert_eq!(fs::read(mounted.path("a/b/file")).expect("reads"), b"newer");
     // A server that comes back is watched again, and what happened meanwhile is seen.
-    let address = source.kill();
+    source.kill();
     wait_for("it is lost", STAND_MAX, || (mounted.status()["watched"] == false).then_some(()));
     fs::write(source.path("a/b/file"), b"newest").expect("writes");
-    source.serve_at(&address);
+    source.start();
     let newest = || stat("a/b/file").is_ok_and(|(len, _)| len == 6).then_some(());
     wait_for("it is seen", STAND_MAX, newest);
     wait_for("changes are told again", STAND_MAX, watched);

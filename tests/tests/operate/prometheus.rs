@@ -6,11 +6,12 @@
 use crate::{PROXY, Watched, has, proxied, set_port};
 use serde_json::Value;
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use verbatim_tests::http::get;
+use verbatim_tests::port::Port;
 use verbatim_tests::process::{Home, Running, skip, wait_for};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Rule};
 
@@ -33,6 +34,7 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) struct Prometheus {
     child: Child,
     address: SocketAddr,
+    _port: Port,
 }
 
 impl Prometheus {
@@ -40,8 +42,8 @@ impl Prometheus {
         fs::write(folder.join("rdma-serve.rules.yml"), hurried(RULES)).expect("a file");
         let config = CONFIG.replace("15s", "1s").replace("127.0.0.1:9469", &target.to_string());
         fs::write(folder.join("prometheus.yml"), config).expect("a file");
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|taken| taken.local_addr());
-        let address = free.expect("a free port");
+        let port = Port::take();
+        let address = port.address;
         let child = Command::new("prometheus")
             .arg(format!("--config.file={}", folder.join("prometheus.yml").display()))
             .arg(format!("--storage.tsdb.path={}", folder.join("series").display()))
@@ -52,7 +54,7 @@ impl Prometheus {
             .stderr(Stdio::inherit())
             .spawn()
             .expect("prometheus runs");
-        let prometheus = Self { child, address };
+        let prometheus = Self { child, address, _port: port };
         wait_for("prometheus is ready", WAIT_MAX, || {
             std::net::TcpStream::connect(address).ok()?;
             (get(address, "/-/ready").status == 200).then_some(())

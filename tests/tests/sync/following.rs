@@ -2,8 +2,8 @@
 //! and slow writers included; a server that is killed is waited for; and whoever
 //! asks is told how it is, by the status file, by systemd's socket and by --wait.
 
-use crate::process::{Running, Serve, Signal, wait_for};
-use crate::{BOTH, LET_GO_MAX, Way, World, exports, is_held, text, tree, write};
+use crate::process::{Running, Signal, wait_for};
+use crate::{BOTH, LET_GO_MAX, Way, World, is_held, text, tree, write};
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -208,9 +208,6 @@ fn a_server_that_is_killed_and_restarted_is_followed_again() {
         let world = World::new();
         tree::sample(&world.source(), 2);
         let mut following = Following::start(world, way);
-        let address = following.world.serve.address.to_string();
-        let home = following.world.home.clone();
-        let arguments = exports(following.world.dir.path());
         for round in 0..2 {
             following.world.serve.signal(Signal::KILL);
             let source = following.world.source();
@@ -218,7 +215,7 @@ fn a_server_that_is_killed_and_restarted_is_followed_again() {
             let bad = if way == Way::Down { "lost" } else { "behind" };
             following.wait_for_state(bad);
             assert!(!following.run.has_ended(), "it does not wait for the server");
-            following.world.serve = Serve::of(&home, &address, &arguments);
+            following.world.serve_again();
             following.follows("what changed meanwhile");
             write(source.join("afterwards"), &tree::content(round + 10, 3000));
             following.follows("what changed afterwards");

@@ -3,7 +3,7 @@
 //! nothing else. Moments are random; a failing seed is printed, and `SEED=n`
 //! replays it. `VERBATIM_TRIALS=n` tries n times as many.
 
-use crate::process::{Running, Serve, Signal, trials};
+use crate::process::{Running, Signal, trials};
 use crate::{BOTH, Way, World, changes, is_held, text, tree, write};
 use std::fs;
 use std::time::{Duration, Instant};
@@ -194,17 +194,13 @@ fn a_server_that_is_killed_and_comes_back_is_gone_on_with() {
     for way in BOTH {
         let mut world = World::new();
         fill(&world);
-        let address = world.serve.address.to_string();
         let mut run = world.start(way, &["--delete", "--bwlimit", "30M", "--json"]);
         crate::process::wait_for("it moves data", Duration::from_secs(20), || {
             assert!(!run.has_ended(), "{way:?}: it ended early");
             (tree::walk(&world.target(way)).len() > 100).then_some(())
         });
         world.serve.signal(Signal::KILL);
-        let exports = crate::exports(world.dir.path());
-        let spare = Serve::start(&exports);
-        std::mem::replace(&mut world.serve, spare).end();
-        world.serve = Serve::of(&world.home, &address, &exports);
+        world.serve_again();
         let ended = run.end().done();
         assert!(ended.stdout.contains("\"event\":\"reconnected\""), "{ended:?}");
         let told = changes(&ended);

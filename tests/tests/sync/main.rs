@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use verbatim_tests::port::Port;
 use verbatim_tests::process::{self, Ended, Home, Running, Serve};
 use verbatim_tests::tree;
 
@@ -32,6 +33,7 @@ pub(crate) const LET_GO_MAX: Duration = Duration::from_secs(20);
 pub(crate) struct World {
     pub home: Arc<Home>,
     pub serve: Serve,
+    port: Port,
     pub dir: TempDir,
 }
 
@@ -50,9 +52,9 @@ impl World {
         for name in ["src", "in", "out"] {
             fs::create_dir(dir.path().join(name)).expect("a folder");
         }
-        let home = Arc::new(Home::new());
-        let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
-        Self { home, serve, dir }
+        let (home, port) = (Arc::new(Home::new()), Port::take());
+        let serve = Serve::of(&home, &port.text(), &exports(dir.path()));
+        Self { home, serve, dir, port }
     }
 
     /// The same for a user without rights, who has all of it; none where there is no such user.
@@ -62,10 +64,17 @@ impl World {
         for name in ["src", "in", "out"] {
             fs::create_dir(dir.path().join(name)).expect("a folder");
         }
-        let serve = Serve::of(&home, "127.0.0.1:0", &exports(dir.path()));
-        let world = Self { home, serve, dir };
+        let port = Port::take();
+        let serve = Serve::of(&home, &port.text(), &exports(dir.path()));
+        let world = Self { home, serve, dir, port };
         world.give_away();
         Some(world)
+    }
+
+    /// Starts the server again where it was; it must have been killed.
+    pub fn serve_again(&mut self) {
+        self.serve.gone();
+        self.serve = Serve::of(&self.home, &self.port.text(), &exports(self.dir.path()));
     }
 
     /// Gives all files to the user without rights.
