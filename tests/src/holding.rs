@@ -104,9 +104,21 @@ impl Served {
     }
 }
 
+/// The state of a socket that listens, as the kernel writes it.
+const LISTENING: &str = "0A";
+
+/// Whether somebody listens on a port of 127.0.0.1.
+pub fn is_listening(port: u16) -> bool {
+    let end = format!("0100007F:{port:04X}");
+    let table = fs::read_to_string("/proc/self/net/tcp").expect("the kernel tells");
+    table.lines().skip(1).any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[1] == end && words[3] == LISTENING
+    })
+}
+
 /// Connections of this process that were made to a port of it, and have not been closed here.
 fn sockets_at(port: u16) -> usize {
-    const LISTENING: &str = "0A";
     let port = format!(":{port:04X}");
     let table = fs::read_to_string("/proc/self/net/tcp").expect("the kernel tells");
     // A line a socket: its number, its end, the other, its state, and the inode as the tenth.

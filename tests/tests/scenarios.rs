@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::oneshot;
 use verbatim_client::{Location, SkipReason};
@@ -118,16 +119,21 @@ fn an_overwritten_target_is_the_old_file_until_it_is_the_new_one(pair: &Pair) {
 fn watch(target: &Path, old: &[u8], new: &[u8], work: impl FnOnce()) -> usize {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
+        let (look, looked) = mpsc::channel();
+        let over = &over;
+        let watcher = scope.spawn(move || {
             let mut seen = 0;
             while !over.load(Ordering::Relaxed) {
                 let now = fs::read(target).expect("there is always a file");
                 assert!(now == old || now == new, "a mixture of {} bytes", now.len());
                 seen += usize::from(now == old);
+                // The work waits for the first look alone.
+                let _ = look.send(());
                 std::thread::sleep(Duration::from_millis(5));
             }
             seen
         });
+        looked.recv().expect("the watcher looks");
         work();
         over.store(true, Ordering::Relaxed);
         watcher.join().expect("the watcher saw whole files only")
@@ -414,47 +420,51 @@ fn trees_are_made_equal_both_ways_and_at_once(pair: &Pair) {
     }
 }
 
-/// Makes a test of each scenario, on each kind of link.
+/// Makes a test of each scenario, on each kind of link; over a device always in memory.
 macro_rules! on_every_link {
-    ($($scenario:ident)*) => {
+    ($($place:ident { $($scenario:ident)* })*) => {
         mod tcp {
-            $(#[test]
+            $($(#[test]
             fn $scenario() {
-                super::$scenario(&super::Pair::start(super::Backend::Tcp));
-            })*
+                super::$scenario(&super::Pair::$place(super::Backend::Tcp));
+            })*)*
         }
 
         mod verbs {
-            $(#[test]
+            $($(#[test]
             #[ignore = "needs an RDMA device; run tests/softroce/run"]
             fn $scenario() {
                 super::$scenario(&super::Pair::in_memory(super::Backend::Verbs));
-            })*
+            })*)*
         }
 
         mod sim {
-            $(#[test]
+            $($(#[test]
             fn $scenario() {
-                super::$scenario(&super::Pair::start(super::Backend::sim()));
-            })*
+                super::$scenario(&super::Pair::$place(super::Backend::sim()));
+            })*)*
         }
     };
 }
 
 on_every_link! {
-    files_of_every_size_arrive_with_their_digest
-    a_tree_goes_into_a_folder_to_a_new_name_or_in_parts
-    three_thousand_small_files_arrive
-    an_overwritten_target_is_the_old_file_until_it_is_the_new_one
-    one_file_that_cannot_be_copied_does_not_stop_the_others
-    what_is_no_file_in_a_tree_is_named_and_the_rest_arrives
-    a_folder_in_the_way_fails_one_file_and_the_rest_arrives
-    an_unknown_export_and_a_read_only_one_refuse
-    paths_and_links_that_leave_an_export_are_refused
-    cp_rules_say_where_an_upload_goes
-    a_source_that_changed_arrives_changed_also_from_the_digest_cache
-    an_interrupted_copy_leaves_only_whole_files_and_goes_on
-    two_clients_that_upload_to_one_name_leave_one_whole_file
-    what_one_client_left_is_not_mixed_into_what_another_sends
-    trees_are_made_equal_both_ways_and_at_once
+    start {
+        files_of_every_size_arrive_with_their_digest
+        a_tree_goes_into_a_folder_to_a_new_name_or_in_parts
+        three_thousand_small_files_arrive
+        an_overwritten_target_is_the_old_file_until_it_is_the_new_one
+        one_file_that_cannot_be_copied_does_not_stop_the_others
+        what_is_no_file_in_a_tree_is_named_and_the_rest_arrives
+        a_folder_in_the_way_fails_one_file_and_the_rest_arrives
+        an_unknown_export_and_a_read_only_one_refuse
+        paths_and_links_that_leave_an_export_are_refused
+        cp_rules_say_where_an_upload_goes
+        a_source_that_changed_arrives_changed_also_from_the_digest_cache
+        two_clients_that_upload_to_one_name_leave_one_whole_file
+        trees_are_made_equal_both_ways_and_at_once
+    }
+    in_memory {
+        an_interrupted_copy_leaves_only_whole_files_and_goes_on
+        what_one_client_left_is_not_mixed_into_what_another_sends
+    }
 }

@@ -507,7 +507,7 @@ fn a_rate_is_kept_in_both_directions() {
 
 #[test]
 fn a_low_rate_trips_no_timeout_and_one_that_is_too_low_is_refused() {
-    let world = World::new();
+    let world = World::in_memory();
     fs::write(world.path("data/slow"), bytes(4, 6 << 20)).unwrap();
     // All of it would be in flight at once, for three seconds; the timeout is two.
     let flags = ["--timeout", "2", "--bwlimit", "2M"];

@@ -285,7 +285,7 @@ fn a_flipped_bit_never_reaches_the_output() {
     let World { serve, dir } = World::new();
     let content = long(dir.path());
     leaving_nothing(&serve, || {
-        let seldom = Rule::all(Kind::Data, Direction::Down, Harm::FlipEvery((5 << 20) + 1));
+        let seldom = Rule::all(Kind::Data, Direction::Down, Harm::FlipEvery((12 << 20) + 1));
         let (output, ended, flips) = through(&serve, seldom);
         ended.done();
         assert!(flips > 0, "no bit was flipped");

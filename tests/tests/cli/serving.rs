@@ -13,7 +13,7 @@ fn a_port_that_is_taken_is_said_to_be_so() {
     let world = World::new();
     let taken = world.serve.address.to_string();
     let export = world.text("data");
-    let ended = Home::new().serve(&["--listen", &taken, &export]);
+    let ended = Home::new().serve(&["--listen", &taken, "--metrics", "off", &export]);
     let said =
         [&format!("cannot listen on {taken}: address already in use"), "hint: another server"];
     ended.refused(1, &said.map(|words| words as &str));

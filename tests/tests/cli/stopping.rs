@@ -33,7 +33,8 @@ pub(crate) fn wait_for_bytes(copy: &mut Running, folder: &Path) {
 fn an_idle_server_stops_at_once_and_takes_its_door_away() {
     let dir = tempfile::tempdir().unwrap();
     for signal in [Signal::TERM, Signal::INT] {
-        let home = Arc::new(Home::new());
+        // Its cache is closed in time, whoever else flushes.
+        let home = Arc::new(Home::in_memory());
         let mut serve = Serve::of(&home, "127.0.0.1:0", &[dir.path()]);
         let doors = home.state().join("local");
         assert_eq!(names(&doors).len(), 1);
@@ -48,23 +49,27 @@ fn an_idle_server_stops_at_once_and_takes_its_door_away() {
 
 #[test]
 fn a_running_download_may_finish_when_the_server_stops() {
-    let World { serve, dir } = World::new();
-    make_sparse(&dir.path().join("data/big"), 3);
+    let World { serve, dir } = World::in_memory();
+    fs::write(dir.path().join("data/big"), bytes(3, DRAINED_BYTES)).unwrap();
     let out = dir.path().join("out");
-    let copy = serve.start_cp(&[&serve.at("data/big"), &text(&out)]);
+    let copy = serve.start_cp(&["--bwlimit", "4M", &serve.at("data/big"), &text(&out)]);
     finishes_while_draining(serve, copy, &out);
 }
 
 #[test]
 fn a_running_upload_may_finish_when_the_server_stops() {
-    let World { serve, dir } = World::new();
+    let World { serve, dir } = World::in_memory();
     let big = dir.path().join("big");
-    make_sparse(&big, 3);
-    let copy = serve.start_cp(&[&text(&big), &serve.at("in")]);
+    fs::write(&big, bytes(3, DRAINED_BYTES)).unwrap();
+    let copy = serve.start_cp(&["--bwlimit", "4M", &text(&big), &serve.at("in")]);
     finishes_while_draining(serve, copy, &dir.path().join("in"));
 }
 
-/// Stops the server in the middle of a copy of `big`, 3 GiB, into a folder that was empty.
+/// What a copy takes four seconds for at 4 MiB/s, wherever: a server waits ten for it. It is
+/// long enough to have a name from its first byte on.
+const DRAINED_BYTES: usize = 16 << 20;
+
+/// Stops the server in the middle of a copy of `big` into a folder that was empty.
 /// Links that are still on their way are made all the same; new clients are sent away.
 fn finishes_while_draining(mut serve: Serve, mut copy: Running, folder: &Path) {
     wait_for_bytes(&mut copy, folder);
@@ -75,5 +80,5 @@ fn finishes_while_draining(mut serve: Serve, mut copy: Running, folder: &Path) {
     copy.end().done();
     assert_eq!(serve.end(), Some(0));
     assert_eq!(names(folder), ["big"]);
-    assert_eq!(fs::metadata(folder.join("big")).expect("it is there").len(), 3 << 30);
+    assert_eq!(fs::metadata(folder.join("big")).expect("it is there").len(), DRAINED_BYTES as u64);
 }

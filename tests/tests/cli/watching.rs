@@ -10,6 +10,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
+use verbatim_tests::holding::is_listening;
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -147,8 +148,10 @@ fn json_logs_at_the_level_of_rust_log_are_an_object_a_line_and_hold_no_secret() 
     let serve = crate::process::Running::start(command);
     // The port is the name of the door it leaves.
     let port = wait_for("it listens", WAIT_MAX, || {
-        let doors = fs::read_dir(home.state().join("local")).ok()?.flatten();
-        doors.filter_map(|door| door.path().file_stem()?.to_str()?.parse::<u16>().ok()).next()
+        let mut doors = fs::read_dir(home.state().join("local")).ok()?.flatten();
+        let port = doors.find_map(|door| door.path().file_stem()?.to_str()?.parse::<u16>().ok());
+        // The door is there a moment before.
+        port.filter(|port| is_listening(*port))
     });
     let from = format!("rdma://127.0.0.1:{port}/data/a.bin");
     let to = text(&dir.path().join("out"));
