@@ -54,11 +54,13 @@ fn watch(serve: &Serve, copies: &mut [Running]) -> u64 {
     most
 }
 
+/// Fails unless no more was pinned than may be, as the kernel says and as the server does, which
+/// tells it at the end of each of so many sessions.
 #[track_caller]
-fn assert_within(serve: &Serve, most: u64, budget_mb: u64) {
+fn assert_within(serve: &Serve, most: u64, budget_mb: u64, sessions: usize) {
     assert!(most > 0, "nothing was seen pinned");
     assert!(most <= budget_mb << 20, "{most} bytes were pinned");
-    let log = serve.log();
+    let log = serve.logged("peak_bytes=", sessions);
     let peaks = log
         .split("peak_bytes=")
         .skip(1)
@@ -102,7 +104,7 @@ fn a_file_far_larger_than_the_budget_arrives_both_ways() {
     let [down] = copies;
     assert_verbs(&down.end().done(), true);
     assert!(is_same(big.clone(), dir.path().join("out/big")));
-    assert_within(&serve, most, 8);
+    assert_within(&serve, most, 8, 1);
     fs::remove_file(dir.path().join("out/big")).expect("removes");
 
     let mut copies = [serve.start_cp(&["--json", &big.display().to_string(), &serve.at("in")])];
@@ -110,7 +112,7 @@ fn a_file_far_larger_than_the_budget_arrives_both_ways() {
     let [up] = copies;
     assert_verbs(&up.end().done(), false);
     assert!(is_same(big, dir.path().join("in/big")));
-    assert_within(&serve, most, 8);
+    assert_within(&serve, most, 8, 2);
 }
 
 #[test]
@@ -148,7 +150,7 @@ fn many_clients_share_the_budget_and_one_hashing() {
             }
         }
         assert!(over_verbs >= 2, "{over_verbs} clients were served over verbs");
-        assert_within(&serve, most, u64::from(budget_mb));
+        assert_within(&serve, most, u64::from(budget_mb), over_verbs);
         let hashed = serve.log().matches("window hashed").count();
         assert_eq!(hashed, 2, "17 MiB are two windows, for however many clients");
     }

@@ -5,9 +5,10 @@
 use super::{exports, folders, guest};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use verbatim_tests::process::{Ended, Home, Running, Serve, skip};
+use std::time::Duration;
+use verbatim_tests::process::{Ended, Home, Running, Serve, skip, wait_for};
 
 fn doctor(home: &Home, arguments: &[&str]) -> Ended {
     let ended = Running::start(home.command("rdma-doctor", arguments)).end();
@@ -119,9 +120,25 @@ impl Patient {
         guest("ip link set sick0 mtu 9000 up");
         guest("ip addr add 10.77.0.1/24 dev sick0");
         guest("rdma link add rxesick type rxe netdev sick0");
+        patient.is("ACTIVE", true);
         patient
     }
+
+    /// Waits until its port is in this state, and has its address or not: the kernel follows the
+    /// network device on a thread of its own.
+    fn is(&self, state: &str, addressed: bool) {
+        let port = Path::new("/sys/class/infiniband/rxesick/ports/1");
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        wait_for(&format!("the port is {state}"), PORT_MAX, || {
+            let gids = std::fs::read_dir(port.join("gids")).ok()?.flatten();
+            let has = gids.map(|gid| read(gid.path())).any(|gid| gid.contains("ffff:0a4d:0001"));
+            (read(port.join("state")).contains(state) && has == addressed).then_some(())
+        });
+    }
 }
+
+/// How long a port may take to be what it was told to be.
+const PORT_MAX: Duration = Duration::from_secs(10);
 
 impl Drop for Patient {
     fn drop(&mut self) {
@@ -138,7 +155,7 @@ fn a_device_is_told_of_as_it_is_made_ill_and_well() {
     if std::env::var_os("VERBATIM_GUEST").is_none() {
         return skip(NAME, "it would add a device to this machine");
     }
-    let (home, _patient) = (Home::new(), Patient::new());
+    let (home, patient) = (Home::new(), Patient::new());
     let device = ["--device", "rxesick"];
     let mut said = Snapshots::default();
     said.look("healthy", &home, &device);
@@ -152,15 +169,19 @@ fn a_device_is_told_of_as_it_is_made_ill_and_well() {
     // The kernel of the guest makes RoCE v2 entries of every address, so there is none when
     // there is no address but the link's own.
     guest("ip addr del 10.77.0.1/24 dev sick0");
+    patient.is("ACTIVE", false);
     said.look("no-address", &home, &device);
     guest("ip addr add 10.77.0.1/24 dev sick0");
+    patient.is("ACTIVE", true);
 
     guest("ip link set sick0 down");
+    patient.is("DOWN", true);
     said.look("port-down", &home, &device);
     let script = doctor(&home, &["--sample", "0", "--fix-script", "--device", "rxesick"]).stdout;
     assert!(script.lines().any(|line| line == "ip link set sick0 up"), "{script}");
     // What the script says mends it.
     guest("ip link set sick0 up");
+    patient.is("ACTIVE", true);
     said.look("healthy", &home, &device);
 
     // Somebody who may lock next to nothing.

@@ -8,6 +8,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
+use verbatim_tests::http::{get, series};
 use verbatim_tests::process::{Home, Running, Serve, Signal, wait_for};
 use verbatim_tests::tree;
 
@@ -76,21 +77,27 @@ fn wait_for_traffic(copy: &mut Running, device: &str, packets: u64) {
     });
 }
 
-/// How long there is no device: enough for links to be made over TCP, and to carry.
-const TCP_FOR: Duration = Duration::from_secs(2);
+/// The links over TCP that a server has.
+fn tcp_links(serve: &Serve) -> f64 {
+    let shown = get(serve.metrics.expect("it shows metrics"), "/metrics").body;
+    series(&shown, "rdma_serve_links{transport=\"tcp\"}").expect("it shows links")
+}
 
 const BYTES: usize = 72 << 20;
 
+/// What is copied slowly: it takes fourteen seconds of links that carry.
+const SLOW_BYTES: usize = 56 << 20;
+
 /// Copies a file down and up, slowly, over two rails, and does `during` to each copy when both
 /// carry it. What is copied must arrive as it is; returns what was said about each copy.
-fn copy_slowly(during: impl Fn(&mut Running)) -> [serde_json::Value; 2] {
+fn copy_slowly(during: impl Fn(&Serve, &mut Running)) -> [serde_json::Value; 2] {
     let _second = SecondRail::add();
-    let (dir, serve) = serve_big(BYTES);
-    both_ways(&serve, dir.path(), "--bwlimit=8M").map(|(command, folder, _)| {
+    let (dir, serve) = serve_big(SLOW_BYTES);
+    both_ways(&serve, dir.path(), "--bwlimit=4M").map(|(command, folder, _)| {
         let mut copy = serve.start_cp(&command);
         wait_for_journal(&mut copy, &folder);
         wait_for_traffic(&mut copy, DEVICE, 100);
-        during(&mut copy);
+        during(&serve, &mut copy);
         let done = copy.end().done();
         assert!(is_same(dir.path().join("data/big"), folder.join("big")));
         summary(&done)
@@ -127,7 +134,7 @@ fn a_rail_that_goes_down_is_left_and_come_back_to() {
     if !is_guest("a_rail_that_goes_down_is_left_and_come_back_to") {
         return;
     }
-    let told = copy_slowly(|copy| {
+    let told = copy_slowly(|_, copy| {
         ip_link(NETDEV, "down");
         // The other one carries on.
         wait_for_traffic(copy, "rxe0", 500);
@@ -146,10 +153,13 @@ fn when_all_rails_are_down_tcp_carries_until_one_is_back() {
     if !is_guest("when_all_rails_are_down_tcp_carries_until_one_is_back") {
         return;
     }
-    let told = copy_slowly(|copy| {
+    let told = copy_slowly(|serve, copy| {
         ip_link(NETDEV, "down");
         ip_link("eth0", "down");
-        std::thread::sleep(TCP_FOR);
+        wait_for("there are links over TCP", Duration::from_secs(30), || {
+            assert!(!copy.has_ended(), "the copy ended before there were links over TCP");
+            (tcp_links(serve) > 0.0).then_some(())
+        });
         ip_link("eth0", "up");
         wait_for_traffic(copy, "rxe0", 100);
         ip_link(NETDEV, "up");
