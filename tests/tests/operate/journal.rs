@@ -101,6 +101,11 @@ until door=$(ls "$3/local" 2>/dev/null) && [ -n "$door" ]; do
 done
 port=${door%%.*}
 "$2" --state "$3" --json "rdma://127.0.0.1:$port/data/a" "$5"
+# The journal may be late.
+until journalctl --directory /run/log/journal --output cat --no-pager _COMM=rdma-serve |
+    grep -q "file sent"; do
+    tries=$((tries + 1)); [ $tries -lt 1000 ]; sleep 0.05
+done
 kill $serve && wait $serve || true
 journalctl --directory /run/log/journal --output json --no-pager _COMM=rdma-serve
 "#;

@@ -151,12 +151,20 @@ fn set_port(dir: &Path, device: &str, state: &str, rate: &str) {
     let counters = ["port_rcv_data", "port_xmit_data", "port_rcv_packets", "port_xmit_packets"];
     let counters = counters.map(|name| format!("counters/{name}"));
     for counter in &counters {
-        fs::write(port.join(counter), "1000\n").expect("a counter");
+        put(dir, &port.join(counter), "1000");
     }
-    fs::write(port.join("counters/link_downed"), "1\n").expect("a counter");
+    put(dir, &port.join("counters/link_downed"), "1");
     for (name, value) in [("state", state), ("rate", rate), ("link_layer", "InfiniBand")] {
-        fs::write(port.join(name), format!("{value}\n")).expect("a file");
+        put(dir, &port.join(name), value);
     }
+}
+
+/// Gives a file of the machine this line. Who reads it meanwhile finds the old one or the new
+/// one, as in the real one, and never half of it.
+fn put(dir: &Path, path: &Path, line: &str) {
+    let beside = dir.join("beside");
+    fs::write(&beside, format!("{line}\n")).expect("a file");
+    fs::rename(beside, path).expect("it takes its place");
 }
 
 /// What stands for the address of a server behind a proxy.

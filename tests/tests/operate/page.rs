@@ -36,7 +36,7 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
     };
     let (out, there) = (watched.text("out"), watched.at("in/upload.bin"));
     let from = watched.at("data/checkpoint-1200.safetensors");
-    let down = start(["--bwlimit", "6M", &from, &out]);
+    let down = start(["--bwlimit", "2M", &from, &out]);
     let nasty_here = watched.text(&format!("data/{NASTY}"));
     let up = start(["--bwlimit", "1M", &nasty_here, &there]);
     let percent = "parseInt([...document.querySelectorAll('.file')].find(of => \
@@ -83,11 +83,12 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
 
 /// Mirrors a file of which the server has most, slowly.
 fn mirror_changed(watched: &Watched) -> Running {
-    watched.make("in/shards/model.bin", 24 << 20);
-    watched.make("out/shards/model.bin", 24 << 20);
+    watched.make("in/shards/model.bin", 64 << 20);
+    watched.make("out/shards/model.bin", 64 << 20);
     let file = watched.path("out/shards/model.bin");
     let file = std::fs::File::options().write(true).open(file).expect("opens");
-    file.write_all_at(&[7; 6 << 20], 0).expect("writes");
+    // At its end: what is there before it is found first.
+    file.write_all_at(&vec![7; 40 << 20], 24 << 20).expect("writes");
     let ends = [watched.text("out/shards/"), watched.at("in/shards/")];
     let mut command = watched.home.command("rdma-sync", &["-q", "--bwlimit", "512K"]);
     command.args(ends);
