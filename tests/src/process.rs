@@ -3,6 +3,7 @@
 //! the children it starts and ends them, and only them; every wait has a bound.
 //! Used by the tests of the command line. What they check is their own business.
 
+use crate::holding::is_listening;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -303,8 +304,12 @@ impl Serve {
         Self::of(&Arc::new(Home::new()), "127.0.0.1:0", arguments)
     }
 
-    /// Starts a server of a user on an address, and waits until it listens.
+    /// Starts a server of a user on an address, and waits until it listens. A server that was
+    /// killed there may have been about to run a command: the child has all of its parent's
+    /// descriptors until it becomes that command, and is waited for.
     pub fn of<A: AsRef<OsStr>>(home: &Arc<Home>, listen: &str, arguments: &[A]) -> Self {
+        let port = listen.parse().map_or(0, |address: SocketAddr| address.port());
+        wait_for("nobody listens there", SERVE_MAX, || (!is_listening(port)).then_some(()));
         let given = ["--listen", listen, "--metrics", "127.0.0.1:0"].map(OsStr::new);
         let arguments = given.into_iter().chain(arguments.iter().map(AsRef::as_ref));
         Self::plain(home, &arguments.collect::<Vec<_>>())
