@@ -235,6 +235,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_there_when_all_of_a_disk_is_flushed_stays() {
+        let (write, all) = (format!("1 pwrite64(4, {WRITES}"), "1 syncfs(3) = 0\n");
+        for manner in [Manner::Ordered, Manner::Scattered] {
+            let good = [CREATE, &write, RENAME, all];
+            assert_eq!(outcomes(&good, manner).1, texts(&["new"]), "{manner:?}");
+            let early = [CREATE, all, &write, RENAME, FLUSH_FOLDER];
+            assert_eq!(outcomes(&early, manner).1, texts(&["", "new"]), "{manner:?}");
+        }
+    }
+
+    #[test]
     fn a_rename_before_the_flush_is_found() {
         let write = format!("1 pwrite64(4, {WRITES}");
         for manner in [Manner::Ordered, Manner::Scattered] {

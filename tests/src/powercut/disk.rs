@@ -135,6 +135,11 @@ impl Disk {
                         self.changes.push(Change::Flush { node, covers });
                     }
                 }
+                // A tree that an earlier session left is flushed with all that is on its disk.
+                "syncfs" if self.node_of(call, 0).is_some() => {
+                    let all = 0..self.kinds.len();
+                    self.changes.extend(all.map(|node| Change::Flush { node, covers }));
+                }
                 "mkdir" | "mkdirat" | "symlink" | "symlinkat" | "link" | "linkat" | "unlink"
                 | "unlinkat" | "rmdir" | "rename" | "renameat" | "renameat2" => self.names(call),
                 _ => self.writes(call),
