@@ -9,9 +9,9 @@ use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
@@ -52,6 +52,8 @@ struct Job {
     next: AtomicU64,
     source: Arc<File>,
     target: File,
+    /// Whose turn it is to write.
+    turn: Mutex<()>,
     /// The windows of the source, in order; none on the way up.
     windows: Vec<RegionHandle>,
     stored: Sender<()>,
@@ -66,11 +68,13 @@ impl Job {
         (len > 0).then_some((number, offset, len as usize))
     }
 
-    /// Writes a chunk, in the steps in which a checked one is written.
+    /// Writes a chunk, in the steps in which a checked one is written, and in turns as those are.
     fn store(&self, bytes: &[u8], offset: u64) {
+        let turn = self.turn.lock().expect("nobody panicked");
         for (grain, at) in bytes.chunks(GRAIN_BYTES as usize).zip((offset..).step_by(GRAIN)) {
             self.target.write_all_at(grain, at).expect("the target can be written");
         }
+        drop(turn);
         self.stored.send(()).expect("somebody counts");
     }
 }
@@ -181,7 +185,8 @@ pub fn copy(way: Way, source: &Path, target: &Path) -> Result<(), FabricError> {
     }
     let (stored, heard) = channel();
     let next = AtomicU64::new(0);
-    let job = Arc::new(Job { way, bytes, next, source, target, windows, stored });
+    let turn = Mutex::new(());
+    let job = Arc::new(Job { way, bytes, next, source, target, turn, windows, stored });
     let workers = carry(&job, &domain)?;
     for number in 0..bytes.div_ceil(CHUNK_BYTES) {
         heard.recv_timeout(CHUNK_MAX).unwrap_or_else(|_| panic!("chunk {number} does not come"));
