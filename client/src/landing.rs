@@ -6,7 +6,7 @@ use crate::ends::Goal;
 use crate::stats::Stats;
 use crate::worker::Landing;
 use verbatim_fabric::Buffer;
-use verbatim_files::checked::{self, Unfit};
+use verbatim_files::checked::{self, Spent, Unfit};
 use verbatim_proto::message::Piece;
 use verbatim_proto::read::PieceOutcome;
 
@@ -18,16 +18,10 @@ pub(crate) fn land(
     landings: &[Landing],
     stats: &Stats,
 ) -> Vec<PieceOutcome> {
-    if let ([piece], [Landing { goal, size }]) = (pieces, landings)
-        && !matches!(goal, Goal::File(_))
+    if let ([piece], [landing]) = (pieces, landings)
         && piece.extent.len == buffer.len() as u64
     {
-        let verified = verify(buffer, piece, *size, stats).map(|()| match goal {
-            Goal::Pipe(outlet) => outlet.put_buffer(piece.extent.offset, buffer),
-            Goal::Part(part) => part.put_buffer(piece.extent.offset, buffer, &piece.digests),
-            Goal::File(_) => {}
-        });
-        return vec![outcome(verified)];
+        return vec![outcome(land_all(buffer, piece, landing, stats))];
     }
     let mut rest: &[u8] = buffer;
     let mut outcomes = Vec::with_capacity(pieces.len());
@@ -47,23 +41,43 @@ fn outcome(landed: Result<(), Unfit>) -> PieceOutcome {
     }
 }
 
-fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> Result<(), Unfit> {
+/// Lands a piece that is all of a chunk.
+fn land_all(
+    buffer: &mut Buffer,
+    piece: &Piece,
+    landing: &Landing,
+    stats: &Stats,
+) -> Result<(), Unfit> {
     let offset = piece.extent.offset;
+    match &landing.goal {
+        Goal::File(_) => land_piece(buffer, piece, landing, stats)?,
+        Goal::Pipe(outlet) => {
+            verify(buffer, piece, landing.size, stats)?;
+            outlet.put_buffer(offset, buffer);
+        }
+        Goal::Part(part) => {
+            verify(buffer, piece, landing.size, stats)?;
+            part.put_buffer(offset, buffer, &piece.digests);
+        }
+    }
+    Ok(())
+}
+
+fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> Result<(), Unfit> {
+    let at = (piece.extent.offset, landing.size);
     // A pipe takes a piece when all of it is verified: nothing can be taken back.
     match &landing.goal {
         Goal::File(sink) => {
             let target = sink.target().map_err(Unfit::Failed)?;
-            let spent = checked::write(&target, bytes, (offset, landing.size), &piece.digests)?;
-            stats.add(spent.disk, spent.hash);
-            stats.moved(piece.extent.len);
+            note(checked::write(&target, bytes, at, &piece.digests)?, piece, stats);
         }
         Goal::Pipe(outlet) => {
             verify(bytes, piece, landing.size, stats)?;
-            outlet.put(offset, bytes);
+            outlet.put(at.0, bytes);
         }
         Goal::Part(part) => {
             verify(bytes, piece, landing.size, stats)?;
-            part.put(offset, bytes, &piece.digests);
+            part.put(at.0, bytes, &piece.digests);
         }
     }
     Ok(())
@@ -71,10 +85,14 @@ fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> 
 
 /// Looks whether bytes are what they must be.
 fn verify(bytes: &[u8], piece: &Piece, size: u64, stats: &Stats) -> Result<(), Unfit> {
-    let spent = checked::check(bytes, (piece.extent.offset, size), &piece.digests, |_| Ok(()))?;
+    let at = (piece.extent.offset, size);
+    note(checked::check(bytes, at, &piece.digests, |_| Ok(()))?, piece, stats);
+    Ok(())
+}
+
+fn note(spent: Spent, piece: &Piece, stats: &Stats) {
     stats.add(spent.disk, spent.hash);
     stats.moved(piece.extent.len);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -167,7 +167,6 @@ impl Landed {
         let over: Vec<u64> = before.map(|(begin, _)| *begin).collect();
         for begin in over {
             let Some(old) = self.pieces.remove(&begin) else { continue };
-            let old = old;
             if begin < extent.offset {
                 let head = old[..(extent.offset - begin) as usize].to_vec();
                 self.pieces.insert(begin, Bytes::Copied(head));

@@ -20,9 +20,6 @@ use verbatim_proto::{Code, Extent, Fault, FileId};
 /// Bytes of an inlet that are kept, about: two chunks more are on their way into it.
 const INLET_BYTES_MAX: usize = 16 << 20;
 
-/// Buffers that wait to be used again.
-const SPARES_MAX: usize = 8;
-
 /// What a pipe tells its session.
 pub(crate) enum PipeEvent {
     /// This much more was read; with the last of it comes the size of all.
@@ -48,37 +45,18 @@ impl Teller {
     }
 }
 
-/// Chunks of an inlet that are stored: their memory is used again, for fresh memory costs as
-/// much as filling it.
-#[derive(Default)]
-struct Stored(Vec<Vec<u8>>);
-
-impl Stored {
-    /// Takes a buffer back, unless there are enough.
-    fn keep(&mut self, buffer: Vec<u8>) {
-        if self.0.len() < SPARES_MAX {
-            self.0.push(buffer);
-        }
-    }
-
-    /// The one that was used last, which is the most likely to be in cache; or a new one.
-    fn take(&mut self) -> Vec<u8> {
-        self.0.pop().unwrap_or_default()
-    }
-}
-
 /// A source that is read once.
 pub(crate) struct Inlet {
     chunk_bytes: usize,
     kept: Mutex<Kept>,
+    spares: Spares,
     room: Condvar,
 }
 
 #[derive(Default)]
 struct Kept {
     /// Offset -> bytes, and how many of them are not stored.
-    chunks: BTreeMap<u64, (Vec<u8>, usize)>,
-    stored: Stored,
+    chunks: BTreeMap<u64, (Buffer, usize)>,
     size: Option<u64>,
     closed: bool,
 }
@@ -86,7 +64,8 @@ struct Kept {
 impl Inlet {
     /// Begins to read standard input for a file.
     pub fn of_stdin(file: FileId, chunk_bytes: usize, events: mpsc::Sender<Event>) -> Arc<Self> {
-        let inlet = Arc::new(Self { chunk_bytes, kept: Mutex::default(), room: Condvar::new() });
+        let (kept, spares, room) = (Mutex::default(), Spares::default(), Condvar::new());
+        let inlet = Arc::new(Self { chunk_bytes, kept, spares, room });
         let (reader, teller) = (inlet.clone(), Teller { events, file });
         spawn("stdin", move || {
             let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
@@ -124,9 +103,8 @@ impl Inlet {
         let Some((&start, (_, left))) = chunk else { return };
         *left = left.saturating_sub(extent.len as usize);
         if *left == 0 {
-            if let Some((chunk, _)) = kept.chunks.remove(&start) {
-                kept.stored.keep(chunk);
-            }
+            let stored = kept.chunks.remove(&start);
+            stored.into_iter().for_each(|(chunk, _)| self.spares.put(chunk));
             self.room.notify_all();
         }
     }
@@ -141,11 +119,11 @@ impl Inlet {
     /// digest of a file of one grain is not that of a grain of a longer one.
     fn pump(&self, mut input: File, teller: &Teller) -> std::io::Result<()> {
         let (mut offset, mut got) = (0, 0);
-        let mut next = self.buffer();
+        let mut next = self.buffer()?;
         loop {
-            let mut chunk = std::mem::replace(&mut next, self.buffer());
+            let mut chunk = std::mem::replace(&mut next, self.buffer()?);
             let len = fill(&mut input, &mut chunk, got, self.chunk_bytes)?;
-            chunk.truncate(len);
+            chunk.set_len(len);
             // One that is not full was ended by the end of the pipe.
             got = match chunk.len() == self.chunk_bytes {
                 true => fill(&mut input, &mut next, 0, 1)?,
@@ -165,14 +143,14 @@ impl Inlet {
     }
 
     /// Room for a chunk. What is in it does not matter.
-    fn buffer(&self) -> Vec<u8> {
-        let mut buffer = lock(&self.kept).stored.take();
-        buffer.resize(self.chunk_bytes, 0);
-        buffer
+    fn buffer(&self) -> std::io::Result<Buffer> {
+        let mut buffer = self.spares.take(self.chunk_bytes).ok_or(ErrorKind::OutOfMemory)?;
+        buffer.set_len(self.chunk_bytes);
+        Ok(buffer)
     }
 
     /// Waits for room and keeps a chunk; false when nobody needs it any more.
-    fn keep(&self, extent: Extent, chunk: Vec<u8>, size: Option<u64>) -> bool {
+    fn keep(&self, extent: Extent, chunk: Buffer, size: Option<u64>) -> bool {
         let chunks_max = (INLET_BYTES_MAX / self.chunk_bytes).max(2);
         let full = |kept: &mut Kept| kept.chunks.len() >= chunks_max && !kept.closed;
         let waited = self.room.wait_while(lock(&self.kept), full);

@@ -1,6 +1,6 @@
-//! Memory that verified bytes stay in: the buffer they came in, for which a worker gets
-//! another one, so that nothing is copied. Buffers are used again: fresh memory has to be
-//! zeroed by the kernel, page by page. Used by parts of files and by pipes.
+//! Memory that bytes on their way stay in: verified ones in the buffer they came in, for
+//! which a worker gets another one, so that nothing is copied. Buffers are used again: fresh
+//! memory has to be zeroed by the kernel, page by page. Used by parts of files and by pipes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use verbatim_fabric::Buffer;
@@ -10,8 +10,8 @@ const SPARE_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes that follow one another.
 pub(crate) enum Bytes {
-    /// In the buffer that they came in.
-    Came(Buffer),
+    /// In a buffer, which is used again.
+    Buffered(Buffer),
     /// In memory of their own.
     Copied(Vec<u8>),
 }
@@ -21,7 +21,7 @@ impl std::ops::Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Came(buffer) => buffer,
+            Self::Buffered(buffer) => buffer,
             Self::Copied(bytes) => bytes,
         }
     }
@@ -36,26 +36,37 @@ impl Spares {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes all that is in a buffer, and puts another one in its place. One that a device may
-    /// write to is copied, and so is one that would be mostly empty.
+    /// Takes all that is in a buffer, and puts another one in its place. Of one that a device may
+    /// write to the bytes are copied, and of one that would be mostly empty.
     pub fn swap(&self, buffer: &mut Buffer) -> Bytes {
-        let stays = buffer.is_registered() || buffer.len() <= buffer.capacity() / 2;
-        let spare = if stays { None } else { self.take(buffer.capacity()) };
-        match spare {
-            Some(spare) => Bytes::Came(std::mem::replace(buffer, spare)),
+        let stays = buffer.is_registered();
+        self.swap_unless(stays, buffer)
+    }
+
+    fn swap_unless(&self, stays: bool, buffer: &mut Buffer) -> Bytes {
+        if buffer.len() <= buffer.capacity() / 2 {
+            return Bytes::Copied(buffer.to_vec());
+        }
+        match self.take(buffer.capacity()) {
+            Some(mut spare) if stays => {
+                spare.set_len(buffer.len());
+                spare.copy_from_slice(buffer);
+                Bytes::Buffered(spare)
+            }
+            Some(spare) => Bytes::Buffered(std::mem::replace(buffer, spare)),
             None => Bytes::Copied(buffer.to_vec()),
         }
     }
 
     /// Nobody needs these bytes any more.
     pub fn give_back(&self, bytes: Bytes) {
-        if let Bytes::Came(buffer) = bytes {
+        if let Bytes::Buffered(buffer) = bytes {
             self.put(buffer);
         }
     }
 
     /// A buffer of this capacity; what is in it means nothing. None when there is no memory.
-    fn take(&self, capacity: usize) -> Option<Buffer> {
+    pub fn take(&self, capacity: usize) -> Option<Buffer> {
         let mut list = self.list();
         // Those of another session may have had another size.
         list.retain(|it| it.capacity() == capacity);
@@ -65,18 +76,19 @@ impl Spares {
         spare.or_else(|| Buffer::new(capacity).ok())
     }
 
-    /// How many wait.
-    #[cfg(test)]
-    pub fn count(&self) -> usize {
-        self.list().len()
-    }
-
-    fn put(&self, buffer: Buffer) {
+    /// Keeps a buffer for the next, unless there are enough.
+    pub fn put(&self, buffer: Buffer) {
         let mut list = self.list();
         let held: usize = list.iter().map(Buffer::capacity).sum();
         if held + buffer.capacity() <= SPARE_BYTES_MAX {
             list.push(buffer);
         }
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.list().len()
     }
 }
 
@@ -105,6 +117,20 @@ mod tests {
         spares.give_back(bytes);
         let next = spares.swap(&mut slot);
         assert!(slot.as_ptr() == came && next.iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    fn a_buffer_that_a_device_knows_stays_and_its_bytes_are_in_one_that_is_used_again() {
+        let (spares, mut slot) = (Spares::default(), filled(SIZE - 1, 5));
+        let came = slot.as_ptr();
+        let bytes = spares.swap_unless(true, &mut slot);
+        let copied = bytes.as_ptr();
+        slot[..].fill(6);
+        assert!(slot.as_ptr() == came && copied != came && bytes.len() == SIZE - 1);
+        assert!(bytes.iter().all(|byte| *byte == 5));
+        spares.give_back(bytes);
+        let next = spares.swap_unless(true, &mut slot);
+        assert!(next.as_ptr() == copied && next.iter().all(|byte| *byte == 6));
     }
 
     #[test]

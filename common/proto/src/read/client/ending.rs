@@ -104,21 +104,26 @@ mod tests {
         std::iter::from_fn(|| machine.next_effect()).collect()
     }
 
+    /// Opens files, and returns the lease of all of them, which has still to be heard.
+    fn lent(machine: &mut ReadClient, files: &[FileId]) -> ReadReply {
+        files.iter().for_each(|file| machine.open(*file, WirePath::root(), None, NOW));
+        let info =
+            FileInfo { size: BYTES, mode: 0o644, mtime_ns: 0, allocated: BYTES, version: None };
+        let opened = files.iter().map(|file| (*file, Ok(info))).collect();
+        machine.reply(ReadReply::Opened { files: opened }, NOW);
+        let (region, extent) = (Region { key: 1, base: 0 }, Extent::new(0, BYTES));
+        let piece = |file: &FileId| Piece { file: *file, extent, digests: vec![Digest([1; 32])] };
+        let pieces = files.iter().map(piece).collect();
+        ReadReply::Lease(Lease { window: WindowId(1), region, pieces })
+    }
+
     /// A machine that gave the first of two small files up while both were lent in one window,
     /// and heard that it is closed.
     fn closed_while_lent(machine: &mut ReadClient) -> Vec<ClientEffect> {
-        FILES.into_iter().for_each(|file| machine.open(file, WirePath::root(), None, NOW));
-        let info =
-            FileInfo { size: BYTES, mode: 0o644, mtime_ns: 0, allocated: BYTES, version: None };
-        let files = FILES.map(|file| (file, Ok(info))).to_vec();
-        machine.reply(ReadReply::Opened { files }, NOW);
+        let lease = lent(machine, &FILES);
         machine.fail(FILES[0], Fault::new(Code::Denied, "cannot be made here"));
         effects(machine);
-        let extent = Extent::new(0, BYTES);
-        let piece = |file| Piece { file, extent, digests: vec![Digest([1; 32])] };
-        let region = Region { key: 1, base: 0 };
-        let pieces = FILES.map(piece).to_vec();
-        machine.reply(ReadReply::Lease(Lease { window: WindowId(1), region, pieces }), NOW);
+        machine.reply(lease, NOW);
         let mut seen = effects(machine);
         machine.reply(ReadReply::Closed { files: vec![(FILES[0], Ok(None))] }, NOW);
         seen.extend(effects(machine));
@@ -153,17 +158,6 @@ mod tests {
         assert!(matches!(machine.next_effect(), Some(ClientEffect::Broken(_))));
     }
 
-    /// A machine with one open file, and its lease.
-    fn lent(machine: &mut ReadClient) -> ReadReply {
-        machine.open(FILES[0], WirePath::root(), None, NOW);
-        let info =
-            FileInfo { size: BYTES, mode: 0o644, mtime_ns: 0, allocated: BYTES, version: None };
-        machine.reply(ReadReply::Opened { files: vec![(FILES[0], Ok(info))] }, NOW);
-        let (region, extent) = (Region { key: 1, base: 0 }, Extent::new(0, BYTES));
-        let pieces = vec![Piece { file: FILES[0], extent, digests: vec![Digest([1; 32])] }];
-        ReadReply::Lease(Lease { window: WindowId(1), region, pieces })
-    }
-
     fn is_let_go(seen: &[ClientEffect]) -> bool {
         let release = ReadRequest::Release { windows: vec![WindowId(1)] };
         seen.contains(&ClientEffect::Send(release))
@@ -172,7 +166,7 @@ mod tests {
     #[test]
     fn what_is_lent_of_a_file_that_was_given_up_is_let_go() {
         let mut machine = machine();
-        let lease = lent(&mut machine);
+        let lease = lent(&mut machine, &FILES[..1]);
         machine.fail(FILES[0], Fault::new(Code::Denied, "cannot be made here"));
         assert!(!is_let_go(&effects(&mut machine)), "nothing is lent");
         machine.reply(lease, NOW);
@@ -183,7 +177,7 @@ mod tests {
     #[test]
     fn what_was_in_flight_of_a_file_that_was_given_up_is_not_sent_again() {
         let (mut machine, link) = (machine(), LinkId { index: 0, epoch: 0 });
-        let lease = lent(&mut machine);
+        let lease = lent(&mut machine, &FILES[..1]);
         machine.reply(lease, NOW);
         machine.link_up(link);
         let begun = effects(&mut machine);
