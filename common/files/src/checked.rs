@@ -68,9 +68,14 @@ pub fn write(
     (offset, size): (u64, u64),
     digests: &[Digest],
 ) -> Result<Spent, Unfit> {
-    static TURNS: OnceLock<bool> = OnceLock::new();
+    write_by(takes_turns(), target, bytes, (offset, size), digests)
+}
+
+/// Whether the writers of a file take turns on this machine.
+pub fn takes_turns() -> bool {
+    static FEW: OnceLock<bool> = OnceLock::new();
     let few = || available_parallelism().is_ok_and(|count| count.get() <= FEW_PROCESSORS);
-    write_by(*TURNS.get_or_init(few), target, bytes, (offset, size), digests)
+    *FEW.get_or_init(few)
 }
 
 fn write_by(
@@ -82,11 +87,15 @@ fn write_by(
 ) -> Result<Spent, Unfit> {
     let mut written = 0;
     let spent = check(bytes, (offset, size), digests, |good| {
-        let turn = match turns.then(|| target.try_turn()) {
-            Some(None) if good == bytes.len() => Some(target.turn()),
-            Some(None) => return Ok(()),
-            turn => turn.flatten(),
+        let is_last = good == bytes.len();
+        let turn = match turns {
+            true if is_last => Some(target.turn()),
+            true => target.try_turn(),
+            false => None,
         };
+        if turns && turn.is_none() {
+            return Ok(());
+        }
         for grain in bytes[written..good].chunks(GRAIN_BYTES as usize) {
             target.write_at(grain, offset + written as u64)?;
             written += grain.len();
