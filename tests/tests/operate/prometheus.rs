@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use verbatim_tests::http::get;
 use verbatim_tests::port::Port;
-use verbatim_tests::process::{Home, Running, skip, wait_for};
+use verbatim_tests::process::{Home, Running, memory, skip, wait_for};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Rule};
 
 /// How long Prometheus may take to answer, and an alert to fire.
@@ -129,7 +129,7 @@ fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
         return;
     }
     // In memory: what a rule compares is what moved lately, and a disk may take longer.
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let dir = memory();
     let home = Home::new();
     expire_soon(&home);
     for folder in ["data", "in", "out"] {
@@ -137,7 +137,7 @@ fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
     }
     set_port(dir.path(), "mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)");
     let mut watched = Watched::serve(dir, home);
-    let series = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let series = memory();
     let prometheus = Prometheus::start(series.path(), watched.metrics);
     wait_for("it is scraped", WAIT_MAX, || {
         (!prometheus.query("rdma_serve_sessions").is_empty()).then_some(())
