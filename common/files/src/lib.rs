@@ -29,6 +29,7 @@ pub mod reap;
 pub mod replace;
 mod reuse;
 mod sharing;
+mod sight;
 pub mod source;
 pub mod space;
 pub mod stage;

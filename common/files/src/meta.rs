@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use std::ffi::OsStr;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::units::XATTR_BYTES_MAX;
@@ -194,18 +194,22 @@ pub fn xattrs_of(fd: impl AsFd, trusted: bool, what: &str) -> Result<Vec<Xattr>,
     )
 }
 
-/// Reads the extended attributes of a name in an open folder, which need not be opened for it.
+/// Reads the extended attributes of a name in an open folder, or in the one that this thread is
+/// in. It need not be opened for it.
 pub(crate) fn xattrs_at(
-    folder: impl AsFd,
+    folder: Option<&OwnedFd>,
     name: &OsStr,
     trusted: bool,
     what: &impl std::fmt::Display,
 ) -> Result<Vec<Xattr>, Fault> {
-    let mut path = Vec::with_capacity(FD_PATH_BYTES + name.len());
-    // Writing to memory does not fail.
-    let _ = write!(path, "/proc/self/fd/{}/", folder.as_fd().as_raw_fd());
-    path.extend_from_slice(name.as_bytes());
-    let path = OsStr::from_bytes(&path);
+    let through_proc = folder.map(|folder| {
+        let mut path = Vec::with_capacity(FD_PATH_BYTES + name.len());
+        // Writing to memory does not fail.
+        let _ = write!(path, "/proc/self/fd/{}/", folder.as_raw_fd());
+        path.extend_from_slice(name.as_bytes());
+        path
+    });
+    let path = through_proc.as_deref().map_or(name, OsStr::from_bytes);
     read_xattrs(
         |names| llistxattr(path, names),
         |name, value| lgetxattr(path, name, value),

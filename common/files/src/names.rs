@@ -1,8 +1,8 @@
 //! The names in a folder, sorted by their bytes. Kept in one piece of memory: a
-//! folder of a million names takes what its names take, and four bytes for each.
+//! folder of a million names takes what its names take, and six bytes for each.
 //! Called by the walk of a tree that is mirrored.
 
-use rustix::fs::{RawDir, SeekFrom, seek};
+use rustix::fs::{FileType, RawDir, SeekFrom, seek};
 use std::os::fd::OwnedFd;
 use verbatim_proto::{Code, Fault};
 
@@ -11,6 +11,7 @@ const READ_BYTES: usize = 32 << 10;
 
 /// Sorted names, taken one by one.
 pub(crate) struct Names {
+    /// Each behind a byte that is 1 where it may be that of a folder, and ended by a zero.
     bytes: Vec<u8>,
     /// Where each name begins, the next one last.
     starts: Vec<u32>,
@@ -30,6 +31,10 @@ impl Names {
             if matches!(name, b".\0" | b"..\0") {
                 continue;
             }
+            // Not every file system says what a name is.
+            let may_be_folder =
+                matches!(entry.file_type(), FileType::Directory | FileType::Unknown);
+            bytes.push(u8::from(may_be_folder));
             let start = u32::try_from(bytes.len()).map_err(|_| {
                 Fault::new(Code::Limit, format!("{what}: its names take more than 4 GiB"))
             })?;
@@ -43,7 +48,12 @@ impl Names {
 
     /// How long the longest name is.
     pub fn longest(&self) -> usize {
-        self.bytes.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(0)
+        self.starts.iter().map(|&start| name_at(&self.bytes, start).len()).max().unwrap_or(0)
+    }
+
+    /// Whether the next name may be that of a folder; none where there is no next one.
+    pub fn next_may_be_folder(&self) -> Option<bool> {
+        self.starts.last().map(|&start| self.bytes[start as usize - 1] == 1)
     }
 
     /// The next name.

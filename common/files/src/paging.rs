@@ -33,7 +33,9 @@ pub fn next_page(walk: &mut TreeWalk, mut digest: Option<&mut DigestOf<'_>>) -> 
         && bytes < FRAME_BYTES_MAX / 4
         && hashed < HASHED_BYTES_MAX
     {
-        let Some(found) = walk.advance() else {
+        // What is hashed is looked at just before that.
+        let room = if digest.is_some() { 1 } else { PAGE_ENTRIES_MAX - page.found.len() };
+        let Some(found) = walk.advance(room) else {
             let more = walk.is_full();
             page.leftovers = walk.take_leftovers();
             return (page, more);

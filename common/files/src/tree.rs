@@ -3,13 +3,15 @@
 //! with the depth of the tree and the names of the folders it is in. Used by the
 //! server and by the client, each for its own side; digests are added by them.
 
-use crate::folder::{entry_of, stat_name};
 use crate::identity::stat_open;
-use crate::meta::{of_status, xattrs_at, xattrs_of};
+use crate::meta::{of_status, xattrs_of};
 use crate::names::Names;
 use crate::reap::is_leftover;
+use crate::sight::{Seen, Sight, Spotted, is_removed, twin_of};
 use crate::walk::DEPTH_MAX;
-use rustix::fs::{Mode, OFlags, Statx, openat};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -50,6 +52,8 @@ struct Level {
     path: WirePath,
     fd: OwnedFd,
     names: Names,
+    /// What was looked at and is told next.
+    ahead: VecDeque<Spotted>,
     /// The same folder of the tree beside it.
     beside: Option<OwnedFd>,
 }
@@ -138,54 +142,60 @@ impl TreeWalk {
             }
             _ => self.beside.take(),
         };
-        self.levels.push(Level { path, fd, names, beside });
+        let ahead = VecDeque::new();
+        self.levels.push(Level { path, fd, names, ahead, beside });
         Ok(Box::new(node))
     }
 
-    /// Tells what a name of the innermost folder is, which takes its path; none if it is gone.
-    fn look(&mut self, name: &[u8], at: &mut WirePath) -> Result<Option<Box<Node>>, Fault> {
-        let path = &*at;
-        let Some(Level { fd, beside, .. }) = self.levels.last() else { return Ok(None) };
-        let name = OsStr::from_bytes(name);
-        let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {path}"), &e);
-        let gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
-        let found = stat_name(fd, name)
-            .and_then(|stat| Ok((entry_of(fd, name, WirePath::root(), &stat)?, stat)));
-        let (entry, stat) = match found {
-            Ok(found) => found,
-            // All of it went: what is told of the folder is not all that was in it.
-            Err(error) if gone(&error) && is_removed(fd) => {
-                let text = format!("{path}: its folder was removed while it was read");
-                return Err(Fault::new(Code::NotFound, text));
-            }
-            // It was there a moment ago; nobody asked for this one.
-            Err(error) if gone(&error) => return Ok(None),
-            Err(error) => return Err(what(error)),
-        };
-        if self.filter.excludes(path, entry.kind == EntryKind::Folder) {
-            return Ok(None);
-        }
-        if entry.kind == EntryKind::Folder {
-            let fd = openat(fd, name, FOLDER, Mode::empty())
-                .map_err(|e| Fault::from_io(format!("cannot read folder {path}"), &e.into()))?;
-            return self.enter(fd, path.clone()).map(Some);
-        }
-        let mut meta = of_status(&stat);
-        if entry.kind == EntryKind::File && !self.plain {
-            match xattrs_at(fd, name, self.trusted, path) {
-                Ok(xattrs) => meta.xattrs = xattrs,
-                Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
-                Err(fault) => return Err(fault),
+    /// Takes the next names of the innermost folder, `room` at most, and looks at them. A folder ends
+    /// them: what is behind it is looked at when it was walked. None where no name is left, and
+    /// where leftovers have to be taken first.
+    fn look_ahead(&mut self, room: usize) -> Option<()> {
+        let level = self.levels.last_mut()?;
+        let mut spotted = Vec::new();
+        let mut is_full = self.leftover_bytes >= LEFTOVERS_BYTES_MAX;
+        while spotted.len() < room.max(1) && !is_full {
+            let Some(may_be_folder) = level.names.next_may_be_folder() else { break };
+            level.names.take_into(&mut self.name);
+            match level.path.with(&self.name) {
+                Err(fault) => spotted.push((level.path.clone(), Some(Err(fault)))),
+                Ok(path) if self.only.as_ref().is_some_and(|only| !only.sees(&path)) => {}
+                Ok(path) if is_leftover(&self.name) => {
+                    self.leftover_bytes += path.as_bytes().len();
+                    is_full = self.leftover_bytes >= LEFTOVERS_BYTES_MAX;
+                    self.leftovers.push(path);
+                }
+                Ok(path) => {
+                    spotted.push((path, None));
+                    if may_be_folder {
+                        break;
+                    }
+                }
             }
         }
-        let linked = entry.kind == EntryKind::File && stat.stx_nlink > 1;
-        let is_same = |other: &OwnedFd| {
-            stat_name(other, name).is_ok_and(|other| twin_of(&other) == twin_of(&stat))
+        let sight = Sight {
+            folder: &level.fd,
+            beside: level.beside.as_ref(),
+            filter: &self.filter,
+            trusted: self.trusted,
+            plain: self.plain,
         };
-        let shared = linked && beside.as_ref().is_some_and(is_same);
-        let twin = (linked && stat.stx_nlink > 1 + u32::from(shared)).then(|| twin_of(&stat));
-        let (path, digest) = (std::mem::take(at), None);
-        Ok(Some(Box::new(Node { path, kind: entry.kind, size: entry.size, meta, twin, digest })))
+        sight.look_at(&mut spotted);
+        let any = !spotted.is_empty();
+        level.ahead = spotted.into();
+        any.then_some(())
+    }
+
+    /// Goes into a folder of the innermost one.
+    fn descend(&mut self, path: &WirePath) -> Result<Box<Node>, Fault> {
+        let what = |e: Errno| Fault::from_io(format!("cannot read folder {path}"), &e.into());
+        let fd = match (self.levels.last(), path.name()) {
+            (Some(level), Some(name)) => {
+                openat(&level.fd, OsStr::from_bytes(name), FOLDER, Mode::empty()).map_err(what)?
+            }
+            _ => return Err(what(Errno::NOENT)),
+        };
+        self.enter(fd, path.clone())
     }
 }
 
@@ -193,73 +203,37 @@ impl TreeWalk {
 pub(crate) const FOLDER: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Whether a file whose attributes are not found is gone, or cannot be looked at: they are read
-/// by way of /proc, and a file that is taken for gone would be deleted elsewhere.
-fn gone_or_not(fd: &OwnedFd, name: &OsStr, path: &WirePath) -> Result<Option<Box<Node>>, Fault> {
-    match stat_name(fd, name) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        _ => {
-            let text = format!("cannot read extended attributes of {path}: is /proc mounted?");
-            Err(Fault::new(Code::Io, text))
-        }
-    }
-}
-
-/// Which file of this machine a status is of.
-pub(crate) fn twin_of(stat: &Statx) -> Twin {
-    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
-    Twin { device, inode: stat.stx_ino }
-}
-
 impl TreeWalk {
     /// The next entry; none at the end, and none where the walk is full until its leftovers are
-    /// taken.
-    pub fn advance(&mut self) -> Option<Found> {
+    /// taken. What comes next may be looked at together with it, `room` entries in all.
+    pub fn advance(&mut self, room: usize) -> Option<Found> {
         if let Some(root) = self.root.take() {
             let entered = self.enter(root, WirePath::root());
             return Some(entered.map_err(|fault| (WirePath::root(), fault)));
         }
         loop {
-            let level = self.levels.last_mut()?;
-            if !level.names.take_into(&mut self.name) {
-                self.levels.pop();
+            let Some((path, seen)) = self.levels.last_mut()?.ahead.pop_front() else {
+                if self.look_ahead(room).is_none() {
+                    if self.is_full() {
+                        return None;
+                    }
+                    self.levels.pop();
+                }
                 continue;
-            }
-            let mut path = match level.path.with(&self.name) {
-                Ok(path) => path,
-                Err(fault) => return Some(Err((level.path.clone(), fault))),
             };
-            if self.only.as_ref().is_some_and(|only| !only.sees(&path)) {
-                continue;
-            }
-            if is_leftover(&self.name) {
-                self.leftover_bytes += path.as_bytes().len();
-                self.leftovers.push(path);
-                if self.is_full() {
-                    return None;
-                }
-                continue;
-            }
-            let name = std::mem::take(&mut self.name);
-            let found = self.look(&name, &mut path);
-            self.name = name;
-            match found {
-                Ok(Some(node)) => return Some(Ok(node)),
-                Ok(None) => {}
-                Err(fault) => {
-                    // The rest of a folder that is gone is gone too: it is told once.
-                    self.levels
-                        .pop_if(|level| level.path == path.parent() && is_removed(&level.fd));
-                    return Some(Err((path, fault)));
-                }
-            }
+            let found = match seen.expect("all are looked at") {
+                Ok(Seen::Nothing) => continue,
+                Ok(Seen::Node(node)) => Ok(node),
+                Ok(Seen::Folder) => self.descend(&path),
+                Err(fault) => Err(fault),
+            };
+            return Some(found.map_err(|fault| {
+                // The rest of a folder that is gone is gone too: it is told once.
+                self.levels.pop_if(|level| level.path == path.parent() && is_removed(&level.fd));
+                (path, fault)
+            }));
         }
     }
-}
-
-/// Whether an open folder has no name any more.
-fn is_removed(fd: &OwnedFd) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
 /// Entries alone: leftovers are forgotten.
@@ -268,7 +242,7 @@ impl Iterator for TreeWalk {
 
     fn next(&mut self) -> Option<Found> {
         loop {
-            match self.advance() {
+            match self.advance(1) {
                 None if self.is_full() => drop(self.take_leftovers()),
                 found => return found,
             }
@@ -343,6 +317,44 @@ mod tests {
         assert_eq!((node(4).size, node(1).is_folder()), (5, true));
         let (found, _) = walk(dir.path(), &["a/*", "!*/link"]);
         assert_eq!(shown(&found), ["", "a", "a/link", "a b", "ab"]);
+    }
+
+    #[test]
+    fn a_walk_that_looks_ahead_tells_the_same() {
+        let dir = tempfile::tempdir().expect("folder");
+        let at = |number: usize| dir.path().join(format!("{number:04}"));
+        for number in 0..700 {
+            match number % 200 {
+                150 => fs::create_dir(at(number)).expect("made"),
+                151 => symlink("nowhere", at(number)).expect("links"),
+                152 => fs::write(at(150 + number / 200 * 200).join("in"), b"").expect("writes"),
+                _ => fs::write(at(number), b"1").expect("writes"),
+            }
+        }
+        fs::write(dir.path().join(".0500.12-3-0123abcd.verbatim-part"), b"").expect("writes");
+        let (one_by_one, _) = walk(dir.path(), &["*7"]);
+        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let filter = Filter::parse(vec![b"*7".to_vec()]).expect("plain");
+        let mut walk = TreeWalk::new(fd, filter, true);
+        let (page, more) = crate::paging::next_page(&mut walk, None);
+        assert_eq!(shown(&page.found), shown(&one_by_one));
+        assert_eq!((page.found.len(), page.leftovers.len(), more), (1 + 700 - 70, 1, false));
+    }
+
+    #[test]
+    fn what_is_behind_a_folder_is_looked_at_when_that_was_walked() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::create_dir(dir.path().join("b")).expect("made");
+        for name in ["a", "b/x", "c"] {
+            fs::write(dir.path().join(name), b"").expect("writes");
+        }
+        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let mut walk = TreeWalk::new(fd, Filter::default(), true);
+        let mut next = || walk.advance(100).expect("there is more").expect("an entry");
+        assert_eq!([next(), next(), next()].map(|node| node.path.to_string()), ["", "a", "b"]);
+        fs::write(dir.path().join("c"), b"12345").expect("writes");
+        next();
+        assert_eq!(next().size, 5);
     }
 
     #[test]
@@ -464,18 +476,5 @@ mod tests {
         told.sort_by(|a, b| a.as_bytes().cmp(b.as_bytes()));
         told.dedup();
         assert_eq!(told.len(), 400, "each is told");
-    }
-
-    #[test]
-    fn a_file_whose_attributes_are_not_found_is_gone_only_if_it_is() {
-        let dir = tempfile::tempdir().expect("folder");
-        fs::write(dir.path().join("a"), b"").expect("writes");
-        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
-        let ask = |name: &str| {
-            let path = WirePath::parse(name.as_bytes()).expect("plain");
-            gone_or_not(&fd, OsStr::new(name), &path).map_err(|fault| fault.code)
-        };
-        assert_eq!(ask("b"), Ok(None));
-        assert_eq!(ask("a"), Err(Code::Io));
     }
 }

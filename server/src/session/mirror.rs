@@ -1,47 +1,35 @@
-//! What mirrors ask of the server: all of a tree in order, a hold on a target,
-//! and changes that are neither a copy nor a new folder. A walk rests between two
-//! pages; a hold lasts as long as its session, and as long as a job of it that may
-//! still change the target. Changes wait in the same queue as what is to be made
-//! (`catalog`), because both depend on their order.
+//! What mirrors ask of the server: all of a tree in order (`walks`), a hold on a
+//! target, and changes that are neither a copy nor a new folder. A hold lasts as
+//! long as its session, and as long as a job of it that may still change the
+//! target. Changes wait in the same queue as what is to be made (`catalog`),
+//! because both depend on their order.
 
-use super::catalog::open_source;
 use super::holding::{Held, Holder, Keeping, Kept};
 use super::staging::Staging;
-use super::{End, Event, Session, Shared};
-use crate::reach::{ExportFolder, Reach};
-use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use super::walks::{All, Walked, Walks};
+use super::{End, Event, Session};
+use crate::reach::Reach;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use verbatim_files::hold::which;
-use verbatim_files::paging::{TreePage, next_page, root_of};
-use verbatim_files::{Source, TreeWalk};
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::mirror::{About, Edit, Staged, TreeScan};
-use verbatim_proto::units::{BATCH_FILES_MAX, CHANGES_MAX, WINDOW_BYTES};
-use verbatim_proto::{
-    Code, Digest, Dropped, Fault, Filter, MirrorReply, MirrorRequest, Twin, WirePath,
-};
-
-/// Walks one client may have at a time.
-const WALKS_MAX: usize = 4;
+use verbatim_proto::mirror::{About, Edit, Staged};
+use verbatim_proto::units::{BATCH_FILES_MAX, CHANGES_MAX};
+use verbatim_proto::{Code, Dropped, Fault, MirrorReply, MirrorRequest, Twin, WirePath};
 
 /// Targets one client may hold.
 const HOLDS_MAX: usize = 4;
-
-/// Walks of all clients that may hash at a time: half of the threads there are for files.
-pub(crate) const HASHED_WALKS_MAX: usize = 16;
 
 /// How long a client in the middle of a mirror may say nothing: enough to hash a large file.
 /// One that is gone without a word is found by the kernel within minutes.
 pub(super) const MIRROR_IDLE_MAX: Duration = Duration::from_secs(6 * 3600);
 
-/// The mirrors of a session: walks, `None` while a page is being made, and targets held.
+/// The mirrors of a session: walks, and targets held.
 #[derive(Default)]
 pub(super) struct Mirrors {
-    walks: HashMap<u32, Option<Box<Walking>>>,
+    pub(super) walks: Walks,
     holds: Vec<Arc<Held>>,
     pub(super) stages: Vec<Arc<Staging>>,
     /// What is handed on between the sessions of a run.
@@ -51,7 +39,7 @@ pub(super) struct Mirrors {
     /// Trees that were put in their place, or are being.
     pub(super) published: usize,
     /// Whether nobody waits for answers any more.
-    over: Arc<AtomicBool>,
+    pub(super) over: Arc<AtomicBool>,
 }
 
 impl Mirrors {
@@ -72,21 +60,10 @@ impl Drop for Mirrors {
     }
 }
 
-/// A walk that rests.
-pub(crate) struct Walking {
-    export: Arc<ExportFolder>,
-    base: WirePath,
-    walk: TreeWalk,
-    digests: bool,
-}
-
-/// A page, and the walk to go on with.
-pub(crate) type Walked = (Option<Box<Walking>>, TreePage);
-
 /// What jobs for mirrors tell a session.
 pub(crate) enum MirrorEvent {
     Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
-    Walked(u32, Walked),
+    Walked(u32, Box<Walked>),
     Changed(u32, Vec<Result<(), Fault>>, Dropped),
     Staged(u32, Result<(Staged, Box<Staging>), Fault>),
     Published(u32, Result<(), Fault>),
@@ -97,7 +74,7 @@ impl Session {
     pub(super) fn mirror_event(&mut self, event: MirrorEvent) -> Result<(), End> {
         match event {
             MirrorEvent::Begun { request, hold, answer } => self.begun(request, hold, answer),
-            MirrorEvent::Walked(request, walked) => self.walked(request, walked),
+            MirrorEvent::Walked(request, walked) => self.walked(request, *walked),
             MirrorEvent::Changed(request, answers, dropped) => {
                 self.tell_dropped(dropped)?;
                 self.changed(request, answers)
@@ -177,63 +154,6 @@ impl Session {
         self.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
     }
 
-    fn walk_tree(&mut self, request: u32, walk: TreeScan, all: All) -> Result<(), End> {
-        let walks = &mut self.mirrors.walks;
-        if walks.len() >= WALKS_MAX || walks.contains_key(&request) {
-            let text = format!("a session may have {WALKS_MAX} walks");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
-        }
-        walks.insert(request, None);
-        let reach = self.reach.clone();
-        let staging = self.staging_at(&walk.path);
-        self.make_page(request, walk.digests, move |hasher| {
-            let beside = staging.and_then(|staging| staging.open_target());
-            match begin_walk(&reach, walk, all, beside) {
-                Ok(walking) => page_of(hasher, walking),
-                Err(fault) => {
-                    let found = vec![Err((WirePath::root(), fault))];
-                    (None, TreePage { found, ..TreePage::default() })
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Has a page made; those who hash wait for a place among all that do.
-    fn make_page(
-        &mut self,
-        request: u32,
-        digests: bool,
-        make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
-    ) {
-        let hasher = Hasher { shared: self.shared.clone(), over: self.mirrors.over.clone() };
-        let work = move || Event::Mirror(MirrorEvent::Walked(request, make(&hasher)));
-        match digests {
-            true => self.job_within(self.shared.hashed_walks.clone(), work),
-            false => self.job(work),
-        }
-    }
-
-    fn walk_on(&mut self, request: u32) -> Result<(), End> {
-        let Some(walking) = self.mirrors.walks.get_mut(&request).and_then(Option::take) else {
-            let text = "the client asked for more of a walk that is not open";
-            return Err(End::Refused(Fault::new(Code::Protocol, text)));
-        };
-        self.make_page(request, walking.digests, move |hasher| page_of(hasher, walking));
-        Ok(())
-    }
-
-    fn walked(&mut self, request: u32, (walking, page): Walked) -> Result<(), End> {
-        let done = walking.is_none();
-        match walking {
-            Some(walking) => drop(self.mirrors.walks.insert(request, Some(walking))),
-            None => drop(self.mirrors.walks.remove(&request)),
-        }
-        let TreePage { found, leftovers } = page;
-        let reply = MirrorReply::Walked { request, found, leftovers, done };
-        self.send(ServerMessage::Mirror(reply))
-    }
-
     fn changed(&mut self, request: u32, answers: Vec<Result<(), Fault>>) -> Result<(), End> {
         self.made_one();
         self.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
@@ -291,62 +211,6 @@ fn begin(
     }
     let folds_case = export.folder.folds_case(&below);
     Ok((About { boot, root, above, keeps, folds_case }, held))
-}
-
-/// What of a tree is told.
-enum All {
-    /// All that is compared of every entry.
-    Told,
-    /// The same but for the attributes of files.
-    Plain,
-    /// All of these, and of the folders they are in.
-    Only(Arc<Chosen>),
-}
-
-fn begin_walk(
-    reach: &Reach,
-    scan: TreeScan,
-    all: All,
-    beside: Option<OwnedFd>,
-) -> Result<Box<Walking>, Fault> {
-    let filter = Filter::parse(scan.filter)?;
-    let (export, base) = reach.resolve(&scan.path)?;
-    let trusted = export.rules.privileged_xattrs;
-    let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
-    let mut walk = walk.avoiding(scan.avoid).beside(beside);
-    match all {
-        All::Told => {}
-        All::Plain => walk.tell_plain(),
-        All::Only(chosen) => walk = walk.only(Some(chosen)),
-    }
-    Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
-}
-
-/// Tells digests of files as long as somebody waits for them.
-struct Hasher {
-    shared: Arc<Shared>,
-    over: Arc<AtomicBool>,
-}
-
-impl Hasher {
-    fn root(&self, source: &Source) -> Result<Digest, Fault> {
-        root_of(source, |source, extent| match self.over.load(Ordering::Relaxed) {
-            true => Err(Fault::new(Code::Interrupted, "the client is gone")),
-            false => self.shared.hashing.digests(source, extent, WINDOW_BYTES, false),
-        })
-    }
-}
-
-fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Walked {
-    let Walking { export, base, walk, digests } = &mut *walking;
-    let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
-        hasher.root(&open_source(export, &base.join(path))?)
-    };
-    let (page, more) = match digests {
-        true => next_page(walk, Some(&mut digest)),
-        false => next_page(walk, None),
-    };
-    (more.then_some(walking), page)
 }
 
 /// Does changes in order; says what of metadata was not kept.

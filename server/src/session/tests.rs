@@ -22,7 +22,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
-use verbatim_proto::units::{GRAIN_BYTES, RACY_NS, WINDOW_BYTES};
+use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
@@ -121,10 +121,10 @@ impl Scene {
         self.say(ClientMessage::Stat { request: 1, look })
     }
 
-    /// Asks for the digests of all that is in `data`.
-    fn walks(&mut self) {
+    /// Asks for all that is in `data`.
+    fn walks(&mut self, digests: bool) {
         let path = path("data");
-        let walk = TreeScan { path, filter: Vec::new(), avoid: None, digests: true };
+        let walk = TreeScan { path, filter: Vec::new(), avoid: None, digests };
         let walk = MirrorRequest::Walk { request: 1, walk };
         self.say(ClientMessage::Mirror(walk)).expect("it may walk");
     }
@@ -241,7 +241,7 @@ fn make_long_file(folder: &Path) {
 async fn a_walk_that_hashes_ends_with_its_session() {
     let mut scene = Scene::new(|_| ());
     make_long_file(&scene.data());
-    scene.walks();
+    scene.walks(true);
     let walks = scene.session.shared.hashed_walks.clone();
     let wait_until = async |free: usize| {
         let until = Instant::now() + SOON;
@@ -261,7 +261,7 @@ async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
     let walks = scene.session.shared.hashed_walks.clone();
     let all = walks.acquire_many_owned(HASHED_WALKS_MAX as u32).await.expect("open");
-    scene.walks();
+    scene.walks(true);
     for _ in 0..100 {
         scene.looks().expect("it may ask");
         let walked = scene.hear(|message| match message {
@@ -272,6 +272,37 @@ async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
     }
     drop(all);
     scene.hear(|message| is_walked(&message).then_some(())).await;
+}
+
+#[tokio::test]
+async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_once() {
+    let mut scene = Scene::new(|_| ());
+    let file = |scene: &Scene, number: usize| scene.data().join(format!("{number:05}"));
+    for number in 0..2 * PAGE_ENTRIES_MAX {
+        std::fs::write(file(&scene, number), b"").expect("writes");
+    }
+    let page = |message| match message {
+        ServerMessage::Mirror(MirrorReply::Walked { found, done, .. }) => Some((found, done)),
+        _ => None,
+    };
+    scene.walks(false);
+    let (found, done) = scene.hear(page).await;
+    assert_eq!((found.len(), done), (PAGE_ENTRIES_MAX, false), "its root is the first");
+    let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
+    assert!(scene.session.event(event.expect("a page")).is_ok(), "it goes on");
+    for number in 0..2 * PAGE_ENTRIES_MAX - 1 {
+        std::fs::remove_file(file(&scene, number)).expect("removes");
+    }
+    let more = || ClientMessage::Mirror(MirrorRequest::WalkMore { request: 1 });
+    scene.say(more()).expect("it may ask");
+    let (found, done) = scene.hear(page).await;
+    assert_eq!((found.len(), done), (PAGE_ENTRIES_MAX, false), "as it was then");
+    // The last page is made, or is being: whoever asks for it gets it, and nothing a second time.
+    scene.say(more()).expect("it may ask");
+    let refused = scene.say(more()).map_err(|fault| fault.code);
+    assert_eq!(refused, Err(Code::Protocol), "it was asked for");
+    let (found, done) = scene.hear(page).await;
+    assert_eq!((found.len(), done), (1, true));
 }
 
 #[tokio::test]

@@ -1,0 +1,213 @@
+//! What the names of a folder are, with all that is compared of them. Many are
+//! looked at by threads of their own, which are in that folder while they do: extended
+//! attributes can be asked for only by a path, and the one through /proc takes longer.
+//! Called by the walk of a tree that is mirrored, which tells them in order.
+
+use crate::folder::{entry_of, stat_name};
+use crate::meta::{of_status, xattrs_at};
+use rustix::fs::Statx;
+use rustix::process::fchdir;
+use rustix::thread::UnshareFlags;
+use std::ffi::OsStr;
+use std::io;
+use std::num::NonZero;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::{Builder, available_parallelism, scope};
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Code, Fault, Filter, Node, Twin, WirePath};
+
+/// The most threads that look at the names of one folder. They share half of the processors.
+const LOOKERS_MAX: usize = 4;
+
+/// Names that a thread takes at a time: many looks for the start of a thread.
+const SHARE: usize = 64;
+
+/// An open folder, and what is to be seen of it.
+pub(crate) struct Sight<'a> {
+    pub folder: &'a OwnedFd,
+    /// The same folder of a tree that this one shares files with.
+    pub beside: Option<&'a OwnedFd>,
+    pub filter: &'a Filter,
+    /// Whether `trusted.*` attributes are told.
+    pub trusted: bool,
+    /// Whether files are told without attributes.
+    pub plain: bool,
+}
+
+/// What a name is.
+pub(crate) enum Seen {
+    /// It is gone, or left out.
+    Nothing,
+    /// A folder, which is told when it is entered.
+    Folder,
+    /// Anything else.
+    Node(Box<Node>),
+}
+
+/// A path that was or is to be looked at. What is seen takes it.
+pub(crate) type Spotted = (WirePath, Option<Result<Seen, Fault>>);
+
+impl Sight<'_> {
+    /// Looks at all paths in the folder that were not looked at.
+    pub fn look_at(&self, spotted: &mut [Spotted]) {
+        let lookers = (spotted.len() / SHARE).min(lookers());
+        let shares = Mutex::new(spotted.chunks_mut(SHARE));
+        let take = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let look = |inside: bool| {
+            while let Some(share) = take() {
+                for (path, seen) in share {
+                    seen.get_or_insert_with(|| self.look(path, inside));
+                }
+            }
+        };
+        scope(|scope| {
+            let start = |_: &usize| {
+                let thread = Builder::new().name("look".into());
+                thread.spawn_scoped(scope, || look(goes_into(self.folder))).is_ok()
+            };
+            // Where no thread can be had nobody else looks.
+            if (0..lookers).take_while(start).count() == 0 {
+                look(false);
+            }
+        });
+    }
+
+    /// What is at a path in the folder, which this thread may be in.
+    fn look(&self, at: &mut WirePath, inside: bool) -> Result<Seen, Fault> {
+        let (fd, path) = (self.folder, &*at);
+        let name = OsStr::from_bytes(path.name().unwrap_or_default());
+        let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
+        let found = stat_name(fd, name)
+            .and_then(|stat| Ok((entry_of(fd, name, WirePath::root(), &stat)?, stat)));
+        let (entry, stat) = match found {
+            Ok(found) => found,
+            // All of it went: what is told of the folder is not all that was in it.
+            Err(error) if gone(&error) && is_removed(fd) => {
+                let text = format!("{path}: its folder was removed while it was read");
+                return Err(Fault::new(Code::NotFound, text));
+            }
+            // It was there a moment ago; nobody asked for this one.
+            Err(error) if gone(&error) => return Ok(Seen::Nothing),
+            Err(error) => return Err(Fault::from_io(format!("cannot look at {path}"), &error)),
+        };
+        if self.filter.excludes(path, entry.kind == EntryKind::Folder) {
+            return Ok(Seen::Nothing);
+        }
+        if entry.kind == EntryKind::Folder {
+            return Ok(Seen::Folder);
+        }
+        let mut meta = of_status(&stat);
+        if entry.kind == EntryKind::File && !self.plain {
+            let folder = (!inside).then_some(fd);
+            match xattrs_at(folder, name, self.trusted, path) {
+                Ok(xattrs) => meta.xattrs = xattrs,
+                Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let linked = entry.kind == EntryKind::File && stat.stx_nlink > 1;
+        let is_same = |other: &OwnedFd| {
+            stat_name(other, name).is_ok_and(|other| twin_of(&other) == twin_of(&stat))
+        };
+        let shared = linked && self.beside.is_some_and(is_same);
+        let twin = (linked && stat.stx_nlink > 1 + u32::from(shared)).then(|| twin_of(&stat));
+        let (path, digest) = (std::mem::take(at), None);
+        let node = Node { path, kind: entry.kind, size: entry.size, meta, twin, digest };
+        Ok(Seen::Node(Box::new(node)))
+    }
+}
+
+/// How many threads may look at a time.
+fn lookers() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    let processors = || available_parallelism().map_or(1, NonZero::get);
+    *COUNT.get_or_init(|| (processors() / 2).clamp(1, LOOKERS_MAX))
+}
+
+/// Makes a folder that of this thread and of no other. A thread that does this must end: paths
+/// that users name are relative to the folder of the process.
+fn goes_into(folder: &OwnedFd) -> bool {
+    // What made it deprecated is a flag that takes descriptors from other threads; this is not it.
+    #[expect(deprecated, reason = "the safe one")]
+    let alone = rustix::thread::unshare(UnshareFlags::FS);
+    alone.is_ok() && fchdir(folder).is_ok()
+}
+
+/// Whether a file whose attributes are not found is gone, or cannot be looked at: they are read
+/// by way of /proc, and a file that is taken for gone would be deleted elsewhere.
+fn gone_or_not(fd: &OwnedFd, name: &OsStr, path: &WirePath) -> Result<Seen, Fault> {
+    match stat_name(fd, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Seen::Nothing),
+        _ => {
+            let text = format!("cannot read extended attributes of {path}: is /proc mounted?");
+            Err(Fault::new(Code::Io, text))
+        }
+    }
+}
+
+/// Which file of this machine a status is of.
+pub(crate) fn twin_of(stat: &Statx) -> Twin {
+    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
+    Twin { device, inode: stat.stx_ino }
+}
+
+/// Whether an open folder has no name any more.
+pub(crate) fn is_removed(fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn many_names_are_seen_as_one_after_the_other_would_be() {
+        let dir = tempfile::tempdir().expect("folder");
+        let count = 5 * SHARE + 7;
+        for number in 0..count {
+            let name = dir.path().join(format!("{number:04}"));
+            match number % 50 {
+                7 => fs::create_dir(name).expect("made"),
+                8 => {}
+                _ => fs::write(name, vec![0; number]).expect("writes"),
+            }
+        }
+        let folder: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let filter = Filter::parse(vec![b"*9".to_vec()]).expect("plain");
+        let sight =
+            Sight { folder: &folder, beside: None, filter: &filter, trusted: true, plain: false };
+        let path = |number: usize| WirePath::parse(format!("{number:04}").as_bytes());
+        let mut spotted: Vec<Spotted> =
+            (0..count).map(|number| (path(number).expect("plain"), None)).collect();
+        // One that cannot be told is not looked at.
+        spotted[3].1 = Some(Err(Fault::new(Code::BadPath, "a name")));
+        sight.look_at(&mut spotted);
+        for (number, (at, seen)) in spotted.into_iter().enumerate() {
+            match (seen.expect("all are looked at"), number) {
+                (Err(fault), 3) => assert_eq!(fault.code, Code::BadPath),
+                (Ok(Seen::Folder), _) => assert_eq!((number % 50, Ok(at)), (7, path(number))),
+                (Ok(Seen::Nothing), _) => assert!(number % 50 == 8 || number % 10 == 9),
+                (Ok(Seen::Node(node)), _) => {
+                    assert_eq!((node.size, Ok(node.path)), (number as u64, path(number)));
+                }
+                (Err(fault), _) => panic!("{number}: {fault:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_whose_attributes_are_not_found_is_gone_only_if_it_is() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(dir.path().join("a"), b"").expect("writes");
+        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let ask = |name: &str| {
+            let path = WirePath::parse(name.as_bytes()).expect("plain");
+            gone_or_not(&fd, OsStr::new(name), &path).map_err(|fault| fault.code)
+        };
+        assert!(matches!(ask("b"), Ok(Seen::Nothing)));
+        assert!(matches!(ask("a"), Err(Code::Io)));
+    }
+}

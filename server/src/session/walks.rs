@@ -1,0 +1,194 @@
+//! The walks of a session: trees that are told in order, a page when it is asked
+//! for. The next page is made meanwhile, so that neither side waits for the other;
+//! not where digests are wanted, which cost more than waiting does.
+
+use super::catalog::open_source;
+use super::mirror::MirrorEvent;
+use super::{End, Event, Session, Shared};
+use crate::reach::{ExportFolder, Reach};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use verbatim_files::paging::{TreePage, next_page, root_of};
+use verbatim_files::{Source, TreeWalk};
+use verbatim_proto::chosen::Chosen;
+use verbatim_proto::message::ServerMessage;
+use verbatim_proto::mirror::TreeScan;
+use verbatim_proto::units::WINDOW_BYTES;
+use verbatim_proto::{Code, Digest, Fault, Filter, MirrorReply, WirePath};
+
+/// Walks one client may have at a time.
+const WALKS_MAX: usize = 4;
+
+/// Walks of all clients that may hash at a time: half of the threads there are for files.
+pub(crate) const HASHED_WALKS_MAX: usize = 16;
+
+/// The walks of a session that are not over, by the requests that began them.
+pub(super) type Walks = HashMap<u32, Turn>;
+
+/// Whose turn it is in a walk.
+pub(super) enum Turn {
+    /// A job makes a page that the client waits for.
+    Awaited,
+    /// A job makes a page before it is asked for.
+    Ahead,
+    /// The client may ask for what a job makes then.
+    Resting(Box<Walking>),
+    /// The client may ask for what there is.
+    Ready(Box<Walked>),
+}
+
+/// A walk between two pages.
+pub(crate) struct Walking {
+    export: Arc<ExportFolder>,
+    base: WirePath,
+    walk: TreeWalk,
+    digests: bool,
+}
+
+/// A page, and the walk to go on with.
+pub(crate) type Walked = (Option<Box<Walking>>, TreePage);
+
+impl Session {
+    pub(super) fn walk_tree(&mut self, request: u32, walk: TreeScan, all: All) -> Result<(), End> {
+        let walks = &mut self.mirrors.walks;
+        if walks.len() >= WALKS_MAX || walks.contains_key(&request) {
+            let text = format!("a session may have {WALKS_MAX} walks");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        walks.insert(request, Turn::Awaited);
+        let reach = self.reach.clone();
+        let staging = self.staging_at(&walk.path);
+        self.make_page(request, walk.digests, move |hasher| {
+            let beside = staging.and_then(|staging| staging.open_target());
+            match begin_walk(&reach, walk, all, beside) {
+                Ok(walking) => page_of(hasher, walking),
+                Err(fault) => {
+                    let found = vec![Err((WirePath::root(), fault))];
+                    (None, TreePage { found, ..TreePage::default() })
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Has a page made; those who hash wait for a place among all that do.
+    fn make_page(
+        &mut self,
+        request: u32,
+        digests: bool,
+        make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
+    ) {
+        let hasher = Hasher { shared: self.shared.clone(), over: self.mirrors.over.clone() };
+        let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
+        match digests {
+            true => self.job_within(self.shared.hashed_walks.clone(), work),
+            false => self.job(work),
+        }
+    }
+
+    pub(super) fn walk_on(&mut self, request: u32) -> Result<(), End> {
+        match self.mirrors.walks.insert(request, Turn::Awaited) {
+            Some(Turn::Ready(walked)) => self.tell_walked(request, *walked),
+            Some(Turn::Resting(walking)) => {
+                self.walk_further(request, walking);
+                Ok(())
+            }
+            Some(Turn::Ahead) => Ok(()),
+            Some(Turn::Awaited) | None => {
+                let text = "the client asked for more of a walk that is not open";
+                Err(End::Refused(Fault::new(Code::Protocol, text)))
+            }
+        }
+    }
+
+    /// A page is made.
+    pub(super) fn walked(&mut self, request: u32, walked: Walked) -> Result<(), End> {
+        match self.mirrors.walks.get_mut(&request) {
+            Some(turn @ Turn::Ahead) => {
+                *turn = Turn::Ready(Box::new(walked));
+                Ok(())
+            }
+            _ => self.tell_walked(request, walked),
+        }
+    }
+
+    /// Sends a page, and has the next one made.
+    fn tell_walked(&mut self, request: u32, (walking, page): Walked) -> Result<(), End> {
+        let done = walking.is_none();
+        match walking {
+            Some(walking) if walking.digests => {
+                self.mirrors.walks.insert(request, Turn::Resting(walking));
+            }
+            Some(walking) => {
+                self.mirrors.walks.insert(request, Turn::Ahead);
+                self.walk_further(request, walking);
+            }
+            None => drop(self.mirrors.walks.remove(&request)),
+        }
+        let TreePage { found, leftovers } = page;
+        let reply = MirrorReply::Walked { request, found, leftovers, done };
+        self.send(ServerMessage::Mirror(reply))
+    }
+
+    fn walk_further(&mut self, request: u32, walking: Box<Walking>) {
+        self.make_page(request, walking.digests, move |hasher| page_of(hasher, walking));
+    }
+}
+
+/// What of a tree is told.
+pub(super) enum All {
+    /// All that is compared of every entry.
+    Told,
+    /// The same but for the attributes of files.
+    Plain,
+    /// All of these, and of the folders they are in.
+    Only(Arc<Chosen>),
+}
+
+fn begin_walk(
+    reach: &Reach,
+    scan: TreeScan,
+    all: All,
+    beside: Option<OwnedFd>,
+) -> Result<Box<Walking>, Fault> {
+    let filter = Filter::parse(scan.filter)?;
+    let (export, base) = reach.resolve(&scan.path)?;
+    let trusted = export.rules.privileged_xattrs;
+    let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
+    let mut walk = walk.avoiding(scan.avoid).beside(beside);
+    match all {
+        All::Told => {}
+        All::Plain => walk.tell_plain(),
+        All::Only(chosen) => walk = walk.only(Some(chosen)),
+    }
+    Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
+}
+
+/// Tells digests of files as long as somebody waits for them.
+struct Hasher {
+    shared: Arc<Shared>,
+    over: Arc<AtomicBool>,
+}
+
+impl Hasher {
+    fn root(&self, source: &Source) -> Result<Digest, Fault> {
+        root_of(source, |source, extent| match self.over.load(Ordering::Relaxed) {
+            true => Err(Fault::new(Code::Interrupted, "the client is gone")),
+            false => self.shared.hashing.digests(source, extent, WINDOW_BYTES, false),
+        })
+    }
+}
+
+fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Walked {
+    let Walking { export, base, walk, digests } = &mut *walking;
+    let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
+        hasher.root(&open_source(export, &base.join(path))?)
+    };
+    let (page, more) = match digests {
+        true => next_page(walk, Some(&mut digest)),
+        false => next_page(walk, None),
+    };
+    (more.then_some(walking), page)
+}
