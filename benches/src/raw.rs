@@ -9,9 +9,9 @@ use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
@@ -19,7 +19,7 @@ use verbatim_fabric::{
     Buffer, Completion, Domain, FabricError, Link, MappedFile, Memory, Op, RegionHandle,
     RemoteRange, SharedSlot, SoftDomain, Ticket,
 };
-use verbatim_files::checked::takes_turns;
+use verbatim_files::lanes::Lanes;
 use verbatim_proto::Digest;
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOW_BYTES};
 
@@ -53,8 +53,7 @@ struct Job {
     next: AtomicU64,
     source: Arc<File>,
     target: File,
-    /// Whose turn it is to write.
-    turn: Mutex<()>,
+    lanes: Lanes,
     /// The windows of the source, in order; none on the way up.
     windows: Vec<RegionHandle>,
     stored: Sender<()>,
@@ -69,13 +68,13 @@ impl Job {
         (len > 0).then_some((number, offset, len as usize))
     }
 
-    /// Writes a chunk, in the steps in which a checked one is written, and in turns as those are.
+    /// Writes a chunk, in the steps in which a checked one is written, and no more at a time than of those.
     fn store(&self, bytes: &[u8], offset: u64) {
-        let turn = takes_turns().then(|| self.turn.lock().expect("nobody panicked"));
+        let lane = self.lanes.take();
         for (grain, at) in bytes.chunks(GRAIN_BYTES as usize).zip((offset..).step_by(GRAIN)) {
             self.target.write_all_at(grain, at).expect("the target can be written");
         }
-        drop(turn);
+        drop(lane);
         self.stored.send(()).expect("somebody counts");
     }
 }
@@ -186,8 +185,8 @@ pub fn copy(way: Way, source: &Path, target: &Path) -> Result<(), FabricError> {
     }
     let (stored, heard) = channel();
     let next = AtomicU64::new(0);
-    let turn = Mutex::new(());
-    let job = Arc::new(Job { way, bytes, next, source, target, turn, windows, stored });
+    let lanes = Lanes::default();
+    let job = Arc::new(Job { way, bytes, next, source, target, lanes, windows, stored });
     let workers = carry(&job, &domain)?;
     for number in 0..bytes.div_ceil(CHUNK_BYTES) {
         heard.recv_timeout(CHUNK_MAX).unwrap_or_else(|_| panic!("chunk {number} does not come"));

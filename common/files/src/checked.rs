@@ -2,21 +2,14 @@
 //! while it is in cache. Nothing that does not match is written. Used by whoever receives,
 //! on either side.
 //!
-//! A kernel lets one writer at a time into a file, and who waits there spins. Where processors
-//! are few, writers take turns before they go there: one who finds another at it checks more
-//! meanwhile, and then sleeps. Where they are many, whoever spins keeps nobody from working,
-//! and goes on sooner than one who has to be woken.
+//! Few may write to a file at a time (`lanes`). Who finds no lane free checks more meanwhile,
+//! and waits for one when all of it is checked.
 
 use crate::Target;
 use std::cell::Cell;
-use std::sync::OnceLock;
-use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Extent, Fault};
-
-/// With no more processors than this the writers of a file take turns.
-const FEW_PROCESSORS: usize = 4;
 
 /// Why bytes are not in their file.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,7 +25,7 @@ pub enum Unfit {
 pub struct Spent {
     /// Hashing.
     pub hash: Duration,
-    /// Writing, and waiting for a turn.
+    /// Writing, and waiting for a lane.
     pub disk: Duration,
 }
 
@@ -69,23 +62,6 @@ pub fn write(
     (offset, size): (u64, u64),
     digests: &[Digest],
 ) -> Result<Spent, Unfit> {
-    write_by(takes_turns(), target, bytes, (offset, size), digests)
-}
-
-/// Whether the writers of a file take turns on this machine.
-pub fn takes_turns() -> bool {
-    static FEW: OnceLock<bool> = OnceLock::new();
-    let few = || available_parallelism().is_ok_and(|count| count.get() <= FEW_PROCESSORS);
-    *FEW.get_or_init(few)
-}
-
-fn write_by(
-    turns: bool,
-    target: &Target,
-    bytes: &[u8],
-    (offset, size): (u64, u64),
-    digests: &[Digest],
-) -> Result<Spent, Unfit> {
     let written = Cell::new(0);
     let catch_up = |good: usize| -> Result<(), Fault> {
         for grain in bytes[written.get()..good].chunks(GRAIN_BYTES as usize) {
@@ -95,15 +71,12 @@ fn write_by(
         Ok(())
     };
     let mut spent = check(bytes, (offset, size), digests, |good| {
-        let turn = turns.then(|| target.try_turn());
-        match &turn {
-            Some(None) => Ok(()),
-            _ => catch_up(good),
-        }
+        let lane = target.lanes().try_take();
+        if lane.is_some() { catch_up(good) } else { Ok(()) }
     })?;
     if written.get() < bytes.len() {
         let begin = Instant::now();
-        let _turn = target.turn();
+        let _lane = target.lanes().take();
         catch_up(bytes.len()).map_err(Unfit::Failed)?;
         spent.disk += begin.elapsed();
     }
@@ -155,33 +128,24 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_another_at_the_file_checks_all_of_it_and_then_waits() {
+    fn who_finds_no_lane_free_checks_all_of_it_and_then_waits() {
         let (_dir, target, bytes, digests) = world();
         let (size, mut harmed) = (bytes.len() as u64, bytes.clone());
         *harmed.last_mut().expect("not empty") ^= 1;
-        let turn = target.turn();
+        let others: Vec<_> = std::iter::from_fn(|| target.lanes().try_take()).collect();
         // Without waiting for anybody, or this would never end.
-        let unfit = write_by(true, &target, &harmed, (0, size), &digests);
+        let unfit = write(&target, &harmed, (0, size), &digests);
         assert!(matches!(unfit, Err(Unfit::Mismatch)), "{unfit:?}");
-        assert!(landed(&target, bytes.len()).iter().all(|byte| *byte == 0), "not its turn");
+        assert!(landed(&target, bytes.len()).iter().all(|byte| *byte == 0), "others write");
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write_by(true, &target, &bytes, (0, size), &digests));
+            let writer = scope.spawn(|| write(&target, &bytes, (0, size), &digests));
             let begin = Instant::now();
             while begin.elapsed() < Duration::from_millis(200) {
-                assert!(!writer.is_finished(), "it did not wait for its turn");
+                assert!(!writer.is_finished(), "it did not wait for a lane");
             }
-            drop(turn);
+            drop(others);
             writer.join().expect("does not panic").expect("all of it matches");
         });
-        assert!(landed(&target, bytes.len()) == bytes);
-    }
-
-    #[test]
-    fn with_processors_to_spare_nobody_waits_for_a_turn() {
-        let (_dir, target, bytes, digests) = world();
-        let _turn = target.turn();
-        let written = write_by(false, &target, &bytes, (0, bytes.len() as u64), &digests);
-        written.expect("all of it matches");
         assert!(landed(&target, bytes.len()) == bytes);
     }
 }

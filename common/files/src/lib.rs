@@ -15,6 +15,7 @@ pub mod hold;
 pub mod holes;
 pub mod identity;
 pub mod journal;
+pub mod lanes;
 pub mod limit;
 pub mod memo;
 pub mod meta;

@@ -7,6 +7,7 @@
 use crate::folder::Folder;
 use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
+use crate::lanes::Lanes;
 use crate::meta::{self, Kind, Rules};
 use crate::naming::{create_new, create_unnamed, link, rename, temporary_name};
 use crate::opened::OpenFolder;
@@ -18,7 +19,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, OnceLock};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
@@ -33,8 +34,7 @@ pub struct Target {
     /// first: whoever waits for a target looks at that file's lock, and then takes both.
     journal: Option<(File, Vec<u8>)>,
     file: File,
-    /// Whose turn it is to write.
-    turn: Mutex<()>,
+    lanes: Lanes,
     folder: Arc<OpenFolder>,
     /// Its name until it is committed, where it has one.
     temporary: Option<Vec<u8>>,
@@ -126,8 +126,8 @@ impl Target {
     ) -> Self {
         let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
         let (path, room, end) = (path.clone(), OnceLock::new(), OnceLock::new());
-        let turn = Mutex::new(());
-        Self { file, turn, folder, temporary, path, journal, read_only, end, gone, room }
+        let lanes = Lanes::default();
+        Self { file, lanes, folder, temporary, path, journal, read_only, end, gone, room }
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -215,18 +215,9 @@ impl Target {
         }
     }
 
-    /// The turn to write, if nobody has it.
-    pub(crate) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
-        match self.turn.try_lock() {
-            Ok(turn) => Some(turn),
-            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// The turn to write, when nobody has it any more.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// By which those come who write to it.
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     /// Writes bytes at an offset. Zeros become a hole where the file system can: a sparse file
