@@ -15,6 +15,7 @@ pub(crate) struct Names {
     bytes: Vec<u8>,
     /// Where each name begins, the next one last.
     starts: Vec<u32>,
+    longest: usize,
 }
 
 impl Names {
@@ -24,7 +25,7 @@ impl Names {
         seek(fd, SeekFrom::Start(0)).map_err(fault)?;
         let mut read = Vec::with_capacity(READ_BYTES);
         let mut dir = RawDir::new(fd, read.spare_capacity_mut());
-        let (mut bytes, mut starts) = (Vec::new(), Vec::new());
+        let (mut bytes, mut starts, mut longest) = (Vec::new(), Vec::new(), 0);
         while let Some(entry) = dir.next() {
             let entry = entry.map_err(fault)?;
             let name = entry.file_name().to_bytes_with_nul();
@@ -40,15 +41,17 @@ impl Names {
             })?;
             starts.push(start);
             bytes.extend_from_slice(name);
+            longest = longest.max(name.len() - 1);
         }
-        // The next one last, so that taking one is popping.
-        starts.sort_unstable_by(|a, b| name_at(&bytes, *b).cmp(name_at(&bytes, *a)));
-        Ok(Self { bytes, starts })
+        // The next one last, so that taking one is popping. Names have no zero in them, so two of
+        // them differ at the latest where one ends, and nothing behind that is compared.
+        starts.sort_unstable_by(|a, b| bytes[*b as usize..].cmp(&bytes[*a as usize..]));
+        Ok(Self { bytes, starts, longest })
     }
 
     /// How long the longest name is.
     pub fn longest(&self) -> usize {
-        self.starts.iter().map(|&start| name_at(&self.bytes, start).len()).max().unwrap_or(0)
+        self.longest
     }
 
     /// Whether the next name may be that of a folder; none where there is no next one.

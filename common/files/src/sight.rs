@@ -161,6 +161,7 @@ pub(crate) fn is_removed(fd: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{XattrFlags, setxattr};
     use std::fs;
 
     #[test]
@@ -170,15 +171,20 @@ mod tests {
         for number in 0..count {
             let name = dir.path().join(format!("{number:04}"));
             match number % 50 {
-                7 => fs::create_dir(name).expect("made"),
+                7 => fs::create_dir(&name).expect("made"),
                 8 => {}
-                _ => fs::write(name, vec![0; number]).expect("writes"),
+                _ => fs::write(&name, vec![0; number]).expect("writes"),
+            }
+            if number % 50 == 21 {
+                let set = setxattr(&name, "user.x", b"1", XattrFlags::empty());
+                set.expect("the place of temporary files takes attributes");
             }
         }
         let folder: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
         let filter = Filter::parse(vec![b"*9".to_vec()]).expect("plain");
         let sight =
             Sight { folder: &folder, beside: None, filter: &filter, trusted: true, plain: false };
+        let before = std::env::current_dir().expect("there");
         let path = |number: usize| WirePath::parse(format!("{number:04}").as_bytes());
         let mut spotted: Vec<Spotted> =
             (0..count).map(|number| (path(number).expect("plain"), None)).collect();
@@ -192,10 +198,12 @@ mod tests {
                 (Ok(Seen::Nothing), _) => assert!(number % 50 == 8 || number % 10 == 9),
                 (Ok(Seen::Node(node)), _) => {
                     assert_eq!((node.size, Ok(node.path)), (number as u64, path(number)));
+                    assert_eq!(node.meta.xattrs.len(), usize::from(number % 50 == 21), "{number}");
                 }
                 (Err(fault), _) => panic!("{number}: {fault:?}"),
             }
         }
+        assert_eq!(std::env::current_dir().expect("there"), before, "only those threads went");
     }
 
     #[test]
