@@ -4,7 +4,7 @@
 //! is, the kernel tells. Called by both sides for their own target.
 
 use crate::identity::stat_open;
-use crate::sight::twin_of;
+use crate::tree::twin_of;
 use rustix::fs::{FlockOperation, Mode, OFlags, Statx, flock, openat};
 use rustix::io::Errno;
 use std::fs;
