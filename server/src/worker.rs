@@ -1,13 +1,16 @@
 //! What a worker of the server does: it owns the links of several clients,
-//! passes on their notifications, and checks and stores uploaded chunks on the
-//! thread that received them, while they are in cache. Told what to do by
-//! sessions; answers into their event queues.
+//! and checks and stores uploaded chunks on the thread that received them, while
+//! they are in cache. Told what to do by sessions; answers into their event queues.
+//!
+//! A chunk that its session expects is stored when it is notified, and the session hears
+//! what became of it. Any other notification is passed on, and the session says what to do.
 //!
 //! The slot of a chunk is held while it is hashed and written: what is written is what was
 //! hashed, whatever the client sends. One that lies in its file is hashed when no device
 //! can write to it any more.
 
 use crate::observe::View;
+use crate::quota::Quota;
 use crate::rails::{Offered, SessionDomain};
 use crate::session::{EVENTS_MAX, Event, SpotEvent, Taking};
 use std::collections::HashMap;
@@ -19,7 +22,7 @@ use verbatim_fabric::{Completion, FabricError, Link, MappedSpot, Memory, SharedS
 use verbatim_files::Target;
 use verbatim_files::checked::{self, Unfit};
 use verbatim_proto::message::{LinkId, Piece, Spot, Tag, Verdict};
-use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::units::{GRAIN_BYTES, SLOTS_PER_LINK};
 use verbatim_proto::{Code, Digest, Fault};
 use verbatim_telemetry::labels::Transport;
 
@@ -27,19 +30,24 @@ use verbatim_telemetry::labels::Transport;
 pub(crate) enum Command {
     /// Take this link.
     Adopt { key: LinkKey, id: LinkId, link: Box<dyn Link>, session: mpsc::Sender<Event> },
-    /// Check and store a chunk.
-    Absorb {
-        tag: Tag,
-        lies: Lies,
-        pieces: Vec<Landing>,
-        session: mpsc::Sender<Event>,
-        view: Arc<View>,
-        transport: Transport,
-    },
+    /// Check and store a chunk when this link notifies it.
+    Expect(LinkKey, Chunk),
+    /// Check and store a chunk that this link has notified.
+    Absorb(LinkKey, Chunk),
     /// Let a device write to a range of a file, and say where.
     MakeSpot { wish: SpotWish, domain: Arc<SessionDomain>, session: mpsc::Sender<Event> },
     /// End this link, and say so.
     Kill { key: LinkKey, id: LinkId, session: mpsc::Sender<Event> },
+}
+
+/// A chunk of a client.
+pub(crate) struct Chunk {
+    pub tag: Tag,
+    pub lies: Lies,
+    pub pieces: Vec<Landing>,
+    pub session: mpsc::Sender<Event>,
+    pub view: Arc<View>,
+    pub transport: Transport,
 }
 
 /// Where a chunk lies that is to be checked.
@@ -61,26 +69,66 @@ pub(crate) struct SpotWish {
 pub(crate) struct Landing {
     pub piece: Piece,
     pub target: Option<Arc<Target>>,
+    pub quota: Option<Arc<Quota>>,
     pub size: u64,
-    /// Why it may not be stored, if it may not.
-    pub refused: Option<Fault>,
+}
+
+impl Landing {
+    /// The file it goes to, where it may; takes its bytes from the quota.
+    fn target(&self) -> Result<&Target, Fault> {
+        let target = self.target.as_deref();
+        let target = target.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
+        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(self.piece.extent.len))?;
+        Ok(target)
+    }
+}
+
+/// The most notifications of a link that its session was told of and has said nothing about.
+const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
+
+/// Whose a link is.
+struct Owner {
+    link: LinkId,
+    session: mpsc::Sender<Event>,
+    expected: Vec<Chunk>,
+    /// What the session was told of: it is not stored until it says so.
+    told: Vec<Tag>,
+}
+
+impl Owner {
+    /// The chunk of a tag, if it is expected.
+    fn take(&mut self, tag: Tag) -> Option<Chunk> {
+        let at = self.expected.iter().position(|chunk| chunk.tag == tag)?;
+        Some(self.expected.swap_remove(at))
+    }
+
+    /// Passes a notification on; whether that could be done.
+    fn tell(&mut self, tag: Tag) -> bool {
+        if !self.told.contains(&tag) {
+            self.told.push(tag);
+        }
+        // Half of the queue is for answers the session waits for; a client that floods it with
+        // notifications loses its link.
+        let room = self.told.len() <= TOLD_MAX && self.session.capacity() >= EVENTS_MAX / 2;
+        room && self.session.try_send(Event::Notified { link: self.link, tag }).is_ok()
+    }
 }
 
 /// The handler of one worker thread.
 #[derive(Default)]
 pub(crate) struct ServerWorker {
-    owners: HashMap<LinkKey, (LinkId, mpsc::Sender<Event>)>,
+    owners: HashMap<LinkKey, Owner>,
     /// Where a grain is read to that lies in its file.
     scratch: Vec<u8>,
 }
 
 impl ServerWorker {
     /// Hashes, compares and writes one piece that begins at `at` of the slot.
-    fn absorb(slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
-        if let Some(fault) = &landing.refused {
-            return Verdict::Failed(fault.clone());
-        }
-        let Some(target) = &landing.target else { return Verdict::Failed(no_file()) };
+    fn store(slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
+        let target = match landing.target() {
+            Ok(target) => target,
+            Err(fault) => return Verdict::Failed(fault),
+        };
         let Piece { extent, digests, .. } = &landing.piece;
         // All of it at once: what is checked is what is written.
         let written = slot.with(at, extent.len as usize, |bytes| {
@@ -96,11 +144,11 @@ impl ServerWorker {
 
 impl ServerWorker {
     /// Checks and stores the pieces of a slot, one behind the other.
-    fn absorb_all(slot: &SharedSlot, pieces: &[Landing]) -> Vec<Verdict> {
+    fn store_all(slot: &SharedSlot, pieces: &[Landing]) -> Vec<Verdict> {
         let mut at = 0;
         let mut verdicts = Vec::with_capacity(pieces.len());
         for landing in pieces {
-            verdicts.push(Self::absorb(slot, at, landing));
+            verdicts.push(Self::store(slot, at, landing));
             at += landing.piece.extent.len as usize;
         }
         verdicts
@@ -108,10 +156,10 @@ impl ServerWorker {
 
     /// Checks a piece that lies in its file, where nobody can write any more.
     fn look(&mut self, landing: &Landing) -> Verdict {
-        if let Some(fault) = &landing.refused {
-            return Verdict::Failed(fault.clone());
-        }
-        let Some(target) = &landing.target else { return Verdict::Failed(no_file()) };
+        let target = match landing.target() {
+            Ok(target) => target,
+            Err(fault) => return Verdict::Failed(fault),
+        };
         let extent = landing.piece.extent;
         self.scratch.resize(GRAIN_BYTES as usize, 0);
         let starts = (0..extent.len).step_by(GRAIN_BYTES as usize);
@@ -128,10 +176,29 @@ impl ServerWorker {
         let noted = target.verified(extent, &landing.piece.digests);
         noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
     }
-}
 
-fn no_file() -> Fault {
-    Fault::new(Code::Protocol, "no such file is open")
+    /// Checks and stores a chunk, and tells its session.
+    fn absorb(&mut self, chunk: Chunk) {
+        let Chunk { tag, lies, pieces, session, view, transport } = chunk;
+        let begin = Instant::now();
+        let verdicts = match &lies {
+            Lies::InSlot(slot) => Self::store_all(slot, &pieces),
+            Lies::InFile(taking) if taking.take_back() => {
+                pieces.iter().map(|landing| self.look(landing)).collect()
+            }
+            Lies::InFile(_) => {
+                let _ = session.try_send(Event::Spot(SpotEvent::Stuck));
+                return;
+            }
+        };
+        let sizes = pieces.iter().map(|of| (of.piece.file, of.piece.extent.len));
+        let bytes = sizes.clone().map(|(_, len)| len).sum();
+        view.stored(transport, sizes, &verdicts, begin.elapsed());
+        // The files must not outlive the answer: a discard removes them.
+        drop(pieces);
+        // A session that is gone needs no verdict.
+        let _ = session.try_send(Event::Absorbed { tag, bytes, verdicts });
+    }
 }
 
 /// Registers a range of a file for writes of a device.
@@ -158,7 +225,8 @@ impl Handler<Box<dyn Link>> for ServerWorker {
     fn command(&mut self, links: &mut LinkSet<Box<dyn Link>>, command: Command) {
         match command {
             Command::Adopt { key, id, link, session } => {
-                self.owners.insert(key, (id, session));
+                let (expected, told) = (Vec::new(), Vec::new());
+                self.owners.insert(key, Owner { link: id, session, expected, told });
                 links.insert(key, link);
             }
             Command::MakeSpot { wish, domain, session } => {
@@ -169,23 +237,18 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 // A session that is gone has ended all of its domain.
                 let _ = session.try_send(Event::Spot(SpotEvent::Made(tag, answer)));
             }
-            Command::Absorb { tag, lies, pieces, session, view, transport } => {
-                let begin = Instant::now();
-                let verdicts = match &lies {
-                    Lies::InSlot(slot) => Self::absorb_all(slot, &pieces),
-                    Lies::InFile(taking) if taking.take_back() => {
-                        pieces.iter().map(|landing| self.look(landing)).collect()
-                    }
-                    Lies::InFile(_) => {
-                        let _ = session.try_send(Event::Spot(SpotEvent::Stuck));
-                        return;
-                    }
-                };
-                let sizes = pieces.iter().map(|of| (of.piece.file, of.piece.extent.len));
-                view.stored(transport, sizes, &verdicts, begin.elapsed());
-                drop(pieces);
-                // A session that is gone needs no verdict.
-                let _ = session.try_send(Event::Absorbed { tag, verdicts });
+            Command::Expect(key, chunk) => {
+                // A session that was told of it already will say what is to be done.
+                let owner = self.owners.get_mut(&key);
+                if let Some(owner) = owner.filter(|owner| !owner.told.contains(&chunk.tag)) {
+                    owner.expected.push(chunk);
+                }
+            }
+            Command::Absorb(key, chunk) => {
+                if let Some(owner) = self.owners.get_mut(&key) {
+                    owner.told.retain(|tag| *tag != chunk.tag);
+                }
+                self.absorb(chunk);
             }
             Command::Kill { key, id, session } => {
                 self.owners.remove(&key);
@@ -200,12 +263,10 @@ impl Handler<Box<dyn Link>> for ServerWorker {
     fn completed(&mut self, links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
         // The server submits nothing itself: only notifications come.
         let Completion::Notified { tag } = done else { return };
-        let Some((link, session)) = self.owners.get(&key) else { return };
-        let event = Event::Notified { link: *link, tag: Tag(tag) };
-        // Half of the queue is for answers the session waits for; a client that floods it with
-        // notifications loses its link.
-        let flooded = session.capacity() < EVENTS_MAX / 2;
-        if flooded || session.try_send(event).is_err() {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        if let Some(chunk) = owner.take(Tag(tag)) {
+            self.absorb(chunk);
+        } else if !owner.tell(Tag(tag)) {
             let dead = links.remove(&key);
             let error = FabricError::Protocol("too many notifications".into());
             drop(dead);
@@ -214,7 +275,7 @@ impl Handler<Box<dyn Link>> for ServerWorker {
     }
 
     fn lost(&mut self, key: LinkKey, _flushed: Vec<Completion>, error: FabricError) {
-        if let Some((link, session)) = self.owners.remove(&key) {
+        if let Some(Owner { link, session, .. }) = self.owners.remove(&key) {
             let _ = session.try_send(Event::LinkDead { link, why: Some(error) });
         }
     }

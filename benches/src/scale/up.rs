@@ -266,7 +266,8 @@ impl Up {
             ServerEffect::Fenced(link) => {
                 self.clock.later(self.model.control_ns, Event::Fenced(link));
             }
-            ServerEffect::Free(_) => {}
+            // The model passes every notification on.
+            ServerEffect::Expect(_) | ServerEffect::Free(_) => {}
             other => panic!("a whole file asks for {other:?}"),
         }
     }

@@ -87,12 +87,14 @@ fn lost_completions_end_their_link_and_the_work_goes_on() {
 #[test]
 fn dying_links_lose_nothing_and_store_nothing_late() {
     let faults = Faults { death_ppm: 20_000, duplicate_ppm: 50_000, ..Faults::default() };
-    let deaths = std::cell::Cell::new(0);
+    let (deaths, at_once) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     run_all(faults, |world| {
         deaths.set(deaths.get() + world.deaths());
+        at_once.set(at_once.get() + world.stored_at_once());
         assert_eq!(world.finished(), world.file_count());
     });
     assert!(deaths.get() > SEEDS / 4 || std::env::var("SEED").is_ok(), "no link died");
+    assert!(at_once.get() > SEEDS / 4 || std::env::var("SEED").is_ok(), "nothing was expected");
 }
 
 #[test]

@@ -230,10 +230,12 @@ impl Session {
         self.view.links(up, live.clone().filter(is_ending).count() as u64);
     }
 
-    /// The worker that has a link, and what carries it; any, when the link is gone.
-    pub(super) fn worker_of(&self, link: LinkId) -> (usize, Transport) {
+    /// A link as its worker knows it, that worker, and what carries it; one that no worker has,
+    /// when the link is gone.
+    pub(super) fn place_of(&self, link: LinkId) -> (LinkKey, usize, Transport) {
+        let gone = (LinkKey(u64::MAX), 0, Transport::Tcp);
         let place = self.links.live.get(&link);
-        place.map_or((0, Transport::Tcp), |place| (place.worker, place.transport))
+        place.map_or(gone, |place| (place.key, place.worker, place.transport))
     }
 
     /// The rail that a link ends at.

@@ -88,6 +88,7 @@ pub(crate) enum Event {
     },
     Absorbed {
         tag: Tag,
+        bytes: u64,
         verdicts: Vec<Verdict>,
     },
     Spot(SpotEvent),
@@ -329,10 +330,7 @@ impl Session {
             Event::Joined { link, arrived } => self.joined(link, arrived),
             Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
             Event::Spot(event) => self.spot_event(event)?,
-            Event::Absorbed { tag, verdicts } => {
-                self.domain.used_slot();
-                self.writing.machine.absorbed(tag, verdicts);
-            }
+            Event::Absorbed { tag, bytes, verdicts } => self.absorbed(tag, bytes, verdicts),
             Event::LinkDead { link, why } => {
                 self.link_dead(link, why);
                 self.go_on_if_left()?;

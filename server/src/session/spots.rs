@@ -98,7 +98,7 @@ impl Session {
         };
         let wish = SpotWish { spot, rail, target: landed.target.clone() };
         let (domain, session) = (self.domain.clone(), self.events.clone());
-        let (worker, _) = self.worker_of(link);
+        let (_, worker, _) = self.place_of(link);
         self.tell(worker, Command::MakeSpot { wish, domain, session })
     }
 

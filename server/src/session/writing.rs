@@ -6,15 +6,18 @@ use super::spots::go_on_if;
 use super::{End, Event, Session};
 use crate::observe::Noted;
 use crate::quota::Quota;
-use crate::worker::{Command, Landing, Lies};
+use crate::worker::{Chunk, Command, Landing, Lies};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Rules, Target};
-use verbatim_proto::message::{CreateFile, FileId, FileInfo, LinkId, ServerMessage};
+use verbatim_proto::message::{
+    CreateFile, FileId, FileInfo, LinkId, Piece, ServerMessage, Tag, Verdict,
+};
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
@@ -95,7 +98,8 @@ impl Session {
             ServerEffect::Create(files) => self.create(files),
             ServerEffect::MakeSpot { link, spot } => self.make_spot(link, spot)?,
             ServerEffect::EndSpot(tag) => self.end_spot(tag)?,
-            ServerEffect::Absorb(absorb) => self.absorb(absorb)?,
+            ServerEffect::Expect(absorb) => self.hand_over(absorb, Command::Expect)?,
+            ServerEffect::Absorb(absorb) => self.hand_over(absorb, Command::Absorb)?,
             ServerEffect::Sized { file, size } => {
                 self.writing.sizes.insert(file, size);
                 if let Some(landed) = self.writing.targets.get(&file) {
@@ -252,28 +256,39 @@ impl Session {
         self.writing.machine.created(told);
     }
 
-    fn absorb(&mut self, absorb: Absorb) -> Result<(), End> {
+    /// Gives a chunk to the worker that has its link.
+    fn hand_over(
+        &mut self,
+        absorb: Absorb,
+        command: impl FnOnce(LinkKey, Chunk) -> Command,
+    ) -> Result<(), End> {
         let Absorb { tag, link, slot, pieces, in_place } = absorb;
-        self.pace_took(pieces.iter().map(|piece| piece.extent.len).sum());
-        self.pace_grants();
         let lies = match in_place {
             true => Lies::InFile(self.spots.take(tag, &self.domain)),
             false => Lies::InSlot(self.writing.slots[&slot].memory.clone()),
         };
         let writing = &self.writing;
-        let landing = |piece: verbatim_proto::message::Piece| Landing {
-            target: writing.targets.get(&piece.file).map(|landed| landed.target.clone()),
-            size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
-            refused: writing
-                .targets
-                .get(&piece.file)
-                .and_then(|landed| landed.may(piece.extent.len).err()),
-            piece,
+        let landing = |piece: Piece| {
+            let landed = writing.targets.get(&piece.file);
+            Landing {
+                target: landed.map(|landed| landed.target.clone()),
+                quota: landed.and_then(|landed| landed.quota.clone()),
+                size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
+                piece,
+            }
         };
         let pieces = pieces.into_iter().map(landing).collect();
         let (session, view) = (self.events.clone(), self.view.clone());
-        let (worker, transport) = self.worker_of(link);
-        self.tell(worker, Command::Absorb { tag, lies, pieces, session, view, transport })
+        let (key, worker, transport) = self.place_of(link);
+        self.tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
+    }
+
+    /// A chunk was judged.
+    pub(super) fn absorbed(&mut self, tag: Tag, bytes: u64, verdicts: Vec<Verdict>) {
+        self.domain.used_slot();
+        self.pace_took(bytes);
+        self.pace_grants();
+        self.writing.machine.absorbed(tag, verdicts);
     }
 
     fn zero(&mut self, id: FileId, extent: Extent) {

@@ -4,9 +4,11 @@
 //! session, one machine per client.
 //!
 //! A tag is granted, then both sent and notified in either order, then
-//! absorbing, then judged. A fence voids every tag of its link that is not
-//! absorbing, and answers when the last absorbing one is judged. Ranges are
-//! claimed when they are sent, so that no byte is stored twice.
+//! absorbing, then judged. A driver that is told what was sent before it is
+//! notified may store it as soon as it is, and say only how it judged. A fence
+//! voids every tag of its link that is not absorbing, and answers when the last
+//! absorbing one is judged. Ranges are claimed when they are sent, so that no
+//! byte is stored twice.
 
 mod fences;
 mod granting;
@@ -149,13 +151,14 @@ impl WriteServer {
         match self.uses.get_mut(&tag) {
             Some(used) if used.link == link && !used.notified && !used.awaits_spot() => {
                 used.notified = true;
-                self.absorb_if_ready(tag);
+                self.hand_over(tag);
             }
             _ => self.violations += 1,
         }
     }
 
-    /// The driver checked a chunk: one verdict per piece.
+    /// The driver checked a chunk: one verdict per piece. Of one that it expected it may say so
+    /// instead of `notified`, and before `killed`.
     pub fn absorbed(&mut self, tag: Tag, verdicts: Vec<Verdict>) {
         let used = self.uses.remove(&tag).expect("the driver answers what it was asked");
         let pieces = used.sent.expect("only sent chunks are absorbed");
@@ -312,7 +315,7 @@ impl WriteServer {
             file.absorbing += 1;
         }
         self.uses.get_mut(&tag).expect("it was just there").sent = Some(pieces);
-        self.absorb_if_ready(tag);
+        self.hand_over(tag);
         Ok(())
     }
 
@@ -346,13 +349,18 @@ impl WriteServer {
         Ok(())
     }
 
-    fn absorb_if_ready(&mut self, tag: Tag) {
+    /// Has a chunk stored that is sent and notified, or expected that is only sent.
+    fn hand_over(&mut self, tag: Tag) {
         let Some(used) = self.uses.get_mut(&tag) else { return };
-        let Some(pieces) = used.sent.as_ref().filter(|_| used.notified).cloned() else { return };
-        used.absorbing = true;
+        let Some(pieces) = used.sent.clone() else { return };
         let (link, slot, in_place) = (used.link, used.slot, used.spot.is_some());
         let absorb = Absorb { tag, link, slot, pieces, in_place };
-        self.effects.push_back(ServerEffect::Absorb(absorb));
+        if used.notified {
+            used.absorbing = true;
+            self.effects.push_back(ServerEffect::Absorb(absorb));
+        } else if !in_place {
+            self.effects.push_back(ServerEffect::Expect(absorb));
+        }
     }
 
     /// Asks for slots on every link, once the client has begun to write.

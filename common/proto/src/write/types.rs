@@ -153,6 +153,9 @@ pub enum ServerEffect {
     },
     /// Nothing is to be written to this spot any more: take it back.
     EndSpot(Tag),
+    /// A chunk will be notified: the driver may store it then and answer with `absorbed`, as
+    /// long as the link lives, or else say `notified` and be asked to.
+    Expect(Absorb),
     /// Copy a chunk out of its slot, verify, store; answer with `absorbed`.
     Absorb(Absorb),
     /// A stream is this long.

@@ -108,6 +108,8 @@ pub struct World {
     dead_on_server: HashSet<LinkId>,
     in_slot: HashSet<(LinkId, u16)>,
     slot_content: HashMap<Tag, Vec<(FileId, Extent, u32, bool)>>,
+    /// Chunks that the server stores as soon as they are notified.
+    expected: HashMap<Tag, write::Absorb>,
     /// Tags whose write goes to a spot.
     in_spot: HashSet<Tag>,
     pub spots: spots::Spots,
@@ -117,6 +119,7 @@ pub struct World {
     deaths: u64,
     resumed: u64,
     zeroed: u64,
+    stored_at_once: u64,
     taken: u64,
     in_order: bool,
 }
@@ -149,6 +152,7 @@ impl World {
             dead_on_server: HashSet::new(),
             in_slot: HashSet::new(),
             slot_content: HashMap::new(),
+            expected: HashMap::new(),
             in_spot: HashSet::new(),
             spots: spots::Spots::default(),
             slot_of_link: 0,
@@ -157,6 +161,7 @@ impl World {
             deaths: 0,
             resumed: 0,
             zeroed: 0,
+            stored_at_once: 0,
             taken: 0,
             in_order: false,
         }
@@ -181,6 +186,11 @@ impl World {
     /// Ranges that were named as holes instead of moved.
     pub fn zeroed(&self) -> u64 {
         self.zeroed
+    }
+
+    /// Chunks that the server stored before its machine knew that they were there.
+    pub fn stored_at_once(&self) -> u64 {
+        self.stored_at_once
     }
 
     pub fn file_count(&self) -> usize {
@@ -320,7 +330,7 @@ impl World {
             Event::Created(answers) => self.created(answers),
             Event::Provisioned(link) => self.provisioned(link),
             Event::SpotMade(spot, refused) => self.spot_made(spot, refused),
-            Event::Notified(link, tag) => self.write_server.notified(link, tag),
+            Event::Notified(link, tag) => self.notified(link, tag),
             Event::Absorbed(absorb, verdicts) => self.write_server.absorbed(absorb.tag, verdicts),
             Event::Committed(files) => self.committed(files),
             Event::Hashed(id, extent) => {
@@ -335,6 +345,7 @@ impl World {
             }
             Event::Killed(link) => {
                 self.dead_on_server.insert(link);
+                self.expected.retain(|_, absorb| absorb.link != link);
                 self.write_server.killed(link);
             }
             Event::LinkDies(link) => self.link_dies(link),
@@ -596,6 +607,7 @@ impl World {
                 self.later(10, Event::Absorbed(absorb, vec![verdict]));
             }
             Effect::Absorb(absorb) => self.absorb(absorb),
+            Effect::Expect(absorb) => self.expect(absorb),
             Effect::MakeSpot { spot, .. } => self.make_spot(spot),
             Effect::EndSpot(tag) => self.end_spot(tag),
             Effect::Sized { file, size } => assert_eq!(size, self.files[&file].size),

@@ -58,8 +58,29 @@ impl World {
         self.write_server.committed(answers);
     }
 
-    /// The server looks at what the slot holds and at what the client said it holds.
+    /// The server may hear what was sent in time to store it as soon as it is notified.
+    pub fn expect(&mut self, absorb: write::Absorb) {
+        if self.roll(2) == 0 {
+            assert!(self.expected.insert(absorb.tag, absorb).is_none(), "expected twice");
+        }
+    }
+
+    pub fn notified(&mut self, link: LinkId, tag: Tag) {
+        let Some(absorb) = self.expected.remove(&tag) else {
+            return self.write_server.notified(link, tag);
+        };
+        let verdicts = self.judge(&absorb);
+        self.write_server.absorbed(tag, verdicts);
+        self.stored_at_once += 1;
+    }
+
     pub fn absorb(&mut self, absorb: write::Absorb) {
+        let verdicts = self.judge(&absorb);
+        self.later(10, Event::Absorbed(absorb, verdicts));
+    }
+
+    /// The server looks at what the slot holds and at what the client said it holds.
+    fn judge(&mut self, absorb: &write::Absorb) -> Vec<Verdict> {
         let content = self.slot_content.remove(&absorb.tag).expect("notified without a write");
         let mut verdicts = Vec::new();
         for (piece, (id, extent, version, corrupt)) in absorb.pieces.iter().zip(content) {
@@ -77,6 +98,6 @@ impl World {
                 Verdict::Stored
             });
         }
-        self.later(10, Event::Absorbed(absorb, verdicts));
+        verdicts
     }
 }
