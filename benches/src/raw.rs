@@ -21,13 +21,9 @@ use verbatim_fabric::{
 };
 use verbatim_files::lanes::Lanes;
 use verbatim_proto::Digest;
-use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOW_BYTES};
-
-/// As many links, and threads of the client, as our commands have on fewer than 8 processors.
-const LINKS: u64 = 4;
-
-/// As many workers as our server has on two processors.
-const FAR_WORKERS: u64 = 2;
+use verbatim_proto::units::{
+    CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOW_BYTES, links_for, workers_for,
+};
 
 /// Operations in flight on a link.
 const SLOTS: u64 = 3;
@@ -205,13 +201,16 @@ fn carry(
     let system = |error| FabricError::system("cannot connect to myself", error);
     let far = || Far { job: job.clone(), slots: HashMap::new() };
     let near = || Near { job: job.clone(), slots: HashMap::new() };
+    // As many as our commands have on this machine.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let (links, far_workers) = (u64::from(links_for(processors)), workers_for(processors) as u64);
     let far: Vec<_> =
-        (0..FAR_WORKERS).map(|_| WorkerHandle::spawn("far", far())).collect::<Result<_, _>>()?;
+        (0..far_workers).map(|_| WorkerHandle::spawn("far", far())).collect::<Result<_, _>>()?;
     let near: Vec<_> =
-        (0..LINKS).map(|_| WorkerHandle::spawn("near", near())).collect::<Result<_, _>>()?;
+        (0..links).map(|_| WorkerHandle::spawn("near", near())).collect::<Result<_, _>>()?;
     let listener = TcpListener::bind("127.0.0.1:0").map_err(system)?;
     let address = listener.local_addr().map_err(system)?;
-    for number in 0..LINKS {
+    for number in 0..links {
         let mut slots = Vec::new();
         let mut regions = Vec::new();
         for _ in 0..if job.way == Way::Up { SLOTS } else { 0 } {
@@ -222,7 +221,7 @@ fn carry(
         let here = TcpStream::connect(address).map_err(system)?;
         let (there, _) = listener.accept().map_err(system)?;
         let there = TcpLink::new(there, domain.clone())?;
-        far[(number % FAR_WORKERS) as usize].send((LinkKey(number), there, slots))?;
+        far[(number % far_workers) as usize].send((LinkKey(number), there, slots))?;
         let here = TcpLink::new(here, SoftDomain::new())?;
         near[number as usize].send((LinkKey(number), here, regions))?;
     }

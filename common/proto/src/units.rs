@@ -98,6 +98,21 @@ pub const FILE_ATTEMPTS_MAX: u8 = 3;
 /// An identity younger than this may hide a later write: it is neither cached nor trusted.
 pub const RACY_NS: i128 = 2_000_000_000;
 
+/// How many links a client makes that was not told. One keeps a processor busy on either side; a
+/// server has other clients too.
+pub const fn links_for(processors: usize) -> u16 {
+    match processors {
+        ..8 => 4,
+        8..16 => 8,
+        _ => 16,
+    }
+}
+
+/// How many threads of a server move data that was not told.
+pub fn workers_for(processors: usize) -> usize {
+    processors.clamp(2, 8)
+}
+
 /// Returns whether `bytes` may be used as a chunk size.
 pub fn is_chunk_size(bytes: u32) -> bool {
     bytes.is_power_of_two() && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes)

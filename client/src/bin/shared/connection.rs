@@ -11,7 +11,7 @@ use verbatim_client::location::Remote;
 use verbatim_client::pace::fit;
 use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_control::{CertificateFiles, ClientSettings, ConnectOptions, Fingerprint};
-use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX};
+use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX, links_for};
 
 /// How to reach the server.
 #[derive(Args)]
@@ -152,7 +152,7 @@ impl ConnectionFlags {
     fn sizes(&self, chunk_size: Option<u32>, timeout: Duration) -> Result<(u16, u32), FlagError> {
         let chunk = chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
-        let streams = self.streams.unwrap_or_else(|| default_streams(processors()));
+        let streams = self.streams.unwrap_or_else(|| links_for(processors()));
         let Some(rate) = self.bwlimit else { return Ok((streams, chunk)) };
         fit(rate, timeout, streams, chunk, chunk_size.is_some()).map_err(|least| {
             let (rate, least) = (show_bytes(rate), least.div_ceil(1024));
@@ -161,14 +161,5 @@ impl ConnectionFlags {
                 Some(format!("give at least {least}K, or a longer --timeout")),
             )
         })
-    }
-}
-
-/// A stream keeps a processor busy on either side; a server has other clients too.
-fn default_streams(processors: usize) -> u16 {
-    match processors {
-        ..8 => 4,
-        8..16 => 8,
-        _ => 16,
     }
 }
