@@ -4,7 +4,7 @@
 
 use crate::{BOTH, Way, World, changes, summary, tree, write};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What a run moved, in bytes of files.
 fn moved(ended: &crate::Ended) -> u64 {
@@ -83,8 +83,13 @@ fn files_that_take_each_others_place_arrive_whole() {
     let world = World::new();
     let source = world.source();
     let contents = [1, 2, 3].map(|seed| tree::content(seed, 3 << 20));
-    for (name, bytes) in ["log", "log.1", "log.2"].iter().zip(&contents) {
+    // An hour apart: files of one size that are written in the same tick of the kernel's clock have
+    // one time, and who takes the place of whom could not be told by size and time.
+    let now = SystemTime::now();
+    for ((name, bytes), hours) in ["log", "log.1", "log.2"].iter().zip(&contents).zip(1..) {
         write(source.join(name), bytes);
+        let file = fs::File::options().write(true).open(source.join(name)).expect("it is there");
+        file.set_modified(now - hours * Duration::from_secs(3600)).expect("our own file");
     }
     for way in BOTH {
         world.sync(way, &[]).done();
