@@ -202,6 +202,13 @@ impl Driver {
         }
     }
 
+    /// What is stored when it is notified; of every other chunk the driver hears too late.
+    fn expect(&mut self, absorb: Absorb) {
+        if absorb.tag.0.is_multiple_of(2) {
+            assert!(self.expected.insert(absorb.tag, absorb).is_none(), "expected twice");
+        }
+    }
+
     /// Stores a chunk, or does not.
     fn absorb(&mut self, absorb: &Absorb, draw: &mut Draw<'_>) {
         let verdicts: Vec<Verdict> =
@@ -307,11 +314,7 @@ impl Driver {
                 ServerEffect::Create(files) => self.jobs.push(Job::Create(files)),
                 ServerEffect::MakeSpot { spot, .. } => self.jobs.push(Job::MakeSpot(spot)),
                 ServerEffect::EndSpot(tag) => self.end_spot(tag),
-                // Of every other one the driver hears too late.
-                ServerEffect::Expect(absorb) if absorb.tag.0 % 2 == 0 => {
-                    assert!(self.expected.insert(absorb.tag, absorb).is_none(), "expected twice");
-                }
-                ServerEffect::Expect(_) => {}
+                ServerEffect::Expect(absorb) => self.expect(absorb),
                 ServerEffect::Absorb(absorb) => {
                     if absorb.in_place {
                         self.end_spot(absorb.tag);

@@ -387,15 +387,6 @@ impl WriteServer {
             self.effects.push_back(ServerEffect::Discard(gone));
         }
     }
-
-    fn flush(&mut self) {
-        if self.verdicts.is_empty() && self.grants.is_empty() {
-            return;
-        }
-        let verdicts = std::mem::take(&mut self.verdicts);
-        let grants = std::mem::take(&mut self.grants);
-        self.effects.push_back(ServerEffect::Send(WriteReply::Granted { verdicts, grants }));
-    }
 }
 
 fn protocol(text: &str) -> Fault {

@@ -343,11 +343,7 @@ impl World {
                 let answer = if same { Ok(kept(id)) } else { Err(fault(Code::Changed)) };
                 self.write_client.source_checked(id, root, answer);
             }
-            Event::Killed(link) => {
-                self.dead_on_server.insert(link);
-                self.expected.retain(|_, absorb| absorb.link != link);
-                self.write_server.killed(link);
-            }
+            Event::Killed(link) => self.killed(link),
             Event::LinkDies(link) => self.link_dies(link),
             Event::LinkReturns(link) => self.attach(link),
             Event::Change(id) => {

@@ -74,6 +74,13 @@ impl World {
         self.stored_at_once += 1;
     }
 
+    /// A link is dead at the server, and nothing more is stored of it.
+    pub fn killed(&mut self, link: LinkId) {
+        self.dead_on_server.insert(link);
+        self.expected.retain(|_, absorb| absorb.link != link);
+        self.write_server.killed(link);
+    }
+
     pub fn absorb(&mut self, absorb: write::Absorb) {
         let verdicts = self.judge(&absorb);
         self.later(10, Event::Absorbed(absorb, verdicts));

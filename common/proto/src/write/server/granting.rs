@@ -3,8 +3,8 @@
 //! meanwhile, and go with their link as others do.
 
 use super::{LinkState, Slot, Use, WriteServer};
-use crate::message::{Grant, Tag};
-use crate::write::types::SlotId;
+use crate::message::{Grant, Tag, WriteReply};
+use crate::write::types::{ServerEffect, SlotId};
 
 /// Slots that are not lent because the driver holds grants back.
 #[derive(Default)]
@@ -46,13 +46,22 @@ impl WriteServer {
         self.uses.insert(tag, Use::new(id, link));
         self.grants.push(Grant { tag, link, region, bytes });
     }
+
+    /// Tells the client of verdicts and grants.
+    pub(super) fn flush(&mut self) {
+        if self.verdicts.is_empty() && self.grants.is_empty() {
+            return;
+        }
+        let verdicts = std::mem::take(&mut self.verdicts);
+        let grants = std::mem::take(&mut self.grants);
+        self.effects.push_back(ServerEffect::Send(WriteReply::Granted { verdicts, grants }));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{LinkId, Region, WriteReply};
-    use crate::write::types::ServerEffect;
+    use crate::message::{LinkId, Region};
 
     const LINK: LinkId = LinkId { index: 0, epoch: 0 };
 
