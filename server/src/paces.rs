@@ -72,11 +72,27 @@ impl Pace {
         Self { bytes_per_second, free_at: Mutex::default() }
     }
 
-    /// Counts what moved, or is about to.
+    /// Counts what moved.
     pub fn take(&self, bytes: u64, now: Duration) {
-        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        *free_at = (*free_at).max(now.saturating_sub(BURST)) + time;
+        *free_at = self.behind(*free_at, bytes, now);
+    }
+
+    /// Counts what is about to move, if nothing is owed; says whether. Of two sessions that ask at
+    /// the same moment one has to wait.
+    pub fn take_if_free(&self, bytes: u64, now: Duration) -> bool {
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = *free_at <= now;
+        if is_free {
+            *free_at = self.behind(*free_at, bytes, now);
+        }
+        is_free
+    }
+
+    /// When nothing is owed any more, if this moves too.
+    fn behind(&self, free_at: Duration, bytes: u64, now: Duration) -> Duration {
+        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        free_at.max(now.saturating_sub(BURST)) + time
     }
 
     /// How long until something may move; none where it may now.
@@ -114,6 +130,16 @@ mod tests {
         // Ten seconds, less what was saved up.
         assert_eq!(now - NOW, Duration::from_millis(9750));
         assert_eq!(pace.wait(now + Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn of_two_who_ask_at_once_one_has_to_wait() {
+        let pace = Pace::new(4 * MIB);
+        assert!(pace.take_if_free(2 * MIB, NOW));
+        assert!(!pace.take_if_free(2 * MIB, NOW), "both were let through");
+        let wait = pace.wait(NOW).expect("the first is owed for");
+        assert_eq!(wait, Duration::from_millis(250), "and the second is not");
+        assert!(pace.take_if_free(2 * MIB, NOW + wait));
     }
 
     #[test]

@@ -50,11 +50,14 @@ impl Session {
         }
     }
 
-    /// Puts a window off if its client owes; gives it back if it does not.
+    /// Counts the bytes of a window and gives it back, or puts it off if its client owes.
     pub(super) fn pace_window(&mut self, prepare: Prepare) -> Option<Prepare> {
-        if !self.owes() {
+        let bytes = prepare.pieces.iter().map(|(_, extent)| extent.len).sum();
+        let now = self.shared.paces.now();
+        if self.pacing.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now)) {
             return Some(prepare);
         }
+        self.tell_held_back();
         self.pacing.put_off = true;
         self.reading.machine.put_off(prepare);
         None
@@ -83,10 +86,16 @@ impl Session {
     fn owes(&mut self) -> bool {
         let now = self.shared.paces.now();
         let owes = self.pacing.pace.as_ref().is_some_and(|pace| pace.wait(now).is_some());
-        if owes && !std::mem::replace(&mut self.pacing.told, true) {
+        if owes {
+            self.tell_held_back();
+        }
+        owes
+    }
+
+    fn tell_held_back(&mut self) {
+        if !std::mem::replace(&mut self.pacing.told, true) {
             let (session, who) = (self.id, &self.view.who);
             tracing::info!(session, who, "held back by limits.client_mb_per_second");
         }
-        owes
     }
 }

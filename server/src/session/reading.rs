@@ -143,7 +143,6 @@ impl Session {
     }
 
     fn prepare(&mut self, prepare: Prepare) {
-        let Some(prepare) = self.pace_window(prepare) else { return };
         let open = |(id, extent): &(FileId, Extent)| (self.reading.files.get(id).cloned(), *extent);
         let pieces: Vec<_> = prepare.pieces.iter().map(open).collect();
         let bytes = match prepare.packed {
@@ -151,7 +150,7 @@ impl Session {
             false => pieces[0].1.len,
         };
         let Some(pin) = self.domain.pin_window(bytes) else { return self.put_off(prepare) };
-        self.pace_took(pieces.iter().map(|(_, extent)| extent.len).sum());
+        let Some(prepare) = self.pace_window(prepare) else { return };
         let shared = self.shared.clone();
         let domain = self.domain.clone();
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
