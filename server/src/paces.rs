@@ -75,7 +75,7 @@ impl Pace {
     /// Counts what moved.
     pub fn take(&self, bytes: u64, now: Duration) {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        *free_at = self.behind(*free_at, bytes, now);
+        *free_at = (*free_at).max(now.saturating_sub(BURST)) + self.time_of(bytes);
     }
 
     /// Counts what is about to move, if nothing is owed; says whether. Of two sessions that ask at
@@ -84,15 +84,19 @@ impl Pace {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = *free_at <= now;
         if is_free {
-            *free_at = self.behind(*free_at, bytes, now);
+            *free_at = (*free_at).max(now.saturating_sub(BURST)) + self.time_of(bytes);
         }
         is_free
     }
 
-    /// When nothing is owed any more, if this moves too.
-    fn behind(&self, free_at: Duration, bytes: u64, now: Duration) -> Duration {
-        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        free_at.max(now.saturating_sub(BURST)) + time
+    /// What was counted does not move after all.
+    pub fn give_back(&self, bytes: u64) {
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *free_at = free_at.saturating_sub(self.time_of(bytes));
+    }
+
+    fn time_of(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64)
     }
 
     /// How long until something may move; none where it may now.
@@ -140,6 +144,8 @@ mod tests {
         let wait = pace.wait(NOW).expect("the first is owed for");
         assert_eq!(wait, Duration::from_millis(250), "and the second is not");
         assert!(pace.take_if_free(2 * MIB, NOW + wait));
+        pace.give_back(2 * MIB);
+        assert!(pace.wait(NOW + wait).is_none(), "what does not move is not waited for");
     }
 
     #[test]

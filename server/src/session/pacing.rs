@@ -52,15 +52,22 @@ impl Session {
 
     /// Counts the bytes of a window and gives it back, or puts it off if its client owes.
     pub(super) fn pace_window(&mut self, prepare: Prepare) -> Option<Prepare> {
-        let bytes = prepare.pieces.iter().map(|(_, extent)| extent.len).sum();
         let now = self.shared.paces.now();
-        if self.pacing.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now)) {
+        let pace = self.pacing.pace.as_ref();
+        if pace.is_none_or(|pace| pace.take_if_free(bytes_of(&prepare), now)) {
             return Some(prepare);
         }
         self.tell_held_back();
         self.pacing.put_off = true;
         self.reading.machine.put_off(prepare);
         None
+    }
+
+    /// A window that was counted is not made now.
+    pub(super) fn pace_gave_back(&self, prepare: &Prepare) {
+        if let Some(pace) = &self.pacing.pace {
+            pace.give_back(bytes_of(prepare));
+        }
     }
 
     /// Holds grants back while the client owes.
@@ -98,4 +105,8 @@ impl Session {
             tracing::info!(session, who, "held back by limits.client_mb_per_second");
         }
     }
+}
+
+fn bytes_of(prepare: &Prepare) -> u64 {
+    prepare.pieces.iter().map(|(_, extent)| extent.len).sum()
 }

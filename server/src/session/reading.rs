@@ -143,14 +143,18 @@ impl Session {
     }
 
     fn prepare(&mut self, prepare: Prepare) {
+        // Before anything is pinned: who has to wait must not keep room from others meanwhile.
+        let Some(prepare) = self.pace_window(prepare) else { return };
         let open = |(id, extent): &(FileId, Extent)| (self.reading.files.get(id).cloned(), *extent);
         let pieces: Vec<_> = prepare.pieces.iter().map(open).collect();
         let bytes = match prepare.packed {
             true => u64::from(PACK_BYTES_MAX),
             false => pieces[0].1.len,
         };
-        let Some(pin) = self.domain.pin_window(bytes) else { return self.put_off(prepare) };
-        let Some(prepare) = self.pace_window(prepare) else { return };
+        let Some(pin) = self.domain.pin_window(bytes) else {
+            self.pace_gave_back(&prepare);
+            return self.put_off(prepare);
+        };
         let shared = self.shared.clone();
         let domain = self.domain.clone();
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
