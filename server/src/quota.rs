@@ -63,6 +63,11 @@ impl Quota {
     }
 }
 
+/// Takes this many bytes where there is a quota.
+pub(crate) fn take(quota: Option<&Arc<Quota>>, bytes: u64) -> Result<(), Fault> {
+    quota.map_or(Ok(()), |quota| quota.take(bytes))
+}
+
 /// What was written so far, by export, as it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {

@@ -4,7 +4,7 @@
 
 use crate::export::Mode;
 use crate::gate::Gate;
-use crate::quota::Quota;
+use crate::quota::{self, Quota};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,7 @@ impl ExportFolder {
 impl ExportFolder {
     /// Whether this many bytes may be written into it; takes them from its quota.
     pub fn may_write(&self, bytes: u64) -> Result<(), Fault> {
-        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(bytes))
+        quota::take(self.quota.as_ref(), bytes)
     }
 }
 

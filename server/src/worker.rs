@@ -10,7 +10,7 @@
 //! can write to it any more.
 
 use crate::observe::View;
-use crate::quota::Quota;
+use crate::quota::{self, Quota};
 use crate::rails::{Offered, SessionDomain};
 use crate::session::{EVENTS_MAX, Event, SpotEvent, Taking};
 use std::collections::HashMap;
@@ -78,7 +78,7 @@ impl Landing {
     fn target(&self) -> Result<&Target, Fault> {
         let target = self.target.as_deref();
         let target = target.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
-        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(self.piece.extent.len))?;
+        quota::take(self.quota.as_ref(), self.piece.extent.len)?;
         Ok(target)
     }
 }

@@ -5,7 +5,7 @@
 use super::spots::go_on_if;
 use super::{End, Event, Session};
 use crate::observe::Noted;
-use crate::quota::Quota;
+use crate::quota::{self, Quota};
 use crate::worker::{Chunk, Command, Landing, Lies};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Landed {
 
     /// Whether this many bytes may be written; takes them from the quota.
     pub(super) fn may(&self, bytes: u64) -> Result<(), Fault> {
-        self.quota.as_ref().map_or(Ok(()), |quota| quota.take(bytes))
+        quota::take(self.quota.as_ref(), bytes)
     }
 }
 
