@@ -67,7 +67,7 @@ impl Port {
 /// Reads all ports of all devices of the machine below `root`, which is / but in tests.
 pub fn read_ports(root: &Path) -> Vec<Port> {
     let mut ports = Vec::new();
-    for device in Machine::read(root).devices {
+    for device in Machine::outline(root).devices {
         let folder = root.join("sys/class/infiniband").join(&device.name).join("ports");
         for port in &device.ports {
             let folder = folder.join(port.number.to_string());

@@ -7,6 +7,7 @@ use super::machine::{
     Transport,
 };
 use super::memory_nodes::{MemoryNodes, numbers};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,14 +24,34 @@ const NETWORKS_MAX: usize = 4096;
 const NODES_MAX: usize = 1024;
 const PROCESSORS_MAX: usize = 8192;
 
+/// Reads the addresses of a port.
+type ReadGids = fn(&Path, LinkLayer) -> Vec<GidInfo>;
+
 impl Machine {
     /// Reads this machine.
     pub fn here() -> Self {
         Self::read(Path::new("/"))
     }
 
+    /// Whether this machine has any device, of use or not.
+    pub fn has_devices() -> bool {
+        fs::read_dir("/sys/class/infiniband").is_ok_and(|mut names| names.next().is_some())
+    }
+
     /// Reads the machine whose `sys`, `proc` and `dev` are below this folder.
     pub fn read(root: &Path) -> Self {
+        let devices = Self::devices(root, gids);
+        Self { devices, networks: networks(root), memory: memory(root) }
+    }
+
+    /// Reads its devices and the state of their ports alone, and no addresses: of those every
+    /// port has room for hundreds, each in a file of its own.
+    pub fn outline(root: &Path) -> Self {
+        let devices = Self::devices(root, |_, _| Vec::new());
+        Self { devices, ..Self::default() }
+    }
+
+    fn devices(root: &Path, gids: ReadGids) -> Vec<DeviceInfo> {
         let class = root.join("sys/class/infiniband");
         let mut names = names_in(&class);
         names.sort_by_key(|name| natural(name));
@@ -38,13 +59,13 @@ impl Machine {
         let nodes = nodes(root);
         let devices = names.into_iter().map(|name| {
             let node = nodes.iter().find(|(device, _)| *device == name).map(|(_, node)| node);
-            device(&class.join(&name), name, access(root, node))
+            device(&class.join(&name), name, access(root, node), gids)
         });
-        Self { devices: devices.collect(), networks: networks(root), memory: memory(root) }
+        devices.collect()
     }
 }
 
-fn device(folder: &Path, name: String, access: Access) -> DeviceInfo {
+fn device(folder: &Path, name: String, access: Access, gids: ReadGids) -> DeviceInfo {
     // "1: CA"; RNIC is iWARP, and what has no name speaks no InfiniBand.
     let transport = match text(&folder.join("node_type")).as_deref().map(first_number) {
         Some(Some(1..=3)) | None => Transport::Ib,
@@ -59,12 +80,12 @@ fn device(folder: &Path, name: String, access: Access) -> DeviceInfo {
     let mut numbers: Vec<u8> =
         names_in(&folder.join("ports")).iter().filter_map(|it| it.parse().ok()).collect();
     numbers.sort_unstable();
-    let ports = numbers.into_iter().filter_map(|number| port(folder, number));
+    let ports = numbers.into_iter().filter_map(|number| port(folder, number, gids));
     let (pci, ports) = (pci.map(str::to_owned), ports.collect());
     DeviceInfo { name, transport, pci, numa_node, access, ports }
 }
 
-fn port(device: &Path, number: u8) -> Option<PortInfo> {
+fn port(device: &Path, number: u8, gids: ReadGids) -> Option<PortInfo> {
     let folder = device.join("ports").join(number.to_string());
     let state = text(&folder.join("state"))?;
     let link_layer = match text(&folder.join("link_layer")).as_deref() {
@@ -110,8 +131,10 @@ fn netdevs_of(device: &Path, number: u8) -> Vec<String> {
 
 fn gids(port: &Path, link_layer: LinkLayer) -> Vec<GidInfo> {
     let old = !port.join("gid_attrs/types").exists();
+    let folder = port.join("gids");
+    let Ok(opened) = fs::File::open(&folder) else { return Vec::new() };
     let gid_at = |index: u8| {
-        let ip: Ipv6Addr = text(&port.join(format!("gids/{index}")))?.parse().ok()?;
+        let ip = gid_in(&opened, index)?;
         // An empty place is zero, or has the subnet of the port alone.
         if ip.to_bits() as u64 == 0 {
             return None;
@@ -129,10 +152,21 @@ fn gids(port: &Path, link_layer: LinkLayer) -> Vec<GidInfo> {
         Some(GidInfo { index, raw: ip.octets(), kind, netdev })
     };
     // A path names our address in 8 bits; what is beyond cannot be used.
-    let names = names_in(&port.join("gids"));
+    let names = names_in(&folder);
     let mut indexes: Vec<u8> = names.iter().filter_map(|name| name.parse().ok()).collect();
     indexes.sort_unstable();
     indexes.into_iter().filter_map(gid_at).collect()
+}
+
+/// The address in one place of a port. There are hundreds of places and most are empty, so it
+/// takes no more system calls than it must.
+fn gid_in(gids: &fs::File, index: u8) -> Option<Ipv6Addr> {
+    let name = index.to_string();
+    let file = openat(gids, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    // Written in full it is 39 characters and the line's end.
+    let mut text = [0; 64];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
 }
 
 /// The device of each file that programs open, and the file's name.

@@ -56,6 +56,25 @@ fn refusal(machine: &Machine, wish: &Wish) -> Vec<(String, String)> {
 }
 
 #[test]
+fn an_outline_has_the_ports_of_a_machine_and_not_their_addresses() {
+    let root = unfold(include_str!("machines/roce-v1-and-v2.txt"));
+    let ports = |machine: Machine| {
+        let of_device = |it: DeviceInfo| {
+            let ports = it.ports.into_iter().map(|port| {
+                (port.number, port.state, port.link_layer.name(), port.rate_mbit, port.lid)
+            });
+            (it.name, ports.collect::<Vec<_>>())
+        };
+        machine.devices.into_iter().map(of_device).collect::<Vec<_>>()
+    };
+    let (whole, outline) = (Machine::read(root.path()), Machine::outline(root.path()));
+    let gids =
+        |it: &Machine| it.devices.iter().flat_map(|it| &it.ports).flat_map(|it| &it.gids).count();
+    assert!(gids(&whole) > 0 && gids(&outline) == 0, "{outline:?}");
+    assert_eq!(ports(outline), ports(whole));
+}
+
+#[test]
 fn the_cabled_port_and_its_only_routed_address_are_found() {
     let machine = recorded!("connectx3-port-2");
     let place = best(&machine, &Wish::default());
