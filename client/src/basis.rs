@@ -74,6 +74,9 @@ impl Old {
 pub(crate) fn take(pieces: &[Piece], landings: &[Landing], stats: &Stats) -> Option<Outcome> {
     let ([piece], [landing]) = (pieces, landings) else { return None };
     let Goal::File(sink) = &landing.goal else { return None };
+    if !sink.has_olds() {
+        return None;
+    }
     let begin = Instant::now();
     let bytes = sink.bytes_there(piece, landing.size)?;
     stats.add(Duration::ZERO, begin.elapsed());

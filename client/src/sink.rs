@@ -59,6 +59,11 @@ impl Sink {
         olds.iter().find_map(|old| old.bytes_of(&self.folder, piece, size))
     }
 
+    /// Whether there is another file to look for bytes in.
+    pub fn has_olds(&self) -> bool {
+        self.olds.get().is_some()
+    }
+
     /// What the same copy is known by in a later run.
     fn key(&self) -> Digest {
         Digest::of(format!("{} {}", self.server, self.remote).as_bytes())

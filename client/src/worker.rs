@@ -22,6 +22,7 @@ use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{
     Buffer, Completion, FROM_FILE_BYTES_MIN, FabricError, Link, Op, RemoteRange, Ticket,
 };
+use verbatim_files::checked::Stopwatch;
 use verbatim_proto::message::LinkId;
 use verbatim_proto::read::{Fetch, Outcome};
 use verbatim_proto::units::GRAIN_BYTES;
@@ -84,8 +85,8 @@ impl Pools {
 }
 
 enum Flight {
-    Fetch { fetch: Fetch, landings: Vec<Landing>, since: Instant },
-    Post { bytes: u64, since: Instant },
+    Fetch { fetch: Fetch, landings: Vec<Landing>, since: Option<Instant> },
+    Post { bytes: u64, since: Option<Instant> },
 }
 
 /// A link's name as a number of its worker.
@@ -115,6 +116,11 @@ impl ClientWorker {
     fn answer(&self, fetch: &Fetch, spared_bytes: u64, outcome: Outcome) {
         let (link, slot) = (fetch.link, fetch.slot);
         self.tell(Event::Fetched { link, slot, outcome, spared_bytes });
+    }
+
+    /// The time, where a trace is to tell of it: on some machines a clock is a system call.
+    fn mark(&self) -> Option<Instant> {
+        self.trace.as_ref().map(|_| Instant::now())
     }
 
     /// Takes a chunk from the file it replaces, or over its link. One whose link is gone is
@@ -152,7 +158,7 @@ impl ClientWorker {
         let ticket = self.ticket();
         match link.submit(ticket, Op::Read { from, into }) {
             Ok(()) => {
-                let since = Instant::now();
+                let since = self.mark();
                 self.flights.insert(ticket, Flight::Fetch { fetch, landings, since });
             }
             Err(full) => {
@@ -182,7 +188,7 @@ impl ClientWorker {
         // out by its own check.
         let sends_from_file = links.get(&key).is_some_and(|link| link.limits().sends_from_file);
         let from_files = sends_from_file && !again;
-        let since = Instant::now();
+        let since = self.mark();
         let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_files);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
@@ -196,10 +202,10 @@ impl ClientWorker {
         let ticket = self.ticket();
         match link.submit(ticket, Op::WriteNotify { from: buffer, to, tag: tag.0 }) {
             Ok(()) => {
-                if let Some(trace) = &self.trace {
+                if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     trace.worked("read and hash", grant.link.index, since, bytes);
                 }
-                self.flights.insert(ticket, Flight::Post { bytes, since: Instant::now() });
+                self.flights.insert(ticket, Flight::Post { bytes, since: self.mark() });
                 // Said now, so that the server knows what to expect when the data is there. A
                 // link that dies before is fenced, and all it had not confirmed is sent again.
                 self.tell(Event::Posted { tag, posted: Posted::Sent(digests) });
@@ -222,7 +228,7 @@ impl ClientWorker {
         sources: &[Origin],
         from_files: bool,
     ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
-        let mut begin = 0;
+        let (mut begin, mut watch) = (0, Stopwatch::running());
         let mut digests = Vec::with_capacity(pieces.len());
         let mut faults = Vec::new();
         for (index, ((_, extent), source)) in pieces.iter().zip(sources).enumerate() {
@@ -238,14 +244,11 @@ impl ClientWorker {
                 let (offset, len) = (extent.offset + done, GRAIN_BYTES.min(extent.len - done));
                 let at = piece_at + if file.is_some() { 0 } else { done as usize };
                 let grain = &mut buffer[at..at + len as usize];
-                let begin = Instant::now();
                 if let Err(fault) = source.read_at(grain, offset) {
                     faults.push((index, fault));
                     break;
                 }
-                let read = begin.elapsed();
-                values.push(Digest::of_grain(offset, size, grain));
-                self.stats.add(read, begin.elapsed() - read);
+                values.push(watch.hash(offset, size, grain));
             }
             if let Some(file) = file {
                 buffer.send_from(piece_at, extent.len as usize, file.file().clone(), extent.offset);
@@ -258,6 +261,8 @@ impl ClientWorker {
             }
             digests.push(values);
         }
+        let spent = watch.spent();
+        self.stats.add(spent.disk, spent.hash);
         (digests, faults)
     }
 
@@ -267,10 +272,10 @@ impl ClientWorker {
         match flight {
             Flight::Fetch { fetch, landings, since } => {
                 let (link, bytes) = (fetch.link.index, u64::from(fetch.chunk.bytes));
-                if let Some(trace) = &self.trace {
+                if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     trace.moved("read", link, since, bytes);
                 }
-                let landed = Instant::now();
+                let landed = self.mark();
                 let outcome = match ok {
                     true => Outcome::Landed(land(
                         &mut buffer,
@@ -280,7 +285,7 @@ impl ClientWorker {
                     )),
                     false => Outcome::LinkLost,
                 };
-                if let Some(trace) = self.trace.as_ref().filter(|_| ok) {
+                if let Some((trace, landed)) = self.trace.as_ref().zip(landed).filter(|_| ok) {
                     trace.worked("verify and store", link, landed, bytes);
                 }
                 // The target must not outlive the answer: a restart removes it.
@@ -291,7 +296,7 @@ impl ClientWorker {
                 self.answer(&fetch, 0, outcome);
             }
             Flight::Post { bytes, since } => {
-                if let Some(trace) = &self.trace {
+                if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     // The key of a link is its index and its epoch.
                     trace.moved("write", (key.0 >> 16) as u16, since, bytes);
                 }

@@ -33,7 +33,8 @@ impl Core {
     fn quiet(&self) -> Option<Quiet> {
         let awaits = !self.read.is_idle() || !self.write.is_idle() || self.trees.awaits();
         let awaits = awaits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
-        let quiet = Quiet { so_far: self.quiet_since.elapsed(), at_most: self.options.timeout };
+        let so_far = self.moment.saturating_duration_since(self.quiet_since);
+        let quiet = Quiet { so_far, at_most: self.options.timeout };
         (awaits && self.hashing == 0).then_some(quiet)
     }
 
@@ -48,6 +49,7 @@ impl Core {
             ..Progress::default()
         };
         self.ledger = ledger;
+        self.look_at_clock();
     }
 
     /// The books, with what this session adds to them.

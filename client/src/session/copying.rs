@@ -34,7 +34,7 @@ impl Session {
             self.core.add(number, work.clone());
         }
         self.core.attach_all();
-        let mut last = Instant::now();
+        let mut last = self.core.moment;
         let mut moved = Moved::default();
         while !self.core.is_done() {
             tokio::select! {
@@ -50,9 +50,9 @@ impl Session {
                 }
             }
             self.core.report(observer);
-            moved.look(self.core.moved_bytes());
-            if last.elapsed() >= PROGRESS_EVERY {
-                last = Instant::now();
+            moved.look(self.core.moved_bytes(), self.core.moment);
+            if self.core.moment.saturating_duration_since(last) >= PROGRESS_EVERY {
+                last = self.core.moment;
                 observer.progress(&self.core.progress_now());
             }
             if self.core.broken.is_some() {
@@ -70,6 +70,7 @@ impl Session {
             self.keep_landed().await;
         }
         self.core.leave();
+        self.core.look_at_clock();
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
         let ledger = self.core.hand_over();
@@ -85,6 +86,7 @@ impl Session {
         if self.core.broken.is_none() {
             return;
         }
+        self.core.look_at_clock();
         self.core.advance();
         while self.core.is_landing() {
             match self.events.recv().await {
@@ -121,9 +123,9 @@ struct Moved {
 }
 
 impl Moved {
-    fn look(&mut self, bytes: u64) {
+    fn look(&mut self, bytes: u64, now: Instant) {
         if bytes > self.bytes {
-            *self = Self { bytes, at: Some(Instant::now()) };
+            *self = Self { bytes, at: Some(now) };
         }
     }
 }

@@ -89,6 +89,8 @@ pub(super) struct Core {
     pub stated: HashMap<u32, Vec<Result<Entry, Fault>>>,
     /// Whether `stat` or `list` waits for an answer.
     pub asking: bool,
+    /// The time, as of when something last woke the session.
+    pub moment: Instant,
     /// Since when nothing was heard, or asked.
     pub quiet_since: Instant,
     /// Hashing on this machine, during which nobody owes us an answer.
@@ -100,12 +102,19 @@ pub(super) struct Core {
 const TURN_MAX: Duration = Duration::from_millis(250);
 
 impl Core {
+    /// Looks at the clock: when a session begins something, and when it is woken. Not oftener, as
+    /// that is a system call on some machines.
+    pub(super) fn look_at_clock(&mut self) {
+        self.moment = Instant::now();
+    }
+
     pub(super) fn now(&self) -> Duration {
-        self.ledger.begin.elapsed()
+        self.moment.saturating_duration_since(self.ledger.begin)
     }
 
     pub(super) fn request(&mut self) -> u32 {
-        self.quiet_since = Instant::now();
+        self.look_at_clock();
+        self.quiet_since = self.moment;
         self.next_request += 1;
         self.next_request
     }
@@ -120,7 +129,7 @@ impl Core {
         let waits = self.asking || self.trees.awaits() || self.choices.awaits();
         let waits = waits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
         let waits = waits || self.serving.as_ref().is_some_and(|serving| serving.awaits());
-        waits && self.quiet_since.elapsed() > self.options.timeout
+        waits && self.moment.saturating_duration_since(self.quiet_since) > self.options.timeout
     }
 
     /// Adds the work of this number; what of it is over is left out.
@@ -211,7 +220,7 @@ impl Core {
     pub(super) fn message(&mut self, message: ServerMessage) {
         tracing::trace!(content = ?message, "message received");
         let now = self.now();
-        self.quiet_since = Instant::now();
+        self.quiet_since = self.moment;
         self.read.touch(now);
         self.write.touch(now);
         match message {
@@ -252,7 +261,7 @@ impl Core {
                     0 => self.used(link, &outcome),
                     bytes => self.pace.iter_mut().for_each(|pace| pace.spare(bytes)),
                 }
-                self.quiet_since = Instant::now();
+                self.quiet_since = self.moment;
                 self.read.fetched(link, slot, outcome, now);
             }
             Event::Posted { tag, posted } => self.write.posted(tag, posted, now),

@@ -290,6 +290,7 @@ impl Session {
             reports: Default::default(),
             stated: HashMap::new(),
             asking: false,
+            moment: Instant::now(),
             quiet_since: Instant::now(),
             hashing: 0,
             broken: None,
@@ -336,26 +337,37 @@ impl Session {
         if self.core.is_done() && !self.core.asking {
             return Ok(());
         }
-        let wait = self.core.wait();
-        tokio::select! {
-            message = self.receiver.recv() => match message? {
-                Some(message) => self.core.message(message),
-                None => {
-                    let cause = "the server hung up".into();
-                    return Err(ControlError::Closed { cause }.into());
-                }
-            },
-            Some(event) = self.events.recv() => {
+        let until = self.core.moment + self.core.wait();
+        let woken = tokio::select! {
+            message = self.receiver.recv() => Woken::Message(message?),
+            Some(event) = self.events.recv() => Woken::Event(event),
+            () = tokio::time::sleep_until(until.into()) => Woken::Time,
+        };
+        self.core.look_at_clock();
+        match woken {
+            Woken::Message(Some(message)) => self.core.message(message),
+            Woken::Message(None) => {
+                let cause = "the server hung up".into();
+                return Err(ControlError::Closed { cause }.into());
+            }
+            Woken::Event(event) => {
                 self.core.event(event);
                 // What is there already is cheaper to take at once.
                 while let Ok(event) = self.events.try_recv() {
                     self.core.event(event);
                 }
             }
-            () = tokio::time::sleep(wait) => {}
+            Woken::Time => {}
         }
         Ok(())
     }
+}
+
+/// What ends a turn's waiting.
+enum Woken {
+    Message(Option<ServerMessage>),
+    Event(Event),
+    Time,
 }
 
 /// Chooses what carries links, and says how many there are to be.

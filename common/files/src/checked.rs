@@ -40,19 +40,61 @@ pub fn check(
     if digests.len() != bytes.len().div_ceil(GRAIN_BYTES as usize) {
         return Err(Unfit::Mismatch);
     }
-    let (mut spent, mut good) = (Spent::default(), 0);
+    let (mut watch, mut good) = (Stopwatch::default(), 0);
     for (grain, digest) in bytes.chunks(GRAIN_BYTES as usize).zip(digests) {
-        let begin = Instant::now();
-        if Digest::of_grain(offset + good as u64, size, grain) != *digest {
+        if watch.hash(offset + good as u64, size, grain) != *digest {
             return Err(Unfit::Mismatch);
         }
-        let hash = begin.elapsed();
         good += grain.len();
         verified(good).map_err(Unfit::Failed)?;
-        spent.hash += hash;
-        spent.disk += begin.elapsed() - hash;
     }
-    Ok(spent)
+    Ok(watch.spent())
+}
+
+/// Tells hashing from all else that is done with bytes. Only the first grain is timed, as the
+/// others take as long for a byte: reading a clock is a system call on some machines.
+#[derive(Default)]
+pub struct Stopwatch {
+    begin: Option<Instant>,
+    /// The bytes of the first grain, and what hashing them took.
+    first: Option<(u32, Duration)>,
+    bytes: u64,
+}
+
+impl Stopwatch {
+    /// One that runs; another begins with its first grain.
+    pub fn running() -> Self {
+        Self { begin: Some(Instant::now()), ..Self::default() }
+    }
+
+    /// Hashes a grain.
+    pub fn hash(&mut self, offset: u64, size: u64, grain: &[u8]) -> Digest {
+        self.bytes += grain.len() as u64;
+        if self.first.is_some() {
+            return Digest::of_grain(offset, size, grain);
+        }
+        let begin = Instant::now();
+        let digest = Digest::of_grain(offset, size, grain);
+        self.first = Some((grain.len() as u32, begin.elapsed()));
+        self.begin.get_or_insert(begin);
+        digest
+    }
+
+    /// What the time went into so far.
+    pub fn spent(&self) -> Spent {
+        let all = self.begin.map_or(Duration::ZERO, |begin| begin.elapsed());
+        Spent::of(all, self.bytes, self.first)
+    }
+}
+
+impl Spent {
+    /// Tells what of this time went into hashing so many bytes, of which the first took as long.
+    fn of(all: Duration, bytes: u64, first: Option<(u32, Duration)>) -> Self {
+        let hash = first.map_or(Duration::ZERO, |(of_first, took)| {
+            took.mul_f64(bytes as f64 / f64::from(of_first.max(1)))
+        });
+        Self { hash: hash.min(all), disk: all.saturating_sub(hash) }
+    }
 }
 
 /// Checks bytes and writes them to the file they are of, and notes there that they are verified.
@@ -109,6 +151,33 @@ mod tests {
         let mut landed = vec![0; len];
         target.file().read_exact_at(&mut landed, 0).expect("as long as it is to be");
         landed
+    }
+
+    #[test]
+    fn what_is_not_hashing_is_told_apart_from_it() {
+        let ms = Duration::from_millis;
+        let of = |all, bytes, first| {
+            let Spent { hash, disk } = Spent::of(all, bytes, first);
+            (hash, disk)
+        };
+        let first = Some((GRAIN_BYTES as u32, ms(2)));
+        assert_eq!(of(ms(20), 4 * GRAIN_BYTES, first), (ms(8), ms(12)));
+        assert_eq!(of(ms(20), GRAIN_BYTES / 2, Some((1 << 17, ms(2)))), (ms(2), ms(18)));
+        assert_eq!(of(ms(5), 4 * GRAIN_BYTES, first), (ms(5), ms(0)), "the first was held up");
+        assert_eq!(of(ms(5), 0, None), (ms(0), ms(5)), "nothing was hashed");
+        assert_eq!(of(ms(5), 0, Some((0, ms(1)))), (ms(0), ms(5)), "an empty file");
+    }
+
+    #[test]
+    fn a_stopwatch_hashes_every_grain_and_times_one() {
+        let (_dir, _target, bytes, digests) = world();
+        let mut watch = Stopwatch::running();
+        let grains = bytes.chunks(GRAIN).zip((0..).step_by(GRAIN));
+        let hashed: Vec<_> =
+            grains.map(|(grain, at)| watch.hash(at, bytes.len() as u64, grain)).collect();
+        assert_eq!(hashed, digests);
+        assert_eq!(watch.bytes, bytes.len() as u64);
+        assert_eq!(watch.first.map(|(bytes, _)| bytes), Some(GRAIN_BYTES as u32));
     }
 
     #[test]

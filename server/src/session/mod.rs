@@ -217,9 +217,9 @@ impl Session {
                 }
                 _ = stopping.changed() => Ok(()),
                 Ok(()) = policy.changed() => self.check_standing(&policy),
-                () = tokio::time::sleep(paced.unwrap_or_default()), if paced.is_some() => {
-                    self.pace_on()
-                }
+                // Made only where it is waited for: it looks at the clock.
+                () = async { tokio::time::sleep(paced.unwrap_or_default()).await },
+                    if paced.is_some() => self.pace_on(),
             };
             if let Err(end) = result.and_then(|()| self.run_effects()) {
                 break end;

@@ -52,9 +52,8 @@ impl Session {
 
     /// Counts the bytes of a window and gives it back, or puts it off if its client owes.
     pub(super) fn pace_window(&mut self, prepare: Prepare) -> Option<Prepare> {
-        let now = self.shared.paces.now();
-        let pace = self.pacing.pace.as_ref();
-        if pace.is_none_or(|pace| pace.take_if_free(bytes_of(&prepare), now)) {
+        let (pace, paces) = (self.pacing.pace.as_ref(), &self.shared.paces);
+        if pace.is_none_or(|pace| pace.take_if_free(bytes_of(&prepare), paces.now())) {
             return Some(prepare);
         }
         self.tell_held_back();
@@ -91,8 +90,8 @@ impl Session {
     }
 
     fn owes(&mut self) -> bool {
-        let now = self.shared.paces.now();
-        let owes = self.pacing.pace.as_ref().is_some_and(|pace| pace.wait(now).is_some());
+        let paces = &self.shared.paces;
+        let owes = self.pacing.pace.as_ref().is_some_and(|pace| pace.wait(paces.now()).is_some());
         if owes {
             self.tell_held_back();
         }
