@@ -224,6 +224,7 @@ fn session(address: SocketAddr, dir: &Path) -> SessionOptions {
         timeout,
         carrier: CarrierOptions::default(),
         bytes_per_second: None,
+        chunk_by_carrier: false,
         preserve: false,
         sim: None,
         trace: None,

@@ -197,6 +197,7 @@ impl Pair {
                 timeout,
                 carrier: CarrierOptions { transport: self.transport, ..Default::default() },
                 bytes_per_second: None,
+                chunk_by_carrier: false,
                 preserve: false,
                 sim: self.sim.clone(),
                 trace: None,

@@ -9,6 +9,7 @@
 //! is decided in `reconnect`.
 
 mod asking;
+mod beginning;
 mod books;
 mod carrier;
 mod choices;
@@ -50,9 +51,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use trees::Trees;
 use up::Uploads;
-use verbatim_control::{ConnectOptions, Connection, ControlError, Outbox, Receiver, connect};
+use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
-use verbatim_fabric::worker::WorkerHandle;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient, Zero};
@@ -91,6 +91,8 @@ pub struct SessionOptions {
     pub timeout: Duration,
     /// What data moves over.
     pub carrier: CarrierOptions,
+    /// Whether chunks over a device may be of another size than `connect.chunk_bytes`.
+    pub chunk_by_carrier: bool,
     /// Whether modes, times, attributes and owners are kept.
     pub preserve: bool,
     /// How many bytes of data may go in a second; none for all there is.
@@ -230,7 +232,9 @@ pub struct Session {
 
 impl Session {
     /// Connects, authenticates and starts the workers. Links are made when there is work.
-    pub async fn connect(options: SessionOptions) -> Result<Self, ClientError> {
+    pub async fn connect(mut options: SessionOptions) -> Result<Self, ClientError> {
+        let short = options.connect.chunk_bytes;
+        options.connect.chunk_bytes = beginning::longest_chunk(&options);
         // Half is for files; links, folders and the rest have the other.
         let open_max = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
         let connection = connect(&options.connect).await?;
@@ -239,15 +243,11 @@ impl Session {
         tracing::debug!(peer, session, request, "session began");
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
-        let (carrier, streams) = carry(&options, &connection)?;
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = (0..thread_count(streams, carrier.is_verbs(), processors))
-            .map(|number| {
-                let trace = options.trace.clone();
-                let worker = ClientWorker::new(sender.clone(), stats.clone(), trace);
-                WorkerHandle::spawn(&format!("stream-{number}"), worker)
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+        let (carrier, streams) = beginning::carry(&mut options, short, &connection)?;
+        let is_verbs = carrier.is_verbs();
+        let workers = beginning::workers(streams, is_verbs, || {
+            ClientWorker::new(sender.clone(), stats.clone(), options.trace.clone())
+        })?;
         let (chunk_bytes, timeout) = (options.connect.chunk_bytes, options.timeout);
         let core = Core {
             ledger: Ledger::new(&peer),
@@ -370,41 +370,5 @@ enum Woken {
     Time,
 }
 
-/// Chooses what carries links, and says how many there are to be.
-fn carry(options: &SessionOptions, connection: &Connection) -> Result<(Carrier, u16), FabricError> {
-    let links_max = connection.welcome.links_max;
-    let qps = options.carrier.qps.unwrap_or(options.streams);
-    let count = usize::from(qps.min(links_max).max(1));
-    let buffer_bytes = options.connect.chunk_bytes as usize * usize::from(READS_PER_LINK) * count;
-    let sim = options.sim.as_ref();
-    let wanted = (buffer_bytes, count);
-    let carrier = Carrier::choose(&options.carrier, sim, connection.peer, wanted)?;
-    let streams = if carrier.is_verbs() { qps } else { options.streams };
-    Ok((carrier, streams.min(links_max).max(1)))
-}
-
-/// How many threads move the data of so many links. What a device carries leaves a thread only
-/// the hashing and the storing, so more threads than processors would wait for each other;
-/// over TCP a thread also waits for its connection.
-fn thread_count(links: u16, over_device: bool, processors: usize) -> u16 {
-    match over_device {
-        true => links.min(u16::try_from(processors).unwrap_or(u16::MAX)).max(1),
-        false => links,
-    }
-}
-
 /// How long saying goodbye may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn links_of_a_device_have_no_more_threads_than_there_are_processors() {
-        let threads = |links, processors| thread_count(links, true, processors);
-        assert_eq!([threads(4, 1), threads(4, 2), threads(4, 64)], [1, 2, 4]);
-        assert_eq!([threads(1, 8), threads(4, 0), threads(64, 1 << 20)], [1, 1, 64]);
-        assert_eq!(thread_count(4, false, 2), 4, "each connection has its own");
-    }
-}

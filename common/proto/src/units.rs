@@ -113,6 +113,22 @@ pub fn workers_for(processors: usize) -> usize {
     processors.clamp(2, 8)
 }
 
+/// How many queue pairs a client makes that has so many processors: no more than it has threads
+/// to serve them, and two, so that one is moving while the other is looked after.
+pub fn qps_for(processors: usize) -> u16 {
+    let processors = u16::try_from(processors).unwrap_or(u16::MAX);
+    links_for(processors.into()).min(processors).max(2)
+}
+
+/// The chunk size over so many queue pairs: where they are few, longer chunks take no more memory
+/// than four queue pairs do, and wake those who move them less often.
+pub const fn chunk_bytes_for(qps: u16) -> u32 {
+    match qps {
+        ..=2 => 2 * CHUNK_BYTES_DEFAULT,
+        _ => CHUNK_BYTES_DEFAULT,
+    }
+}
+
 /// Returns whether `bytes` may be used as a chunk size.
 pub fn is_chunk_size(bytes: u32) -> bool {
     bytes.is_power_of_two() && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes)
@@ -121,4 +137,20 @@ pub fn is_chunk_size(bytes: u32) -> bool {
 /// How many grains a file of `size` bytes has; an empty file has one.
 pub fn grain_count(size: u64) -> u64 {
     size.div_ceil(GRAIN_BYTES).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_processors_have_few_queue_pairs_and_long_chunks() {
+        let sizes = |processors| (qps_for(processors), chunk_bytes_for(qps_for(processors)) >> 20);
+        assert_eq!([sizes(0), sizes(1), sizes(2), sizes(3)], [(2, 2), (2, 2), (2, 2), (3, 1)]);
+        assert_eq!([sizes(4), sizes(7), sizes(8), sizes(64)], [(4, 1), (4, 1), (8, 1), (16, 1)]);
+        assert_eq!(sizes(1 << 20), (16, 1));
+        for qps in 1..=LINKS_MAX as u16 {
+            assert!(is_chunk_size(chunk_bytes_for(qps)), "{qps}");
+        }
+    }
 }

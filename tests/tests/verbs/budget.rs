@@ -173,7 +173,7 @@ fn a_budget_that_is_full_is_seen_from_outside() {
     // of the budget, the next half of what is left.
     let slow = |client: usize| {
         let (from, there) = (big.display().to_string(), serve.at(&format!("in/{client}")));
-        let flags = ["-q", "--transport", "verbs", "--chunk-size", "256K", "--bwlimit", "256K"];
+        let flags = ["-qj4", "--transport", "verbs", "--chunk-size", "256K", "--bwlimit", "256K"];
         serve.start_cp(&[&flags[..], &[&from, &there]].concat())
     };
     let copies: Vec<Running> = (0..4).map(slow).collect();

@@ -3,6 +3,8 @@
 //! away, a path that carries nothing. And that TCP, when asked for, is all there is.
 
 use crate::*;
+use std::collections::HashSet;
+use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, chunk_bytes_for, qps_for};
 
 /// A copy of one file down, with these flags.
 fn copy(serve: &Serve, dir: &Path, flags: &[&str]) -> Ended {
@@ -47,6 +49,38 @@ fn the_choice_and_its_reason_are_told() {
     }
     let made = serve.log().matches("link made").count();
     assert!(made <= 3, "more than the queue pairs that were asked for: {made}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn queue_pairs_and_chunks_are_as_many_and_as_long_as_the_processors_ask_for() {
+    let dir = folders();
+    tree::write(&dir.path().join("data/a"), &tree::content(3, 8 << 20));
+    let serve = Serve::start(&exports(dir.path()));
+    let trace = dir.path().join("trace").display().to_string();
+    // Chunks, and the queue pairs that they were spread over.
+    let moved = |flags: &[&str]| {
+        let done = copy(&serve, dir.path(), &[&["--json", "--trace", &trace], flags].concat());
+        assert_verbs(&done.done(), true);
+        fs::remove_file(dir.path().join("out/a")).expect("removes");
+        let told = fs::read_to_string(&trace).expect("a trace");
+        let told: Vec<serde_json::Value> = serde_json::from_str(&told).expect("JSON");
+        let chunks = told.iter().filter(|it| it["name"] == "read" && it["ph"] == "b");
+        let links: HashSet<_> = chunks.clone().map(|it| it["tid"].as_u64()).collect();
+        (chunks.count(), links.len())
+    };
+    let of = |bytes: u32| (8 << 20) / bytes as usize;
+    let qps = qps_for(std::thread::available_parallelism().map_or(1, usize::from));
+    let (chunks, links) = moved(&[]);
+    assert_eq!(chunks, of(chunk_bytes_for(qps)));
+    assert!(links <= usize::from(qps), "{links} of {qps}");
+    assert_eq!(moved(&["--qps", "1"]), (of(chunk_bytes_for(1)), 1));
+    assert_eq!(moved(&["-j5"]).0, of(CHUNK_BYTES_DEFAULT), "as many as streams are many");
+    assert_eq!(moved(&["--qps", "1", "--chunk-size", "4M"]), (2, 1));
+    let tcp = copy(&serve, dir.path(), &["--transport", "tcp", "--trace", &trace]);
+    assert_eq!(tcp.done().code, Some(0));
+    let told = fs::read_to_string(&trace).expect("a trace");
+    assert_eq!(told.matches("\"ph\":\"b\"").count(), of(CHUNK_BYTES_DEFAULT), "over TCP");
 }
 
 #[test]

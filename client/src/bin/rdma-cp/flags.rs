@@ -120,7 +120,7 @@ pub struct Flags {
     #[arg(long)]
     list: bool,
 
-    /// Move data in chunks of SIZE [default: 1M].
+    /// Move data in chunks of SIZE [default: 1M, over two queue pairs 2M].
     ///
     /// A power of two from 256K to 16M. Each stream holds a few chunks in memory, on
     /// both sides. Larger ones help where every operation is slow.

@@ -92,7 +92,7 @@ pub struct Flags {
 impl Flags {
     /// Which device, port and address the user names, and what the environment hints.
     pub fn wish(&self) -> Wish {
-        self.connection.carrier.options(None).wish
+        self.connection.carrier.wish()
     }
 
     /// Folders to look at as exports, by their whole names.

@@ -36,7 +36,7 @@ pub struct CarrierFlags {
     #[arg(long, value_name = "N")]
     gid_index: Option<u8>,
 
-    /// Make N queue pairs when data moves over RDMA [default: as many as --streams].
+    /// Make N queue pairs when data moves over RDMA [default: as --streams, at most one a processor].
     ///
     /// From 1 to 64; the server may give fewer. Several share the work of one device,
     /// and more of them help where one alone cannot fill the wire.
@@ -71,18 +71,22 @@ impl CarrierFlags {
         matches!(self.transport, Kind::Tcp)
     }
 
-    /// The same as options; with no more queue pairs than a limited rate allows.
-    pub fn options(&self, qps_max: Option<u16>) -> CarrierOptions {
+    /// Which device is wanted, and where on it.
+    pub fn wish(&self) -> Wish {
+        let (device, port, gid_index) = (self.device.clone(), self.port, self.gid_index);
+        Wish { device, port, gid_index, hints: Hints::from_env(), ..Wish::default() }
+    }
+
+    /// The same as options; with so many queue pairs unless a number was asked for, and no more
+    /// than a limited rate allows.
+    pub fn options(&self, qps: u16, qps_max: Option<u16>) -> CarrierOptions {
         let transport = match self.transport {
             Kind::Auto => Transport::Auto,
             Kind::Verbs => Transport::Verbs,
             Kind::Tcp => Transport::Tcp,
         };
-        let (device, port, gid_index) = (self.device.clone(), self.port, self.gid_index);
-        let hints = Hints::from_env();
-        let wish = Wish { device, port, gid_index, hints, ..Wish::default() };
-        let qps = self.qps.map(|qps| qps.min(qps_max.unwrap_or(qps)));
+        let qps = Some(self.qps.unwrap_or(qps).min(qps_max.unwrap_or(u16::MAX)));
         let (traffic_class, busy_poll) = (self.traffic_class, self.busy_poll);
-        CarrierOptions { transport, wish, qps, traffic_class, busy_poll }
+        CarrierOptions { transport, wish: self.wish(), qps, traffic_class, busy_poll }
     }
 }

@@ -11,7 +11,7 @@ use verbatim_client::location::Remote;
 use verbatim_client::pace::fit;
 use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_control::{CertificateFiles, ClientSettings, ConnectOptions, Fingerprint};
-use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX, links_for};
+use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX, links_for, qps_for};
 
 /// How to reach the server.
 #[derive(Args)]
@@ -92,6 +92,10 @@ pub struct ConnectionFlags {
     pub carrier: CarrierFlags,
 }
 
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl ConnectionFlags {
     /// Makes the options of a session with this server, in chunks of this size if one was
     /// asked for.
@@ -124,6 +128,7 @@ impl ConnectionFlags {
         let state = || folder("XDG_STATE_HOME", ".local/state");
         let timeout = Duration::from_secs(self.timeout);
         let (streams, chunk_bytes) = self.sizes(chunk_size, timeout)?;
+        let qps = self.streams.unwrap_or_else(|| qps_for(processors()));
         Ok(SessionOptions {
             connect: ConnectOptions {
                 host: remote.host.clone(),
@@ -140,7 +145,8 @@ impl ConnectionFlags {
             },
             streams,
             timeout,
-            carrier: self.carrier.options(self.bwlimit.map(|_| streams)),
+            carrier: self.carrier.options(qps, self.bwlimit.map(|_| streams)),
+            chunk_by_carrier: chunk_size.is_none() && self.bwlimit.is_none(),
             bytes_per_second: self.bwlimit,
             preserve,
             sim: None,
@@ -151,7 +157,6 @@ impl ConnectionFlags {
     /// Streams and chunk size, as the rate allows.
     fn sizes(&self, chunk_size: Option<u32>, timeout: Duration) -> Result<(u16, u32), FlagError> {
         let chunk = chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
-        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let streams = self.streams.unwrap_or_else(|| links_for(processors()));
         let Some(rate) = self.bwlimit else { return Ok((streams, chunk)) };
         fit(rate, timeout, streams, chunk, chunk_size.is_some()).map_err(|least| {
