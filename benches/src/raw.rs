@@ -20,6 +20,7 @@ use verbatim_fabric::{
     RemoteRange, SharedSlot, SoftDomain, Ticket,
 };
 use verbatim_files::lanes::Lanes;
+use verbatim_files::limit::processors;
 use verbatim_proto::Digest;
 use verbatim_proto::units::{
     CHUNK_BYTES_DEFAULT, GRAIN_BYTES, WINDOW_BYTES, links_for, workers_for,
@@ -202,8 +203,8 @@ fn carry(
     let far = || Far { job: job.clone(), slots: HashMap::new() };
     let near = || Near { job: job.clone(), slots: HashMap::new() };
     // As many as our commands have on this machine.
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (links, far_workers) = (u64::from(links_for(processors)), workers_for(processors) as u64);
+    let (links, far_workers) =
+        (u64::from(links_for(processors())), workers_for(processors()) as u64);
     let far: Vec<_> =
         (0..far_workers).map(|_| WorkerHandle::spawn("far", far())).collect::<Result<_, _>>()?;
     let near: Vec<_> =

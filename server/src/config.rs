@@ -17,6 +17,7 @@ pub use state::default_state_dir;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
+use verbatim_files::limit::processors;
 use verbatim_proto::Fault;
 use verbatim_proto::units::workers_for;
 use verbatim_telemetry::Format;
@@ -147,8 +148,7 @@ impl Config {
 
     /// How many threads move data: as set, or as many as there are cores, from 2 to 8.
     pub fn worker_count(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(2, usize::from);
-        if self.workers == 0 { workers_for(cores()) } else { self.workers as usize }
+        if self.workers == 0 { workers_for(processors()) } else { self.workers as usize }
     }
 }
 

@@ -9,7 +9,7 @@
 use crate::doorstep::network_of;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 
@@ -74,25 +74,33 @@ impl Pace {
 
     /// Counts what moved.
     pub fn take(&self, bytes: u64, now: Duration) {
-        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        *free_at = (*free_at).max(now.saturating_sub(BURST)) + self.time_of(bytes);
+        self.owe(&mut self.free_at(), bytes, now);
     }
 
     /// Counts what is about to move, if nothing is owed; says whether. Of two sessions that ask at
     /// the same moment one has to wait.
     pub fn take_if_free(&self, bytes: u64, now: Duration) -> bool {
-        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free_at = self.free_at();
         let is_free = *free_at <= now;
         if is_free {
-            *free_at = (*free_at).max(now.saturating_sub(BURST)) + self.time_of(bytes);
+            self.owe(&mut free_at, bytes, now);
         }
         is_free
     }
 
     /// What was counted does not move after all.
     pub fn give_back(&self, bytes: u64) {
-        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free_at = self.free_at();
         *free_at = free_at.saturating_sub(self.time_of(bytes));
+    }
+
+    /// Who was idle for long has saved up a burst and no more.
+    fn owe(&self, free_at: &mut Duration, bytes: u64, now: Duration) {
+        *free_at = (*free_at).max(now.saturating_sub(BURST)) + self.time_of(bytes);
+    }
+
+    fn free_at(&self) -> MutexGuard<'_, Duration> {
+        self.free_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn time_of(&self, bytes: u64) -> Duration {
@@ -101,8 +109,7 @@ impl Pace {
 
     /// How long until something may move; none where it may now.
     pub fn wait(&self, now: Duration) -> Option<Duration> {
-        let free_at = *self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        free_at.checked_sub(now).filter(|wait| !wait.is_zero())
+        self.free_at().checked_sub(now).filter(|wait| !wait.is_zero())
     }
 
     /// The longest window that does not make a client wait for long.

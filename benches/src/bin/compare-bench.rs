@@ -20,6 +20,7 @@ use verbatim_benches::compare::{Limits, crowd, limits, measure};
 use verbatim_benches::marks::write_between;
 use verbatim_benches::plot::{Bars, draw_bars};
 use verbatim_benches::{bins, let_settle};
+use verbatim_files::limit::processors;
 
 /// Compare with cp, tar, rsync, rclone and scp.
 #[derive(Parser)]
@@ -172,9 +173,8 @@ fn machine() -> serde_json::Value {
         let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
         line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
     };
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
     json!({
-        "processor": field(&read("/proc/cpuinfo"), "model name"), "cores": cores,
+        "processor": field(&read("/proc/cpuinfo"), "model name"), "cores": processors(),
         "memory": field(&read("/proc/meminfo"), "MemTotal"),
         "kernel": read("/proc/sys/kernel/osrelease").trim(),
         "date": first_line(Command::new("date").arg("+%F")),

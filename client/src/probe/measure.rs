@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use verbatim_fabric::{Buffer, Completion, FabricError, Link, Op, RemoteRange, Ticket};
+use verbatim_files::limit::processors;
 use verbatim_proto::Digest;
 
 /// Operations in flight on each link.
@@ -246,8 +247,7 @@ pub fn own() -> Own {
     let hash = repeat(&mut || {
         std::hint::black_box(Digest::of_grains(0, block.len() as u64, &block));
     });
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Own { hash, memory, cores, ..Own::default() }
+    Own { hash, memory, cores: processors(), ..Own::default() }
 }
 
 /// Writes a file without a name, and waits until it is on the disk: for ever, where that hangs.

@@ -8,6 +8,7 @@ use verbatim_control::Connection;
 use verbatim_fabric::FabricError;
 use verbatim_fabric::ports::Machine;
 use verbatim_fabric::worker::WorkerHandle;
+use verbatim_files::limit::processors;
 use verbatim_proto::units::chunk_bytes_for;
 
 /// The size of chunks that the server is told, and makes room for: what carries them is chosen
@@ -15,9 +16,13 @@ use verbatim_proto::units::chunk_bytes_for;
 pub(super) fn longest_chunk(options: &SessionOptions) -> u32 {
     let may_use_device = options.carrier.transport != Transport::Tcp && options.sim.is_none();
     let chosen = options.chunk_by_carrier && may_use_device && Machine::has_devices();
-    let qps = options.carrier.qps.unwrap_or(options.streams);
     let chunk_bytes = options.connect.chunk_bytes;
-    if chosen { chunk_bytes.max(chunk_bytes_for(qps)) } else { chunk_bytes }
+    if chosen { chunk_bytes.max(chunk_bytes_for(qps(options))) } else { chunk_bytes }
+}
+
+/// How many queue pairs are wanted.
+fn qps(options: &SessionOptions) -> u16 {
+    options.carrier.qps.unwrap_or(options.streams)
 }
 
 /// Chooses what carries links, and says how many there are to be. What no device carries goes in
@@ -28,7 +33,7 @@ pub(super) fn carry(
     connection: &Connection,
 ) -> Result<(Carrier, u16), FabricError> {
     let links_max = connection.welcome.links_max;
-    let qps = options.carrier.qps.unwrap_or(options.streams);
+    let qps = qps(options);
     let count = usize::from(qps.min(links_max).max(1));
     let choose = |chunk_bytes: u32| {
         let wanted = (chunk_bytes as usize * usize::from(READS_PER_LINK) * count, count);
@@ -51,8 +56,7 @@ pub(super) fn workers(
     over_device: bool,
     worker: impl Fn() -> ClientWorker,
 ) -> Result<Vec<WorkerHandle<Command>>, FabricError> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (0..thread_count(links, over_device, processors))
+    (0..thread_count(links, over_device, processors()))
         .map(|number| WorkerHandle::spawn(&format!("stream-{number}"), worker()))
         .collect()
 }

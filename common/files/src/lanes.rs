@@ -4,10 +4,9 @@
 //! is let through, who spins and goes on sooner than one who has to be woken. Used by
 //! whoever stores what came.
 
-use std::num::NonZero;
+use crate::limit::processors;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::thread::available_parallelism;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// With no more processors than this nobody spins.
 const FEW_PROCESSORS: usize = 4;
@@ -29,12 +28,8 @@ pub type Lane<'a> = MutexGuard<'a, ()>;
 
 impl Default for Lanes {
     fn default() -> Self {
-        static OPEN: OnceLock<usize> = OnceLock::new();
-        let open = OPEN.get_or_init(|| match available_parallelism().map_or(1, NonZero::get) {
-            ..=FEW_PROCESSORS => 1,
-            _ => LANES_MAX,
-        });
-        Self { lanes: Default::default(), open: *open, waited: AtomicUsize::new(0) }
+        let open = if processors() <= FEW_PROCESSORS { 1 } else { LANES_MAX };
+        Self { lanes: Default::default(), open, waited: AtomicUsize::new(0) }
     }
 }
 

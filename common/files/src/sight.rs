@@ -4,17 +4,17 @@
 //! Called by the walk of a tree that is mirrored, which tells them in order.
 
 use crate::folder::{entry_of, stat_name};
+use crate::limit::processors;
 use crate::meta::{of_status, xattrs_at};
 use rustix::fs::Statx;
 use rustix::process::fchdir;
 use rustix::thread::UnshareFlags;
 use std::ffi::OsStr;
 use std::io;
-use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread::{Builder, available_parallelism, scope};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, scope};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Filter, Node, Twin, WirePath};
 
@@ -121,9 +121,7 @@ impl Sight<'_> {
 
 /// How many threads may look at a time.
 fn lookers() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    let processors = || available_parallelism().map_or(1, NonZero::get);
-    *COUNT.get_or_init(|| (processors() / 2).clamp(1, LOOKERS_MAX))
+    (processors() / 2).clamp(1, LOOKERS_MAX)
 }
 
 /// Makes a folder that of this thread and of no other. A thread that does this must end: paths

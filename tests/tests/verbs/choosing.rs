@@ -4,6 +4,7 @@
 
 use crate::*;
 use std::collections::HashSet;
+use verbatim_files::limit::processors;
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, chunk_bytes_for, qps_for};
 
 /// A copy of one file down, with these flags.
@@ -70,7 +71,7 @@ fn queue_pairs_and_chunks_are_as_many_and_as_long_as_the_processors_ask_for() {
         (chunks.count(), links.len())
     };
     let of = |bytes: u32| (8 << 20) / bytes as usize;
-    let qps = qps_for(std::thread::available_parallelism().map_or(1, usize::from));
+    let qps = qps_for(processors());
     let (chunks, links) = moved(&[]);
     assert_eq!(chunks, of(chunk_bytes_for(qps)));
     assert!(links <= usize::from(qps), "{links} of {qps}");

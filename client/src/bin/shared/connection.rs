@@ -11,6 +11,7 @@ use verbatim_client::location::Remote;
 use verbatim_client::pace::fit;
 use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_control::{CertificateFiles, ClientSettings, ConnectOptions, Fingerprint};
+use verbatim_files::limit::processors;
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, LINKS_MAX, links_for, qps_for};
 
 /// How to reach the server.
@@ -90,10 +91,6 @@ pub struct ConnectionFlags {
 
     #[command(flatten)]
     pub carrier: CarrierFlags,
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl ConnectionFlags {
