@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use verbatim_files::limit::processors;
 use verbatim_proto::Fault;
-use verbatim_proto::units::workers_for;
+use verbatim_proto::units::{device_workers_for, workers_for};
 use verbatim_telemetry::Format;
 
 pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Tls, Uploads};
@@ -146,9 +146,14 @@ impl Config {
         }
     }
 
-    /// How many threads move data: as set, or as many as there are cores, from 2 to 8.
+    /// How many threads move data: as set, or as many as there are cores, from 4 to 8.
     pub fn worker_count(&self) -> usize {
         if self.workers == 0 { workers_for(processors()) } else { self.workers as usize }
+    }
+
+    /// How many of them have links of a device: as set, or as many as there are cores, from 2 to 8.
+    pub fn device_worker_count(&self) -> usize {
+        if self.workers == 0 { device_workers_for(processors()) } else { self.workers as usize }
     }
 }
 
@@ -565,7 +570,8 @@ mod tests {
         let config = Config { state: "/s".into(), ..Config::default() };
         assert_eq!(config.state_dir(), Path::new("/s"));
         assert_eq!(config.authorized_keys_path(), Path::new("/s/authorized_keys"));
-        assert!((2..=8).contains(&config.worker_count()));
+        assert!((4..=8).contains(&config.worker_count()));
+        assert!((2..=config.worker_count()).contains(&config.device_worker_count()));
         assert_eq!(Config { workers: 20, ..config }.worker_count(), 20);
         assert_eq!(Config::default().state_dir(), default_state_dir());
     }

@@ -342,6 +342,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         hashing: Hashing::new(cache),
         surveys: Default::default(),
         workers,
+        device_workers: config.device_worker_count(),
         joins: Joins::default(),
         holders: Default::default(),
         keepers: Default::default(),

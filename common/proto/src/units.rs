@@ -108,10 +108,21 @@ pub const fn links_for(processors: usize) -> u16 {
     }
 }
 
-/// How many threads of a server move data that was not told.
+/// How many threads of a server move data that was not told. Over TCP a thread that stores a chunk
+/// lets its other links wait, so there are some more than processors where those are few.
 pub fn workers_for(processors: usize) -> usize {
+    processors.clamp(4, 8)
+}
+
+/// How many of them have links of a device: what it carries costs a thread only the hashing and
+/// the storing, and more threads than processors would wait for each other.
+pub fn device_workers_for(processors: usize) -> usize {
     processors.clamp(2, 8)
 }
+
+/// How many chunks of a link a worker answers for together while more of it are on their way:
+/// whoever is woken for one of them does the other at little more cost.
+pub const ANSWERS_TOGETHER: usize = 2;
 
 /// How many queue pairs a client makes that has so many processors: no more than it has threads
 /// to serve them, and two, so that one is moving while the other is looked after.

@@ -176,8 +176,12 @@ impl Session {
     fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, Passage)>) {
         let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
-        let worker = number as usize % self.shared.workers.len();
         let transport = Transport::of(link.transport());
+        let workers = match transport {
+            Transport::Verbs => self.shared.device_workers,
+            _ => self.shared.workers.len(),
+        };
+        let worker = number as usize % workers;
         tracing::debug!(session = self.id, ?id, transport = link.transport(), "link made");
         let session = self.events.clone();
         let told = self.shared.workers[worker].send(Command::Adopt { key, id, link, session });

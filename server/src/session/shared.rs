@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub hashing: Hashing,
     pub surveys: Surveys,
     pub workers: Vec<WorkerHandle<Command>>,
+    /// How many of them, the first, have links of a device.
+    pub device_workers: usize,
     pub joins: Joins,
     /// Who holds which target of a mirror.
     pub holders: Holders,
