@@ -25,7 +25,7 @@ use verbatim_fabric::{
 use verbatim_files::checked::Stopwatch;
 use verbatim_proto::message::LinkId;
 use verbatim_proto::read::{Fetch, Outcome};
-use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::units::{ANSWERS_TOGETHER, GRAIN_BYTES};
 use verbatim_proto::write::{Post, Posted};
 use verbatim_proto::{Digest, Extent, Fault};
 
@@ -66,10 +66,16 @@ pub(crate) struct ClientWorker {
     links: HashMap<LinkKey, Pools>,
     flights: HashMap<Ticket, Flight>,
     next_ticket: u64,
+    /// What was posted since links were polled last: nothing of it is on its way yet.
+    posted: Vec<Event>,
 }
 
 struct Pools {
     id: LinkId,
+    /// How many chunks are on their way.
+    fetching: usize,
+    /// What became of others meanwhile, to be told with the next.
+    held: Vec<Event>,
     reads: SlotPool,
     writes: Vec<Buffer>,
     make: MakeBuffer,
@@ -77,10 +83,24 @@ struct Pools {
 }
 
 impl Pools {
+    fn new(id: LinkId, reads: SlotPool, make: MakeBuffer, chunk_bytes: usize) -> Self {
+        let (held, writes) = (Vec::new(), Vec::new());
+        Self { id, fetching: 0, held, reads, writes, make, chunk_bytes }
+    }
+
     /// Takes back a buffer that was written from; it keeps no file open.
     fn written(&mut self, mut buffer: Buffer) {
         buffer.set_len(0);
         self.writes.push(buffer);
+    }
+
+    /// A fetch ended, well or not; returns what is to be told now. Only what the end of another
+    /// fetch is sure to follow is kept.
+    fn fetched(&mut self, event: Event, ok: bool) -> Vec<Event> {
+        self.fetching -= 1;
+        self.held.push(event);
+        let keep = ok && self.fetching > 0 && self.held.len() < ANSWERS_TOGETHER;
+        if keep { Vec::new() } else { std::mem::take(&mut self.held) }
     }
 }
 
@@ -97,7 +117,7 @@ pub(crate) fn key_of(id: LinkId) -> LinkKey {
 impl ClientWorker {
     pub fn new(events: mpsc::Sender<Event>, stats: Arc<Stats>, trace: Option<Arc<Trace>>) -> Self {
         let (links, flights) = (HashMap::new(), HashMap::new());
-        Self { events, stats, trace, links, flights, next_ticket: 0 }
+        Self { events, stats, trace, links, flights, next_ticket: 0, posted: Vec::new() }
     }
 
     fn tell(&self, event: Event) {
@@ -160,6 +180,7 @@ impl ClientWorker {
             Ok(()) => {
                 let since = self.mark();
                 self.flights.insert(ticket, Flight::Fetch { fetch, landings, since });
+                self.links.get_mut(&key).expect("it was just there").fetching += 1;
             }
             Err(full) => {
                 // The machine keeps within the depth, so only a dead link is full.
@@ -206,9 +227,10 @@ impl ClientWorker {
                     trace.worked("read and hash", grant.link.index, since, bytes);
                 }
                 self.flights.insert(ticket, Flight::Post { bytes, since: self.mark() });
-                // Said now, so that the server knows what to expect when the data is there. A
-                // link that dies before is fenced, and all it had not confirmed is sent again.
-                self.tell(Event::Posted { tag, posted: Posted::Sent(digests) });
+                // Said before it moves, so that the server knows what to expect when the data is
+                // there. A link that dies before is fenced, and all it had not confirmed is sent
+                // again.
+                self.posted.push(Event::Posted { tag, posted: Posted::Sent(digests) });
             }
             Err(full) => {
                 let pools = self.links.get_mut(&key).expect("it was just there");
@@ -290,10 +312,13 @@ impl ClientWorker {
                 }
                 // The target must not outlive the answer: a restart removes it.
                 drop(landings);
-                if let Some(pools) = self.links.get_mut(&key) {
-                    pools.reads.put(fetch.slot, buffer);
-                }
-                self.answer(&fetch, 0, outcome);
+                let Some(pools) = self.links.get_mut(&key) else {
+                    return self.answer(&fetch, 0, outcome);
+                };
+                pools.reads.put(fetch.slot, buffer);
+                let (link, slot) = (fetch.link, fetch.slot);
+                let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
+                pools.fetched(event, ok).into_iter().for_each(|event| self.tell(event));
             }
             Flight::Post { bytes, since } => {
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
@@ -322,7 +347,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
                     false => Buffer::new,
                 };
                 let reads = SlotPool::new(usize::from(slots), chunk_bytes, make);
-                let pools = Pools { id, reads, writes: Vec::new(), make, chunk_bytes };
+                let pools = Pools::new(id, reads, make, chunk_bytes);
                 self.links.insert(key_of(id), pools);
                 links.insert(key_of(id), link);
             }
@@ -339,6 +364,12 @@ impl Handler<Box<dyn Link>> for ClientWorker {
                     self.lost(key_of(id), flushed, FabricError::Aborted);
                 }
             }
+        }
+    }
+
+    fn commanded(&mut self) {
+        for event in std::mem::take(&mut self.posted) {
+            self.tell(event);
         }
     }
 
@@ -359,6 +390,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
             }
         }
         if let Some(pools) = self.links.remove(&key) {
+            pools.held.into_iter().for_each(|event| self.tell(event));
             self.tell(Event::LinkLost { link: pools.id, error });
         }
     }
@@ -403,6 +435,31 @@ mod tests {
     }
 
     #[test]
+    fn a_fetch_is_told_of_with_the_next_one_that_is_on_its_way() {
+        let slot_of = |event: Event| match event {
+            Event::Fetched { slot, .. } => slot,
+            _ => panic!("nothing else is told"),
+        };
+        let fetching = |count| {
+            let (id, reads) = (LinkId { index: 0, epoch: 0 }, SlotPool::new(0, 0, Buffer::new));
+            Pools { fetching: count, ..Pools::new(id, reads, Buffer::new, 0) }
+        };
+        let ends = |pools: &mut Pools, slot, ok| -> Vec<u16> {
+            let (link, outcome) = (pools.id, Outcome::LinkLost);
+            let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
+            pools.fetched(event, ok).into_iter().map(slot_of).collect()
+        };
+        let mut pools = fetching(3);
+        assert_eq!(ends(&mut pools, 0, true), [0; 0], "two are on their way");
+        assert_eq!(ends(&mut pools, 1, true), [0, 1]);
+        assert_eq!(ends(&mut pools, 2, true), [2], "nothing follows");
+        let mut pools = fetching(3);
+        assert_eq!(ends(&mut pools, 0, true), [0; 0]);
+        assert_eq!(ends(&mut pools, 1, false), [0, 1]);
+        assert_eq!(ends(&mut fetching(3), 0, false), [0], "what fails is not kept");
+    }
+
+    #[test]
     fn a_fetch_that_comes_after_its_link_is_gone_touches_nothing() {
         let dir = tempfile::tempdir().expect("folder");
         let (events, mut heard) = mpsc::channel(8);
@@ -419,8 +476,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is begun");
         // With its link it is taken from the file it replaces, and no link carries it.
         let reads = SlotPool::new(1, 1 << 20, Buffer::new);
-        let (writes, make) = (Vec::new(), Buffer::new as MakeBuffer);
-        let pools = Pools { id: fetch.link, reads, writes, make, chunk_bytes: 1 << 20 };
+        let pools = Pools::new(fetch.link, reads, Buffer::new, 1 << 20);
         worker.links.insert(key_of(fetch.link), pools);
         worker.command(&mut links, Command::Fetch(fetch, vec![again]));
         let Ok(Event::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {

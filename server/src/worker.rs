@@ -22,7 +22,7 @@ use verbatim_fabric::{Completion, FabricError, Link, MappedSpot, Memory, SharedS
 use verbatim_files::Target;
 use verbatim_files::checked::{self, Unfit};
 use verbatim_proto::message::{LinkId, Piece, Spot, Tag, Verdict};
-use verbatim_proto::units::{GRAIN_BYTES, SLOTS_PER_LINK};
+use verbatim_proto::units::{ANSWERS_TOGETHER, GRAIN_BYTES, SLOTS_PER_LINK};
 use verbatim_proto::{Code, Digest, Fault};
 use verbatim_telemetry::labels::Transport;
 
@@ -93,6 +93,8 @@ struct Owner {
     expected: Vec<Chunk>,
     /// What the session was told of: it is not stored until it says so.
     told: Vec<Tag>,
+    /// What became of chunks while others are expected, to be told with the next.
+    held: Vec<Event>,
 }
 
 impl Owner {
@@ -100,6 +102,20 @@ impl Owner {
     fn take(&mut self, tag: Tag) -> Option<Chunk> {
         let at = self.expected.iter().position(|chunk| chunk.tag == tag)?;
         Some(self.expected.swap_remove(at))
+    }
+
+    /// Tells what became of a chunk: with the next one where that is sure to come, or its link
+    /// to die.
+    fn absorbed(&mut self, event: Event) {
+        self.held.push(event);
+        if self.expected.is_empty() || self.held.len() >= ANSWERS_TOGETHER {
+            self.tell_held();
+        }
+    }
+
+    fn tell_held(&mut self) {
+        // A session that is gone needs no verdict.
+        self.held.drain(..).for_each(|event| drop(self.session.try_send(event)));
     }
 
     /// Passes a notification on; whether that could be done.
@@ -177,8 +193,8 @@ impl ServerWorker {
         noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
     }
 
-    /// Checks and stores a chunk, and tells its session.
-    fn absorb(&mut self, chunk: Chunk) {
+    /// Checks and stores a chunk of a link, and tells its session.
+    fn absorb(&mut self, key: LinkKey, chunk: Chunk) {
         let Chunk { tag, lies, pieces, session, view, transport } = chunk;
         let begin = Instant::now();
         let verdicts = match &lies {
@@ -196,8 +212,11 @@ impl ServerWorker {
         view.stored(transport, sizes, &verdicts, begin.elapsed());
         // The files must not outlive the answer: a discard removes them.
         drop(pieces);
-        // A session that is gone needs no verdict.
-        let _ = session.try_send(Event::Absorbed { tag, bytes, verdicts });
+        let event = Event::Absorbed { tag, bytes, verdicts };
+        match self.owners.get_mut(&key) {
+            Some(owner) => owner.absorbed(event),
+            None => drop(session.try_send(event)),
+        }
     }
 }
 
@@ -225,8 +244,8 @@ impl Handler<Box<dyn Link>> for ServerWorker {
     fn command(&mut self, links: &mut LinkSet<Box<dyn Link>>, command: Command) {
         match command {
             Command::Adopt { key, id, link, session } => {
-                let (expected, told) = (Vec::new(), Vec::new());
-                self.owners.insert(key, Owner { link: id, session, expected, told });
+                let (expected, told, held) = (Vec::new(), Vec::new(), Vec::new());
+                self.owners.insert(key, Owner { link: id, session, expected, told, held });
                 links.insert(key, link);
             }
             Command::MakeSpot { wish, domain, session } => {
@@ -248,10 +267,12 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 if let Some(owner) = self.owners.get_mut(&key) {
                     owner.told.retain(|tag| *tag != chunk.tag);
                 }
-                self.absorb(chunk);
+                self.absorb(key, chunk);
             }
             Command::Kill { key, id, session } => {
-                self.owners.remove(&key);
+                if let Some(mut owner) = self.owners.remove(&key) {
+                    owner.tell_held();
+                }
                 if let Some(mut link) = links.remove(&key) {
                     link.abort(&mut Vec::new());
                 }
@@ -265,7 +286,7 @@ impl Handler<Box<dyn Link>> for ServerWorker {
         let Completion::Notified { tag } = done else { return };
         let Some(owner) = self.owners.get_mut(&key) else { return };
         if let Some(chunk) = owner.take(Tag(tag)) {
-            self.absorb(chunk);
+            self.absorb(key, chunk);
         } else if !owner.tell(Tag(tag)) {
             let dead = links.remove(&key);
             let error = FabricError::Protocol("too many notifications".into());
@@ -275,7 +296,9 @@ impl Handler<Box<dyn Link>> for ServerWorker {
     }
 
     fn lost(&mut self, key: LinkKey, _flushed: Vec<Completion>, error: FabricError) {
-        if let Some(Owner { link, session, .. }) = self.owners.remove(&key) {
+        if let Some(mut owner) = self.owners.remove(&key) {
+            owner.tell_held();
+            let Owner { link, session, .. } = owner;
             let _ = session.try_send(Event::LinkDead { link, why: Some(error) });
         }
     }
@@ -356,6 +379,18 @@ mod tests {
             self.worker.completed(&mut self.links, key, Completion::Notified { tag: tag.0 });
         }
 
+        /// The first link is killed, or dies.
+        fn end(&mut self, killed: bool) {
+            let (id, session) = (Self::link(ONE), self.sender.clone());
+            match killed {
+                true => self.tell(Command::Kill { key: ONE, id, session }),
+                false => {
+                    let error = FabricError::Protocol("test".into());
+                    self.worker.lost(ONE, Vec::new(), error);
+                }
+            }
+        }
+
         /// A chunk that is all of the file, in a slot it has come to.
         fn chunk(&self) -> Chunk {
             let bytes = [5; BYTES as usize];
@@ -418,18 +453,42 @@ mod tests {
     }
 
     #[test]
+    fn a_verdict_is_told_with_the_next_one_that_its_link_is_sure_to_have() {
+        let (first, second, third) = (Tag(1), Tag(2), Tag(3));
+        let expecting = |tags: &[Tag]| {
+            let mut scene = Scene::new();
+            for tag in tags {
+                let chunk = Chunk { tag: *tag, ..scene.chunk() };
+                scene.tell(Command::Expect(ONE, chunk));
+            }
+            scene
+        };
+        let mut scene = expecting(&[first, second, third]);
+        scene.notify(ONE, first);
+        assert_eq!((scene.told(), scene.is_stored()), (vec![], true), "the next comes soon");
+        scene.notify(ONE, second);
+        assert_eq!(scene.told(), ["absorbed 1", "absorbed 2"]);
+        scene.notify(ONE, third);
+        assert_eq!(scene.told(), ["absorbed 3"], "nothing else is expected");
+        // Another link has others to wait for.
+        let mut scene = expecting(&[first]);
+        scene.tell(Command::Expect(OTHER, Chunk { tag: second, ..scene.chunk() }));
+        scene.notify(ONE, first);
+        assert_eq!(scene.told(), ["absorbed 1"]);
+        for killed in [true, false] {
+            let mut scene = expecting(&[first, second]);
+            scene.notify(ONE, first);
+            scene.end(killed);
+            assert_eq!(scene.told(), ["absorbed 1", "dead 1"]);
+        }
+    }
+
+    #[test]
     fn nothing_is_expected_of_a_dead_link() {
         for killed in [true, false] {
             let mut scene = Scene::new();
             scene.tell(Command::Expect(ONE, scene.chunk()));
-            let (id, session) = (Scene::link(ONE), scene.sender.clone());
-            match killed {
-                true => scene.tell(Command::Kill { key: ONE, id, session }),
-                false => {
-                    let error = FabricError::Protocol("test".into());
-                    scene.worker.lost(ONE, Vec::new(), error);
-                }
-            }
+            scene.end(killed);
             scene.notify(ONE, TAG);
             scene.tell(Command::Expect(ONE, scene.chunk()));
             scene.notify(ONE, TAG);

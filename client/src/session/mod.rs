@@ -345,7 +345,14 @@ impl Session {
         };
         self.core.look_at_clock();
         match woken {
-            Woken::Message(Some(message)) => self.core.message(message),
+            Woken::Message(Some(message)) => {
+                self.core.message(message);
+                while self.core.broken.is_none()
+                    && let Some(message) = self.receiver.arrived()?
+                {
+                    self.core.message(message);
+                }
+            }
             Woken::Message(None) => {
                 let cause = "the server hung up".into();
                 return Err(ControlError::Closed { cause }.into());

@@ -93,7 +93,7 @@ impl<M: DeserializeOwned> Receiver<M> {
     /// the stream is of no more use.
     pub async fn recv(&mut self) -> Result<Option<M>, ControlError> {
         loop {
-            if let Some(message) = self.take_frame()? {
+            if let Some(message) = self.arrived()? {
                 return Ok(Some(message));
             }
             self.arrived.drain(..self.taken);
@@ -110,8 +110,8 @@ impl<M: DeserializeOwned> Receiver<M> {
         }
     }
 
-    /// Decodes the next frame, if all of it has arrived.
-    fn take_frame(&mut self) -> Result<Option<M>, ControlError> {
+    /// The next message, if all of it came with those before it.
+    pub fn arrived(&mut self) -> Result<Option<M>, ControlError> {
         let rest = &self.arrived[self.taken..];
         let Some((prefix, rest)) = rest.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
@@ -165,6 +165,20 @@ mod tests {
             assert_eq!(receiver.recv().await, Ok(None));
         };
         tokio::join!(send, receive);
+    }
+
+    #[tokio::test]
+    async fn what_came_with_a_message_is_taken_without_a_wait() {
+        let (near, far) = duplex(1 << 10);
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::<u32>::new(far));
+        for number in [1_u32, 2, 3] {
+            sender.send(&number).await.unwrap();
+        }
+        sender.flush().await.unwrap();
+        assert_eq!(receiver.arrived(), Ok(None), "nothing is read for it");
+        assert_eq!(receiver.recv().await, Ok(Some(1)));
+        assert_eq!([receiver.arrived(), receiver.arrived()], [Ok(Some(2)), Ok(Some(3))]);
+        assert_eq!(receiver.arrived(), Ok(None));
     }
 
     #[tokio::test]

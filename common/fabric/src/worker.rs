@@ -42,6 +42,9 @@ pub trait Handler<L: Link>: Send + 'static {
     /// Does what it was told.
     fn command(&mut self, links: &mut LinkSet<L>, command: Self::Command);
 
+    /// Is told that no more commands come before its links are polled.
+    fn commanded(&mut self) {}
+
     /// Takes a completion of a link.
     fn completed(&mut self, links: &mut LinkSet<L>, link: LinkKey, completion: Completion);
 
@@ -115,6 +118,9 @@ impl<L: Link, H: Handler<L>> Worker<L, H> {
         let mut keys = Vec::new();
         loop {
             let Some(mut busy) = self.take_commands() else { return };
+            if busy {
+                self.handler.commanded();
+            }
             keys.clear();
             keys.extend(self.links.keys().copied());
             for &key in &keys {
@@ -164,6 +170,7 @@ impl<L: Link, H: Handler<L>> Worker<L, H> {
             Ok(command) => {
                 self.bell.asleep.store(false, Ordering::SeqCst);
                 self.handler.command(&mut self.links, command);
+                self.handler.commanded();
                 return true;
             }
             Err(TryRecvError::Disconnected) => return false,

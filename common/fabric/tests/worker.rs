@@ -194,6 +194,48 @@ fn links_that_want_to_go_on_take_turns_and_are_not_slept_on() {
     assert_eq!(next(&told), Told::Removed(LinkKey(9)), "commands have their turn as well");
 }
 
+/// Notes what it is told in the list that its links note their polls in.
+struct Noter(Sender<u32>);
+
+const COMMAND: u32 = 100;
+const COMMANDED: u32 = 101;
+
+impl Handler<AnyLink> for Noter {
+    type Command = AnyLink;
+
+    fn command(&mut self, links: &mut LinkSet<AnyLink>, link: AnyLink) {
+        let _ = self.0.send(COMMAND);
+        links.insert(LinkKey(links.len() as u64), link);
+    }
+
+    fn commanded(&mut self) {
+        let _ = self.0.send(COMMANDED);
+    }
+
+    fn completed(&mut self, _: &mut LinkSet<AnyLink>, _: LinkKey, _: Completion) {}
+
+    fn lost(&mut self, _: LinkKey, _: Vec<Completion>, _: FabricError) {}
+}
+
+#[test]
+fn a_handler_is_told_that_it_has_its_commands_before_links_are_polled() {
+    let (noted, notes) = channel();
+    let worker = WorkerHandle::spawn("worker-test", Noter(noted.clone())).expect("starts");
+    for number in 0..40_u64 {
+        // Some come while it sleeps, some while it is at others.
+        std::thread::sleep(Duration::from_millis(number % 3));
+        let link = Greedy { number: 1, turns_left: 0, polled: noted.clone() };
+        worker.send(Box::new(link)).expect("is taken");
+    }
+    drop((worker, noted));
+    let notes: Vec<u32> = notes.iter().collect();
+    assert_eq!(notes.iter().filter(|note| **note == COMMAND).count(), 40);
+    for pair in notes.windows(2) {
+        assert!(!matches!(pair, [COMMAND, 1]), "polled before it was told: {notes:?}");
+        assert!(!matches!(pair, [1 | COMMANDED, COMMANDED]), "told of nothing: {notes:?}");
+    }
+}
+
 #[test]
 fn a_link_that_dies_is_told_and_the_others_live_on() {
     for connect in LINKS {

@@ -145,6 +145,9 @@ pub(crate) enum End {
     Lost(ControlError),
 }
 
+/// Events taken before what they call for is done.
+const EVENTS_AT_ONCE: usize = 16;
+
 impl Session {
     /// A session for a client that was welcomed.
     pub fn new(
@@ -206,12 +209,16 @@ impl Session {
                 message = receiver.recv(), if self.held.is_none() => {
                     heard = Instant::now();
                     match message {
-                        Ok(Some(message)) => self.message_or_hold(message),
+                        Ok(Some(message)) => self.messages(message, &mut receiver),
                         Ok(None) => Err(End::Bye),
                         Err(error) => Err(End::Lost(error)),
                     }
                 }
-                Some(event) = events.recv() => self.event(event),
+                Some(event) = events.recv() => {
+                    // What is there already is cheaper to take at once.
+                    let rest = std::iter::from_fn(|| events.try_recv().ok()).take(EVENTS_AT_ONCE);
+                    std::iter::once(event).chain(rest).try_for_each(|event| self.event(event))
+                }
                 _ = working.tick() => {
                     self.tick(heard.elapsed()).and_then(|()| self.check_standing(&policy))
                 }
@@ -226,6 +233,21 @@ impl Session {
             }
         };
         self.finish(end).await;
+    }
+
+    /// Takes a message, and those that came with it.
+    fn messages(
+        &mut self,
+        first: ClientMessage,
+        receiver: &mut Receiver<ClientMessage>,
+    ) -> Result<(), End> {
+        self.message_or_hold(first)?;
+        while self.held.is_none()
+            && let Some(message) = receiver.arrived().map_err(End::Lost)?
+        {
+            self.message_or_hold(message)?;
+        }
+        Ok(())
     }
 
     fn is_idle(&self) -> bool {
