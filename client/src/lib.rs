@@ -19,6 +19,7 @@ pub mod pace;
 mod part;
 mod patience;
 mod pipe;
+mod pools;
 pub mod probe;
 mod reconnect;
 pub mod report;

@@ -9,6 +9,7 @@ use crate::basis;
 use crate::ends::{Goal, Origin};
 use crate::landing::land;
 use crate::likeness::{self, Likeness};
+use crate::pools::Pools;
 use crate::session::Event;
 use crate::stats::Stats;
 use crate::trace::Trace;
@@ -25,7 +26,7 @@ use verbatim_fabric::{
 use verbatim_files::checked::Stopwatch;
 use verbatim_proto::message::LinkId;
 use verbatim_proto::read::{Fetch, Outcome};
-use verbatim_proto::units::{ANSWERS_TOGETHER, GRAIN_BYTES};
+use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::write::{Post, Posted};
 use verbatim_proto::{Digest, Extent, Fault};
 
@@ -68,40 +69,6 @@ pub(crate) struct ClientWorker {
     next_ticket: u64,
     /// What was posted since links were polled last: nothing of it is on its way yet.
     posted: Vec<Event>,
-}
-
-struct Pools {
-    id: LinkId,
-    /// How many chunks are on their way.
-    fetching: usize,
-    /// What became of others meanwhile, to be told with the next.
-    held: Vec<Event>,
-    reads: SlotPool,
-    writes: Vec<Buffer>,
-    make: MakeBuffer,
-    chunk_bytes: usize,
-}
-
-impl Pools {
-    fn new(id: LinkId, reads: SlotPool, make: MakeBuffer, chunk_bytes: usize) -> Self {
-        let (held, writes) = (Vec::new(), Vec::new());
-        Self { id, fetching: 0, held, reads, writes, make, chunk_bytes }
-    }
-
-    /// Takes back a buffer that was written from; it keeps no file open.
-    fn written(&mut self, mut buffer: Buffer) {
-        buffer.set_len(0);
-        self.writes.push(buffer);
-    }
-
-    /// A fetch ended, well or not; returns what is to be told now. Only what the end of another
-    /// fetch is sure to follow is kept.
-    fn fetched(&mut self, event: Event, ok: bool) -> Vec<Event> {
-        self.fetching -= 1;
-        self.held.push(event);
-        let keep = ok && self.fetching > 0 && self.held.len() < ANSWERS_TOGETHER;
-        if keep { Vec::new() } else { std::mem::take(&mut self.held) }
-    }
 }
 
 enum Flight {
@@ -432,31 +399,6 @@ mod tests {
         let chunk = Chunk { window: WindowId(1), key: 1, address: 0, bytes: 1 << 20, pieces };
         let link = LinkId { index: 0, epoch: 0 };
         (Fetch { link, slot: 0, chunk }, Landing { goal: Goal::File(sink), size })
-    }
-
-    #[test]
-    fn a_fetch_is_told_of_with_the_next_one_that_is_on_its_way() {
-        let slot_of = |event: Event| match event {
-            Event::Fetched { slot, .. } => slot,
-            _ => panic!("nothing else is told"),
-        };
-        let fetching = |count| {
-            let (id, reads) = (LinkId { index: 0, epoch: 0 }, SlotPool::new(0, 0, Buffer::new));
-            Pools { fetching: count, ..Pools::new(id, reads, Buffer::new, 0) }
-        };
-        let ends = |pools: &mut Pools, slot, ok| -> Vec<u16> {
-            let (link, outcome) = (pools.id, Outcome::LinkLost);
-            let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
-            pools.fetched(event, ok).into_iter().map(slot_of).collect()
-        };
-        let mut pools = fetching(3);
-        assert_eq!(ends(&mut pools, 0, true), [0; 0], "two are on their way");
-        assert_eq!(ends(&mut pools, 1, true), [0, 1]);
-        assert_eq!(ends(&mut pools, 2, true), [2], "nothing follows");
-        let mut pools = fetching(3);
-        assert_eq!(ends(&mut pools, 0, true), [0; 0]);
-        assert_eq!(ends(&mut pools, 1, false), [0, 1]);
-        assert_eq!(ends(&mut fetching(3), 0, false), [0], "what fails is not kept");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod reading;
 mod shared;
 mod spots;
 mod staging;
+mod tending;
 mod walks;
 mod watching;
 mod windows;
@@ -34,7 +35,7 @@ use crate::reach::Reach;
 use catalog::Catalog;
 use jobs::JOBS_MAX;
 use links::Links;
-use mirror::{MIRROR_IDLE_MAX, Mirrors};
+use mirror::Mirrors;
 use pacing::Pacing;
 use reading::Reading;
 pub(crate) use shared::Shared;
@@ -42,11 +43,11 @@ use spots::Spots;
 pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who, unix_now};
+use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
 use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
@@ -255,33 +256,6 @@ impl Session {
             && self.held.is_none()
             && self.reading.machine.is_idle()
             && self.writing.machine.is_idle()
-    }
-
-    /// Whether the client may stay; asked when keys change, and every second for its time.
-    fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
-        let standing = policy.borrow().standing(&self.who, unix_now());
-        standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
-    }
-
-    /// Looks after what takes time; `silent` is how long nothing was heard.
-    fn tick(&mut self, silent: Duration) -> Result<(), End> {
-        if self.unheard.load(Ordering::Relaxed) {
-            let text = "more happened at a time than the server can take";
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
-        }
-        self.look_for_pins()?;
-        self.check_held()?;
-        if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() || self.is_paced() {
-            self.send(ServerMessage::Working)?;
-        }
-        // A mirror's client may have much to hash on its own side before it asks again.
-        let idle = self.shared.idle;
-        let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
-        if self.is_idle() && silent > idle {
-            let text = format!("nothing was heard for {} s", idle.as_secs());
-            return Err(End::Refused(Fault::new(Code::TimedOut, text)));
-        }
-        Ok(())
     }
 
     fn message(&mut self, message: ClientMessage) -> Result<(), End> {

@@ -3,6 +3,7 @@
 //! ends is tested in `tests/`.
 
 use super::jobs::event_of;
+use super::mirror::MIRROR_IDLE_MAX;
 use super::*;
 use crate::config::{Config, Metrics};
 use crate::export::{Export, Mode};

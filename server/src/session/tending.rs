@@ -1,0 +1,41 @@
+//! What a session looks after once a second: whether its client may stay and is
+//! there, and what takes so long that the client should hear of it.
+
+use super::mirror::MIRROR_IDLE_MAX;
+use super::{End, Session};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::watch;
+use verbatim_control::{Policy, unix_now};
+use verbatim_proto::message::ServerMessage;
+use verbatim_proto::{Code, Fault};
+
+impl Session {
+    /// Whether the client may stay; asked when keys change, and every second for its time.
+    pub(super) fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
+        let standing = policy.borrow().standing(&self.who, unix_now());
+        standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
+    }
+
+    /// Looks after what takes time; `silent` is how long nothing was heard.
+    pub(super) fn tick(&mut self, silent: Duration) -> Result<(), End> {
+        if self.unheard.load(Ordering::Relaxed) {
+            let text = "more happened at a time than the server can take";
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        self.look_for_pins()?;
+        self.check_held()?;
+        if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() || self.is_paced() {
+            self.send(ServerMessage::Working)?;
+        }
+        // A mirror's client may have much to hash on its own side before it asks again.
+        let idle = self.shared.idle;
+        let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
+        if self.is_idle() && silent > idle {
+            let text = format!("nothing was heard for {} s", idle.as_secs());
+            return Err(End::Refused(Fault::new(Code::TimedOut, text)));
+        }
+        Ok(())
+    }
+}
