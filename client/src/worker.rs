@@ -67,7 +67,7 @@ pub(crate) struct ClientWorker {
     links: HashMap<LinkKey, Pools>,
     flights: HashMap<Ticket, Flight>,
     next_ticket: u64,
-    /// What was posted since links were polled last: nothing of it is on its way yet.
+    /// What became of posts since links were polled last: nothing of them is on its way yet.
     posted: Vec<Event>,
 }
 
@@ -163,7 +163,7 @@ impl ClientWorker {
         let tag = grant.tag;
         let key = key_of(grant.link);
         let Some(pools) = self.links.get_mut(&key) else {
-            return self.tell(Event::Posted { tag, posted: Posted::LinkLost });
+            return self.posted.push(Event::Posted { tag, posted: Posted::LinkLost });
         };
         let spare = pools.writes.pop().map_or_else(|| (pools.make)(pools.chunk_bytes), Ok);
         let mut buffer = match spare {
@@ -184,7 +184,7 @@ impl ClientWorker {
                 false => Posted::Unread(faults),
             };
             self.links.get_mut(&key).expect("it was just there").written(buffer);
-            return self.tell(Event::Posted { tag, posted });
+            return self.posted.push(Event::Posted { tag, posted });
         };
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let ticket = self.ticket();
@@ -202,7 +202,7 @@ impl ClientWorker {
             Err(full) => {
                 let pools = self.links.get_mut(&key).expect("it was just there");
                 pools.written(full.0.into_buffer());
-                self.tell(Event::Posted { tag, posted: Posted::LinkLost });
+                self.posted.push(Event::Posted { tag, posted: Posted::LinkLost });
             }
         }
     }
@@ -351,6 +351,8 @@ impl Handler<Box<dyn Link>> for ClientWorker {
     }
 
     fn lost(&mut self, key: LinkKey, flushed: Vec<Completion>, error: FabricError) {
+        // What became of its posts is told before its end.
+        self.commanded();
         for completion in flushed {
             if let Completion::Done { ticket, buffer, .. } = completion {
                 self.ended(key, ticket, buffer, false);

@@ -218,7 +218,8 @@ impl Session {
                 Some(event) = events.recv() => {
                     // What is there already is cheaper to take at once.
                     let rest = std::iter::from_fn(|| events.try_recv().ok()).take(EVENTS_AT_ONCE);
-                    std::iter::once(event).chain(rest).try_for_each(|event| self.event(event))
+                    let mut events = std::iter::once(event).chain(rest);
+                    events.try_for_each(|event| self.event(event).and_then(|()| self.run_effects()))
                 }
                 _ = working.tick() => {
                     self.tick(heard.elapsed()).and_then(|()| self.check_standing(&policy))
@@ -236,7 +237,8 @@ impl Session {
         self.finish(end).await;
     }
 
-    /// Takes a message, and those that came with it.
+    /// Takes a message, and those that came with it. What each calls for is done before the next,
+    /// which may be a goodbye.
     fn messages(
         &mut self,
         first: ClientMessage,
@@ -246,6 +248,7 @@ impl Session {
         while self.held.is_none()
             && let Some(message) = receiver.arrived().map_err(End::Lost)?
         {
+            self.run_effects()?;
             self.message_or_hold(message)?;
         }
         Ok(())

@@ -19,7 +19,8 @@ use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 use verbatim_files::hold::Hold;
 use verbatim_proto::message::{
-    Lease, LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest, Region,
+    CreateFile, FileInfo, Lease, LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest, Region,
+    WriteReply, WriteRequest,
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
@@ -304,6 +305,37 @@ async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_on
     assert_eq!(refused, Err(Code::Protocol), "it was asked for");
     let (found, done) = scene.hear(page).await;
     assert_eq!((found.len(), done), (1, true));
+}
+
+#[tokio::test]
+async fn what_comes_with_a_goodbye_is_done_before_it() {
+    let mut scene = Scene::new(|_| ());
+    let (file, size) = (FileId(1), 10);
+    let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
+    let files = vec![CreateFile { file, path: path("data/a"), info, stream: false }];
+    scene.say(ClientMessage::Write(WriteRequest::Create { files })).expect("it may write");
+    let created = scene.hear(|message| match message {
+        ServerMessage::Write(WriteReply::Created { files }) => Some(files),
+        _ => None,
+    });
+    assert!(created.await.iter().all(|(_, answer)| answer.is_ok()));
+    let data = scene.data();
+    let count = move || std::fs::read_dir(&data).expect("lists").count();
+    assert_eq!(count(), 1, "its temporary file");
+    let (near, far) = tokio::io::duplex(1 << 10);
+    let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
+    let discard = ClientMessage::Write(WriteRequest::Discard { files: vec![file] });
+    for message in [ClientMessage::TellTies, discard, ClientMessage::Bye] {
+        sender.send(&message).await.expect("there is room");
+    }
+    sender.flush().await.expect("there is room");
+    let first = receiver.recv().await.expect("readable").expect("it is there");
+    assert!(matches!(scene.session.messages(first, &mut receiver), Err(End::Bye)));
+    let until = Instant::now() + SOON;
+    while count() > 0 {
+        assert!(Instant::now() < until, "a file is left that the client wanted gone");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]
