@@ -118,8 +118,10 @@ impl Owner {
         self.held.drain(..).for_each(|event| drop(self.session.try_send(event)));
     }
 
-    /// Passes a notification on; whether that could be done.
+    /// Passes a notification on; whether that could be done. It may name a chunk whose verdict is
+    /// held: the session must have heard that first.
     fn tell(&mut self, tag: Tag) -> bool {
+        self.tell_held();
         if !self.told.contains(&tag) {
             self.told.push(tag);
         }
@@ -470,6 +472,11 @@ mod tests {
         assert_eq!(scene.told(), ["absorbed 1", "absorbed 2"]);
         scene.notify(ONE, third);
         assert_eq!(scene.told(), ["absorbed 3"], "nothing else is expected");
+        // What is notified a second time was judged before, for the session too.
+        let mut scene = expecting(&[first, second]);
+        scene.notify(ONE, first);
+        scene.notify(ONE, first);
+        assert_eq!(scene.told(), ["absorbed 1", "notified 1 on 1"]);
         // Another link has others to wait for.
         let mut scene = expecting(&[first]);
         scene.tell(Command::Expect(OTHER, Chunk { tag: second, ..scene.chunk() }));

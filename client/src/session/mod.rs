@@ -346,8 +346,11 @@ impl Session {
         self.core.look_at_clock();
         match woken {
             Woken::Message(Some(message)) => {
+                // Who asked for one thing wants the answer to that; a copy what is there already.
+                let copies = !self.core.asking;
                 self.core.message(message);
-                while self.core.broken.is_none()
+                while copies
+                    && self.core.broken.is_none()
                     && let Some(message) = self.receiver.arrived()?
                 {
                     self.core.message(message);
