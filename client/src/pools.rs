@@ -32,12 +32,12 @@ impl Pools {
         self.writes.push(buffer);
     }
 
-    /// A fetch ended, well or not; returns what is to be told now. Only what the end of another
-    /// fetch is sure to follow is kept.
-    pub fn fetched(&mut self, event: Event, ok: bool) -> Vec<Event> {
+    /// A fetch ended; returns what is to be told now. Only what may wait, and what the end of
+    /// another fetch is sure to follow, is kept.
+    pub fn fetched(&mut self, event: Event, may_wait: bool) -> Vec<Event> {
         self.fetching -= 1;
         self.held.push(event);
-        let keep = ok && self.fetching > 0 && self.held.len() < ANSWERS_TOGETHER;
+        let keep = may_wait && self.fetching > 0 && self.held.len() < ANSWERS_TOGETHER;
         if keep { Vec::new() } else { std::mem::take(&mut self.held) }
     }
 }
@@ -57,10 +57,10 @@ mod tests {
             let (id, reads) = (LinkId { index: 0, epoch: 0 }, SlotPool::new(0, 0, Buffer::new));
             Pools { fetching: count, ..Pools::new(id, reads, Buffer::new, 0) }
         };
-        let ends = |pools: &mut Pools, slot, ok| -> Vec<u16> {
+        let ends = |pools: &mut Pools, slot, may_wait| -> Vec<u16> {
             let (link, outcome) = (pools.id, Outcome::LinkLost);
             let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
-            pools.fetched(event, ok).into_iter().map(slot_of).collect()
+            pools.fetched(event, may_wait).into_iter().map(slot_of).collect()
         };
         let mut pools = fetching(3);
         assert_eq!(ends(&mut pools, 0, true), [0; 0], "two are on their way");
@@ -69,6 +69,6 @@ mod tests {
         let mut pools = fetching(3);
         assert_eq!(ends(&mut pools, 0, true), [0; 0]);
         assert_eq!(ends(&mut pools, 1, false), [0, 1]);
-        assert_eq!(ends(&mut fetching(3), 0, false), [0], "what fails is not kept");
+        assert_eq!(ends(&mut fetching(3), 0, false), [0], "it may not wait");
     }
 }

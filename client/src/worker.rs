@@ -277,6 +277,8 @@ impl ClientWorker {
                 if let Some((trace, landed)) = self.trace.as_ref().zip(landed).filter(|_| ok) {
                     trace.worked("verify and store", link, landed, bytes);
                 }
+                // Somebody reads a part here and there, and waits for it.
+                let waits = landings.iter().any(|to| matches!(to.goal, Goal::Part(_)));
                 // The target must not outlive the answer: a restart removes it.
                 drop(landings);
                 let Some(pools) = self.links.get_mut(&key) else {
@@ -285,7 +287,7 @@ impl ClientWorker {
                 pools.reads.put(fetch.slot, buffer);
                 let (link, slot) = (fetch.link, fetch.slot);
                 let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
-                pools.fetched(event, ok).into_iter().for_each(|event| self.tell(event));
+                pools.fetched(event, ok && !waits).into_iter().for_each(|event| self.tell(event));
             }
             Flight::Post { bytes, since } => {
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
