@@ -67,7 +67,7 @@ pub(crate) struct ClientWorker {
     links: HashMap<LinkKey, Pools>,
     flights: HashMap<Ticket, Flight>,
     next_ticket: u64,
-    /// What became of posts since links were polled last: nothing of them is on its way yet.
+    /// What became of posts since links were polled last, and is not told yet.
     posted: Vec<Event>,
 }
 
@@ -187,17 +187,20 @@ impl ClientWorker {
             return self.posted.push(Event::Posted { tag, posted });
         };
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
-        let ticket = self.ticket();
+        let (ticket, is_device) = (self.ticket(), link.limits().registers_buffers);
         match link.submit(ticket, Op::WriteNotify { from: buffer, to, tag: tag.0 }) {
             Ok(()) => {
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     trace.worked("read and hash", grant.link.index, since, bytes);
                 }
                 self.flights.insert(ticket, Flight::Post { bytes, since: self.mark() });
-                // Said before it moves, so that the server knows what to expect when the data is
-                // there. A link that dies before is fenced, and all it had not confirmed is sent
-                // again.
+                // Said before it has moved, so that the server knows what to expect when the data
+                // is there: a device is at it already, a socket gets it when links are polled. A
+                // link that dies before is fenced, and all it had not confirmed is sent again.
                 self.posted.push(Event::Posted { tag, posted: Posted::Sent(digests) });
+                if is_device {
+                    self.commanded();
+                }
             }
             Err(full) => {
                 let pools = self.links.get_mut(&key).expect("it was just there");
