@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Expect(LinkKey, Chunk),
     /// Check and store a chunk that this link has notified.
     Absorb(LinkKey, Chunk),
+    /// This link has notified a chunk that was judged before: nothing is to be done.
+    Forget(LinkKey, Tag),
     /// Let a device write to a range of a file, and say where.
     MakeSpot { wish: SpotWish, domain: Arc<SessionDomain>, session: mpsc::Sender<Event> },
     /// End this link, and say so.
@@ -195,6 +197,13 @@ impl ServerWorker {
         noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
     }
 
+    /// The session has said what is to be done with what it was told of.
+    fn forget(&mut self, key: LinkKey, tag: Tag) {
+        if let Some(owner) = self.owners.get_mut(&key) {
+            owner.told.retain(|told| *told != tag);
+        }
+    }
+
     /// Checks and stores a chunk of a link, and tells its session.
     fn absorb(&mut self, key: LinkKey, chunk: Chunk) {
         let Chunk { tag, lies, pieces, session, view, transport } = chunk;
@@ -265,10 +274,9 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                     owner.expected.push(chunk);
                 }
             }
+            Command::Forget(key, tag) => self.forget(key, tag),
             Command::Absorb(key, chunk) => {
-                if let Some(owner) = self.owners.get_mut(&key) {
-                    owner.told.retain(|tag| *tag != chunk.tag);
-                }
+                self.forget(key, chunk.tag);
                 self.absorb(key, chunk);
             }
             Command::Kill { key, id, session } => {
@@ -515,6 +523,10 @@ mod tests {
             scene.notify(ONE, tag);
         }
         assert_eq!(scene.told().len(), 2 * TOLD_MAX, "one and the same is remembered once");
+        // What was judged before is forgotten, and makes room.
+        scene.tell(Command::Forget(ONE, Tag(3)));
+        scene.notify(ONE, Tag(TOLD_MAX as u32));
+        assert_eq!(scene.told().len(), 1);
         scene.notify(ONE, Tag(u32::MAX));
         assert_eq!(scene.told(), ["dead 1"]);
         assert!(!scene.links.contains_key(&ONE) && scene.links.contains_key(&OTHER));

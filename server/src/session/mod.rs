@@ -327,7 +327,7 @@ impl Session {
             }
             Event::Mirror(event) => self.mirror_event(event)?,
             Event::Joined { link, arrived } => self.joined(link, arrived),
-            Event::Notified { link, tag } => self.writing.machine.notified(link, tag),
+            Event::Notified { link, tag } => self.notified(link, tag)?,
             Event::Spot(event) => self.spot_event(event)?,
             Event::Absorbed { tag, bytes, verdicts } => self.absorbed(tag, bytes, verdicts),
             Event::LinkDead { link, why } => {

@@ -283,6 +283,16 @@ impl Session {
         self.tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
     }
 
+    /// A link notified a chunk that its worker did not expect.
+    pub(super) fn notified(&mut self, link: LinkId, tag: Tag) -> Result<(), End> {
+        self.writing.machine.notified(link, tag);
+        if !self.writing.machine.is_over(tag) {
+            return Ok(());
+        }
+        let (key, worker, _) = self.place_of(link);
+        self.tell(worker, Command::Forget(key, tag))
+    }
+
     /// A chunk was judged.
     pub(super) fn absorbed(&mut self, tag: Tag, bytes: u64, verdicts: Vec<Verdict>) {
         self.domain.used_slot();

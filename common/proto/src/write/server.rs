@@ -157,6 +157,11 @@ impl WriteServer {
         }
     }
 
+    /// Whether a tag was granted and its chunk judged: who notifies it again does no harm.
+    pub fn is_over(&self, tag: Tag) -> bool {
+        tag.0 < self.next_tag && !self.uses.contains_key(&tag)
+    }
+
     /// The driver checked a chunk: one verdict per piece. Of one that it expected it may say so
     /// instead of `notified`, and before `killed`.
     pub fn absorbed(&mut self, tag: Tag, verdicts: Vec<Verdict>) {
