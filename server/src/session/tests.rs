@@ -10,21 +10,22 @@ use crate::export::{Export, Mode};
 use crate::listener::{ServerOptions, share};
 use crate::observe::Guest;
 use crate::reach::Visitor;
+use std::collections::VecDeque;
 use std::path::Path;
 use tempfile::TempDir;
 use verbatim_control::Sender;
-use verbatim_fabric::Memory;
 use verbatim_fabric::domain::Access;
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
+use verbatim_fabric::{Buffer, Link, Memory, Op, RemoteRange, Ticket};
 use verbatim_files::hold::Hold;
 use verbatim_proto::message::{
-    CreateFile, FileInfo, Lease, LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest, Region,
-    WriteReply, WriteRequest,
+    CreateFile, FileInfo, Grant, Lease, LinkAnswer, LinkOffer, OpenFile, Piece, ReadReply,
+    ReadRequest, Region, SentChunk, Verdict, WriteReply, WriteRequest,
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
-use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
+use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, SLOTS_PER_LINK, WINDOW_BYTES};
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
@@ -113,6 +114,29 @@ impl Scene {
         self.say(ClientMessage::Attach { link, offer })?;
         self.hear(|message| match message {
             ServerMessage::Attached { link: made, answer } if made == link => Some(answer),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Begins to write `data/a`.
+    async fn creates(&mut self, file: FileId, size: u64) {
+        let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
+        let files = vec![CreateFile { file, path: path("data/a"), info, stream: false }];
+        self.say(ClientMessage::Write(WriteRequest::Create { files })).expect("it may write");
+        let created = self.hear(|message| match message {
+            ServerMessage::Write(WriteReply::Created { files }) => Some(files),
+            _ => None,
+        });
+        assert!(created.await.iter().all(|(_, answer)| answer.is_ok()));
+    }
+
+    /// The next verdicts and grants.
+    async fn granted(&mut self) -> (Vec<(Tag, Vec<Verdict>)>, Vec<Grant>) {
+        self.hear(|message| match message {
+            ServerMessage::Write(WriteReply::Granted { verdicts, grants }) => {
+                Some((verdicts, grants))
+            }
             _ => None,
         })
         .await
@@ -310,15 +334,8 @@ async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_on
 #[tokio::test]
 async fn what_comes_with_a_goodbye_is_done_before_it() {
     let mut scene = Scene::new(|_| ());
-    let (file, size) = (FileId(1), 10);
-    let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
-    let files = vec![CreateFile { file, path: path("data/a"), info, stream: false }];
-    scene.say(ClientMessage::Write(WriteRequest::Create { files })).expect("it may write");
-    let created = scene.hear(|message| match message {
-        ServerMessage::Write(WriteReply::Created { files }) => Some(files),
-        _ => None,
-    });
-    assert!(created.await.iter().all(|(_, answer)| answer.is_ok()));
+    let file = FileId(1);
+    scene.creates(file, 10).await;
     let data = scene.data();
     let count = move || std::fs::read_dir(&data).expect("lists").count();
     assert_eq!(count(), 1, "its temporary file");
@@ -335,6 +352,51 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
     while count() > 0 {
         assert!(Instant::now() < until, "a file is left that the client wanted gone");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn who_notifies_again_what_was_judged_keeps_the_link() {
+    let mut scene = Scene::new(|_| ());
+    let file = FileId(1);
+    // A link that was told of more than this without an answer is taken away.
+    let chunks = u64::from(4 * SLOTS_PER_LINK) + 2;
+    let size = chunks * GRAIN_BYTES;
+    scene.creates(file, size).await;
+    let Ok(LinkAnswer::Sim { endpoint }) = scene.attach(0, 0, LinkOffer::Sim).await else {
+        panic!("no link");
+    };
+    let sim = scene.session.shared.sim.clone().expect("it is simulated");
+    let mut link = sim.take_end(endpoint, Arc::default()).expect("the client's end");
+    let zeros = vec![0; GRAIN_BYTES as usize];
+    let mut grants = VecDeque::new();
+    for chunk in 0..chunks {
+        while grants.is_empty() {
+            grants.extend(scene.granted().await.1);
+        }
+        let Grant { tag, region, .. } = grants.pop_front().expect("there is one");
+        let mut notify = || {
+            let mut from = Buffer::new(GRAIN_BYTES as usize).expect("memory");
+            from.set_len(GRAIN_BYTES as usize);
+            let to = RemoteRange { key: region.key, address: region.base };
+            link.submit(Ticket(chunk), Op::WriteNotify { from, to, tag: tag.0 }).expect("room");
+            link.poll(&mut Vec::new()).expect("the link lives");
+        };
+        notify();
+        let extent = Extent::new(chunk * GRAIN_BYTES, GRAIN_BYTES);
+        let digests = Digest::of_grains(extent.offset, size, &zeros);
+        let pieces = vec![Piece { file, extent, digests }];
+        let chunks = vec![SentChunk { tag, pieces }];
+        scene.say(ClientMessage::Write(WriteRequest::Sent { chunks })).expect("it was granted");
+        let verdicts = loop {
+            let (verdicts, more) = scene.granted().await;
+            grants.extend(more);
+            if !verdicts.is_empty() {
+                break verdicts;
+            }
+        };
+        assert_eq!(verdicts, [(tag, vec![Verdict::Stored])], "chunk {chunk}");
+        notify();
     }
 }
 
