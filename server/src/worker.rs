@@ -86,7 +86,7 @@ impl Landing {
 }
 
 /// The most notifications of a link that its session was told of and has said nothing about.
-const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
+pub(crate) const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
 
 /// Whose a link is.
 struct Owner {

@@ -10,6 +10,7 @@ use crate::export::{Export, Mode};
 use crate::listener::{ServerOptions, share};
 use crate::observe::Guest;
 use crate::reach::Visitor;
+use crate::worker::TOLD_MAX;
 use std::collections::VecDeque;
 use std::path::Path;
 use tempfile::TempDir;
@@ -25,7 +26,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
-use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, SLOTS_PER_LINK, WINDOW_BYTES};
+use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
@@ -359,8 +360,8 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
 async fn who_notifies_again_what_was_judged_keeps_the_link() {
     let mut scene = Scene::new(|_| ());
     let file = FileId(1);
-    // A link that was told of more than this without an answer is taken away.
-    let chunks = u64::from(4 * SLOTS_PER_LINK) + 2;
+    // Were they remembered, the last but one would cost the link.
+    let chunks = TOLD_MAX as u64 + 2;
     let size = chunks * GRAIN_BYTES;
     scene.creates(file, size).await;
     let Ok(LinkAnswer::Sim { endpoint }) = scene.attach(0, 0, LinkOffer::Sim).await else {
