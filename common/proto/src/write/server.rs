@@ -157,8 +157,7 @@ impl WriteServer {
         }
     }
 
-    /// Whether a tag was granted and nothing is awaited of it any more, because its chunk was judged
-    /// or its link died: who notifies it again does no harm.
+    /// Whether a tag was granted and is judged or lost with its link: who notifies it does no harm.
     pub fn is_over(&self, tag: Tag) -> bool {
         tag.0 < self.next_tag && !self.uses.contains_key(&tag)
     }
