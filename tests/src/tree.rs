@@ -133,12 +133,11 @@ fn difference(entry: &Entry, other: &Entry, umask: u32) -> Option<String> {
             return Some(format!("{} bytes became {}", a.len(), b.len()));
         }
         // Whole slices first: byte by byte is slow in tests, which are not optimised.
-        (Kind::File(a), Kind::File(b)) => {
-            if a != b {
-                let at = a.iter().zip(b).position(|(a, b)| a != b).expect("some byte");
-                return Some(format!("byte {at} is {:#04x}, not {:#04x}", b[at], a[at]));
-            }
+        (Kind::File(a), Kind::File(b)) if a != b => {
+            let at = a.iter().zip(b).position(|(a, b)| a != b).expect("some byte");
+            return Some(format!("byte {at} is {:#04x}, not {:#04x}", b[at], a[at]));
         }
+        (Kind::File(_), Kind::File(_)) => {}
         (Kind::Link(a), Kind::Link(b)) => {
             return (a != b).then(|| format!("link to {a:?} became link to {b:?}"));
         }
