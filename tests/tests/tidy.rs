@@ -8,7 +8,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -330,6 +330,24 @@ fn shell_scripts_stop_at_errors_and_can_be_run() {
         }
     }
     assert_none("shell scripts", &bad);
+}
+
+#[test]
+fn a_test_program_that_cargo_leaves_out_is_linted_and_run() {
+    let script = std::fs::read_to_string(root().join("tests/run")).expect("it is there");
+    let named_after = |start: &str| -> BTreeSet<String> {
+        let rest = script.lines().filter_map(|line| line.split_once(start)).map(|(_, rest)| rest);
+        let names =
+            rest.flat_map(|rest| rest.split([')', ';']).next()).flat_map(str::split_whitespace);
+        names.map(str::to_owned).collect()
+    };
+    let metadata = metadata();
+    let targets = metadata.packages.iter().flat_map(|package| &package.targets);
+    let left_out: BTreeSet<String> =
+        targets.filter(|it| it.is_test() && !it.test).map(|it| it.name.clone()).collect();
+    assert!(!left_out.is_empty(), "no program has a stage of its own");
+    assert_eq!(left_out, named_after("own_programs=("), "what clippy is told of");
+    assert_eq!(left_out, named_after("run_programs "), "what a stage runs");
 }
 
 // ---- The scanners.
