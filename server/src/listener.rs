@@ -341,6 +341,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         written,
         hashing: Hashing::new(cache),
         surveys: Default::default(),
+        bare: Default::default(),
         workers,
         device_workers: config.device_worker_count(),
         joins: Joins::default(),

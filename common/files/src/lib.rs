@@ -7,6 +7,7 @@
 
 pub mod accounts;
 mod alter;
+pub mod bare;
 pub mod checked;
 mod commit;
 pub mod folder;

@@ -186,22 +186,19 @@ pub(crate) fn of_status(stat: &Statx) -> Meta {
 /// because only root may see them. `what` is for messages.
 pub fn xattrs_of(fd: impl AsFd, trusted: bool, what: &str) -> Result<Vec<Xattr>, Fault> {
     let fd = fd.as_fd();
-    read_xattrs(
-        |names| flistxattr(fd, names),
-        |name, value| fgetxattr(fd, name, value),
-        trusted,
-        what,
-    )
+    let list = |names: &mut [u8]| flistxattr(fd, names);
+    let get = |name: &OsStr, value: &mut [u8]| fgetxattr(fd, name, value);
+    Ok(read_xattrs(list, get, trusted, what)?.unwrap_or_default())
 }
 
 /// Reads the extended attributes of a name in an open folder, or in the one that this thread is
-/// in. It need not be opened for it.
+/// in. It need not be opened for it. None where it has none, whoever is told.
 pub(crate) fn xattrs_at(
     folder: Option<&OwnedFd>,
     name: &OsStr,
     trusted: bool,
     what: &impl std::fmt::Display,
-) -> Result<Vec<Xattr>, Fault> {
+) -> Result<Option<Vec<Xattr>>, Fault> {
     let through_proc = folder.map(|folder| {
         let mut path = Vec::with_capacity(FD_PATH_BYTES + name.len());
         // Writing to memory does not fail.
@@ -210,12 +207,9 @@ pub(crate) fn xattrs_at(
         path
     });
     let path = through_proc.as_deref().map_or(name, OsStr::from_bytes);
-    read_xattrs(
-        |names| llistxattr(path, names),
-        |name, value| lgetxattr(path, name, value),
-        trusted,
-        what,
-    )
+    let list = |names: &mut [u8]| llistxattr(path, names);
+    let get = |name: &OsStr, value: &mut [u8]| lgetxattr(path, name, value);
+    read_xattrs(list, get, trusted, what)
 }
 
 /// Room for the name that an open folder has in /proc, and a slash.
@@ -226,7 +220,7 @@ fn read_xattrs(
     get: impl Fn(&OsStr, &mut [u8]) -> Result<usize, Errno>,
     trusted: bool,
     what: &(impl std::fmt::Display + ?Sized),
-) -> Result<Vec<Xattr>, Fault> {
+) -> Result<Option<Vec<Xattr>>, Fault> {
     let fault =
         |e: Errno| Fault::from_io(format!("cannot read extended attributes of {what}"), &e.into());
     let (mut few, mut many) = ([0; NAMES_BYTES], Vec::new());
@@ -241,17 +235,18 @@ fn read_xattrs(
     };
     let count = match count {
         // Most files have none.
-        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(None),
         Ok(count) => count,
         Err(error) => return Err(fault(error)),
     };
-    let is_kept = |name: &[u8]| {
-        let told = trusted || !name.starts_with(b"trusted.");
-        !name.is_empty() && told && !LABELS.iter().any(|label| name.starts_with(label))
-    };
-    let mut xattrs = Vec::new();
-    let mut value = Vec::new();
-    for name in names[..count].split(|&byte| byte == 0).filter(|name| is_kept(name)) {
+    let is_label = |name: &[u8]| LABELS.iter().any(|label| name.starts_with(label));
+    let (mut xattrs, mut value, mut has_some) = (Vec::new(), Vec::new(), false);
+    let names = names[..count].split(|&byte| byte == 0);
+    for name in names.filter(|name| !name.is_empty() && !is_label(name)) {
+        has_some = true;
+        if !trusted && name.starts_with(b"trusted.") {
+            continue;
+        }
         value.resize(XATTR_BYTES_MAX, 0);
         match get(OsStr::from_bytes(name), value.as_mut_slice()) {
             Ok(len) => xattrs.push(Xattr { name: name.to_vec(), value: value[..len].to_vec() }),
@@ -262,7 +257,7 @@ fn read_xattrs(
     }
     let all = Meta { xattrs, ..Meta::default() };
     check(&all, what)?;
-    Ok(all.xattrs)
+    Ok(has_some.then_some(all.xattrs))
 }
 
 /// Room for the names of most files.
@@ -434,6 +429,21 @@ mod tests {
         // What chown takes for "as it is" must not leave the file root's.
         let nobody = claim(u32::MAX, u32::MAX, 0, &[]);
         assert_eq!(owner(&nobody, &given), (Some((65534, 65534)), 1));
+    }
+
+    #[test]
+    fn a_file_has_attributes_also_where_they_are_not_told() {
+        let read = |names: &'static [u8], trusted: bool| {
+            let list = |into: &mut [u8]| {
+                into[..names.len()].copy_from_slice(names);
+                Ok(names.len())
+            };
+            read_xattrs(list, |_, _| Ok(0), trusted, "it").map(|found| found.map(|all| all.len()))
+        };
+        assert_eq!(read(b"", false), Ok(None));
+        assert_eq!(read(b"security.selinux\0", false), Ok(None), "they mean nothing elsewhere");
+        assert_eq!(read(b"trusted.x\0", false), Ok(Some(0)));
+        assert_eq!(read(b"trusted.x\0security.selinux\0user.y\0", true), Ok(Some(2)));
     }
 
     fn mode(meta: &Meta, kind: Kind, rules: &Rules) -> u32 {

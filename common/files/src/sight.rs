@@ -3,18 +3,20 @@
 //! attributes can be asked for only by a path, and the one through /proc takes longer.
 //! Called by the walk of a tree that is mirrored, which tells them in order.
 
+use crate::bare::Bare;
 use crate::folder::{entry_of, stat_name};
 use crate::limit::processors;
 use crate::meta::{of_status, xattrs_at};
-use rustix::fs::Statx;
+use rustix::fs::{CWD, Statx};
 use rustix::process::fchdir;
 use rustix::thread::UnshareFlags;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, scope};
+use std::time::SystemTime;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Filter, Node, Twin, WirePath};
 
@@ -34,6 +36,8 @@ pub(crate) struct Sight<'a> {
     pub trusted: bool,
     /// Whether files are told without attributes.
     pub plain: bool,
+    /// Which files need not be asked for theirs, and when looking began.
+    pub bare: Option<(&'a Bare, SystemTime)>,
 }
 
 /// What a name is.
@@ -79,7 +83,7 @@ impl Sight<'_> {
         let (fd, path) = (self.folder, &*at);
         let name = OsStr::from_bytes(path.name().unwrap_or_default());
         let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
-        let found = stat_name(fd, name)
+        let found = stat_name(if inside { CWD } else { fd.as_fd() }, name)
             .and_then(|stat| Ok((entry_of(fd, name, WirePath::root(), &stat)?, stat)));
         let (entry, stat) = match found {
             Ok(found) => found,
@@ -99,10 +103,12 @@ impl Sight<'_> {
             return Ok(Seen::Folder);
         }
         let mut meta = of_status(&stat);
-        if entry.kind == EntryKind::File && !self.plain {
+        let is_bare = self.plain || self.bare.is_some_and(|(bare, _)| bare.knows(&stat));
+        if entry.kind == EntryKind::File && !is_bare {
             let folder = (!inside).then_some(fd);
             match xattrs_at(folder, name, self.trusted, path) {
-                Ok(xattrs) => meta.xattrs = xattrs,
+                Ok(Some(xattrs)) => meta.xattrs = xattrs,
+                Ok(None) => self.bare.iter().for_each(|(bare, now)| bare.note(&stat, *now)),
                 Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
                 Err(fault) => return Err(fault),
             }
@@ -161,6 +167,7 @@ mod tests {
     use super::*;
     use rustix::fs::{XattrFlags, setxattr};
     use std::fs;
+    use std::time::Duration;
 
     #[test]
     fn many_names_are_seen_as_one_after_the_other_would_be() {
@@ -180,8 +187,9 @@ mod tests {
         }
         let folder: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
         let filter = Filter::parse(vec![b"*9".to_vec()]).expect("plain");
+        let (beside, bare) = (None, None);
         let sight =
-            Sight { folder: &folder, beside: None, filter: &filter, trusted: true, plain: false };
+            Sight { folder: &folder, beside, filter: &filter, trusted: true, plain: false, bare };
         let before = std::env::current_dir().expect("there");
         let path = |number: usize| WirePath::parse(format!("{number:04}").as_bytes());
         let mut spotted: Vec<Spotted> =
@@ -203,6 +211,42 @@ mod tests {
             }
         }
         assert_eq!(std::env::current_dir().expect("there"), before, "only those threads went");
+    }
+
+    /// How many attributes the files of a folder are told with, by their names.
+    fn told(folder: &OwnedFd, bare: (&Bare, SystemTime)) -> Vec<(String, usize)> {
+        let filter = Filter::default();
+        let (beside, trusted, plain, bare) = (None, true, false, Some(bare));
+        let sight = Sight { folder, beside, filter: &filter, trusted, plain, bare };
+        let told = |name: &str| match sight.look(&mut WirePath::parse(name.as_bytes())?, false)? {
+            Seen::Node(node) => Ok((name.to_string(), node.meta.xattrs.len())),
+            _ => Err(Fault::new(Code::NotFound, name)),
+        };
+        ["a", "b"].into_iter().map(|name| told(name).expect("a file")).collect()
+    }
+
+    #[test]
+    fn a_file_without_attributes_is_asked_once_while_it_stays() {
+        let dir = tempfile::tempdir().expect("folder");
+        for name in ["a", "b"] {
+            fs::write(dir.path().join(name), b"").expect("writes");
+        }
+        let set = |name: &str, attribute: &str| {
+            setxattr(dir.path().join(name), attribute, b"1", XattrFlags::empty())
+        };
+        set("b", "user.x").expect("the place of temporary files takes attributes");
+        let folder: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let status = |name: &str| stat_name(&folder, OsStr::new(name)).expect("there");
+        let (bare, later) = (Bare::default(), SystemTime::now() + Duration::from_secs(3));
+        let of = |a: usize, b: usize| vec![("a".to_string(), a), ("b".to_string(), b)];
+        assert_eq!(told(&folder, (&bare, later)), of(0, 1));
+        assert_eq!((bare.knows(&status("a")), bare.knows(&status("b"))), (true, false));
+        // A lie shows who is asked.
+        bare.note(&status("b"), later);
+        assert_eq!(told(&folder, (&bare, later)), of(0, 0));
+        set("a", "user.y").expect("sets");
+        set("b", "user.y").expect("sets");
+        assert_eq!(told(&folder, (&bare, later)), of(1, 2), "both changed");
     }
 
     #[test]

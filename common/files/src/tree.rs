@@ -3,6 +3,7 @@
 //! with the depth of the tree and the names of the folders it is in. Used by the
 //! server and by the client, each for its own side; digests are added by them.
 
+use crate::bare::Bare;
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_of};
 use crate::names::Names;
@@ -16,6 +17,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::SystemTime;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::tree::Found;
@@ -38,6 +40,8 @@ pub struct TreeWalk {
     trusted: bool,
     /// Whether files are told without attributes.
     plain: bool,
+    /// Files that need not be asked for theirs.
+    bare: Option<Arc<Bare>>,
     /// A folder that is not gone into: the target of what is walked.
     avoid: Option<Twin>,
     /// What alone is looked at, if not all of it.
@@ -70,6 +74,7 @@ impl TreeWalk {
             filter,
             trusted,
             plain: false,
+            bare: None,
             avoid: None,
             only: None,
             beside: None,
@@ -77,6 +82,12 @@ impl TreeWalk {
             leftover_bytes: 0,
             name: Vec::new(),
         }
+    }
+
+    /// Asks no file for its attributes that is known to have none, and notes which have none.
+    pub fn knowing(mut self, bare: Arc<Bare>) -> Self {
+        self.bare = Some(bare);
+        self
     }
 
     /// Does not go into this folder, which is an error.
@@ -181,6 +192,7 @@ impl TreeWalk {
             filter: &self.filter,
             trusted: self.trusted,
             plain: self.plain,
+            bare: self.bare.as_deref().map(|bare| (bare, SystemTime::now())),
         };
         sight.look_at(&mut spotted);
         let any = !spotted.is_empty();

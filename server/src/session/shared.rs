@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::accounts::Accounts;
+use verbatim_files::bare::Bare;
 
 /// What all sessions share.
 pub(crate) struct Shared {
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub written: Counts,
     pub hashing: Hashing,
     pub surveys: Surveys,
+    pub bare: Arc<Bare>,
     pub workers: Vec<WorkerHandle<Command>>,
     /// How many of them, the first, have links of a device.
     pub device_workers: usize,

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use verbatim_files::bare::Bare;
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
 use verbatim_proto::chosen::Chosen;
@@ -62,7 +63,7 @@ impl Session {
         let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
             let beside = staging.and_then(|staging| staging.open_target());
-            match begin_walk(&reach, walk, all, beside) {
+            match begin_walk(&hasher.shared.bare, &reach, walk, all, beside) {
                 Ok(walking) => page_of(hasher, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
@@ -148,6 +149,7 @@ pub(super) enum All {
 }
 
 fn begin_walk(
+    bare: &Arc<Bare>,
     reach: &Reach,
     scan: TreeScan,
     all: All,
@@ -157,7 +159,7 @@ fn begin_walk(
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
-    let mut walk = walk.avoiding(scan.avoid).beside(beside);
+    let mut walk = walk.knowing(bare.clone()).avoiding(scan.avoid).beside(beside);
     match all {
         All::Told => {}
         All::Plain => walk.tell_plain(),

@@ -123,3 +123,31 @@ fn rsync_finds_no_difference() {
         assert_eq!(inode(&one), inode(&target.join(name)), "{way:?}: still one file");
     }
 }
+
+#[test]
+fn an_attribute_is_seen_on_a_file_that_was_known_to_have_none() {
+    let worlds = BOTH.map(|way| (way, World::new()));
+    for (way, world) in &worlds {
+        write(world.source().join("file"), b"the same");
+        world.sync(*way, &[]).done();
+    }
+    // What a server walks is young no more: it keeps that there is none.
+    std::thread::sleep(Duration::from_millis(2100));
+    for (way, world) in &worlds {
+        for _ in 0..2 {
+            assert_eq!(changes(&world.sync(*way, &["--json"]).done()), [""; 0], "{way:?}");
+        }
+        let (source, target) = (world.source().join("file"), world.target(*way).join("file"));
+        let (walked, count) = match way {
+            Way::Down => (&source, 1),
+            Way::Up => (&target, 0),
+        };
+        set_attribute(walked, "user.comment", b"new");
+        world.sync(*way, &[]).done();
+        let mut names = [0; 256];
+        let found = rustix::fs::listxattr(&target, &mut names).expect("lists");
+        let is_user = |name: &&[u8]| name.starts_with(b"user.");
+        let found = names[..found].split(|&byte| byte == 0).filter(is_user).count();
+        assert_eq!(found, count, "{way:?}: the target has what the source has");
+    }
+}

@@ -1,0 +1,162 @@
+//! Which files have no extended attributes, asked once of each that stays as it is: a
+//! walk has to ask for them by name, which costs half as much as finding the file does.
+//! Bounded: a file whose place another takes is asked again. Kept by whoever walks often;
+//! used by `sight`. An attribute that is set or changed changes the inode's time stamp,
+//! and a stamp that may hide a later change is not taken.
+
+use crate::identity::nanoseconds;
+use crate::sight::twin_of;
+use rustix::fs::Statx;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+use verbatim_proto::Twin;
+use verbatim_proto::units::RACY_NS;
+
+/// Parts that are locked by themselves.
+const PARTS: usize = 1 << 10;
+
+/// Files of a part, of which all that are kept take 24 bytes. Those that were made one after the
+/// other are in one part, beside each other.
+const PART_FILES: usize = 1 << 10;
+
+/// Files that are known to have none, at most a million.
+#[derive(Debug)]
+pub struct Bare(Vec<Mutex<Vec<Mark>>>);
+
+/// A file, and when its inode changed last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+    ctime_ns: i64,
+}
+
+/// No file: nothing changed then.
+const NOBODY: Mark = Mark { device: 0, inode: 0, ctime_ns: i64::MIN };
+
+impl Default for Bare {
+    fn default() -> Self {
+        Self((0..PARTS).map(|_| Mutex::default()).collect())
+    }
+}
+
+impl Bare {
+    /// Whether the file of this status is known to have none.
+    pub(crate) fn knows(&self, stat: &Statx) -> bool {
+        let mark = Mark::of(stat);
+        self.part(&mark).get(mark.place()) == Some(&mark)
+    }
+
+    /// The file of this status had none when it was asked after `now`.
+    pub(crate) fn note(&self, stat: &Statx, now: SystemTime) {
+        let mark = Mark::of(stat);
+        if !mark.is_settled(now) {
+            return;
+        }
+        let mut part = self.part(&mark);
+        if part.is_empty() {
+            part.resize(PART_FILES, NOBODY);
+        }
+        part[mark.place()] = mark;
+    }
+
+    fn part(&self, mark: &Mark) -> MutexGuard<'_, Vec<Mark>> {
+        // The bits above those of the place, spread: file systems leave gaps in their numbers.
+        let spread = (mark.inode / PART_FILES as u64 ^ mark.device).wrapping_mul(SPREAD);
+        let part = &self.0[(spread >> (u64::BITS - PARTS.ilog2())) as usize];
+        part.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An odd number near 2^64 by the golden ratio, which spreads numbers that lie close together.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl Mark {
+    fn of(stat: &Statx) -> Self {
+        let Twin { device, inode } = twin_of(stat);
+        Self { device, inode, ctime_ns: nanoseconds(&stat.stx_ctime) }
+    }
+
+    fn place(&self) -> usize {
+        (self.inode % PART_FILES as u64) as usize
+    }
+
+    /// Whether a change from `now` on would have another time stamp.
+    fn is_settled(&self, now: SystemTime) -> bool {
+        let now_ns = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
+        now_ns - i128::from(self.ctime_ns) >= RACY_NS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::stat_open;
+    use std::time::Duration;
+
+    fn status() -> Statx {
+        stat_open(tempfile::tempfile().expect("a file")).expect("its status")
+    }
+
+    fn later(seconds: u64) -> SystemTime {
+        SystemTime::now() + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_file_is_known_until_its_inode_changes() {
+        let (bare, stat) = (Bare::default(), status());
+        assert!(!bare.knows(&stat));
+        bare.note(&stat, later(3));
+        assert!(bare.knows(&stat));
+        let mut changed = stat;
+        changed.stx_ctime.tv_nsec ^= 1;
+        let mut other = stat;
+        other.stx_ino += 1;
+        let mut elsewhere = stat;
+        elsewhere.stx_dev_minor ^= 1;
+        for stranger in [changed, other, elsewhere] {
+            assert!(!bare.knows(&stranger), "{stranger:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_change_behind_its_time_stamp_is_not_kept() {
+        let (bare, stat) = (Bare::default(), status());
+        bare.note(&stat, later(1));
+        assert!(!bare.knows(&stat), "younger than two seconds");
+        bare.note(&stat, SystemTime::now() - Duration::from_secs(100));
+        assert!(!bare.knows(&stat), "from the future");
+    }
+
+    #[test]
+    fn it_has_an_end_and_who_comes_last_has_the_place() {
+        let bare = Bare::default();
+        let mut stat = status();
+        let files = 4 * PARTS * PART_FILES;
+        for inode in 0..files as u64 {
+            stat.stx_ino = inode;
+            bare.note(&stat, later(3));
+            assert!(inode % 997 != 0 || bare.knows(&stat));
+        }
+        let kept: usize = bare.0.iter().map(|part| part.lock().expect("mine").capacity()).sum();
+        assert_eq!(kept, PARTS * PART_FILES);
+        stat.stx_ino = 0;
+        assert!(!bare.knows(&stat), "another has its place");
+    }
+
+    #[test]
+    fn a_folder_of_files_made_in_order_loses_none() {
+        let bare = Bare::default();
+        let mut stat = status();
+        let inodes = 1_234_567..1_234_567 + 100_000;
+        for inode in inodes.clone() {
+            stat.stx_ino = inode;
+            bare.note(&stat, later(3));
+        }
+        let known = inodes.filter(|inode| {
+            stat.stx_ino = *inode;
+            bare.knows(&stat)
+        });
+        assert!(known.count() > 95_000);
+    }
+}
