@@ -94,6 +94,7 @@ pub fn measure(world: &World, work: &Work, rounds: usize) -> Vec<Figure> {
 fn once(world: &World, work: &Work, figure: &mut Figure, round: usize) -> Result<f64, String> {
     let peer = figure.peer;
     world.prepare(work, peer, round)?;
+    world.warm(work);
     let (server, before) = (world.server(peer), wire_bytes());
     let watch = server.map(Watch::start);
     let done = try_run(&mut world.command(work, peer));

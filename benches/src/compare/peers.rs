@@ -5,7 +5,8 @@ use super::work::{self, Before, Work};
 use crate::rsync::Daemon;
 use crate::{Serve, wait_for};
 use std::cell::RefCell;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -177,6 +178,22 @@ impl World {
             crate::let_settle();
         }
         Ok(())
+    }
+
+    /// Uses as much memory as a copy takes, and gives it back. What a virtual machine does not use
+    /// its host takes away, and whoever comes after a pause would wait for all of it.
+    pub fn warm(&self, work: &Work) {
+        if work.before != Before::Nothing || work.name == "holes" {
+            return;
+        }
+        let path = self.target.join("warm");
+        let mut file = File::create(&path).expect("a file");
+        let zeros = vec![0; 1 << 20];
+        for _ in 0..work.bytes.div_ceil(1 << 20) {
+            file.write_all(&zeros).expect("there is room for a copy");
+        }
+        drop(file);
+        fs::remove_file(&path).expect("it can be removed");
     }
 
     /// The command that copies the workload.
