@@ -1,12 +1,14 @@
 //! Which files have no extended attributes, asked once of each that stays as it is: a
 //! walk has to ask for them by name, which costs half as much as finding the file does.
 //! Bounded: a file whose place another takes is asked again. Kept by whoever walks often;
-//! used by `sight`. An attribute that is set or changed changes the inode's time stamp,
-//! and a stamp that may hide a later change is not taken.
+//! used by `sight`. An attribute that is set changes the time stamp of the inode, on file
+//! systems of which that is known: older ZFS, and many in user space, do not do it. A stamp
+//! that may hide a later change is not taken.
 
 use crate::identity::nanoseconds;
 use crate::sight::twin_of;
-use rustix::fs::Statx;
+use rustix::fs::{FsWord, Statx, fstatfs};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use verbatim_proto::Twin;
@@ -18,6 +20,15 @@ const PARTS: usize = 1 << 10;
 /// Files of a part, of which all that are kept take 24 bytes. Those that were made one after the
 /// other are in one part, beside each other.
 const PART_FILES: usize = 1 << 10;
+
+/// File systems on which setting an attribute changes the time stamp of the inode: ext2 to ext4,
+/// xfs, btrfs and tmpfs, by the numbers that statfs(2) has for them.
+const STAMPING: [FsWord; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
+
+/// Whether a new attribute of a file in this folder is seen by the time stamp.
+pub(crate) fn is_stamped(folder: &OwnedFd) -> bool {
+    fstatfs(folder).is_ok_and(|found| STAMPING.contains(&found.f_type))
+}
 
 /// Files that are known to have none, at most a million.
 #[derive(Debug)]
@@ -62,7 +73,8 @@ impl Bare {
 
     fn part(&self, mark: &Mark) -> MutexGuard<'_, Vec<Mark>> {
         // The bits above those of the place, spread: file systems leave gaps in their numbers.
-        let spread = (mark.inode / PART_FILES as u64 ^ mark.device).wrapping_mul(SPREAD);
+        let above = mark.inode / PART_FILES as u64;
+        let spread = (above ^ mark.device).wrapping_mul(SPREAD);
         let part = &self.0[(spread >> (u64::BITS - PARTS.ilog2())) as usize];
         part.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,6 +138,13 @@ mod tests {
         assert!(!bare.knows(&stat), "younger than two seconds");
         bare.note(&stat, SystemTime::now() - Duration::from_secs(100));
         assert!(!bare.knows(&stat), "from the future");
+    }
+
+    #[test]
+    fn a_file_system_of_which_nothing_is_known_is_not_trusted() {
+        let open = |path: &str| std::fs::File::open(path).expect("it is there").into();
+        assert!(!is_stamped(&open("/proc")));
+        assert!(!is_stamped(&open("/sys")));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! with the depth of the tree and the names of the folders it is in. Used by the
 //! server and by the client, each for its own side; digests are added by them.
 
-use crate::bare::Bare;
+use crate::bare::{Bare, is_stamped};
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_of};
 use crate::names::Names;
@@ -186,13 +186,14 @@ impl TreeWalk {
                 }
             }
         }
+        let bare = self.bare.as_deref().filter(|_| is_stamped(&level.fd));
         let sight = Sight {
             folder: &level.fd,
             beside: level.beside.as_ref(),
             filter: &self.filter,
             trusted: self.trusted,
             plain: self.plain,
-            bare: self.bare.as_deref().map(|bare| (bare, SystemTime::now())),
+            bare: bare.map(|bare| (bare, SystemTime::now())),
         };
         sight.look_at(&mut spotted);
         let any = !spotted.is_empty();
@@ -310,6 +311,30 @@ mod tests {
         let walk = TreeWalk::new(fd, Filter::default(), true).only(Some(Arc::new(only)));
         let found: Vec<Found> = walk.collect();
         assert_eq!(shown(&found), ["", "a", "a/b", "a/b/f", "x", "x/y", "x/y/z"]);
+    }
+
+    #[test]
+    fn a_walk_that_knows_asks_no_file_that_has_none_and_notes_the_others() {
+        let dir = tempfile::tempdir().expect("folder");
+        for name in ["known", "new"] {
+            fs::write(dir.path().join(name), b"").expect("writes");
+        }
+        let known = dir.path().join("known");
+        rustix::fs::setxattr(&known, "user.x", b"1", rustix::fs::XattrFlags::empty())
+            .expect("the place of temporary files takes attributes");
+        // Old enough to be noted.
+        std::thread::sleep(std::time::Duration::from_millis(2100));
+        let fd: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
+        let status = |name: &str| crate::folder::stat_name(&fd, OsStr::new(name)).expect("there");
+        let bare = Arc::new(Bare::default());
+        // A lie shows who is asked.
+        bare.note(&status("known"), SystemTime::now());
+        let root = fs::File::open(dir.path()).expect("opens").into();
+        let walk = TreeWalk::new(root, Filter::default(), true).knowing(bare.clone());
+        let told = walk.map(|found| found.expect("an entry").meta.xattrs.len());
+        let asked = !is_stamped(&fd);
+        assert_eq!(told.collect::<Vec<_>>(), [0, usize::from(asked), 0]);
+        assert_eq!(bare.knows(&status("new")), !asked);
     }
 
     #[test]

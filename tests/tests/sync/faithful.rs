@@ -1,6 +1,7 @@
 //! Everything a tree can hold arrives: rsync, asked to find a difference of any
 //! kind, finds none. Where rsync is missing the test says so.
 
+use crate::mounting::{self, Mount};
 use crate::process::skip;
 use crate::{BOTH, Way, World, changes, tree, write};
 use rustix::fs::XattrFlags;
@@ -126,18 +127,29 @@ fn rsync_finds_no_difference() {
 
 #[test]
 fn an_attribute_is_seen_on_a_file_that_was_known_to_have_none() {
-    let worlds = BOTH.map(|way| (way, World::new()));
-    for (way, world) in &worlds {
-        write(world.source().join("file"), b"the same");
+    let name = "sync faithful::an_attribute_is_seen_on_a_file_that_was_known_to_have_none";
+    // What is mounted goes before the world it is in.
+    let mut places: Vec<(Option<Mount>, Way, World, &str)> =
+        BOTH.into_iter().map(|way| (None, way, World::new(), "file")).collect();
+    for make in ["mkfs.xfs", "mkfs.btrfs"] {
+        let world = World::new();
+        let at = world.source().join("disk");
+        match mounting::image(&world.path("image"), make, &["-q"], &at) {
+            Some(mount) => places.push((Some(mount), Way::Down, world, "disk/file")),
+            None => skip(name, &format!("what {make} makes cannot be made or mounted here")),
+        }
+    }
+    for (_, way, world, file) in &places {
+        write(world.source().join(file), b"the same");
         world.sync(*way, &[]).done();
     }
     // What a server walks is young no more: it keeps that there is none.
     std::thread::sleep(Duration::from_millis(2100));
-    for (way, world) in &worlds {
+    for (_, way, world, file) in &places {
         for _ in 0..2 {
             assert_eq!(changes(&world.sync(*way, &["--json"]).done()), [""; 0], "{way:?}");
         }
-        let (source, target) = (world.source().join("file"), world.target(*way).join("file"));
+        let (source, target) = (world.source().join(file), world.target(*way).join(file));
         let (walked, count) = match way {
             Way::Down => (&source, 1),
             Way::Up => (&target, 0),
@@ -148,6 +160,6 @@ fn an_attribute_is_seen_on_a_file_that_was_known_to_have_none() {
         let found = rustix::fs::listxattr(&target, &mut names).expect("lists");
         let is_user = |name: &&[u8]| name.starts_with(b"user.");
         let found = names[..found].split(|&byte| byte == 0).filter(is_user).count();
-        assert_eq!(found, count, "{way:?}: the target has what the source has");
+        assert_eq!(found, count, "{way:?}, {file}: the target has what the source has");
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn tmpfs(at: &Path, bytes: u64) -> Option<Mount> {
 /// Makes a file system in a file, and mounts it.
 pub(crate) fn image(file: &Path, make: &str, flags: &[&str], at: &Path) -> Option<Mount> {
     // Sparse, and large enough for every one of them.
-    fs::File::create(file).and_then(|file| file.set_len(160 << 20)).expect("a sparse file");
+    fs::File::create(file).and_then(|file| file.set_len(400 << 20)).expect("a sparse file");
     run(Command::new(make).args(flags).arg(file)).then_some(())?;
     mount(Command::new("mount").args(["-o", "loop"]).arg(file), at)
 }
