@@ -171,6 +171,11 @@ impl World {
         }
         fs::create_dir(self.place(work)).expect("a folder");
         crate::try_run(&mut self.command(work, peer))?;
+        if work.before == Before::Same {
+            // As a mirror that has run before: what was just made would be looked at more closely.
+            crate::let_settle();
+            crate::try_run(&mut self.command(work, peer))?;
+        }
         if work.before == Before::OneInHundred {
             // Of no other round and of nobody else: what is there already would not be sent.
             let seed = (round as u64) << 8 | peer as u64;
