@@ -2,17 +2,16 @@
 //! walk has to ask for them by name, which costs half as much as finding the file does.
 //! Bounded: a file whose place another takes is asked again. Kept by whoever walks often;
 //! used by `sight`. An attribute that is set changes the time stamp of the inode, on file
-//! systems of which that is known: older ZFS, and many in user space, do not do it. A stamp
+//! systems of which that is known: older ZFS, and some in user space, do not do it. A stamp
 //! that may hide a later change is not taken.
 
-use crate::identity::nanoseconds;
+use crate::identity::{is_young, kind_of_file_system, nanoseconds};
 use crate::sight::twin_of;
-use rustix::fs::{FsWord, Statx, fstatfs};
+use rustix::fs::Statx;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 use verbatim_proto::Twin;
-use verbatim_proto::units::RACY_NS;
 
 /// Parts that are locked by themselves.
 const PARTS: usize = 1 << 10;
@@ -23,11 +22,11 @@ const PART_FILES: usize = 1 << 10;
 
 /// File systems on which setting an attribute changes the time stamp of the inode: ext2 to ext4,
 /// xfs, btrfs and tmpfs, by the numbers that statfs(2) has for them.
-const STAMPING: [FsWord; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
+const STAMPING: [u32; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
 
 /// Whether a new attribute of a file in this folder is seen by the time stamp.
 pub(crate) fn is_stamped(folder: &OwnedFd) -> bool {
-    fstatfs(folder).is_ok_and(|found| STAMPING.contains(&found.f_type))
+    kind_of_file_system(folder).is_some_and(|kind| STAMPING.contains(&kind))
 }
 
 /// Files that are known to have none, at most a million.
@@ -61,7 +60,7 @@ impl Bare {
     /// The file of this status had none when it was asked after `now`.
     pub(crate) fn note(&self, stat: &Statx, now: SystemTime) {
         let mark = Mark::of(stat);
-        if !mark.is_settled(now) {
+        if is_young(mark.ctime_ns, now) {
             return;
         }
         let mut part = self.part(&mark);
@@ -92,11 +91,33 @@ impl Mark {
     fn place(&self) -> usize {
         (self.inode % PART_FILES as u64) as usize
     }
+}
 
-    /// Whether a change from `now` on would have another time stamp.
-    fn is_settled(&self, now: SystemTime) -> bool {
-        let now_ns = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
-        now_ns - i128::from(self.ctime_ns) >= RACY_NS
+/// A look at the files of one folder, whose time stamps are to be trusted.
+#[derive(Clone, Copy)]
+pub(crate) struct Look<'a> {
+    pub bare: &'a Bare,
+    /// The file system of the folder: another may be mounted on a file in it.
+    pub device: u64,
+    /// When it began.
+    pub now: SystemTime,
+}
+
+impl Look<'_> {
+    /// Whether the file of this status is known to have none.
+    pub fn knows(&self, stat: &Statx) -> bool {
+        self.is_here(stat) && self.bare.knows(stat)
+    }
+
+    /// The file of this status was asked, and has none.
+    pub fn note(&self, stat: &Statx) {
+        if self.is_here(stat) {
+            self.bare.note(stat, self.now);
+        }
+    }
+
+    fn is_here(&self, stat: &Statx) -> bool {
+        twin_of(stat).device == self.device
     }
 }
 
@@ -145,6 +166,17 @@ mod tests {
         let open = |path: &str| std::fs::File::open(path).expect("it is there").into();
         assert!(!is_stamped(&open("/proc")));
         assert!(!is_stamped(&open("/sys")));
+    }
+
+    #[test]
+    fn a_file_that_is_mounted_into_a_folder_is_not_of_it() {
+        let (bare, stat, now) = (Bare::default(), status(), later(3));
+        let here = Look { bare: &bare, device: twin_of(&stat).device, now };
+        let elsewhere = Look { device: here.device ^ 1, ..here };
+        elsewhere.note(&stat);
+        assert!(!here.knows(&stat));
+        here.note(&stat);
+        assert_eq!((here.knows(&stat), elsewhere.knows(&stat)), (true, false));
     }
 
     #[test]

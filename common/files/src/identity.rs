@@ -3,7 +3,7 @@
 //! write in the same tick of the clock as the last one, which is why an
 //! identity younger than two seconds is called racy.
 
-use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp, fstatvfs, statx};
+use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp, fstatfs, fstatvfs, statx};
 use std::fs::File;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -65,10 +65,14 @@ impl Identity {
     /// Whether a later write could hide behind the same time stamps. A stamp from the future
     /// is racy too: nothing is known about that clock.
     pub fn is_racy(&self, now: SystemTime) -> bool {
-        let now_ns = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
-        let youngest = i128::from(self.mtime_ns.max(self.ctime_ns));
-        now_ns - youngest < RACY_NS
+        is_young(self.mtime_ns.max(self.ctime_ns), now)
     }
+}
+
+/// Whether a change from `now` on could have the same time stamp.
+pub(crate) fn is_young(stamp_ns: i64, now: SystemTime) -> bool {
+    let now_ns = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
+    now_ns - i128::from(stamp_ns) < RACY_NS
 }
 
 /// One number for several.
@@ -82,6 +86,11 @@ fn number_of<const N: usize>(numbers: [u64; N]) -> u64 {
 /// The id of the file system that an open file or folder is on.
 pub(crate) fn file_system_of(fd: impl std::os::fd::AsFd) -> io::Result<u64> {
     Ok(fstatvfs(fd)?.f_fsid)
+}
+
+/// What kind of file system it is on, by the numbers of statfs(2); none where it does not say.
+pub(crate) fn kind_of_file_system(fd: impl std::os::fd::AsFd) -> Option<u32> {
+    fstatfs(fd).ok().map(|found| found.f_type as u32)
 }
 
 /// The status of an open file.

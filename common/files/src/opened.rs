@@ -3,13 +3,13 @@
 //! cheap to make. A few are kept for the next file in them. Made by `folder`, used
 //! by `target` and `commit`.
 
-use rustix::fs::fstatfs;
+use crate::identity::kind_of_file_system;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_proto::WirePath;
 
-/// What `fstatfs` says of file systems that are in memory: tmpfs and ramfs.
+/// The kinds of file systems that are in memory: tmpfs and ramfs.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58F6];
 
 /// An open folder.
@@ -22,8 +22,8 @@ pub struct OpenFolder {
 impl OpenFolder {
     /// Looks at what file system an open folder is on.
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        let stat = fstatfs(&fd);
-        let in_memory = stat.is_ok_and(|stat| IN_MEMORY.contains(&(stat.f_type as u32)));
+        let kind = kind_of_file_system(&fd);
+        let in_memory = kind.is_some_and(|kind| IN_MEMORY.contains(&kind));
         Self { fd, in_memory }
     }
 

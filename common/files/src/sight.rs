@@ -3,7 +3,7 @@
 //! attributes can be asked for only by a path, and the one through /proc takes longer.
 //! Called by the walk of a tree that is mirrored, which tells them in order.
 
-use crate::bare::Bare;
+use crate::bare::Look;
 use crate::folder::{entry_of, stat_name};
 use crate::limit::processors;
 use crate::meta::{of_status, xattrs_at};
@@ -16,7 +16,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, scope};
-use std::time::SystemTime;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Filter, Node, Twin, WirePath};
 
@@ -36,8 +35,8 @@ pub(crate) struct Sight<'a> {
     pub trusted: bool,
     /// Whether files are told without attributes.
     pub plain: bool,
-    /// Which files need not be asked for theirs, and when looking began.
-    pub bare: Option<(&'a Bare, SystemTime)>,
+    /// Which files need not be asked for theirs.
+    pub bare: Option<Look<'a>>,
 }
 
 /// What a name is.
@@ -103,12 +102,12 @@ impl Sight<'_> {
             return Ok(Seen::Folder);
         }
         let mut meta = of_status(&stat);
-        let is_bare = self.plain || self.bare.is_some_and(|(bare, _)| bare.knows(&stat));
-        if entry.kind == EntryKind::File && !is_bare {
+        let is_bare = || self.plain || self.bare.is_some_and(|look| look.knows(&stat));
+        if entry.kind == EntryKind::File && !is_bare() {
             let folder = (!inside).then_some(fd);
             match xattrs_at(folder, name, self.trusted, path) {
                 Ok(Some(xattrs)) => meta.xattrs = xattrs,
-                Ok(None) => self.bare.iter().for_each(|(bare, now)| bare.note(&stat, *now)),
+                Ok(None) => self.bare.iter().for_each(|look| look.note(&stat)),
                 Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
                 Err(fault) => return Err(fault),
             }
@@ -165,9 +164,10 @@ pub(crate) fn is_removed(fd: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bare::Bare;
     use rustix::fs::{XattrFlags, setxattr};
     use std::fs;
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     #[test]
     fn many_names_are_seen_as_one_after_the_other_would_be() {
@@ -214,8 +214,10 @@ mod tests {
     }
 
     /// How many attributes the files of a folder are told with, by their names.
-    fn told(folder: &OwnedFd, bare: (&Bare, SystemTime)) -> Vec<(String, usize)> {
+    fn told(folder: &OwnedFd, bare: &Bare, now: SystemTime) -> Vec<(String, usize)> {
         let filter = Filter::default();
+        let device = twin_of(&crate::identity::stat_open(folder).expect("there")).device;
+        let bare = Look { bare, device, now };
         let (beside, trusted, plain, bare) = (None, true, false, Some(bare));
         let sight = Sight { folder, beside, filter: &filter, trusted, plain, bare };
         let told = |name: &str| match sight.look(&mut WirePath::parse(name.as_bytes())?, false)? {
@@ -239,14 +241,14 @@ mod tests {
         let status = |name: &str| stat_name(&folder, OsStr::new(name)).expect("there");
         let (bare, later) = (Bare::default(), SystemTime::now() + Duration::from_secs(3));
         let of = |a: usize, b: usize| vec![("a".to_string(), a), ("b".to_string(), b)];
-        assert_eq!(told(&folder, (&bare, later)), of(0, 1));
+        assert_eq!(told(&folder, &bare, later), of(0, 1));
         assert_eq!((bare.knows(&status("a")), bare.knows(&status("b"))), (true, false));
         // A lie shows who is asked.
         bare.note(&status("b"), later);
-        assert_eq!(told(&folder, (&bare, later)), of(0, 0));
+        assert_eq!(told(&folder, &bare, later), of(0, 0));
         set("a", "user.y").expect("sets");
         set("b", "user.y").expect("sets");
-        assert_eq!(told(&folder, (&bare, later)), of(1, 2), "both changed");
+        assert_eq!(told(&folder, &bare, later), of(1, 2), "both changed");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! with the depth of the tree and the names of the folders it is in. Used by the
 //! server and by the client, each for its own side; digests are added by them.
 
-use crate::bare::{Bare, is_stamped};
+use crate::bare::{Bare, Look, is_stamped};
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_of};
 use crate::names::Names;
@@ -62,6 +62,8 @@ struct Level {
     ahead: VecDeque<Spotted>,
     /// The same folder of the tree beside it.
     beside: Option<OwnedFd>,
+    /// Its file system, where time stamps tell of attributes.
+    stamped: Option<u64>,
 }
 
 impl TreeWalk {
@@ -156,7 +158,9 @@ impl TreeWalk {
             _ => self.beside.take(),
         };
         let ahead = VecDeque::new();
-        self.levels.push(Level { path, fd, names, ahead, beside });
+        let is_stamped = self.bare.is_some() && is_stamped(&fd);
+        let stamped = is_stamped.then(|| twin_of(&stat).device);
+        self.levels.push(Level { path, fd, names, ahead, beside, stamped });
         Ok(Box::new(node))
     }
 
@@ -186,14 +190,15 @@ impl TreeWalk {
                 }
             }
         }
-        let bare = self.bare.as_deref().filter(|_| is_stamped(&level.fd));
+        let known = self.bare.as_deref().zip(level.stamped);
+        let look = |(bare, device)| Look { bare, device, now: SystemTime::now() };
         let sight = Sight {
             folder: &level.fd,
             beside: level.beside.as_ref(),
             filter: &self.filter,
             trusted: self.trusted,
             plain: self.plain,
-            bare: bare.map(|bare| (bare, SystemTime::now())),
+            bare: known.map(look),
         };
         sight.look_at(&mut spotted);
         let any = !spotted.is_empty();
