@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_files_made_in_order_loses_none() {
+    fn a_folder_of_files_made_in_order_loses_few() {
         let bare = Bare::default();
         let mut stat = status();
         let inodes = 1_234_567..1_234_567 + 100_000;
