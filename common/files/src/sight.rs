@@ -19,7 +19,7 @@ use std::thread::{Builder, scope};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Filter, Node, Twin, WirePath};
 
-/// The most threads that look at the names of one folder. They share half of the processors.
+/// The most threads that look at the names of one folder: one more than half of the processors.
 const LOOKERS_MAX: usize = 4;
 
 /// Names that a thread takes at a time: many looks for the start of a thread.
@@ -126,7 +126,7 @@ impl Sight<'_> {
 
 /// How many threads may look at a time.
 fn lookers() -> usize {
-    (processors() / 2).clamp(1, LOOKERS_MAX)
+    (processors() / 2 + 1).clamp(1, LOOKERS_MAX)
 }
 
 /// Makes a folder that of this thread and of no other. A thread that does this must end: paths
