@@ -99,6 +99,8 @@ pub struct Counts {
     pub refused: u64,
     /// Bytes of data connections that it passed on, both ways.
     pub data_bytes: u64,
+    /// The same of control connections.
+    pub control_bytes: u64,
 }
 
 /// A running proxy.
@@ -120,6 +122,7 @@ struct State {
     stalls: AtomicU64,
     refused: AtomicU64,
     data_bytes: AtomicU64,
+    control_bytes: AtomicU64,
     pumps: Mutex<Vec<JoinHandle<()>>>,
     /// What was passed on over data connections, where that is kept.
     tapes: Option<Mutex<Tapes>>,
@@ -158,6 +161,7 @@ impl Proxy {
             stalls: zero(),
             refused: zero(),
             data_bytes: zero(),
+            control_bytes: zero(),
             pumps: Mutex::default(),
             tapes: taped.then(Mutex::default),
         });
@@ -189,6 +193,7 @@ impl Proxy {
             stalls: of(&state.stalls),
             refused: of(&state.refused),
             data_bytes: of(&state.data_bytes),
+            control_bytes: of(&state.control_bytes),
         }
     }
 }
@@ -388,8 +393,12 @@ impl Pump {
             match self.to.write(bytes) {
                 Ok(sent) => {
                     self.passed += sent as u64;
+                    let passed = match self.kind {
+                        Kind::Data => &self.state.data_bytes,
+                        Kind::Control => &self.state.control_bytes,
+                    };
+                    passed.fetch_add(sent as u64, Ordering::Relaxed);
                     if self.kind == Kind::Data {
-                        self.state.data_bytes.fetch_add(sent as u64, Ordering::Relaxed);
                         self.state.keep_bytes(self.tape, &bytes[..sent]);
                     }
                     bytes = &bytes[sent..];

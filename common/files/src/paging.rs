@@ -3,8 +3,9 @@
 //! to compare it. How a digest is come by is the caller's: the server has a cache.
 
 use crate::{Folder, Source, TreeWalk};
+use verbatim_proto::alike::ends_page;
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::tree::Found;
+use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::units::{FRAME_BYTES_MAX, PAGE_ENTRIES_MAX, WINDOW_BYTES};
 use verbatim_proto::{Code, Digest, Extent, Fault, Node, RootBuilder, WirePath};
 
@@ -28,13 +29,14 @@ pub type DigestOf<'a> = dyn FnMut(&WirePath) -> Result<Digest, Fault> + 'a;
 /// wanted.
 pub fn next_page(walk: &mut TreeWalk, mut digest: Option<&mut DigestOf<'_>>) -> (TreePage, bool) {
     let mut page = TreePage::default();
-    let (mut bytes, mut hashed) = (0, 0);
+    let (mut bytes, mut hashed, mut ends) = (0, 0, false);
     while page.found.len() < PAGE_ENTRIES_MAX
         && bytes < FRAME_BYTES_MAX / 4
         && hashed < HASHED_BYTES_MAX
+        && !ends
     {
-        // What is hashed is looked at just before that.
-        let room = if digest.is_some() { 1 } else { PAGE_ENTRIES_MAX - page.found.len() };
+        // What is hashed is looked at just before that; else some of the next page may be.
+        let room = if digest.is_some() { 1 } else { PAGE_ENTRIES_MAX };
         let Some(found) = walk.advance(room) else {
             let more = walk.is_full();
             page.leftovers = walk.take_leftovers();
@@ -48,6 +50,7 @@ pub fn next_page(walk: &mut TreeWalk, mut digest: Option<&mut DigestOf<'_>>) -> 
             (found, _) => Some(found),
         };
         bytes += found.as_ref().map_or(0, weight);
+        ends = found.as_ref().is_some_and(|found| ends_page(path_of(found)));
         page.found.extend(found);
     }
     page.leftovers = walk.take_leftovers();

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alike;
 mod batch;
 pub mod chosen;
 pub mod digest;

@@ -16,7 +16,7 @@ use crate::{Digest, Extent, Fault, Look, Scan, Ties, WatchReply, WatchRequest, W
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN; the last is 1.
-pub const VERSIONS: &[&[u8]] = &[b"verbatim/2", b"verbatim/1"];
+pub const VERSIONS: &[&[u8]] = &[b"verbatim/3", b"verbatim/2", b"verbatim/1"];
 
 /// From this version on a server knows `TellTies`.
 pub const TIES_VERSION: usize = 2;

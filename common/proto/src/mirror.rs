@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 /// The version from which on a server knows `WalkPlain`.
 pub const PLAIN_VERSION: usize = 2;
 
+/// The version from which on a server knows `WalkUnless`.
+pub const ALIKE_VERSION: usize = 3;
+
 /// A client asks about a tree, or changes one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MirrorRequest {
@@ -99,6 +102,16 @@ pub enum MirrorRequest {
         request: u32,
         /// The tree, and how.
         walk: TreeScan,
+    },
+    /// As `WalkMore`, but a page that has this digest is known, and need not be told.
+    /// Only for those of `ALIKE_VERSION`.
+    WalkUnless {
+        /// Which walk.
+        request: u32,
+        /// The page that is known, as `alike::digest_of` says it.
+        alike: Digest,
+        /// Whether owners are compared.
+        owners: bool,
     },
 }
 
@@ -209,6 +222,13 @@ pub enum MirrorReply {
         request: u32,
         /// The numbers.
         numbers: Vec<Option<u32>>,
+    },
+    /// The answer to `WalkUnless` where the page is the one that is known, and no leftovers.
+    Alike {
+        /// Which walk.
+        request: u32,
+        /// Whether this was the last page.
+        done: bool,
     },
 }
 

@@ -66,8 +66,9 @@ variants!(WriteReply: Created Granted Committed Zeroed Spots Taken => write_repl
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
 variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf Share
-    WalkPlain => mirror_requests());
-variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers => mirror_replies());
+    WalkPlain WalkUnless => mirror_requests());
+variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers Alike
+    => mirror_replies());
 variants!(Edit: Link Describe Remove Sweep Own => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
@@ -276,6 +277,7 @@ fn mirror_requests() -> Vec<MirrorRequest> {
         MirrorRequest::NumbersOf { request, names: vec![named] },
         MirrorRequest::Share { key: Digest([9; 32]) },
         MirrorRequest::WalkPlain { request, walk },
+        MirrorRequest::WalkUnless { request, alike: Digest([0xa1; 32]), owners: true },
     ]
 }
 
@@ -310,6 +312,7 @@ fn mirror_replies() -> Vec<MirrorReply> {
         MirrorReply::Published { request, answer: Err(fault()) },
         MirrorReply::Names { request, names: vec![Some("ada".into()), None] },
         MirrorReply::Numbers { request, numbers: vec![Some(300), None] },
+        MirrorReply::Alike { request, done: true },
     ]
 }
 
@@ -753,4 +756,8 @@ MirrorReply::Numbers
     0700000006070201ac0200
 MirrorRequest::WalkPlain
     0e0000000a07017801032a2e6f010101ac02
+MirrorRequest::WalkUnless
+    230000000b07a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a101
+MirrorReply::Alike
+    03000000070701
 ";

@@ -6,7 +6,7 @@
 
 use super::holding::{Held, Holder, Keeping, Kept};
 use super::staging::Staging;
-use super::walks::{All, Walked, Walks};
+use super::walks::{All, Known, Walked, Walks};
 use super::{End, Event, Session};
 use crate::reach::Reach;
 use std::sync::Arc;
@@ -99,7 +99,10 @@ impl Session {
             MirrorRequest::WalkOnly { request, walk, only } => {
                 self.walk_tree(request, walk, All::Only(Arc::new(Chosen::changed(&only))))
             }
-            MirrorRequest::WalkMore { request } => self.walk_on(request),
+            MirrorRequest::WalkMore { request } => self.walk_on(request, None),
+            MirrorRequest::WalkUnless { request, alike: digest, owners } => {
+                self.walk_on(request, Some(Known { digest, owners }))
+            }
             MirrorRequest::Edit { request, edits } => self.change(request, edits),
             MirrorRequest::Stage { request, path, key } => self.stage(request, path, key),
             MirrorRequest::Publish { request, path, changed } => {

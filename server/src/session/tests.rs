@@ -19,7 +19,10 @@ use verbatim_fabric::domain::Access;
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 use verbatim_fabric::{Buffer, Link, Memory, Op, RemoteRange, Ticket};
+use verbatim_files::TreeWalk;
 use verbatim_files::hold::Hold;
+use verbatim_files::paging::next_page;
+use verbatim_proto::alike::{digest_of, ends_page};
 use verbatim_proto::message::{
     CreateFile, FileInfo, Grant, Lease, LinkAnswer, LinkOffer, OpenFile, Piece, ReadReply,
     ReadRequest, Region, SentChunk, Verdict, WriteReply, WriteRequest,
@@ -27,7 +30,7 @@ use verbatim_proto::message::{
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
 use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
-use verbatim_proto::{Look, MirrorReply, MirrorRequest, Scan, WirePath};
+use verbatim_proto::{Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 /// How long anything may take that should happen at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -172,6 +175,11 @@ fn path(text: &str) -> WirePath {
     WirePath::parse(text.as_bytes()).expect("plain")
 }
 
+/// Names in order, none of which ends a page.
+fn within_pages() -> impl Iterator<Item = String> {
+    (0..).map(|number| format!("{number:05}")).filter(|name| !ends_page(&path(name)))
+}
+
 fn is_walked(message: &ServerMessage) -> bool {
     matches!(message, ServerMessage::Mirror(MirrorReply::Walked { .. }))
 }
@@ -304,9 +312,9 @@ async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
 #[tokio::test]
 async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_once() {
     let mut scene = Scene::new(|_| ());
-    let file = |scene: &Scene, number: usize| scene.data().join(format!("{number:05}"));
-    for number in 0..2 * PAGE_ENTRIES_MAX {
-        std::fs::write(file(&scene, number), b"").expect("writes");
+    let files = || within_pages().take(2 * PAGE_ENTRIES_MAX);
+    for name in files() {
+        std::fs::write(scene.data().join(name), b"").expect("writes");
     }
     let page = |message| match message {
         ServerMessage::Mirror(MirrorReply::Walked { found, done, .. }) => Some((found, done)),
@@ -317,8 +325,8 @@ async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_on
     assert_eq!((found.len(), done), (PAGE_ENTRIES_MAX, false), "its root is the first");
     let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
     assert!(scene.session.event(event.expect("a page")).is_ok(), "it goes on");
-    for number in 0..2 * PAGE_ENTRIES_MAX - 1 {
-        std::fs::remove_file(file(&scene, number)).expect("removes");
+    for name in files().take(2 * PAGE_ENTRIES_MAX - 1) {
+        std::fs::remove_file(scene.data().join(name)).expect("removes");
     }
     let more = || ClientMessage::Mirror(MirrorRequest::WalkMore { request: 1 });
     scene.say(more()).expect("it may ask");
@@ -330,6 +338,37 @@ async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_on
     assert_eq!(refused, Err(Code::Protocol), "it was asked for");
     let (found, done) = scene.hear(page).await;
     assert_eq!((found.len(), done), (1, true));
+}
+
+#[tokio::test]
+async fn a_page_that_the_client_has_is_not_told_but_what_a_copy_left_there_is() {
+    let mut scene = Scene::new(|_| ());
+    for name in within_pages().take(3 * PAGE_ENTRIES_MAX - 1) {
+        std::fs::write(scene.data().join(name), b"").expect("writes");
+    }
+    std::fs::create_dir(scene.data().join("z")).expect("a folder");
+    for name in ["z/f", "z/.f.12-3-0123abcd.verbatim-part"] {
+        std::fs::write(scene.data().join(name), b"").expect("writes");
+    }
+    let root = std::fs::File::open(scene.data()).expect("opens").into();
+    let mut walk = TreeWalk::new(root, Filter::default(), false);
+    let pages: Vec<_> = (0..4).map(|_| next_page(&mut walk, None).0.found).collect();
+    assert_eq!([0, 1, 2, 3].map(|at| pages[at].len()), [1024, 1024, 1024, 2]);
+    scene.walks(false);
+    let told = |message| match message {
+        ServerMessage::Mirror(MirrorReply::Walked { found, leftovers, done, .. }) => {
+            Some((found.len(), leftovers.len(), done))
+        }
+        ServerMessage::Mirror(MirrorReply::Alike { request: 1, done }) => Some((0, 0, done)),
+        _ => None,
+    };
+    assert_eq!(scene.hear(told).await, (1024, 0, false));
+    for (at, expected) in [(2, (1024, 0, false)), (2, (0, 0, false)), (3, (2, 1, true))] {
+        let alike = digest_of(&pages[at], true).expect("all can be told");
+        let unless = MirrorRequest::WalkUnless { request: 1, alike, owners: true };
+        scene.say(ClientMessage::Mirror(unless)).expect("it may ask");
+        assert_eq!(scene.hear(told).await, expected, "{at}");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The walks of a session: trees that are told in order, a page when it is asked
-//! for. The next page is made meanwhile, so that neither side waits for the other;
-//! not where digests are wanted, which cost more than waiting does.
+//! for, unless the client has the same page. The next one is made meanwhile, so that
+//! neither side waits for the other; not where digests are wanted, which cost more
+//! than waiting does.
 
 use super::catalog::open_source;
 use super::mirror::MirrorEvent;
@@ -13,9 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use verbatim_files::bare::Bare;
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
+use verbatim_proto::alike::digest_of;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::TreeScan;
+use verbatim_proto::tree::Found;
 use verbatim_proto::units::WINDOW_BYTES;
 use verbatim_proto::{Code, Digest, Fault, Filter, MirrorReply, WirePath};
 
@@ -30,14 +33,28 @@ pub(super) type Walks = HashMap<u32, Turn>;
 
 /// Whose turn it is in a walk.
 pub(super) enum Turn {
-    /// A job makes a page that the client waits for.
-    Awaited,
+    /// A job makes a page that the client waits for, and need not be told if it is this one.
+    Awaited(Option<Known>),
     /// A job makes a page before it is asked for.
     Ahead,
     /// The client may ask for what a job makes then.
     Resting(Box<Walking>),
     /// The client may ask for what there is.
     Ready(Box<Walked>),
+}
+
+/// A page that the client has.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    pub digest: Digest,
+    /// Whether owners are compared.
+    pub owners: bool,
+}
+
+impl Known {
+    fn is(&self, found: &[Found]) -> bool {
+        digest_of(found, self.owners) == Some(self.digest)
+    }
 }
 
 /// A walk between two pages.
@@ -58,7 +75,7 @@ impl Session {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        walks.insert(request, Turn::Awaited);
+        walks.insert(request, Turn::Awaited(None));
         let reach = self.reach.clone();
         let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
@@ -89,15 +106,16 @@ impl Session {
         }
     }
 
-    pub(super) fn walk_on(&mut self, request: u32) -> Result<(), End> {
-        match self.mirrors.walks.insert(request, Turn::Awaited) {
-            Some(Turn::Ready(walked)) => self.tell_walked(request, *walked),
+    /// The client asks for the next page, unless it is this one.
+    pub(super) fn walk_on(&mut self, request: u32, unless: Option<Known>) -> Result<(), End> {
+        match self.mirrors.walks.insert(request, Turn::Awaited(unless)) {
+            Some(Turn::Ready(walked)) => self.tell_walked(request, *walked, unless),
             Some(Turn::Resting(walking)) => {
                 self.walk_further(request, walking);
                 Ok(())
             }
             Some(Turn::Ahead) => Ok(()),
-            Some(Turn::Awaited) | None => {
+            Some(Turn::Awaited(_)) | None => {
                 let text = "the client asked for more of a walk that is not open";
                 Err(End::Refused(Fault::new(Code::Protocol, text)))
             }
@@ -111,12 +129,18 @@ impl Session {
                 *turn = Turn::Ready(Box::new(walked));
                 Ok(())
             }
-            _ => self.tell_walked(request, walked),
+            Some(&mut Turn::Awaited(unless)) => self.tell_walked(request, walked, unless),
+            _ => self.tell_walked(request, walked, None),
         }
     }
 
-    /// Sends a page, and has the next one made.
-    fn tell_walked(&mut self, request: u32, (walking, page): Walked) -> Result<(), End> {
+    /// Sends a page, unless it is this one, and has the next one made.
+    fn tell_walked(
+        &mut self,
+        request: u32,
+        (walking, page): Walked,
+        unless: Option<Known>,
+    ) -> Result<(), End> {
         let done = walking.is_none();
         match walking {
             Some(walking) if walking.digests => {
@@ -129,7 +153,11 @@ impl Session {
             None => drop(self.mirrors.walks.remove(&request)),
         }
         let TreePage { found, leftovers } = page;
-        let reply = MirrorReply::Walked { request, found, leftovers, done };
+        let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
+        let reply = match is_known {
+            true => MirrorReply::Alike { request, done },
+            false => MirrorReply::Walked { request, found, leftovers, done },
+        };
         self.send(ServerMessage::Mirror(reply))
     }
 

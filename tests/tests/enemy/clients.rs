@@ -202,6 +202,11 @@ fn messages_that_make_no_sense_harm_nobody_else() {
         vec![ClientMessage::Fence { link }, ClientMessage::Fence { link }],
         vec![ClientMessage::ScanMore { request: 77 }],
         vec![ClientMessage::Mirror(MirrorRequest::WalkMore { request: 77 })],
+        vec![ClientMessage::Mirror(MirrorRequest::WalkUnless {
+            request: 77,
+            alike: root,
+            owners: true,
+        })],
         vec![open("ro/public"), open("ro/public")],
     ];
     for messages in nonsense {

@@ -10,6 +10,7 @@ use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_client::{Location, Summary};
 use verbatim_proto::message::{ClientMessage, EntryKind, ServerMessage};
 use verbatim_proto::mirror::{About, Edit};
+use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{
     Code, Filter, Keeps, Meta, MirrorReply, MirrorRequest, Node, Twin, WirePath, plan,
 };
@@ -20,9 +21,17 @@ const MIRROR_MAX: Duration = Duration::from_secs(20);
 
 /// What becomes of a mirror with a liar, up or down.
 fn mirror(script: Script, up: bool) -> Summary {
+    mirror_of(0, script, up)
+}
+
+/// The same, where the local tree has so many files.
+fn mirror_of(files: usize, script: Script, up: bool) -> Summary {
     let liar = Liar::start(script);
     let pair = Pair::in_memory(Backend::Tcp);
     fs::create_dir_all(pair.local("tree/sub")).expect("folders");
+    for number in 0..files {
+        fs::write(pair.local(&format!("tree/sub/{number:05}")), b"").expect("writes");
+    }
     let mut session = pair.down(&["ro/all"], "tree").timeout(Duration::from_secs(5)).session;
     session.connect.port = liar.port;
     session.connect.fingerprint = Some(liar.fingerprint);
@@ -169,4 +178,30 @@ fn a_target_that_is_held_twice_begins_nothing_anew() {
         true,
     );
     assert!(is_protocol(&summary) && SAID.load(Ordering::Relaxed) > 0, "{summary:?}");
+}
+
+#[test]
+fn a_page_that_is_the_same_as_none_is_no_page() {
+    let at_once = |message| match message {
+        ClientMessage::Mirror(MirrorRequest::Walk { request, .. }) => {
+            vec![ServerMessage::Mirror(MirrorReply::Alike { request, done: true })]
+        }
+        message => honest(message),
+    };
+    let later = |message| match message {
+        ClientMessage::Mirror(MirrorRequest::Walk { request, .. }) => vec![page(request, false)],
+        // Nobody has another page to compare it with.
+        ClientMessage::Mirror(MirrorRequest::WalkMore { request }) => {
+            vec![ServerMessage::Mirror(MirrorReply::Alike { request, done: true })]
+        }
+        message => honest(message),
+    };
+    for (script, up) in [(at_once as Script, false), (at_once, true), (later, false), (later, true)]
+    {
+        // With one page, and with pages that wait and begin elsewhere.
+        for files in [0, 4 * PAGE_ENTRIES_MAX] {
+            let summary = mirror_of(files, script, up);
+            assert!(is_protocol(&summary), "{up}: {summary:?}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! mount namespace of its own. Needs root.
 
 use crate::process::{Running, skip};
-use crate::{BOTH, Way, World, changes, text, write};
+use crate::{BOTH, Way, World, changes, text, tree, write};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, lchown, symlink};
 use std::path::Path;
@@ -18,6 +18,9 @@ const HERE: (u32, u32) = (4242, 4343);
 const GHOST: (u32, u32) = (5555, 5555);
 const NOBODY: (u32, u32) = (7777, 7778);
 
+/// What belongs to the first of them, in three pages.
+const OWNED: [&str; 6] = ["before/12/1200", "before/25/2500", "named", "large", "folder", "link"];
+
 /// Runs what follows its first two arguments where those are the lists of accounts.
 const ELSEWHERE: &str = "mount --bind \"$1\" /etc/passwd && mount --bind \"$2\" /etc/group \
     && shift 2 && exec \"$@\"";
@@ -30,15 +33,16 @@ fn elsewhere(world: &World, command: &Command) -> Command {
     wrapped
 }
 
-/// Files, a folder and a link, of four owners.
+/// Files, a folder and a link, of four owners, behind some pages of root's.
 fn fill(root: &Path, owner: (u32, u32)) {
+    tree::small_files(&root.join("before"), 3_000, 0, 1);
     write(root.join("named"), b"1");
     write(root.join("large"), &vec![7; 3 << 20]);
     write(root.join("folder/root"), b"2");
     write(root.join("ghost"), b"3");
     write(root.join("nobody"), b"4");
     symlink("named", root.join("link")).expect("links");
-    for name in ["named", "large", "folder", "link"] {
+    for name in OWNED {
         give(&root.join(name), owner);
     }
     give(&root.join("ghost"), GHOST);
@@ -54,7 +58,7 @@ fn owned(root: &Path, owner: (u32, u32)) {
         let meta = fs::symlink_metadata(root.join(name)).expect("there");
         (meta.uid(), meta.gid())
     };
-    for name in ["named", "large", "folder", "link"] {
+    for name in OWNED {
         assert_eq!(of(name), owner, "{name}");
     }
     assert_eq!(of("ghost"), GHOST, "who is unknown keeps the number");
@@ -94,10 +98,16 @@ fn owners_are_those_of_the_same_name_unless_numbers_are_asked_for() {
         sync(&[]);
         owned(&target, to);
         assert_eq!(changes(&sync(&["--json"])), [""; 0], "{way:?}");
-        assert_eq!(changes(&sync(&["--json", "-n", "--numeric-ids"])).len(), 4, "{way:?}");
+        assert_eq!(
+            changes(&sync(&["--json", "-n", "--numeric-ids"])).len(),
+            OWNED.len(),
+            "{way:?}"
+        );
         sync(&["--numeric-ids"]);
         owned(&target, from);
         assert_eq!(changes(&sync(&["--json", "--numeric-ids"])), [""; 0], "{way:?}");
+        // Both have the same numbers, which are other names.
+        assert_eq!(changes(&sync(&["--json", "-n"])).len(), OWNED.len(), "{way:?}");
         // Back by name, all of it at once: what is shared is made its own.
         sync(&["--atomic"]);
         owned(&target, to);

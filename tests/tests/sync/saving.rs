@@ -1,13 +1,17 @@
 //! What a mirror does not move: chunks that the file it replaces has, and files
 //! that the target has under another name. Whatever is taken from there is
-//! checked as what moves is.
+//! checked as what moves is. And what it does not tell: pages that both trees have.
 
-use crate::{BOTH, Way, World, changes, summary, tree, write};
+use crate::{BOTH, Way, World, changes, summary, text, tree, write};
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
+use verbatim_tests::process::{Ended, Running, skip};
+use verbatim_tests::proxy::Proxy;
 
 /// What a run moved, in bytes of files.
-fn moved(ended: &crate::Ended) -> u64 {
+fn moved(ended: &Ended) -> u64 {
     summary(ended)["moved_bytes"].as_u64().expect("a number")
 }
 
@@ -118,5 +122,126 @@ fn no_more_is_moved_in_a_second_than_is_allowed() {
         write(world.source().join("large again"), &tree::content(1, 6 << 20));
         let ended = world.sync(way, &["--bwlimit", "4M", "--json"]).done();
         assert_eq!(moved(&ended), 0, "{way:?}");
+    }
+}
+
+/// Runs rdma-sync through a proxy, to its end; returns what its control connection carried.
+fn through(world: &World, way: Way, flags: &[&str]) -> (Ended, u64) {
+    let port = world.serve.address.port();
+    let proxy = Proxy::start(port, &[]);
+    // The local door is for the server's own port and user: what it says is handed over.
+    let (door, copy) = (format!("local/{port}.toml"), tempfile::tempdir().expect("a folder"));
+    fs::create_dir(copy.path().join("local")).expect("a folder");
+    fs::copy(world.home.state().join(&door), copy.path().join(&door)).expect("copies");
+    let held = fs::File::open(copy.path().join(&door)).expect("opens");
+    held.lock().expect("as a server that lives does");
+    let found = verbatim_control::LocalDoor::find(copy.path(), port);
+    let (_, key) = found.expect("reads the door").expect("there is a door");
+    let token = world.path(&format!("token-{}", proxy.port()));
+    key.save_new(&token).expect("saves");
+    let user = fs::metadata(world.home.state()).expect("there").uid();
+    std::os::unix::fs::lchown(&token, Some(user), None).expect("it is the user's");
+    let (token, other) = (text(&token), format!(":{}/", proxy.port()));
+    let ends = world.ends(way).map(|end| end.replace(&format!(":{port}/"), &other));
+    let known = ["--json", "--fingerprint", &world.serve.fingerprint, "--token-file", &token];
+    let ends = [ends[0].as_str(), ends[1].as_str()];
+    let command = world.home.command("rdma-sync", &[&ends, &known[..], flags].concat());
+    let ended = Running::start(command).end().done();
+    (ended, proxy.counts().control_bytes)
+}
+
+#[test]
+fn what_both_trees_have_is_not_told_wherever_something_differs() {
+    const FILES: u64 = 16_000;
+    let world = World::new();
+    let source = world.source();
+    let name = |number: u64| format!("{:02}/{number:05}-{}", number / 500, "n".repeat(80));
+    for number in 0..FILES {
+        write(source.join(name(number)), b"");
+    }
+    for way in BOTH {
+        // Of a target that is missing nothing is alike.
+        let dry = world.sync(way, &["--json", "--dry-run"]).done();
+        assert!(changes(&dry).len() as u64 > FILES && !world.target(way).exists(), "{way:?}");
+        world.sync(way, &[]).done();
+    }
+    let all = FILES * 100;
+    for way in BOTH {
+        let (ended, told) = through(&world, way, &["--checksum"]);
+        assert!(told > all, "{way:?}: with digests all is told, {told} bytes: {ended:?}");
+        let (ended, told) = through(&world, way, &[]);
+        assert_eq!(changes(&ended), [""; 0]);
+        assert!(told < all / 8, "{way:?}: {told} bytes");
+    }
+    // Not a folder of it stays as it was, and pages begin elsewhere from here on.
+    write(source.join(name(1_700)), b"longer");
+    fs::set_permissions(source.join(name(3_333)), fs::Permissions::from_mode(0o600)).expect("sets");
+    fs::remove_file(source.join(name(5_000))).expect("removes");
+    write(source.join("09/0 is new"), b"new");
+    fs::remove_dir_all(source.join("12")).expect("removes");
+    for way in BOTH {
+        let part = format!("{}/15/.x.12-3-0123abcd.verbatim-part", text(&world.target(way)));
+        write(part.clone().into(), b"");
+        let (ended, told) = through(&world, way, &["--delete"]);
+        let mut changed = changes(&ended);
+        changed.retain(|change| !change.starts_with("delete 12/"));
+        let expected = [
+            format!("copy {}", name(1_700)),
+            format!("metadata {}", name(3_333)),
+            "copy 09/0 is new".to_owned(),
+        ];
+        for change in &expected {
+            assert!(changed.contains(change), "{way:?}: {change} is not in {changed:?}");
+        }
+        assert!(changed.contains(&format!("delete {}", name(5_000))), "{changed:?}");
+        tree::assert_same_content(&source, &world.target(way));
+        assert!(told < all * 2 / 3, "{way:?}: {told} bytes");
+        assert!(!fs::exists(&part).expect("looks"), "{way:?}: what a copy left is swept away");
+        let (ended, told) = through(&world, way, &["--delete"]);
+        assert_eq!(changes(&ended), [""; 0]);
+        assert!(told < all / 8, "{way:?}: {told} bytes");
+    }
+}
+
+/// More than a control connection carries where of 4,000 files one page is told.
+const FEW: u64 = 60_000;
+
+#[test]
+fn what_a_target_may_not_keep_is_taken_from_it_though_both_trees_have_it() {
+    let world = World::new();
+    tree::small_files(&world.source(), 4_000, 0, 1);
+    std::os::unix::fs::symlink("3500", world.source().join("35/link")).expect("links");
+    for way in BOTH {
+        world.sync(way, &[]).done();
+    }
+    // By hand, at both ends: what came from elsewhere may not run as its owner here.
+    let name = "35/3500";
+    for place in [world.source(), world.target(Way::Up)] {
+        fs::set_permissions(place.join(name), fs::Permissions::from_mode(0o4755)).expect("sets");
+    }
+    let (ended, told) = through(&world, Way::Up, &[]);
+    assert_eq!(changes(&ended), [format!("metadata {name}")]);
+    assert!(told < FEW, "{told} bytes: {ended:?}");
+    let mode = fs::metadata(world.target(Way::Up).join(name)).expect("there").permissions().mode();
+    assert_eq!(mode & 0o7777, 0o755);
+}
+
+#[test]
+fn where_owners_cannot_be_set_they_make_no_difference() {
+    let test = "sync saving::where_owners_cannot_be_set";
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, "only root has files of somebody else");
+    }
+    let Some(world) = World::powerless() else {
+        return skip(test, "root needs setpriv, and a build that nobody may run");
+    };
+    tree::small_files(&world.source(), 4_000, 0, 1);
+    for way in BOTH {
+        world.sync(way, &[]).done();
+        let owner = |root: PathBuf| fs::metadata(root.join("35/3500")).expect("there").uid();
+        assert_ne!(owner(world.source()), owner(world.target(way)));
+        let (ended, told) = through(&world, way, &[]);
+        assert_eq!(changes(&ended), [""; 0], "{way:?}");
+        assert!(told < FEW, "{way:?}: {told} bytes");
     }
 }

@@ -7,12 +7,12 @@
 //! was seen and may have them under another name; then links, when the files they
 //! name are there; then what interrupted copies left is swept away; then deletes,
 //! the last first; then what was waiting for a folder to be deleted; then the
-//! metadata of folders. `sides` feeds the comparison, `order` says what waits,
-//! `owners` knows
-//! whose things are, `doing` does steps, on this machine by `deeds`, `holding` has the target before
-//! all that and puts a new tree in place behind it, `replies` takes what the server
-//! says; this file says which come when.
+//! metadata of folders. `sides` feeds the comparison, `beside` says what may be alike,
+//! `order` what waits, `owners` knows whose things are, `doing` does steps, on this
+//! machine by `deeds`, `holding` has the target before all that and puts a new tree in
+//! place behind it, `replies` takes what the server says; this file says which come when.
 
+mod beside;
 mod deeds;
 mod doing;
 mod holding;
@@ -27,6 +27,7 @@ use super::Core;
 use super::ledger::Item;
 use crate::rules::Task;
 use crate::sync::spool::Spool;
+use beside::Beside;
 use deeds::Deeds;
 use doing::Asked;
 use likely::Likely;
@@ -84,6 +85,7 @@ pub(super) struct Mirroring {
     diff: Diff,
     remote: Remote,
     local: Local,
+    beside: Beside,
     phase: Phase,
     fresh: Spool<What>,
     likely: Likely,
@@ -123,6 +125,7 @@ impl Mirroring {
             diff: Diff::new(of.options),
             remote: Remote::default(),
             local: Local::default(),
+            beside: Beside::default(),
             phase: if holds { Phase::Holding(Some(Instant::now())) } else { Phase::Comparing },
             fresh: Spool::default(),
             likely: Likely::default(),
@@ -244,6 +247,7 @@ impl Core {
     /// Takes steps while little is left to do.
     fn compare_trees(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
         mirror.eager = false;
+        self.hand_on(mirror);
         for steps in 1..=STEPS_MAX {
             mirror.eager = steps == STEPS_MAX;
             if self.mirror_load(mirror) >= QUEUE_LOW {

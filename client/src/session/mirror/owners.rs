@@ -83,8 +83,7 @@ impl Core {
         found: Vec<Found>,
         done: bool,
     ) -> Option<Vec<Found>> {
-        let by_name = mirror.of.by_name && mirror.of.rules.give_away;
-        let owners = if by_name { self.owners.unknown(&found) } else { Vec::new() };
+        let owners = self.unknown_owners(mirror, &found);
         if owners.is_empty() {
             return Some(found);
         }
@@ -105,6 +104,12 @@ impl Core {
         };
         mirror.parked = Some(Parked { found, done, owners, request });
         None
+    }
+
+    /// Owners of a page of the source that have to be asked for.
+    pub(super) fn unknown_owners(&self, mirror: &Mirroring, found: &[Found]) -> Vec<Owner> {
+        let by_name = mirror.of.by_name && mirror.of.rules.give_away;
+        if by_name { self.owners.unknown(found) } else { Vec::new() }
     }
 
     /// A job looked up names or numbers.

@@ -31,9 +31,16 @@ impl Core {
                 match mirror.remote.takes(request, done) {
                     true => {
                         let side = mirror.side_of_remote();
+                        mirror.beside.told(&found, done);
                         self.paged(&mut mirror, side, found, leftovers, done);
                     }
                     false => self.unasked("a page of a tree"),
+                }
+            }
+            MirrorReply::Alike { request, done } => {
+                match mirror.remote.takes_alike(request, done) {
+                    true => self.paged_alike(&mut mirror, done),
+                    false => self.unasked("a page that is the same"),
                 }
             }
             MirrorReply::Names { request, names } => {
@@ -76,7 +83,7 @@ impl Core {
         }
     }
 
-    fn unasked(&mut self, what: &str) {
+    pub(super) fn unasked(&mut self, what: &str) {
         let text = format!("the server told of {what}, and nobody had asked for that");
         self.broke(Fault::new(Code::Protocol, text));
     }

@@ -1,8 +1,9 @@
 //! The two sides of a mirror: pages of the server's tree are asked for, pages of
-//! the local one are walked by a job, both ahead of the comparison. What is not
-//! to be looked at is left out here, and the metadata of the source becomes what
-//! the target may keep of it.
+//! the local one are walked by a job, both ahead of the comparison, and those that
+//! are alike are not told. What is not to be looked at is left out here, and the
+//! metadata of the source becomes what the target may keep of it.
 
+use super::beside::{Ask, Held};
 use super::{Aside, Mirroring, Way};
 use crate::session::{Core, Event};
 use crate::sync::chosen::Chosen;
@@ -10,12 +11,13 @@ use std::time::Instant;
 use verbatim_files::TreeWalk;
 use verbatim_files::meta::{Kind, expected};
 use verbatim_files::paging::{TreePage, hash_file, next_page};
+use verbatim_proto::alike::digest_of;
 use verbatim_proto::message::{ClientMessage, EntryKind};
-use verbatim_proto::mirror::{MirrorRequest, PLAIN_VERSION, TreeScan};
+use verbatim_proto::mirror::{ALIKE_VERSION, MirrorRequest, PLAIN_VERSION, TreeScan};
 use verbatim_proto::plan::Side;
 use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
-use verbatim_proto::{Code, Digest, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Meta, Node, WirePath};
 
 /// How many leftovers of copies are kept in mind, in a file; what is more waits for the next run.
 const LEFTOVERS_MAX: u64 = 1 << 20;
@@ -30,6 +32,8 @@ pub(super) struct Remote {
     request: Option<u32>,
     /// Whether a page is on its way.
     pub asked: bool,
+    /// Whether it may be the local one that waits.
+    unless: bool,
     pub done: bool,
 }
 
@@ -39,6 +43,11 @@ impl Remote {
         let takes = self.request == Some(request) && std::mem::take(&mut self.asked);
         self.done |= takes && done;
         takes
+    }
+
+    /// The same of a page that is the local one.
+    pub fn takes_alike(&mut self, request: u32, done: bool) -> bool {
+        self.unless && self.takes(request, done)
     }
 }
 
@@ -58,16 +67,20 @@ pub(super) struct Local {
 pub(crate) struct TreePaged {
     walk: Option<Box<TreeWalk>>,
     page: TreePage,
+    /// What the page says, where the server may be asked for that.
+    digest: Option<Digest>,
 }
 
 impl Core {
     /// Asks both sides for more, where little of theirs is left.
     pub(super) fn feed(&mut self, mirror: &mut Mirroring) {
-        let lacks = |side: Side| mirror.diff.waiting(side) < AHEAD_ENTRIES;
         let (local, remote) = (mirror.side_of_local(), mirror.side_of_remote());
         // One page of the source waits for its owners at a time.
         let waits = |side: Side| side == Side::Source && mirror.parked.is_some();
-        let [local, remote] = [local, remote].map(|side| lacks(side) && !waits(side));
+        let lacks = |side: Side, held: usize| {
+            mirror.diff.waiting(side) + held < AHEAD_ENTRIES && !waits(side)
+        };
+        let (local, remote) = (lacks(local, mirror.beside.waiting()), lacks(remote, 0));
         if local && !mirror.local.busy && !mirror.local.done {
             self.walk_page(mirror);
         }
@@ -82,13 +95,27 @@ impl Core {
     fn ask_page(&mut self, mirror: &mut Mirroring) {
         if mirror.of.remote_is_missing {
             mirror.remote.done = true;
+            mirror.beside.told(&[], true);
             let side = mirror.side_of_remote();
             return self.paged(mirror, side, Vec::new(), Vec::new(), true);
         }
         let message = match mirror.remote.request {
             Some(request) => {
+                let ask = match self.may_be_alike(mirror) {
+                    // A page that both have is compared when those before it are.
+                    true => mirror.beside.ask().filter(|_| mirror.parked.is_none()),
+                    false => Some(Ask::More),
+                };
+                let Some(ask) = ask else { return };
                 self.quiet_since = Instant::now();
-                MirrorRequest::WalkMore { request }
+                mirror.remote.unless = ask != Ask::More;
+                match ask {
+                    Ask::More => MirrorRequest::WalkMore { request },
+                    Ask::Unless(alike) => {
+                        let owners = mirror.of.rules.give_away;
+                        MirrorRequest::WalkUnless { request, alike, owners }
+                    }
+                }
             }
             None => {
                 let request = self.request();
@@ -111,8 +138,8 @@ impl Core {
     fn walk_page(&mut self, mirror: &mut Mirroring) {
         let Some(folder) = mirror.of.folder.clone() else {
             (mirror.local.done, mirror.local.paged) = (true, true);
-            let side = mirror.side_of_local();
-            return self.paged(mirror, side, Vec::new(), Vec::new(), true);
+            mirror.beside.hold(Held { page: TreePage::default(), digest: None, done: true });
+            return self.hand_on(mirror);
         };
         mirror.local.busy = true;
         let begun = std::mem::replace(&mut mirror.local.begun, true);
@@ -122,6 +149,8 @@ impl Core {
         let only = mirror.of.chosen.clone();
         let aside = mirror.of.aside.clone();
         let plain = mirror.of.way == Way::Up && mirror.target_is_empty();
+        let asks = self.may_be_alike(mirror) && !mirror.remote.done;
+        let owners = mirror.of.rules.give_away;
         self.job(move || {
             let walk = match (walk, begun) {
                 (None, false) => folder.open_folder(&WirePath::root()).map(|fd| {
@@ -139,7 +168,7 @@ impl Core {
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
                     let page = TreePage { found, ..TreePage::default() };
-                    return Event::TreePaged(TreePaged { walk: None, page });
+                    return Event::TreePaged(TreePaged { walk: None, page, digest: None });
                 }
             };
             if plain {
@@ -151,20 +180,81 @@ impl Core {
                 true => next_page(&mut walk, Some(&mut digest)),
                 false => next_page(&mut walk, None),
             };
-            Event::TreePaged(TreePaged { walk: more.then_some(walk), page })
+            let digest = if asks { digest_of(&page.found, owners) } else { None };
+            Event::TreePaged(TreePaged { walk: more.then_some(walk), page, digest })
         });
     }
 
     /// A page of the local tree is there.
     pub(in crate::session) fn tree_paged(&mut self, paged: TreePaged) {
         let Some(mut mirror) = self.mirror.take() else { return };
-        let TreePaged { walk, page: TreePage { found, leftovers } } = paged;
+        let TreePaged { walk, page, digest } = paged;
         (mirror.local.busy, mirror.local.paged) = (false, true);
         mirror.local.done = walk.is_none();
         mirror.local.walk = walk;
-        let (side, done) = (mirror.side_of_local(), mirror.local.done);
-        self.paged(&mut mirror, side, found, leftovers, done);
+        let done = mirror.local.done;
+        mirror.beside.hold(Held { page, digest, done });
         self.mirror = Some(mirror);
+    }
+
+    /// Whether the server may be asked for pages by what the local tree has: not for parts of a
+    /// tree, nor for digests.
+    fn may_be_alike(&self, mirror: &Mirroring) -> bool {
+        let all = mirror.of.chosen.is_none() && !mirror.of.options.checksum;
+        self.version >= ALIKE_VERSION && all
+    }
+
+    /// Hands on the local pages that wait for no answer of the server, and for no owner.
+    pub(super) fn hand_on(&mut self, mirror: &mut Mirroring) {
+        let side = mirror.side_of_local();
+        while mirror.parked.is_none() || side == Side::Target {
+            let held = match self.may_be_alike(mirror) {
+                true => mirror.beside.next_apart(),
+                false => mirror.beside.pass(),
+            };
+            let Some(Held { page: TreePage { found, leftovers }, done, .. }) = held else { break };
+            self.paged(mirror, side, found, leftovers, done);
+        }
+    }
+
+    /// The server has the local page that waits as its next one.
+    pub(super) fn paged_alike(&mut self, mirror: &mut Mirroring, remote_done: bool) {
+        let Some(Held { page, done, .. }) = mirror.beside.alike(remote_done) else {
+            return self.unasked("a page that is the same");
+        };
+        let TreePage { found, leftovers } = page;
+        // What copies left is the target's to tell, and the server has none in this page.
+        let (ended, leftovers) = match mirror.of.way {
+            Way::Down => ([remote_done, done], leftovers),
+            Way::Up => ([done, remote_done], Vec::new()),
+        };
+        if !self.stays_alike(mirror, &found) {
+            self.paged(mirror, Side::Source, found.clone(), Vec::new(), ended[0]);
+            return self.paged(mirror, Side::Target, found, leftovers, ended[1]);
+        }
+        self.note_target(mirror, &found, leftovers, ended[1]);
+        if let Err(fault) = mirror.diff.push_alike(found, ended) {
+            self.broke(fault);
+        }
+    }
+
+    /// Whether what is the same on both sides is what the target may keep of the source.
+    fn stays_alike(&self, mirror: &Mirroring, found: &[Found]) -> bool {
+        let is_kept = |node: &Node| {
+            let mut meta = node.meta.clone();
+            self.owners.translate(&mut meta);
+            let mut kept = mirror.kept(&node.kind, meta);
+            if !mirror.of.rules.give_away {
+                (kept.uid, kept.gid) = (node.meta.uid, node.meta.gid);
+            }
+            if matches!(node.kind, EntryKind::Symlink { .. }) {
+                // Nobody compares that of a link.
+                kept.mode = node.meta.mode;
+            }
+            kept == node.meta
+        };
+        self.unknown_owners(mirror, found).is_empty()
+            && found.iter().all(|found| found.as_ref().is_ok_and(|node| is_kept(node)))
     }
 
     /// A page of a side is there; one of the source may have to wait for its owners.
@@ -195,29 +285,42 @@ impl Core {
         done: bool,
     ) {
         if side == Side::Target {
-            let room = LEFTOVERS_MAX.saturating_sub(mirror.leftovers.count()) as usize;
-            for path in leftovers.iter().take(room) {
-                if let Err(fault) = mirror.leftovers.push(path) {
-                    return self.broke(fault);
-                }
-            }
-            found.iter().flatten().for_each(|node| mirror.likely.note(node));
-            mirror.likely.complete |= done;
-            mirror.there += found.len();
+            self.note_target(mirror, &found, leftovers, done);
         }
         if let Some(chosen) = mirror.of.chosen.clone() {
             self.choose_found(mirror, &chosen, side, &mut found);
         }
         match side {
             Side::Source => {
-                found.iter_mut().flatten().for_each(|node| self.owners.translate(&mut node.meta));
-                found.iter_mut().for_each(|found| mirror.expect_kept(found));
+                for node in found.iter_mut().flatten() {
+                    self.owners.translate(&mut node.meta);
+                    node.meta = mirror.kept(&node.kind, std::mem::take(&mut node.meta));
+                }
             }
             Side::Target => found.iter_mut().for_each(|found| mirror.take_for_ours(found)),
         }
         if let Err(fault) = mirror.diff.push(side, found, done) {
             self.broke(fault);
         }
+    }
+
+    /// Notes what the target has, beside comparing it.
+    fn note_target(
+        &mut self,
+        mirror: &mut Mirroring,
+        found: &[Found],
+        leftovers: Vec<WirePath>,
+        done: bool,
+    ) {
+        let room = LEFTOVERS_MAX.saturating_sub(mirror.leftovers.count()) as usize;
+        for path in leftovers.iter().take(room) {
+            if let Err(fault) = mirror.leftovers.push(path) {
+                return self.broke(fault);
+            }
+        }
+        found.iter().flatten().for_each(|node| mirror.likely.note(node));
+        mirror.likely.complete |= done;
+        mirror.there += found.len();
     }
 
     fn choose_found(
@@ -250,16 +353,15 @@ impl Mirroring {
         self.likely.complete && self.there <= 1
     }
 
-    /// Makes the metadata of an entry of the source what the target may keep of it.
-    fn expect_kept(&self, found: &mut Found) {
-        let Ok(node) = found else { return };
-        let kind = match node.kind {
+    /// What the target may keep of the metadata of an entry of the source.
+    fn kept(&self, kind: &EntryKind, meta: Meta) -> Meta {
+        let kind = match kind {
             EntryKind::File => Kind::File,
             EntryKind::Folder => Kind::Folder,
             EntryKind::Symlink { .. } => Kind::Link,
-            EntryKind::Special => return,
+            EntryKind::Special => return meta,
         };
-        node.meta = expected(&node.meta, kind, &self.of.rules);
+        expected(&meta, kind, &self.of.rules)
     }
 
     /// Where owners cannot be set none is wrong: a folder may hand down its group.

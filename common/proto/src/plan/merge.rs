@@ -1,14 +1,14 @@
-//! The merge of two sorted streams. Takes entries of either side as they come,
-//! and says what it needs when it has none; every entry is looked at once. A
+//! The merge of two sorted streams. Takes entries of either side as they come, or
+//! of both, and says what it needs when it has none; every entry is looked at once. A
 //! stream that is not sorted, or has an entry outside its folders, is refused:
 //! the other side is not believed.
 
 use super::compare::{content, metadata};
 use super::links::{Links, Role};
+use super::streams::{Meeting, Streams};
 use super::{Options, Step, What, Why};
 use crate::tree::{EntryKind, Found, Node, path_of};
 use crate::{Code, Fault, WirePath};
-use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
 
 /// Which of the two trees.
@@ -53,8 +53,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Diff {
     options: Options,
-    source: Stream,
-    target: Stream,
+    streams: Streams,
     /// The folders of the source that the merge is in, the innermost last.
     folders: Vec<Open>,
     /// What is below this at the target is neither looked at nor deleted.
@@ -64,13 +63,6 @@ pub struct Diff {
     links: Links,
     steps: VecDeque<Step>,
     counts: Counts,
-}
-
-#[derive(Debug, Default)]
-struct Stream {
-    found: VecDeque<Found>,
-    ended: bool,
-    last: Option<WirePath>,
 }
 
 /// A folder of the source, and whether something in it changes.
@@ -91,8 +83,7 @@ impl Diff {
         let delete = options.delete && !options.fold_case;
         Self {
             options: Options { delete, ..options },
-            source: Stream::default(),
-            target: Stream::default(),
+            streams: Streams::default(),
             folders: Vec::new(),
             kept: None,
             blocked: None,
@@ -104,42 +95,24 @@ impl Diff {
 
     /// Takes entries of one side, behind those before; `done` says that there are no more.
     pub fn push(&mut self, side: Side, found: Vec<Found>, done: bool) -> Result<(), Fault> {
-        let stream = self.stream(side);
-        for found in found {
-            let path = path_of(&found);
-            let last = stream.found.back().map(path_of).or(stream.last.as_ref());
-            if last.is_some_and(|last| last.tree_cmp(path).is_ge()) {
-                let text = format!("{path} came out of order in a list of a tree");
-                return Err(Fault::new(Code::Protocol, text));
-            }
-            stream.found.push_back(found);
-        }
-        // What comes next is behind this, also when it was taken by then.
-        if let Some(found) = stream.found.back() {
-            stream.last = Some(path_of(found).clone());
-        }
-        stream.ended |= done;
-        Ok(())
+        self.streams.push(side, found, done)
+    }
+
+    /// Takes entries that both sides have alike, and in the same order, behind those before of
+    /// either; `ended` says whether there are no more of the source, and of the target. That they
+    /// are sorted is for the caller to know: they are of this machine.
+    pub fn push_alike(&mut self, found: Vec<Found>, ended: [bool; 2]) -> Result<(), Fault> {
+        self.streams.push_alike(found, ended)
     }
 
     /// How many entries wait to be looked at.
     pub fn waiting(&self, side: Side) -> usize {
-        match side {
-            Side::Source => self.source.found.len(),
-            Side::Target => self.target.found.len(),
-        }
+        self.streams.waiting(side)
     }
 
     /// What was seen so far.
     pub fn counts(&self) -> Counts {
         self.counts
-    }
-
-    fn stream(&mut self, side: Side) -> &mut Stream {
-        match side {
-            Side::Source => &mut self.source,
-            Side::Target => &mut self.target,
-        }
     }
 
     /// Says what is to be done next. A fault ends the merge: the other side misbehaves.
@@ -148,24 +121,34 @@ impl Diff {
             if let Some(step) = self.steps.pop_front() {
                 return Ok(Next::Step(step));
             }
-            let (source, target) = (self.source.lacks(), self.target.lacks());
+            let (source, target) = self.streams.lack();
             if source || target {
                 return Ok(Next::Need { source, target });
             }
-            let order = match (self.source.found.front(), self.target.found.front()) {
-                (None, None) if self.folders.is_empty() => return Ok(Next::End),
-                (None, None) => {
-                    self.leave_folders(None);
-                    continue;
-                }
-                (Some(_), None) => Ordering::Less,
-                (None, Some(_)) => Ordering::Greater,
-                (Some(source), Some(target)) => path_of(source).tree_cmp(path_of(target)),
-            };
-            let source = if order.is_le() { self.source.found.pop_front() } else { None };
-            let target = if order.is_ge() { self.target.found.pop_front() } else { None };
-            self.meet(source, target)?;
+            match self.streams.take() {
+                None if self.folders.is_empty() => return Ok(Next::End),
+                None => self.leave_folders(None),
+                Some(Meeting::Apart(source, target)) => self.meet(source, target)?,
+                Some(Meeting::Alike(found)) => self.meet_alike(found)?,
+            }
         }
+    }
+
+    /// Looks at what both sides have alike: of files and links there is nothing to do.
+    fn meet_alike(&mut self, found: Found) -> Result<(), Fault> {
+        let is_plain = |node: &Node| {
+            let kind = matches!(node.kind, EntryKind::File | EntryKind::Symlink { .. });
+            kind && node.twin.is_none()
+        };
+        if self.options.fold_case || !found.as_ref().is_ok_and(|node| is_plain(node)) {
+            let there = found.clone();
+            return self.meet(Some(found), Some(there));
+        }
+        let path = path_of(&found);
+        self.leave_folders(Some(path));
+        self.counts.source += 1;
+        self.counts.target += 1;
+        self.check_parent(path)
     }
 
     /// Looks at what one or both sides have at a path.
@@ -369,12 +352,5 @@ impl Diff {
 
     fn refuse(&mut self, path: WirePath, fault: Fault) {
         self.steps.push_back(Step { what: What::Refuse { path, fault }, why: Why::default() });
-    }
-}
-
-impl Stream {
-    /// Whether it is not known what comes next.
-    fn lacks(&self) -> bool {
-        self.found.is_empty() && !self.ended
     }
 }

@@ -11,6 +11,7 @@
 mod compare;
 mod links;
 mod merge;
+mod streams;
 
 pub use compare::Why;
 pub use merge::{Counts, Diff, Next, Side};

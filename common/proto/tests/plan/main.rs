@@ -8,8 +8,9 @@ mod model;
 
 use model::{Inode, Thing, Tree};
 use proptest::prelude::*;
+use std::cmp::Ordering;
 use verbatim_proto::plan::{Diff, Next, Options, Side, Step, What};
-use verbatim_proto::tree::Found;
+use verbatim_proto::tree::{Found, path_of};
 use verbatim_proto::{Code, Fault, Meta, WirePath};
 
 /// A plan, from streams that come in pages of any length.
@@ -33,6 +34,47 @@ fn plan(source: &[Found], target: &[Found], options: Options, page: usize) -> (V
             }
         }
     }
+}
+
+/// The same, where what both trees have alike comes for both at once, runs of it in one.
+fn plan_alike(source: &[Found], target: &[Found], options: Options) -> (Vec<Step>, Diff, usize) {
+    let mut diff = Diff::new(options);
+    let (mut source, mut target) = (source.iter().peekable(), target.iter().peekable());
+    let mut runs = 0;
+    loop {
+        let (mut apart, mut alike) = ([Vec::new(), Vec::new()], Vec::new());
+        while let (Some(one), Some(other)) = (source.peek(), target.peek()) {
+            match path_of(one).tree_cmp(path_of(other)) {
+                Ordering::Equal if one == other => break,
+                order => {
+                    apart[0].extend(source.next_if(|_| order.is_le()).cloned());
+                    apart[1].extend(target.next_if(|_| order.is_ge()).cloned());
+                }
+            }
+        }
+        while let (Some(one), Some(other)) = (source.peek(), target.peek())
+            && one == other
+        {
+            alike.extend(source.next().cloned());
+            target.next();
+        }
+        let ends = source.peek().is_none() || target.peek().is_none();
+        let [of_source, of_target] = apart;
+        diff.push(Side::Source, of_source, false).expect("sorted");
+        diff.push(Side::Target, of_target, false).expect("sorted");
+        runs += usize::from(!alike.is_empty());
+        diff.push_alike(alike, [false; 2]).expect("sorted");
+        if ends {
+            break;
+        }
+    }
+    diff.push(Side::Source, source.cloned().collect(), true).expect("sorted");
+    diff.push(Side::Target, target.cloned().collect(), true).expect("sorted");
+    let mut steps = Vec::new();
+    while let Next::Step(step) = diff.next_step().expect("the streams are sorted") {
+        steps.push(step);
+    }
+    (steps, diff, runs)
 }
 
 fn path(text: &str) -> WirePath {
@@ -144,6 +186,23 @@ proptest! {
     }
 
     #[test]
+    fn what_is_alike_makes_the_same_plan_when_it_comes_at_once(
+        source in tree(false), target in tree(false), delete in any::<bool>(), fold in any::<bool>(),
+    ) {
+        let options = Options { delete, fold_case: fold, ..Options::default() };
+        // Also files of several names may be alike: they are numbered as it comes.
+        let (source, target) = (source.found(1), target.found(1));
+        let (steps, diff) = plan(&source, &target, options, 7);
+        let (at_once, other, _) = plan_alike(&source, &target, options);
+        prop_assert_eq!(steps, at_once);
+        prop_assert_eq!(diff.counts(), other.counts());
+        let (nothing, diff, runs) = plan_alike(&source, &source, options);
+        prop_assert_eq!((runs, diff.counts().source), (1, source.len() as u64 - 1));
+        prop_assert_eq!(diff.counts().target, diff.counts().source);
+        prop_assert_eq!(nothing, plan(&source, &source, options, 7).0);
+    }
+
+    #[test]
     fn a_file_that_cannot_be_copied_leaves_every_name_right_or_as_it_was(
         source in tree(true), target in tree(true), delete in any::<bool>(), at in 0..30usize,
     ) {
@@ -246,11 +305,33 @@ fn files_of_their_own_do_not_stay_names_of_one_file() {
 }
 
 #[test]
+fn a_file_whose_names_are_alike_is_not_kept_for_another() {
+    let mut source = small(&["a", "b", "c"]);
+    let one = source.things[&path("a")].clone();
+    source.things.insert(path("b"), one.clone());
+    let mut target = source.clone();
+    target.things.insert(path("c"), one);
+    let (source, target) = (source.found(1), target.found(1));
+    let (steps, ..) = plan_alike(&source, &target, Options::default());
+    assert!(steps.iter().any(|step| *step.what.path() == path("c")), "{steps:#?}");
+}
+
+#[test]
 fn streams_that_are_no_trees_are_refused() {
     let mut unsorted = small(&["a", "b"]).found(1);
     unsorted.swap(1, 2);
     let mut diff = Diff::new(Options::default());
     assert_eq!(diff.push(Side::Source, unsorted, true).expect_err("refused").code, Code::Protocol);
+    // What both have is behind what either had.
+    for side in [Side::Source, Side::Target] {
+        let mut diff = Diff::new(Options::default());
+        diff.push(side, small(&["a", "b"]).found(1), false).expect("sorted");
+        let refused = diff.push_alike(small(&["b"]).found(1).split_off(1), [true; 2]);
+        assert_eq!(refused.expect_err("it was there").code, Code::Protocol);
+        diff.push_alike(small(&["c"]).found(1).split_off(1), [false; 2]).expect("behind both");
+        let refused = diff.push(side, small(&["c"]).found(1).split_off(1), true);
+        assert_eq!(refused.expect_err("it was there").code, Code::Protocol);
+    }
     let mut orphan = small(&["a/b"]).found(1);
     drop(orphan.remove(1));
     let mut diff = Diff::new(Options::default());
