@@ -1,5 +1,5 @@
 //! The walks of a session: trees that are told in order, a page when it is asked
-//! for, unless the client has the same page. The next one is made meanwhile, so that
+//! for, unless the client has the same page. The next ones are made meanwhile, so that
 //! neither side waits for the other; not where digests are wanted, which cost more
 //! than waiting does.
 
@@ -7,7 +7,7 @@ use super::catalog::open_source;
 use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,22 +25,24 @@ use verbatim_proto::{Code, Digest, Fault, Filter, MirrorReply, WirePath};
 /// Walks one client may have at a time.
 const WALKS_MAX: usize = 4;
 
+/// Pages of a walk that are made before they are asked for: a client that is at one thing has its
+/// pages unevenly.
+const AHEAD_PAGES: usize = 2;
+
 /// Walks of all clients that may hash at a time: half of the threads there are for files.
 pub(crate) const HASHED_WALKS_MAX: usize = 16;
 
 /// The walks of a session that are not over, by the requests that began them.
 pub(super) type Walks = HashMap<u32, Turn>;
 
-/// Whose turn it is in a walk.
-pub(super) enum Turn {
-    /// A job makes a page that the client waits for, and need not be told if it is this one.
-    Awaited(Option<Known>),
-    /// A job makes a page before it is asked for.
-    Ahead,
-    /// The client may ask for what a job makes then.
-    Resting(Box<Walking>),
-    /// The client may ask for what there is.
-    Ready(Box<Walked>),
+/// How far a walk is.
+pub(super) struct Turn {
+    /// Whether the client waits for a page, unless it is one that it has.
+    asked: Option<Option<Known>>,
+    /// Pages that are made and not told, and whether they are the last.
+    ready: VecDeque<(TreePage, bool)>,
+    /// The walk, while no job makes a page of it; none when it is over.
+    resting: Option<Box<Walking>>,
 }
 
 /// A page that the client has.
@@ -75,7 +77,8 @@ impl Session {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        walks.insert(request, Turn::Awaited(None));
+        let turn = Turn { asked: Some(None), ready: VecDeque::new(), resting: None };
+        walks.insert(request, turn);
         let reach = self.reach.clone();
         let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
@@ -108,51 +111,57 @@ impl Session {
 
     /// The client asks for the next page, unless it is this one.
     pub(super) fn walk_on(&mut self, request: u32, unless: Option<Known>) -> Result<(), End> {
-        match self.mirrors.walks.insert(request, Turn::Awaited(unless)) {
-            Some(Turn::Ready(walked)) => self.tell_walked(request, *walked, unless),
-            Some(Turn::Resting(walking)) => {
-                self.walk_further(request, walking);
-                Ok(())
-            }
-            Some(Turn::Ahead) => Ok(()),
-            Some(Turn::Awaited(_)) | None => {
+        match self.mirrors.walks.get_mut(&request) {
+            Some(turn) if turn.asked.is_none() => turn.asked = Some(unless),
+            _ => {
                 let text = "the client asked for more of a walk that is not open";
-                Err(End::Refused(Fault::new(Code::Protocol, text)))
+                return Err(End::Refused(Fault::new(Code::Protocol, text)));
             }
         }
+        self.go_on(request)
     }
 
     /// A page is made.
-    pub(super) fn walked(&mut self, request: u32, walked: Walked) -> Result<(), End> {
-        match self.mirrors.walks.get_mut(&request) {
-            Some(turn @ Turn::Ahead) => {
-                *turn = Turn::Ready(Box::new(walked));
-                Ok(())
-            }
-            Some(&mut Turn::Awaited(unless)) => self.tell_walked(request, walked, unless),
-            _ => self.tell_walked(request, walked, None),
+    pub(super) fn walked(&mut self, request: u32, (walking, page): Walked) -> Result<(), End> {
+        if let Some(turn) = self.mirrors.walks.get_mut(&request) {
+            turn.ready.push_back((page, walking.is_none()));
+            turn.resting = walking;
+        }
+        self.go_on(request)
+    }
+
+    /// Has a page made where too few are ready, and sends the next where it is asked for.
+    fn go_on(&mut self, request: u32) -> Result<(), End> {
+        let Some(turn) = self.mirrors.walks.get_mut(&request) else { return Ok(()) };
+        let next = turn.asked.and_then(|unless| Some((unless, turn.ready.pop_front()?)));
+        if next.is_some() {
+            turn.asked = None;
+        }
+        let ready = turn.ready.len();
+        let lacks = |walking: &mut Box<Walking>| match walking.digests {
+            true => turn.asked.is_some() && ready == 0,
+            false => ready < AHEAD_PAGES,
+        };
+        if let Some(walking) = turn.resting.take_if(lacks) {
+            self.walk_further(request, walking);
+        }
+        match next {
+            Some((unless, (page, done))) => self.tell_page(request, page, done, unless),
+            None => Ok(()),
         }
     }
 
-    /// Sends a page, unless it is this one, and has the next one made.
-    fn tell_walked(
+    /// Sends a page, unless the client has it.
+    fn tell_page(
         &mut self,
         request: u32,
-        (walking, page): Walked,
+        TreePage { found, leftovers }: TreePage,
+        done: bool,
         unless: Option<Known>,
     ) -> Result<(), End> {
-        let done = walking.is_none();
-        match walking {
-            Some(walking) if walking.digests => {
-                self.mirrors.walks.insert(request, Turn::Resting(walking));
-            }
-            Some(walking) => {
-                self.mirrors.walks.insert(request, Turn::Ahead);
-                self.walk_further(request, walking);
-            }
-            None => drop(self.mirrors.walks.remove(&request)),
+        if done {
+            self.mirrors.walks.remove(&request);
         }
-        let TreePage { found, leftovers } = page;
         let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
         let reply = match is_known {
             true => MirrorReply::Alike { request, done },
