@@ -31,7 +31,7 @@ impl Core {
                 match mirror.remote.takes(request, done) {
                     true => {
                         let side = mirror.side_of_remote();
-                        mirror.beside.told(&found, done);
+                        mirror.beside.told(&found);
                         self.paged(&mut mirror, side, found, leftovers, done);
                     }
                     false => self.unasked("a page of a tree"),

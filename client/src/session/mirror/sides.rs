@@ -95,7 +95,6 @@ impl Core {
     fn ask_page(&mut self, mirror: &mut Mirroring) {
         if mirror.of.remote_is_missing {
             mirror.remote.done = true;
-            mirror.beside.told(&[], true);
             let side = mirror.side_of_remote();
             return self.paged(mirror, side, Vec::new(), Vec::new(), true);
         }
@@ -103,7 +102,9 @@ impl Core {
             Some(request) => {
                 let ask = match self.may_be_alike(mirror) {
                     // A page that both have is compared when those before it are.
-                    true => mirror.beside.ask().filter(|_| mirror.parked.is_none()),
+                    true => {
+                        mirror.beside.ask(mirror.local.done).filter(|_| mirror.parked.is_none())
+                    }
                     false => Some(Ask::More),
                 };
                 let Some(ask) = ask else { return };
@@ -138,8 +139,8 @@ impl Core {
     fn walk_page(&mut self, mirror: &mut Mirroring) {
         let Some(folder) = mirror.of.folder.clone() else {
             (mirror.local.done, mirror.local.paged) = (true, true);
-            mirror.beside.hold(Held { page: TreePage::default(), digest: None, done: true });
-            return self.hand_on(mirror);
+            let side = mirror.side_of_local();
+            return self.paged(mirror, side, Vec::new(), Vec::new(), true);
         };
         mirror.local.busy = true;
         let begun = std::mem::replace(&mut mirror.local.begun, true);
@@ -209,7 +210,7 @@ impl Core {
         let side = mirror.side_of_local();
         while mirror.parked.is_none() || side == Side::Target {
             let held = match self.may_be_alike(mirror) {
-                true => mirror.beside.next_apart(),
+                true => mirror.beside.next_apart(mirror.remote.done),
                 false => mirror.beside.pass(),
             };
             let Some(Held { page: TreePage { found, leftovers }, done, .. }) = held else { break };
@@ -219,7 +220,7 @@ impl Core {
 
     /// The server has the local page that waits as its next one.
     pub(super) fn paged_alike(&mut self, mirror: &mut Mirroring, remote_done: bool) {
-        let Some(Held { page, done, .. }) = mirror.beside.alike(remote_done) else {
+        let Some(Held { page, done, .. }) = mirror.beside.alike() else {
             return self.unasked("a page that is the same");
         };
         let TreePage { found, leftovers } = page;
