@@ -3,13 +3,17 @@
 //! sockets and ends with its handle. It tells data connections from control by
 //! the magic they begin with, and changes nothing it was not told to.
 
+use crate::process::Home;
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, lchown};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use verbatim_control::LocalDoor;
 
 /// What a data connection begins with, plain or inside TLS.
 const DATA_MAGICS: [&[u8; 8]; 2] = [b"VBTMJOIN", b"VBTMSEAL"];
@@ -173,6 +177,27 @@ impl Proxy {
     /// Where clients connect to.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The flags of a client of this user that connects here: the local door is for the server's own
+    /// port and user, so what it says is handed over.
+    pub fn known(&self, home: &Home) -> [String; 4] {
+        let place = tempfile::tempdir_in(home.path()).expect("a folder").keep();
+        let door = format!("local/{}.toml", self.state.upstream);
+        fs::create_dir(place.join("local")).expect("a folder");
+        fs::copy(home.state().join(&door), place.join(&door)).expect("the server left a door");
+        let held = fs::File::open(place.join(&door)).expect("opens");
+        held.lock().expect("as a server that lives does");
+        let found = LocalDoor::find(&place, self.state.upstream).expect("reads the door");
+        let (fingerprint, key) = found.expect("somebody holds it");
+        let token = place.join("token");
+        key.save_new(&token).expect("saves");
+        let user = fs::metadata(home.path()).expect("there").uid();
+        for path in [&place, &token] {
+            lchown(path, Some(user), None).expect("it is the user's");
+        }
+        let token = token.to_str().expect("temporary folders have plain names").to_owned();
+        ["--fingerprint".into(), fingerprint.to_string(), "--token-file".into(), token]
     }
 
     /// What it passed on over data connections, one tape for each direction of each.

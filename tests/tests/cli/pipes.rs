@@ -3,7 +3,7 @@
 //! but the file goes to standard output.
 
 use crate::process::{Ended, Serve, Signal, wait_for};
-use crate::{World, bytes, names, text};
+use crate::{World, bytes, names};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -267,14 +267,9 @@ fn an_input_that_cannot_be_read_stores_nothing() {
 /// Copies a file to a pipe through a proxy; returns what came out and how it ended.
 fn through(serve: &Serve, rule: Rule) -> (Vec<u8>, Ended, u64) {
     let proxy = Proxy::start(serve.address.port(), &[rule]);
-    // The local door is for the server's own port: what it says is handed over.
-    let door = verbatim_control::LocalDoor::find(&serve.home().state(), serve.address.port());
-    let (_, key) = door.expect("reads the door").expect("there is a door");
-    let token = serve.home().path().join(format!("token-{}", proxy.port()));
-    key.save_new(&token).expect("saves");
     let source = format!("rdma://127.0.0.1:{}/data/long", proxy.port());
-    let token = text(&token);
-    let known = ["--fingerprint", &serve.fingerprint, "--token-file", &token];
+    let known = proxy.known(serve.home());
+    let known = known.iter().map(String::as_str).collect::<Vec<_>>();
     let copy = Piped::cp(serve, &[&known[..], &["--timeout", "20", &source, "-"]].concat());
     let (output, ended) = copy.run(Vec::new());
     (output, ended, proxy.counts().flips)

@@ -172,16 +172,9 @@ const PROXY: &str = "rdma://proxy";
 
 /// Copies something through a network that does this to it.
 fn proxied(watched: &Watched, rule: Rule, arguments: &[&str]) -> Ended {
-    let door = verbatim_control::LocalDoor::find(&watched.home.state(), watched.address.port());
-    let (fingerprint, key) = door.expect("a folder").expect("the server left a door");
-    let token = watched.path("token");
-    if !token.exists() {
-        key.save_new(&token).expect("a token");
-    }
     let proxy = Proxy::start(watched.address.port(), &[rule]);
     let there = format!("rdma://127.0.0.1:{}", proxy.port());
-    let (token, mark) = (token.to_str().expect("plain").to_owned(), fingerprint.to_string());
-    let known = ["--token-file", &token, "--fingerprint", &mark].map(str::to_owned);
+    let known = proxy.known(&watched.home);
     let arguments = arguments.iter().map(|word| word.replace(PROXY, &there));
     watched.home.cp(&known.into_iter().chain(arguments).collect::<Vec<_>>())
 }

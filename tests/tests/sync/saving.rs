@@ -129,21 +129,10 @@ fn no_more_is_moved_in_a_second_than_is_allowed() {
 fn through(world: &World, way: Way, flags: &[&str]) -> (Ended, u64) {
     let port = world.serve.address.port();
     let proxy = Proxy::start(port, &[]);
-    // The local door is for the server's own port and user: what it says is handed over.
-    let (door, copy) = (format!("local/{port}.toml"), tempfile::tempdir().expect("a folder"));
-    fs::create_dir(copy.path().join("local")).expect("a folder");
-    fs::copy(world.home.state().join(&door), copy.path().join(&door)).expect("copies");
-    let held = fs::File::open(copy.path().join(&door)).expect("opens");
-    held.lock().expect("as a server that lives does");
-    let found = verbatim_control::LocalDoor::find(copy.path(), port);
-    let (_, key) = found.expect("reads the door").expect("there is a door");
-    let token = world.path(&format!("token-{}", proxy.port()));
-    key.save_new(&token).expect("saves");
-    let user = fs::metadata(world.home.state()).expect("there").uid();
-    std::os::unix::fs::lchown(&token, Some(user), None).expect("it is the user's");
-    let (token, other) = (text(&token), format!(":{}/", proxy.port()));
+    let other = format!(":{}/", proxy.port());
     let ends = world.ends(way).map(|end| end.replace(&format!(":{port}/"), &other));
-    let known = ["--json", "--fingerprint", &world.serve.fingerprint, "--token-file", &token];
+    let known = proxy.known(&world.home);
+    let known = known.iter().map(String::as_str).chain(["--json"]).collect::<Vec<_>>();
     let ends = [ends[0].as_str(), ends[1].as_str()];
     let command = world.home.command("rdma-sync", &[&ends, &known[..], flags].concat());
     let ended = Running::start(command).end().done();
