@@ -6,14 +6,14 @@
 use crate::{OWN, cpu_of};
 use std::collections::HashMap;
 use std::fs::File;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
-use verbatim_fabric::tcp::TcpLink;
+use verbatim_fabric::tcp::{self, TcpLink};
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
 use verbatim_fabric::{
     Buffer, Completion, Domain, FabricError, Link, MappedFile, Memory, Op, RegionHandle,
@@ -211,6 +211,7 @@ fn carry(
         (0..links).map(|_| WorkerHandle::spawn("near", near())).collect::<Result<_, _>>()?;
     let listener = TcpListener::bind("127.0.0.1:0").map_err(system)?;
     let address = listener.local_addr().map_err(system)?;
+    tcp::unpace(&listener, address);
     for number in 0..links {
         let mut slots = Vec::new();
         let mut regions = Vec::new();
@@ -219,7 +220,7 @@ fn carry(
             regions.push(domain.register(Memory::Upload(slot.clone()))?);
             slots.push(slot);
         }
-        let here = TcpStream::connect(address).map_err(system)?;
+        let here = tcp::connect(address, CHUNK_MAX).map_err(system)?;
         let (there, _) = listener.accept().map_err(system)?;
         let there = TcpLink::new(there, domain.clone())?;
         far[(number % far_workers) as usize].send((LinkKey(number), there, slots))?;

@@ -298,6 +298,7 @@ pub fn take_port(address: SocketAddr) -> std::io::Result<TcpStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
+    verbatim_fabric::tcp::unpace(&socket, address);
     bind(&socket, &address)?;
     Ok(socket.into())
 }
@@ -359,4 +360,18 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         watches: Arc::new(Semaphore::new(SERVER_WATCHES_MAX)),
         hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::sockopt::tcp_congestion;
+
+    #[test]
+    fn a_server_that_only_this_machine_reaches_paces_nothing() {
+        let usual = tcp_congestion(take_port(([0, 0, 0, 0], 0).into()).expect("a port"));
+        let here = tcp_congestion(take_port(([127, 0, 0, 1], 0).into()).expect("a port"));
+        let first = tcp_congestion(std::net::TcpListener::bind("0.0.0.0:0").expect("a port"));
+        assert_eq!((usual, here), (first, Ok("reno".into())));
+    }
 }

@@ -3,13 +3,15 @@
 //! sends nonsense can do, which is to lose its link. No worker, no session.
 
 use proptest::prelude::*;
+use rustix::net::sockopt;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbatim_fabric::tcp::TcpLink;
+use verbatim_fabric::tcp::{self, TcpLink};
 use verbatim_fabric::{
     Buffer, Completion, Domain, FabricError, FromFiles, Full, Link, MappedFile, Memory, Op,
     RegionHandle, RemoteRange, SharedSlot, SoftDomain, Ticket,
@@ -529,6 +531,24 @@ fn a_refusal_is_told_to_the_peer_before_the_link_ends() {
     let mut answer = [0; HEADER_BYTES];
     peer.read_exact(&mut answer).expect("an answer comes");
     assert_eq!(answer, header(REFUSED, 0, 42, 0, 0));
+}
+
+/// How the kernel avoids congestion for a socket.
+fn congestion(socket: impl AsFd) -> String {
+    sockopt::tcp_congestion(socket).expect("a name")
+}
+
+#[test]
+fn nothing_is_paced_on_loopback_alone() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let usual = congestion(&listener);
+    let address = listener.local_addr().expect("address");
+    tcp::unpace(&listener, "192.0.2.1:1".parse().expect("an address"));
+    assert_eq!(congestion(&listener), usual, "somebody's network");
+    tcp::unpace(&listener, address);
+    let near = tcp::join(address, &[7; tcp::SECRET_BYTES], DEADLINE).expect("joins");
+    let (far, _) = listener.accept().expect("accepts");
+    assert_eq!((congestion(near), congestion(far)), ("reno".into(), "reno".into()));
 }
 
 proptest! {
