@@ -158,11 +158,12 @@ fn about(rounds: usize) -> String {
     let (machine, versions) = (machine(), versions());
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     format!(
-        "{}, {}, {} cores, kernel {}, best of {rounds}, {}.\n",
+        "{}, {}, {} cores, kernel {}, TCP by {}, best of {rounds}, {}.\n",
         text(&machine["date"]),
         text(&machine["processor"]),
         machine["cores"],
         text(&machine["kernel"]),
+        text(&machine["congestion"]),
         text(&versions["verbatim"]),
     )
 }
@@ -177,6 +178,7 @@ fn machine() -> serde_json::Value {
         "processor": field(&read("/proc/cpuinfo"), "model name"), "cores": processors(),
         "memory": field(&read("/proc/meminfo"), "MemTotal"),
         "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "congestion": read("/proc/sys/net/ipv4/tcp_congestion_control").trim(),
         "date": first_line(Command::new("date").arg("+%F")),
     })
 }
