@@ -33,7 +33,7 @@ pub struct DigestCache {
 pub struct CacheStats {
     /// Windows that were found.
     pub hits: u64,
-    /// Windows that were not found, or not intact.
+    /// Windows that were hashed, because they were not found or not intact.
     pub misses: u64,
     /// Windows stored now.
     pub entries: u64,
@@ -72,16 +72,23 @@ impl DigestCache {
     /// Finds the digests of a window; anything that goes wrong is a miss.
     pub fn get(&self, key: &Identity, window: u64) -> Option<Vec<Digest>> {
         self.writer.as_ref()?;
-        let found = self.shared.with_store(|store| store.read(key, window)).flatten();
-        let counter = if found.is_some() { &self.shared.hits } else { &self.shared.misses };
-        counter.fetch_add(1, Relaxed);
-        found
+        let found = self.shared.with_store(|store| store.read(key, window)).flatten()?;
+        self.was_at_hand();
+        Some(found)
     }
 
     /// Counts a window whose digests were at hand without looking here: for whoever watches, that
     /// is a hit like others.
     pub fn was_at_hand(&self) {
         self.shared.hits.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a window that had to be hashed: whoever did not find it here may still have been
+    /// told by somebody who was at it.
+    pub fn was_missing(&self) {
+        if self.writer.is_some() {
+            self.shared.misses.fetch_add(1, Relaxed);
+        }
     }
 
     /// Queues the digests of a window to be stored, and returns at once. What the queue has
@@ -405,6 +412,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let cache = DigestCache::open(dir.path(), SIZE_BYTES);
         assert_eq!(cache.get(&KEY, 0), None);
+        cache.was_missing();
         cache.put(&KEY, 0, &digests(0, 64));
         cache.put(&KEY, 1, &digests(1, 1));
         cache.flush();

@@ -75,7 +75,10 @@ impl Hashing {
             true => self.window(source, window)?,
             false => match self.find(identity, window) {
                 Some(digests) => digests,
-                None => return source.hash(extent),
+                None => {
+                    self.cache.was_missing();
+                    return source.hash(extent);
+                }
             },
         };
         let first = ((extent.offset % WINDOW_BYTES) / GRAIN_BYTES) as usize;
@@ -100,15 +103,19 @@ impl Hashing {
     /// All digests of a window: known, waited for, or hashed here.
     fn window(&self, source: &Source, window: u64) -> Result<Arc<[Digest]>, Fault> {
         let identity = source.identity();
+        // Most are known, and who knows needs no turn.
+        if let Some(digests) = self.find(identity, window) {
+            return Ok(digests);
+        }
         let turn = match self.wait((*identity, window)) {
-            Waited::Known(digests) => return Ok(digests),
+            Waited::Known(digests) => {
+                tracing::debug!(inode = identity.inode, window, "digests from the cache");
+                return Ok(digests);
+            }
             Waited::Ours(turn) => turn,
         };
-        if let Some(digests) = self.cache.get(identity, window) {
-            tracing::debug!(inode = identity.inode, window, "digests from the cache");
-            return Ok(turn.end(digests.into()));
-        }
         tracing::debug!(inode = identity.inode, window, "window hashed");
+        self.cache.was_missing();
         let offset = window * WINDOW_BYTES;
         let digests = source.hash(Extent::new(offset, WINDOW_BYTES.min(identity.size - offset)))?;
         // Only what did not change while it was hashed is worth keeping.
@@ -121,13 +128,19 @@ impl Hashing {
 
     /// What is known of a window without hashing.
     fn find(&self, identity: &Identity, window: u64) -> Option<Arc<[Digest]>> {
-        match self.book().windows.get(&(*identity, window)) {
-            Some(Entry::Known(digests)) => {
+        let at_hand = match self.book().windows.get(&(*identity, window)) {
+            Some(Entry::Known(digests)) => Some(digests.clone()),
+            _ => None,
+        };
+        let known = match at_hand {
+            Some(digests) => {
                 self.cache.was_at_hand();
-                Some(digests.clone())
+                digests
             }
-            _ => self.cache.get(identity, window).map(Arc::from),
-        }
+            None => self.cache.get(identity, window)?.into(),
+        };
+        tracing::debug!(inode = identity.inode, window, "digests from the cache");
+        Some(known)
     }
 
     /// Waits while somebody else is at a window; then it is known, or this one's turn.
@@ -140,8 +153,6 @@ impl Hashing {
         loop {
             match book.windows.get(&key) {
                 Some(Entry::Known(digests)) => {
-                    let (identity, window) = key;
-                    tracing::debug!(inode = identity.inode, window, "digests from the cache");
                     self.cache.was_at_hand();
                     return Waited::Known(digests.clone());
                 }
