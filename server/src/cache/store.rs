@@ -5,18 +5,22 @@
 
 use redb::backends::InMemoryBackend;
 use redb::{
-    Builder, Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata, Table,
-    TableDefinition, WriteTransaction,
+    Builder, Database, Durability, ReadOnlyTable, ReadableDatabase, ReadableTable,
+    ReadableTableMetadata, Table, TableDefinition, WriteTransaction,
 };
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 use tracing::warn;
 use verbatim_files::Identity;
 use verbatim_proto::Digest;
 
 /// One open database.
 pub(super) struct Store {
+    /// The entries since the last change: beginning to read takes longer than reading. Before
+    /// `database`, so that nobody reads any more when that is closed.
+    entries: RwLock<Entries>,
     database: Database,
     /// `None` in memory.
     pub(super) path: Option<PathBuf>,
@@ -64,7 +68,7 @@ impl Store {
             let mut builder = Builder::new();
             builder.set_cache_size(MEMORY_CACHE_BYTES);
             let database = builder.create_with_backend(InMemoryBackend::new())?;
-            Self { database, path: None, size_bytes }.checked()
+            Self::checked(database, None, size_bytes)
         });
         made.inspect_err(
             |cause| warn!(%cause, "cannot make a digest cache in memory; going without"),
@@ -83,13 +87,17 @@ impl Store {
             if std::fs::metadata(path)?.len() <= CHECKED_BYTES_MAX {
                 database.check_integrity()?;
             }
-            Self { database, path: Some(path.into()), size_bytes }.checked()
+            Self::checked(database, Some(path.into()), size_bytes)
         })
     }
 
     /// Makes the tables where there are none, and compares the books with them.
-    fn checked(self) -> Result<Self, redb::Error> {
-        let transaction = self.database.begin_write()?;
+    fn checked(
+        database: Database,
+        path: Option<PathBuf>,
+        size_bytes: u64,
+    ) -> Result<Self, redb::Error> {
+        let transaction = database.begin_write()?;
         let tables = Tables::open(&transaction)?;
         let (entries, order) = (tables.entries.len()?, tables.order.len()?);
         if entries != tables.totals.entries || order != entries {
@@ -97,7 +105,8 @@ impl Store {
         }
         drop(tables);
         transaction.commit()?;
-        Ok(self)
+        let entries = RwLock::new(entries_of(&database)?);
+        Ok(Self { entries, database, path, size_bytes })
     }
 
     /// Finds the digests of a window; a row that is not intact is not there.
@@ -107,8 +116,7 @@ impl Store {
         window: u64,
     ) -> Result<Option<Vec<Digest>>, redb::Error> {
         let key = row_key(key, window);
-        let table = self.database.begin_read()?.open_table(ENTRIES)?;
-        let row = table.get(&key)?;
+        let row = self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&key)?;
         Ok(row.and_then(|row| decode_row(&key, row.value())).map(|(_, digests)| digests))
     }
 
@@ -132,8 +140,17 @@ impl Store {
         tables.evict(self.size_bytes)?;
         let totals = tables.close()?;
         transaction.commit()?;
+        let entries = entries_of(&self.database)?;
+        *self.entries.write().unwrap_or_else(PoisonError::into_inner) = entries;
         Ok(totals)
     }
+}
+
+/// The entries as a read transaction sees them, and that transaction.
+type Entries = ReadOnlyTable<&'static RowKey, &'static [u8]>;
+
+fn entries_of(database: &Database) -> Result<Entries, redb::Error> {
+    Ok(database.begin_read()?.open_table(ENTRIES)?)
 }
 
 /// The tables of one write transaction, and the books about them.
