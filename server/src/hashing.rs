@@ -290,6 +290,24 @@ mod tests {
     }
 
     #[test]
+    fn who_finds_a_window_in_the_cache_takes_no_turn_and_a_miss_is_who_hashes() {
+        let (source, folder) = (settled(), tempfile::tempdir().expect("a folder"));
+        let hashing = Hashing::new(DigestCache::open(folder.path(), 1 << 20));
+        let ask = |window: u64| {
+            let extent = Extent::new(window * WINDOW_BYTES, WINDOW_BYTES);
+            hashing.digests(&source, extent, WINDOW_BYTES, false).expect("known or hashed")
+        };
+        let marks: Vec<Digest> = (0..64).map(|grain| Digest([grain; 32])).collect();
+        hashing.cache().put(source.identity(), 0, &marks);
+        hashing.cache().flush();
+        assert_eq!(ask(0), marks);
+        assert_eq!(hashing.book().turns, 0, "nobody else would have had to wait");
+        assert_eq!(ask(1), ask(1));
+        let (stats, turns) = (hashing.cache().stats(), hashing.book().turns);
+        assert_eq!((stats.hits, stats.misses, turns), (2, 1, 1));
+    }
+
+    #[test]
     fn cells_of_a_window_have_the_digests_of_the_file() {
         let source = settled();
         let hashing = Hashing::new(DigestCache::disabled());
