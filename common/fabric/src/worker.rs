@@ -13,12 +13,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Commands waiting for one worker.
+/// Commands waiting for one worker. Few ever do: the queue takes memory as they come.
 pub const COMMANDS_MAX: usize = 8192;
 
 /// Commands taken before the links are polled again.
@@ -57,7 +57,7 @@ pub trait Handler<L: Link>: Send + 'static {
 
 /// The sending side of a worker. Dropping the last one ends the thread and its links.
 pub struct WorkerHandle<C> {
-    commands: Option<SyncSender<C>>,
+    commands: Option<Sender<C>>,
     bell: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
 }
@@ -69,7 +69,7 @@ impl<C: Send + 'static> WorkerHandle<C> {
         L: Link + 'static,
         H: Handler<L, Command = C>,
     {
-        let (commands, receiver) = sync_channel(COMMANDS_MAX);
+        let (commands, receiver) = channel();
         let bell = Arc::new(Bell::new()?);
         let worker = Worker { handler, links: LinkSet::<L>::new(), receiver, bell: bell.clone() };
         let thread = std::thread::Builder::new()
@@ -83,12 +83,12 @@ impl<C: Send + 'static> WorkerHandle<C> {
     /// error, not a wait.
     pub fn send(&self, command: C) -> Result<(), FabricError> {
         let sender = self.commands.as_ref().expect("only drop takes the sender");
-        sender.try_send(command).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                FabricError::Limit(format!("{COMMANDS_MAX} commands wait for a worker"))
-            }
-            TrySendError::Disconnected(_) => FabricError::Aborted,
-        })?;
+        if self.bell.waiting.fetch_add(1, Ordering::Relaxed) >= COMMANDS_MAX {
+            self.bell.waiting.fetch_sub(1, Ordering::Relaxed);
+            let text = format!("{COMMANDS_MAX} commands wait for a worker");
+            return Err(FabricError::Limit(text));
+        }
+        sender.send(command).map_err(|_| FabricError::Aborted)?;
         self.bell.ring();
         Ok(())
     }
@@ -135,13 +135,19 @@ impl<L: Link, H: Handler<L>> Worker<L, H> {
     /// Takes some commands. `None` when nobody can send any more.
     fn take_commands(&mut self) -> Option<bool> {
         for taken in 0..COMMANDS_PER_TURN {
-            match self.receiver.try_recv() {
+            match self.next() {
                 Ok(command) => self.handler.command(&mut self.links, command),
                 Err(TryRecvError::Empty) => return Some(taken > 0),
                 Err(TryRecvError::Disconnected) => return None,
             }
         }
         Some(true)
+    }
+
+    fn next(&self) -> Result<H::Command, TryRecvError> {
+        let command = self.receiver.try_recv()?;
+        self.bell.waiting.fetch_sub(1, Ordering::Relaxed);
+        Ok(command)
     }
 
     fn poll(&mut self, key: LinkKey, completions: &mut Vec<Completion>) -> bool {
@@ -166,7 +172,7 @@ impl<L: Link, H: Handler<L>> Worker<L, H> {
     /// Sleeps until a command, a link or `WAIT_MAX`. False when nobody can send any more.
     fn sleep(&mut self) -> bool {
         self.bell.asleep.store(true, Ordering::SeqCst);
-        match self.receiver.try_recv() {
+        match self.next() {
             Ok(command) => {
                 self.bell.asleep.store(false, Ordering::SeqCst);
                 self.handler.command(&mut self.links, command);
@@ -206,13 +212,15 @@ impl<L: Link, H: Handler<L>> Worker<L, H> {
 struct Bell {
     fd: OwnedFd,
     asleep: AtomicBool,
+    /// Commands that were sent and not taken.
+    waiting: AtomicUsize,
 }
 
 impl Bell {
     fn new() -> Result<Self, FabricError> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| FabricError::system("cannot make an event descriptor", e))?;
-        Ok(Self { fd, asleep: AtomicBool::new(false) })
+        Ok(Self { fd, asleep: AtomicBool::new(false), waiting: AtomicUsize::new(0) })
     }
 
     fn ring(&self) {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_fabric::tcp::TcpLink;
-use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
+use verbatim_fabric::worker::{COMMANDS_MAX, Handler, LinkKey, LinkSet, WorkerHandle};
 use verbatim_fabric::{
     Buffer, Completion, Domain, FabricError, Full, Limits, Link, Memory, Op, RemoteRange,
     SharedSlot, SoftDomain, Ticket, Wake,
@@ -284,6 +284,42 @@ fn a_sleeping_worker_takes_a_command_at_once() {
         slowest = slowest.max(begin.elapsed());
     }
     assert!(slowest < Duration::from_millis(500), "a command waited for {slowest:?}");
+}
+
+/// Is at its first command until it may go on.
+struct Held(Receiver<()>);
+
+impl Handler<AnyLink> for Held {
+    type Command = ();
+
+    fn command(&mut self, _: &mut LinkSet<AnyLink>, (): ()) {
+        // Whoever holds it may be gone.
+        let _ = self.0.recv_timeout(DEADLINE);
+    }
+
+    fn completed(&mut self, _: &mut LinkSet<AnyLink>, _: LinkKey, _: Completion) {}
+
+    fn lost(&mut self, _: LinkKey, _: Vec<Completion>, _: FabricError) {}
+}
+
+#[test]
+fn what_waits_for_a_worker_is_bounded_and_there_is_room_again_when_it_is_done() {
+    let (go_on, held) = channel();
+    let worker = WorkerHandle::spawn("worker-test", Held(held)).expect("starts");
+    let begin = Instant::now();
+    // It takes the first one, sooner or later.
+    let mut taken = 0;
+    while taken <= COMMANDS_MAX && begin.elapsed() < DEADLINE {
+        taken += usize::from(worker.send(()).is_ok());
+    }
+    assert_eq!(taken, COMMANDS_MAX + 1);
+    let refused = worker.send(()).expect_err("there is no room");
+    assert!(matches!(&refused, FabricError::Limit(text) if text.contains("8192")), "{refused:?}");
+    drop(go_on);
+    while worker.send(()).is_err() {
+        assert!(begin.elapsed() < DEADLINE, "there is never room again");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
