@@ -127,6 +127,7 @@ impl Handler<TcpLink> for Near {
             self.job.store(&buffer, ticket.0 / SLOTS * CHUNK_BYTES);
         }
         let link = links.get_mut(&key).expect("what completes has a link");
+        let buffer = link.exchange(buffer);
         self.submit(link, key, ticket.0 % SLOTS, buffer);
     }
 

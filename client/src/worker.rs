@@ -258,8 +258,14 @@ impl ClientWorker {
         (digests, faults)
     }
 
-    /// An operation ended: its buffer goes home, and the session is told.
-    fn ended(&mut self, key: LinkKey, ticket: Ticket, mut buffer: Buffer, ok: bool) {
+    /// An operation ended: its buffer, or one like it, goes home, and the session is told.
+    fn ended(
+        &mut self,
+        (key, over): (LinkKey, Option<&mut Box<dyn Link>>),
+        ticket: Ticket,
+        mut buffer: Buffer,
+        ok: bool,
+    ) {
         let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
         match flight {
             Flight::Fetch { fetch, landings, since } => {
@@ -286,6 +292,10 @@ impl ClientWorker {
                 drop(landings);
                 let Some(pools) = self.links.get_mut(&key) else {
                     return self.answer(&fetch, 0, outcome);
+                };
+                let buffer = match over {
+                    Some(link) => link.exchange(buffer),
+                    None => buffer,
                 };
                 pools.reads.put(fetch.slot, buffer);
                 let (link, slot) = (fetch.link, fetch.slot);
@@ -345,10 +355,10 @@ impl Handler<Box<dyn Link>> for ClientWorker {
         }
     }
 
-    fn completed(&mut self, _links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
+    fn completed(&mut self, links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
         match done {
             Completion::Done { ticket, buffer, result } => {
-                self.ended(key, ticket, buffer, result.is_ok());
+                self.ended((key, links.get_mut(&key)), ticket, buffer, result.is_ok());
             }
             // Servers do not write to clients.
             Completion::Notified { .. } => {}
@@ -360,7 +370,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
         self.commanded();
         for completion in flushed {
             if let Completion::Done { ticket, buffer, .. } = completion {
-                self.ended(key, ticket, buffer, false);
+                self.ended((key, None), ticket, buffer, false);
             }
         }
         if let Some(pools) = self.links.remove(&key) {

@@ -71,7 +71,7 @@ pub enum Completion {
     Done {
         /// Which one.
         ticket: Ticket,
-        /// The buffer it was submitted with.
+        /// The buffer it was submitted with, or one like it.
         buffer: Buffer,
         /// Whether it succeeded. After the first error the link is dead.
         result: Result<(), FabricError>,
@@ -124,6 +124,13 @@ pub trait Link: Send {
         false
     }
 
+    /// Hands over a buffer that a read ended with, when its bytes are done with, for another like
+    /// it. A link that receives into one buffer at a time keeps it for what comes next, while it
+    /// is in cache; what it gives for it is one that waits for its read.
+    fn exchange(&mut self, used: Buffer) -> Buffer {
+        used
+    }
+
     /// What to wait for when a poll yielded nothing.
     fn wake(&self) -> Wake<'_>;
 
@@ -145,6 +152,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), FabricError> {
         (**self).poll(completions)
+    }
+
+    fn exchange(&mut self, used: Buffer) -> Buffer {
+        (**self).exchange(used)
     }
 
     fn wants_turn(&self) -> bool {

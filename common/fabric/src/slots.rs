@@ -6,10 +6,13 @@
 use crate::error::FabricError;
 use crate::memory::Buffer;
 
-/// The slots of one link, made when they are first used.
+/// The slots of one link. Their buffers are alike, and made when there is none at home: which
+/// slot has which does not matter, so the one that came back last, which is in cache, goes first.
 #[derive(Debug)]
 pub struct SlotPool {
-    slots: Vec<Slot>,
+    /// Which slots are out.
+    out: Vec<bool>,
+    home: Vec<Buffer>,
     slot_bytes: usize,
     make: MakeBuffer,
 }
@@ -17,17 +20,10 @@ pub struct SlotPool {
 /// What makes a buffer of so many bytes: `Buffer::new`, or `Buffer::for_device`.
 pub type MakeBuffer = fn(usize) -> Result<Buffer, FabricError>;
 
-#[derive(Debug)]
-enum Slot {
-    Unmade,
-    Home(Buffer),
-    Out,
-}
-
 impl SlotPool {
-    /// A pool of `count` slots of `slot_bytes` each, each made when it is first used.
+    /// A pool of `count` slots of `slot_bytes` each.
     pub fn new(count: usize, slot_bytes: usize, make: MakeBuffer) -> Self {
-        Self { slots: (0..count).map(|_| Slot::Unmade).collect(), slot_bytes, make }
+        Self { out: vec![false; count], home: Vec::new(), slot_bytes, make }
     }
 
     /// Takes a slot out.
@@ -35,14 +31,10 @@ impl SlotPool {
     /// # Panics
     /// When it is out already: two operations would share a buffer.
     pub fn take(&mut self, index: u16) -> Result<Buffer, FabricError> {
-        let slot = &mut self.slots[usize::from(index)];
-        if matches!(slot, Slot::Unmade) {
-            *slot = Slot::Home((self.make)(self.slot_bytes)?);
-        }
-        match std::mem::replace(slot, Slot::Out) {
-            Slot::Home(buffer) => Ok(buffer),
-            Slot::Out | Slot::Unmade => panic!("slot {index} is in use"),
-        }
+        assert!(!self.out[usize::from(index)], "slot {index} is in use");
+        let buffer = self.home.pop().map_or_else(|| (self.make)(self.slot_bytes), Ok)?;
+        self.out[usize::from(index)] = true;
+        Ok(buffer)
     }
 
     /// Brings a slot back.
@@ -50,14 +42,14 @@ impl SlotPool {
     /// # Panics
     /// When it is not out: a completion was counted twice.
     pub fn put(&mut self, index: u16, buffer: Buffer) {
-        let slot = &mut self.slots[usize::from(index)];
-        assert!(matches!(slot, Slot::Out), "slot {index} came back twice");
-        *slot = Slot::Home(buffer);
+        let was_out = std::mem::replace(&mut self.out[usize::from(index)], false);
+        assert!(was_out, "slot {index} came back twice");
+        self.home.push(buffer);
     }
 
     /// How many slots are out.
     pub fn out(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot, Slot::Out)).count()
+        self.out.iter().filter(|out| **out).count()
     }
 }
 
@@ -73,6 +65,17 @@ mod tests {
         assert_eq!(pool.out(), 1);
         pool.put(1, buffer);
         assert_eq!(pool.take(1).expect("free")[0], 7);
+    }
+
+    #[test]
+    fn the_buffer_that_came_back_last_goes_first_whatever_slot_is_taken() {
+        let mut pool = SlotPool::new(3, 16, Buffer::new);
+        let [first, last] = [0, 1].map(|slot| pool.take(slot).expect("free"));
+        let address = last.as_ptr();
+        pool.put(0, first);
+        pool.put(1, last);
+        assert_eq!(pool.take(2).expect("free").as_ptr(), address);
+        assert_eq!(pool.out(), 1);
     }
 
     #[test]

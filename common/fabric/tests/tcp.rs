@@ -249,6 +249,58 @@ fn many_reads_at_once_come_back_each_with_its_own_bytes() {
 }
 
 #[test]
+fn data_goes_through_one_buffer_when_it_is_handed_back() {
+    let mut ends = Ends::new(SoftDomain::new());
+    let bytes = pattern(4096);
+    let window = MappedFile::new(file_with(&bytes), 0, 4096).expect("maps");
+    let region = ends.register(Memory::File(window));
+    let read = |ends: &mut Ends, ticket, mut into: Buffer| {
+        into.set_len(100);
+        let op = Op::Read { from: range(region, ticket * 100), into };
+        ends.near.submit(Ticket(ticket), op).expect("has room");
+    };
+    (0..3).for_each(|ticket| read(&mut ends, ticket, Buffer::new(100).expect("buffer")));
+    let mut addresses = Vec::new();
+    for ticket in 0..20 {
+        let landed = only(ends.near_completes(1), ticket);
+        assert_eq!(landed[..], bytes[ticket as usize * 100..][..100]);
+        addresses.push(landed.as_ptr());
+        let other = ends.near.exchange(landed);
+        read(&mut ends, ticket + 3, other);
+    }
+    addresses.dedup();
+    assert_eq!(addresses.len(), 1, "{addresses:?}");
+}
+
+#[test]
+fn an_abort_returns_the_buffer_that_data_arrives_in() {
+    let (near, mut far) = sockets();
+    let mut link = TcpLink::new(near, SoftDomain::new()).expect("link");
+    for ticket in 0..2 {
+        let from = RemoteRange { key: 1, address: 0 };
+        link.submit(Ticket(ticket), read_op(from, 100)).expect("has room");
+    }
+    far.write_all(&[&header(4, 100, 0, 0, 0)[..], &[7; 40]].concat()).expect("sends");
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(200) {
+        let mut none = Vec::new();
+        link.poll(&mut none).expect("it lives");
+        assert!(none.is_empty(), "not all of it is there");
+    }
+    let mut flushed = Vec::new();
+    link.abort(&mut flushed);
+    let ended = |completion: &Completion| match completion {
+        Completion::Done { ticket, buffer, result } => {
+            (ticket.0, buffer.len(), result.clone().expect_err("it was aborted"))
+        }
+        Completion::Notified { .. } => panic!("nobody wrote"),
+    };
+    let mut ended: Vec<_> = flushed.iter().map(ended).collect();
+    ended.sort_by_key(|(ticket, ..)| *ticket);
+    assert_eq!(ended, [(0, 100, FabricError::Aborted), (1, 100, FabricError::Aborted)]);
+}
+
+#[test]
 fn a_poll_sends_no_more_than_its_turn() {
     const TURN_BYTES: usize = 256 << 10;
     const READS: usize = 32;

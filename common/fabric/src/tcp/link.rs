@@ -2,15 +2,16 @@
 //! operations and each answers the other's.
 //!
 //! Buffers: an own operation's buffer lives in `reads` or `writes` from submit
-//! until its answer; `out` refers to it by ticket. What the peer reads is sent
-//! straight from registered memory; what it writes is received straight into
-//! its slot. `abort` empties all of it.
+//! until its answer, one that data arrives in in `incoming`; `out` refers to it by
+//! ticket. What the peer reads is sent straight from registered memory; what it writes
+//! is received straight into its slot. `abort` empties all of it.
 //!
 //! Turns: a poll sends at most `TURN_BYTES`. A peer that takes data as fast as it is
 //! sent never fills its socket, and would keep the worker from all other links.
 
 use super::body::Body;
 use super::frame::{HEADER_BYTES, Header, Kind};
+use super::reads::Reads;
 use super::wire::{Wire, broken};
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
@@ -39,7 +40,7 @@ pub struct TcpLink {
     domain: Arc<SoftDomain>,
     out: VecDeque<Outgoing>,
     incoming: Incoming,
-    reads: HashMap<u64, Buffer>,
+    reads: Reads,
     writes: HashMap<u64, Buffer>,
     /// What may still be sent in this turn.
     turn_left: usize,
@@ -63,6 +64,7 @@ enum Incoming {
     /// The answer to an own read.
     Data {
         ticket: u64,
+        buffer: Buffer,
         got: usize,
     },
     /// A write of the peer.
@@ -103,7 +105,7 @@ impl TcpLink {
             domain,
             out: VecDeque::new(),
             incoming: BETWEEN_FRAMES,
-            reads: HashMap::new(),
+            reads: Reads::default(),
             writes: HashMap::new(),
             turn_left: TURN_BYTES,
             dead: false,
@@ -150,8 +152,7 @@ impl TcpLink {
         loop {
             let received = match &mut self.incoming {
                 Incoming::Header { bytes, got } => self.wire.receive(&mut bytes[*got..]),
-                Incoming::Data { ticket, got } => {
-                    let buffer = self.reads.get_mut(ticket).expect("reads wait for their data");
+                Incoming::Data { buffer, got, .. } => {
                     let end = buffer.len().min(*got + STEP_BYTES);
                     self.wire.receive(&mut buffer[*got..end])
                 }
@@ -178,13 +179,10 @@ impl TcpLink {
                     return self.begin(header, done);
                 }
             }
-            Incoming::Data { ticket, got } => {
+            Incoming::Data { buffer, got, .. } => {
                 *got += n;
-                if *got == self.reads[ticket].len() {
-                    let ticket = *ticket;
-                    let buffer = self.reads.remove(&ticket).expect("it was just there");
-                    self.incoming = BETWEEN_FRAMES;
-                    done.push(Completion::Done { ticket: Ticket(ticket), buffer, result: Ok(()) });
+                if *got == buffer.len() {
+                    done.extend(self.end_data(Ok(())));
                     return Ok(true);
                 }
             }
@@ -204,18 +202,29 @@ impl TcpLink {
         Ok(false)
     }
 
+    /// Ends the read whose data arrives, if one's does.
+    fn end_data(&mut self, result: Result<(), FabricError>) -> Option<Completion> {
+        match std::mem::replace(&mut self.incoming, BETWEEN_FRAMES) {
+            Incoming::Data { ticket, buffer, .. } => {
+                Some(Completion::Done { ticket: Ticket(ticket), buffer, result })
+            }
+            _ => None,
+        }
+    }
+
     /// Acts on a header.
     fn begin(&mut self, header: Header, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let Header { kind, ticket, .. } = header;
         match kind {
             Kind::Read | Kind::Write | Kind::WriteNotify => self.answer(header).map(|()| false),
-            Kind::Data => match self.reads.get(&ticket) {
-                Some(buffer) if buffer.len() == header.len as usize => {
-                    self.incoming = Incoming::Data { ticket, got: 0 };
-                    Ok(false)
-                }
-                _ => Err(FabricError::Protocol("data that nobody asked for".into())),
-            },
+            Kind::Data => {
+                let is_asked = self.reads.bytes_of(ticket) == Some(header.len as usize);
+                let buffer = if is_asked { self.reads.remove(ticket) } else { None };
+                let nobody = || FabricError::Protocol("data that nobody asked for".into());
+                let buffer = buffer.ok_or_else(nobody)?;
+                self.incoming = Incoming::Data { ticket, buffer, got: 0 };
+                Ok(false)
+            }
             Kind::Done => {
                 // What is still being sent cannot have arrived, and its buffer is in use.
                 let sending =
@@ -231,7 +240,7 @@ impl TcpLink {
             }
             Kind::Refused => {
                 let error = FabricError::Access("the peer refused it".into());
-                let buffer = self.reads.remove(&ticket).or_else(|| self.writes.remove(&ticket));
+                let buffer = self.reads.remove(ticket).or_else(|| self.writes.remove(&ticket));
                 done.extend(buffer.map(|buffer| Completion::Done {
                     ticket: Ticket(ticket),
                     buffer,
@@ -276,7 +285,8 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn submit(&mut self, ticket: Ticket, op: Op) -> Result<(), Full> {
-        if self.reads.len() + self.writes.len() >= DEPTH_MAX || self.dead {
+        let arriving = usize::from(matches!(self.incoming, Incoming::Data { .. }));
+        if self.reads.len() + arriving + self.writes.len() >= DEPTH_MAX || self.dead {
             return Err(Full(op));
         }
         let (kind, range, tag, buffer) = match op {
@@ -294,11 +304,11 @@ impl Link for TcpLink {
             key: range.key,
             address: range.address,
         };
-        let (body, table) = match kind {
-            Kind::Read => (Body::None, &mut self.reads),
-            _ => (Body::Own(ticket.0), &mut self.writes),
+        let (body, is_new) = match kind {
+            Kind::Read => (Body::None, self.reads.insert(ticket.0, buffer)),
+            _ => (Body::Own(ticket.0), self.writes.insert(ticket.0, buffer).is_none()),
         };
-        assert!(table.insert(ticket.0, buffer).is_none(), "ticket {ticket:?} is in use");
+        assert!(is_new, "ticket {ticket:?} is in use");
         self.queue(header, body);
         Ok(())
     }
@@ -314,6 +324,10 @@ impl Link for TcpLink {
         self.push_out()
     }
 
+    fn exchange(&mut self, used: Buffer) -> Buffer {
+        self.reads.exchange(used)
+    }
+
     fn wants_turn(&self) -> bool {
         self.turn_left == 0 && !self.out.is_empty()
     }
@@ -327,7 +341,7 @@ impl Link for TcpLink {
     fn abort(&mut self, completions: &mut Vec<Completion>) {
         self.dead = true;
         self.out.clear();
-        self.incoming = BETWEEN_FRAMES;
+        completions.extend(self.end_data(Err(FabricError::Aborted)));
         self.wire.shutdown();
         for (ticket, buffer) in self.reads.drain().chain(self.writes.drain()) {
             let result = Err(FabricError::Aborted);

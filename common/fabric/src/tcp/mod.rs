@@ -6,6 +6,7 @@
 mod body;
 mod frame;
 mod link;
+mod reads;
 mod wire;
 
 pub use link::TcpLink;
