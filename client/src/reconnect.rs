@@ -1,8 +1,9 @@
 //! A copy over as many sessions as it takes. When the server is lost it is tried
 //! again with growing pauses, and the next session goes on where the last one
 //! was; when nothing was achieved for too long, what is left fails with the
-//! cause. Called by `copy` and `sync`. The first connection is not tried again:
-//! a wrong address should say so at once.
+//! cause. Called by `copy` and `sync`. The first connection is not tried again,
+//! because a wrong address should say so at once, unless the server is there and
+//! too many come to it at once: then all would be served, a little later.
 
 use crate::copy::CopyError;
 use crate::location::peer;
@@ -36,12 +37,24 @@ pub(crate) async fn begin<T>(
     mut find_out: impl AsyncFnMut(&mut Session) -> Result<T, CopyError>,
 ) -> Result<Result<Begun<T>, Fault>, CopyError> {
     let interrupted = || Ok(Err(Fault::new(Code::Interrupted, "interrupted")));
-    let mut session = tokio::select! {
+    let peer = peer(&options.connect.host, options.connect.port);
+    let connected = tokio::select! {
         biased;
         () = &mut *stop => return interrupted(),
-        session = Session::connect(options.clone()) => session?,
+        connected = Session::connect(options.clone()) => connected,
     };
-    let peer = peer(&options.connect.host, options.connect.port);
+    let mut session = match connected {
+        Ok(session) => session,
+        Err(error @ ClientError::Control(ControlError::SentAway { .. })) => {
+            let mut patience = Patience::new(options.timeout, Instant::now());
+            let mut again = Again { peer: &peer, options, patience: &mut patience };
+            match again.connect(fault_of(&error), observer, stop).await {
+                Ok(session) => session,
+                Err(fault) => return Ok(Err(fault)),
+            }
+        }
+        Err(error) => return Err(error.into()),
+    };
     let mut options = options.clone();
     options.connect.fingerprint = Some(session.server());
     let mut patience = Patience::new(options.timeout, Instant::now());
@@ -148,6 +161,7 @@ pub(crate) fn may_come_back(error: &ClientError) -> bool {
         ClientError::Control(error) => match error {
             ControlError::CannotConnect { .. }
             | ControlError::Closed { .. }
+            | ControlError::SentAway { .. }
             | ControlError::TimedOut { .. } => true,
             ControlError::Refused(fault) => matches!(fault.code, Code::Stopping | Code::Limit),
             _ => false,

@@ -46,6 +46,12 @@ pub enum ControlError {
         /// How it ended.
         cause: String,
     },
+    /// The server has no room for more who have not said who they are.
+    #[error("connection lost: {peer} sent it away: too many come at once; try again")]
+    SentAway {
+        /// The server.
+        peer: String,
+    },
     /// A deadline passed.
     #[error("{what} took longer than {seconds} s")]
     TimedOut {
@@ -70,9 +76,10 @@ impl ControlError {
     /// Returns what may be done about it.
     pub fn class(&self) -> Class {
         match self {
-            Self::CannotConnect { .. } | Self::Closed { .. } | Self::TimedOut { .. } => {
-                Class::Retry
-            }
+            Self::CannotConnect { .. }
+            | Self::Closed { .. }
+            | Self::SentAway { .. }
+            | Self::TimedOut { .. } => Class::Retry,
             Self::Refused(fault) => fault.class(),
             Self::Tls { .. } | Self::Wire(_) => Class::Peer,
             Self::NotTrusted { .. } | Self::Local { .. } => Class::Local,
@@ -102,7 +109,7 @@ impl ControlError {
                 Some("the peer may be overloaded or unreachable; try again, or wait longer".into())
             }
             Self::Local { hint, .. } => hint.clone(),
-            Self::Closed { .. } => None,
+            Self::Closed { .. } | Self::SentAway { .. } => None,
         }
     }
 

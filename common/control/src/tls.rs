@@ -114,8 +114,7 @@ pub(crate) fn failed(peer: &str, error: &io::Error) -> ControlError {
             ControlError::NotTrusted { peer: peer.into(), because }
         }
         Some(rustls::Error::AlertReceived(AlertDescription::InternalError)) => {
-            let cause = format!("{peer} sent it away: too many come at once; try again");
-            ControlError::Closed { cause }
+            ControlError::SentAway { peer: peer.into() }
         }
         Some(other) => ControlError::Tls { peer: peer.into(), cause: other.to_string() },
         None => ControlError::broken(error),

@@ -69,6 +69,19 @@ fn silent_connections_leave_room_for_those_who_speak() {
 }
 
 #[test]
+fn a_copy_that_comes_when_too_many_do_is_let_in_later() {
+    let world = with_limits("handshake_seconds = 3");
+    // All the room of this address, for three seconds.
+    let _silent: Vec<TcpStream> =
+        (0..256).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    let copy = world.serve.cp(&[world.serve.at("data/large"), world.text("out")]);
+    copy.done();
+    assert!(world.serve.log().contains("connection sent away"), "{}", world.serve.log());
+    let [sent, came] = ["data/large", "out/large"].map(|path| std::fs::read(world.path(path)));
+    assert!(sent.unwrap() == came.unwrap(), "other bytes");
+}
+
+#[test]
 fn handshakes_of_one_address_are_spread_over_time() {
     let world = with_limits("handshakes_per_second_per_address = 1\nhandshake_seconds = 2");
     let begin = Instant::now();
