@@ -4,7 +4,6 @@
 
 use super::carrier::Carrier;
 use super::{Core, Event, READS_PER_LINK};
-use crate::reconnect::random;
 use crate::rules::Task;
 use crate::worker::Command;
 use std::collections::{HashMap, HashSet};
@@ -18,17 +17,14 @@ use verbatim_proto::message::{
 use verbatim_proto::read::Outcome;
 use verbatim_proto::{Code, Fault};
 
-/// Links lost in a row, without a chunk between them, before the session gives up; and how many
-/// of each stream, where there are many: all of them are lost at once where a server sends away
-/// who comes with too many others.
+/// Links lost in a row, without a chunk between them, before the session gives up.
 const LOSSES_MAX: u32 = 10;
-const LOSSES_PER_STREAM_MAX: u32 = 5;
 
 /// Links of a device lost in a row, without a chunk between them, for each stream, before their
 /// rail is left: they go on on another, or over TCP.
 const DEVICE_LOSSES_PER_STREAM_MAX: usize = 2;
 
-/// The pause before a lost link is made anew, doubled when each stream lost one more.
+/// The pause before a lost link is made anew, doubled with each loss in a row.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
 /// Between what a transfer ran over before and after.
@@ -294,8 +290,7 @@ impl Core {
             self.links.losses_in_a_row = 0;
             return self.attach_again(id);
         }
-        let (losses, streams) = (self.links.losses_in_a_row, u32::from(self.streams));
-        if losses > losses_bound(streams) && !self.carrier.has_rail() {
+        if self.links.losses_in_a_row > LOSSES_MAX && !self.carrier.has_rail() {
             let text = format!("links keep dying: {cause}");
             return self.broke(Fault::new(Code::LinkLost, text));
         }
@@ -304,7 +299,8 @@ impl Core {
         };
         let link = LinkId { epoch, ..id };
         self.links.coming.insert(link);
-        let pause = pause_after(losses, streams, random());
+        let doublings = self.links.losses_in_a_row.min(16);
+        let pause = PAUSE_MIN.saturating_mul(1 << doublings).min(PAUSE_MAX);
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
@@ -323,37 +319,9 @@ impl Core {
     }
 }
 
-/// How many links may be lost in a row.
-fn losses_bound(streams: u32) -> u32 {
-    LOSSES_MAX.max(LOSSES_PER_STREAM_MAX.saturating_mul(streams))
-}
-
-/// How long to wait after so many losses in a row; `random` spreads clients that lost theirs
-/// together.
-fn pause_after(losses: u32, streams: u32, random: u64) -> Duration {
-    let doublings = losses.div_ceil(streams.max(1)).min(16);
-    let longest = PAUSE_MIN.saturating_mul(1 << doublings).min(PAUSE_MAX);
-    let half = longest / 2;
-    half + Duration::from_nanos(random % (half.as_nanos() as u64 + 1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn streams_that_are_lost_together_are_tried_again_about_as_often_as_one_alone() {
-        assert_eq!([1, 2, 4, 8].map(losses_bound), [10, 10, 20, 40]);
-        // Between half of a pause and all of it.
-        let pauses = |losses, streams| {
-            let half = pause_after(losses, streams, 0);
-            let all = pause_after(losses, streams, half.as_nanos() as u64);
-            (half.as_millis(), all.as_millis())
-        };
-        assert_eq!([1, 2, 3].map(|losses| pauses(losses, 1)), [(20, 40), (40, 80), (80, 160)]);
-        assert_eq!([1, 8, 9, 16].map(|losses| pauses(losses, 8).1), [40, 40, 80, 80]);
-        assert_eq!(pauses(u32::MAX, 4), (2500, 5000));
-    }
 
     #[test]
     fn what_carried_the_links_is_told_in_order_and_ports_together() {
