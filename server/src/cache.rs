@@ -77,8 +77,8 @@ impl DigestCache {
         Some(found)
     }
 
-    /// Counts a window whose digests were at hand without looking here: for whoever watches, that
-    /// is a hit like others.
+    /// Counts a window whose digests were found: here, or at hand without looking here, which for
+    /// whoever watches is a hit like others.
     pub fn was_at_hand(&self) {
         self.shared.hits.fetch_add(1, Relaxed);
     }
