@@ -182,7 +182,7 @@ impl Guests {
             ServerMessage::Refused(Fault::new(Code::Protocol, text))
         };
         let refused = matches!(welcome, ServerMessage::Refused(_));
-        if outbox.push(welcome).is_err() || refused {
+        if outbox.push(&welcome).is_err() || refused {
             // Whoever asked is gone, or learns why as the connection closes.
             let _ = outbox.close().await;
             return;

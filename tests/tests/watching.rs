@@ -141,7 +141,7 @@ fn what_cannot_be_watched_is_refused_and_a_session_has_few_watches() {
         let (mut receiver, outbox) = (connection.receiver, Outbox::new(connection.sender, TIMEOUT));
         let begin = |request| {
             let begin = WatchRequest::Begin { request, watch: watch("ro", &[]) };
-            outbox.push(ClientMessage::Watch(begin)).expect("sends");
+            outbox.push(&ClientMessage::Watch(begin)).expect("sends");
         };
         let mut answers = BTreeSet::new();
         (1..=5).for_each(begin);
@@ -162,7 +162,7 @@ fn what_cannot_be_watched_is_refused_and_a_session_has_few_watches() {
             answers.insert(request);
         }
         assert_eq!(answers.len(), 5);
-        outbox.push(ClientMessage::Watch(WatchRequest::End { request: 2 })).expect("sends");
+        outbox.push(&ClientMessage::Watch(WatchRequest::End { request: 2 })).expect("sends");
         begin(6);
         assert_eq!(answer().await, (6, None), "there is room again");
         drop((outbox, receiver));

@@ -310,7 +310,7 @@ impl Session {
     /// Says goodbye.
     pub async fn close(self) {
         // The server notices either way.
-        let _ = self.outbox.push(ClientMessage::Bye);
+        let _ = self.outbox.push(&ClientMessage::Bye);
         let _ = tokio::time::timeout(CLOSE_MAX, self.outbox.close()).await;
     }
 
@@ -327,7 +327,7 @@ impl Session {
         self.core.go_back();
         while let Some(message) = self.core.sending.pop_front() {
             tracing::trace!(content = ?message, "message sent");
-            self.outbox.push(message)?;
+            self.outbox.push(&message)?;
         }
         if self.core.is_overdue() {
             let (what, timeout) = ("an answer of the server".into(), self.core.options.timeout);

@@ -38,7 +38,7 @@ impl Remote {
         let mut receiver = connection.receiver;
         let outbox = Outbox::new(connection.sender, self.timeout);
         let begin = WatchRequest::Begin { request: REQUEST, watch: self.watch.clone() };
-        outbox.push(ClientMessage::Watch(begin))?;
+        outbox.push(&ClientMessage::Watch(begin))?;
         let mut ping = tokio::time::interval(PING);
         let mut heard_at = Instant::now();
         let mut waiting = None;
@@ -58,7 +58,7 @@ impl Remote {
                         *stood = true;
                         permit.send(Ok(Heard::Changed(changes)));
                         let more = WatchRequest::More { request: REQUEST };
-                        outbox.push(ClientMessage::Watch(more))?;
+                        outbox.push(&ClientMessage::Watch(more))?;
                     }
                 }
                 _ = ping.tick() => {
@@ -68,13 +68,13 @@ impl Remote {
                         return Err(ControlError::TimedOut { what, seconds }.into());
                     }
                     let look = Look { follow: false, paths: Vec::new() };
-                    outbox.push(ClientMessage::Stat { request: REQUEST, look })?;
+                    outbox.push(&ClientMessage::Stat { request: REQUEST, look })?;
                 }
                 () = out.closed() => break,
             }
         }
         // The server notices either way.
-        let _ = outbox.push(ClientMessage::Bye);
+        let _ = outbox.push(&ClientMessage::Bye);
         let _ = outbox.close().await;
         Ok(())
     }

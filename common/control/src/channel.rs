@@ -28,7 +28,12 @@ impl<M: Serialize> Sender<M> {
     ///
     /// Once this was polled the message is queued, even if the call is then dropped.
     pub async fn send(&mut self, message: &M) -> Result<(), ControlError> {
-        self.unsent.extend_from_slice(&wire::encode(message)?);
+        self.send_frame(&wire::encode(message)?).await
+    }
+
+    /// The same of one that is encoded already.
+    pub(crate) async fn send_frame(&mut self, frame: &[u8]) -> Result<(), ControlError> {
+        self.unsent.extend_from_slice(frame);
         if self.unsent.len() - self.written < UNSENT_BYTES_MAX {
             return Ok(());
         }

@@ -354,7 +354,7 @@ impl Session {
     }
 
     pub(crate) fn send(&self, message: ServerMessage) -> Result<(), End> {
-        self.outbox.push(message).map_err(End::Lost)
+        self.outbox.push(&message).map_err(End::Lost)
     }
 
     /// Tells the client what of its metadata was not kept, before it hears of the files.
@@ -385,7 +385,7 @@ impl Session {
                 tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
                 self.view.trouble(&fault);
                 // It is over either way.
-                let _ = self.outbox.push(ServerMessage::Refused(fault));
+                let _ = self.outbox.push(&ServerMessage::Refused(fault));
             }
         }
         if let Err(error) = self.outbox.close().await {
