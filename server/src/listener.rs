@@ -341,6 +341,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         exports,
         written,
         hashing: Hashing::new(cache),
+        shares: Default::default(),
         surveys: Default::default(),
         bare: Default::default(),
         workers,

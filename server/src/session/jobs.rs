@@ -1,13 +1,14 @@
 //! File work of a session: each job runs on the blocking pool and tells its session
-//! one event, whatever becomes of it. Owns how many a client may have. What is done
-//! is said by `reading`, `writing`, `catalog` and `mirror`.
+//! one event, whatever becomes of it. Owns how many a client may have asked for; how
+//! many of its jobs run at a time is its share of the pool. What is done is said by
+//! `reading`, `writing`, `catalog` and `mirror`.
 
 use super::{EVENTS_MAX, Event, Session};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Jobs that one client may have at work when it asks for more. Each tells one event, and what
@@ -18,24 +19,28 @@ const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what becam
 impl Session {
     /// Starts file work on the blocking pool; its event comes back to this session.
     pub(super) fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
-        tokio::task::spawn_blocking(self.errand(work));
+        self.job_within(self.share.clone(), work);
     }
 
-    /// The same, once there is room in what all sessions share.
+    /// The same, once there is room in what several sessions share.
     pub(super) fn job_within(
         &mut self,
         room: Arc<Semaphore>,
         work: impl FnOnce() -> Event + Send + 'static,
     ) {
         let errand = self.errand(work);
-        tokio::spawn(async move {
-            // It is never closed.
-            let place = room.acquire_owned().await;
+        let run = |place: OwnedSemaphorePermit| {
             tokio::task::spawn_blocking(move || {
                 errand();
                 drop(place);
             });
-        });
+        };
+        match room.clone().try_acquire_owned() {
+            Ok(place) => run(place),
+            Err(_) => drop(tokio::spawn(async move {
+                run(room.acquire_owned().await.expect("it is never closed"));
+            })),
+        }
     }
 
     fn errand(

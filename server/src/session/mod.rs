@@ -45,7 +45,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_fabric::FabricError;
@@ -126,6 +126,8 @@ pub(crate) struct Session {
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
     pacing: Pacing,
+    /// Of the threads for file work.
+    share: Arc<Semaphore>,
     reading: Reading,
     writing: Writing,
     spots: Spots,
@@ -161,6 +163,7 @@ impl Session {
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let pacing = Pacing::of(&shared, &view);
+        let share = shared.shares.of(&view.who, view.peer.ip());
         let mut session = Self {
             id: view.id,
             shared,
@@ -177,6 +180,7 @@ impl Session {
             links: Links::default(),
             held: None,
             pacing,
+            share,
             reading: Reading::default(),
             writing: Writing::default(),
             spots: Spots::default(),

@@ -9,6 +9,7 @@ use crate::paces::Paces;
 use crate::quota::Counts;
 use crate::rdma::Rdma;
 use crate::reach::Exports;
+use crate::shares::Shares;
 use crate::surveys::Surveys;
 use crate::worker::Command;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// What was written into them before this server began.
     pub written: Counts,
     pub hashing: Hashing,
+    /// Of the threads for file work, by client.
+    pub shares: Shares,
     pub surveys: Surveys,
     pub bare: Arc<Bare>,
     pub workers: Vec<WorkerHandle<Command>>,

@@ -23,12 +23,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
 use verbatim_server::confine::{RulesetStatus, User, confine};
 use verbatim_server::export::{ExportSpec, Mode};
-use verbatim_server::{Devices, Ending, Server, ServerError, ServerOptions, span, take_port};
+use verbatim_server::{
+    Devices, Ending, FILE_THREADS_MAX, Server, ServerError, ServerOptions, span, take_port,
+};
 use verbatim_telemetry::notify::Notifier;
 use verbatim_telemetry::{Format, Gathering};
-
-/// Threads for file work: opening, hashing, flushing.
-const FILE_THREADS_MAX: usize = 32;
 
 /// How long jobs that nobody waits for any more may go on when it stops.
 const LAST_JOBS_MAX: std::time::Duration = std::time::Duration::from_secs(2);
