@@ -8,8 +8,9 @@ use crate::config::Config;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::Builder;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use verbatim_control::{Acceptor, AuthorizedKeys, ControlError, Policy, Token, TokenStore};
@@ -52,30 +53,49 @@ impl Keyring {
     pub fn watch(self, acceptor: Arc<Acceptor>) -> Watch {
         let (policies, _) = watch::channel(acceptor.policy());
         let sender = policies.clone();
+        let (looks, mut looked) = mpsc::channel(1);
+        let door = acceptor.clone();
+        // A thread of its own: those for files may all be at work for somebody whose key was just
+        // taken away, and a file system that does not answer keeps nobody else.
+        let looking = Builder::new().name("keys".into()).spawn(move || self.follow(&door, &looks));
+        if let Err(error) = looking {
+            tracing::error!(%error, "keys are not followed: those of now count until a restart");
+        }
         let task = tokio::spawn(async move {
-            // What was read before may be older than what is there now: look once more.
-            let (mut known, mut last) = (None, None);
+            let mut complaint = String::new();
             loop {
-                tokio::time::sleep(LOOK_EVERY).await;
-                let (ring, base) = (self.clone(), acceptor.policy());
-                let mut job = tokio::task::spawn_blocking(move || ring.look(known, last, &base));
-                // A file system that does not answer keeps the job, and nobody else.
-                let looked = match timeout(LOOK_MAX, &mut job).await {
-                    Ok(looked) => looked,
+                let read = match timeout(LOOK_EVERY + LOOK_MAX, looked.recv()).await {
+                    Ok(read) => read,
                     Err(_) => {
                         tracing::error!("keys not read: their files do not answer");
-                        job.await
+                        looked.recv().await
                     }
                 };
-                let Ok((now, read)) = looked else { return };
+                let Some(read) = read else { return };
                 if let Some(read) = read {
-                    known = Some(now);
-                    change(read, &acceptor, &sender);
+                    change(read, &acceptor, &sender, &mut complaint);
                 }
-                last = Some(now);
             }
         });
         Watch { policies, task }
+    }
+
+    /// Looks at the files, and tells what it read, until nobody wants to know.
+    fn follow(self, acceptor: &Acceptor, looks: &mpsc::Sender<Option<Read>>) {
+        // What was read before may be older than what is there now: look once more.
+        let (mut known, mut last) = (None, None);
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            let (now, read) = self.look(known, last, &acceptor.policy());
+            // What could not be read may be the next time, and be no other.
+            if let Some(read) = &read {
+                known = read.is_ok().then_some(now);
+            }
+            last = Some(now);
+            if looks.blocking_send(read).is_err() {
+                return;
+            }
+        }
     }
 
     /// Looks at the files, and reads them when they changed and are seen twice the same.
@@ -84,20 +104,25 @@ impl Keyring {
         known: Option<[Stamp; 2]>,
         last: Option<[Stamp; 2]>,
         base: &Policy,
-    ) -> ([Stamp; 2], Option<Result<Policy, ControlError>>) {
+    ) -> ([Stamp; 2], Option<Read>) {
         let now = self.stamps();
         let changed = Some(now) != known && Some(now) == last;
         (now, changed.then(|| self.policy(base)))
     }
 }
 
-/// Lets in by what was read, if it is other than before.
+/// What came of reading the files.
+type Read = Result<Policy, ControlError>;
+
+/// Lets in by what was read, if it is other than before. What is complained about is said once.
 fn change(
-    read: Result<Policy, ControlError>,
+    read: Read,
     acceptor: &Acceptor,
     sessions: &watch::Sender<Arc<Policy>>,
+    complaint: &mut String,
 ) {
     let before = acceptor.policy();
+    let said = std::mem::take(complaint);
     match read {
         Ok(policy) if policy.authorized == before.authorized && policy.tokens == before.tokens => {}
         Ok(policy) => {
@@ -108,8 +133,11 @@ fn change(
             tracing::info!(keys, tokens, "keys read");
         }
         Err(error) => {
-            let hint = error.hint().unwrap_or_default();
-            tracing::error!(%error, hint, "keys not read: those of before count");
+            *complaint = error.to_string();
+            if *complaint != said {
+                let hint = error.hint().unwrap_or_default();
+                tracing::error!(%error, hint, "keys not read: those of before count");
+            }
         }
     }
 }
