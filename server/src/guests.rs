@@ -1,7 +1,8 @@
 //! Those who come to the door: each connection waits on the doorstep, is told to
 //! be a client or a data connection by its first byte, proves who it is, and gets
-//! a session. Owns the number of sessions and their numbers. Never accepts a
-//! connection itself and never stops the server: `listener` does.
+//! a session. A data connection whose secret came with it goes straight in. Owns
+//! the number of sessions and their numbers. Never accepts a connection itself and
+//! never stops the server: `listener` does.
 
 use crate::config::Limits;
 use crate::doorstep::{Arrival, Doorstep};
@@ -10,6 +11,7 @@ use crate::keyring::Watch;
 use crate::observe::Guest;
 use crate::reach::{Reach, Visitor};
 use crate::session::{Event, Session, Shared};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -26,6 +28,14 @@ use verbatim_telemetry::labels::Entry;
 
 /// What is read of a connection that is sent away: more than a greeting of TLS.
 const FIRST_WORDS_BYTES: usize = 4096;
+
+/// Who came to the door.
+pub(crate) enum Caller {
+    /// A data connection, and the session that waits for it.
+    Expected(mpsc::Sender<Event>, Event),
+    /// Nobody knows yet.
+    Stranger(TcpStream, SocketAddr, Arrival),
+}
 
 /// What it takes to receive a connection.
 pub(crate) struct Guests {
@@ -64,10 +74,20 @@ impl Guests {
         })
     }
 
-    /// Takes a connection to the doorstep; none when it is sent away.
-    pub fn arrive(&self, stream: &TcpStream, peer: SocketAddr) -> Option<Arrival> {
-        let arrival = self.doorstep.arrive(peer.ip(), self.started.elapsed());
-        arrival.inspect_err(|cause| self.send_away(stream, peer, cause)).ok()
+    /// Looks who came. Who has not said whose it is takes room on the doorstep; if there is
+    /// none, nobody came.
+    pub fn arrive(&self, stream: TcpStream, peer: SocketAddr) -> Option<Caller> {
+        if let Some((link, session)) = self.shared.joins.glance(&stream) {
+            let arrived = Arrived::Plain(stream.into_std().ok()?);
+            return Some(Caller::Expected(session, Event::Joined { link, arrived }));
+        }
+        match self.doorstep.arrive(peer.ip(), self.started.elapsed()) {
+            Ok(arrival) => Some(Caller::Stranger(stream, peer, arrival)),
+            Err(cause) => {
+                self.send_away(&stream, peer, cause);
+                None
+            }
+        }
     }
 
     /// Says that there is no room, here and to who came: as far as that costs nothing.
@@ -77,13 +97,25 @@ impl Guests {
         place.metrics.entered(Entry::Full);
         place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
         // What it said is read: a connection that ends with something unread is cut at once, and
-        // what it was told is lost with it.
-        let _ = stream.try_read(&mut [0; FIRST_WORDS_BYTES]);
-        let _ = stream.try_write(&SENT_AWAY);
+        // what it was told is lost with it. By the system itself, because the runtime knows nothing
+        // yet of a connection that just came, and would do neither.
+        let _ = recv(stream, &mut [0; FIRST_WORDS_BYTES], RecvFlags::DONTWAIT);
+        let _ = send(stream, &SENT_AWAY, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// Serves who came until it is over.
+    pub async fn receive(&self, caller: Caller, stopping: watch::Receiver<bool>) {
+        match caller {
+            // A session that is over needs no link.
+            Caller::Expected(session, event) => drop(session.send(event).await),
+            Caller::Stranger(stream, peer, arrival) => {
+                self.ask(stream, peer, stopping, arrival).await;
+            }
+        }
     }
 
     /// Finds out what a connection is, and serves it until it is over.
-    pub async fn receive(
+    async fn ask(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
@@ -98,6 +130,7 @@ impl Guests {
         }
         if first[0] == JOIN_MAGIC[0] {
             let joined = tokio::time::timeout(self.handshake, self.join(stream, &arrival)).await;
+            drop(arrival);
             match joined {
                 Ok(Some((session, event))) => drop(session.send(event).await),
                 _ => tracing::warn!(%peer, "data connection without a valid secret"),

@@ -233,11 +233,9 @@ impl Server {
                     continue;
                 }
             };
-            let Some(arrival) = guests.arrive(&stream, peer) else { continue };
+            let Some(caller) = guests.arrive(stream, peer) else { continue };
             let (guests, stopping) = (guests.clone(), stopping.subscribe());
-            sessions.spawn(async move {
-                guests.receive(stream, peer, stopping, arrival).await;
-            });
+            sessions.spawn(async move { guests.receive(caller, stopping).await });
         }
         // Another process may hold the port: nobody is to wait there for a server to come.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
@@ -249,7 +247,6 @@ impl Server {
     }
 }
 
-/// Who the server is, and who vouches for clients by their certificates.
 /// Looks whether a server could be made of a configuration, and makes nothing: folders, users,
 /// keys and certificates are there and can be read, and nobody is let in by accident.
 pub fn check(config: &Config) -> Result<(), ServerError> {
@@ -267,6 +264,7 @@ pub fn check(config: &Config) -> Result<(), ServerError> {
     Ok(check_listen(&config.listen, has_keys, config.insecure_no_auth)?)
 }
 
+/// Who the server is, and who vouches for clients by their certificates.
 fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), ControlError> {
     let given = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
     let Tls { cert, key, .. } = &config.tls;

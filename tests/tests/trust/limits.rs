@@ -3,13 +3,16 @@
 
 use crate::process::{Running, Signal, wait_for};
 use crate::{FOLLOW_MAX, World, names};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
-use verbatim_proto::message::LinkOffer;
+use verbatim_control::SENT_AWAY;
+use verbatim_fabric::tcp::JOIN_MAGIC;
+use verbatim_proto::message::{JoinSecret, LinkAnswer, LinkOffer};
 use verbatim_proto::units::LOOK_PATHS_MAX;
 use verbatim_proto::{ClientMessage, LinkId, Look, ServerMessage, WirePath};
+use verbatim_tests::http::get;
 use verbatim_tests::raw::Raw;
 
 fn with_limits(limits: &str) -> World {
@@ -79,6 +82,56 @@ fn a_copy_that_comes_when_too_many_do_is_let_in_later() {
     assert!(world.serve.log().contains("connection sent away"), "{}", world.serve.log());
     let [sent, came] = ["data/large", "out/large"].map(|path| std::fs::read(world.path(path)));
     assert!(sent.unwrap() == came.unwrap(), "other bytes");
+}
+
+#[test]
+fn a_data_connection_takes_no_room_of_those_who_wait() {
+    let world = with_limits("handshake_seconds = 60");
+    let mut raw = Raw::connect(&world.options());
+    raw.say(ClientMessage::Attach { link: LinkId { index: 0, epoch: 0 }, offer: LinkOffer::Tcp });
+    let JoinSecret(secret) = raw.hear("secret", |message| match message {
+        ServerMessage::Attached { answer: Ok(LinkAnswer::Tcp { secret }), .. } => {
+            Some(secret.clone())
+        }
+        _ => None,
+    });
+    let _silent: Vec<TcpStream> =
+        (0..257).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    wait_for("it is full", FOLLOW_MAX, || {
+        world.serve.log().contains("connection sent away").then_some(())
+    });
+    // What it says is there when the server looks, as it is when many come.
+    world.serve.signal(Signal::STOP);
+    let mut data = TcpStream::connect(world.serve.address).unwrap();
+    data.write_all(&[&JOIN_MAGIC[..], &secret].concat()).unwrap();
+    world.serve.signal(Signal::CONT);
+    let metrics = world.serve.metrics.expect("it shows them");
+    wait_for("the link is up", FOLLOW_MAX, || {
+        let shown = get(metrics, "/metrics").body;
+        shown.contains("rdma_serve_links{transport=\"tcp\"} 1\n").then_some(())
+    });
+}
+
+#[test]
+fn everybody_who_is_sent_away_is_told_so() {
+    let world = with_limits("handshake_seconds = 60");
+    let _silent: Vec<TcpStream> =
+        (0..257).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    wait_for("it is full", FOLLOW_MAX, || {
+        world.serve.log().contains("connection sent away").then_some(())
+    });
+    // All at once, and all have spoken before the server looks.
+    world.serve.signal(Signal::STOP);
+    let mut many: Vec<TcpStream> =
+        (0..50).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    many.iter_mut().for_each(|one| one.write_all(&[0x16; 500]).unwrap());
+    world.serve.signal(Signal::CONT);
+    for (number, one) in many.iter_mut().enumerate() {
+        one.set_read_timeout(Some(FOLLOW_MAX)).unwrap();
+        let mut heard = Vec::new();
+        let end = one.read_to_end(&mut heard);
+        assert!(end.is_ok() && heard == SENT_AWAY, "number {number}: {end:?} {heard:?}");
+    }
 }
 
 #[test]
