@@ -82,12 +82,23 @@ impl<C: Send + 'static> WorkerHandle<C> {
     /// Queues a command. The machines bound how many can be on the way, so a full queue is an
     /// error, not a wait.
     pub fn send(&self, command: C) -> Result<(), FabricError> {
-        let sender = self.commands.as_ref().expect("only drop takes the sender");
         if self.bell.waiting.fetch_add(1, Ordering::Relaxed) >= COMMANDS_MAX {
             self.bell.waiting.fetch_sub(1, Ordering::Relaxed);
             let text = format!("{COMMANDS_MAX} commands wait for a worker");
             return Err(FabricError::Limit(text));
         }
+        self.push(command)
+    }
+
+    /// Queues a command that must not be lost, however many wait: whoever sends such bounds them
+    /// by what there is of something else.
+    pub fn send_anyway(&self, command: C) -> Result<(), FabricError> {
+        self.bell.waiting.fetch_add(1, Ordering::Relaxed);
+        self.push(command)
+    }
+
+    fn push(&self, command: C) -> Result<(), FabricError> {
+        let sender = self.commands.as_ref().expect("only drop takes the sender");
         sender.send(command).map_err(|_| FabricError::Aborted)?;
         self.bell.ring();
         Ok(())

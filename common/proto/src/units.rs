@@ -31,6 +31,10 @@ pub const PACK_FILES_MAX: usize = 512;
 /// Files one client may have open at a time, for reading or for writing.
 pub const OPEN_FILES_MAX: usize = 2048;
 
+/// Separate ranges of one file that are there already, or missing: an honest peer reads and
+/// writes in order.
+pub const RANGES_MAX: usize = 4096;
+
 /// Files named in one message.
 pub const BATCH_FILES_MAX: usize = 256;
 

@@ -212,6 +212,8 @@ impl Session {
     /// Ends a link; `LinkDead` comes back when nothing of it can land any more.
     pub(super) fn kill(&mut self, id: LinkId) -> Result<(), End> {
         match self.links.live.get_mut(&id) {
+            // Its worker knows, and answers once.
+            Some(place) if place.ending => Ok(()),
             Some(place) => {
                 place.ending = true;
                 let (key, worker) = (place.key, place.worker);
@@ -258,7 +260,8 @@ impl Session {
         for (id, place) in std::mem::take(&mut self.links.live) {
             let (key, session) = (place.key, self.events.clone());
             let worker = &self.shared.workers[place.worker];
-            if let Err(error) = worker.send(Command::Kill { key, id, session }) {
+            // One for each link, however much the worker has to do: what is not ended serves on.
+            if let Err(error) = worker.send_anyway(Command::Kill { key, id, session }) {
                 tracing::error!(session = self.id, ?id, %error, "link not ended");
             }
         }

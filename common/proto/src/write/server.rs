@@ -28,16 +28,14 @@ use crate::message::{WriteReply, WriteRequest};
 use crate::numbered::FileMap;
 use crate::read::{Have, check_piece};
 use crate::units::{
-    BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, SLOTS_PER_LINK, STREAM_BYTES_MAX,
+    BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, RANGES_MAX, SLOTS_PER_LINK,
+    STREAM_BYTES_MAX,
 };
 use crate::{Code, Extent, ExtentSet, Fault};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// Links that are up, or dead and not fenced.
 const UNFENCED_LINKS_MAX: usize = 4 * LINKS_MAX;
-
-/// The most separate missing ranges of one file: an honest client sends in order.
-const RANGES_MAX: usize = 4096;
 
 struct File {
     info: FileInfo,

@@ -17,9 +17,11 @@ impl WriteServer {
     /// The client asks that a link be dead.
     pub fn fence(&mut self, link: LinkId) {
         match self.links.get(&link) {
+            // Asked for once, however often the client does.
             Some(_) => {
-                self.fences.insert(link);
-                self.effects.push_back(ServerEffect::Kill(link));
+                if self.fences.insert(link) {
+                    self.effects.push_back(ServerEffect::Kill(link));
+                }
             }
             None => self.effects.push_back(ServerEffect::Fenced(link)),
         }

@@ -61,7 +61,10 @@ impl WriteServer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{LinkId, Region};
+    use crate::holes::Holes;
+    use crate::message::{CreateFile, FileId, FileInfo, LinkId, Region, WriteRequest};
+    use crate::units::{GRAIN_BYTES, HOLES_MAX, RANGES_MAX};
+    use crate::{Code, Digest, Extent, WirePath};
 
     const LINK: LinkId = LinkId { index: 0, epoch: 0 };
 
@@ -96,6 +99,47 @@ mod tests {
         machine.hold_grants(false);
         assert_eq!(granted(&mut machine), 0, "each slot is lent once");
         assert_eq!(granted(&mut with_slots(3, false)), 3, "and at once where nothing is held");
+    }
+
+    #[test]
+    fn a_link_is_ended_once_however_often_a_fence_is_asked_for() {
+        let mut machine = with_slots(1, false);
+        (0..1000).for_each(|_| machine.fence(LINK));
+        let effects: Vec<_> = std::iter::from_fn(|| machine.next_effect()).collect();
+        let kills = effects.iter().filter(|effect| **effect == ServerEffect::Kill(LINK)).count();
+        assert_eq!(kills, 1);
+        machine.killed(LINK);
+        let fenced = std::iter::from_fn(|| machine.next_effect());
+        assert_eq!(fenced.filter(|effect| *effect == ServerEffect::Fenced(LINK)).count(), 1);
+    }
+
+    #[test]
+    fn holes_are_not_named_in_endless_fragments() {
+        let mut machine = WriteServer::new();
+        let size = 1 << 40;
+        let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: 0, version: None };
+        let (file, path) = (FileId(1), WirePath::root());
+        let create = CreateFile { file, path, info, stream: false };
+        machine.request(WriteRequest::Create { files: vec![create] });
+        machine.created(vec![(file, Ok(None))]);
+        let mut broken = None;
+        for list in 0..2 * RANGES_MAX / HOLES_MAX {
+            let hole = |at: usize| {
+                Extent::new(2 * (list * HOLES_MAX + at) as u64 * GRAIN_BYTES, GRAIN_BYTES)
+            };
+            let extents: Vec<_> = (0..HOLES_MAX).map(hole).collect();
+            machine.request(WriteRequest::Holes(Holes { file, extents }));
+            while let Some(effect) = machine.next_effect() {
+                match effect {
+                    ServerEffect::Zero { file, extent } => {
+                        machine.zeroed(file, extent, Ok(vec![Digest([0; 32])]));
+                    }
+                    ServerEffect::Broken(fault) => broken = Some(fault),
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(broken.map(|fault| fault.code), Some(Code::Limit));
     }
 
     #[test]

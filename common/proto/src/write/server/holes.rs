@@ -5,7 +5,7 @@ use super::{File, WriteServer};
 use crate::batch::unexpected;
 use crate::holes::Holes;
 use crate::message::WriteReply;
-use crate::units::HOLE_LISTS_MAX;
+use crate::units::{HOLE_LISTS_MAX, RANGES_MAX};
 use crate::write::types::ServerEffect;
 use crate::{Code, Digest, Extent, Fault, FileId};
 
@@ -49,6 +49,12 @@ impl WriteServer {
                 return Err(unexpected("hole where it sent data", holes.file));
             }
             self.zeros.push(holes.file, *extent);
+        }
+        if file.unclaimed.range_count() > RANGES_MAX {
+            return Err(Fault::new(
+                Code::Limit,
+                "client names a file's holes in too many fragments",
+            ));
         }
         file.absorbing += 1;
         file.holes = Some(List { parts: holes.extents.len(), answer: Ok(()) });

@@ -1,12 +1,12 @@
 //! Ranges that a file of the server may have: claimed like chunks while the driver
 //! looks, and free to be sent again where it found something else.
 
-use super::{RANGES_MAX, WriteServer};
+use super::WriteServer;
 use crate::batch::unexpected;
 use crate::message::WriteReply;
 use crate::offer::{Offer, Taken};
 use crate::read::check_piece;
-use crate::units::{GRAIN_BYTES, OFFERS_MAX, WINDOW_BYTES};
+use crate::units::{GRAIN_BYTES, OFFERS_MAX, RANGES_MAX, WINDOW_BYTES};
 use crate::write::types::ServerEffect;
 use crate::{Code, Extent, ExtentSet, Fault};
 

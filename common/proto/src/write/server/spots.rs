@@ -70,7 +70,7 @@ impl WriteServer {
         if !file.unclaimed.take(extent) {
             return Err(unexpected("spot where it sent data", id));
         }
-        if file.unclaimed.range_count() > super::RANGES_MAX {
+        if file.unclaimed.range_count() > crate::units::RANGES_MAX {
             return Err(Fault::new(Code::Limit, "client sends a file in too many fragments"));
         }
         file.absorbing += 1;
