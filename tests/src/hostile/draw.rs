@@ -136,3 +136,10 @@ impl<'a> Draw<'a> {
         self.0.bytes(count).unwrap_or_default().to_vec()
     }
 }
+
+/// Whether a range is whole grains of a file of `size` bytes, and not empty: what can be hashed.
+pub(super) fn is_whole(extent: Extent, size: u64) -> bool {
+    let whole = |at: u64| at.is_multiple_of(GRAIN_BYTES);
+    let ends = whole(extent.len) || extent.end() == Some(size);
+    extent.fits(size) && extent.len > 0 && whole(extent.offset) && ends
+}

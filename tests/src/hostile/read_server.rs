@@ -6,7 +6,7 @@
 
 mod likely;
 
-use super::draw::Draw;
+use super::draw::{Draw, is_whole};
 use super::{EFFECTS_MAX, STEPS_MAX, messages};
 use likely::Client;
 use std::collections::{HashMap, HashSet};
@@ -204,7 +204,7 @@ impl Driver {
         let answer = draw.result((info, survey));
         if answer.is_ok() {
             let mut unsaid = ExtentSet::whole(info.size);
-            for extent in &open.have {
+            for extent in open.have.iter().filter(|extent| is_whole(**extent, info.size)) {
                 unsaid.take(*extent);
             }
             let mut told = ExtentSet::whole(info.size);
@@ -313,7 +313,7 @@ impl Driver {
         for (file, extent) in &prepare.pieces {
             let source = self.source(*file);
             let size = source.size;
-            assert!(extent.fits(size) && extent.len > 0, "{extent:?} of {size}");
+            assert!(is_whole(*extent, size), "{extent:?} of {size}: nobody can hash that");
             assert!(!source.told.intersects(*extent), "lent twice, or had");
             source.told.insert(*extent);
             let small = *extent == Extent::new(0, size) && size <= PACKED_FILE_BYTES_MAX;

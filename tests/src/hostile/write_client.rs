@@ -1,7 +1,7 @@
 //! The writing client with a server that says anything: it sends nothing but
 //! its files, and believes in no file that it did not send whole.
 
-use super::draw::Draw;
+use super::draw::{Draw, is_whole};
 use super::{EFFECTS_MAX, STEPS_MAX, messages};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -356,7 +356,7 @@ impl Driver {
         assert!(!self.dead.contains(&post.grant.link), "on a link that is dead");
         for (file, extent) in &post.pieces {
             let copy = self.files.get(file).expect("a file that has not ended");
-            assert!(extent.fits(size_of(*file)), "outside its file");
+            assert!(is_whole(*extent, size_of(*file)), "outside its file, or no whole grains");
             assert!(!copy.stored.intersects(*extent), "what the server has");
             let under_way = self.posts.values().flat_map(|(post, _)| &post.pieces);
             let mut same = under_way.filter(|(of, _)| of == file);

@@ -11,13 +11,13 @@
 mod leasing;
 
 use crate::batch::{batches_by, unexpected};
-use crate::holes::{Search, Survey};
+use crate::holes::{Search, Survey, is_whole};
 use crate::message::{FileId, FileInfo, Lease, OpenFile, Piece, ReadReply, ReadRequest, Region};
 use crate::message::{WindowId, WindowRails};
 use crate::meta::{Kept, Meta};
 use crate::numbered::FileMap;
 use crate::units::{
-    BATCH_FILES_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX, WINDOW_BYTES,
+    BATCH_FILES_MAX, GRAIN_BYTES, OPEN_FILES_MAX, PACKED_FILE_BYTES_MAX, RANGES_MAX, WINDOW_BYTES,
 };
 use crate::{Code, Digest, Extent, ExtentSet, Fault};
 use std::collections::{HashMap, VecDeque};
@@ -220,7 +220,9 @@ impl ReadServer {
             file.unleased = ExtentSet::whole(info.size);
             for extent in std::mem::take(&mut file.have) {
                 // What the client has of a file that shrank since is no use to it.
-                file.unleased.take(extent);
+                if is_whole(extent, info.size) {
+                    file.unleased.take(extent);
+                }
             }
             let wanted = file.unleased.bytes();
             file.search.answer(survey, info.size, &mut file.unleased);
@@ -298,6 +300,10 @@ impl ReadServer {
             return Err(Fault::new(Code::Limit, text));
         }
         for request in &files {
+            if request.have.len() > RANGES_MAX {
+                let text = format!("client has more than {RANGES_MAX} ranges of a file");
+                return Err(Fault::new(Code::Limit, text));
+            }
             let file = File {
                 size: 0,
                 unleased: ExtentSet::new(),

@@ -178,6 +178,8 @@ mod tests {
     use crate::message::{FileInfo, OpenFile, ReadRequest, Region};
     use crate::read::Prepared;
     use crate::units::GRAIN_BYTES;
+    use crate::units::RANGES_MAX;
+    use crate::{Code, Fault};
     use crate::{Digest, Survey, WirePath};
 
     /// A machine with open files of these sizes.
@@ -265,6 +267,26 @@ mod tests {
             let again = prepares(&mut machine).remove(0);
             assert!(again.fresh && again.pieces == new.pieces, "{again:?}");
         }
+    }
+
+    #[test]
+    fn what_a_client_has_is_whole_grains_and_not_endlessly_many() {
+        let open = |have| OpenFile { file: FileId(0), path: WirePath::root(), have };
+        let mut machine = ReadServer::new();
+        machine.request(ReadRequest::Open { files: vec![open(vec![Extent::new(1, 5)])] });
+        let size = 2 * GRAIN_BYTES;
+        let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
+        machine.opened(vec![(FileId(0), Ok((info, Survey::dense(size))))]);
+        machine.advance();
+        let asked = prepares(&mut machine).remove(0);
+        assert_eq!(asked.pieces, [(FileId(0), Extent::new(0, size))], "no part of a grain counts");
+
+        let mut machine = ReadServer::new();
+        let many = (0..=RANGES_MAX as u64).map(|at| Extent::new(2 * at * GRAIN_BYTES, GRAIN_BYTES));
+        machine.request(ReadRequest::Open { files: vec![open(many.collect())] });
+        let refused = machine.next_effect();
+        let limit = |fault: &Fault| fault.code == Code::Limit;
+        assert!(matches!(&refused, Some(ServerEffect::Broken(it)) if limit(it)), "{refused:?}");
     }
 
     #[test]
