@@ -22,7 +22,9 @@ use crate::holes::Zeros;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::message::{Region, WindowId};
 use crate::touched::Files;
-use crate::units::{CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, OPEN_FILES_MAX};
+use crate::units::{
+    CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, OPEN_FILES_MAX, WINDOWS_MAX,
+};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -280,6 +282,7 @@ impl ReadClient {
         if self.windows.contains_key(&lease.window) || lease.pieces.is_empty() {
             return Err(Fault::new(Code::Protocol, "server leased an empty window, or one twice"));
         }
+        self.check_room()?;
         for piece in &lease.pieces {
             let file = self.files.get_mut(&piece.file);
             let file = file.filter(|file| file.stage != Stage::Opening);
@@ -302,6 +305,15 @@ impl ReadClient {
         self.windows.insert(lease.window, window);
         self.ready.extend(chunks);
         Ok(())
+    }
+
+    /// Says if the server has given more windows, or lists of holes, than it may.
+    fn check_room(&self) -> Result<(), Fault> {
+        if self.windows.len() < WINDOWS_MAX {
+            return Ok(());
+        }
+        let text = format!("server leased more than {WINDOWS_MAX} windows at a time");
+        Err(Fault::new(Code::Protocol, text))
     }
 
     fn landed(&mut self, chunk: &Chunk, index: usize, outcome: PieceOutcome) {

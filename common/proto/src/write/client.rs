@@ -20,7 +20,7 @@ mod waiting;
 use super::types::{ClientEffect, ClientOptions, Post, Posted};
 use crate::batch::{batches, batches_by, unexpected};
 use crate::digest::{Digest, RootBuilder};
-use crate::holes::{Search, Survey, Zeros};
+use crate::holes::{Search, Survey, Zeros, is_whole};
 use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
 use crate::message::{Spot, SpotRequest, Tag, WriteReply, WriteRequest};
 use crate::touched::Files;
@@ -362,8 +362,8 @@ impl WriteClient {
                 file.stage = Stage::Sending;
                 file.resumed = !have.is_empty();
                 for extent in have {
-                    if !file.unsent.take(extent) {
-                        return Err(unexpected("extent outside the file", id));
+                    if !is_whole(extent, file.size) || !file.unsent.take(extent) {
+                        return Err(unexpected("extent that is not of the file", id));
                     }
                     file.unhashed.insert(extent);
                 }

@@ -35,6 +35,7 @@ impl ReadClient {
         if self.windows.contains_key(&window) {
             return Err(Fault::new(Code::Protocol, "server named holes as a window it leased"));
         }
+        self.check_room()?;
         let file = self.files.get_mut(&holes.file).filter(|file| file.stage != Stage::Opening);
         let file = file.ok_or_else(|| unexpected("list of holes", holes.file))?;
         holes.check(file.size)?;

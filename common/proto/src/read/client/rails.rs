@@ -105,6 +105,31 @@ mod tests {
         machine
     }
 
+    #[test]
+    fn a_server_leases_no_more_windows_than_it_may() {
+        let mut machine = leased(vec![Region { key: 71, base: 50_000 }]);
+        let files: Vec<_> = (10..10 + WINDOWS_MAX as u32).map(FileId).collect();
+        let info = FileInfo { size: 1, mode: 0, mtime_ns: 0, allocated: 1, version: None };
+        for &file in &files {
+            machine.open(file, WirePath::root(), None, Duration::ZERO);
+        }
+        let answers = files.iter().map(|&file| (file, Ok(info))).collect();
+        machine.reply(ReadReply::Opened { files: answers }, Duration::ZERO);
+        for (number, &file) in files.iter().enumerate() {
+            while let Some(effect) = machine.next_effect() {
+                assert!(!matches!(effect, ClientEffect::Broken(_)), "at {number}: {effect:?}");
+            }
+            let window = WindowId(100 + number as u64);
+            let piece = Piece { file, extent: Extent::new(0, 1), digests: vec![Digest([0; 32])] };
+            let region = Region { key: 1, base: 0 };
+            let lease = Lease { window, region, pieces: vec![piece] };
+            machine.reply(ReadReply::Lease(lease), Duration::ZERO);
+        }
+        let mut effects = std::iter::from_fn(|| machine.next_effect());
+        let broken = effects.find(|effect| matches!(effect, ClientEffect::Broken(_)));
+        assert!(broken.is_some(), "it has one more than there may be");
+    }
+
     fn offset(fetch: &Fetch, base: u64) -> u64 {
         fetch.chunk.address - base
     }

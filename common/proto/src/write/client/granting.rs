@@ -4,9 +4,12 @@
 
 use super::WriteClient;
 use crate::message::{Grant, Tag};
-use crate::units::GRAIN_BYTES;
+use crate::units::{GRAIN_BYTES, LINKS_MAX, SLOTS_PER_LINK};
 use crate::{Code, Fault, LinkId};
 use std::collections::VecDeque;
+
+/// All slots of all links.
+const GRANTS_MAX: usize = LINKS_MAX * SLOTS_PER_LINK as usize;
 
 /// Grants that nothing is written to yet, in the order they are used.
 #[derive(Default)]
@@ -49,6 +52,10 @@ impl WriteClient {
     pub(super) fn granted(&mut self, grants: Vec<Grant>) -> Result<(), Fault> {
         for grant in grants {
             self.grants.check(&grant)?;
+            if self.grants.waiting.len() >= GRANTS_MAX {
+                let text = format!("server granted more than {GRANTS_MAX} slots at a time");
+                return Err(Fault::new(Code::Protocol, text));
+            }
             if !self.dead.contains(&grant.link) {
                 self.grants.use_last(grant);
             }
@@ -116,6 +123,16 @@ mod tests {
         let fault = grant(&mut machine, &[last]).expect_err("it was used before");
         assert_eq!(fault.code, Code::Protocol);
         fault.text
+    }
+
+    #[test]
+    fn a_server_grants_no_more_slots_than_there_can_be() {
+        let mut machine = sending();
+        let nowhere = |tag| (tag, LinkId { index: 999, epoch: 0 });
+        let most: Vec<_> = (0..GRANTS_MAX as u32).map(nowhere).collect();
+        assert_eq!(grant(&mut machine, &most), Ok(Vec::new()), "of a link that is not there");
+        let fault = grant(&mut machine, &[(GRANTS_MAX as u32, LINK)]).expect_err("too many");
+        assert_eq!(fault.code, Code::Protocol);
     }
 
     #[test]
