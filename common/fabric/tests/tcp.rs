@@ -585,6 +585,26 @@ fn a_refusal_is_told_to_the_peer_before_the_link_ends() {
     assert_eq!(answer, header(REFUSED, 0, 42, 0, 0));
 }
 
+#[test]
+fn a_refusal_is_told_before_all_that_waits_and_that_is_not_sent() {
+    let domain = SoftDomain::new();
+    let bytes = pattern(1 << 20);
+    let window = MappedFile::new(file_with(&bytes), 0, bytes.len()).expect("maps");
+    let file = domain.register(Memory::File(window)).expect("registers");
+    let (near, mut peer) = sockets();
+    let mut link = TcpLink::new(near, domain).expect("link");
+    let read = |ticket, key| header(READ, bytes.len() as u32, ticket, key, file.base);
+    let asked: Vec<_> = (0..50).flat_map(|ticket| read(ticket, file.key)).collect();
+    peer.write_all(&asked).expect("writes");
+    peer.write_all(&read(99, file.key + 1)).expect("writes");
+    assert!(matches!(death_of(&mut link).0, FabricError::Access(_)));
+    link.abort(&mut Vec::new());
+    drop(link);
+    let mut answer = Vec::new();
+    peer.read_to_end(&mut answer).expect("an answer comes");
+    assert_eq!(answer, header(REFUSED, 0, 99, 0, 0), "50 MiB would keep its worker");
+}
+
 /// How the kernel avoids congestion for a socket.
 fn congestion(socket: impl AsFd) -> String {
     sockopt::tcp_congestion(socket).expect("a name")

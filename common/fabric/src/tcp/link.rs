@@ -272,10 +272,11 @@ impl TcpLink {
                 Ok(())
             }
             Err(error) => {
+                // The link ends here either way; the peer is told if the socket takes it, behind
+                // what is sent in part. There is no other turn for it.
+                self.out.retain(|next| next.sent > 0);
                 self.queue(Header::answer(Kind::Refused, ticket, 0), Body::None);
-                // The link ends here either way; the peer is told if the socket takes it. It has no
-                // other turn.
-                self.turn_left = usize::MAX;
+                self.turn_left = TURN_BYTES;
                 let _ = self.push_out();
                 Err(error)
             }
