@@ -7,6 +7,7 @@ use crate::target::Target;
 use rustix::fs::fsync;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Builder;
 use verbatim_proto::Fault;
 
 /// Files flushed at the same time.
@@ -18,7 +19,11 @@ impl Target {
         let mut answers = flush_all(batch);
         let mut folders: Vec<&Arc<OpenFolder>> = Vec::new();
         for (target, answer) in batch.iter().zip(&mut answers) {
-            if answer.is_ok() {
+            if answer.is_err() {
+                // What was not written is not in the page cache any more either, and the system
+                // says so once: whoever went on with it would find nothing wrong.
+                target.discard();
+            } else {
                 *answer = target.rename();
                 let known = folders.iter().any(|known| Arc::ptr_eq(known, target.folder()));
                 if answer.is_ok() && !known {
@@ -47,14 +52,18 @@ fn flush_all(batch: &[Arc<Target>]) -> Vec<Result<(), Fault>> {
             false => slow.push(index),
         }
     }
-    for (index, answer) in flush_slow(batch, &slow) {
+    for (index, answer) in flush_slow(batch, &slow, Builder::new) {
         answers[index] = answer;
     }
     answers
 }
 
-/// Flushes these files of a batch side by side.
-fn flush_slow(batch: &[Arc<Target>], slow: &[usize]) -> Vec<(usize, Result<(), Fault>)> {
+/// Flushes these files of a batch side by side, where threads can be had.
+fn flush_slow(
+    batch: &[Arc<Target>],
+    slow: &[usize],
+    thread: impl Fn() -> Builder,
+) -> Vec<(usize, Result<(), Fault>)> {
     if let [index] = *slow {
         return vec![(index, batch[index].flush())];
     }
@@ -68,9 +77,36 @@ fn flush_slow(batch: &[Arc<Target>], slow: &[usize]) -> Vec<(usize, Result<(), F
         done
     };
     std::thread::scope(|scope| {
-        let flushers: Vec<_> =
-            (0..FLUSHES_MAX.min(slow.len())).map(|_| scope.spawn(flush)).collect();
-        let results = flushers.into_iter().map(|flusher| flusher.join());
-        results.flat_map(|result| result.expect("flushing does not panic")).collect()
+        let others = 1..FLUSHES_MAX.min(slow.len());
+        let others = others.map_while(|_| thread().spawn_scoped(scope, flush).ok());
+        let others: Vec<_> = others.collect();
+        let mut done = flush();
+        let results = others.into_iter().map(|other| other.join());
+        done.extend(results.flat_map(|result| result.expect("flushing does not panic")));
+        done
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Folder;
+    use verbatim_proto::WirePath;
+
+    #[test]
+    fn files_are_flushed_where_no_thread_can_be_had() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let create = |name: &str| {
+            let path = WirePath::parse(name.as_bytes()).expect("plain");
+            Arc::new(Target::create(&folder, &path, 1, 0o600).expect("creates"))
+        };
+        let batch: Vec<_> = ["a", "b", "c"].map(create).into();
+        // More memory for a thread than there is.
+        let none = || Builder::new().stack_size(1 << 60);
+        assert!(none().spawn(|| {}).is_err(), "or this test says nothing");
+        let mut flushed = flush_slow(&batch, &[0, 1, 2], none);
+        flushed.sort_by_key(|(index, _)| *index);
+        assert_eq!(flushed, [(0, Ok(())), (1, Ok(())), (2, Ok(()))]);
+    }
 }

@@ -512,6 +512,23 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_flushed_is_not_gone_on_with() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        leave_partial(&folder, &key);
+        let (mut target, _) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
+        // A file that cannot be made as long as it is to be: that fails where a disk would.
+        let (_reader, pipe) = rustix::pipe::pipe().expect("a pipe");
+        target.file = File::from(pipe);
+        target.end_at(SIZE);
+        let answers = Target::commit(&[Arc::new(target)]);
+        assert!(matches!(&answers[..], [Err(fault)] if fault.text.contains("cannot flush a")));
+        assert_eq!(found(&folder, &key), None, "it would be believed, and is not there");
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0, "nothing is left behind");
+    }
+
+    #[test]
     fn a_large_file_keeps_a_mode_without_write() {
         let dir = tempfile::tempdir().expect("folder");
         let folder = Folder::open(dir.path()).expect("opens");
