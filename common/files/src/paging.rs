@@ -45,7 +45,7 @@ pub fn next_page(walk: &mut TreeWalk, mut digest: Option<&mut DigestOf<'_>>) -> 
         let found = match (found, &mut digest) {
             (Ok(node), Some(digest)) if node.kind == EntryKind::File => {
                 hashed += node.size;
-                with_digest(node, *digest)
+                with_digest(node, walk, *digest)
             }
             (found, _) => Some(found),
         };
@@ -57,14 +57,20 @@ pub fn next_page(walk: &mut TreeWalk, mut digest: Option<&mut DigestOf<'_>>) -> 
     (page, true)
 }
 
-/// Adds its digest to a file; one that is gone by now was never there.
-fn with_digest(mut node: Box<Node>, digest: &mut DigestOf<'_>) -> Option<Found> {
+/// Adds its digest to a file; one that is gone by now was never there. One that is not found and
+/// yet is where it was seen went with a folder that was renamed: whoever took it for gone would
+/// delete it elsewhere.
+fn with_digest(mut node: Box<Node>, walk: &TreeWalk, digest: &mut DigestOf<'_>) -> Option<Found> {
     match digest(&node.path) {
         Ok(digest) => {
             node.digest = Some(digest);
             Some(Ok(node))
         }
-        Err(fault) if fault.code == Code::NotFound => None,
+        Err(fault) if fault.code == Code::NotFound && !walk.still_has(&node.path) => None,
+        Err(fault) if fault.code == Code::NotFound => {
+            let text = format!("{}: a folder it is in was renamed while it was read", node.path);
+            Some(Err((node.path, Fault::new(Code::Changed, text))))
+        }
         Err(fault) => Some(Err((node.path, fault))),
     }
 }
@@ -98,4 +104,39 @@ pub fn root_of(
 /// The digest of a file below a folder, by hashing it.
 pub fn hash_file(folder: &Folder, path: &WirePath) -> Result<Digest, Fault> {
     root_of(&Source::open(folder, path, path)?, Source::hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use verbatim_proto::Filter;
+
+    #[test]
+    fn a_file_whose_folder_is_renamed_is_not_taken_for_gone() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("data")).expect("makes");
+        for name in ["data/a", "data/b", "data/c"] {
+            fs::write(at(name), b"bytes").expect("writes");
+        }
+        let folder = Folder::open(dir.path()).expect("opens");
+        let root = folder.open_folder(&WirePath::root()).expect("opens");
+        let mut walk = TreeWalk::new(root, Filter::default(), true);
+        let mut digest = |path: &WirePath| {
+            let digest = hash_file(&folder, path);
+            if path.as_bytes() == b"data/a" {
+                fs::rename(at("data"), at("moved")).expect("renames");
+                fs::remove_file(at("moved/b")).expect("removes");
+            }
+            digest
+        };
+        let (page, _) = next_page(&mut walk, Some(&mut digest));
+        let shown = |found: &Found| match found {
+            Ok(node) => node.path.to_string(),
+            Err((path, fault)) => format!("({path}: {:?})", fault.code),
+        };
+        let found: Vec<String> = page.found.iter().map(shown).collect();
+        assert_eq!(found, ["", "data", "data/a", "(data/c: Changed)"], "b alone is gone");
+    }
 }

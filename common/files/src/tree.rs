@@ -4,6 +4,7 @@
 //! server and by the client, each for its own side; digests are added by them.
 
 use crate::bare::{Bare, Look, is_stamped};
+use crate::folder::stat_name;
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_of};
 use crate::names::Names;
@@ -126,6 +127,13 @@ impl TreeWalk {
     /// Whether so many leftovers wait to be taken that a page has to end.
     pub fn is_full(&self) -> bool {
         self.leftover_bytes >= LEFTOVERS_BYTES_MAX
+    }
+
+    /// Whether a file that was just told is still in its folder, wherever that is now.
+    pub fn still_has(&self, path: &WirePath) -> bool {
+        let level = self.levels.last().filter(|level| level.path == path.parent());
+        let name = OsStr::from_bytes(path.name().unwrap_or_default());
+        level.is_some_and(|level| stat_name(&level.fd, name).is_ok())
     }
 
     /// Enters a folder, and tells it.
