@@ -5,10 +5,12 @@
 use super::kernel::{Kernel, watches_exhausted};
 use super::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::mpsc;
 use verbatim_proto::Change;
@@ -86,6 +88,64 @@ fn shown(change: &Change) -> String {
 
 fn set(paths: &[&str]) -> BTreeSet<String> {
     paths.iter().map(|path| (*path).to_owned()).collect()
+}
+
+/// Has this thread, and those it starts, read only what its modes allow, root or not.
+fn obey_modes() {
+    let mut sets = capabilities(None).expect("there are some");
+    sets.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+    set_capabilities(None, sets).expect("fewer may be had");
+}
+
+#[test]
+fn a_folder_is_watched_when_it_can_be_read() {
+    obey_modes();
+    let (dir, other) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let at = |name: &str| dir.path().join(name);
+    let shut = |path: &Path| fs::DirBuilder::new().mode(0o0).create(path).expect("makes");
+    let mode = |name: &str, mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        fs::set_permissions(at(name), mode).expect("own");
+    };
+    shut(&at("before"));
+    fs::create_dir(at("inner")).expect("makes");
+    fs::create_dir_all(other.path().join("tree")).expect("makes");
+    shut(&other.path().join("tree/sub"));
+    let mut listener = Listener::begin(dir.path(), "", &[]);
+    shut(&at("new"));
+    fs::rename(other.path().join("tree"), at("tree")).expect("one file system");
+    listener.hear(&["new/", "tree/"]);
+    // Who may not read a folder cannot go through it by its name.
+    mode("inner", 0o300);
+    fs::create_dir(at("inner/late")).expect("makes");
+    listener.hear(&["inner/late/"]);
+    for (opened, folder) in
+        [("before", "before"), ("new", "new"), ("tree/sub", "tree/sub"), ("inner", "inner/late")]
+    {
+        mode(opened, 0o755);
+        listener.hear(&[&format!("{folder}/")]);
+        let file = format!("{folder}/file");
+        fs::write(at(&file), b"whole").expect("writes");
+        listener.hear(&[&file]);
+    }
+}
+
+#[test]
+fn folders_that_cannot_be_read_and_go_are_forgotten() {
+    obey_modes();
+    let dir = tempfile::tempdir().expect("folder");
+    let at = |name: &str| dir.path().join(name);
+    let mut watcher = watcher(dir.path(), Excludes::default());
+    // As many as there may be at a time, and half as many again after each other.
+    watcher.folders_max = 9;
+    for number in 0..12 {
+        fs::DirBuilder::new().mode(0o0).create(at(&number.to_string())).expect("makes");
+        if number >= 6 {
+            fs::remove_dir(at(&(number - 6).to_string())).expect("removes");
+        }
+        let happened = watcher.kernel.read().expect("reads");
+        watcher.take(happened, Duration::ZERO).expect("there is room");
+    }
 }
 
 #[test]

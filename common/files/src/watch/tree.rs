@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use verbatim_proto::WirePath;
 
 /// The watched folders.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tree {
+    root: i32,
     folders: HashMap<i32, Place>,
     names: BTreeMap<(i32, Box<[u8]>), i32>,
 }
@@ -27,9 +28,8 @@ const NOWHERE: i32 = -1;
 impl Tree {
     /// A tree with its root.
     pub fn new(root: i32) -> Self {
-        let mut tree = Self::default();
-        tree.folders.insert(root, Place { parent: NOWHERE, name: Box::default() });
-        tree
+        let place = Place { parent: NOWHERE, name: Box::default() };
+        Self { root, folders: HashMap::from([(root, place)]), names: BTreeMap::new() }
     }
 
     /// How many folders there are.
@@ -39,7 +39,7 @@ impl Tree {
 
     /// Whether a folder is the root.
     pub fn is_root(&self, folder: i32) -> bool {
-        self.folders.get(&folder).is_some_and(|place| place.parent == NOWHERE)
+        folder == self.root
     }
 
     /// Where a folder is; none for one that is not known, or deeper than any path.
@@ -61,6 +61,11 @@ impl Tree {
     /// The folder of this name in another.
     pub fn child(&self, parent: i32, name: &[u8]) -> Option<i32> {
         self.names.get(&(parent, name.into())).copied()
+    }
+
+    /// The folder at a path.
+    pub fn find(&self, path: &WirePath) -> Option<i32> {
+        path.names().try_fold(self.root, |folder, name| self.child(folder, name))
     }
 
     /// Puts a folder in its place. Returns what is not watched any more: another folder that had

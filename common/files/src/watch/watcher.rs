@@ -1,9 +1,9 @@
 //! A tree that is watched: every folder of it has a watch, what the kernel tells
 //! becomes signs for the coalescer, and folders that come and go are watched or
 //! forgotten. A folder is watched before it is read, so what is made in it
-//! meanwhile is seen by one or the other. When the kernel lost count, all is
-//! watched anew. Owns the watches; never follows a link. Driven by the thread
-//! in `mod.rs`.
+//! meanwhile is seen by one or the other. One that is not ours to read is watched
+//! when it is. When the kernel lost count, all is watched anew. Owns the watches;
+//! never follows a link. Driven by the thread in `mod.rs`.
 
 use super::coalesce::{Coalescer, Sign, Timing};
 use super::kernel::{Happened, Kernel, watches_exhausted, watches_max};
@@ -14,6 +14,7 @@ use crate::walk::{Walk, identity_of};
 use rustix::fs::inotify::ReadFlags;
 use rustix::fs::{FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -42,6 +43,9 @@ pub(super) struct Watcher {
     pub kernel: Kernel,
     pub(super) tree: Tree,
     pub pending: Coalescer,
+    /// Folders that could not be read when they were met. When that changes, their attributes
+    /// do, or those of a folder that they are in.
+    unread: HashSet<WirePath>,
     /// The folder that was last looked into, by number: a burst is often in one folder.
     recent: Option<(i32, OwnedFd)>,
     pub(super) folders_max: usize,
@@ -74,6 +78,7 @@ impl Watcher {
             kernel,
             tree: Tree::new(number),
             pending: Coalescer::new(timing),
+            unread: HashSet::new(),
             recent: None,
             folders_max: FOLDERS_MAX,
             going,
@@ -86,6 +91,7 @@ impl Watcher {
     pub fn begin_again(&mut self) -> Result<(), Fault> {
         // What is watched is ended first: it counts against the same limit.
         self.recent = None;
+        self.unread.clear();
         self.kernel = Kernel::new()?;
         let number = watch_root(&self.kernel, &self.root, &self.watched.base)?;
         self.tree = Tree::new(number);
@@ -145,6 +151,7 @@ impl Watcher {
             // A folder that is held open is told to be changed when it is removed.
             self.check_place()?;
             self.pending.note(WirePath::root(), Sign::Touched, now);
+            self.read_again(&WirePath::root(), now)?;
         } else if what.intersects(gone) {
             self.forget(folder);
         }
@@ -176,6 +183,7 @@ impl Watcher {
             if let Some(old) = self.tree.child(folder, name) {
                 self.forget(old);
             }
+            self.unread.retain(|unread| unread != &path && !unread.is_below(&path));
         }
         let sign = if what.contains(ReadFlags::MODIFY) {
             Sign::Written
@@ -194,6 +202,33 @@ impl Watcher {
             let notice = if sign == Sign::Below { Notice::None } else { Notice::Each };
             self.plant_new(folder, name, &path, notice, now)?;
         }
+        if is_folder && what.contains(ReadFlags::ATTRIB) {
+            self.read_again(&path, now)?;
+        }
+        Ok(())
+    }
+
+    /// Watches what could not be read before, here and below, if that is ours to read now.
+    fn read_again(&mut self, path: &WirePath, now: Duration) -> Result<(), Fault> {
+        let here = |unread: &WirePath| unread == path || unread.is_below(path);
+        let again: Vec<WirePath> = self.unread.extract_if(here).collect();
+        for path in again {
+            // One whose folder went is found where that is now.
+            let parent = self.tree.find(&path.parent());
+            if let (Some(parent), Some(name)) = (parent, path.name()) {
+                self.pending.note(path.clone(), Sign::Below, now);
+                self.plant_new(parent, name, &path, Notice::None, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a folder that cannot be read. All of it is looked at: whoever does so tells why not,
+    /// or finds what is in it if that was a moment ago.
+    fn leave_unread(&mut self, path: WirePath, now: Duration) -> Result<(), Fault> {
+        self.check_room(&path)?;
+        self.pending.note(path.clone(), Sign::Below, now);
+        self.unread.insert(path);
         Ok(())
     }
 
@@ -225,9 +260,13 @@ impl Watcher {
         notice: Notice,
         now: Duration,
     ) -> Result<(), Fault> {
-        // What is gone again, or is not for us to read, is told by whoever looks at it.
-        let Ok(fd) = descend(&self.root, path) else { return Ok(()) };
-        let Some(number) = self.watch(parent, name, fd.as_fd(), path)? else { return Ok(()) };
+        let fd = match descend(&self.root, path) {
+            Ok(fd) => fd,
+            // What is gone again is told by whoever looks at it.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
+            Err(_) => return self.leave_unread(path.clone(), now),
+        };
+        let Some(number) = self.watch(parent, name, fd.as_fd(), path, now)? else { return Ok(()) };
         self.plant(number, path, fd, notice, now)
     }
 
@@ -243,8 +282,18 @@ impl Watcher {
         let mut walk = Walk::new(folder, true)?;
         let mut parents = vec![number];
         while let Some(found) = walk.next() {
-            // What cannot be read is told by whoever looks at it.
-            let Ok(Entry { path: below, kind, .. }) = found else { continue };
+            let Entry { path: below, kind, .. } = match found {
+                Ok(entry) => entry,
+                // What is gone again is told by whoever looks at it.
+                Err((_, fault)) if fault.code == Code::NotFound => continue,
+                Err((below, _)) => {
+                    let path = base.join(&below);
+                    if !self.watched.excludes.excludes(&path, true) {
+                        self.leave_unread(path, now)?;
+                    }
+                    continue;
+                }
+            };
             let (path, is_folder) = (base.join(&below), kind == EntryKind::Folder);
             let name = below.name().unwrap_or_default();
             if is_leftover(name) || self.watched.excludes.excludes(&path, is_folder) {
@@ -255,7 +304,7 @@ impl Watcher {
                 parents.truncate(below.names().count());
                 let parent = parents.last().copied().unwrap_or(number);
                 let watched = match walk.entered() {
-                    Some(fd) => self.watch(parent, name, fd, &path)?,
+                    Some(fd) => self.watch(parent, name, fd, &path, now)?,
                     None => None,
                 };
                 match watched {
@@ -278,26 +327,34 @@ impl Watcher {
         name: &[u8],
         folder: BorrowedFd<'_>,
         path: &WirePath,
+        now: Duration,
     ) -> Result<Option<i32>, Fault> {
         if !(self.going)() {
             return Err(Fault::new(Code::Interrupted, "watching was ended"));
         }
-        if self.tree.len() >= self.folders_max {
-            let text = format!(
-                "cannot watch {path}: more than {} folders; exclude some, or watch less",
-                self.folders_max
-            );
-            return Err(Fault::new(Code::Limit, text));
-        }
+        self.check_room(path)?;
         let number = match self.kernel.watch(folder) {
             Ok(number) => number,
             Err(Errno::NOSPC | Errno::NOMEM) => return Err(watches_exhausted(path, watches_max())),
-            Err(_) => return Ok(None),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(_) => return self.leave_unread(path.clone(), now).map(|()| None),
         };
         for gone in self.tree.insert(parent, name, number) {
             self.kernel.unwatch(gone);
         }
         Ok(Some(number))
+    }
+
+    /// Says if there are too many folders for one more.
+    fn check_room(&self, path: &WirePath) -> Result<(), Fault> {
+        if self.tree.len() + self.unread.len() < self.folders_max {
+            return Ok(());
+        }
+        let text = format!(
+            "cannot watch {path}: more than {} folders; exclude some, or watch less",
+            self.folders_max
+        );
+        Err(Fault::new(Code::Limit, text))
     }
 
     /// Watches a folder, and all below it, no longer.
