@@ -15,6 +15,7 @@ use crate::session::{
     Work,
 };
 use crate::targets::{Place, Refusal, Request, TargetState, check_target, place};
+use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -171,6 +172,8 @@ struct Plan {
     peer: String,
     work: Vec<Work>,
     failures: Vec<Failure>,
+    /// Which source goes where.
+    places: HashMap<WirePath, String>,
 }
 
 impl Plan {
@@ -180,7 +183,12 @@ impl Plan {
         peer: &str,
         session: &mut Session,
     ) -> Result<Self, CopyError> {
-        let mut plan = Self { peer: peer.to_owned(), work: Vec::new(), failures: Vec::new() };
+        let mut plan = Self {
+            peer: peer.to_owned(),
+            work: Vec::new(),
+            failures: Vec::new(),
+            places: HashMap::new(),
+        };
         match &options.target {
             Location::Local(target) => plan.downloads(options, target, session).await?,
             Location::Pipe => plan.download_to_pipe(options, session).await?,
@@ -258,7 +266,11 @@ impl Plan {
         let no_export = || Fault::new(Code::BadPath, "name an export: HOST:/EXPORT/PATH");
         let name = source.path.name().ok_or_else(no_export)?;
         let (folder, local) = match place {
-            Place::Inside => (Folder::open(target)?, WirePath::parse(name)?),
+            Place::Inside => {
+                let local = WirePath::parse(name)?;
+                self.take_place(&local, &label)?;
+                (Folder::open(target)?, local)
+            }
             Place::Itself if target.is_dir() => (Folder::open(target)?, WirePath::root()),
             Place::Itself => split_local(target)?,
         };
@@ -333,7 +345,11 @@ impl Plan {
         let label = path.display().to_string();
         let remote = match place {
             Place::Itself => target.path.clone(),
-            Place::Inside => target.path.join(&WirePath::parse(&name_of(path)?)?),
+            Place::Inside => {
+                let name = WirePath::parse(&name_of(path)?)?;
+                self.take_place(&name, &label)?;
+                target.path.join(&name)
+            }
         };
         if target.path.is_root() {
             let text = "the target names no export; use HOST:/EXPORT/PATH";
@@ -351,6 +367,17 @@ impl Plan {
                 Work::Upload(Upload { source, remote, size, mtime_ns, label, basis: None })
             }
         });
+        Ok(())
+    }
+
+    /// Takes a name in the target for a source. Two of one name would be copied over each other,
+    /// and only one of them would be left.
+    fn take_place(&mut self, name: &WirePath, label: &str) -> Result<(), Fault> {
+        if let Some(first) = self.places.get(name) {
+            let text = format!("{first} is copied to {name} too; copy them into different folders");
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        self.places.insert(name.clone(), label.to_owned());
         Ok(())
     }
 

@@ -81,6 +81,31 @@ fn wildcards_are_matched_on_the_server() {
 }
 
 #[test]
+fn two_sources_of_one_name_are_not_copied_over_each_other() {
+    let world = World::new();
+    for (folder, content) in [("one", "1"), ("two", "2")] {
+        for place in ["data", "put"] {
+            let folder = world.path(&format!("{place}/{folder}"));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("model.pt"), content).unwrap();
+        }
+    }
+    let down = cp(&world, &[], &world.serve.at("data/*/model.pt"), &world.text("out"));
+    down.refused(1, &["/data/two/model.pt", "data/one/model.pt is copied to model.pt too"]);
+    assert_eq!(fs::read(world.path("out/model.pt")).unwrap(), b"1");
+    let up = [world.text("put/one/model.pt"), world.text("put/two/model.pt")];
+    let up = world.serve.cp(&[&up[0], &up[1], &world.serve.at("in")]);
+    up.refused(1, &["put/two/model.pt", "put/one/model.pt is copied to model.pt too"]);
+    assert_eq!(fs::read(world.path("in/model.pt")).unwrap(), b"1");
+    // Folders too: what is in both would be of one of them.
+    let both = ["put/one", "put/two"].map(|folder| world.path(folder).join("same"));
+    both.iter().for_each(|folder| fs::create_dir(folder).unwrap());
+    let up = both.map(|folder| folder.display().to_string());
+    let up = world.serve.cp(&["-r", &up[0], &up[1], &world.serve.at("in")]);
+    up.refused(1, &["put/two/same", "copy them into different folders"]);
+}
+
+#[test]
 fn a_pattern_without_a_match_is_named_and_a_literal_name_wins() {
     let world = World::new();
     let none = world.serve.cp(&[&world.serve.at("data/*.pt"), &world.text("out")]);
