@@ -50,6 +50,11 @@ impl Origin {
         self.file().is_some_and(|source| source.is_settled())
     }
 
+    /// Whether that has been so ever since it was opened.
+    pub fn was_settled(&self) -> bool {
+        self.file().is_some_and(|source| !source.is_racy())
+    }
+
     /// Remembers digests for a later run.
     pub fn note(&self, extent: Extent, digests: &[Digest]) {
         if let Self::File(source) = self {

@@ -303,14 +303,14 @@ impl Core {
         });
     }
 
-    /// Hashes a hole, which is not read; what comes out is noted as that of data is.
+    /// Hashes a hole, which is not read. What comes out is noted if a write since it was found
+    /// would have changed the identity: it was found after the source was opened.
     fn hash_zeros(&mut self, file: FileId, extent: Extent) {
         let (source, stats) = (self.uploads.files[&file].source.clone(), self.stats.clone());
         self.job(move || {
             let begin = Instant::now();
-            let settled = source.is_settled();
             let digests = hash_zeros(source.size(), extent);
-            if settled {
+            if source.was_settled() {
                 source.note(extent, &digests);
             }
             stats.zeroed(extent.len, begin.elapsed());
