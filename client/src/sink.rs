@@ -69,11 +69,13 @@ impl Sink {
         Digest::of(format!("{} {}", self.server, self.remote).as_bytes())
     }
 
-    /// Takes up what an earlier run left of a file of about this size, if anything.
-    pub fn resume(&self, size: u64) -> Option<Have> {
-        if size < LASTING_BYTES_MIN {
-            return None;
-        }
+    /// Whether an earlier run may have left something of a file of about this size.
+    pub fn may_resume(&self, size: u64) -> bool {
+        size >= LASTING_BYTES_MIN
+    }
+
+    /// Takes up what an earlier run left, if anything.
+    pub fn resume(&self) -> Option<Have> {
         let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key())?;
         if have.version.is_none() {
             // Its source was so young that what is there now cannot be told from it.

@@ -61,10 +61,11 @@ impl Session {
         }
         let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
         if self.core.broken.as_ref().is_some_and(interrupted) {
-            // The reader of a pipe may never take the rest: do not wait for it.
-            self.core.downloads.piped = None;
+            // The reader of a pipe may never take the rest, and what an earlier run left may take
+            // long to hash: do not wait for either.
+            self.core.downloads.wait_for_nobody();
         }
-        if self.core.downloads.piped.is_some() {
+        if self.core.downloads.may_take_long() {
             tokio::select! { () = self.keep_landed() => {}, () = &mut *stop => {} }
         } else {
             self.keep_landed().await;
@@ -95,6 +96,8 @@ impl Session {
                 Some(Event::DeedsDone(done)) => self.core.deeds_done(done),
                 Some(Event::Published(answer)) => self.core.published(answer),
                 Some(Event::Pipe(file, event)) => self.core.pipe_event(file, event),
+                Some(Event::Resumed(file, _)) => self.core.downloads.resumed_late(file),
+                Some(event @ Event::Panicked) => self.core.event(event),
                 Some(_) => {}
                 None => break,
             }

@@ -96,6 +96,8 @@ pub(super) struct Core {
     /// Hashing on this machine, during which nobody owes us an answer.
     pub hashing: usize,
     pub broken: Option<Fault>,
+    /// Whether a job did: what it was to tell never comes.
+    pub panicked: bool,
 }
 
 /// The longest a turn waits: deadlines are looked at, and progress is told, this often.
@@ -162,7 +164,9 @@ impl Core {
     /// Whether something is being finished on this machine that nobody else is needed for.
     pub(super) fn is_landing(&self) -> bool {
         let at_work = self.mirror.as_ref().is_some_and(|mirror| mirror.is_at_work());
-        at_work || self.downloads.is_landing() || self.trees.endings.is_setting()
+        let landing = at_work || self.downloads.is_landing() || self.trees.endings.is_setting();
+        // What a job that panicked was to finish never ends.
+        landing && !self.panicked
     }
 
     pub(super) fn wait(&self) -> Duration {
@@ -273,9 +277,11 @@ impl Core {
                 self.broke(Fault::new(Code::Io, error.to_string()));
             }
             Event::Panicked => {
+                self.panicked = true;
                 let text = "a job failed here; the message above says where";
                 self.broke(Fault::new(Code::Bug, text));
             }
+            Event::Resumed(id, have) => self.resumed(id, have.map(|have| *have)),
             Event::Landed(answers) => self.landed(answers),
             Event::SourcesOpened(answers) => self.sources_opened(answers),
             Event::SourcesChecked(answers) => {

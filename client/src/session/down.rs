@@ -12,13 +12,14 @@ use crate::report::FileDone;
 use crate::rules::Task;
 use crate::sink::Sink;
 use crate::worker::{Command, Landing};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::numbered::FileMap;
-use verbatim_proto::read::{ClientEffect, Fetch, Zero};
+use verbatim_proto::read::{ClientEffect, Fetch, Have, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Class, Code, Digest, Dropped, Fault, Kept, WirePath};
 
@@ -47,6 +48,8 @@ pub struct Download {
 #[derive(Default)]
 pub(super) struct Downloads {
     queue: LargestFirst<(Mark, Download)>,
+    /// Those whose remains of an earlier run are looked for, and where they come from.
+    resuming: HashMap<FileId, (WirePath, File)>,
     files: FileMap<File>,
     whole: Vec<Whole>,
     commits: usize,
@@ -75,12 +78,31 @@ pub(crate) type Landed = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
 
 impl Downloads {
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.files.is_empty()
+        self.queue.is_empty() && self.files.is_empty() && self.resuming.is_empty()
     }
 
-    /// Whether files that are all here are being made durable, or will be.
+    /// Whether files that are all here are being made durable, or will be, or what is left of an
+    /// earlier run is being hashed: the next session would do it again.
     pub fn is_landing(&self) -> bool {
-        self.commits > 0 || !self.whole.is_empty() || self.piped.is_some()
+        self.commits > 0 || !self.whole.is_empty() || self.may_take_long()
+    }
+
+    /// Whether that may take longer than anybody would wait who wants to end it.
+    pub fn may_take_long(&self) -> bool {
+        self.piped.is_some() || !self.resuming.is_empty()
+    }
+
+    /// Does not wait for that.
+    pub fn wait_for_nobody(&mut self) {
+        self.piped = None;
+        let left = self.resuming.drain().map(|(id, (_, file))| (id, file));
+        self.files.extend(left);
+    }
+
+    /// What is left of a file was found, by a session that is over.
+    pub fn resumed_late(&mut self, id: FileId) {
+        let file = self.resuming.remove(&id).map(|(_, file)| (id, file));
+        self.files.extend(file);
     }
 
     /// Counts a pipe as begun.
@@ -101,9 +123,10 @@ impl Core {
     }
 
     pub(super) fn pump_downloads(&mut self) {
-        let now = self.now();
         // A file holds descriptors until it is durable; a slow disk slows down what is opened.
-        while self.read.room() > 0 && self.descriptors.taken() < self.open_max {
+        while self.read.room() > self.downloads.resuming.len()
+            && self.descriptors.taken() < self.open_max
+        {
             let Some((mark, download)) = self.downloads.queue.pop() else { return };
             let id = self.file();
             let Download { remote, folder, local, .. } = download;
@@ -113,18 +136,28 @@ impl Core {
                 sink.compare_with(basis);
             }
             let taken = self.descriptors.take(download.size, has_basis);
-            let have = sink.resume(download.size);
-            if let Some(have) = &have {
-                let bytes = have.extents.bytes();
-                tracing::info!(path = download.label, bytes, "copy resumed");
-                self.found(mark.item, bytes);
-                self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
-            }
-            self.read.open(id, remote, have, now);
-            let (label, goal, size) = (download.label, Goal::File(sink), download.size);
+            let (label, goal, size) = (download.label, Goal::File(sink.clone()), download.size);
             let file = File { mark, label, goal, size, _taken: Some(taken) };
-            self.downloads.files.insert(id, file);
+            self.downloads.resuming.insert(id, (remote, file));
+            match sink.may_resume(size) {
+                // After another boot all that is left is hashed, which takes as long as it takes.
+                true => self.job(move || Event::Resumed(id, sink.resume().map(Box::new))),
+                false => self.resumed(id, None),
+            }
         }
+    }
+
+    /// It is known what an earlier run left of a file.
+    pub(super) fn resumed(&mut self, id: FileId, have: Option<Have>) {
+        let Some((remote, file)) = self.downloads.resuming.remove(&id) else { return };
+        if let Some(have) = &have {
+            let bytes = have.extents.bytes();
+            tracing::info!(path = file.label, bytes, "copy resumed");
+            self.found(file.mark.item, bytes);
+            self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.read.open(id, remote, have, self.now());
+        self.downloads.files.insert(id, file);
     }
 
     pub(super) fn read_effect(&mut self, effect: ClientEffect) {
@@ -241,7 +274,8 @@ impl Core {
     /// Lets go of all files; what lasts of them is there for the next session.
     pub(super) fn leave_downloads(&mut self) {
         let downloads = std::mem::take(&mut self.downloads);
-        for (_, file) in downloads.files {
+        let resuming = downloads.resuming.into_values().map(|(_, file)| file);
+        for file in downloads.files.into_values().chain(resuming) {
             file.goal.leave();
             match (&file.goal, &self.broken) {
                 // What went through a pipe cannot be gone on with.

@@ -168,6 +168,8 @@ pub(crate) enum Event {
     WorkerFailed(FabricError),
     /// A job panicked: what it would have told will never come.
     Panicked,
+    /// What an earlier run left of a file.
+    Resumed(FileId, Option<Box<read::Have>>),
     Landed(down::Landed),
     SourcesOpened(Vec<up::Opened>),
     /// Whether sources are still what was sent, and their metadata where that is kept.
@@ -294,6 +296,7 @@ impl Session {
             quiet_since: Instant::now(),
             hashing: 0,
             broken: None,
+            panicked: false,
             rules: Arc::default(),
             pace: options.bytes_per_second.map(Pace::new),
             options,

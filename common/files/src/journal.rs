@@ -1,13 +1,16 @@
 //! The journal of a partial file: which grains of it are verified, with their
 //! digests, and the boot it was written in. Appended after the bytes are
 //! written, never before, so within one boot what it says is true even after
-//! kill -9. After another boot it is only a claim, to be checked by hashing.
+//! kill -9. After another boot it is only a claim, to be checked by hashing, and
+//! renewed then, so that nobody has to do that twice.
 //!
 //! A file of records, each with a checksum: one that is cut or damaged ends
 //! the journal there, and what it would have said is fetched again.
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
@@ -90,6 +93,35 @@ pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result
         bytes.extend_from_slice(&digest.0);
     }
     file.write_all(&seal(bytes))
+}
+
+/// How long a record of so many grains is.
+pub fn record_bytes(grains: usize) -> u64 {
+    (20 + 32 * grains + CHECK_BYTES) as u64
+}
+
+/// Keeps these records alone, in order, as of this boot. Until all of them are in place they are
+/// of the boot they were, and only a claim.
+pub fn renew(file: &File, head: Head, kept: &[Range<u64>]) -> io::Result<Head> {
+    // What is appended goes to the end, wherever it is written to.
+    let appending = fcntl_getfl(file)?;
+    fcntl_setfl(file, appending - OFlags::APPEND)?;
+    let (mut end, mut step) = (HEAD_BYTES as u64, vec![0; RECORD_BYTES_MAX]);
+    for range in kept {
+        let mut at = range.start;
+        while at < range.end && at != end {
+            let len = (range.end - at).min(step.len() as u64) as usize;
+            file.read_exact_at(&mut step[..len], at)?;
+            file.write_all_at(&step[..len], end)?;
+            (at, end) = (at + len as u64, end + len as u64);
+        }
+        end += range.end - at;
+    }
+    file.set_len(end)?;
+    let head = Head { boot: boot_id(), ..head };
+    file.write_all_at(&head.encode(), 0)?;
+    fcntl_setfl(file, appending)?;
+    Ok(head)
 }
 
 /// Reads a journal from its beginning: each good record goes to `each`, with the head, and none

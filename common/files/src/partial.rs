@@ -12,9 +12,11 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags, flock, opena
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Seek;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use verbatim_proto::read::Have;
+use verbatim_proto::units::RANGES_MAX;
 use verbatim_proto::{Digest, ExtentSet, RootBuilder};
 
 /// What every journal's name ends with.
@@ -44,7 +46,8 @@ pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32) -> Option<(Fi
     Some((part, journal))
 }
 
-/// Finds a partial file, its journal, and what of it is verified.
+/// Finds a partial file, its journal, and what of it is verified: after another boot by hashing
+/// all of it, which the journal remembers.
 pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Have)> {
     let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
     let mut journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
@@ -53,19 +56,32 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
     let mut root = RootBuilder::new(length);
     // Asked once a journal, not once a record.
     let mut trusted = None;
-    let (head, good) = journal::read(&journal, |head, extent, digests| {
+    let mut kept: Vec<Range<u64>> = Vec::new();
+    let (head, good) = journal::read_placed(&journal, |head, extent, digests, at| {
         let trusted = *trusted.get_or_insert_with(|| head.is_of_this_boot());
         let there = || hash_extent(&part, head.size, extent).is_ok_and(|now| now == digests);
-        if head.size == length && !extents.intersects(extent) && (trusted || there()) {
+        let few = extents.range_count() < RANGES_MAX;
+        if few && head.size == length && !extents.intersects(extent) && (trusted || there()) {
             extents.insert(extent);
             root.insert_run(extent.offset, &digests);
+            let end = at + journal::record_bytes(digests.len());
+            match kept.last_mut() {
+                Some(last) if last.end == at => last.end = end,
+                _ => kept.push(at..end),
+            }
         }
     })?;
     if head.size != length {
         return None;
     }
-    // Go on behind the last good record; what is cut there would hide all that follows.
-    journal.set_len(good).ok()?;
+    let head = match trusted {
+        Some(false) => journal::renew(&journal, head, &kept).ok()?,
+        _ => {
+            // Go on behind the last good record; what is cut there would hide all that follows.
+            journal.set_len(good).ok()?;
+            head
+        }
+    };
     journal.rewind().ok()?;
     let journal::Head { size, mtime_ns, version, .. } = head;
     let have = Have { size, mtime_ns, version, extents, root };

@@ -509,6 +509,16 @@ mod tests {
             journal::append(&file, extent, &digests).expect("appends");
         }
         assert_eq!(found(&folder, &key), Some(vec![1]), "the first grain is not what it was");
+        // It was hashed in this boot, and need not be again; what is noted now is behind it.
+        let (target, _) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
+        let bytes = vec![4; GRAIN_BYTES as usize];
+        target.write_at(&bytes, 3 * GRAIN_BYTES).expect("writes");
+        let digests = Digest::of_grains(3 * GRAIN_BYTES, SIZE, &bytes);
+        target.verified(Extent::new(3 * GRAIN_BYTES, GRAIN_BYTES), &digests).expect("notes");
+        drop(target);
+        let part = fs::OpenOptions::new().write(true).open(hidden(dir.path(), "-part"));
+        part.expect("opens").write_all_at(b"lost", GRAIN_BYTES).expect("harms the second");
+        assert_eq!(found(&folder, &key), Some(vec![1, 3]), "this boot is believed");
     }
 
     #[test]

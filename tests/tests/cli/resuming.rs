@@ -5,14 +5,16 @@
 
 #![allow(clippy::print_stdout)] // a failing seed prints itself
 
-use crate::process::{Ended, Home, Running, Serve, Signal, trials, wait_for};
+use crate::process::{Ended, Home, Running, Serve, Signal, skip, trials, wait_for};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, assert_same, bytes, names, text};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_tests::holding::Holding;
 use verbatim_tests::port::Port;
 
@@ -191,6 +193,39 @@ fn a_download_is_not_mixed_with_a_source_that_was_rewritten_behind_its_time() {
     rewrite_behind_its_time(&source);
     serve.cp(&[serve.at("data/big"), text(&out)]).done();
     assert_same(&source, &out.join("big"));
+    assert_eq!(names(&out), ["big"], "something is left behind");
+}
+
+#[test]
+fn what_takes_longer_to_hash_after_a_boot_than_a_server_may_be_silent_is_gone_on_with() {
+    const HOLE_BYTES: u64 = 8 << 30;
+    const ANOTHER_BOOT: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+    let world = World::new();
+    let (boot, source, out) = (world.path("boot"), world.path("data/big"), world.path("out"));
+    fs::write(&boot, "00000000-1111-2222-3333-444444444444\n").unwrap();
+    let wrapper = ["unshare", "-m", "sh", "-c", ANOTHER_BOOT, boot.to_str().unwrap()];
+    let tried = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        return skip("going on after a boot", "not root, or no unshare");
+    }
+    // A hole costs no room, and is hashed as data is.
+    let file = fs::File::create(&source).unwrap();
+    let content = bytes(5, BIG_BYTES);
+    file.write_all_at(&content, HOLE_BYTES).unwrap();
+    std::thread::sleep(Duration::from_millis(2100));
+    let serve = &world.serve;
+    let command = ["--json".to_owned(), "--timeout=2".to_owned(), serve.at("data/big"), text(&out)];
+    let mut copy = serve.start_cp(&slowly(&command));
+    // 32 bytes for each grain; most of them are there.
+    wait_for_growth(&mut copy, &out, HOLE_BYTES / GRAIN_BYTES * 30);
+    copy.signal(Signal::KILL);
+    drop(copy.end());
+    let done = serve.home().again().wrapped(&wrapper).cp(&command).done();
+    assert!(told(&done.stdout, "resumed_bytes") > HOLE_BYTES / 8 * 7, "{}", done.stdout);
+    let copied = fs::File::open(out.join("big")).unwrap();
+    let mut end = vec![0; content.len()];
+    copied.read_exact_at(&mut end, HOLE_BYTES).unwrap();
+    assert!(end == content && copied.metadata().unwrap().len() == HOLE_BYTES + BIG_BYTES as u64);
     assert_eq!(names(&out), ["big"], "something is left behind");
 }
 
