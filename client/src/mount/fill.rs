@@ -1,11 +1,13 @@
 //! The fill: brings all of a tree in the background, several files at a time, so that
 //! small ones share their round trips, and lets readers go first. Ends when all is here
 //! or the cache is full: it never has anything removed. What is here already costs
-//! nothing; what fails is counted and left to its readers.
+//! nothing; what fails is counted and left to its readers, and then not all is here. A
+//! server that is away is waited for.
 
 use super::cache::{BLOCK_BYTES, CacheFile};
 use super::content::{Content, Refusal};
 use super::facts::{Facts, Kind};
+use super::line::is_away;
 use super::walk::Walk;
 use crate::part::PART_BYTES_MAX;
 use serde_json::{Value, json};
@@ -46,7 +48,7 @@ pub(super) struct Progress {
     pub ended: Notify,
 }
 
-const STAGES: [&str; 4] = ["off", "filling", "complete", "cache full"];
+const STAGES: [&str; 5] = ["off", "filling", "complete", "cache full", "incomplete"];
 
 impl Progress {
     /// For the status.
@@ -92,6 +94,7 @@ pub(super) async fn fill(
     let (begin, fetched) = (Instant::now(), AtomicU64::new(0));
     let filling = Arc::new(Filling { content, progress: progress.clone(), rate, begin, fetched });
     let (mut walk, mut under_way, mut full) = (Walk::new(base), JoinSet::new(), false);
+    let mut tries = 0;
     while !full && let Some(found) = walk.next(&filling.content).await {
         match found {
             Ok((path, facts)) if facts.kind == Kind::File => {
@@ -99,9 +102,16 @@ pub(super) async fn fill(
                     full |= filling.over(under_way.join_next().await);
                 }
                 under_way.spawn(filling.clone().file(path, facts));
+                tries = 0;
             }
-            Ok(_) => {}
+            Ok(_) => tries = 0,
+            Err((path, fault)) if is_away(&fault) && tries < TRIES_MAX => {
+                tries += 1;
+                walk.again(path);
+                filling.wait_for_server().await;
+            }
             Err((path, fault)) => {
+                tries = 0;
                 progress.failed.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(path = %path, cause = fault.text, "cannot be filled");
             }
@@ -113,11 +123,24 @@ pub(super) async fn fill(
     if full {
         tracing::info!("the cache is full, the fill ends");
     }
-    progress.stage.store(if full { 3 } else { 2 }, Ordering::Relaxed);
+    let stage = match progress.failed.load(Ordering::Relaxed) {
+        _ if full => 3,
+        0 => 2,
+        _ => 4,
+    };
+    progress.stage.store(stage, Ordering::Relaxed);
     progress.ended.notify_one();
 }
 
 impl Filling {
+    /// Waits until the server is there, and a moment at least.
+    async fn wait_for_server(&self) {
+        sleep(AWAY).await;
+        while !self.content.line.is_up() {
+            sleep(AWAY).await;
+        }
+    }
+
     /// Counts a file that is done with; whether the cache is full.
     fn over(&self, done: Option<Result<Brought, tokio::task::JoinError>>) -> bool {
         let brought = done.and_then(Result::ok).unwrap_or(Brought::Failed);
@@ -134,8 +157,8 @@ impl Filling {
     async fn file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> Brought {
         let mut cause = Fault::new(Code::Changed, "it changes all the time");
         for _ in 0..TRIES_MAX {
-            while !self.content.line.is_up() {
-                sleep(AWAY).await;
+            if !self.content.line.is_up() {
+                self.wait_for_server().await;
             }
             match self.version(&path, facts).await {
                 Ok(brought) => return brought,
@@ -143,6 +166,10 @@ impl Filling {
                 Err(Refusal::Fault(fault)) if fault.code == Code::Changed => {}
                 Err(Refusal::Fault(fault)) if fault.code == Code::NotFound => {
                     return Brought::Nothing;
+                }
+                Err(Refusal::Fault(fault)) if is_away(&fault) => {
+                    cause = fault;
+                    self.wait_for_server().await;
                 }
                 Err(Refusal::Fault(fault)) => {
                     cause = fault;
@@ -187,7 +214,12 @@ impl Filling {
             let len = PART_BYTES_MAX.min(file.size - offset);
             self.part(path, &file, offset, len).await.map_err(Refusal::Fault)?;
         }
-        Ok(Brought::All)
+        // What came and could not be kept is not here.
+        match file.missing(0..=u32::MAX) {
+            0 => Ok(Brought::All),
+            missing if has_room(missing) => Ok(Brought::Failed),
+            _ => Ok(Brought::Full),
+        }
     }
 
     async fn part(

@@ -16,6 +16,11 @@ pub(super) struct Walk {
 }
 
 impl Walk {
+    /// Lists a folder again, which could not be.
+    pub fn again(&mut self, folder: WirePath) {
+        self.folders.push(folder);
+    }
+
     /// Everything below a path of the server.
     pub fn new(base: WirePath) -> Self {
         let (listing, folder) = (Listing::default(), base.clone());

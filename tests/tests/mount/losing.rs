@@ -40,6 +40,35 @@ fn what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time(
 }
 
 #[test]
+fn a_fill_waits_for_a_server_that_is_away_for_long_and_brings_all_of_it() {
+    if !can_mount("a_fill_waits_for_a_server_that_is_away_for_long_and_brings_all_of_it") {
+        return;
+    }
+    const FOLDERS: u64 = 30;
+    let mut source = Source::new(|dir| {
+        for folder in 0..FOLDERS {
+            let folder = dir.join(format!("d{folder}/below"));
+            fs::create_dir_all(&folder).expect("makes");
+            fs::write(folder.join("file"), noise(MIB, 1)).expect("writes");
+        }
+    });
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount(&["--fill=4M", "--timeout", "2"]);
+    let fill = || mounted.status()["fill"].clone();
+    let begun = || (fill()["files"].as_u64() > Some(1)).then_some(());
+    wait_for("it has begun", STAND_MAX, begun);
+    source.kill();
+    // Longer than what is under way waits, and some folders after each other.
+    std::thread::sleep(Duration::from_secs(8));
+    assert_eq!(fill()["state"], "filling");
+    source.start();
+    let told = wait_for("it is over", STAND_MAX, || (fill()["state"] != "filling").then(fill));
+    let seen = (&told["state"], &told["files"], &told["failed"]);
+    assert_eq!(seen, (&"complete".into(), &FOLDERS.into(), &0.into()));
+    mounted.end();
+}
+
+#[test]
 fn a_server_that_comes_back_in_time_is_not_noticed_by_who_reads() {
     if !can_mount("a_server_that_comes_back_in_time_is_not_noticed_by_who_reads") {
         return;
