@@ -23,12 +23,23 @@ struct Kept {
     listings: HashMap<u64, (Instant, Arc<Listing>)>,
     order: VecDeque<(Instant, u64)>,
     entries: usize,
+    /// How often something changed.
+    changes: u64,
 }
 
 impl Folders {
-    /// Keeps a listing of a folder.
-    pub fn keep(&self, folder: u64, listing: Arc<Listing>, now: Instant) {
+    /// How often something changed so far; what is listed is as old as that.
+    pub fn changes(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).changes
+    }
+
+    /// Keeps a listing of a folder that was asked for after so many changes; one that is older
+    /// than the last answers for nothing.
+    pub fn keep(&self, folder: u64, listing: Arc<Listing>, changes: u64, now: Instant) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.changes != changes {
+            return;
+        }
         kept.entries += listing.len();
         if let Some((_, old)) = kept.listings.insert(folder, (now, listing)) {
             kept.entries -= old.len();
@@ -54,7 +65,8 @@ impl Folders {
 
     /// Forgets all: something changed.
     pub fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Kept::default();
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = Kept { changes: kept.changes + 1, ..Kept::default() };
     }
 }
 
@@ -74,13 +86,18 @@ mod tests {
         listing.add(vec![entry], &[]).expect("fits");
         listing.seal();
         let listing = Arc::new(listing);
-        folders.keep(1, listing.clone(), now);
+        folders.keep(1, listing.clone(), 0, now);
         assert_eq!(folders.find(1, b"a", now).expect("fresh").expect("there").size, 5);
         assert_eq!(folders.find(1, b"b", now), Some(None), "it says what is not there");
         assert_eq!(folders.find(2, b"a", now), None);
         let later = now + FRESH + Duration::from_millis(1);
         assert_eq!(folders.find(1, b"a", later), None);
-        folders.keep(2, listing, later);
+        folders.keep(2, listing.clone(), 0, later);
         assert_eq!(folders.0.lock().expect("whole").entries, 1, "the old one is gone");
+        folders.forget();
+        folders.keep(3, listing.clone(), 0, later);
+        assert_eq!(folders.find(3, b"a", later), None, "it was asked for before the change");
+        folders.keep(3, listing, folders.changes(), later);
+        assert!(folders.find(3, b"a", later).is_some());
     }
 }

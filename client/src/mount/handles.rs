@@ -8,7 +8,6 @@ use super::listing::Listing;
 use fuser::BackingId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::OnceCell;
 use verbatim_proto::WirePath;
 
 /// An open file.
@@ -21,12 +20,15 @@ pub(super) struct OpenFile {
     held: bool,
 }
 
-/// An open folder; listed when it is read.
+/// An open folder; listed when it is read from its beginning.
 pub(super) struct OpenFolder {
     pub number: u64,
     pub path: WirePath,
-    pub listing: OnceCell<Arc<Listing>>,
+    pub listing: Mutex<Option<Opened>>,
 }
+
+/// A folder as it was listed for who has it open, and after how many changes.
+pub(super) type Opened = (u64, Arc<Listing>);
 
 /// How the open files of one number are read.
 struct Mode {
@@ -109,7 +111,7 @@ impl Handles {
         let mut state = self.state();
         state.next += 1;
         let handle = state.next;
-        let folder = OpenFolder { number, path, listing: OnceCell::new() };
+        let folder = OpenFolder { number, path, listing: Mutex::default() };
         state.folders.insert(handle, Arc::new(folder));
         handle
     }

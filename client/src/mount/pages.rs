@@ -9,12 +9,12 @@
 
 use super::answers::{attr_of, errno, file_type};
 use super::facts::{Facts, Kind};
-use super::handles::OpenFolder;
-use super::tree::Tree;
+use super::handles::{OpenFolder, Opened};
+use super::tree::{Tree, Trouble};
 use fuser::{Errno, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// A size that Linux takes for nonsense.
@@ -26,6 +26,8 @@ pub(super) struct Listed<'a> {
     at: u64,
     name: &'a [u8],
     facts: Facts,
+    /// Whether something changed since it was listed.
+    is_old: bool,
 }
 
 /// What a folder is shown to.
@@ -53,11 +55,11 @@ pub(super) async fn answer(
     mut page: impl Page,
 ) {
     let folder = open.number;
-    let listing = open.listing.get_or_try_init(|| tree.list(folder, &open.path)).await;
-    let listing = match listing {
-        Ok(listing) => listing,
+    let (changes, listing) = match listing(&tree, &open, from).await {
+        Ok(listed) => listed,
         Err(trouble) => return page.refuse(errno(&trouble)),
     };
+    let is_old = changes != tree.changes();
     let itself = Facts::unknown(Kind::Folder, 0o755, 4096, 0);
     for at in from.. {
         let found = match at {
@@ -66,16 +68,29 @@ pub(super) async fn answer(
             _ => listing.at((at - 2) as usize),
         };
         let Some((name, facts)) = found else { break };
-        if page.put(&tree, &asker, &Listed { folder, at, name, facts }) {
+        if page.put(&tree, &asker, &Listed { folder, at, name, facts, is_old }) {
             break;
         }
     }
     page.done();
 }
 
+/// What is in an open folder. Who reads it from its beginning reads what is there now; who goes
+/// on, what was there then: places are counted from it.
+async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<Opened, Trouble> {
+    let kept = || open.listing.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (Some(listed), true) = (kept().clone(), from > 0) {
+        return Ok(listed);
+    }
+    let changes = tree.changes();
+    let listed = (changes, tree.list(open.number, &open.path).await?);
+    *kept() = Some(listed.clone());
+    Ok(listed)
+}
+
 impl Page for ReplyDirectory {
     fn put(&mut self, tree: &Tree, _: &Asker, entry: &Listed<'_>) -> bool {
-        let Listed { folder, at, name, facts } = entry;
+        let Listed { folder, at, name, facts, .. } = entry;
         let number = match at {
             0 | 1 => *folder,
             _ => tree.nodes().shown_as(*folder, name, facts),
@@ -94,14 +109,15 @@ impl Page for ReplyDirectory {
 
 impl Page for ReplyDirectoryPlus {
     fn put(&mut self, tree: &Tree, asker: &Asker, entry: &Listed<'_>) -> bool {
-        let Listed { folder, at, name, mut facts } = *entry;
+        let Listed { folder, at, name, mut facts, is_old } = *entry;
         let mut nodes = tree.nodes();
         // The kernel knows itself, and takes no notice of these two.
         let (own, shown) = match at {
             0 | 1 => (folder, nodes.shown(folder)),
             _ => nodes.told_and_shown(folder, name, facts),
         };
-        let (mut number, mut ttl) = (own, tree.ttl());
+        // What may be old is looked at again before it is believed.
+        let (mut number, mut ttl) = (own, if is_old { Duration::ZERO } else { tree.ttl() });
         if at > 1 && shown != own {
             ttl = Duration::ZERO;
             if asker.doubts {

@@ -98,6 +98,11 @@ impl Tree {
         self.folders.forget();
     }
 
+    /// How often that was so.
+    pub fn changes(&self) -> u64 {
+        self.folders.changes()
+    }
+
     pub fn nodes(&self) -> MutexGuard<'_, Nodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +182,7 @@ impl Tree {
     /// What is in a folder.
     pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, Trouble> {
         let remote = self.remote(path);
-        let begun = Instant::now();
+        let (begun, changes) = (Instant::now(), self.folders.changes());
         let remembered = async || {
             let (recall, remote) = (self.recall.clone(), remote.clone());
             let away = !self.content.line.is_up();
@@ -194,7 +199,7 @@ impl Tree {
             }
         };
         // As old as the question: what changed while it was answered may not be in it.
-        self.folders.keep(number, listing.clone(), begun);
+        self.folders.keep(number, listing.clone(), changes, begun);
         self.recall.listed(&remote, &listing);
         Ok(listing)
     }

@@ -62,3 +62,29 @@ fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
     wait_for("changes are told again", STAND_MAX, watched);
     mounted.end();
 }
+
+#[test]
+fn a_folder_that_stays_open_shows_what_is_there_when_it_is_read_again() {
+    if !can_mount("a_folder_that_stays_open_shows_what_is_there_when_it_is_read_again") {
+        return;
+    }
+    let source = Source::new(fill);
+    let mounted = source.mount(&[]);
+    let open = fs::File::open(mounted.path("a/b")).expect("opens");
+    let mut folder = rustix::fs::Dir::new(open).expect("a folder");
+    let mut names = || {
+        folder.rewind();
+        let names = folder.by_ref().map(|entry| entry.expect("reads").file_name().to_owned());
+        names.filter_map(|name| name.into_string().ok()).collect::<Vec<_>>()
+    };
+    assert!(names().contains(&"gone".to_owned()));
+    fs::write(source.path("a/b/new"), b"new").expect("writes");
+    fs::remove_file(source.path("a/b/gone")).expect("removes");
+    let seen = || {
+        let names = names();
+        let has = |name: &str| names.iter().any(|it| it == name);
+        (has("new") && has("file") && !has("gone")).then_some(())
+    };
+    wait_for("the change is seen", STAND_MAX, seen);
+    mounted.end();
+}
