@@ -10,12 +10,18 @@ use std::path::{Path, PathBuf};
 use verbatim_files::Folder;
 use verbatim_files::hold::Hold;
 use verbatim_files::stage::Stage;
+use verbatim_proto::plan::Options;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 impl SyncOptions {
     /// Whether a tree is built beside the target.
     pub(super) fn is_aside(&self) -> bool {
         self.atomic && !self.dry_run
+    }
+
+    /// How trees are compared, by what is known of the target.
+    pub(super) fn plan_with(&self, fold_case: bool, apart: bool) -> Options {
+        Options { fold_case, apart, part: self.chosen.is_some(), ..self.plan }
     }
 
     /// Stands for what is copied from where: a run that was cut short is gone on with by the same

@@ -228,7 +228,7 @@ async fn down(
         remote_is_missing: false,
         source,
         target,
-        options: plan::Options { fold_case: folds, apart: aside.is_some(), ..options.plan },
+        options: options.plan_with(folds, aside.is_some()),
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid,
@@ -274,11 +274,7 @@ async fn up(
         remote_is_missing: about.root.is_none() && aside.is_none(),
         source: source.display().to_string(),
         target: remote.to_string(),
-        options: plan::Options {
-            fold_case: about.folds_case,
-            apart: aside.is_some(),
-            ..options.plan
-        },
+        options: options.plan_with(about.folds_case, aside.is_some()),
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid: about.root.filter(|_| is_here(&about)),

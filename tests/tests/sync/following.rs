@@ -286,6 +286,28 @@ fn names_of_one_file_change_together_and_a_folder_may_go() {
 }
 
 #[test]
+fn what_happens_to_a_file_that_left_its_twin_happens_to_it_alone() {
+    for way in BOTH {
+        let world = World::new();
+        let source = world.source();
+        write(source.join("a/one"), b"same");
+        fs::hard_link(source.join("a/one"), source.join("two")).expect("links");
+        let mut following = Following::start(world, way);
+        // Another file of the same size and time: nothing that would be copied.
+        let times = fs::metadata(source.join("two")).and_then(|it| it.modified()).expect("a time");
+        fs::remove_file(source.join("two")).expect("removes");
+        fs::copy(source.join("a/one"), source.join("two")).expect("copies");
+        let copy = fs::File::options().write(true).open(source.join("two")).expect("opens");
+        copy.set_modified(times).expect("own");
+        following.follows("another file");
+        following.wait_for_state("current");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(source.join("two"), mode).expect("own");
+        following.follows("the mode of one of them");
+    }
+}
+
+#[test]
 fn too_many_folders_for_this_user_end_it_with_what_to_do() {
     let world = World::new();
     for name in ["a", "b", "c", "d"] {

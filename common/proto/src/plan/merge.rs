@@ -289,7 +289,11 @@ impl Diff {
         };
         let about = metadata(&node, file);
         let mut why = content(&node, file, &self.options);
-        why.link = !self.links.may_keep(was);
+        // Where the source has one name of it and the target several, one of those may be out of
+        // sight, and is another file.
+        let others = node.twin.is_none() && was.is_some();
+        let elsewhere = self.options.part && others && !about.is_empty();
+        why.link = elsewhere || !self.links.may_keep(was);
         if !why.is_empty() {
             self.links.lead(&node.path, node.twin, None);
             let why = Why { size: why.size, content: why.content, link: why.link, ..about };

@@ -32,6 +32,9 @@ pub struct Options {
     /// Whether a file that gets other metadata becomes another file, because others share it: then
     /// its other names are linked again.
     pub apart: bool,
+    /// Whether only some of both trees is looked at: a file of the target that has several names
+    /// may have one of them elsewhere.
+    pub part: bool,
 }
 
 /// One thing to do at the target.

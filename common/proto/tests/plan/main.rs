@@ -163,7 +163,7 @@ proptest! {
         delete in any::<bool>(),
         page in 1..9usize,
     ) {
-        let options = Options { delete, checksum, fold_case: false, apart: false };
+        let options = Options { delete, checksum, fold_case: false, apart: false, part: false };
         let (steps, diff) = plan(&source.found(1), &target.found(2), options, page);
         let mut result = target.clone();
         result.apply(&source, &steps);
