@@ -3,6 +3,7 @@
 
 use crate::process::{Home, Running, wait_for};
 use crate::{FOLLOW_MAX, World, folders, names, text};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use verbatim_tests::holding::Holding;
@@ -26,6 +27,29 @@ fn a_token_is_good_for_its_exports_and_modes() {
     world.cp(&writer, &[&from, &world.serve.at("data/new")]).refused(1, &["read-only"]);
     assert_eq!(names(&world.path("in")), ["new"]);
     assert_eq!(names(&world.path("data")), ["large", "small"]);
+}
+
+#[test]
+fn a_token_that_is_revoked_while_its_file_cannot_be_read_is_so_when_it_can() {
+    let world = World::new(&[]);
+    let token = world.add("alice", &["--export", "data:ro"]);
+    let server = Pid::from_raw(world.serve.id() as i32);
+    let most = getrlimit(Resource::Nofile);
+    let limit = |current| {
+        let new = Rlimit { current, maximum: most.maximum };
+        prlimit(server, Resource::Nofile, new).expect("ours");
+    };
+    // It can look at files, and open none.
+    limit(Some(0));
+    world.token(&["revoke", "alice"]).done();
+    wait_for("it complains", FOLLOW_MAX, || {
+        world.serve.log().contains("keys not read").then_some(())
+    });
+    limit(most.maximum);
+    let refused =
+        || (world.cp(&token, &["--list", &world.serve.at("")]).code == Some(3)).then_some(());
+    wait_for("the token is not let in", FOLLOW_MAX, refused);
+    assert_eq!(world.serve.log().matches("keys not read").count(), 1, "once is enough");
 }
 
 #[test]
