@@ -14,8 +14,7 @@ use crate::session::{
     ClientError, Download, LocalTree, RemoteTree, Session, SessionOptions, Upload, UploadSource,
     Work,
 };
-use crate::targets::{Place, Refusal, Request, TargetState, check_target, place};
-use std::collections::HashMap;
+use crate::targets::{Place, Places, Refusal, Request, TargetState, check_target, place};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -173,7 +172,7 @@ struct Plan {
     work: Vec<Work>,
     failures: Vec<Failure>,
     /// Which source goes where.
-    places: HashMap<WirePath, String>,
+    places: Places,
 }
 
 impl Plan {
@@ -187,7 +186,7 @@ impl Plan {
             peer: peer.to_owned(),
             work: Vec::new(),
             failures: Vec::new(),
-            places: HashMap::new(),
+            places: Places::default(),
         };
         match &options.target {
             Location::Local(target) => plan.downloads(options, target, session).await?,
@@ -268,7 +267,7 @@ impl Plan {
         let (folder, local) = match place {
             Place::Inside => {
                 let local = WirePath::parse(name)?;
-                self.take_place(&local, &label)?;
+                self.places.take(&local, &label)?;
                 (Folder::open(target)?, local)
             }
             Place::Itself if target.is_dir() => (Folder::open(target)?, WirePath::root()),
@@ -347,7 +346,7 @@ impl Plan {
             Place::Itself => target.path.clone(),
             Place::Inside => {
                 let name = WirePath::parse(&name_of(path)?)?;
-                self.take_place(&name, &label)?;
+                self.places.take(&name, &label)?;
                 target.path.join(&name)
             }
         };
@@ -367,17 +366,6 @@ impl Plan {
                 Work::Upload(Upload { source, remote, size, mtime_ns, label, basis: None })
             }
         });
-        Ok(())
-    }
-
-    /// Takes a name in the target for a source. Two of one name would be copied over each other,
-    /// and only one of them would be left.
-    fn take_place(&mut self, name: &WirePath, label: &str) -> Result<(), Fault> {
-        if let Some(first) = self.places.get(name) {
-            let text = format!("{first} is copied to {name} too; copy them into different folders");
-            return Err(Fault::new(Code::BadPath, text));
-        }
-        self.places.insert(name.clone(), label.to_owned());
         Ok(())
     }
 

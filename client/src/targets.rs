@@ -1,7 +1,9 @@
 //! What goes where, by the rules of cp: into a folder that is there, else under
 //! the name that was given. Pure: it is told what the target is, and decides.
 
+use std::collections::HashMap;
 use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Code, Fault, WirePath};
 
 /// What is at the target now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +78,23 @@ pub fn place(
         EntryKind::Folder if contents => Ok(Place::Itself),
         _ if target == TargetState::Folder => Ok(Place::Inside),
         _ => Ok(Place::Itself),
+    }
+}
+
+/// The names that sources have in the target.
+#[derive(Default)]
+pub(crate) struct Places(HashMap<WirePath, String>);
+
+impl Places {
+    /// Takes a name for a source. Two of one name would be copied over each other, and only one
+    /// of them would be left.
+    pub fn take(&mut self, name: &WirePath, source: &str) -> Result<(), Fault> {
+        if let Some(first) = self.0.get(name) {
+            let text = format!("{first} is copied to {name} too; copy them into different folders");
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        self.0.insert(name.clone(), source.to_owned());
+        Ok(())
     }
 }
 

@@ -81,13 +81,23 @@ fn what_the_examples_run_the_commands_take() {
     let folder = home.path().join("data");
     fs::create_dir(&folder).expect("makes");
     let config: String = lines.map(|line| format!("{}\n", &line[4..])).collect();
+    let state = home.path().join("state");
     let config = config.replace("\"/data\"", &format!("{folder:?}"));
+    let config = config.replace("\"/var/lib/verbatim\"", &format!("{state:?}"));
     let path = home.path().join("rdma-serve.toml");
     fs::write(&path, &config).expect("writes");
     // Nobody has the token yet, and that is said: everything else is right.
-    let check = ["--check-config", "--config", path.to_str().expect("plain")];
-    let ended = Running::start(home.command("rdma-serve", &check)).end();
-    ended.refused(2, &["rdma-token add"]);
+    let path = path.to_str().expect("plain");
+    let check =
+        || Running::start(home.command("rdma-serve", &["--check-config", "--config", path]));
+    check().end().refused(2, &["rdma-token add"]);
+    // The pod makes one before it serves.
+    let made = serve.split("rdma-token ").nth(1).and_then(|it| it.lines().next()).expect("it");
+    let file = home.path().join("cluster.token");
+    let made = made.replace("\"$1\"", file.to_str().expect("plain"));
+    let words: Vec<&str> = made.split(' ').chain(["--config", path]).collect();
+    Running::start(home.command("rdma-token", &words)).end().done();
+    check().end().done();
     let help = Running::start(home.command("rdma-sync", &["--help"])).end().done().stdout;
     for line in text("train.yaml").lines().filter(|line| line.contains("rdma-sync")) {
         let words = line.split(['[', ',', ']', ' ']).filter(|word| word.starts_with("--"));

@@ -25,7 +25,10 @@ pub const STATUS_DEFAULT: &str = "127.0.0.1:9469";
 /// Exit codes: 0 all well, 1 something limits speed, 2 RDMA cannot work or bad usage,
 /// 3 the server's status cannot be had (--server-status), or FILE cannot be written.
 #[derive(Parser)]
-#[command(name = "rdma-doctor", version, max_term_width = 100)]
+#[command(name = "rdma-doctor", version, max_term_width = 100,
+    // A server is tried with as many links as tell something, as quick as they go.
+    mut_arg("streams", |arg| arg.hide(true)), mut_arg("bwlimit", |arg| arg.hide(true)),
+    mut_arg("json", |arg| arg.help("Print the report as one JSON object").long_help(None)))]
 pub struct Flags {
     /// The server to try, where rdma-serve listens.
     ///
@@ -47,8 +50,8 @@ pub struct Flags {
 
     /// Write findings and port counters to FILE, for node_exporter's textfile collector.
     ///
-    /// For nodes that run no server: one that does has them in its own metrics. The
-    /// file is replaced as a whole. Run it from a timer.
+    /// For nodes that run no server: one that does has the counters in its metrics and the
+    /// findings in its status. The file is replaced as a whole. Run it from a timer.
     #[arg(long, value_name = "FILE", conflicts_with = "server_status")]
     pub prom: Option<PathBuf>,
 

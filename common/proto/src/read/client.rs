@@ -22,9 +22,7 @@ use crate::holes::Zeros;
 use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
 use crate::message::{Region, WindowId};
 use crate::touched::Files;
-use crate::units::{
-    CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, OPEN_FILES_MAX, WINDOWS_MAX,
-};
+use crate::units::{CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, OPEN_FILES_MAX};
 use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -305,15 +303,6 @@ impl ReadClient {
         self.windows.insert(lease.window, window);
         self.ready.extend(chunks);
         Ok(())
-    }
-
-    /// Says if the server has given more windows, or lists of holes, than it may.
-    fn check_room(&self) -> Result<(), Fault> {
-        if self.windows.len() < WINDOWS_MAX {
-            return Ok(());
-        }
-        let text = format!("server leased more than {WINDOWS_MAX} windows at a time");
-        Err(Fault::new(Code::Protocol, text))
     }
 
     fn landed(&mut self, chunk: &Chunk, index: usize, outcome: PieceOutcome) {

@@ -43,6 +43,15 @@ impl ReadClient {
         Ok(())
     }
 
+    /// Says if the server has given more windows, or lists of holes, than it may.
+    pub(super) fn check_room(&self) -> Result<(), Fault> {
+        if self.windows.len() < WINDOWS_MAX {
+            return Ok(());
+        }
+        let text = format!("server leased more than {WINDOWS_MAX} windows at a time");
+        Err(Fault::new(Code::Protocol, text))
+    }
+
     /// The chunk by the names it has on the rail of a link.
     pub(super) fn named_on(&self, chunk: &Chunk, link: LinkId) -> Result<Chunk, Fault> {
         let rail = usize::from(self.slots.rail_of(link));
