@@ -77,7 +77,7 @@ mod tests {
     use crate::message::{FileId, FileInfo, Region, WriteReply};
     use crate::units::CHUNK_BYTES_DEFAULT;
     use crate::write::types::{ClientEffect, ClientOptions};
-    use crate::{Survey, WirePath};
+    use crate::{Extent, Survey, WirePath};
     use std::time::Duration;
 
     const NOW: Duration = Duration::ZERO;
@@ -95,6 +95,22 @@ mod tests {
         [LINK, OTHER].into_iter().for_each(|link| machine.link_up(link));
         machine.reply(WriteReply::Created { files: vec![(FileId(0), Ok(Vec::new()))] }, NOW);
         machine
+    }
+
+    #[test]
+    fn what_a_server_has_of_a_file_is_whole_grains() {
+        let mut machine = WriteClient::new(ClientOptions {
+            chunk_bytes: CHUNK_BYTES_DEFAULT,
+            timeout: Duration::from_secs(10),
+        });
+        let size = 8 << 20;
+        let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
+        machine.create(FileId(0), WirePath::root(), info, Survey::dense(size), NOW);
+        let part = vec![Extent::new(GRAIN_BYTES, 5)];
+        machine.reply(WriteReply::Created { files: vec![(FileId(0), Ok(part))] }, NOW);
+        let mut effects = std::iter::from_fn(|| machine.next_effect());
+        let broken = effects.find(|effect| matches!(effect, ClientEffect::Broken(_)));
+        assert!(broken.is_some(), "a part of a grain cannot be hashed");
     }
 
     /// What the machine does when these are granted in one message: the tags it uses, or why not.
