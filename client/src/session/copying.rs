@@ -66,9 +66,14 @@ impl Session {
             self.core.downloads.wait_for_nobody();
         }
         if self.core.downloads.may_take_long() {
-            tokio::select! { () = self.keep_landed() => {}, () = &mut *stop => {} }
+            tokio::select! {
+                () = self.keep_landed(&mut moved) => {}
+                () = &mut *stop => {
+                    self.core.broken = Some(Fault::new(Code::Interrupted, "interrupted"));
+                }
+            }
         } else {
-            self.keep_landed().await;
+            self.keep_landed(&mut moved).await;
         }
         self.core.leave();
         self.core.look_at_clock();
@@ -83,7 +88,7 @@ impl Session {
     /// Makes files durable that are all here, and finishes folders that are done: a session
     /// that broke behind their last byte is nothing to them. One that broke when all was done
     /// did not break at all.
-    async fn keep_landed(&mut self) {
+    async fn keep_landed(&mut self, moved: &mut Moved) {
         if self.core.broken.is_none() {
             return;
         }
@@ -96,7 +101,11 @@ impl Session {
                 Some(Event::DeedsDone(done)) => self.core.deeds_done(done),
                 Some(Event::Published(answer)) => self.core.published(answer),
                 Some(Event::Pipe(file, event)) => self.core.pipe_event(file, event),
-                Some(Event::Resumed(file, _)) => self.core.downloads.resumed_late(file),
+                Some(Event::Resumed(file, _)) => {
+                    // The next session finds it at once, which is as good as bytes that moved.
+                    moved.at = Some(Instant::now());
+                    self.core.downloads.resumed_late(file);
+                }
                 Some(event @ Event::Panicked) => self.core.event(event),
                 Some(_) => {}
                 None => break,

@@ -123,6 +123,10 @@ impl Core {
     }
 
     pub(super) fn pump_downloads(&mut self) {
+        // Nobody would hear of what a session opens that is over.
+        if self.broken.is_some() {
+            return;
+        }
         // A file holds descriptors until it is durable; a slow disk slows down what is opened.
         while self.read.room() > self.downloads.resuming.len()
             && self.descriptors.taken() < self.open_max

@@ -74,9 +74,9 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
     if head.size != length {
         return None;
     }
-    let head = match trusted {
-        Some(false) => journal::renew(&journal, head, &kept).ok()?,
-        _ => {
+    let head = match trusted.unwrap_or_else(|| head.is_of_this_boot()) {
+        false => journal::renew(&journal, head, &kept).ok()?,
+        true => {
             // Go on behind the last good record; what is cut there would hide all that follows.
             journal.set_len(good).ok()?;
             head
