@@ -84,6 +84,8 @@ impl Watcher {
             going,
         };
         watcher.plant_root(number)?;
+        // All of it is looked at first, so nothing of this need be told.
+        watcher.pending = Coalescer::new(timing);
         Ok(watcher)
     }
 
@@ -215,9 +217,12 @@ impl Watcher {
         for path in again {
             // One whose folder went is found where that is now.
             let parent = self.tree.find(&path.parent());
-            if let (Some(parent), Some(name)) = (parent, path.name()) {
+            let (Some(parent), Some(name)) = (parent, path.name()) else { continue };
+            if descend(&self.root, &path).is_ok() {
                 self.pending.note(path.clone(), Sign::Below, now);
                 self.plant_new(parent, name, &path, Notice::None, now)?;
+            } else {
+                self.unread.insert(path);
             }
         }
         Ok(())
@@ -284,11 +289,12 @@ impl Watcher {
         while let Some(found) = walk.next() {
             let Entry { path: below, kind, .. } = match found {
                 Ok(entry) => entry,
-                // What is gone again is told by whoever looks at it.
-                Err((_, fault)) if fault.code == Code::NotFound => continue,
+                // What is gone again, or has a name that cannot be told: a scan tells.
+                Err((_, fault)) if fault.code != Code::Denied => continue,
                 Err((below, _)) => {
-                    let path = base.join(&below);
-                    if !self.watched.excludes.excludes(&path, true) {
+                    let (path, name) = (base.join(&below), below.name().unwrap_or_default());
+                    let left_out = self.watched.excludes.excludes(&path, true);
+                    if !left_out && !is_leftover(name) && self.tree.find(&path).is_none() {
                         self.leave_unread(path, now)?;
                     }
                     continue;
