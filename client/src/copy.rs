@@ -267,7 +267,9 @@ impl Plan {
         let (folder, local) = match place {
             Place::Inside => {
                 let local = WirePath::parse(name)?;
-                self.places.take(&local, &label)?;
+                if !self.places.take(&local, &label)? {
+                    return Ok(());
+                }
                 (Folder::open(target)?, local)
             }
             Place::Itself if target.is_dir() => (Folder::open(target)?, WirePath::root()),
@@ -346,7 +348,9 @@ impl Plan {
             Place::Itself => target.path.clone(),
             Place::Inside => {
                 let name = WirePath::parse(&name_of(path)?)?;
-                self.places.take(&name, &label)?;
+                if !self.places.take(&name, &label)? {
+                    return Ok(());
+                }
                 target.path.join(&name)
             }
         };

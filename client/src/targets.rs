@@ -86,15 +86,20 @@ pub fn place(
 pub(crate) struct Places(HashMap<WirePath, String>);
 
 impl Places {
-    /// Takes a name for a source. Two of one name would be copied over each other, and only one
-    /// of them would be left.
-    pub fn take(&mut self, name: &WirePath, source: &str) -> Result<(), Fault> {
-        if let Some(first) = self.0.get(name) {
-            let text = format!("{first} is copied to {name} too; copy them into different folders");
-            return Err(Fault::new(Code::BadPath, text));
+    /// Takes a name for a source; whether it is new, and not the same source named twice. Two of
+    /// one name would be copied over each other, and only one of them would be left: folders too,
+    /// which cp would merge, because what is in both would be of one of them.
+    pub fn take(&mut self, name: &WirePath, source: &str) -> Result<bool, Fault> {
+        match self.0.insert(name.clone(), source.to_owned()) {
+            None => Ok(true),
+            Some(first) if first == source => Ok(false),
+            Some(first) => {
+                let text =
+                    format!("{first} is copied to {name} too; copy them into different folders");
+                self.0.insert(name.clone(), first);
+                Err(Fault::new(Code::BadPath, text))
+            }
         }
-        self.0.insert(name.clone(), source.to_owned());
-        Ok(())
     }
 }
 

@@ -97,6 +97,11 @@ fn two_sources_of_one_name_are_not_copied_over_each_other() {
     let up = world.serve.cp(&[&up[0], &up[1], &world.serve.at("in")]);
     up.refused(1, &["put/two/model.pt", "put/one/model.pt is copied to model.pt too"]);
     assert_eq!(fs::read(world.path("in/model.pt")).unwrap(), b"1");
+    // One that is named twice is copied once, by overlapping patterns for one.
+    let twice = world.serve.at("data/one/m*");
+    let twice =
+        world.serve.cp(&["--json", &twice, &world.serve.at("data/one/*"), &world.text("out")]);
+    assert!(twice.done().stdout.contains("\"files\":1,"));
     // Folders too: what is in both would be of one of them.
     let both = ["put/one", "put/two"].map(|folder| world.path(folder).join("same"));
     both.iter().for_each(|folder| fs::create_dir(folder).unwrap());
