@@ -457,7 +457,7 @@ mod tests {
         // Both were on the way: the session says again what is to be done.
         scene.tell(Command::Expect(ONE, scene.chunk()));
         scene.notify(ONE, TAG);
-        assert_eq!(scene.told(), ["notified 7 on 1", "notified 7 on 1"]);
+        assert_eq!(scene.told(), ["notified 7 on 1"], "once is enough");
         assert!(!scene.is_stored(), "it would be stored a second time");
         scene.tell(Command::Absorb(ONE, scene.chunk()));
         assert_eq!((scene.told(), scene.is_stored()), (vec!["absorbed 7".into()], true));

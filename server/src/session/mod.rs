@@ -126,7 +126,6 @@ pub(crate) struct Session {
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
     pacing: Pacing,
-    /// Of the threads for file work.
     share: Arc<Semaphore>,
     reading: Reading,
     writing: Writing,
@@ -372,6 +371,7 @@ impl Session {
 
     async fn finish(mut self, end: End) {
         self.drop_links();
+        self.leave_spots();
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
         self.writing = Writing::default();

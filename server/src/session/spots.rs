@@ -63,13 +63,24 @@ impl Spots {
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Goes on where devices have let go of memory. Where one has not, its client can still reach it,
-/// and only the end of the session, with every queue pair, helps.
+/// and only the end of the session, with every queue pair, helps. Its client may come back: a
+/// device that failed is opened anew, or left for TCP.
 pub(super) fn go_on_if(let_go: bool) -> Result<(), End> {
     let text = "the device does not let go of memory; see dmesg of the server";
-    let_go.then_some(()).ok_or_else(|| End::Refused(Fault::new(Code::Bug, text)))
+    let_go.then_some(()).ok_or_else(|| End::Refused(Fault::new(Code::LinkLost, text)))
 }
 
 impl Session {
+    /// Takes all spots back when the session ends. A link may live on for a moment: its client
+    /// could write to a file that another session of it has found again by then, and verified.
+    pub(super) fn leave_spots(&mut self) {
+        let numbers = std::mem::take(&mut self.spots.numbers);
+        let kept = numbers.values().filter(|&&number| !self.domain.take_back(number)).count();
+        if kept > 0 {
+            self.writing.targets.values().for_each(|landed| landed.target.discard());
+        }
+    }
+
     /// Tells the client which of these new files can be written into.
     pub(super) fn offer_spots(&mut self, answers: &[(FileId, Result<Created, Fault>)]) {
         if !self.spots.known || !self.shared.rdma.write_into_files {
