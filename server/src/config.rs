@@ -132,9 +132,9 @@ impl Config {
         check_names(&self.exports)
     }
 
-    /// The folder of keys and caches.
+    /// The folder of keys and caches: if not set, one of the user that the server becomes.
     pub fn state_dir(&self) -> PathBuf {
-        if self.state.as_os_str().is_empty() { default_state_dir() } else { self.state.clone() }
+        state::of(&self.state, &self.user)
     }
 
     /// The file with the public keys that are let in.
@@ -176,6 +176,9 @@ pub enum ConfigError {
         /// What is wrong there.
         text: String,
     },
+    /// There is nothing to serve.
+    #[error("nothing to export")]
+    NoExports,
     /// The server cannot be another user.
     #[error("cannot run as {user}: {why}")]
     User {
@@ -243,6 +246,7 @@ impl ConfigError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unreadable { .. } => Some("give another file with --config".into()),
+            Self::NoExports => Some("give a folder: rdma-serve PATH, or an [[export]]".into()),
             // Looked for by who wants an open server, and not to be had by a slip.
             Self::UnknownKey { key, .. } if key.contains("auth") && key.contains("require") => {
                 Some("clients always prove a key, unless insecure_no_auth lets in anybody".into())
@@ -412,6 +416,15 @@ mod tests {
         let line = line.trim_start_matches(['#', ' ']);
         let (key, _) = line.split_once(" = ")?;
         key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then_some(key)
+    }
+
+    #[test]
+    fn state_is_in_the_home_of_the_user_that_the_server_becomes() {
+        let parse = |text: &str| Config::from_toml(text, "it").expect("good");
+        let home = crate::confine::User::find("nobody").expect("everybody has one").state_dir();
+        assert_eq!(parse("user = \"nobody\"").state_dir(), home, "whoever asks");
+        let set = parse("user = \"nobody\"\nstate = \"/var/lib/verbatim\"");
+        assert_eq!(set.state_dir(), Path::new("/var/lib/verbatim"));
     }
 
     #[test]

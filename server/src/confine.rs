@@ -84,17 +84,22 @@ impl User {
         if !rustix::process::geteuid().is_root() {
             return Err(cannot(name, "only root can become another user"));
         }
-        let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
-        if let Some(export) = gives.filter(|_| !config.keep_chown) {
-            let why = format!(
-                "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
-                export.name
-            );
-            return Err(cannot(name, &why));
-        }
+        self.check_exports(config)?;
         self.drop_root(config.keep_chown).map_err(|error| cannot(name, &error.to_string()))?;
         assert!(thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
         Ok(())
+    }
+
+    /// Says if an export could not be served by this user, who is not this process's.
+    pub fn check_exports(&self, config: &Config) -> Result<(), ConfigError> {
+        let same = rustix::process::geteuid().as_raw() == self.uid;
+        let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
+        let Some(export) = gives.filter(|_| !config.keep_chown && !same) else { return Ok(()) };
+        let why = format!(
+            "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
+            export.name
+        );
+        Err(cannot(&config.user, &why))
     }
 
     /// Becomes this user, with what giving files away takes or with nothing.

@@ -250,14 +250,21 @@ impl Server {
 /// Looks whether a server could be made of a configuration, and makes nothing: folders, users,
 /// keys and certificates are there and can be read, and nobody is let in by accident.
 pub fn check(config: &Config) -> Result<(), ServerError> {
+    if config.exports.is_empty() {
+        return Err(ConfigError::NoExports.into());
+    }
     check_exports(&config.exports)?;
     if !config.user.is_empty() {
-        User::find(&config.user)?;
+        User::find(&config.user)?.check_exports(config)?;
     }
     let own = config.tls.cert.as_os_str().is_empty() && config.tls.key.as_os_str().is_empty();
-    let authority = match own {
-        true => authority(config)?,
-        false => certificates(config)?.1,
+    let authority = if own {
+        authority(config)?
+    } else {
+        // A certificate and the key of another are each good.
+        let (identity, authority) = certificates(config)?;
+        Acceptor::with_authority(&identity, authority.as_ref(), Policy::default())?;
+        authority
     };
     let policy = Keyring::new(config, Vec::new()).policy(&Policy::default())?;
     let has_keys = policy.has_keys() || authority.is_some();

@@ -3,8 +3,8 @@
 //! anything before the server is trusted. `client` calls [`connect`].
 
 use crate::{
-    Authority, CertificateFiles, ClientKey, ControlError, Fingerprint, KnownServers, LocalDoor,
-    Receiver, Sender, Trust, Voucher,
+    Authority, CertificateFiles, ClientKey, ControlError, Distrust, Fingerprint, KnownServers,
+    LocalDoor, Receiver, Sender, Trust, Voucher,
     authority::Shown,
     error, tls,
     trust::{self, Witness},
@@ -121,8 +121,15 @@ where
     let connector = TlsConnector::from(Arc::new(config));
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
     // Only an authority asks for it, and one cannot vouch for what is no name.
-    let subject = ServerName::try_from(bare(host).to_owned())
-        .unwrap_or_else(|_| ServerName::try_from("verbatim").expect("it is a DNS name"));
+    let subject = match ServerName::try_from(bare(host).to_owned()) {
+        Ok(subject) => subject,
+        Err(_) if trust.authority.is_some() => {
+            let cause = format!("no certificate can be for {host}, which is no name of a machine");
+            let because = Distrust::Certificate { cause };
+            return Err(ControlError::NotTrusted { peer: peer.into(), because });
+        }
+        Err(_) => ServerName::try_from("verbatim").expect("it is a DNS name"),
+    };
     let handshake = connector.connect(subject, stream).await;
     if let Some(presented) = witness.presented() {
         trust::check(peer, expected.as_ref(), presented)?;

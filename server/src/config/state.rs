@@ -1,8 +1,19 @@
 //! Where a server keeps what is its own when nobody says. Pure but for the one
 //! function that asks the environment; `Config` and `rdma-token` call it.
 
+use crate::confine::User;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Where state is: as set, or where the user keeps it that the server becomes, or who runs it.
+pub(super) fn of(set: &Path, user: &str) -> PathBuf {
+    if !set.as_os_str().is_empty() {
+        return set.to_owned();
+    }
+    // Who is none is complained about by who becomes it.
+    let user = (!user.is_empty()).then(|| User::find(user).ok()).flatten();
+    user.map_or_else(default_state_dir, |user| user.state_dir())
+}
 
 /// The state folder where none is set: `$XDG_STATE_HOME/verbatim`, or the same under
 /// `~/.local/state`, or `/var/lib/verbatim` for a user without a home.

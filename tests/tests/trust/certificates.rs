@@ -27,11 +27,11 @@ certificates = ["alice.example", "bob.example:ro"]
 "#;
 
 /// An authority that makes certificates.
-struct Maker(Issuer<'static, KeyPair>);
+pub(crate) struct Maker(Issuer<'static, KeyPair>);
 
 impl Maker {
     /// Makes one and keeps its own certificate.
-    fn new(path: &Path) -> Self {
+    pub fn new(path: &Path) -> Self {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -42,7 +42,7 @@ impl Maker {
     }
 
     /// Makes a certificate for a name, and writes it and its key; without a time, a long one.
-    fn make(&self, dir: &Path, file: &str, name: &str, ends_in: Option<i64>) {
+    pub fn make(&self, dir: &Path, file: &str, name: &str, ends_in: Option<i64>) {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
         if let Some(seconds) = ends_in {
@@ -147,6 +147,10 @@ fn a_certificate_that_does_not_do_is_refused_with_the_reason() {
     let named = list.replace("127.0.0.1", "localhost");
     let ended = cp(&world, "ca.pem", "alice", &["--list", &named]);
     ended.refused(3, &["its certificate does not do: it is for another name", "hint: check --ca"]);
+    // By what no certificate can have: the system takes it for an address.
+    let named = list.replace("127.0.0.1", "127.1");
+    let ended = cp(&world, "ca.pem", "alice", &["--list", &named]);
+    ended.refused(3, &["its certificate does not do: no certificate can be for 127.1"]);
     // Nothing is shown, and there is no token.
     let nobody = crate::process::Home::new();
     nobody

@@ -1,6 +1,7 @@
 //! A server that is told to read its configuration anew: what was outside of its
 //! reach is served, who was copying goes on, and what is no good changes nothing.
 
+use crate::certificates::Maker;
 use crate::process::{Home, NOBODY, Serve, Signal, skip, wait_for};
 use crate::{FOLLOW_MAX, text};
 use serde_json::Value;
@@ -82,9 +83,16 @@ fn a_configuration_that_is_no_good_changes_nothing() {
     let home = Arc::new(Home::new());
     let mut serve = Serve::of(&home, "127.0.0.1:0", &["--reloadable", "--config", &text(&config)]);
     let before = child_of(&serve);
+    // Each of them good, and not of one another.
+    let maker = Maker::new(&dir.path().join("ca.pem"));
+    ["one", "two"].iter().for_each(|name| maker.make(dir.path(), name, "127.0.0.1", None));
+    let [cert, key] = ["one.pem", "two.key"].map(|name| dir.path().join(name));
+    let mixed = format!("[tls]\ncert = {cert:?}\nkey = {key:?}");
     for (more, exports, why) in [
         ("no_such_key = 1", vec![("data", export.path())], "no_such_key"),
         ("", vec![("data", Path::new("/no/such/folder"))], "/no/such/folder"),
+        ("", vec![], "nothing to export"),
+        (&mixed, vec![("data", export.path())], "two.key"),
     ] {
         configure(&config, more, &exports);
         serve.signal(Signal::HUP);
@@ -97,6 +105,20 @@ fn a_configuration_that_is_no_good_changes_nothing() {
     serve.signal(Signal::HUP);
     serve.logged(" listening ", 2);
     assert!(serve.cp(&["--list", &serve.at("")]).done().stdout.contains("more"));
+}
+
+#[test]
+fn what_is_to_stop_is_not_started_anew() {
+    for order in [[Signal::HUP, Signal::TERM], [Signal::TERM, Signal::HUP]] {
+        let export = folder(b"bytes");
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = dir.path().join("serve.toml");
+        configure(&config, "", &[("data", export.path())]);
+        let home = Arc::new(Home::new());
+        let serve = Serve::of(&home, "127.0.0.1:0", &["--reloadable", "--config", &text(&config)]);
+        order.into_iter().for_each(|signal| serve.signal(signal));
+        assert_eq!(serve.end(), Some(0), "{order:?}");
+    }
 }
 
 #[test]

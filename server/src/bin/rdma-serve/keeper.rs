@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_dea
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -86,9 +86,14 @@ impl Keeper<'_> {
             signal(SignalKind::child())?,
         ];
         let mut server = self.start()?;
+        let mut stopping = false;
         loop {
-            tokio::select! {
-                _ = hangup.recv() => {
+            let stop = tokio::select! {
+                // First: what is to stop is not started anew.
+                biased;
+                _ = term.recv() => true,
+                _ = int.recv() => true,
+                _ = hangup.recv(), if !stopping => {
                     match self.look_anew() {
                         Ok(()) => {
                             tracing::info!("configuration read: the server is started anew");
@@ -97,14 +102,19 @@ impl Keeper<'_> {
                         }
                         Err(error) => tell_refusal(&error),
                     }
+                    false
                 }
-                _ = term.recv() => tell(&server, Signal::TERM),
-                _ = int.recv() => tell(&server, Signal::TERM),
-                _ = ended.recv() => {}
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                _ = ended.recv() => false,
+                () = tokio::time::sleep(LOOK_EVERY) => false,
+            };
+            if stop {
+                stopping = true;
+                tell(&server, Signal::TERM);
             }
             if let Some(status) = server.try_wait()? {
-                return Ok(code_of(status));
+                // One that was told before it could listen to that has stopped all the same.
+                let told = stopping && status.signal() == Some(Signal::TERM.as_raw());
+                return Ok(if told { ExitCode::SUCCESS } else { code_of(status) });
             }
         }
     }

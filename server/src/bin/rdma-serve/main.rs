@@ -173,8 +173,8 @@ fn main() -> ExitCode {
         Err(error) => return complain(&error, error.hint(), 2),
     };
     if config.exports.is_empty() {
-        let hint = "give a folder: rdma-serve PATH, or an [[export]] in the configuration";
-        return complain(&"nothing to export", Some(hint.into()), 2);
+        let error = ConfigError::NoExports;
+        return complain(&error, error.hint(), 2);
     }
     if flags.check_config {
         return match verbatim_server::check(&config) {
@@ -242,9 +242,8 @@ fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<
     if !config.user.is_empty() {
         let boxed = |error| Box::new(ServerError::Config(error));
         let user = User::find(&config.user).map_err(boxed)?;
-        if config.state.as_os_str().is_empty() {
-            config.state = user.state_dir();
-        }
+        // By its name while that can be asked for.
+        config.state = config.state_dir();
         let address = config.listen;
         let cannot =
             |error: std::io::Error| ServerError::Listen { address, cause: error.to_string() };
