@@ -167,7 +167,8 @@ impl Mount {
         let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
         let filled = Arc::new(fill::Progress::default());
-        if let Fill::On(rate) = options.fill {
+        // Without a server there is nothing to bring.
+        if let (Fill::On(rate), false) = (options.fill, options.offline) {
             let (content, base) = (tree.content.clone(), options.remote.path.clone());
             tokio::spawn(fill::fill(content, base, rate, filled.clone()));
         }
