@@ -114,7 +114,9 @@ fn a_folder_is_watched_when_it_can_be_read() {
     let mut listener = Listener::begin(dir.path(), "", &[]);
     shut(&at("new"));
     fs::rename(other.path().join("tree"), at("tree")).expect("one file system");
-    listener.hear(&["new/", "tree/"]);
+    mode("", 0o700);
+    let heard = listener.hear(&["new/", "tree/", ""]);
+    assert!(!heard.contains("before/"), "it was looked at with all else, and is as it was");
     // Who may not read a folder cannot go through it by its name.
     mode("inner", 0o300);
     fs::create_dir(at("inner/late")).expect("makes");
