@@ -70,7 +70,7 @@ impl Sink {
     }
 
     /// Whether an earlier run may have left something of a file of about this size.
-    pub fn may_resume(&self, size: u64) -> bool {
+    pub fn may_resume(size: u64) -> bool {
         size >= LASTING_BYTES_MIN
     }
 

@@ -142,11 +142,12 @@ impl Core {
             let taken = self.descriptors.take(download.size, has_basis);
             let (label, goal, size) = (download.label, Goal::File(sink.clone()), download.size);
             let file = File { mark, label, goal, size, _taken: Some(taken) };
-            self.downloads.resuming.insert(id, (remote, file));
-            match sink.may_resume(size) {
+            if Sink::may_resume(size) {
+                self.downloads.resuming.insert(id, (remote, file));
                 // After another boot all that is left is hashed, which takes as long as it takes.
-                true => self.job(move || Event::Resumed(id, sink.resume().map(Box::new))),
-                false => self.resumed(id, None),
+                self.job(move || Event::Resumed(id, sink.resume().map(Box::new)));
+            } else {
+                self.open_download(id, remote, file, None);
             }
         }
     }
@@ -160,6 +161,10 @@ impl Core {
             self.found(file.mark.item, bytes);
             self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
+        self.open_download(id, remote, file, have);
+    }
+
+    fn open_download(&mut self, id: FileId, remote: WirePath, file: File, have: Option<Have>) {
         self.read.open(id, remote, have, self.now());
         self.downloads.files.insert(id, file);
     }
