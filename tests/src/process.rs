@@ -49,6 +49,18 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
+/// What a command runs under to be in another boot, with a file in this folder; none where that
+/// cannot be had.
+#[allow(dead_code, reason = "not every test target restarts a machine")]
+pub fn another_boot(folder: &Path) -> Option<[String; 6]> {
+    const BOOT: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+    let id = folder.join("boot");
+    fs::write(&id, "00000000-1111-2222-3333-444444444444\n").expect("writes");
+    let wrapper = ["unshare", "-m", "sh", "-c", BOOT, id.to_str().expect("plain")];
+    let tried = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
+    tried.is_ok_and(|output| output.status.success()).then(|| wrapper.map(str::to_owned))
+}
+
 /// How often something is tried: VERBATIM_TRIALS times as often as a plain run does.
 #[allow(dead_code, reason = "not every test target tries its luck")]
 pub fn trials(plain: u64) -> u64 {

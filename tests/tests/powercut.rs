@@ -27,7 +27,7 @@ use verbatim_tests::powercut::crash::Cuts;
 use verbatim_tests::powercut::disk::Kind;
 use verbatim_tests::powercut::{Disk, Manner, State, trace};
 use verbatim_tests::process::{Home, Running, Serve, Signal};
-use verbatim_tests::process::{binary, skip, trials, wait_for};
+use verbatim_tests::process::{another_boot, binary, skip, trials, wait_for};
 use verbatim_tests::tree;
 
 /// Samples of each command and manner.
@@ -236,14 +236,10 @@ fn journals_are_true(disk: &Disk, cuts: &Cuts<'_>) {
 
 /// Makes a sample real, and runs the command on it, in a boot after that power cut.
 fn go_on(world: &World, state: &State, promise: &Promise) {
-    const ANOTHER_BOOT: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
-    let boot = world.path("boot");
-    fs::write(&boot, "00000000-1111-2222-3333-444444444444\n").expect("writes");
-    let wrapper = ["unshare", "-m", "sh", "-c", ANOTHER_BOOT, boot.to_str().expect("plain")];
-    let tried = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
-    if !tried.is_ok_and(|output| output.status.success()) {
+    let Some(wrapper) = another_boot(world.dir.path()) else {
         return skip("going on after a power cut", "not root, or no unshare");
-    }
+    };
+    let wrapper = wrapper.each_ref().map(String::as_str);
     let real = tempfile::tempdir().expect("a folder");
     state.write_to(real.path());
     world.run(real.path(), &wrapper);

@@ -5,13 +5,13 @@
 
 #![allow(clippy::print_stdout)] // a failing seed prints itself
 
-use crate::process::{Ended, Home, Running, Serve, Signal, skip, trials, wait_for};
+use crate::process::{Ended, Home, Running, Serve, Signal};
+use crate::process::{another_boot, skip, trials, wait_for};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, assert_same, bytes, names, text};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use verbatim_proto::units::GRAIN_BYTES;
@@ -199,15 +199,12 @@ fn a_download_is_not_mixed_with_a_source_that_was_rewritten_behind_its_time() {
 #[test]
 fn what_takes_longer_to_hash_after_a_boot_than_a_server_may_be_silent_is_gone_on_with() {
     const HOLE_BYTES: u64 = 8 << 30;
-    const ANOTHER_BOOT: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
     let world = World::new();
-    let (boot, source, out) = (world.path("boot"), world.path("data/big"), world.path("out"));
-    fs::write(&boot, "00000000-1111-2222-3333-444444444444\n").unwrap();
-    let wrapper = ["unshare", "-m", "sh", "-c", ANOTHER_BOOT, boot.to_str().unwrap()];
-    let tried = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
-    if !tried.is_ok_and(|output| output.status.success()) {
+    let (source, out) = (world.path("data/big"), world.path("out"));
+    let Some(wrapper) = another_boot(world.dir.path()) else {
         return skip("going on after a boot", "not root, or no unshare");
-    }
+    };
+    let wrapper = wrapper.each_ref().map(String::as_str);
     // A hole costs no room, and is hashed as data is.
     let file = fs::File::create(&source).unwrap();
     let content = bytes(5, BIG_BYTES);

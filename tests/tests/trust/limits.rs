@@ -19,6 +19,17 @@ fn with_limits(limits: &str) -> World {
     World::configured(&format!("[limits]\n{limits}\n[[export]]\npath = \"DIR/data\"\n"))
 }
 
+/// So many who come and say nothing.
+fn silent(world: &World, count: usize) -> Vec<TcpStream> {
+    (0..count).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect()
+}
+
+fn wait_until_full(world: &World) {
+    wait_for("it is full", FOLLOW_MAX, || {
+        world.serve.log().contains("connection sent away").then_some(())
+    });
+}
+
 #[test]
 fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
     let world = with_limits("sessions_max = 1");
@@ -38,8 +49,7 @@ fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
 fn who_says_nothing_takes_no_session_and_is_sent_away_in_time() {
     let world = with_limits("sessions_max = 2\nhandshake_seconds = 2");
     // More than there are sessions; from one address, so not without end.
-    let mut silent: Vec<TcpStream> =
-        (0..300).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    let mut silent = silent(&world, 300);
     let begin = Instant::now();
     // All of this address's room is taken: it says so in the log, and closes what is too much.
     wait_for("it is sent away", FOLLOW_MAX, || {
@@ -58,15 +68,11 @@ fn who_says_nothing_takes_no_session_and_is_sent_away_in_time() {
 #[test]
 fn silent_connections_leave_room_for_those_who_speak() {
     let world = with_limits("sessions_max = 2\nhandshake_seconds = 30");
-    let _silent: Vec<TcpStream> =
-        (0..200).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    let _silent = silent(&world, 200);
     world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
     // When there is no room any more, who comes is told so.
-    let _more: Vec<TcpStream> =
-        (0..60).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
-    wait_for("it is full", FOLLOW_MAX, || {
-        world.serve.log().contains("connection sent away").then_some(())
-    });
+    let _more = silent(&world, 60);
+    wait_until_full(&world);
     let full = world.serve.cp(&["--list", &world.serve.at("data")]);
     full.refused(3, &["sent it away: too many come at once; try again"]);
 }
@@ -75,8 +81,7 @@ fn silent_connections_leave_room_for_those_who_speak() {
 fn a_copy_that_comes_when_too_many_do_is_let_in_later() {
     let world = with_limits("handshake_seconds = 3");
     // All the room of this address, for three seconds.
-    let _silent: Vec<TcpStream> =
-        (0..256).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    let _silent = silent(&world, 256);
     let copy = world.serve.cp(&[world.serve.at("data/large"), world.text("out")]);
     copy.done();
     assert!(world.serve.log().contains("connection sent away"), "{}", world.serve.log());
@@ -95,11 +100,8 @@ fn a_data_connection_takes_no_room_of_those_who_wait() {
         }
         _ => None,
     });
-    let _silent: Vec<TcpStream> =
-        (0..257).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
-    wait_for("it is full", FOLLOW_MAX, || {
-        world.serve.log().contains("connection sent away").then_some(())
-    });
+    let _silent = silent(&world, 257);
+    wait_until_full(&world);
     // What it says is there when the server looks, as it is when many come.
     world.serve.signal(Signal::STOP);
     let mut data = TcpStream::connect(world.serve.address).unwrap();
@@ -115,15 +117,11 @@ fn a_data_connection_takes_no_room_of_those_who_wait() {
 #[test]
 fn everybody_who_is_sent_away_is_told_so() {
     let world = with_limits("handshake_seconds = 60");
-    let _silent: Vec<TcpStream> =
-        (0..257).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
-    wait_for("it is full", FOLLOW_MAX, || {
-        world.serve.log().contains("connection sent away").then_some(())
-    });
+    let _silent = silent(&world, 257);
+    wait_until_full(&world);
     // All at once, and all have spoken before the server looks.
     world.serve.signal(Signal::STOP);
-    let mut many: Vec<TcpStream> =
-        (0..50).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect();
+    let mut many = silent(&world, 50);
     many.iter_mut().for_each(|one| one.write_all(&[0x16; 500]).unwrap());
     world.serve.signal(Signal::CONT);
     for (number, one) in many.iter_mut().enumerate() {

@@ -177,10 +177,8 @@ mod tests {
     use super::*;
     use crate::message::{FileInfo, OpenFile, ReadRequest, Region};
     use crate::read::Prepared;
-    use crate::units::GRAIN_BYTES;
-    use crate::units::RANGES_MAX;
-    use crate::{Code, Fault};
-    use crate::{Digest, Survey, WirePath};
+    use crate::units::{GRAIN_BYTES, RANGES_MAX};
+    use crate::{Code, Digest, Fault, Survey, WirePath};
 
     /// A machine with open files of these sizes.
     fn opened(sizes: &[u64]) -> ReadServer {

@@ -84,14 +84,20 @@ mod tests {
     const LINK: LinkId = LinkId { index: 0, epoch: 0 };
     const OTHER: LinkId = LinkId { index: 1, epoch: 0 };
 
-    /// A machine that sends a file of 8 MiB over two links.
-    fn sending() -> WriteClient {
+    /// A machine that asked for a file of 8 MiB to be made.
+    fn creating() -> WriteClient {
         let timeout = Duration::from_secs(10);
         let options = ClientOptions { chunk_bytes: CHUNK_BYTES_DEFAULT, timeout };
         let mut machine = WriteClient::new(options);
         let size = 8 << 20;
         let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
         machine.create(FileId(0), WirePath::root(), info, Survey::dense(size), NOW);
+        machine
+    }
+
+    /// A machine that sends it over two links.
+    fn sending() -> WriteClient {
+        let mut machine = creating();
         [LINK, OTHER].into_iter().for_each(|link| machine.link_up(link));
         machine.reply(WriteReply::Created { files: vec![(FileId(0), Ok(Vec::new()))] }, NOW);
         machine
@@ -99,13 +105,7 @@ mod tests {
 
     #[test]
     fn what_a_server_has_of_a_file_is_whole_grains() {
-        let mut machine = WriteClient::new(ClientOptions {
-            chunk_bytes: CHUNK_BYTES_DEFAULT,
-            timeout: Duration::from_secs(10),
-        });
-        let size = 8 << 20;
-        let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated: size, version: None };
-        machine.create(FileId(0), WirePath::root(), info, Survey::dense(size), NOW);
+        let mut machine = creating();
         let part = vec![Extent::new(GRAIN_BYTES, 5)];
         machine.reply(WriteReply::Created { files: vec![(FileId(0), Ok(part))] }, NOW);
         let mut effects = std::iter::from_fn(|| machine.next_effect());
