@@ -96,6 +96,7 @@ fn what_the_examples_run_the_commands_take() {
     let file = home.path().join("cluster.token");
     let made = made.replace("\"$1\"", file.to_str().expect("plain"));
     let words: Vec<&str> = made.split(' ').chain(["--config", path]).collect();
+    assert!(config.contains(&format!("tokens = [{:?}]", words[1])), "not who is let in: {words:?}");
     Running::start(home.command("rdma-token", &words)).end().done();
     check().end().done();
     let help = Running::start(home.command("rdma-sync", &["--help"])).end().done().stdout;
