@@ -25,7 +25,7 @@ pub(crate) const BOOT_BYTES: usize = 36;
 const RECORD_GRAINS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;
 
 /// The longest record.
-const RECORD_BYTES_MAX: usize = 20 + 32 * RECORD_GRAINS_MAX + CHECK_BYTES;
+const RECORD_BYTES_MAX: usize = record_bytes(RECORD_GRAINS_MAX);
 
 /// Which version of a source a journal is about, and when it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub fn begin(file: &mut File, head: &Head) -> io::Result<()> {
 /// Appends what was verified and written. One write, so that a crash cuts at most this record.
 pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result<()> {
     assert!(digests.len() <= RECORD_GRAINS_MAX, "a record names a window at most");
-    let mut bytes = Vec::with_capacity(20 + 32 * digests.len() + CHECK_BYTES);
+    let mut bytes = Vec::with_capacity(record_bytes(digests.len()));
     bytes.extend_from_slice(&(digests.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&extent.offset.to_le_bytes());
     bytes.extend_from_slice(&extent.len.to_le_bytes());
@@ -96,8 +96,8 @@ pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result
 }
 
 /// How long a record of so many grains is.
-pub fn record_bytes(grains: usize) -> u64 {
-    (20 + 32 * grains + CHECK_BYTES) as u64
+pub const fn record_bytes(grains: usize) -> usize {
+    20 + 32 * grains + CHECK_BYTES
 }
 
 /// Keeps these records alone, in order, as of this boot. Until all of them are in place they are
@@ -171,7 +171,7 @@ fn read_record(input: &mut impl Read, size: u64) -> Option<(Extent, Vec<Digest>,
     if count == 0 || count > RECORD_GRAINS_MAX || !whole {
         return None;
     }
-    bytes.resize(20 + 32 * count + CHECK_BYTES, 0);
+    bytes.resize(record_bytes(count), 0);
     input.read_exact(&mut bytes[20..]).ok()?;
     let digests = unseal(&bytes)?[20..].chunks_exact(32);
     let digests = digests.map(|value| Digest(value.try_into().expect("32 bytes"))).collect();

@@ -64,7 +64,7 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
         if few && head.size == length && !extents.intersects(extent) && (trusted || there()) {
             extents.insert(extent);
             root.insert_run(extent.offset, &digests);
-            let end = at + journal::record_bytes(digests.len());
+            let end = at + journal::record_bytes(digests.len()) as u64;
             match kept.last_mut() {
                 Some(last) if last.end == at => last.end = end,
                 _ => kept.push(at..end),
