@@ -93,6 +93,8 @@ pub(super) struct Core {
     pub moment: Instant,
     /// Since when nothing was heard, or asked.
     pub quiet_since: Instant,
+    /// For how long this process did not run though it was to, which no deadline counts.
+    pub absent: Duration,
     /// Hashing on this machine, during which nobody owes us an answer.
     pub hashing: usize,
     pub broken: Option<Fault>,
@@ -103,6 +105,9 @@ pub(super) struct Core {
 /// The longest a turn waits: deadlines are looked at, and progress is told, this often.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
+/// A turn that ends this much too late was not let run.
+const LATE_MIN: Duration = Duration::from_secs(1);
+
 impl Core {
     /// Looks at the clock: when a session begins something, and when it is woken. Not oftener, as
     /// that is a system call on some machines.
@@ -110,8 +115,19 @@ impl Core {
         self.moment = Instant::now();
     }
 
+    /// Takes the time off that passed since it was to be woken: this process was stopped, or who
+    /// reads what it prints made it wait. The server may have answered long ago.
+    pub(super) fn excuse(&mut self, until: Instant) {
+        let late = self.moment.saturating_duration_since(until);
+        if late >= LATE_MIN {
+            self.absent += late;
+            self.quiet_since += late;
+        }
+    }
+
+    /// How long this goes on, by the clock of the deadlines.
     pub(super) fn now(&self) -> Duration {
-        self.moment.saturating_duration_since(self.ledger.begin)
+        self.moment.saturating_duration_since(self.ledger.begin).saturating_sub(self.absent)
     }
 
     pub(super) fn request(&mut self) -> u32 {
@@ -124,6 +140,11 @@ impl Core {
     pub(super) fn file(&mut self) -> FileId {
         self.next_file += 1;
         FileId(self.next_file)
+    }
+
+    /// Whether a caller waits for this answer: he asks for one thing at a time.
+    pub(super) fn awaits_answer(&self, request: u32) -> bool {
+        self.asking && request == self.next_request
     }
 
     /// Whether an answer is late that neither machine waits for.

@@ -294,6 +294,7 @@ impl Session {
             asking: false,
             moment: Instant::now(),
             quiet_since: Instant::now(),
+            absent: Duration::ZERO,
             hashing: 0,
             broken: None,
             panicked: false,
@@ -347,6 +348,7 @@ impl Session {
             () = tokio::time::sleep_until(until.into()) => Woken::Time,
         };
         self.core.look_at_clock();
+        self.core.excuse(until);
         match woken {
             Woken::Message(Some(message)) => {
                 // Who asked for one thing wants the answer to that; a copy what is there already.

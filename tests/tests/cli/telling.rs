@@ -4,7 +4,10 @@
 use crate::process::{Home, binary};
 use crate::{World, bytes};
 use serde_json::Value;
-use std::process::Command;
+use std::fs;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn json_lines(text: &str) -> Vec<Value> {
     let parse = |line: &str| {
@@ -48,6 +51,28 @@ fn lists_are_json_for_scripts() {
     let sub = lines.iter().find(|line| line["path"] == "sub").expect("sub is listed");
     assert_eq!(sub["kind"], "folder");
     assert!(a["mtime_ns"].as_i64().is_some_and(|time| time > 0), "{a}");
+}
+
+#[test]
+fn a_list_whose_reader_takes_his_time_is_told_to_the_end() {
+    let world = World::new();
+    let many = world.path("data/many");
+    fs::create_dir(&many).unwrap();
+    (0..20_000).for_each(|number| fs::write(many.join(format!("{number:06}")), b"").unwrap());
+    let arguments = ["--list", "--timeout", "2", &world.serve.at("data/many")];
+    let mut command = world.serve.home().command("rdma-cp", &arguments);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
+    let mut output = child.stdout.take().expect("piped");
+    let (mut read, mut part) = (Vec::new(), vec![0; 100_000]);
+    for _ in 0..3 {
+        // Longer than a server may be silent: it is not the server that is.
+        std::thread::sleep(Duration::from_millis(3500));
+        output.read_exact(&mut part).expect("there is as much");
+        read.extend_from_slice(&part);
+    }
+    output.read_to_end(&mut read).expect("reads");
+    assert!(child.wait().expect("our own child").success());
+    assert_eq!(read.iter().filter(|&&byte| byte == b'\n').count(), 20_000);
 }
 
 #[test]
