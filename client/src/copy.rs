@@ -1,10 +1,14 @@
 //! A copy as the user asked for it: sources and a target become work for a
-//! session, by the rules of cp. Also lists. Called by the binary, by tests and
+//! session, by the rules of cp. Called by the binary, by tests and
 //! by the quickstart; tells everything to an observer.
 
+mod listing;
 mod pipes;
 
+pub use listing::list;
+
 use crate::glob;
+use crate::inside::Inside;
 use crate::local::{local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
 use crate::reconnect;
@@ -128,45 +132,6 @@ pub async fn copy(
     Ok(summary)
 }
 
-/// Lists a remote folder, or the exports of a server.
-pub async fn list(
-    remote: &Remote,
-    session: SessionOptions,
-    recursive: bool,
-    mut each: impl FnMut(Entry),
-) -> Result<Vec<Failure>, CopyError> {
-    let mut session = Session::connect(session).await?;
-    let answer = session.stat(&remote.path).await?;
-    let mut failures = Vec::new();
-    match glob::or_matches(&mut session, remote, answer).await? {
-        // What a pattern found is listed by name; a folder that was named, by what is in it.
-        Ok(found) if !is_named_folder(remote, &found) => {
-            found.into_iter().for_each(|(_, entry)| each(entry));
-        }
-        Ok(_) => {
-            let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
-                entries.into_iter().for_each(&mut each);
-                failures.extend(faults.into_iter().map(|(path, fault)| Failure {
-                    path: path.to_string(),
-                    peer: remote.peer(),
-                    fault,
-                }));
-            };
-            session.list(&remote.path, recursive, page).await?;
-        }
-        Err(fault) => {
-            let (path, peer) = (remote.to_string(), remote.peer());
-            failures.push(Failure { path, peer, fault });
-        }
-    }
-    session.close().await;
-    Ok(failures)
-}
-
-fn is_named_folder(remote: &Remote, found: &[(Remote, Entry)]) -> bool {
-    matches!(found, [(source, entry)] if source.path == remote.path && entry.kind == EntryKind::Folder)
-}
-
 struct Plan {
     peer: String,
     work: Vec<Work>,
@@ -213,12 +178,19 @@ impl Plan {
             target_is_folder: target.as_os_str().as_bytes().ends_with(b"/"),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target.display(), &refusal))?;
+        let mut inside = Inside::of_path(target);
         for (source, entry) in sources {
             let name = source.path.name().filter(|_| !source.contents);
             if is_excluded(&options.rules, name, &entry.kind) {
                 continue;
             }
             let label = source.to_string();
+            if entry.kind == EntryKind::Folder
+                && let Err(fault) = inside.check_remote(session, &source.path).await?
+            {
+                self.fail(label, fault);
+                continue;
+            }
             let made = place(request, state, &entry.kind, source.contents)
                 .map_err(|refusal| fault_of(&refusal))
                 .and_then(|place| self.download(&source, &entry, target, place, label.clone()));
@@ -240,14 +212,11 @@ impl Plan {
         let paths: Vec<WirePath> = remotes.iter().map(|source| source.path.clone()).collect();
         let (mut count, mut sources) = (0, Vec::new());
         for (source, answer) in remotes.into_iter().zip(session.stat_all(&paths).await?) {
-            match glob::or_matches(session, source, answer).await? {
-                Ok(found) => {
-                    count += found.len();
-                    sources.extend(found);
-                }
-                Err(fault) => {
-                    count += 1;
-                    self.fail(source.to_string(), fault);
+            for (source, answer) in glob::or_matches(session, source, answer).await? {
+                count += 1;
+                match answer {
+                    Ok(entry) => sources.push((source, entry)),
+                    Err(fault) => self.fail(source.to_string(), fault),
                 }
             }
         }
@@ -315,6 +284,10 @@ impl Plan {
             target_is_folder: target.is_folder && !target.path.is_root(),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target, &refusal))?;
+        let inside = match options.recursive {
+            true => Inside::of_remote(session, &target.path).await?,
+            false => Inside::default(),
+        };
         for source in &options.sources {
             let Location::Local(path) = source else { continue };
             let label = path.display().to_string();
@@ -326,7 +299,8 @@ impl Plan {
                 }
                 let place =
                     place(request, state, &entry.kind, contents).map_err(|r| fault_of(&r))?;
-                self.upload(path, &entry, target, place, options.rules.follow)
+                let free = options.rules.follow;
+                self.upload(path, &entry, (target, place), free, &inside)
             });
             if let Err(fault) = made {
                 self.fail(label, fault);
@@ -339,9 +313,9 @@ impl Plan {
         &mut self,
         path: &Path,
         entry: &Entry,
-        target: &Remote,
-        place: Place,
+        (target, place): (&Remote, Place),
         follow: bool,
+        inside: &Inside,
     ) -> Result<(), Fault> {
         let label = path.display().to_string();
         let remote = match place {
@@ -362,6 +336,7 @@ impl Plan {
             EntryKind::Folder => {
                 // Only who may read it anyway has links of his own tree followed out of it.
                 let folder = if follow { Folder::open_free(path)? } else { Folder::open(path)? };
+                inside.check(&folder)?;
                 Work::UploadTree(LocalTree { folder: Arc::new(folder), remote, label })
             }
             _ => {

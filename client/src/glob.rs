@@ -10,18 +10,21 @@ use verbatim_proto::{Code, Fault, Pattern, WirePath};
 /// The most names a pattern may stand for.
 const MATCHES_MAX: usize = 1 << 16;
 
+/// What is meant, and what is there, or why that cannot be told.
+pub(crate) type Found = (Remote, Result<Entry, Fault>);
+
 /// What a source stands for, given what is there under its own name: that, or all that matches.
+/// What matches and cannot be looked at is among it.
 pub(crate) async fn or_matches(
     session: &mut Session,
     source: &Remote,
     answer: Result<Entry, Fault>,
-) -> Result<Result<Vec<(Remote, Entry)>, Fault>, ClientError> {
+) -> Result<Vec<Found>, ClientError> {
     match answer {
-        Ok(entry) => Ok(Ok(vec![(source.clone(), entry)])),
         Err(fault) if fault.code == Code::NotFound && is_pattern(&source.path) => {
             expand(session, source).await
         }
-        Err(fault) => Ok(Err(fault)),
+        answer => Ok(vec![(source.clone(), answer)]),
     }
 }
 
@@ -31,45 +34,49 @@ fn is_pattern(path: &WirePath) -> bool {
 
 /// Finds what a pattern stands for, in the order of the names. A pattern that ends with a slash
 /// stands for folders only.
-async fn expand(
-    session: &mut Session,
-    source: &Remote,
-) -> Result<Result<Vec<(Remote, Entry)>, Fault>, ClientError> {
-    let mut search = Search { found: vec![WirePath::root()], fault: None };
+async fn expand(session: &mut Session, source: &Remote) -> Result<Vec<Found>, ClientError> {
+    let of = |path: &WirePath| Remote { path: path.clone(), ..source.clone() };
+    let mut search = Search { found: vec![WirePath::root()], faults: Vec::new() };
     let names: Vec<&[u8]> = source.path.names().collect();
+    let mut listed = false;
     for (index, name) in names.iter().enumerate() {
         let pattern = Pattern::parse(name);
+        listed = pattern.literal().is_none();
         match pattern.literal() {
             Some(literal) => search.step_into(&literal),
             None => search.step(session, &pattern, index + 1 == names.len()).await?,
         }
         if let Some(fault) = search.too_many(source) {
-            return Ok(Err(fault));
+            return Ok(vec![(source.clone(), Err(fault))]);
         }
     }
     search.found.sort();
-    // Behind the last wildcard there may be names that are not everywhere.
     let mut matches = Vec::new();
-    for answer in session.stat_all(&search.found).await? {
+    for (path, answer) in search.found.iter().zip(session.stat_all(&search.found).await?) {
         match answer {
             Ok(entry) if source.is_folder && entry.kind != EntryKind::Folder => {}
-            Ok(entry) => {
-                matches.push((Remote { path: entry.path.clone(), ..source.clone() }, entry))
-            }
-            Err(fault) => search.note(fault),
+            // Behind the last wildcard there may be names that are not everywhere.
+            Err(fault) if (!listed || source.is_folder) && is_absence(&fault) => {}
+            answer => matches.push((of(path), answer)),
         }
     }
+    matches.extend(search.faults.iter().map(|(path, fault)| (of(path), Err(fault.clone()))));
     if matches.is_empty() {
         let text = format!("no name matches the pattern /{}", source.path);
-        return Ok(Err(search.fault.unwrap_or(Fault::new(Code::NotFound, text))));
+        matches.push((source.clone(), Err(Fault::new(Code::NotFound, text))));
     }
-    Ok(Ok(matches))
+    Ok(matches)
+}
+
+/// Whether it says only that nothing is there.
+fn is_absence(fault: &Fault) -> bool {
+    matches!(fault.code, Code::NotFound | Code::NotFolder)
 }
 
 struct Search {
     found: Vec<WirePath>,
-    /// What kept a folder from being looked into, besides not being there.
-    fault: Option<Fault>,
+    /// What kept folders from being looked into, besides not being there.
+    faults: Vec<(WirePath, Fault)>,
 }
 
 impl Search {
@@ -86,29 +93,33 @@ impl Search {
         pattern: &Pattern,
         is_last: bool,
     ) -> Result<(), ClientError> {
-        for folder in std::mem::take(&mut self.found) {
-            let mut faults = Vec::new();
-            let mut page = |entries: Vec<Entry>, more: Vec<(WirePath, Fault)>| {
-                faults.extend(more.into_iter().map(|(_, fault)| fault));
+        let Self { found, faults: noted } = self;
+        for folder in std::mem::take(found) {
+            let mut note = |fault: Fault| {
+                if !is_absence(&fault) && noted.len() < MATCHES_MAX {
+                    noted.push((folder.clone(), fault));
+                }
+            };
+            let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
+                faults.into_iter().for_each(|(_, fault)| note(fault));
                 for entry in entries {
+                    // The server says what is in a folder, not where that goes.
+                    if entry.path.names().count() != 1 {
+                        let text = format!("the server says that {} is in it", entry.path);
+                        note(Fault::new(Code::Protocol, text));
+                        continue;
+                    }
                     let way_on =
                         matches!(entry.kind, EntryKind::Folder | EntryKind::Symlink { .. });
                     let fits = pattern.matches_shown(entry.path.as_bytes());
-                    if fits && (is_last || way_on) && self.found.len() <= MATCHES_MAX {
-                        self.found.push(folder.join(&entry.path));
+                    if fits && (is_last || way_on) && found.len() <= MATCHES_MAX {
+                        found.push(folder.join(&entry.path));
                     }
                 }
             };
-            session.list(&folder, false, &mut page).await?;
-            faults.into_iter().for_each(|fault| self.note(fault));
+            session.list(&folder, false, page).await?;
         }
         Ok(())
-    }
-
-    fn note(&mut self, fault: Fault) {
-        if !matches!(fault.code, Code::NotFound | Code::NotFolder) {
-            self.fault.get_or_insert(fault);
-        }
     }
 
     fn too_many(&self, source: &Remote) -> Option<Fault> {

@@ -10,6 +10,7 @@ pub mod copy;
 pub mod current;
 mod ends;
 mod glob;
+mod inside;
 mod landing;
 mod likeness;
 mod local;

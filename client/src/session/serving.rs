@@ -168,7 +168,10 @@ impl Core {
                 let _ = answer.map(|it| asked.send(it.map(|entry| Seen { entry, ties })));
             }
         } else if let Some(answers) = self.looked(request, answers) {
-            self.stated.insert(request, answers);
+            match self.awaits_answer(request) {
+                true => drop(self.stated.insert(request, answers)),
+                false => self.unasked("what is at some paths"),
+            }
         }
     }
 

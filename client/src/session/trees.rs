@@ -10,6 +10,7 @@ use super::making::Making;
 use super::walking::Walks;
 use super::{Core, Download};
 use crate::report::SkipReason;
+use crate::rules::Task;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -53,7 +54,7 @@ pub(super) struct Trees {
     pub making: HashMap<u32, Making>,
     pub endings: Endings,
     listing: Option<u32>,
-    listed: VecDeque<Listed>,
+    listed: Option<Listed>,
 }
 
 impl Trees {
@@ -76,18 +77,28 @@ impl Trees {
         self.listing = Some(request);
     }
 
+    /// A page of it; the last one ends it.
     pub fn listed(&mut self) -> Option<Listed> {
-        self.listed.pop_front()
+        let page = self.listed.take()?;
+        self.listing.take_if(|_| page.2);
+        Some(page)
     }
 }
 
 impl Core {
-    pub(super) fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
+    pub(super) fn add_remote_tree(&mut self, number: u32, mut tree: RemoteTree) {
         let item = Item::new(number, &WirePath::root());
         let made = self.take_folder(item, &tree.folder, &tree.local, 0o755, &tree.label);
-        if let Err(fault) = made {
-            return self.failed(item, tree.label, fault);
-        }
+        // No link that comes with it is followed: one that leads beside the tree could be followed
+        // by a file behind it, and the server would choose where that goes.
+        let own = made.and_then(|()| match self.rules.task {
+            Task::Copy => tree.folder.plain_below(&tree.local).map(Arc::new),
+            Task::DryRun | Task::Verify => Ok(tree.folder.clone()),
+        });
+        tree.folder = match own {
+            Ok(own) => own,
+            Err(fault) => return self.failed(item, tree.label, fault),
+        };
         let request = self.request();
         let scan = Scan {
             path: tree.remote.clone(),
@@ -120,10 +131,14 @@ impl Core {
         faults: Vec<(WirePath, Fault)>,
         done: bool,
     ) {
-        if self.trees.listing == Some(request) {
-            return self.trees.listed.push_back((entries, faults, done));
+        if self.trees.listing == Some(request) && self.trees.listed.is_none() {
+            self.trees.listed = Some((entries, faults, done));
+            return;
         }
-        let Some(mut scanning) = self.trees.remote.remove(&request) else {
+        // One that rests was not asked for its next page yet.
+        let asked = !self.trees.ready.contains(&request);
+        let scanning = asked.then(|| self.trees.remote.remove(&request)).flatten();
+        let Some(mut scanning) = scanning else {
             return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         for (path, fault) in faults {

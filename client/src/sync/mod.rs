@@ -10,6 +10,7 @@ pub mod limit;
 pub(crate) mod spool;
 
 use crate::copy::CopyError;
+use crate::inside::is_here;
 use crate::location::{Location, Remote};
 use crate::reconnect;
 use crate::report::{Observer, Summary};
@@ -20,7 +21,6 @@ use std::path::Path;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_files::hold::{Hold, NotHeld, above, describe_process, which};
-use verbatim_files::journal::boot_id;
 pub use verbatim_proto::chosen;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::mirror::About;
@@ -113,8 +113,20 @@ async fn sync_held(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, CopyError> {
     let (remote, session) = checked(options, session)?;
-    let mut first = Session::connect(session.clone()).await?;
-    let prepared = prepare(options, &remote, &mut first, held).await?;
+    tokio::pin!(stop);
+    let begin = async {
+        let mut first = Session::connect(session.clone()).await?;
+        let prepared = prepare(options, &remote, &mut first, held).await?;
+        Ok::<_, CopyError>((first, prepared))
+    };
+    let (first, prepared) = tokio::select! {
+        biased;
+        () = &mut stop => {
+            let broken = Some(Fault::new(Code::Interrupted, "interrupted"));
+            return Ok(Summary { broken, ..Summary::default() });
+        }
+        begun = begin => begun?,
+    };
     Ok(run(options, prepared, (first, session), held, observer, stop).await)
 }
 
@@ -342,12 +354,6 @@ fn not_held(error: NotHeld, target: &Path) -> Fault {
             Fault::new(Code::Limit, text)
         }
     }
-}
-
-/// Whether a place of the server is on this machine.
-fn is_here(about: &About) -> bool {
-    let here = boot_id();
-    about.boot == here && here.iter().any(|&byte| byte != 0)
 }
 
 /// Refuses to make a tree equal to itself, or to a part of itself.

@@ -78,6 +78,38 @@ fn wildcards_are_matched_on_the_server() {
     let (ended, found) = copy("data/[bs]*", &[]);
     ended.refused(1, &["/data/sub", "hint: copy folders with -r"]);
     assert_eq!(found, ["b.bin"]);
+    // What matches and cannot be copied is said to be so, and listed so.
+    symlink("/etc/passwd", world.path("data/out.bin")).unwrap();
+    symlink("none", world.path("data/dangling.bin")).unwrap();
+    let (ended, found) = copy("data/[abdo]*.bin", &[]);
+    ended.refused(1, &["/data/out.bin", "/data/dangling.bin"]);
+    assert_eq!(found, ["a.bin", "b.bin"]);
+    let listed = world.serve.cp(&["--list", &world.serve.at("data/[abdo]*.bin")]);
+    listed.refused(1, &["/data/out.bin", "/data/dangling.bin"]);
+    assert_eq!(copy("data/*/deep/c.bin", &[]).1, ["c.bin"], "a name need not be everywhere");
+}
+
+#[test]
+fn a_folder_is_not_copied_into_itself() {
+    let world = World::new();
+    let said = ["cannot copy a folder into itself", "rdma-sync"];
+    let before = tree(&world.path("data"));
+    for target in ["data", "data/sub", "data/sub/new"] {
+        let down = cp(&world, &["-r"], &world.serve.at("data"), &world.text(target));
+        down.refused(1, &said);
+    }
+    assert_eq!(tree(&world.path("data")), before, "nothing was made");
+    fs::create_dir_all(world.path("in/deep")).unwrap();
+    fs::write(world.path("in/deep/a"), b"a").unwrap();
+    let before = tree(&world.path("in"));
+    for target in ["in", "in/deep", "in/deep/new"] {
+        cp(&world, &["-r"], &world.text("in"), &world.serve.at(target)).refused(1, &said);
+    }
+    assert_eq!(tree(&world.path("in")), before, "nothing was made");
+    // Beside it, and from within it, is another matter.
+    cp(&world, &["-r"], &world.text("in/deep"), &world.serve.at("in/beside")).done();
+    cp(&world, &["-r"], &world.serve.at("in/deep"), &world.text("in/again")).done();
+    assert_eq!(fs::read(world.path("in/again/a")).unwrap(), b"a");
 }
 
 #[test]

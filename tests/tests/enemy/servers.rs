@@ -18,7 +18,9 @@ use verbatim_proto::message::{
     ClientMessage, Entry, EntryKind, FileInfo, JoinSecret, Lease, LinkAnswer, Piece, ReadReply,
     ReadRequest, ServerMessage, Welcome,
 };
-use verbatim_proto::{Digest, Extent, Region, WindowId, WirePath};
+use verbatim_proto::{
+    Code, Digest, Extent, Fault, MirrorReply, MirrorRequest, Region, WindowId, WirePath,
+};
 use verbatim_tests::pair::{Backend, Copied, Pair};
 
 /// Connections a liar takes at most; a client that comes back for more is not what is tested.
@@ -88,18 +90,23 @@ async fn lie(acceptor: Arc<Acceptor>, stream: TcpStream, script: Script) {
 /// Copies `ro/all` of a liar to `all`, where `prepare` was first; returns the pair, for its
 /// folders, and what became of the copy.
 fn copy_from(script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copied>) {
+    copy_of("ro/all", script, prepare)
+}
+
+/// The same of another source.
+fn copy_of(source: &str, script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copied>) {
     let liar = Liar::start(script);
     let pair = Pair::in_memory(Backend::Tcp);
     fs::create_dir(pair.served("outside")).expect("a folder");
     fs::write(pair.served("outside/kept"), b"untouched").expect("a file");
     prepare(&pair.local(""));
     let before = snapshot(&pair.served("outside"));
-    let mut job = pair.down(&["ro/all"], "all").timeout(Duration::from_secs(3));
+    let mut job = pair.down(&[source], "all").timeout(Duration::from_secs(3));
     let connect = &mut job.session.connect;
     connect.port = liar.port;
     connect.fingerprint = Some(liar.fingerprint);
     connect.timeout = Duration::from_secs(3);
-    let copied = job.try_run().ok();
+    let copied = job.try_run().inspect_err(|error| println!("not copied: {error}")).ok();
     assert_eq!(snapshot(&pair.served("outside")), before, "what nobody asked for was touched");
     (pair, copied)
 }
@@ -127,6 +134,10 @@ pub fn folder_of(message: ClientMessage, entries: Vec<Entry>) -> Vec<ServerMessa
         }
         ClientMessage::Scan { request, .. } => {
             vec![ServerMessage::Page { request, entries, faults: vec![], done: true }]
+        }
+        ClientMessage::Mirror(MirrorRequest::Begin { request, .. }) => {
+            let answer = Err(Fault::new(Code::NotFound, "no such folder"));
+            vec![ServerMessage::Mirror(MirrorReply::Begun { request, answer })]
         }
         ClientMessage::Attach { link, .. } => {
             let answer = Ok(LinkAnswer::Tcp { secret: JoinSecret([7; 32]) });
@@ -162,6 +173,78 @@ fn a_link_and_something_behind_it_stay_inside() {
         folder_of(message, [vec![link_out("l")], behind.to_vec()].concat())
     };
     copy_from(script, |_| {});
+}
+
+#[test]
+fn a_link_to_what_lies_beside_the_tree_is_not_followed() {
+    let script = |message| {
+        let beside = EntryKind::Symlink { target: b"../sibling".to_vec() };
+        let (folder, file) = (EntryKind::Folder, EntryKind::File);
+        let behind = [entry("l/d", folder, 0), entry("l/kept", file, 0)];
+        folder_of(message, [vec![entry("l", beside, 0)], behind.to_vec()].concat())
+    };
+    // Beside a tree that is new, and beside one in a folder that is there.
+    for around in ["", "all"] {
+        let (pair, copied) = copy_from(script, |local| {
+            fs::create_dir_all(local.join(around).join("sibling")).expect("a folder");
+            fs::write(local.join(around).join("sibling/kept"), b"mine").expect("a file");
+        });
+        let here = pair.local(around);
+        assert!(here.join("all/l").is_symlink(), "or else it shows nothing: {copied:?}");
+        assert_eq!(fs::read(here.join("sibling/kept")).expect("still there"), b"mine");
+        assert!(!here.join("sibling/d").exists(), "in {around:?}");
+    }
+}
+
+#[test]
+fn a_pattern_brings_no_name_that_is_not_in_its_folder() {
+    let script = |message| match message {
+        ClientMessage::Stat { request, look } => {
+            let answer = |asked: &WirePath| match asked.as_bytes().contains(&b'*') {
+                true => Err(Fault::new(Code::NotFound, "no such file")),
+                false => Ok(Entry { path: asked.clone(), ..entry("x", EntryKind::File, 0) }),
+            };
+            let answers = look.paths.iter().map(answer).collect();
+            vec![ServerMessage::Stated { request, answers }]
+        }
+        message => folder_of(
+            message,
+            ["data/.hidden", "data1"].map(|name| entry(name, EntryKind::File, 0)).to_vec(),
+        ),
+    };
+    let (pair, copied) = copy_of("ro/data*", script, |local| {
+        fs::create_dir(local.join("all")).expect("a folder");
+        fs::write(local.join("all/.hidden"), b"mine").expect("a file");
+    });
+    assert!(pair.local("all/data1").is_file(), "or else it shows nothing: {copied:?}");
+    assert_eq!(fs::read(pair.local("all/.hidden")).expect("still there"), b"mine");
+}
+
+#[test]
+fn answers_that_nobody_asked_for_end_a_session() {
+    let script = |message| match message {
+        ClientMessage::Stat { request, .. } => {
+            let stated = |request| ServerMessage::Stated { request, answers: Vec::new() };
+            vec![stated(request + 1), stated(request + 2)]
+        }
+        message => folder_of(message, vec![]),
+    };
+    let begin = Instant::now();
+    let (_, copied) = copy_from(script, |_| {});
+    assert!(copied.is_none() && begin.elapsed() < Duration::from_secs(3), "{copied:?}");
+    let script = |message| {
+        let page = |request| {
+            let entries = vec![entry("f", EntryKind::Folder, 0)];
+            ServerMessage::Page { request, entries, faults: vec![], done: false }
+        };
+        match message {
+            ClientMessage::Scan { request, .. } => vec![page(request), page(request)],
+            message => folder_of(message, vec![]),
+        }
+    };
+    let (_, copied) = copy_from(script, |_| {});
+    let broken = copied.and_then(|copied| copied.summary.broken);
+    assert!(broken.as_ref().is_some_and(|it| it.text.contains("unasked")), "{broken:?}");
 }
 
 #[test]

@@ -73,17 +73,17 @@ impl Core {
     /// An answer that comes before there is a mirror: somebody waits for it, or nobody.
     fn begun_early(&mut self, reply: MirrorReply) {
         match reply {
-            MirrorReply::Begun { request, answer } if self.asking => {
+            MirrorReply::Begun { request, answer } if self.awaits_answer(request) => {
                 self.begun.insert(request, answer);
             }
-            MirrorReply::Staged { request, answer } if self.asking => {
+            MirrorReply::Staged { request, answer } if self.awaits_answer(request) => {
                 self.staged.insert(request, answer);
             }
             _ => self.unasked("something of a mirror"),
         }
     }
 
-    pub(super) fn unasked(&mut self, what: &str) {
+    pub(in crate::session) fn unasked(&mut self, what: &str) {
         let text = format!("the server told of {what}, and nobody had asked for that");
         self.broke(Fault::new(Code::Protocol, text));
     }
