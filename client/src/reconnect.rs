@@ -171,6 +171,21 @@ pub(crate) fn may_come_back(error: &ClientError) -> bool {
     }
 }
 
+/// Whether what once worked may work again by itself: the server may come back, as may a folder,
+/// a disk or a file system of the network, and whoever holds something may let go of it.
+pub(crate) fn may_be_mended(error: &ClientError) -> bool {
+    let mended = [
+        Code::NotFound,
+        Code::NotFolder,
+        Code::Denied,
+        Code::Io,
+        Code::Limit,
+        Code::NoSpace,
+        Code::TimedOut,
+    ];
+    may_come_back(error) || mended.contains(&fault_of(error).code)
+}
+
 /// One search for a server that was lost.
 struct Again<'a> {
     peer: &'a str,

@@ -8,7 +8,7 @@ mod local;
 mod remote;
 
 use crate::patience::Patience;
-use crate::reconnect::{may_come_back, random};
+use crate::reconnect::{may_be_mended, random};
 use crate::session::{ClientError, fault_of};
 use local::Local;
 use remote::Remote;
@@ -61,7 +61,7 @@ impl Watching {
 
     /// What is heard next. An error is the end of it.
     pub async fn next(&mut self) -> Result<Heard, ClientError> {
-        let over = || Err(Fault::new(Code::Interrupted, "watching has ended").into());
+        let over = || Err(Fault::new(Code::Bug, "watching has ended").into());
         self.heard.recv().await.unwrap_or_else(over)
     }
 }
@@ -82,7 +82,7 @@ async fn keep(mut source: Source, out: Out) {
         let lost = match attended {
             // Nobody listens any more.
             Ok(()) => return,
-            Err(error) if ever && may_be_back(&error) => Heard::Lost(fault_of(&error)),
+            Err(error) if ever && may_be_mended(&error) => Heard::Lost(fault_of(&error)),
             Err(error) => return drop(out.send(Err(error)).await),
         };
         // Once for each time it is lost.
@@ -100,10 +100,4 @@ async fn pause(patience: &mut Patience, out: &Out) {
         () = tokio::time::sleep(pause) => {}
         () = out.closed() => {}
     }
-}
-
-/// Whether a source that is lost may be there again later: a folder may, whoever renamed it.
-fn may_be_back(error: &ClientError) -> bool {
-    let code = fault_of(error).code;
-    may_come_back(error) || matches!(code, Code::NotFound | Code::NotFolder | Code::TimedOut)
 }

@@ -9,7 +9,7 @@ use crate::copy::CopyError;
 use crate::current::status::{Status, StatusFile};
 use crate::current::{Current, CurrentError, Pass, Passes};
 use crate::location::Location;
-use crate::reconnect::may_come_back;
+use crate::reconnect::may_be_mended;
 use crate::report::{
     Altered, Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary,
 };
@@ -167,13 +167,6 @@ fn outcome(summary: &Summary, first: Option<String>) -> Pass {
 /// the pass of all.
 fn behind(part: &Pass, all: Pass) -> Pass {
     Pass { changes: part.changes + all.changes, bytes: part.bytes + all.bytes, whole: true, ..all }
-}
-
-/// Whether another pass may go better: the server may come back, as may a folder, and whoever
-/// holds the target may let go of it.
-fn may_be_mended(error: &ClientError) -> bool {
-    let mended = [Code::NotFound, Code::NotFolder, Code::Limit, Code::NoSpace, Code::TimedOut];
-    may_come_back(error) || mended.contains(&crate::session::fault_of(error).code)
 }
 
 /// Passes everything on, and remembers the first failure.

@@ -225,6 +225,24 @@ fn a_server_that_is_killed_and_restarted_is_followed_again() {
 }
 
 #[test]
+fn a_follower_is_stopped_while_it_waits_for_a_server_that_does_not_answer() {
+    let world = World::new();
+    tree::sample(&world.source(), 2);
+    let following = Following::start(world, Way::Up);
+    following.world.serve.signal(Signal::STOP);
+    write(following.world.source().join("new"), b"new");
+    following.wait_for_state("syncing");
+    let begin = Instant::now();
+    following.run.signal(Signal::TERM);
+    let Following { world, run, .. } = following;
+    let ended = run.end();
+    // By its own deadline it would be a minute.
+    assert!(begin.elapsed() < SOON, "it took {:?}", begin.elapsed());
+    assert_eq!(ended.code, Some(130), "{ended:?}");
+    world.serve.signal(Signal::CONT);
+}
+
+#[test]
 fn a_follower_that_is_killed_goes_on_where_it_was() {
     for way in BOTH {
         let world = World::new();

@@ -156,8 +156,9 @@ impl Coalescer {
 impl Pending {
     fn due(&self, timing: &Timing) -> Duration {
         match self.state {
-            State::Complete(at) => at + timing.quiet,
             State::Found(at) => at + timing.found,
+            // Opened, written to and closed over and over, it would never be quiet.
+            State::Complete(at) => (at + timing.quiet).min(self.since + timing.writing_max),
             State::Writing(last) => (last + timing.settle).min(self.since + timing.writing_max),
         }
     }
@@ -248,6 +249,18 @@ mod tests {
         for ms in (0..65_000).step_by(500) {
             coalescer.note(path("log"), Sign::Written, at(10_000 + ms));
             times += told(&mut coalescer, at(10_000 + ms)).len();
+        }
+        assert_eq!(times, 2, "every half minute");
+    }
+
+    #[test]
+    fn a_file_that_is_opened_and_closed_all_the_time_is_told_now_and_then() {
+        let mut coalescer = Coalescer::new(Timing::default());
+        let mut times = 0;
+        for ms in (0..65_000).step_by(40) {
+            coalescer.note(path("log"), Sign::Written, at(ms));
+            coalescer.note(path("log"), Sign::Complete, at(ms));
+            times += told(&mut coalescer, at(ms)).len();
         }
         assert_eq!(times, 2, "every half minute");
     }
