@@ -146,7 +146,10 @@ fn split_authority(authority: &[u8], with_port: bool) -> Result<(String, u16), S
     let text = std::str::from_utf8(authority).map_err(|_| "the host is not text".to_owned())?;
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, after) = rest.split_once(']').ok_or("a bracket is not closed")?;
-        (host, after.strip_prefix(':'))
+        match after {
+            "" => (host, None),
+            _ => (host, Some(after.strip_prefix(':').ok_or("a port is written [HOST]:PORT")?)),
+        }
     } else if let Some((host, port)) = text.split_once(':').filter(|_| with_port) {
         (host, Some(port))
     } else {
@@ -204,6 +207,7 @@ mod tests {
             ("rdma://h:x/data", "no port"),
             ("h:/a/../b", ".."),
             ("rdma://[::1/data", "bracket"),
+            ("rdma://[::1]99/data", "[HOST]:PORT"),
             ("h:20777:/data", "rdma://h:20777/EXPORT"),
             ("[::1]:99:/data", "rdma://[::1]:99/EXPORT"),
         ] {

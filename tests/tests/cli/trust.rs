@@ -2,12 +2,13 @@
 //! given, left in a local door, or met before. Everything else ends with exit
 //! code 3 and says what to do.
 
-use crate::process::{Home, Running, Serve, skip};
+use crate::process::{Home, Running, Serve, skip, wait_for};
 use crate::{World, exports, make_samples, names, text, works};
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 use verbatim_tests::port::Port;
 
 /// A fingerprint that is well formed, and nobody's.
@@ -109,17 +110,25 @@ fn a_door_that_a_dead_server_left_does_not_vouch_for_another() {
     ended.refused(3, &["cannot trust", "it is not known here"]);
 }
 
-/// Runs `rdma-cp` of this user at a terminal of its own, with somebody who types this.
+/// Runs `rdma-cp` of this user at a terminal of its own, with somebody who types this when asked.
 fn at_a_terminal(home: &Home, arguments: &[&str], typed: &str) -> crate::process::Ended {
     let line = home.command("rdma-cp", arguments);
     let words = [line.get_program()].into_iter().chain(line.get_args());
     let quoted: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
-    let mut command = home.command_of("script");
-    // -e: the exit code of the command. Its terminal is not ours, so nobody else is asked.
-    command.args(["-qec", &quoted.join(" "), "/dev/null"]).stdin(Stdio::piped());
+    let (mut command, screen) = (home.command_of("script"), home.path().join("screen"));
+    // -e: the exit code of the command, which is in place of the shell: that one would end of an
+    // interrupt too. Its terminal is not ours, so nobody else is asked.
+    let line = format!("exec {}", quoted.join(" "));
+    command.args(["-qefc", &line]).arg(&screen).stdin(Stdio::piped());
+    // What was asked before is not asked now.
+    let _ = std::fs::remove_file(&screen);
     let mut running = Running::start(command);
     // Stays open: an end of input would be an answer.
     let mut keyboard = running.stdin();
+    wait_for("it asks", Duration::from_secs(20), || {
+        let shown = std::fs::read_to_string(&screen).unwrap_or_default();
+        shown.contains("Trust it from now on").then_some(())
+    });
     keyboard.write_all(typed.as_bytes()).expect("it is typed");
     running.end()
 }
@@ -140,6 +149,12 @@ fn somebody_at_a_terminal_is_asked_about_a_stranger_once() {
     let ended = at_a_terminal(&stranger, &[&from, &text(&out)], "no\n");
     assert_eq!(ended.code, Some(3), "{ended:#?}");
     assert!(ended.stdout.contains(&serve.fingerprint), "{ended:#?}");
+    assert!(names(&out).is_empty() && !known.exists());
+
+    // Ctrl-C is no answer.
+    let ended = at_a_terminal(&stranger, &[&from, &text(&out)], "\x03");
+    assert_eq!(ended.code, Some(130), "{ended:#?}");
+    assert!(ended.stdout.contains("interrupted"), "{ended:#?}");
     assert!(names(&out).is_empty() && !known.exists());
 
     at_a_terminal(&stranger, &[&from, &text(&out)], "yes\n").done();

@@ -11,6 +11,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 use verbatim_tests::holding::is_listening;
+use verbatim_tests::port::Port;
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -205,6 +206,11 @@ fn a_copy_leaves_a_timeline_and_its_numbers() {
     let text_of = fs::read_to_string(&numbers).unwrap();
     assert_eq!(series(&text_of, "rdma_cp_bytes{run=\"nightly\"}"), Some(3_145_745.0));
     assert_eq!(series(&text_of, "rdma_cp_exit_code{run=\"nightly\"}"), Some(0.0));
+    // What cannot begin leaves its numbers too, or the last ones would stay good.
+    let nobody = format!("rdma://{}/data/a.bin", Port::take().address);
+    world.serve.cp(&["--metrics-file", &text(&numbers), &nobody, &out]).refused(3, &["connect"]);
+    let text_of = fs::read_to_string(&numbers).unwrap();
+    assert_eq!(series(&text_of, "rdma_cp_exit_code{run=\"nightly\"}"), Some(3.0));
     let nowhere = text(&world.path("none/x.prom"));
     let ended = world.serve.cp(&["--metrics-file", &nowhere, &at, &out]);
     ended.refused(2, &["cannot write", &nowhere]);

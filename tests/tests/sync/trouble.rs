@@ -25,6 +25,21 @@ fn top(world: &World, way: Way, below: &str) -> PathBuf {
     world.path(if way == Way::Down { "out" } else { "in" }).join(below)
 }
 
+#[test]
+fn what_this_machine_cannot_do_is_not_blamed_on_the_way_to_the_server() {
+    let world = World::new();
+    write(world.source().join("kept"), b"kept");
+    // More to delete than is kept in memory.
+    for number in 0..4000 {
+        write(world.path(&format!("out/{number:060}")), b"");
+    }
+    let (from, to) = (world.serve.at("src"), text(&world.path("out")));
+    let flags = [from.as_str(), to.as_str(), "--delete", "--max-delete", "100%"];
+    let mut command = world.home.command("rdma-sync", &flags);
+    command.env("TMPDIR", world.path("none"));
+    Running::start(command).end().refused(1, &["cannot keep a list of what is to do"]);
+}
+
 fn no_parts(root: &Path) {
     assert_eq!(tree::parts(root), [""; 0].map(PathBuf::from));
 }

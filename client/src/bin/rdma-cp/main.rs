@@ -59,9 +59,11 @@ async fn run(flags: Flags) -> ExitCode {
                 Err(error) => return error.told(json),
             };
             let config_dir = session.connect.config_dir.clone();
+            let mut stop = pin!(interrupted());
             let listed = ask::introduced(&config_dir, async || {
                 let print = |entry| print_entry(&entry, json);
-                list(&remote, session.clone(), flags.recursive, print).await
+                let listing = list(&remote, session.clone(), flags.recursive, print);
+                ask::unless_interrupted(stop.as_mut(), listing).await
             });
             match listed.await {
                 Ok(failures) => {
@@ -96,7 +98,10 @@ async fn run(flags: Flags) -> ExitCode {
                     records.end(Some(&summary), exit);
                     exit.into()
                 }
-                Err(error) => refused(&error, json),
+                Err(error) => {
+                    records.end_before(&error);
+                    refused(&error, json)
+                }
             }
         }
     }

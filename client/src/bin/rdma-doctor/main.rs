@@ -16,8 +16,9 @@ mod way;
 
 use flags::Flags;
 use shared::ask;
-use shared::ending::{Exit, FlagError, complain};
+use shared::ending::{Exit, FlagError, complain, interrupted};
 use shared::records::write_whole;
+use std::pin::pin;
 use std::process::ExitCode;
 use verbatim_client::ClientError;
 use verbatim_client::copy::CopyError;
@@ -61,17 +62,28 @@ fn try_server(flags: &Flags, remote: &Remote, machine: &Machine) -> Result<Exami
     let runtime =
         runtime.map_err(|error| FlagError::usage(format!("cannot start: {error}"), None))?;
     let config_dir = session.connect.config_dir.clone();
-    let examined = runtime.block_on(ask::introduced(&config_dir, async || {
-        let examined = examine(&session, &remote.path, machine, flags.disk.clone()).await;
-        examined.map_err(|error| CopyError::Client(ClientError::Control(error)))
-    }));
+    let examined = runtime.block_on(async {
+        let mut stop = pin!(interrupted());
+        let attempt = async || {
+            let examined = examine(&session, &remote.path, machine, flags.disk.clone());
+            let examined =
+                async { examined.await.map_err(ClientError::from).map_err(CopyError::from) };
+            ask::unless_interrupted(stop.as_mut(), examined).await
+        };
+        ask::introduced(&config_dir, attempt).await
+    });
     // A probe that hangs is left behind.
     runtime.shutdown_background();
-    Ok(examined.unwrap_or_else(|error| Examination {
-        peer: remote.peer(),
-        trouble: Some(Trouble { step: "door", cause: error.to_string(), hint: error.hint() }),
-        ..Examination::default()
-    }))
+    examined.or_else(|error| match Exit::because_of(&error) {
+        exit @ Exit::Interrupted => {
+            Err(FlagError { cause: error.to_string(), hint: error.hint(), exit })
+        }
+        _ => Ok(Examination {
+            peer: remote.peer(),
+            trouble: Some(Trouble { step: "door", cause: error.to_string(), hint: error.hint() }),
+            ..Examination::default()
+        }),
+    })
 }
 
 /// Prints what was asked for, and ends as the report does.

@@ -15,8 +15,9 @@ const WORD: &str = "mounted";
 /// Starts the process in the background; returns when its mount stands, or it ended.
 pub fn start() -> io::Result<ExitCode> {
     let mut child = Command::new(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
+        // First: behind a `--` it would be a place.
         .arg("--background")
+        .args(std::env::args_os().skip(1))
         .stdout(Stdio::piped())
         .spawn()?;
     let output = child.stdout.take().expect("it was asked for");

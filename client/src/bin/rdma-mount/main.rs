@@ -96,7 +96,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
             return complain(&error, None, Exit::Interrupted, json);
         }
         Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
-        Err(error) => return complain(&error, hint(&error), Exit::Connect, json),
+        Err(error) => return complain(&error, hint(&error), Exit::because_of(&error), json),
     };
     if let Err(error) = stands(flags, &options) {
         let cause = format!("cannot go into the background: {error}");

@@ -95,7 +95,10 @@ async fn run(flags: &Flags) -> ExitCode {
             records.end(Some(&summary), exit);
             exit.into()
         }
-        Err(error) => refused(&error, json),
+        Err(error) => {
+            records.end_before(&error);
+            refused(&error, json)
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use verbatim_client::ClientError;
 use verbatim_client::copy::CopyError;
 use verbatim_control::{ControlError, Distrust, Fingerprint, KnownServers};
+use verbatim_proto::{Code, Fault};
 
 /// How often an answer that is none is asked for again.
 const QUESTIONS_MAX: usize = 3;
@@ -27,17 +28,40 @@ pub async fn introduced<T>(
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(error);
     }
-    if !is_vouched(peer.to_owned(), presented).await {
-        return Err(error);
+    match vouches(peer.to_owned(), presented).await {
+        Some(true) => {}
+        Some(false) => return Err(error),
+        None => {
+            // The question has no end of line.
+            eprintln!();
+            return Err(interruption());
+        }
     }
     let remembered = KnownServers::in_dir(config_dir).remember(peer, presented);
     remembered.map_err(ClientError::Control)?;
     attempt().await
 }
 
-/// Waits for a person, on a thread of its own, which nobody waits for when this is to end: then
-/// nobody vouched.
-async fn is_vouched(peer: String, presented: Fingerprint) -> bool {
+/// Does it, unless this is to end: for what has nothing to bring to an end.
+#[allow(dead_code, reason = "not every command has such a thing")]
+pub async fn unless_interrupted<T>(
+    stop: impl Future<Output = ()>,
+    attempt: impl Future<Output = Result<T, CopyError>>,
+) -> Result<T, CopyError> {
+    tokio::select! {
+        biased;
+        () = stop => Err(interruption()),
+        done = attempt => done,
+    }
+}
+
+fn interruption() -> CopyError {
+    ClientError::Fault(Fault::new(Code::Interrupted, "interrupted")).into()
+}
+
+/// Waits for a person, on a thread of its own. None when this is to end: nobody waits for that
+/// thread then.
+async fn vouches(peer: String, presented: Fingerprint) -> Option<bool> {
     let interrupted = interrupted();
     let (tell, answer) = oneshot::channel();
     let ask = move || {
@@ -45,11 +69,11 @@ async fn is_vouched(peer: String, presented: Fingerprint) -> bool {
         let _ = tell.send(answer.unwrap_or(false));
     };
     if std::thread::Builder::new().name("question".into()).spawn(ask).is_err() {
-        return false;
+        return Some(false);
     }
     tokio::select! {
-        () = interrupted => false,
-        answer = answer => answer.unwrap_or(false),
+        () = interrupted => None,
+        answer = answer => Some(answer.unwrap_or(false)),
     }
 }
 

@@ -31,9 +31,22 @@ impl Exit {
                 Self::Interrupted
             }
             Summary { mismatch: true, .. } => Self::Mismatch,
+            Summary { broken: Some(fault), .. } if is_ours(fault.code) => Self::Failed,
             Summary { broken: Some(_), .. } => Self::Connect,
             Summary { failed: 1.., .. } => Self::Failed,
             _ => Self::Done,
+        }
+    }
+
+    /// How a run ends that could not begin.
+    pub fn because_of(error: &CopyError) -> Self {
+        match error {
+            CopyError::Usage { .. } => Self::Usage,
+            CopyError::Client(ClientError::Fault(fault)) if fault.code == Code::Interrupted => {
+                Self::Interrupted
+            }
+            CopyError::Client(ClientError::Fault(_)) => Self::Failed,
+            CopyError::Client(_) => Self::Connect,
         }
     }
 }
@@ -42,6 +55,13 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
     }
+}
+
+/// Whether this machine broke a session, and not the way to the server: there is no use in coming
+/// again.
+fn is_ours(code: Code) -> bool {
+    use Code::{Bug, Io, NoSpace, NotFound, ReadOnly};
+    matches!(code, Bug | Io | NoSpace | NotFound | ReadOnly)
 }
 
 /// What is wrong with the flags.
@@ -64,12 +84,7 @@ impl FlagError {
 
 /// Says why nothing could be done.
 pub fn refused(error: &CopyError, json: bool) -> ExitCode {
-    let exit = match error {
-        CopyError::Usage { .. } => Exit::Usage,
-        CopyError::Client(ClientError::Fault(_)) => Exit::Failed,
-        CopyError::Client(_) => Exit::Connect,
-    };
-    complain(error, error.hint(), exit, json)
+    complain(error, error.hint(), Exit::because_of(error), json)
 }
 
 /// Says what is wrong and what to do about it.

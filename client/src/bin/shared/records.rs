@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
+use verbatim_client::copy::CopyError;
 use verbatim_client::{Summary, Trace};
 use verbatim_files::replace::{Replacement, replace};
 use verbatim_telemetry::run::{Run, text};
@@ -68,6 +69,12 @@ impl Records {
         if let (Some(path), Some(summary)) = (&self.metrics, summary) {
             warn(write_whole(path, &text(&run_of(path, summary, exit as u8))));
         }
+    }
+
+    /// The same of a run that could not begin: what the last one left is not what is true now.
+    pub fn end_before(self, error: &CopyError) {
+        let summary = Summary { transport: "none".into(), ..Summary::default() };
+        self.end(Some(&summary), Exit::because_of(error));
     }
 }
 
