@@ -132,7 +132,9 @@ impl Queue {
         // the memory.
         let code = unsafe { post(pair.as_ptr(), first, &raw mut bad) };
         check(code).map_err(|cause| {
-            let posted = chain.iter().position(|wr| std::ptr::eq(wr, bad)).unwrap_or(0);
+            // A driver that does not say which one it refused may have taken all of them.
+            let refused = chain.iter().position(|wr| std::ptr::eq(wr, bad));
+            let posted = refused.unwrap_or(chain.len());
             PostError { posted, cause }
         })
     }
