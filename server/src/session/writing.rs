@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use verbatim_fabric::worker::LinkKey;
-use verbatim_fabric::{Memory, SharedSlot};
+use verbatim_fabric::{FabricError, Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{
@@ -21,7 +21,7 @@ use verbatim_proto::message::{
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
-use verbatim_telemetry::labels::Direction;
+use verbatim_telemetry::labels::{Direction, Fallback};
 
 /// The writing half of a session.
 #[derive(Default)]
@@ -128,7 +128,7 @@ impl Session {
 
     /// Makes slots for a link: as many as may be pinned, the others later.
     fn provision(&mut self, link: LinkId, count: u16) -> Result<(), End> {
-        let refused = |error: verbatim_fabric::FabricError| {
+        let refused = |error: FabricError| {
             End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
         };
         let mut slots = Vec::new();
@@ -143,9 +143,23 @@ impl Session {
                 break;
             };
             let make = if rail.is_some() { SharedSlot::for_device } else { SharedSlot::new };
-            let memory = make(self.chunk_bytes as usize).map_err(refused)?;
-            let upload = Memory::Upload(memory.clone());
-            let offered = self.domain.offer_on(rail, upload, pin).map_err(refused)?;
+            let made = make(self.chunk_bytes as usize).and_then(|memory| {
+                let upload = Memory::Upload(memory.clone());
+                Ok((self.domain.offer_on(rail, upload, pin)?, memory))
+            });
+            let (offered, memory) = match made {
+                Ok(made) => made,
+                Err(error) if !slots.is_empty() || self.has_slots(link) => {
+                    let hint = error.hint();
+                    tracing::warn!(session = self.id, %error, hint, "a link has fewer slots");
+                    break;
+                }
+                Err(error) if rail.is_some() => {
+                    self.leave_device(link, &error)?;
+                    break;
+                }
+                Err(error) => return Err(refused(error)),
+            };
             let id = SlotId(self.writing.next_slot);
             self.writing.next_slot += 1;
             self.writing.slots.insert(id, Slot { link, number: offered.number, memory });
@@ -154,6 +168,14 @@ impl Session {
         self.show_slots();
         self.writing.machine.provisioned(link, slots);
         Ok(())
+    }
+
+    /// Nothing can be written over a link: its client is told why, and leaves the rail.
+    fn leave_device(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
+        self.view.fell_back(Fallback::Refused);
+        self.kill(link)?;
+        let text = format!("cannot register slots: {}", error.with_hint());
+        self.send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
     }
 
     fn has_slots(&self, link: LinkId) -> bool {
