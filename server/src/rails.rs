@@ -50,7 +50,7 @@ struct Held {
     soft_key: Option<u64>,
     /// Rail and key.
     keys: Vec<(usize, u64)>,
-    _pin: Arc<Pin>,
+    pin: Arc<Pin>,
 }
 
 /// Memory that a client may name.
@@ -314,14 +314,27 @@ impl SessionDomain {
         let devices = self.devices();
         let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
         // All of them, also behind one that could not be ended.
-        held.keys.iter().filter(|named| !end(named)).count() == 0
+        let kept = held.keys.iter().filter(|named| !end(named)).count();
+        if kept > 0 {
+            held.pin.lose();
+        }
+        kept == 0
+    }
+
+    /// Takes everything back: a job that hangs may keep this alive after its session.
+    pub fn take_all_back(&self) {
+        let numbers: Vec<u64> = self.regions().held.keys().copied().collect();
+        for number in numbers {
+            // What a device keeps is counted as lost.
+            let _ = self.take_back(number);
+        }
     }
 
     fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {
         let mut regions = self.regions();
         regions.next += 1;
         let number = regions.next;
-        regions.held.insert(number, Held { soft_key, keys, _pin: pin });
+        regions.held.insert(number, Held { soft_key, keys, pin });
         number
     }
 

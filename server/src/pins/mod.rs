@@ -9,7 +9,7 @@ mod book;
 use book::Book;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_fabric::FabricError;
@@ -141,9 +141,10 @@ impl Share {
         self.0.floor * self.0.rails.load(Ordering::Relaxed)
     }
 
-    /// Makes it enough for so many rails: what is registered is registered on each.
+    /// Makes it enough for so many rails: what is registered is registered on each. Who has none
+    /// keeps nothing from others.
     pub fn serve_rails(&self, rails: usize) -> Result<(), FabricError> {
-        let rails = rails.max(1) as u64;
+        let rails = rails as u64;
         let mut state = self.0.pins.state();
         if !state.book.set_floor(self.0.id, self.0.floor * rails) {
             return Err(self.0.pins.refusal(&state.book));
@@ -160,7 +161,8 @@ impl Share {
             state.moved.insert(self.0.id, Instant::now());
         }
         drop(state);
-        taken.then(|| Pin { account: Some(self.0.clone()), bytes })
+        let lost = AtomicBool::new(false);
+        taken.then(|| Pin { account: Some(self.0.clone()), bytes, lost })
     }
 
     /// Notes that the client used what it has: slots are pinned once and filled many times.
@@ -205,12 +207,18 @@ impl Drop for Account {
 pub(crate) struct Pin {
     account: Option<Arc<Account>>,
     bytes: u64,
+    lost: AtomicBool,
 }
 
 impl Pin {
     /// For memory that no device pins.
     pub fn none() -> Self {
-        Self { account: None, bytes: 0 }
+        Self { account: None, bytes: 0, lost: AtomicBool::new(false) }
+    }
+
+    /// A device did not let go of it: nobody gets these bytes again.
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
     }
 }
 
@@ -218,7 +226,11 @@ impl Drop for Pin {
     fn drop(&mut self) {
         if let Some(account) = &self.account {
             account.pins.state().moved.insert(account.id, Instant::now());
-            account.pins.change(|book| book.give_back(account.id, self.bytes));
+            let lost = if self.lost.load(Ordering::Relaxed) { self.bytes } else { 0 };
+            account.pins.change(|book| {
+                book.lose(lost);
+                book.give_back(account.id, self.bytes)
+            });
         }
     }
 }
@@ -285,6 +297,30 @@ mod tests {
         drop((mine, first, second));
         let state = pins.state();
         assert_eq!((state.book.held().0, state.book.client_count()), (0, 0));
+    }
+
+    #[test]
+    fn what_a_device_keeps_nobody_gets_again() {
+        let pins = Pins::new(8 << 20, u64::MAX);
+        let client = pins.admit(1 << 20, |_| ()).expect("room");
+        let (kept, returned) = (client.pin(1 << 20), client.pin(1 << 20));
+        kept.expect("room").lose();
+        drop(returned.expect("room"));
+        assert_eq!(pins.budget(), 7 << 20);
+        drop(client);
+        assert_eq!(pins.state().book.client_count(), 0);
+    }
+
+    #[test]
+    fn who_got_no_device_leaves_his_floor_to_others() {
+        let pins = Pins::new(floor_bytes(1 << 20), u64::MAX);
+        let first = pins.admit(1 << 20, |_| ()).expect("room");
+        assert!(pins.admit(1 << 20, |_| ()).is_err(), "room for one");
+        first.serve_rails(0).expect("less always fits");
+        let second = pins.admit(1 << 20, |_| ()).expect("room again");
+        assert!(first.serve_rails(1).is_err(), "there is none left to come back to");
+        drop(second);
+        first.serve_rails(1).expect("there is again");
     }
 
     #[test]
