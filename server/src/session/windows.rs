@@ -63,10 +63,11 @@ impl Making<'_> {
             .and_then(|mapped| domain.offer(Memory::File(mapped), pin.clone()));
         let refused = match mapped {
             Ok(offered) => return Ok((offered, false, digests)),
-            Err(error @ FabricError::Device { .. }) => error,
+            Err(error @ (FabricError::Device { .. } | FabricError::System { .. })) => error,
             Err(error) => return Err(fault(error)),
         };
-        // Old kernels register no read-only mapping; and a file that shrank has none to register.
+        // Old kernels register no read-only mapping, some file systems map nothing, and of a file
+        // that shrank there is nothing to map.
         tracing::debug!(path = %open.path, error = %refused, "window is a copy");
         let copy = copy_window(source, extent)?;
         Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, true, digests))
