@@ -26,7 +26,8 @@ impl Session {
         }
         self.look_for_pins()?;
         self.check_held()?;
-        if self.jobs > 0 || self.held.is_some() || self.waits_for_pins() || self.is_paced() {
+        let works = self.jobs > 0 || self.held.is_some() || self.writing.machine.is_busy();
+        if works || self.waits_for_pins() || self.is_paced() {
             self.send(ServerMessage::Working)?;
         }
         // A mirror's client may have much to hash on its own side before it asks again.

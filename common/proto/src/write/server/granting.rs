@@ -62,7 +62,9 @@ impl WriteServer {
 mod tests {
     use super::*;
     use crate::holes::Holes;
-    use crate::message::{CreateFile, FileId, FileInfo, LinkId, Region, WriteRequest};
+    use crate::message::{
+        CreateFile, FileId, FileInfo, LinkId, Piece, Region, SentChunk, Tag, Verdict, WriteRequest,
+    };
     use crate::units::{GRAIN_BYTES, HOLES_MAX, RANGES_MAX};
     use crate::{Code, Digest, Extent, WirePath};
 
@@ -111,6 +113,29 @@ mod tests {
         machine.killed(LINK);
         let fenced = std::iter::from_fn(|| machine.next_effect());
         assert_eq!(fenced.filter(|effect| *effect == ServerEffect::Fenced(LINK)).count(), 1);
+    }
+
+    #[test]
+    fn a_machine_is_busy_until_what_was_sent_is_judged_and_a_fence_answered() {
+        let mut machine = with_slots(1, false);
+        let (file, path) = (FileId(1), WirePath::root());
+        let info =
+            FileInfo { size: 1000, mode: 0o644, mtime_ns: 0, allocated: 1000, version: None };
+        let create = CreateFile { file, path, info, stream: false };
+        machine.request(WriteRequest::Create { files: vec![create] });
+        machine.created(vec![(file, Ok(None))]);
+        assert!(!machine.is_busy());
+        let extent = Extent { offset: 0, len: 1000 };
+        let piece = Piece { file, extent, digests: vec![Digest::of(b"")] };
+        let chunks = vec![SentChunk { tag: Tag(0), pieces: vec![piece] }];
+        machine.request(WriteRequest::Sent { chunks });
+        machine.notified(LINK, Tag(0));
+        machine.fence(LINK);
+        assert!(machine.is_busy(), "the driver is at it");
+        machine.absorbed(Tag(0), vec![Verdict::Stored]);
+        assert!(machine.is_busy(), "the link is not dead yet");
+        machine.killed(LINK);
+        assert!(!machine.is_busy());
     }
 
     #[test]
