@@ -9,7 +9,7 @@ use verbatim_fabric::FabricError;
 use verbatim_fabric::ports::Machine;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::limit::processors;
-use verbatim_proto::units::chunk_bytes_for;
+use verbatim_proto::units::{SLOTS_PER_LINK, chunk_bytes_for};
 
 /// The size of chunks that the server is told, and makes room for: what carries them is chosen
 /// later, and shorter ones fit as well.
@@ -36,7 +36,9 @@ pub(super) fn carry(
     let qps = qps(options);
     let count = usize::from(qps.min(links_max).max(1));
     let choose = |chunk_bytes: u32| {
-        let wanted = (chunk_bytes as usize * usize::from(READS_PER_LINK) * count, count);
+        // Reading or writing, whichever has more of them.
+        let slots = usize::from(READS_PER_LINK.max(SLOTS_PER_LINK));
+        let wanted = (chunk_bytes as usize * slots * count, count);
         Carrier::choose(&options.carrier, options.sim.as_ref(), connection.peer, wanted)
     };
     let long = options.connect.chunk_bytes;

@@ -269,7 +269,9 @@ impl Rdma {
         let (mut devices, mut refused) = (Vec::new(), None);
         for place in places.into_iter().take(count) {
             let opened = VerbsDomain::open(&place, DomainLimits::default())
-                .and_then(|domain| domain.try_pinning(buffer_bytes / count).map(|()| domain));
+                // All of it: what one process locks counts together, and one rail may have to
+                // carry everything.
+                .and_then(|domain| domain.try_pinning(buffer_bytes).map(|()| domain));
             match opened {
                 Ok(domain) => {
                     tell(&place, server);

@@ -187,7 +187,8 @@ impl Core {
                     Err(error) => Event::LinkUnproven { link, error },
                 });
             }
-            Err(error) => self.fall_back(link, &error.with_hint()),
+            // The server has made its half, and may have granted slots on it.
+            Err(error) => self.link_unproven(link, &error),
         }
     }
 
