@@ -1,0 +1,40 @@
+//! What the scripts count, skip and leave alone: their functions are loaded and called,
+//! with something else in place of what takes minutes. Whole scripts are run by people
+//! and by `tests/run`.
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Loads a script without its last line, which starts it, and runs these lines after it. In them
+/// `$work` is an empty folder. Says how that ended, and what was printed.
+fn loaded(script: &str, lines: &str) -> (Option<i32>, String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(script);
+    let path = path.canonicalize().expect("the script");
+    let text = fs::read_to_string(&path).expect("text");
+    let functions = text.trim_end().strip_suffix("main \"$@\"").expect("its last line starts it");
+    let functions = functions.replace("${BASH_SOURCE[0]}", path.to_str().expect("plain"));
+    let work = tempfile::tempdir().expect("folder");
+    let mut bash = Command::new("bash");
+    bash.arg("-c").arg(format!("{functions}\n{lines}\n")).env("work", work.path());
+    for name in ["VERBATIM_SKIPS", "VERBATIM_TRIALS", "CARGO_TARGET_DIR"] {
+        bash.env_remove(name);
+    }
+    let said = bash.output().expect("bash is there");
+    let text = [said.stdout, said.stderr].concat();
+    (said.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn power_cuts_are_skipped_before_the_first_verdict_alone() {
+    let slow = |results: &str| {
+        let lines = format!("out=$work budget_s=10; {results} >$out/results; skip_if_slow 100");
+        loaded("tests/powercut/run", &lines)
+    };
+    let (code, said) = slow("true");
+    assert!(code == Some(77) && said.starts_with("skipped: a boot takes 100 s"), "{said}");
+    let (code, said) = slow("echo FAILED ext4");
+    assert_eq!(code, Some(0), "{said}");
+}
