@@ -10,6 +10,9 @@ use super::goals::Goal;
 use super::peers::Helper;
 use crate::crowd::{CONFIG, enter, get, metric};
 use crate::{Serve, fill, let_settle, rss_anon_kib};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,9 +37,6 @@ const CURRENT_MAX: Duration = Duration::from_secs(120);
 
 /// How long the copies of all may take together: then those that are left are ended.
 const CROWD_MAX: Duration = Duration::from_secs(600);
-
-/// How often it is looked who is done.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// How long those who stand at the door have to get there.
 const AT_THE_DOOR: Duration = Duration::from_secs(1);
@@ -149,25 +149,39 @@ fn pull(place: &Place<'_>, serve: &Serve) -> Crowd {
     Crowd { server_kib, fastest_s, slowest_s, ..Crowd::default() }
 }
 
-/// Waits until all have ended well, and says when each did. One that fails, or is not over in
-/// time, is the end of the measurement, and of those that are left.
+/// Waits until all have ended well, and says when each did. The kernel wakes this for each: who
+/// looks now and then would add to the time of one alone. One that fails, or is not over in time,
+/// is the end of the measurement, and of those that are left.
 fn ends(copies: &mut [Helper], begin: Instant) -> Vec<f64> {
-    let mut took = vec![None; copies.len()];
-    while took.contains(&None) {
-        for (number, (copy, took)) in copies.iter_mut().zip(&mut took).enumerate() {
-            if took.is_some() {
-                continue;
+    let mut left: Vec<(usize, OwnedFd)> = copies.iter().map(handle).enumerate().collect();
+    let mut took = vec![0.0; copies.len()];
+    while !left.is_empty() {
+        let mut waited: Vec<_> =
+            left.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
+        let rest = CROWD_MAX.saturating_sub(begin.elapsed());
+        let rest = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
+        let ended = poll(&mut waited, Some(&rest)).expect("processes can be waited for");
+        let now = begin.elapsed().as_secs_f64();
+        assert!(ended > 0, "{} clients are not over after {CROWD_MAX:?}", left.len());
+        let over: Vec<bool> = waited.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut over = over.into_iter();
+        left.retain(|(number, _)| {
+            if over.next() == Some(false) {
+                return true;
             }
-            if let Some(status) = copy.0.try_wait().expect("it is ours") {
-                assert!(status.success(), "client {number} ended with {status}");
-                *took = Some(begin.elapsed().as_secs_f64());
-            }
-        }
-        let left = took.iter().filter(|took| took.is_none()).count();
-        assert!(begin.elapsed() < CROWD_MAX, "{left} clients are not over after {CROWD_MAX:?}");
-        std::thread::sleep(LOOK_EVERY);
+            let status = copies[*number].0.wait().expect("it is ours");
+            assert!(status.success(), "client {number} ended with {status}");
+            took[*number] = now;
+            false
+        });
     }
-    took.into_iter().flatten().collect()
+    took
+}
+
+/// What the kernel tells the end of a process by.
+fn handle(copy: &Helper) -> OwnedFd {
+    let pid = Pid::from_raw(copy.0.id() as i32).expect("a process has a number");
+    pidfd_open(pid, PidfdFlags::empty()).expect("a process of ours has a handle")
 }
 
 /// What a session that says nothing, and one that waits for changes, adds to a server that has
