@@ -107,12 +107,14 @@ pub fn try_run(command: &mut Command) -> Result<Run, String> {
     let watch = Watch::start_with_end(child.id(), Some(begin + RUN_MAX));
     let status = child.wait().expect("the child can be waited for");
     let time = begin.elapsed();
+    // Before anything else: its number may soon be that of another process.
+    let used = watch.stop();
     if !status.success() {
         return Err(format!("{command:?} ended with {status}"));
     }
     // What it used as a process of its own is gone with it: its parent has the sum.
     let cpu = cpu_of("self", CHILDREN) - before;
-    Ok(Run { time, used: Used { cpu, ..watch.stop() } })
+    Ok(Run { time, used: Used { cpu, ..used } })
 }
 
 /// Runs commands at the same time, until the last of them has succeeded.
@@ -149,7 +151,7 @@ pub fn fill(path: &Path, mib: u64) {
         .expect("the source can be read");
 }
 
-/// Watches what a process uses, and those it started.
+/// Watches what a process uses, and those it started, until this goes.
 pub struct Watch {
     pid: u32,
     cpu: Duration,
@@ -201,14 +203,24 @@ impl Watch {
 
     /// What it used meanwhile.
     pub fn stop(mut self) -> Used {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("sampling does not panic");
-        }
+        self.end();
         let cpu = cpu_of_all(self.pid).saturating_sub(self.cpu);
         let seen = |kib: &AtomicU64| kib.load(Ordering::Relaxed);
         let (rss_anon_kib, rss_peak_kib) = (seen(&self.most.anon_kib), seen(&self.most.peak_kib));
         Used { rss_anon_kib, rss_peak_kib, cpu }
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("sampling does not panic");
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -359,5 +371,24 @@ pub fn fill_tree(tree: &Path, files: usize, bytes: usize) {
             *byte = digit;
         }
         std::fs::write(folder.join(format!("file-{index}")), &bytes).expect("a file");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_watches_when_a_watch_is_gone() {
+        let watch = Watch::start(std::process::id());
+        let seen = Arc::downgrade(&watch.most);
+        drop(watch);
+        assert!(seen.upgrade().is_none(), "a thread still looks");
+    }
+
+    #[test]
+    fn a_command_that_fails_is_told_of() {
+        let failed = try_run(Command::new("/bin/sh").args(["-c", "exit 3"]));
+        assert!(failed.is_err_and(|error| error.contains("exit status: 3")));
     }
 }
