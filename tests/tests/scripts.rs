@@ -38,3 +38,28 @@ fn power_cuts_are_skipped_before_the_first_verdict_alone() {
     let (code, said) = slow("echo FAILED ext4");
     assert_eq!(code, Some(0), "{said}");
 }
+
+#[test]
+fn only_a_whole_comparison_is_written_to_the_repository() {
+    // What would be run, with the guest as it is said to be.
+    let run = |guest: &str, flags: &str| {
+        let lines = format!(
+            "need() {{ :; }}; cargo() {{ :; }}; scratch() {{ :; }}; target=$work release=$work
+             run_guest() {{ echo '{guest}'; }}
+             within() {{ echo \"ran: ${{*:7}}\"; }}
+             main {flags}"
+        );
+        let (code, said) = loaded("benches/compare", &lines);
+        assert_eq!(code, Some(0), "{said}");
+        said.lines().find(|line| line.starts_with("ran: ")).expect("it is run").to_owned()
+    };
+    let measured = "rdma-cp WRITE: 0.300 GB/s, server 1.00 s of processor a GiB";
+    let is_whole = |said: &str| (said.contains("/benches/results"), said.contains("--docs"));
+    assert_eq!(is_whole(&run(measured, "")), (true, true));
+    assert_eq!(is_whole(&run("# the guest failed", "")), (false, false));
+    for flags in ["--no-guest", "--quick", "--quick --qemu", "--only one", "--results /tmp"] {
+        assert_eq!(is_whole(&run(measured, flags)), (false, false), "{flags}");
+    }
+    assert_eq!(is_whole(&run(measured, "--growth")), (true, false));
+    assert!(run(measured, "--only one").contains("/compare --only one"), "a folder of its own");
+}
