@@ -3,6 +3,7 @@
 //! that it is still there, and when it stops.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,6 +59,24 @@ fn systemd_takes_the_units_and_finds_them_closed() {
         let said = security.arg(dir.path().join(unit)).output().expect("it was there before");
         assert!(said.status.success(), "{unit}: {}", String::from_utf8_lossy(&said.stdout));
     }
+}
+
+#[test]
+fn what_is_above_a_mount_is_for_everybody() {
+    let dir = tempfile::tempdir().expect("folder");
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/systemd/rdma-mount@.service");
+    let text = fs::read_to_string(unit).expect("text");
+    let before = text.lines().find_map(|line| line.strip_prefix("ExecStartPre=-/bin/sh -c '"));
+    let script = before.and_then(|line| line.strip_suffix('\'')).expect("a line of shell");
+    // As systemd has it: what is doubled is left for the shell.
+    let script = script.replace("$$", "$");
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "umask 0077 && exec /bin/sh -c \"$1\"", "sh", &script]);
+    let done = shell.env("MOUNTPOINT", dir.path().join("a b/set")).status().expect("it starts");
+    assert!(done.success());
+    assert!(dir.path().join("a b/set").is_dir());
+    let mode = fs::metadata(dir.path().join("a b")).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o755);
 }
 
 #[test]
