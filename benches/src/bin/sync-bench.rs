@@ -61,7 +61,7 @@ fn main() {
     let export = format!("src={}", source.display());
     let landing = format!("up={}:rw", target.display());
     let serve = Serve::start(&bins, state.path(), 21_494, &[&export, &landing]);
-    let daemon = Daemon::start(top.path(), state.path(), 21_495);
+    let daemon = Daemon::start(&[("m", top.path())], state.path(), 21_495);
     let world = World { serve, daemon, source, target };
     let mut figures = Vec::new();
     if flags.small.files > 0 {

@@ -39,7 +39,8 @@ impl Goal {
     }
 }
 
-/// How many times as fast as another way a way must be: workload, way, other, times.
+/// How many times as fast as another way a way must be: workload, way, other, times. An upload is
+/// held against what rsync pulls, which was the goal, and against what it pushes, which is like it.
 const TIMES_AS_FAST: &[(&str, Peer, Peer, f64)] = &[
     ("one", Peer::Down, Peer::Cp, 1.0),
     ("one", Peer::Down, Peer::Rsync, 1.5),
@@ -47,8 +48,10 @@ const TIMES_AS_FAST: &[(&str, Peer, Peer, f64)] = &[
     ("one", Peer::FirstDown, Peer::Rsync, 1.1),
     ("one", Peer::Up, Peer::Cp, 0.75),
     ("one", Peer::Up, Peer::Rsync, 1.1),
+    ("one", Peer::Up, Peer::RsyncUp, 1.1),
     ("mixed", Peer::Down, Peer::Rsync, 1.5),
     ("mixed", Peer::Up, Peer::Rsync, 1.5),
+    ("mixed", Peer::Up, Peer::RsyncUp, 1.5),
 ];
 
 /// How many times as long as another way a way may take.
@@ -57,6 +60,7 @@ const TIMES_AS_LONG: &[(&str, Peer, Peer, f64)] = &[
     ("small", Peer::Up, Peer::Cp, 1.0),
     ("same", Peer::SyncDown, Peer::Rsync, 0.5),
     ("same", Peer::SyncUp, Peer::Rsync, 0.5),
+    ("same", Peer::SyncUp, Peer::RsyncUp, 0.5),
 ];
 
 /// What one small file may take, from start to exit.
@@ -180,6 +184,16 @@ mod tests {
         let goals = super::goals(&small, None);
         let goal = named(&goals, "cached, times as long as cp");
         assert!((goal.measured - 1.2).abs() < 1e-9 && !goal.is_met(), "{goal:?}");
+    }
+
+    #[test]
+    fn an_upload_is_held_against_a_push_too() {
+        let took = [(Peer::Rsync, 600, 0, 0), (Peer::RsyncUp, 440, 0, 0), (Peer::Up, 500, 0, 0)];
+        let goals = goals(&measured("one", &took), None);
+        let pulled = named(&goals, "upload, times as fast as rsync daemon, pull");
+        assert!((pulled.measured - 1.2).abs() < 1e-9 && pulled.is_met(), "{pulled:?}");
+        let pushed = named(&goals, "upload, times as fast as rsync daemon, push");
+        assert!((pushed.measured - 0.88).abs() < 1e-9 && !pushed.is_met(), "{pushed:?}");
     }
 
     #[test]

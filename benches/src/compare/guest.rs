@@ -28,9 +28,15 @@ pub struct Guest {
 const GOALS: &[(&str, &str, f64)] = &[
     ("rdma-cp READ", "perftest read-4", 0.8),
     ("rdma-cp WRITE", "perftest write-4", 0.75),
-    ("rdma-cp READ", "nfs-rdma", 1.4),
-    ("rdma-cp WRITE", "nfs-rdma", 1.4),
+    ("rdma-cp READ", NFS, 1.4),
+    ("rdma-cp WRITE", NFS, 1.4),
+    // perftest is as fast bound as not; the threads of NFS are not bound, so it is no match.
+    ("rdma-cp READ-bound", "perftest read-4", 0.8),
+    ("rdma-cp WRITE-bound", "perftest write-4", 0.75),
 ];
+
+/// A file that is read over it.
+const NFS: &str = "nfs-rdma";
 
 impl Guest {
     /// Takes figures and notes from what was printed.
@@ -47,13 +53,12 @@ impl Guest {
     /// What is to be reached, of what was measured: as the commands come, and told apart from
     /// that, with each process bound to a processor.
     pub fn goals(&self) -> Vec<Goal> {
-        let goal = |how: &str, &(ours, other, times): &(&str, &str, f64)| {
-            let ours = format!("{ours}{how}");
-            let ratio = self.rate(&ours)? / self.rate(other)?;
-            Some(Goal::at_least(format!("guest: {ours}, times {other}"), ratio, times))
+        let goal = |&(ours, other, times): &(&str, &str, f64)| {
+            let ratio = self.rate(ours)? / self.rate(other)?;
+            let what = if other == NFS { "a read over nfs-rdma" } else { other };
+            Some(Goal::at_least(format!("guest: {ours}, times {what}"), ratio, times))
         };
-        let all = |how| GOALS.iter().filter_map(move |row| goal(how, row));
-        ["", "-bound"].into_iter().flat_map(all).collect()
+        GOALS.iter().filter_map(goal).collect()
     }
 
     /// The table.
@@ -116,6 +121,7 @@ mod tests {
         perftest write-4: 0.000 GB/s\n\
         nfs-rdma: 0.200 GB/s\n\
         rdma-cp READ: 0.300 GB/s, server 2.44 s of processor a GiB\n\
+        rdma-cp READ-bound: 0.340 GB/s, server 2.01 s of processor a GiB\n\
         rdma-cp WRITE: 0.134 GB/s, server 5.16 s of processor a GiB\n\
         rdma-cp WRITE-bound: 0.290 GB/s, server 1.28 s of processor a GiB\n\
         test result: ok. 1 passed\n";
@@ -129,6 +135,7 @@ mod tests {
             "perftest read-4",
             "nfs-rdma",
             "rdma-cp READ",
+            "rdma-cp READ-bound",
             "rdma-cp WRITE",
             "rdma-cp WRITE-bound",
         ];
@@ -145,9 +152,9 @@ mod tests {
         let told: Vec<_> = goals.iter().map(|goal| (&*goal.what, goal.is_met())).collect();
         let expected = [
             ("guest: rdma-cp READ, times perftest read-4", false),
-            ("guest: rdma-cp READ, times nfs-rdma", true),
-            ("guest: rdma-cp WRITE, times nfs-rdma", false),
-            ("guest: rdma-cp WRITE-bound, times nfs-rdma", true),
+            ("guest: rdma-cp READ, times a read over nfs-rdma", true),
+            ("guest: rdma-cp WRITE, times a read over nfs-rdma", false),
+            ("guest: rdma-cp READ-bound, times perftest read-4", true),
         ];
         assert_eq!(told, expected);
         assert!(Guest::parse("# the guest failed\n").goals().is_empty());

@@ -17,8 +17,10 @@ pub enum Peer {
     Cp,
     /// `tar` into `tar`, over a pipe.
     Tar,
-    /// An rsync daemon.
+    /// From an rsync daemon.
     Rsync,
+    /// To an rsync daemon.
+    RsyncUp,
     /// `rclone serve http`, four files and four parts of a file at a time.
     Rclone,
     /// `scp -r`, from an sshd of its own.
@@ -45,7 +47,8 @@ impl Peer {
         match self {
             Self::Cp => "cp -a",
             Self::Tar => "tar over a pipe",
-            Self::Rsync => "rsync daemon",
+            Self::Rsync => "rsync daemon, pull",
+            Self::RsyncUp => "rsync daemon, push",
             Self::Rclone => "rclone",
             Self::Scp => "scp",
             Self::RawDown => "our links unchecked, down",
@@ -116,7 +119,7 @@ impl World {
             cached: Serve::start(bins, &state.join("a"), 21_520, &[&export, &landing]),
             fresh: RefCell::default(),
             fresh_flags,
-            rsync: Daemon::start(source.parent().expect("it has one"), state, 21_522),
+            rsync: Daemon::start(&[("src", source), ("up", target)], state, 21_522),
             rclone: Helper(quietly(&mut rclone)),
             sshd: Helper(quietly(&mut sshd(state))),
             source: source.to_owned(),
@@ -134,7 +137,7 @@ impl World {
         match peer {
             // Both sides of the links are in the command.
             Peer::Cp | Peer::Tar | Peer::RawDown | Peer::RawUp => None,
-            Peer::Rsync => Some(self.rsync.pid()),
+            Peer::Rsync | Peer::RsyncUp => Some(self.rsync.pid()),
             Peer::Rclone => Some(self.rclone.0.id()),
             Peer::Scp => Some(self.sshd.0.id()),
             Peer::FirstDown => self.fresh.borrow().as_ref().map(Serve::pid),
@@ -217,8 +220,12 @@ impl World {
                 with("sh", &["-c", &pipe])
             }
             Peer::Rsync => {
-                let from = format!("rsync://127.0.0.1:{}/m/source/{}/", self.rsync.port, work.name);
+                let from = format!("rsync://127.0.0.1:{}/src/{}/", self.rsync.port, work.name);
                 with("rsync", &[if holes { "-aS" } else { "-a" }, &from, &target])
+            }
+            Peer::RsyncUp => {
+                let to = format!("rsync://127.0.0.1:{}/up/{}/", self.rsync.port, work.name);
+                with("rsync", &["-a", &format!("{source}/"), &to])
             }
             Peer::Rclone => {
                 let url = format!("http://127.0.0.1:{RCLONE_PORT}/{}/", work.name);

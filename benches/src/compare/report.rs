@@ -57,10 +57,11 @@ pub fn table((work, figures): &Measured) -> String {
 }
 
 /// The columns of the short table: what is above each, and whose seconds are in it.
-const COLUMNS: [(&str, &[Peer]); 8] = [
+const COLUMNS: [(&str, &[Peer]); 9] = [
     ("cp -a", &[Peer::Cp]),
     ("tar, pipe", &[Peer::Tar]),
-    ("rsync daemon", &[Peer::Rsync]),
+    ("rsync, pull", &[Peer::Rsync]),
+    ("rsync, push", &[Peer::RsyncUp]),
     ("rclone", &[Peer::Rclone]),
     ("scp", &[Peer::Scp]),
     ("ours, down", &[Peer::Down, Peer::SyncDown]),
@@ -188,7 +189,7 @@ mod tests {
     #[test]
     fn the_short_table_has_a_row_for_each_workload() {
         let table = short_table(&[measured()]);
-        assert!(table.contains("| one file of 1000 MiB | | | | | | 0.500 | | |\n"), "{table}");
+        assert!(table.contains("| one file of 1000 MiB | | | | | | | 0.500 | | |\n"), "{table}");
     }
 
     #[test]

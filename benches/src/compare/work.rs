@@ -2,7 +2,8 @@
 //! is in it does not repeat, so that nothing can be saved but by looking.
 
 use super::peers::Peer::{
-    self, Cp, Down, FirstDown, RawDown, RawUp, Rclone, Rsync, Scp, SyncDown, SyncUp, Tar, Up,
+    self, Cp, Down, FirstDown, RawDown, RawUp, Rclone, Rsync, RsyncUp, Scp, SyncDown, SyncUp, Tar,
+    Up,
 };
 use crate::{fill, fill_tree};
 use std::fs::{self, File};
@@ -48,10 +49,11 @@ pub struct Scale {
     pub sparse_gib: u64,
 }
 
-const ONE: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, RawDown, RawUp, Down, FirstDown, Up];
+const ONE: &[Peer] = &[Cp, Tar, Rsync, RsyncUp, Rclone, Scp, RawDown, RawUp, Down, FirstDown, Up];
 const WHOLE: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, Down, FirstDown, Up];
-const TREE: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, Down, Up];
-const AGAIN: &[Peer] = &[Rsync, Rclone, SyncDown, SyncUp];
+const SMALL: &[Peer] = &[Cp, Tar, Rsync, Rclone, Scp, Down, Up];
+const MIXED: &[Peer] = &[Cp, Tar, Rsync, RsyncUp, Rclone, Scp, Down, Up];
+const AGAIN: &[Peer] = &[Rsync, RsyncUp, Rclone, SyncDown, SyncUp];
 const PARTS: &[Peer] = &[Rsync, SyncDown, SyncUp];
 const COLD: &[Peer] = &[Cp, Rsync, Rclone, Scp, Down, Up];
 const HOLES: &[Peer] = &[Cp, Tar, Rsync, Down];
@@ -87,8 +89,15 @@ pub fn plan(scale: &Scale) -> Vec<Work> {
             nothing,
             WHOLE,
         ),
-        work("small", format!("{small} files of 4 KiB"), small_bytes, small, nothing, TREE),
-        work("mixed", format!("{mixed} files of 20 to 200 KiB"), mixed_bytes, mixed, nothing, TREE),
+        work("small", format!("{small} files of 4 KiB"), small_bytes, small, nothing, SMALL),
+        work(
+            "mixed",
+            format!("{mixed} files of 20 to 200 KiB"),
+            mixed_bytes,
+            mixed,
+            nothing,
+            MIXED,
+        ),
         work(
             "same",
             format!("{small} files of 4 KiB, nothing changed"),
