@@ -91,10 +91,9 @@ pub struct World {
     state: PathBuf,
     bins: PathBuf,
     cached: Serve,
-    /// A server that keeps no digests, and is started anew for each copy: in its memory it has
-    /// those of what it served last.
+    /// A server that has no digests: started anew for each copy, in a state folder of its own.
     fresh: RefCell<Option<Serve>>,
-    fresh_flags: [String; 4],
+    exports: [String; 2],
     rsync: Daemon,
     rclone: Helper,
     sshd: Helper,
@@ -106,19 +105,14 @@ const SSH_PORT: u16 = 21_524;
 impl World {
     /// Starts all servers; what they need to keep goes to `state`.
     pub fn start(bins: &Path, source: &Path, target: &Path, state: &Path) -> Self {
-        let export = format!("src={}", source.display());
-        let landing = format!("up={}:rw", target.display());
-        let config = state.join("fresh.toml");
-        fs::write(&config, "[cache]\nenabled = false\n").expect("a configuration");
-        let fresh_flags =
-            ["--config".into(), config.display().to_string(), export.clone(), landing.clone()];
+        let exports = [format!("src={}", source.display()), format!("up={}:rw", target.display())];
         let mut rclone = Command::new("rclone");
         rclone.args(["serve", "http", "--config", "/dev/null", "--read-only", "--addr"]);
         rclone.arg(format!("127.0.0.1:{RCLONE_PORT}")).arg(source);
         let world = Self {
-            cached: Serve::start(bins, &state.join("a"), 21_520, &[&export, &landing]),
+            cached: serve(bins, &state.join("cached"), 21_520, &exports),
             fresh: RefCell::default(),
-            fresh_flags,
+            exports,
             rsync: Daemon::start(&[("src", source), ("up", target)], state, 21_522),
             rclone: Helper(quietly(&mut rclone)),
             sshd: Helper(quietly(&mut sshd(state))),
@@ -158,9 +152,8 @@ impl World {
         if peer == Peer::FirstDown {
             // The last one ends first: both have the same port.
             drop(self.fresh.take());
-            let flags = self.fresh_flags.each_ref().map(String::as_str);
-            let fresh = Serve::start(&self.bins, &self.state.join("b"), 21_521, &flags);
-            self.fresh.replace(Some(fresh));
+            let state = self.state.join(format!("fresh-{}-{round}", work.name));
+            self.fresh.replace(Some(serve(&self.bins, &state, 21_521, &self.exports)));
         }
         if work.before == Before::Nothing {
             // Who hashes once has done so by now, as with every copy but the first.
@@ -292,6 +285,11 @@ impl World {
         let removed = fs::remove_dir_all(self.place(work));
         removed.unwrap_or_else(|error| panic!("a copy cannot be removed: {error}"));
     }
+}
+
+/// A server of ours, with everything at its default.
+fn serve(bins: &Path, state: &Path, port: u16, exports: &[String; 2]) -> Serve {
+    Serve::start(bins, state, port, &exports.each_ref().map(String::as_str))
 }
 
 fn with(program: &str, arguments: &[&str]) -> Command {
