@@ -116,7 +116,7 @@ impl Told {
         let figures = measure(world, &work, self.rounds);
         work.remove(&world.source);
         let measured = (work, figures);
-        println!("{}", table(&measured));
+        println!("{}", table(&measured, self.rounds));
         self.measured.push(measured);
     }
 
@@ -129,7 +129,7 @@ impl Told {
 
     fn write_docs(&self, root: &Path) -> std::io::Result<()> {
         let about = about(self.rounds);
-        let seconds = format!("{about}\n{}", short_table(&self.measured));
+        let seconds = format!("{about}\n{}", short_table(&self.measured, self.rounds));
         write_between(&root.join("README.md"), "compare", &seconds)?;
         let goals = format!("{about}\n{}", goal_table(&self.goals()));
         write_between(&root.join("docs/performance.md"), "goals", &goals)

@@ -268,16 +268,11 @@ impl World {
     /// What differs.
     pub fn check(&self, work: &Work, peer: Peer) -> Result<(), String> {
         let (source, target) = (self.source.join(work.name), self.place(work));
-        if work.name == "holes" {
-            // Reading all of its zeros would take longer than everything else.
-            let size = |folder: &Path| fs::metadata(folder.join("file")).map(|file| file.len());
-            let same = size(&source).ok() == size(&target).ok();
-            return same.then_some(()).ok_or_else(|| format!("{peer:?}: not as long"));
-        }
-        let differs = Command::new("diff").arg("-rq").args([&source, &target]).output();
-        let differs = differs.expect("diff is there").stdout;
-        let differs = String::from_utf8_lossy(&differs);
-        differs.is_empty().then_some(()).ok_or_else(|| format!("{peer:?}: {differs}"))
+        let same = match work.name {
+            "holes" => work::same_holes(&source.join("file"), &target.join("file")),
+            _ => same_tree(&source, &target),
+        };
+        same.map_err(|differs| format!("{peer:?}: {differs}"))
     }
 
     /// Removes the copy.
@@ -285,6 +280,14 @@ impl World {
         let removed = fs::remove_dir_all(self.place(work));
         removed.unwrap_or_else(|error| panic!("a copy cannot be removed: {error}"));
     }
+}
+
+/// Compares two trees; says what differs, or why that cannot be told.
+fn same_tree(source: &Path, target: &Path) -> Result<(), String> {
+    let diff = Command::new("diff").arg("-rq").args([source, target]).output();
+    let diff = diff.expect("diff is there");
+    let said = [diff.stdout, diff.stderr].concat();
+    diff.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&said).into_owned())
 }
 
 /// A server of ours, with everything at its default.
@@ -324,4 +327,23 @@ fn sshd(state: &Path) -> Command {
     let mut command = Command::new("/usr/sbin/sshd");
     command.args(["-D", "-e", "-f"]).arg(config);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_are_the_same_only_if_diff_says_so() {
+        let top = tempfile::tempdir().expect("a folder");
+        let (source, target) = (top.path().join("source"), top.path().join("target"));
+        fs::create_dir(&source).expect("a folder");
+        fs::write(source.join("file"), "some bytes").expect("a file");
+        assert!(same_tree(&source, &target).is_err_and(|why| why.contains("target")), "nothing");
+        fs::create_dir(&target).expect("a folder");
+        fs::write(target.join("file"), "Some bytes").expect("a file");
+        assert!(same_tree(&source, &target).is_err_and(|why| why.contains("differ")), "another");
+        fs::write(target.join("file"), "some bytes").expect("a file");
+        assert_eq!(same_tree(&source, &target), Ok(()));
+    }
 }

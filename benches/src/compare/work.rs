@@ -7,7 +7,7 @@ use super::peers::Peer::{
 };
 use crate::{fill, fill_tree};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Something to copy.
@@ -154,13 +154,44 @@ impl Work {
     }
 }
 
+/// Where a file of holes has data, and how much of it.
+const DATA_EVERY: usize = 1 << 30;
+const DATA_BYTES: usize = 1 << 20;
+
 /// A file of holes with a chunk of data in every GiB.
 fn fill_holes(path: &Path, bytes: u64) {
     let file = File::create(path).expect("a file");
     file.set_len(bytes).expect("it grows");
-    for (number, at) in (0..bytes).step_by(1 << 30).enumerate() {
-        file.write_all_at(&scrambled(number as u64, 1 << 20), at).expect("writes");
+    for (number, at) in (0..bytes).step_by(DATA_EVERY).enumerate() {
+        file.write_all_at(&scrambled(number as u64, DATA_BYTES), at).expect("writes");
     }
+}
+
+/// Compares the data of two files of holes. What is not data must be holes: reading all of their
+/// zeros would take longer than everything else.
+///
+/// # Errors
+/// What differs.
+pub fn same_holes(source: &Path, target: &Path) -> Result<(), String> {
+    let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
+    let (source, target) = (open(source)?, open(target)?);
+    let about = |file: &File| file.metadata().map_err(|error| error.to_string());
+    let (bytes, copied) = (about(&source)?.len(), about(&target)?);
+    if copied.len() != bytes {
+        return Err(format!("{} bytes long, not {bytes}", copied.len()));
+    }
+    let (mut ours, mut theirs) = (vec![0; DATA_BYTES], vec![0; DATA_BYTES]);
+    for at in (0..bytes).step_by(DATA_EVERY) {
+        source.read_exact_at(&mut ours, at).map_err(|error| error.to_string())?;
+        target.read_exact_at(&mut theirs, at).map_err(|error| error.to_string())?;
+        if ours != theirs {
+            return Err(format!("other bytes at {at}"));
+        }
+    }
+    // Twice, for file systems that have large pages.
+    let most = bytes.div_ceil(DATA_EVERY as u64) * DATA_BYTES as u64 * 2;
+    let stored = copied.blocks() * 512;
+    (stored <= most).then_some(()).ok_or_else(|| format!("{stored} bytes of it are no holes"))
 }
 
 /// How long a file of the mix is.
@@ -225,5 +256,23 @@ mod tests {
             assert_eq!(sizes.iter().sum::<u64>(), work.bytes, "{}", work.name);
             work.remove(source.path());
         }
+    }
+
+    #[test]
+    fn a_copy_of_holes_has_their_data_and_is_sparse() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [source, copy] = ["source", "copy"].map(|name| folder.path().join(name));
+        fill_holes(&source, 2 << 30);
+        fill_holes(&copy, 2 << 30);
+        assert_eq!(same_holes(&source, &copy), Ok(()));
+        let file = File::options().write(true).open(&copy).expect("it opens");
+        file.write_all_at(b"?", (1 << 30) + 7).expect("writes");
+        assert_eq!(same_holes(&source, &copy), Err("other bytes at 1073741824".into()));
+        fill_holes(&copy, 2 << 30);
+        // Zeros where there were holes.
+        file.write_all_at(&vec![0; 8 << 20], 512 << 20).expect("writes");
+        assert!(same_holes(&source, &copy).is_err_and(|why| why.contains("no holes")));
+        file.set_len(1 << 30).expect("it shrinks");
+        assert!(same_holes(&source, &copy).is_err_and(|why| why.contains("bytes long")));
     }
 }
