@@ -32,9 +32,17 @@ impl Case<'_> {
     }
 }
 
-/// What links would choose on this machine. The library is a finding of its own.
+/// What links would choose on this machine, of what opens. The library is a finding of its own.
 pub(crate) fn choice(facts: &Facts) -> Result<Vec<Place>, Vec<Reason>> {
-    choose(&facts.machine, &facts.wish)
+    let mut places = choose(&facts.machine, &facts.wish)?;
+    let mut refusals = Vec::new();
+    for (device, more) in facts.machine.devices.iter().zip(&facts.devices) {
+        if let Some(reason) = &more.refused {
+            places.retain(|place| place.device != device.name);
+            refusals.push(reason.clone());
+        }
+    }
+    if places.is_empty() { Err(refusals) } else { Ok(places) }
 }
 
 /// Everything that is not as it should be, the worst first.

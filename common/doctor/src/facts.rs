@@ -148,8 +148,11 @@ impl Facts {
             return self.silent.push("the RDMA devices, when they are opened".into());
         };
         self.library = told.fault;
-        for (device, packets) in self.devices.iter_mut().zip(told.packets) {
-            for (port, packet) in device.ports.iter_mut().zip(packets) {
+        let names = self.machine.devices.iter().map(|device| &device.name);
+        for ((device, name), told) in self.devices.iter_mut().zip(names).zip(told.devices) {
+            // One that this process has open works, whether or not it opens again.
+            device.refused = told.refused.filter(|_| !self.wish.open.contains(name));
+            for (port, packet) in device.ports.iter_mut().zip(told.packets) {
                 port.packet = packet;
             }
         }

@@ -157,6 +157,7 @@ fn every_check_has_a_machine_that_fails_it_and_one_that_does_not() {
         "modules",
         "mtu",
         "numa",
+        "open",
         "packet",
         "port",
         "provider",
@@ -176,6 +177,15 @@ fn every_check_has_a_machine_that_fails_it_and_one_that_does_not() {
     let healthy = report("healthy");
     assert_eq!(healthy.findings, [], "a healthy machine has nothing to mend");
     assert_eq!(healthy.exit(), 0);
+}
+
+#[test]
+fn a_device_that_is_open_works_whether_or_not_it_opens_again() {
+    let root = folder();
+    lay_out(&tests().join("machines/open-no-driver.txt"), root.path());
+    let wish = Wish { open: vec!["mlx5_0".into()], ..Wish::default() };
+    let report = Report::new(Facts::read(root.path(), wish, Vec::new(), Duration::ZERO));
+    assert_eq!((report.findings.as_slice(), report.exit()), ([].as_slice(), 0));
 }
 
 #[test]

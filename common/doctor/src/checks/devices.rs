@@ -34,7 +34,8 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
         found.extend(modules(case));
     }
     for (device, more) in facts.machine.devices.iter().zip(&facts.devices) {
-        found.extend(provider(case, device, more));
+        // Without its driver it does not open: that is said once.
+        found.extend(provider(case, device, more).or_else(|| refused(case, device, more)));
         found.extend(other_kind(device));
         found.extend(access(case, device));
         found.extend(virtual_functions(device, more));
@@ -115,6 +116,20 @@ fn provider(case: &Case<'_>, device: &DeviceInfo, more: &DeviceFacts) -> Option<
         should: format!("{needed}.driver is there"),
         why: "the library does not see devices that it has no driver for".into(),
         fix: Fix::Run("apt install ibverbs-providers".into()),
+    })
+}
+
+/// A device that is there and may be used, and that the library does not open.
+fn refused(case: &Case<'_>, device: &DeviceInfo, more: &DeviceFacts) -> Option<Finding> {
+    let reason = more.refused.as_ref()?;
+    Some(Finding {
+        check: "open",
+        severity: case.lost(),
+        about: device.name.clone(),
+        is: reason.to_string(),
+        should: "libibverbs opens it".into(),
+        why: "a device that does not open carries nothing".into(),
+        fix: Fix::Person(reason.hint()),
     })
 }
 

@@ -13,7 +13,8 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
     let facts = case.facts;
     for (device, more) in facts.machine.devices.iter().zip(&facts.devices) {
         // Of a device that cannot be used it is enough to say so once.
-        if device.transport != Transport::Ib || device.access != Access::Granted {
+        let unusable = device.access != Access::Granted || more.refused.is_some();
+        if device.transport != Transport::Ib || unusable {
             continue;
         }
         found.extend(speed::bus(device, more));

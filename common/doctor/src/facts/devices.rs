@@ -2,7 +2,7 @@
 //! place on the bus, the network device of each port and how it is set up.
 
 use crate::tree::Tree;
-use verbatim_fabric::ports::{Machine, PortInfo};
+use verbatim_fabric::ports::{Machine, PortInfo, Reason};
 
 /// A device, beyond what `Machine` has of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(crate) struct DeviceFacts {
     pub is_virtual: bool,
     /// How many virtual functions it has.
     pub virtual_count: u64,
+    /// Why the library does not open it, if it was tried and does not.
+    pub refused: Option<Reason>,
     /// Its ports, in the order of `Machine`.
     pub ports: Vec<PortFacts>,
 }
@@ -114,6 +116,7 @@ fn device(tree: &Tree, folder: &str) -> DeviceFacts {
         iommu: of("iommu_group/type"),
         is_virtual: tree.has(&format!("{folder}/device/physfn")),
         virtual_count: tree.number(&format!("{folder}/device/sriov_numvfs")).unwrap_or(0),
+        refused: None,
         ports: Vec::new(),
     }
 }

@@ -1,12 +1,15 @@
 //! What only libibverbs and the devices themselves tell: whether the library opens,
-//! which drivers it knows, the packets that ports agreed on, and whether the kernel
-//! registers files of an export as they are. A record has what was told in
-//! `library/`. A device that hangs hangs here: callers wait with a deadline.
+//! which drivers it knows, why a device does not open, the packets that ports agreed
+//! on, and whether the kernel registers files of an export as they are. A record has
+//! what was told in `library/`. A device that hangs hangs here: callers wait with a
+//! deadline.
 
 use super::ReadPath;
 use crate::tree::Tree;
 use std::path::Path;
-use verbatim_fabric::ports::{Access, Machine, Transport, Wish, choose};
+use verbatim_fabric::ports::{
+    Access, DeviceInfo, Machine, PortInfo, Reason, Transport, Wish, choose,
+};
 use verbatim_fabric::verbs;
 
 /// What the library tells of a machine.
@@ -14,9 +17,17 @@ use verbatim_fabric::verbs;
 pub(super) struct Told {
     /// Why it does not open, if it does not.
     pub fault: Option<String>,
-    /// Of each port of each device, in the order of `Machine`: bytes of its packets, and of
-    /// the largest it could.
-    pub packets: Vec<Vec<Option<(u32, u32)>>>,
+    /// What it tells of each device, in the order of `Machine`.
+    pub devices: Vec<OfDevice>,
+}
+
+/// What the library tells of a device.
+#[derive(Debug, Default)]
+pub(super) struct OfDevice {
+    /// Why it does not open, if it was tried and does not.
+    pub refused: Option<Reason>,
+    /// Of each port: bytes of its packets, and of the largest it could.
+    pub packets: Vec<Option<(u32, u32)>>,
 }
 
 const LIBRARY: &str = "libibverbs.so.1";
@@ -43,27 +54,45 @@ pub(super) fn ask(tree: &Tree, machine: &Machine) -> Told {
         let found = LIBRARY_FOLDERS.iter().any(|it| tree.has(&format!("{it}/{LIBRARY}")));
         (told && !found).then(|| format!("cannot open libibverbs: there is no {LIBRARY}"))
     };
-    let packets = machine.devices.iter().map(|device| {
+    let devices = machine.devices.iter().map(|device| {
         let usable = device.transport == Transport::Ib && device.access == Access::Granted;
-        let usable = usable && fault.is_none() && tree.is_here();
-        let context = usable.then(|| verbs::Context::open(&device.name).ok()).flatten();
-        let of = |number: u8| match &context {
-            Some(context) => context.packet_bytes(number),
-            None => recorded_packets(tree, &device.name, number),
-        };
-        device.ports.iter().map(|port| of(port.number)).collect()
+        match usable && fault.is_none() {
+            true if tree.is_here() => opened(device),
+            true => recorded(tree, device),
+            false => OfDevice::default(),
+        }
     });
-    let packets = packets.collect();
-    Told { fault, packets }
+    let devices = devices.collect();
+    Told { fault, devices }
 }
 
-fn recorded_packets(tree: &Tree, device: &str, port: u8) -> Option<(u32, u32)> {
-    if tree.is_here() {
-        return None;
+fn opened(device: &DeviceInfo) -> OfDevice {
+    match verbs::Context::open(&device.name) {
+        Ok(context) => {
+            let of = |port: &PortInfo| context.packet_bytes(port.number);
+            OfDevice { refused: None, packets: device.ports.iter().map(of).collect() }
+        }
+        Err(reason) => OfDevice { refused: Some(reason), ..OfDevice::default() },
     }
-    let of = |name: &str| tree.number(&format!("library/{device}/{port}/{name}"));
-    Some((of("active_mtu")?.try_into().ok()?, of("max_mtu")?.try_into().ok()?))
 }
+
+fn recorded(tree: &Tree, device: &DeviceInfo) -> OfDevice {
+    let DeviceInfo { name, ports, .. } = device;
+    // What the system said, where it was asked.
+    let refused = tree.text(&format!("library/{name}/refused"));
+    let refused = refused.map(|cause| match cause.as_str() {
+        NO_DRIVER => Reason::NoDriver { device: name.clone() },
+        _ => Reason::Unusable { device: name.clone(), cause },
+    });
+    let packets = ports.iter().map(|port| {
+        let of = |what: &str| tree.number(&format!("library/{name}/{}/{what}", port.number));
+        Some((of("active_mtu")?.try_into().ok()?, of("max_mtu")?.try_into().ok()?))
+    });
+    OfDevice { refused, packets: packets.collect() }
+}
+
+/// How a record says that the library has no driver for a device.
+const NO_DRIVER: &str = "no driver";
 
 /// The drivers that the library was told of.
 pub(super) fn providers(tree: &Tree) -> Option<Vec<String>> {
