@@ -38,8 +38,8 @@ pub fn text(diagnosis: &Diagnosis<'_>) -> String {
     for port in ports {
         page.row(&of(port), f64::from(u8::from(port.active)));
     }
-    page.family("port_rate_bytes_per_second", "gauge", "What a port's cable carries");
-    for port in ports {
+    page.family("port_rate_bytes_per_second", "gauge", "What a port's cable carries, if it is up");
+    for port in ports.iter().filter(|port| port.active) {
         page.row(&of(port), port.bytes_per_second);
     }
     type Pair = fn(&PortLevels) -> Option<(u64, u64)>;
@@ -118,6 +118,9 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "no {line} in\n{text}");
         }
+        let down = PortLevels { active: false, ..levels.ports[0].clone() };
+        let down = super::text(&Diagnosis { ports: vec![&down], ..Diagnosis::default() });
+        assert!(down.contains("port_active{") && !down.contains("port_rate_"), "{down}");
         let empty = super::text(&Diagnosis::default());
         assert!(!empty.contains("port_") && !empty.contains("finding"), "{empty}");
     }

@@ -31,16 +31,20 @@ const LANES: u32 = 4;
 impl Port<'_> {
     /// The best that is known of this port, and by what.
     fn rate_known(&self, more: &DeviceFacts, rate: u32) -> Option<(u32, &'static str)> {
-        let own = self.netdev().and_then(|netdev| netdev.speed_max).filter(|&best| best > rate);
-        // Another port of the same board shows what this one can do; else the model tells.
+        let told = self.netdev().and_then(|netdev| netdev.speed_max);
+        let own = told.filter(|&best| best > rate);
+        // Another port of the same board shows what this one can do; else the model tells, of
+        // which there are smaller cards. One that is down shows a rate that is made up.
         let like = |it: &&DeviceFacts| more.board.is_some() && it.board == more.board;
         let machine = &self.case.facts.machine;
         let alike = self.case.facts.devices.iter().zip(&machine.devices);
         let alike = alike.filter(|(it, _)| like(it)).flat_map(|(_, device)| &device.ports);
+        let alike = alike.filter(|port| port.state.is_active());
         let sibling = alike.map(|port| port.rate_mbit).max().filter(|&best| best > rate);
         let model = more.model.as_deref().and_then(|model| {
             MODELS.iter().find(|(name, _)| *name == model).map(|(_, best)| *best)
         });
+        let model = model.filter(|_| told.is_none());
         let model = model.filter(|&best| rate.saturating_mul(MODEL_RATIO) <= best);
         let own = own.map(|best| (best, "the port can do that, says ethtool"));
         let sibling = sibling.map(|best| (best, "another port of the same board runs at that"));

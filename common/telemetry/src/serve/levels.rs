@@ -124,7 +124,7 @@ impl Shown {
             export_free: add(to, "export_free_bytes", "Room in the file system of an export"),
             export_size: add(to, "export_size_bytes", "Size of the file system of an export"),
             port_active: add(to, "port_active", "Whether a port of an RDMA device is ACTIVE"),
-            port_rate: add(to, "port_rate_bytes_per_second", "Speed of a port"),
+            port_rate: add(to, "port_rate_bytes_per_second", "Speed of a port that is ACTIVE"),
             port_bytes: add(to, "port_bytes", "Bytes through a port, RDMA included"),
             port_packets: add(to, "port_packets", "Packets through a port, RDMA included"),
             port_errors: add(to, "port_errors", "Errors a port counted"),
@@ -181,7 +181,10 @@ impl Shown {
             let (device, number) = (port.device.clone(), u32::from(port.port));
             let of = OfPort { device: device.clone(), port: number };
             self.port_active.get_or_create(&of).set(i64::from(port.active));
-            self.port_rate.get_or_create(&of).set(port.bytes_per_second);
+            // A port that is down runs at nothing, and its driver makes up a rate.
+            if port.active {
+                self.port_rate.get_or_create(&of).set(port.bytes_per_second);
+            }
             let way = |direction| OfWay { device: device.clone(), port: number, direction };
             for (counters, family) in
                 [(port.bytes, &self.port_bytes), (port.packets, &self.port_packets)]
@@ -308,5 +311,14 @@ mod tests {
         }
         let text = metrics.text(&Levels::default());
         assert!(!text.contains("mlx5_0") && !text.contains("export=\"data\""), "{text}");
+    }
+
+    #[test]
+    fn a_port_that_is_down_has_no_rate() {
+        let mut levels = Levels::sample();
+        levels.ports[0].active = false;
+        let text = ServeMetrics::new("1").text(&levels);
+        assert!(text.contains("port_active{device=\"mlx5_0\",port=\"1\"} 0"), "{text}");
+        assert!(!text.contains("port_rate_bytes_per_second{"), "{text}");
     }
 }
