@@ -4,7 +4,7 @@
 //! does are run on this machine only, with a deadline; of a recorded one their
 //! output is in `command/`. Reads are short: no file of the kernel is long.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -32,6 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 pub struct Tree {
     root: PathBuf,
     denied: RefCell<Vec<String>>,
+    refusals: Cell<usize>,
 }
 
 impl Tree {
@@ -42,7 +43,7 @@ impl Tree {
 
     /// The files below a folder.
     pub fn below(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), denied: RefCell::default() }
+        Self { root: root.into(), denied: RefCell::default(), refusals: Cell::default() }
     }
 
     /// The folder that all is below.
@@ -144,8 +145,14 @@ impl Tree {
         self.denied.borrow().clone()
     }
 
+    /// How often something might not be read, also what is not named for want of room.
+    pub fn refusals(&self) -> usize {
+        self.refusals.get()
+    }
+
     /// Notes a file below the root, or a command, that tells us nothing for want of rights.
     fn note(&self, what: &str) {
+        self.refusals.update(|count| count + 1);
         let mut denied = self.denied.borrow_mut();
         let is_command = what.contains(' ');
         let what = if is_command { format!("output of {what}") } else { format!("/{what}") };
@@ -190,6 +197,7 @@ mod tests {
         assert_eq!(tree.output("sh", &["-c", refused]), None);
         assert_eq!(tree.output("sh", &["-c", "echo 'no such device' >&2; exit 1"]), None);
         assert_eq!(tree.denied(), [format!("output of sh -c {refused}")]);
+        assert_eq!(tree.refusals(), 1);
     }
 
     #[test]

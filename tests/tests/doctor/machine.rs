@@ -93,9 +93,9 @@ fn a_file_for_node_exporter_is_replaced_as_a_whole() {
     nowhere.refused(3, &["cannot write /nowhere/at/all.prom"]);
 }
 
-/// Everybody may look at a record but for these, which nobody may.
-fn locked(paths: &[&str]) -> tempfile::TempDir {
-    let root = recorded("healthy", "");
+/// Everybody may look at a record, with this laid over it, but for these, which nobody may.
+fn locked(more: &str, paths: &[&str]) -> tempfile::TempDir {
+    let root = recorded("healthy", more);
     fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
     let device = root.path().join("dev/infiniband/uverbs0");
     fs::set_permissions(device, fs::Permissions::from_mode(0o666)).expect("a mode");
@@ -120,11 +120,11 @@ fn what_may_not_be_read_is_a_finding_and_no_failure() {
     let Some(home) = Home::powerless() else {
         return skip(name, "root cannot become somebody without rights here");
     };
-    let root = locked(&["sys/class/net/ens1np0/mtu"]);
+    let root = locked("", &["sys/class/net/ens1np0/mtu"]);
     let ended = look(&home, root.path(), &["--json"]);
     assert_eq!((ended.code, denied(&ended)), (Some(0), vec!["/sys/class/net/ens1np0/mtu".into()]));
 
-    let root = locked(&["dev/infiniband/uverbs0"]);
+    let root = locked("", &["dev/infiniband/uverbs0"]);
     let ended = look(&home, root.path(), &["--json"]);
     let said = json(&ended);
     assert_eq!((ended.code, checks(&said)), (Some(2), vec!["access"]), "{said}");
@@ -133,7 +133,7 @@ fn what_may_not_be_read_is_a_finding_and_no_failure() {
     assert_eq!(said["findings"][0]["fix"]["line"]["file"], "/etc/udev/rules.d/90-rdma.rules");
 
     // Whole parts of the machine.
-    let root = locked(&["sys/class/infiniband", "proc", "etc"]);
+    let root = locked("", &["sys/class/infiniband", "proc", "etc"]);
     let ended = look(&home, root.path(), &["--json"]);
     let denied = denied(&ended);
     for path in ["/sys/class/infiniband", "/proc/modules", "/proc/self/limits"] {
@@ -145,6 +145,29 @@ fn what_may_not_be_read_is_a_finding_and_no_failure() {
     for path in ["sys/class/infiniband", "proc", "etc"] {
         let path = root.path().join(path);
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+}
+
+#[test]
+fn rules_of_a_firewall_that_may_not_be_read_are_not_judged() {
+    let name = "rules_of_a_firewall_that_may_not_be_read_are_not_judged";
+    let Some(home) = Home::powerless() else {
+        return skip(name, "root cannot become somebody without rights here");
+    };
+    let ufw = "etc/ufw/ufw.conf = ENABLED=yes\netc/ufw/user.rules = 22\n";
+    let firewalld = "run/firewalld.pid = 812\netc/firewalld/zones/public.xml = 22\n";
+    for (rules, file, folder) in
+        [(ufw, "etc/ufw/user.rules", ""), (firewalld, "etc/firewalld/zones", "etc/firewalld/zones")]
+    {
+        let said = json(&look(&home, locked(rules, &[]).path(), &["--json"]));
+        assert!(checks(&said).contains(&"firewall"), "{file}: {said}");
+        let root = locked(rules, &[file]);
+        let ended = look(&home, root.path(), &["--json"]);
+        assert_eq!((ended.code, checks(&json(&ended))), (Some(0), vec!["permission"]), "{file}");
+        assert_eq!(denied(&ended), [format!("/{file}")]);
+        // So that it can be removed by whoever runs this.
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(root.path().join(folder), mode).expect("a mode");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Whether a firewall drops what it has no rule for, and which of our ports no rule
 //! of it names. Rules are looked for by their numbers, not understood: one that
-//! names a port is taken to let it in.
+//! names a port is taken to let it in. Of rules that may not be read nothing is said.
 
 use crate::tree::Tree;
 
@@ -16,11 +16,25 @@ pub(crate) struct Firewall {
 /// What must be let in: the control port, and RoCE v2.
 const OPEN: &[(&str, &str)] = &[("20490", "tcp 20490"), ("4791", "udp 4791")];
 
+/// What is there while firewalld runs: the control group of its service, or its own file where
+/// something else started it. Its folder in /run stays when it ends.
+const FIREWALLD: &[&str] = &[
+    "sys/fs/cgroup/system.slice/firewalld.service",
+    "sys/fs/cgroup/systemd/system.slice/firewalld.service",
+    "run/firewalld.pid",
+];
+
 pub(super) fn read(tree: &Tree) -> Option<Firewall> {
+    let before = tree.refusals();
+    let firewall = found(tree);
+    firewall.filter(|_| tree.refusals() == before)
+}
+
+fn found(tree: &Tree) -> Option<Firewall> {
     let ufw = tree.text("etc/ufw/ufw.conf").is_some_and(|text| text.contains("ENABLED=yes"));
     let (tool, rules) = if ufw {
         ("ufw", tree.text("etc/ufw/user.rules").unwrap_or_default())
-    } else if tree.has("run/firewalld") {
+    } else if FIREWALLD.iter().any(|sign| tree.has(sign)) {
         let zones = "etc/firewalld/zones";
         let texts = tree.names(zones);
         let texts = texts.iter().filter_map(|name| tree.text(&format!("{zones}/{name}")));
