@@ -4,6 +4,7 @@
 mod container;
 mod devices;
 mod exports;
+mod firewall;
 mod host;
 mod ports;
 mod speed;
@@ -51,6 +52,7 @@ pub(crate) fn all(case: &Case<'_>) -> Vec<Finding> {
     devices::check(case, &mut found);
     ports::check(case, &mut found);
     host::check(case, &mut found);
+    firewall::check(case, &mut found);
     container::check(case, &mut found);
     exports::check(case, &mut found);
     // Stable: of one severity in the order of the checks.

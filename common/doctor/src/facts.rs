@@ -12,7 +12,7 @@ use crate::counters::{Port, read_ports};
 use crate::tree::Tree;
 pub(crate) use control_group::{ControlGroup, DeviceShare};
 pub(crate) use devices::{DeviceFacts, NetdevFacts, OrphanCard, PortFacts};
-pub(crate) use firewall::Firewall;
+pub(crate) use firewall::{CONTROL, Door, Firewall, ROCE, Tool};
 pub(crate) use host::Host;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};

@@ -1,8 +1,8 @@
 //! Checks of all of a machine: what may be pinned, what is in the way between
-//! device and memory, how processors run, what the firewall drops.
+//! device and memory, how processors run.
 
 use super::Case;
-use crate::facts::{Firewall, Host};
+use crate::facts::Host;
 use crate::finding::{Finding, Fix, Severity};
 use verbatim_fabric::ports::Place;
 
@@ -14,16 +14,16 @@ pub(super) const MEMLOCK_GOOD: u64 = 1 << 30;
 
 pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
     let host = &case.facts.host;
-    if case.has_device() {
-        found.extend(memlock(host));
-        found.extend(memlock_of_service(host));
-        found.extend(iommu(case));
-        found.extend(huge_pages(host));
-        found.extend(huge_pages_reserved(host));
-        found.extend(governor(host));
-        found.extend(numa(case));
+    if !case.has_device() {
+        return;
     }
-    found.extend(host.firewall.as_ref().and_then(firewall));
+    found.extend(memlock(host));
+    found.extend(memlock_of_service(host));
+    found.extend(iommu(case));
+    found.extend(huge_pages(host));
+    found.extend(huge_pages_reserved(host));
+    found.extend(governor(host));
+    found.extend(numa(case));
 }
 
 /// Bytes for people, in the unit that fits.
@@ -198,37 +198,6 @@ fn inside(some: &str, of: &str) -> bool {
     let (some, of) = (ranges(some), ranges(of));
     let holds = |(first, last): &(u32, u32)| of.iter().any(|(a, b)| a <= first && last <= b);
     !some.is_empty() && some.iter().all(holds)
-}
-
-fn firewall(firewall: &Firewall) -> Option<Finding> {
-    let Firewall { tool, closed } = firewall;
-    if closed.is_empty() {
-        return None;
-    }
-    let fix = match *tool {
-        "ufw" => "ufw allow 20490/tcp && ufw allow 4791/udp",
-        "firewalld" => {
-            "firewall-cmd --permanent --add-port=20490/tcp --add-port=4791/udp && firewall-cmd \
-             --reload"
-        }
-        "iptables" => {
-            "iptables -I INPUT -p tcp --dport 20490 -j ACCEPT && iptables -I INPUT -p udp --dport \
-             4791 -j ACCEPT"
-        }
-        _ => {
-            "nft add rule inet filter input tcp dport 20490 accept && nft add rule inet filter \
-             input udp dport 4791 accept"
-        }
-    };
-    Some(Finding {
-        check: "firewall",
-        severity: Severity::Limits,
-        about: (*tool).into(),
-        is: format!("what has no rule is dropped, and there is none for {}", closed.join(", ")),
-        should: "tcp 20490 is let in on a server, and udp 4791 on both ends of RoCE v2".into(),
-        why: "clients cannot connect, or RDMA links are made and carry nothing".into(),
-        fix: Fix::Run(fix.into()),
-    })
 }
 
 #[cfg(test)]
