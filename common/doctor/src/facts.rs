@@ -2,6 +2,7 @@
 //! look at it. Reading is done on a thread that may be given up: a device that
 //! hangs must not hang who asks. What did not answer is named.
 
+mod container;
 mod control_group;
 mod devices;
 mod firewall;

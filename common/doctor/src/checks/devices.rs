@@ -161,17 +161,24 @@ fn other_kind(device: &DeviceInfo) -> Option<Finding> {
 }
 
 fn access(case: &Case<'_>, device: &DeviceInfo) -> Option<Finding> {
+    let container = case.facts.host.memlock.container;
+    let give = |node: &str| {
+        format!(
+            "give the container the device: docker run --device {node}, or a device plugin in \
+             Kubernetes"
+        )
+    };
     let (node, is, fix) = match &device.access {
         Access::Granted => return None,
+        Access::Missing(node) if container => (node, "is not there", Fix::Person(give(node))),
         Access::Missing(node) => {
-            let fix = match case.facts.host.memlock.container {
-                true => Fix::Person(format!(
-                    "give the container the device: docker run --device {node}, or a device plugin \
-                     in Kubernetes"
-                )),
-                false => Fix::Run("modprobe ib_uverbs && udevadm trigger".into()),
-            };
+            let fix = Fix::Run("modprobe ib_uverbs && udevadm trigger".into());
             (node, "is not there", fix)
+        }
+        // A file that is mounted from the node is seen, and its control group keeps it closed.
+        Access::Denied(node) if container => {
+            let fix = format!("{}; mounting it is not enough", give(node));
+            (node, "may not be opened in this container", Fix::Person(fix))
         }
         Access::Denied(node) => {
             let fix = Fix::Line {
@@ -252,4 +259,31 @@ fn wished(case: &Case<'_>) -> Vec<Finding> {
         fix: Fix::Person(reason.hint()),
     };
     reasons.iter().filter(of).map(finding).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Facts;
+
+    #[test]
+    fn a_device_that_a_container_may_not_open_is_given_and_no_rule_of_udev_is_made() {
+        let device = DeviceInfo {
+            name: "mlx5_0".into(),
+            transport: Transport::Ib,
+            pci: None,
+            numa_node: None,
+            access: Access::Denied("/dev/infiniband/uverbs0".into()),
+            ports: Vec::new(),
+        };
+        let mut facts = Facts::default();
+        let mut fix = |container| {
+            facts.host.memlock.container = container;
+            let case = Case { facts: &facts, chosen: &Err(Vec::new()) };
+            access(&case, &device).expect("a finding").fix.to_string()
+        };
+        assert!(fix(false).contains("udev"), "{}", fix(false));
+        let given = "docker run --device /dev/infiniband/uverbs0";
+        assert!(fix(true).contains(given) && !fix(true).contains("udev"), "{}", fix(true));
+    }
 }

@@ -2,6 +2,7 @@
 //! Read from files and one command; what is not told is left open, and judged by
 //! nobody here.
 
+use super::container;
 use super::control_group::{self, ControlGroup};
 use super::firewall::{self, Firewall};
 use crate::tree::Tree;
@@ -90,11 +91,7 @@ fn memlock(tree: &Tree, exempt: bool) -> Memlock {
     let limits = tree.text("proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let here = line.and_then(|line| line.split_whitespace().next()).and_then(bytes);
-    let scheduler = tree.text("proc/1/cgroup").unwrap_or_default();
-    let container = tree.has(".dockerenv")
-        || tree.has("run/.containerenv")
-        || scheduler.contains("kubepods")
-        || scheduler.contains("docker");
+    let container = container::is_here(tree);
     Memlock { here, service: memlock_of_service(tree), container, exempt }
 }
 
