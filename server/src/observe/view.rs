@@ -288,9 +288,11 @@ impl View {
         self.place.metrics.link_lost(transport);
     }
 
-    /// The session moves to TCP; only the first reason counts, and a lost device behind it.
+    /// The session moves to TCP; only the first reason counts, and a lost device once behind it.
     pub fn fell_back(&self, reason: Fallback) {
-        if self.fell_back.fetch_or(1 << reason as u64, Relaxed) == 0 || reason == Fallback::Lost {
+        let told = 1 << reason as u64;
+        let before = self.fell_back.fetch_or(told, Relaxed);
+        if before == 0 || reason == Fallback::Lost && before & told == 0 {
             self.place.metrics.fell_back(reason);
         }
     }

@@ -6,7 +6,7 @@ use crate::joins::Arrived;
 use crate::rails::{Half, Wanted};
 use crate::reach::Passage;
 use crate::worker::Command;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::verbs::Address;
@@ -24,6 +24,8 @@ pub(super) struct Links {
     live: HashMap<LinkId, Place>,
     /// The newest epoch of each stream.
     epochs: HashMap<u16, u16>,
+    /// The streams that had a queue pair.
+    paired: HashSet<u16>,
     /// Whether the client was lent memory to try them with.
     pub probed: bool,
 }
@@ -107,7 +109,11 @@ impl Session {
         match offer {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
-                self.view.fell_back(self.shared.observatory.why_tcp());
+                // One that is lost may be made anew: a stream falls back when TCP takes its place.
+                self.view.fell_back(match self.links.paired.contains(&link.index) {
+                    true => Fallback::Lost,
+                    false => self.shared.observatory.why_tcp(),
+                });
                 self.shared.joins.expect(secret, link, self.events.clone(), false);
                 Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) })
             }
@@ -173,7 +179,7 @@ impl Session {
         }
     }
 
-    fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, Passage)>) {
+    pub(super) fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, Passage)>) {
         let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let transport = Transport::of(link.transport());
@@ -189,6 +195,9 @@ impl Session {
             tracing::error!(session = self.id, %error, "worker takes no link");
             return;
         }
+        if transport == Transport::Verbs {
+            self.links.paired.insert(id.index);
+        }
         self.links.live.insert(id, Place { key, worker, port, transport, ending: false });
         self.show_links();
         self.writing.machine.link_up(id);
@@ -200,9 +209,6 @@ impl Session {
         if let (Some(error), Some(&Place { transport, .. })) = (why, place.as_ref()) {
             tracing::debug!(session = self.id, ?link, %error, "link lost");
             self.view.link_lost(transport);
-            if transport == Transport::Verbs {
-                self.view.fell_back(Fallback::Lost);
-            }
         }
         self.writing.wants_no_slots(link);
         self.show_links();

@@ -16,9 +16,11 @@ use std::path::Path;
 use tempfile::TempDir;
 use verbatim_control::Sender;
 use verbatim_fabric::domain::Access;
-use verbatim_fabric::sim::{Faults, SimClock, SimNet};
+use verbatim_fabric::sim::{Faults, SimClock, SimLink, SimNet};
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
-use verbatim_fabric::{Buffer, Link, Memory, Op, RemoteRange, Ticket};
+use verbatim_fabric::{
+    Buffer, Completion, Full, Limits, Link, Memory, Op, RemoteRange, Ticket, Wake,
+};
 use verbatim_files::TreeWalk;
 use verbatim_files::hold::Hold;
 use verbatim_files::paging::next_page;
@@ -219,6 +221,61 @@ async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
     }
     let answer = scene.attach(max as u16, 0, LinkOffer::Sim).await;
     assert_eq!(answer.expect_err("no such name").code, Code::Limit);
+}
+
+/// A simulated link that calls itself a queue pair.
+struct QueuePair(SimLink);
+
+impl Link for QueuePair {
+    fn submit(&mut self, ticket: Ticket, op: Op) -> Result<(), Full> {
+        self.0.submit(ticket, op)
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), FabricError> {
+        self.0.poll(completions)
+    }
+
+    fn wake(&self) -> Wake<'_> {
+        self.0.wake()
+    }
+
+    fn abort(&mut self, completions: &mut Vec<Completion>) {
+        self.0.abort(completions);
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn transport(&self) -> &str {
+        "verbs test/1"
+    }
+}
+
+#[tokio::test]
+async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only() {
+    let mut scene = Scene::new(|_| ());
+    let shared = scene.session.shared.clone();
+    let sim = shared.sim.clone().expect("it is simulated");
+    let counted = |reason: &str| {
+        let text = shared.observatory.metrics_text(&shared);
+        let name = format!("rdma_serve_fallbacks_total{{reason=\"{reason}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)
+    };
+    for index in 0..3 {
+        let (_, end) = sim.listen_end(scene.session.domain.soft().clone());
+        scene.session.adopt(LinkId { index, epoch: 0 }, Box::new(QueuePair(end)), None);
+    }
+    for index in 0..2 {
+        scene.session.link_dead(LinkId { index, epoch: 0 }, Some(FabricError::Closed));
+    }
+    assert_eq!(counted("lost").as_deref(), Some("0"), "they may be made anew");
+    // Two whose end was seen, and one that only its client knows to be lost.
+    for index in 0..3 {
+        scene.attach(index, 1, LinkOffer::Tcp).await.expect("a link");
+    }
+    assert_eq!(counted("lost").as_deref(), Some("1"), "of one session");
+    assert_eq!(counted("client").as_deref(), Some("0"), "it had asked");
 }
 
 #[tokio::test]
