@@ -142,6 +142,23 @@ fn each_metric_moves_with_what_is_copied() {
 }
 
 #[test]
+fn a_client_that_watches_is_in_and_holds_nothing() {
+    let watched = Watched::start();
+    watched.make("data/a", MIB);
+    let words = ["-q", "--watch", &watched.at("data"), &watched.text("out/mirror")];
+    let watcher = Running::start(watched.home.command("rdma-sync", &words));
+    wait_for("it is copied", MOVE_MAX, || watched.path("out/mirror/a").exists().then_some(()));
+    let holds = || {
+        let now = look(&watched);
+        (now["sessions"], now["regions"], now["slots"])
+    };
+    wait_for("it waits", MOVE_MAX, || (holds() == (1.0, 0.0, 0.0)).then_some(()));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(holds(), (1.0, 0.0, 0.0), "it goes on to");
+    drop(watcher);
+}
+
+#[test]
 fn each_metric_of_trouble_moves_with_its_cause() {
     let watched = Watched::start();
     watched.make("data/big", 24 * MIB);
