@@ -99,15 +99,16 @@ fn iommu(case: &Case<'_>) -> Vec<Finding> {
         why: "every access of the device goes through a table that misses often; large transfers \
               lose up to half, and GPU memory may not be reached at all"
             .into(),
-        fix: Fix::Line {
-            file: "/etc/default/grub".into(),
-            line: "GRUB_CMDLINE_LINUX=\"... iommu=pt\"".into(),
-            then: "update-grub and restart the machine".into(),
+        fix: match facts.host.memlock.container {
+            true => Fix::Person("iommu=pt on the command line of the node's kernel".into()),
+            false => Fix::Line {
+                file: "/etc/default/grub".into(),
+                line: "GRUB_CMDLINE_LINUX=\"... iommu=pt\"".into(),
+                then: "update-grub and restart the machine".into(),
+            },
         },
     };
-    // A virtual function is the guest's: what the host does to it is not seen here.
-    let told = devices.filter(|(_, more)| !more.is_virtual);
-    let told = told.filter_map(|(device, more)| Some((&device.name, more.iommu.as_deref()?)));
+    let told = devices.filter_map(|(device, more)| Some((&device.name, more.iommu.as_deref()?)));
     told.filter(|(_, kind)| translated(kind)).map(|(name, kind)| finding(name, kind)).collect()
 }
 

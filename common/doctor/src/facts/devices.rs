@@ -17,8 +17,6 @@ pub(crate) struct DeviceFacts {
     pub bus: Option<(Lane, Lane)>,
     /// How the IOMMU treats it: `DMA`, `DMA-FQ`, `identity`.
     pub iommu: Option<String>,
-    /// Whether it is a virtual function of another.
-    pub is_virtual: bool,
     /// How many virtual functions it has.
     pub virtual_count: u64,
     /// Why the library does not open it, if it was tried and does not.
@@ -114,7 +112,6 @@ fn device(tree: &Tree, folder: &str) -> DeviceFacts {
         board: tree.text(&format!("{folder}/board_id")),
         bus: now.zip(lane("max_link_speed", "max_link_width")),
         iommu: of("iommu_group/type"),
-        is_virtual: tree.has(&format!("{folder}/device/physfn")),
         virtual_count: tree.number(&format!("{folder}/device/sriov_numvfs")).unwrap_or(0),
         refused: None,
         ports: Vec::new(),
