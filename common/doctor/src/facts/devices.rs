@@ -68,7 +68,7 @@ pub(crate) struct NetdevFacts {
     pub pfc: Option<Vec<u8>>,
 }
 
-/// A network card whose maker has RDMA drivers, and that has none.
+/// A network card of which a driver could make an RDMA device, and that is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OrphanCard {
     pub pci: String,
@@ -76,8 +76,18 @@ pub(crate) struct OrphanCard {
     pub module: &'static str,
 }
 
-/// Makers of cards, and the module that makes RDMA devices of them.
-const MAKERS: &[(&str, &str)] = &[("0x15b3", "mlx5_ib"), ("0x14e4", "bnxt_re"), ("0x1d0f", "efa")];
+/// Network controllers: Ethernet, InfiniBand, and those that can be either.
+const NETWORK: &[&str] = &["0x0200", "0x0207", "0x0280"];
+
+/// Drivers that make a network device of a card, and the module that makes an RDMA device of it.
+const HALVES: &[(&str, &str)] =
+    &[("mlx5_core", "mlx5_ib"), ("mlx4_core", "mlx4_ib"), ("bnxt_en", "bnxt_re")];
+
+/// The maker whose cards are all for RDMA, whatever drives them.
+const MELLANOX: &str = "0x15b3";
+
+/// Its older ones, ConnectX-3 and what it is split into, which have a driver of their own.
+const CONNECTX3: &[&str] = &["0x1003", "0x1004", "0x1007"];
 
 /// Reads all of them, and what may not be read.
 pub(super) fn read(tree: &Tree) -> (Machine, Vec<DeviceFacts>, Vec<OrphanCard>, Vec<String>) {
@@ -99,7 +109,6 @@ pub(super) fn read(tree: &Tree) -> (Machine, Vec<DeviceFacts>, Vec<OrphanCard>, 
 fn device(tree: &Tree, folder: &str) -> DeviceFacts {
     let of = |name: &str| tree.text(&format!("{folder}/device/{name}"));
     let uevent = of("uevent").unwrap_or_default();
-    let driver = uevent.lines().find_map(|line| line.strip_prefix("DRIVER="));
     let lane = |speed: &str, width: &str| {
         let speed = of(speed)?.split_whitespace().next()?.parse::<f64>().ok()?;
         let width = of(width)?.parse().ok()?;
@@ -107,7 +116,7 @@ fn device(tree: &Tree, folder: &str) -> DeviceFacts {
     };
     let now = lane("current_link_speed", "current_link_width");
     DeviceFacts {
-        driver: driver.map(str::to_owned),
+        driver: driver_in(&uevent).map(str::to_owned),
         model: tree.text(&format!("{folder}/hca_type")),
         board: tree.text(&format!("{folder}/board_id")),
         bus: now.zip(lane("max_link_speed", "max_link_width")),
@@ -116,6 +125,11 @@ fn device(tree: &Tree, folder: &str) -> DeviceFacts {
         refused: None,
         ports: Vec::new(),
     }
+}
+
+/// The driver that the kernel bound to something.
+fn driver_in(uevent: &str) -> Option<&str> {
+    uevent.lines().find_map(|line| line.strip_prefix("DRIVER="))
 }
 
 fn port(tree: &Tree, folder: &str, port: &PortInfo) -> PortFacts {
@@ -167,11 +181,17 @@ fn paused(text: &str) -> Option<Vec<u8>> {
 fn orphans(tree: &Tree, machine: &Machine) -> Vec<OrphanCard> {
     let of = |pci: &str, name: &str| tree.text(&format!("sys/bus/pci/devices/{pci}/{name}"));
     let orphan = |pci: String| {
-        // Network controllers: Ethernet, InfiniBand.
         let class = of(&pci, "class")?;
-        let is_network = class.starts_with("0x0200") || class.starts_with("0x0207");
-        let vendor = of(&pci, "vendor")?;
-        let (_, module) = *MAKERS.iter().find(|(maker, _)| *maker == vendor)?;
+        let is_network = NETWORK.iter().any(|kind| class.starts_with(kind));
+        let uevent = of(&pci, "uevent").unwrap_or_default();
+        let module = match driver_in(&uevent) {
+            Some(driver) => HALVES.iter().find(|(half, _)| *half == driver)?.1,
+            None if of(&pci, "vendor")? != MELLANOX => return None,
+            None => match of(&pci, "device") {
+                Some(card) if CONNECTX3.contains(&card.as_str()) => "mlx4_ib",
+                _ => "mlx5_ib",
+            },
+        };
         let is_known = machine.devices.iter().any(|it| it.pci.as_deref() == Some(pci.as_str()));
         (is_network && !is_known).then_some(OrphanCard { pci, module })
     };
