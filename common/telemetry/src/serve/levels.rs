@@ -1,9 +1,11 @@
 //! What a server has at a moment: sessions, memory, links, disks, ports. The
 //! server fills `Levels` when somebody asks; this file says what each is called.
-//! A port or an export that is gone is not shown any more.
+//! A port or an export that is gone is not shown any more. Names that others gave are
+//! escaped here: the library writes labels as they are.
 
 use super::add;
 use crate::labels::Transport;
+use crate::run::escaped;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -163,7 +165,7 @@ impl Shown {
         self.export_free.clear();
         self.export_size.clear();
         for ExportLevels { name, free_bytes, size_bytes } in &levels.exports {
-            let of = OfExport { export: name.clone() };
+            let of = OfExport { export: escaped(name) };
             gauge(&self.export_free.get_or_create(&of), *free_bytes);
             gauge(&self.export_size.get_or_create(&of), *size_bytes);
         }
@@ -178,7 +180,7 @@ impl Shown {
         self.port_errors.clear();
         self.port_requests.clear();
         for port in ports {
-            let (device, number) = (port.device.clone(), u32::from(port.port));
+            let (device, number) = (escaped(&port.device), u32::from(port.port));
             let of = OfPort { device: device.clone(), port: number };
             self.port_active.get_or_create(&of).set(i64::from(port.active));
             // A port that is down runs at nothing, and its driver makes up a rate.
@@ -195,7 +197,8 @@ impl Shown {
                 }
             }
             for (error, count) in &port.errors {
-                let of = OfPortError { device: device.clone(), port: number, error: error.clone() };
+                let error = escaped(error);
+                let of = OfPortError { device: device.clone(), port: number, error };
                 store(&self.port_errors.get_or_create(&of), *count);
             }
             if let Some((reads, writes)) = port.requests {
@@ -311,6 +314,23 @@ mod tests {
         }
         let text = metrics.text(&Levels::default());
         assert!(!text.contains("mlx5_0") && !text.contains("export=\"data\""), "{text}");
+    }
+
+    #[test]
+    fn a_name_with_a_quote_does_not_end_its_label() {
+        let mut levels = Levels::sample();
+        levels.exports[0].name = "a\"b\\c\nd".into();
+        levels.ports[0].device = "e\"f".into();
+        let text = ServeMetrics::new("1").text(&levels);
+        for line in [
+            r#"rdma_serve_export_free_bytes{export="a\"b\\c\nd"} 1"#,
+            r#"rdma_serve_export_size_bytes{export="a\"b\\c\nd"} 2"#,
+            r#"rdma_serve_port_active{device="e\"f",port="1"} 1"#,
+            r#"rdma_serve_port_packets_total{device="e\"f",port="1",direction="sent"} 4"#,
+            r#"rdma_serve_port_errors_total{device="e\"f",port="1",error="link_downed"} 1"#,
+        ] {
+            assert!(text.lines().any(|have| have == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]
