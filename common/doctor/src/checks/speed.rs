@@ -113,13 +113,19 @@ fn lanes(rate: &str) -> Option<u32> {
 pub(super) fn bus(device: &DeviceInfo, more: &DeviceFacts) -> Option<Finding> {
     let (now, best) = more.bus?;
     let less = now.speed < best.speed || now.width < best.width;
+    let active = device.ports.iter().filter(|port| port.state.is_active());
+    let cables: u64 = active.map(|port| u64::from(port.rate_mbit)).sum();
+    let (severity, why) = match now.carries_mbit() < cables {
+        true => (Severity::Limits, "the slot carries less than the cable"),
+        false => (Severity::Note, "the slot carries as much as the cables do now"),
+    };
     (less && now.width > 0).then(|| Finding {
         check: "bus",
-        severity: Severity::Limits,
+        severity,
         about: device.name.clone(),
         is: format!("it is connected by PCIe {now}"),
         should: format!("{best}, which the card can do"),
-        why: "the slot may carry less than the cable".into(),
+        why: why.into(),
         fix: Fix::Person(
             "move the card to a slot of that width and generation, seat it anew, or raise the \
              slot's speed in the firmware's set-up"

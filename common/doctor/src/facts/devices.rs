@@ -34,6 +34,15 @@ pub(crate) struct Lane {
     pub width: u32,
 }
 
+impl Lane {
+    /// What all of them carry, in Mbit/s: below 8 GT/s eight bits of ten are data, then 128 of 130.
+    pub fn carries_mbit(self) -> u64 {
+        let transfers = u64::from(self.speed) * u64::from(self.width);
+        let (data, of) = if self.speed < 8000 { (8, 10) } else { (128, 130) };
+        transfers.saturating_mul(data) / of
+    }
+}
+
 impl std::fmt::Display for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} GT/s x{}", f64::from(self.speed) / 1000.0, self.width)
@@ -210,6 +219,14 @@ mod tests {
         assert_eq!(quickest(text), Some(40_000));
         assert_eq!(quickest("Supported link modes:   Not reported\n"), None);
         assert_eq!(quickest("Cannot get device settings"), None);
+    }
+
+    #[test]
+    fn what_a_slot_carries_is_less_than_its_transfers() {
+        let carries = |speed, width| Lane { speed, width }.carries_mbit();
+        assert_eq!((carries(5000, 8), carries(8000, 8)), (32_000, 63_015));
+        assert_eq!((carries(16_000, 16), carries(0, 0)), (252_061, 0));
+        assert!(carries(u32::MAX, u32::MAX) > 0, "whatever the kernel tells");
     }
 
     #[test]
