@@ -2,9 +2,12 @@
 //! addresses they have, what they count. How quick they are is in `speed`.
 
 use super::{Case, speed};
-use crate::facts::{NetdevFacts, PortFacts};
+use crate::facts::{DeviceFacts, NetdevFacts, PortFacts};
 use crate::finding::{Finding, Fix, Severity};
 use verbatim_fabric::ports::{Access, DeviceInfo, GidKind, LinkLayer, PortInfo, Transport};
+
+/// Where options of the driver of ConnectX-3 go.
+const MLX4_OPTIONS: &str = "/etc/modprobe.d/mlx4.conf";
 
 /// The least MTU of a network device that carries RDMA packets of 4,096 bytes.
 const MTU_FOR_4096: u64 = 4200;
@@ -19,10 +22,10 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
         }
         found.extend(speed::bus(device, more));
         for (port, told) in device.ports.iter().zip(&more.ports) {
-            let it = Port { case, device, port, told };
+            let it = Port { case, device, more, port, told };
             found.extend(it.state());
             if port.state.is_active() {
-                found.extend(it.rate(more));
+                found.extend(it.rate());
                 found.extend(it.width());
                 found.extend(it.mtu());
                 found.extend(it.packets());
@@ -38,6 +41,7 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
 pub(super) struct Port<'c> {
     pub case: &'c Case<'c>,
     pub device: &'c DeviceInfo,
+    pub more: &'c DeviceFacts,
     pub port: &'c PortInfo,
     pub told: &'c PortFacts,
 }
@@ -49,6 +53,10 @@ impl Port<'_> {
 
     pub fn netdev(&self) -> Option<&NetdevFacts> {
         self.told.netdev.as_ref().filter(|_| self.port.link_layer == LinkLayer::Ethernet)
+    }
+
+    fn is_connectx3(&self) -> bool {
+        self.more.driver.as_deref() == Some("mlx4_core")
     }
 
     fn state(&self) -> Option<Finding> {
@@ -114,18 +122,29 @@ impl Port<'_> {
             return None;
         }
         let (why, fix) = match self.port.link_layer {
+            LinkLayer::Infiniband if self.is_connectx3() => (
+                "its driver may have been told to use smaller ones, or the switch's port can do no \
+                 more",
+                Fix::Line {
+                    file: MLX4_OPTIONS.into(),
+                    line: "options mlx4_core set_4k_mtu=1".into(),
+                    then: "load the driver anew".into(),
+                },
+            ),
             LinkLayer::Infiniband => (
-                "the subnet manager gives a partition one size for all of its ports, 2048 bytes if \
-                 it is not told otherwise",
+                "both ends of a cable use what the lesser of them can do, which is the switch's \
+                 port",
                 Fix::Person(
-                    "where the subnet manager runs, in /etc/opensm/partitions.conf: Default=0x7fff, \
-                     ipoib, mtu=5: ALL=full; then restart it"
+                    "see what both ends can do (MtuCap): smpquery portinfo LID PORT; then set the \
+                     port of the switch to 4096"
                         .into(),
                 ),
             ),
             LinkLayer::Ethernet => (
                 "the driver has not followed a change of the network device",
-                Fix::Person("take the network device down and up again, or load the driver anew".into()),
+                Fix::Person(
+                    "take the network device down and up again, or load the driver anew".into(),
+                ),
             ),
         };
         Some(Finding {
@@ -152,10 +171,17 @@ impl Port<'_> {
         } else if gids.iter().all(|gid| gid.kind == GidKind::RoceV1) {
             let why = "version 1 is not routed and ends at the first router; many switches and \
                        peers know version 2 only";
-            let fix = Fix::Person(format!(
-                "let the driver make them: cma_roce_mode -d {} -p {} -m 2, or a newer kernel",
-                self.device.name, self.port.number
-            ));
+            let fix = match self.is_connectx3() {
+                true => Fix::Line {
+                    file: MLX4_OPTIONS.into(),
+                    line: "options mlx4_core roce_mode=2".into(),
+                    then: "load the driver anew; a ConnectX-3 that is no Pro has version 1 only"
+                        .into(),
+                },
+                false => {
+                    Fix::Person("a newer driver and firmware, or a card that has RoCE v2".into())
+                }
+            };
             (Severity::Limits, "the GID table has RoCE v1 entries only", why, fix)
         } else if gids.iter().all(|gid| gid.is_link_local()) {
             let why = "link-local addresses end at the switch: a peer behind a router cannot be \

@@ -30,7 +30,8 @@ const LANES: u32 = 4;
 
 impl Port<'_> {
     /// The best that is known of this port, and by what.
-    fn rate_known(&self, more: &DeviceFacts, rate: u32) -> Option<(u32, &'static str)> {
+    fn rate_known(&self, rate: u32) -> Option<(u32, &'static str)> {
+        let more = self.more;
         let told = self.netdev().and_then(|netdev| netdev.speed_max);
         let own = told.filter(|&best| best > rate);
         // Another port of the same board shows what this one can do; else the model tells, of
@@ -51,7 +52,7 @@ impl Port<'_> {
         own.or(sibling).or(model.map(|best| (best, "cards of this model go up to that")))
     }
 
-    pub fn rate(&self, more: &DeviceFacts) -> Option<Finding> {
+    pub fn rate(&self) -> Option<Finding> {
         // The network device tells what its cable carries, the port what it was made for.
         let of_netdev = self.netdev().and_then(|netdev| netdev.speed).filter(|&speed| speed > 0);
         let rate = self.port.rate_mbit.min(of_netdev.unwrap_or(u32::MAX));
@@ -59,7 +60,7 @@ impl Port<'_> {
         if rate == 0 || self.device.pci.is_none() {
             return None;
         }
-        let (best, known_by) = self.rate_known(more, rate)?;
+        let (best, known_by) = self.rate_known(rate)?;
         let gigabits = |mbit: u32| f64::from(mbit) / 1000.0;
         let told = if self.told.rate.is_empty() { "unknown" } else { &self.told.rate };
         Some(Finding {
