@@ -4,6 +4,7 @@
 
 use crate::run::escaped;
 use crate::serve::PortLevels;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// What the doctor saw.
@@ -27,7 +28,8 @@ pub fn text(diagnosis: &Diagnosis<'_>) -> String {
     page.family("time_seconds", "gauge", "When the doctor looked, since 1970");
     page.row("", diagnosis.time);
     page.family("finding", "gauge", "1 for everything that is not as it should be");
-    for (check, severity, about) in &diagnosis.findings {
+    // Several may be of one check about one thing; a series is told once.
+    for (check, severity, about) in diagnosis.findings.iter().collect::<BTreeSet<_>>() {
         let about = escaped(about);
         page.row(&format!("check=\"{check}\",severity=\"{severity}\",about=\"{about}\""), 1.0);
     }
@@ -107,7 +109,8 @@ mod tests {
     #[test]
     fn findings_and_counters_are_told_and_empty_families_are_not() {
         let levels = Levels::sample();
-        let findings = vec![("mtu", "limits", "mlx5_0/1\n")];
+        let mtu = ("mtu", "limits", "mlx5_0/1\n");
+        let findings = vec![mtu, ("counters", "limits", "mlx5_0/1"), mtu];
         let ports = levels.ports.iter().collect();
         let text = text(&Diagnosis { time: 2.5, exit: 1, findings, ports });
         for line in [
@@ -118,6 +121,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "no {line} in\n{text}");
         }
+        assert_eq!(text.matches("check=\"mtu\"").count(), 1, "a series is told once: {text}");
         let down = PortLevels { active: false, ..levels.ports[0].clone() };
         let down = super::text(&Diagnosis { ports: vec![&down], ..Diagnosis::default() });
         assert!(down.contains("port_active{") && !down.contains("port_rate_"), "{down}");
