@@ -4,7 +4,7 @@
 use super::*;
 use verbatim_tests::holding::Holding;
 use verbatim_tests::http::{get, request, series};
-use verbatim_tests::process::{Ended, trials};
+use verbatim_tests::process::{Ended, binary, trials};
 
 /// What the memory of a server may grow by while mounts come and go: less than 50 KiB for each.
 const HELD_KIB_MORE_MAX: u64 = 4 << 10;
@@ -76,6 +76,35 @@ fn in_the_background_it_stands_when_the_command_ends_and_umount_ends_it() {
     };
     wait_for("the daemon lets go of its cache", STAND_MAX, free);
     assert!(log.exists());
+}
+
+#[test]
+fn in_the_background_it_finds_what_it_was_given_from_where_it_was_started() {
+    let test = "in_the_background_it_finds_what_it_was_given_from_where_it_was_started";
+    if !can_mount(test) {
+        return;
+    }
+    let mut source = Source::new(|dir| {
+        fill(dir);
+        fs::write(dir.join("later"), b"again").expect("writes");
+    });
+    let at = tempfile::tempdir().expect("folder");
+    let cache = tempfile::Builder::new().prefix("c").tempdir_in(source.home.path());
+    let cache = Arc::new(cache.expect("folder"));
+    let program = binary("rdma-mount");
+    let mut command = source.home.command_of(program.to_str().expect("text"));
+    let given = ["--cache", cache.path().file_name().expect("a name").to_str().expect("text")];
+    command.arg(source.serve().at("data")).arg(at.path()).args(given);
+    command.args(["--state", "state/verbatim"]).current_dir(source.home.path());
+    Running::start(command).end().done();
+    let guard = Mounted { running: None, cache, at: Some(at) };
+    assert_eq!(fs::read(guard.path("file")).expect("reads"), b"hello");
+    assert_eq!(reading::data_files(guard.cache.path()).len(), 1, "it is kept where it was said");
+    // Who the server is stands in its state, which is looked at again.
+    source.kill();
+    source.start();
+    let later = || fs::read(guard.path("later")).ok();
+    assert_eq!(wait_for("the server is reached again", STAND_MAX, later), b"again");
 }
 
 #[test]

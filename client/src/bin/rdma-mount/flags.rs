@@ -8,7 +8,7 @@ use crate::shared::voice::VoiceFlags;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use verbatim_client::location::{Location, Remote};
 use verbatim_client::mount::{Fill, MountOptions};
 use verbatim_client::size::parse_bytes;
@@ -188,10 +188,15 @@ impl Flags {
             let cause = "--detach-when-complete needs --fill";
             return Err(FlagError::usage(cause, None));
         }
-        let mountpoint = std::path::absolute(mountpoint)
-            .map_err(|error| FlagError::usage(format!("MOUNTPOINT: {error}"), None))?;
+        // In the background this process is somewhere else.
+        let whole = |what: &str, path: &Path| {
+            let absolute = std::path::absolute(path);
+            absolute.map_err(|error| FlagError::usage(format!("{what}: {error}"), None))
+        };
+        let mountpoint = whole("MOUNTPOINT", mountpoint)?;
+        let cache = self.cache.clone().unwrap_or_else(|| cache_of(&remote));
         Ok(MountOptions {
-            cache: self.cache.clone().unwrap_or_else(|| cache_of(&remote)),
+            cache: whole("--cache", &cache)?,
             remote,
             name: source.to_string_lossy().into_owned(),
             mountpoint,

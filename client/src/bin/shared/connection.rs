@@ -105,7 +105,7 @@ impl ConnectionFlags {
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let folder = |variable: &str, below: &str| {
             let set = std::env::var_os(variable).filter(|value| !value.is_empty());
-            set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim")
+            lasting(set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim"))
         };
         let config_dir = folder("XDG_CONFIG_HOME", ".config");
         let found = ClientSettings::load(&config_dir).and_then(|settings| {
@@ -113,7 +113,9 @@ impl ConnectionFlags {
             let Remote { host, port, .. } = remote;
             let (ca, cert, key) = (self.ca.clone(), self.cert.clone(), self.key.clone());
             let files = CertificateFiles { ca, cert, key };
-            let certificates = settings.certificates(host, *port, files);
+            let CertificateFiles { ca, cert, key } = settings.certificates(host, *port, files);
+            let (ca, cert) = (ca.map(lasting), cert.map(lasting));
+            let certificates = CertificateFiles { ca, cert, key: key.map(lasting) };
             let key = settings.key(host, *port, flag, |name| std::env::var_os(name))?;
             Ok((key, certificates))
         });
@@ -130,7 +132,7 @@ impl ConnectionFlags {
             connect: ConnectOptions {
                 host: remote.host.clone(),
                 port: remote.port,
-                state_dir: self.state.clone().unwrap_or_else(state),
+                state_dir: self.state.clone().map_or_else(state, lasting),
                 config_dir,
                 key,
                 fingerprint: self.fingerprint,
@@ -164,4 +166,10 @@ impl ConnectionFlags {
             )
         })
     }
+}
+
+/// A path that is read whenever the server is reached again, by a process that may be somewhere
+/// else by then. What has no such path is told by whoever reads it.
+fn lasting(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
