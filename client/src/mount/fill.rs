@@ -83,17 +83,17 @@ struct Filling {
     fetched: AtomicU64,
 }
 
-/// Brings all that is below a path.
+/// Brings all that a walk comes to.
 pub(super) async fn fill(
     content: Arc<Content>,
-    base: WirePath,
+    mut walk: Walk,
     rate: Option<u64>,
     progress: Arc<Progress>,
 ) {
     progress.stage.store(1, Ordering::Relaxed);
     let (begin, fetched) = (Instant::now(), AtomicU64::new(0));
     let filling = Arc::new(Filling { content, progress: progress.clone(), rate, begin, fetched });
-    let (mut walk, mut under_way, mut full) = (Walk::new(base), JoinSet::new(), false);
+    let (mut under_way, mut full) = (JoinSet::new(), false);
     let mut tries = 0;
     while !full && let Some(found) = walk.next(&filling.content).await {
         match found {

@@ -130,11 +130,16 @@ impl Listing {
         self.entries.get(found.ok()?)
     }
 
+    /// How long `encode` makes it at most.
+    pub fn encoded_bytes(&self) -> usize {
+        let numbers = self.owners.len() * OWNED_BYTES + self.entries.len() * ENTRY_BYTES;
+        4 + self.names.len() + numbers
+    }
+
     /// All of it as bytes: whose things are, then for each entry its numbers, its name, and
     /// where it points to.
     pub fn encode(&self) -> Vec<u8> {
-        let bytes = self.owners.len() * OWNED_BYTES + self.entries.len() * ENTRY_BYTES;
-        let mut bytes = Vec::with_capacity(4 + self.names.len() + bytes);
+        let mut bytes = Vec::with_capacity(self.encoded_bytes());
         bytes.extend_from_slice(&(self.owners.len() as u32).to_le_bytes());
         for (Tied { file, version, uid, gid }, names) in &self.owners {
             let number = |it: &Option<NonZeroU64>| it.map_or(0, NonZeroU64::get).to_le_bytes();
@@ -226,6 +231,7 @@ mod tests {
         listing.add(vec![entry("a", EntryKind::File, 7)], &[Some(ties)]).expect("fits");
         listing.seal();
         let bytes = listing.encode();
+        assert_eq!(bytes.len(), listing.encoded_bytes());
         let read = Listing::decode(&bytes).expect("is whole");
         for name in [b"a".as_slice(), b"b", b"link", b"c"] {
             assert_eq!(read.find(name), listing.find(name));

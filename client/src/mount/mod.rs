@@ -169,8 +169,7 @@ impl Mount {
         let filled = Arc::new(fill::Progress::default());
         // Without a server there is nothing to bring.
         if let (Fill::On(rate), false) = (options.fill, options.offline) {
-            let (content, base) = (tree.content.clone(), options.remote.path.clone());
-            tokio::spawn(fill::fill(content, base, rate, filled.clone()));
+            tokio::spawn(fill::fill(tree.content.clone(), tree.walk(), rate, filled.clone()));
         }
         let watching = options.watch.then(|| {
             let watch = Watch { path: options.remote.path.clone(), exclude: Vec::new() };

@@ -1,9 +1,10 @@
 //! What is remembered of names while the server is away: every folder that was listed,
-//! and every folder and link that was looked at, is kept in the cache by a thread of its
-//! own, and told from there when nobody else can. Bounded by what waits; what does not
-//! fit is not remembered. A mount that ends waits for what it has. Called by `Tree`.
+//! every folder and link that was looked at, and the root, is kept in the cache by a
+//! thread of its own, and told from there when nobody else can. Bounded by what waits;
+//! what does not fit is not remembered. Of what is not, nobody but who mounts may read
+//! anything. A mount that ends waits for what it has. Called by `Tree` and `Walk`.
 
-use super::cache::{Cache, Key};
+use super::cache::Key;
 use super::content::Content;
 use super::facts::{Facts, Kind, Seen};
 use super::listing::Listing;
@@ -21,8 +22,9 @@ const FINISH_MAX: Duration = Duration::from_secs(5);
 /// The name that something has in what is kept of itself.
 const ITSELF: &[u8] = b"itself";
 
-/// The permission bits of a file of which only the content is known.
-const UNKNOWN_MODE: u16 = 0o444;
+/// The permission bits of a file of which only the content is known: others may not have been
+/// let in. A million files may be looked at, which would be as many notes.
+const UNKNOWN_MODE: u16 = 0o400;
 
 /// What is remembered.
 pub(super) struct Recall {
@@ -33,6 +35,7 @@ pub(super) struct Recall {
 /// What the thread is to do.
 enum Waiting {
     Keep(Key, Arc<Listing>),
+    KeepRoot(Key, Listing),
     /// Say that all before it is kept.
     Tell(oneshot::Sender<()>),
 }
@@ -45,7 +48,12 @@ impl Recall {
         tokio::task::spawn_blocking(move || {
             while let Some(next) = next.blocking_recv() {
                 match next {
-                    Waiting::Keep(key, listing) => keep(&keeper.cache, &key, &listing),
+                    Waiting::Keep(key, listing) => {
+                        note(keeper.cache.keep_names(&key, &listing.encode()));
+                    }
+                    Waiting::KeepRoot(key, listing) => {
+                        note(keeper.cache.keep_root(&key, &listing.encode()));
+                    }
                     Waiting::Tell(done) => drop(done.send(())),
                 }
             }
@@ -57,6 +65,21 @@ impl Recall {
     pub fn listed(&self, path: &WirePath, listing: &Arc<Listing>) {
         // Where too much waits it is not remembered.
         let _ = self.waiting.try_send(Waiting::Keep(self.key(path, "in"), listing.clone()));
+    }
+
+    /// A folder was listed by who has nothing removed for it.
+    pub fn passed(&self, path: &WirePath, listing: &Arc<Listing>) {
+        let (used, most, _) = self.content.cache.usage();
+        if used.saturating_add(listing.encoded_bytes() as u64) <= most {
+            self.listed(path, listing);
+        }
+    }
+
+    /// The root was looked at.
+    pub fn looked_at_root(&self, path: &WirePath, seen: Seen) {
+        if let Ok(listing) = Listing::of(ITSELF, seen) {
+            let _ = self.waiting.try_send(Waiting::KeepRoot(self.key(path, "at"), listing));
+        }
     }
 
     /// Something was looked at by itself. What is known of files is in their versions, but not
@@ -91,7 +114,13 @@ impl Recall {
         Listing::decode(&self.content.cache.names(&self.key(path, what))?)
     }
 
-    /// What was in a folder. Reads files, as all of these do.
+    /// What the root was. Reads files, as all of these do.
+    pub fn root(&self, path: &WirePath) -> Option<Facts> {
+        let kept = Listing::decode(&self.content.cache.root(&self.key(path, "at"))?)?;
+        kept.find(ITSELF).filter(|facts| facts.kind == Kind::Folder)
+    }
+
+    /// What was in a folder.
     pub fn list(&self, path: &WirePath) -> Option<Listing> {
         self.read(path, "in")
     }
@@ -128,8 +157,8 @@ impl Recall {
     }
 }
 
-fn keep(cache: &Cache, key: &Key, listing: &Listing) {
-    if let Err(error) = cache.keep_names(key, &listing.encode()) {
+fn note(kept: std::io::Result<()>) {
+    if let Err(error) = kept {
         tracing::debug!(cause = %error, "names not kept");
     }
 }

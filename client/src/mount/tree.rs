@@ -12,6 +12,7 @@ use super::listing::Listing;
 use super::nodes::{Nodes, ROOT};
 use super::passthrough::Passthrough;
 use super::recall::Recall;
+use super::walk::Walk;
 use fuser::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +26,9 @@ const TTL: Duration = Duration::from_secs(1);
 
 /// How long it does while changes are told.
 const TTL_WATCHED: Duration = Duration::from_secs(30);
+
+/// The permission bits of a root of which nothing is known: others may not have been let in.
+const UNKNOWN_ROOT_MODE: u16 = 0o700;
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -76,11 +80,16 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
-        let root = Facts::unknown(Kind::Folder, 0o755, 4096, 0);
-        let nodes = Mutex::new(Nodes::new(root));
         let recall = Arc::new(Recall::new(content.clone()));
+        let unknown = Facts::unknown(Kind::Folder, UNKNOWN_ROOT_MODE, 4096, 0);
+        let nodes = Mutex::new(Nodes::new(recall.root(&base).unwrap_or(unknown)));
         let (folders, watched) = (Folders::default(), AtomicBool::new(false));
         Self { content, passthrough, nodes, folders, recall, base, watched }
+    }
+
+    /// All of it, entry by entry; what is come to is remembered.
+    pub fn walk(&self) -> Walk {
+        Walk::new(self.base.clone()).remembered(self.recall.clone())
     }
 
     /// Waits until what is to be remembered of it is kept.
@@ -118,6 +127,7 @@ impl Tree {
             && let Ok(seen) = self.content.line.look(&self.base).await
         {
             self.nodes().set_root(seen.facts());
+            self.recall.looked_at_root(&self.base, seen);
         }
         self.nodes().facts(ROOT).expect("the root stays")
     }

@@ -5,14 +5,18 @@
 use super::content::Content;
 use super::facts::{Facts, Kind};
 use super::listing::Listing;
+use super::recall::Recall;
+use std::sync::Arc;
 use verbatim_proto::{Fault, WirePath};
 
 /// A walk that is under way.
 pub(super) struct Walk {
     folders: Vec<WirePath>,
-    listing: Listing,
+    listing: Arc<Listing>,
     folder: WirePath,
     index: usize,
+    /// By whom what is listed is remembered.
+    recall: Option<Arc<Recall>>,
 }
 
 impl Walk {
@@ -23,8 +27,13 @@ impl Walk {
 
     /// Everything below a path of the server.
     pub fn new(base: WirePath) -> Self {
-        let (listing, folder) = (Listing::default(), base.clone());
-        Self { folders: vec![base], listing, folder, index: 0 }
+        let (listing, folder) = (Arc::default(), base.clone());
+        Self { folders: vec![base], listing, folder, index: 0, recall: None }
+    }
+
+    /// The same, and what is listed is remembered.
+    pub fn remembered(self, recall: Arc<Recall>) -> Self {
+        Self { recall: Some(recall), ..self }
     }
 
     /// What comes next; a folder before what is in it. A folder that cannot be listed is told.
@@ -42,9 +51,12 @@ impl Walk {
                 return Some(Ok((path, facts)));
             }
             self.folder = self.folders.pop()?;
-            (self.listing, self.index) = (Listing::default(), 0);
+            (self.listing, self.index) = (Arc::default(), 0);
             match content.line.list(&self.folder).await {
-                Ok(listing) => self.listing = listing,
+                Ok(listing) => {
+                    self.listing = Arc::new(listing);
+                    self.recall.iter().for_each(|it| it.passed(&self.folder, &self.listing));
+                }
                 Err(fault) => return Some(Err((self.folder.clone(), fault))),
             }
         }

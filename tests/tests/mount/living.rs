@@ -215,14 +215,18 @@ fn the_status_tells_how_far_the_fill_is_and_which_way_files_are_read() {
         let told: serde_json::Value = serde_json::from_str(&status(true)).expect("JSON");
         (told["fill"]["state"] == "complete").then_some(told)
     };
-    let told = wait_for("all is here", STAND_MAX, filled);
+    wait_for("all is here", STAND_MAX, filled);
+    // Both folders are remembered, and count from when they are there.
+    let names = || reading::files_of(mounted.cache.path(), "names").len();
+    wait_for("names are kept", STAND_MAX, || (names() == 2).then_some(()));
+    let told = filled().expect("it stays complete");
     assert_eq!(
         (&told["fill"]["files"], &told["fill"]["failed"]),
         (&21.into(), &0.into()),
         "{told}"
     );
     assert_eq!(told["fetched_bytes"], (5 << 20) + 20 * 9000);
-    assert_eq!(told["cache"]["bytes"], (5 << 20) + 20 * 12_288, "as the disk has it");
+    assert_eq!(told["cache"]["bytes"], (5 << 20) + 20 * 12_288 + 2 * 4096, "as the disk has it");
     assert_eq!(told["server"]["up"], true);
     assert!(status(false).contains("complete"));
     assert!(fs::read(mounted.path("a/big")).expect("reads") == big);

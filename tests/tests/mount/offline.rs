@@ -2,7 +2,7 @@
 //! it, and what it has not is an error at once. Nothing that was damaged is shown.
 
 use super::*;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::Instant;
 
 const MIB: usize = 1 << 20;
@@ -118,5 +118,71 @@ fn a_cache_that_knows_nothing_of_the_source_is_refused_and_damaged_names_are_not
     let mounted = source.mount_with(&cache, &["--offline"]);
     let shown = fs::read_dir(mounted.path("")).and_then(|mut it| it.next().expect("fails"));
     assert_eq!(errno(&shown.expect_err("it is damaged")), EIO);
+    mounted.end();
+}
+
+/// What somebody without rights reads; none where they may not.
+fn by_nobody(path: &Path) -> Option<Vec<u8>> {
+    let mut cat = Command::new("setpriv");
+    cat.args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"]).arg(path);
+    let said = cat.output().expect("setpriv runs");
+    said.status.success().then_some(said.stdout)
+}
+
+#[test]
+fn without_its_server_a_mount_lets_others_read_no_more_than_with_it() {
+    let test = "without_its_server_a_mount_lets_others_read_no_more_than_with_it";
+    if !can_mount(test) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, "needs root, to read as somebody else");
+    }
+    let set = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("sets");
+    };
+    let mut source = Source::new(|dir| {
+        set(dir, 0o751);
+        fs::create_dir(dir.join("d")).expect("makes");
+        for (name, mode) in [("secret", 0o600), ("d/secret", 0o600), ("d/open", 0o644)] {
+            fs::write(dir.join(name), b"said").expect("writes");
+            set(&dir.join(name), mode);
+        }
+    });
+    std::thread::sleep(SETTLED);
+    let from = source.serve().at("data");
+    let mode = |path: PathBuf| fs::metadata(path).expect("is known").mode() & 0o777;
+    // Once by who opened a file and listed nothing, and once by who filled all of it.
+    let opened = Arc::new(tempfile::tempdir().expect("folder"));
+    let mounted = source.mount_with(&opened, &["--allow-other"]);
+    assert_eq!(fs::read(mounted.path("secret")).expect("reads"), b"said");
+    assert_eq!((by_nobody(&mounted.path("secret")), mode(mounted.path(""))), (None, 0o751));
+    mounted.end();
+    let filled = Arc::new(tempfile::tempdir().expect("folder"));
+    let mounted = source.mount_with(&filled, &["--allow-other", "--fill"]);
+    let done = || (mounted.status()["fill"]["state"] == "complete").then_some(());
+    wait_for("all is here", STAND_MAX, done);
+    mounted.end();
+    source.kill();
+
+    let offline = ["--offline", "--allow-other"];
+    let mounted = Mounted::start(&source.home, &from, &opened, &offline);
+    assert_eq!((mode(mounted.path("")), mode(mounted.path("secret"))), (0o751, 0o400));
+    assert_eq!(by_nobody(&mounted.path("secret")), None, "nobody could before");
+    assert_eq!(fs::read(mounted.path("secret")).expect("is here"), b"said");
+    mounted.end();
+    let mounted = Mounted::start(&source.home, &from, &filled, &offline);
+    assert_eq!((mode(mounted.path("")), mode(mounted.path("d/secret"))), (0o751, 0o600));
+    assert_eq!(by_nobody(&mounted.path("d/secret")), None, "nobody could before");
+    assert_eq!(by_nobody(&mounted.path("d/open")), Some(b"said".to_vec()));
+    mounted.end();
+    // A root of which nothing is known lets nobody in.
+    for entry in fs::read_dir(opened.path()).expect("lists").flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b"root-") {
+            fs::write(entry.path(), b"damaged").expect("writes");
+        }
+    }
+    let mounted = Mounted::start(&source.home, &from, &opened, &offline);
+    assert_eq!(mode(mounted.path("")), 0o700);
     mounted.end();
 }
