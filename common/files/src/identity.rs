@@ -62,17 +62,24 @@ impl Identity {
         number_of([self.file_system, self.inode, self.born_ns as u64])
     }
 
-    /// Whether a later write could hide behind the same time stamps. A stamp from the future
-    /// is racy too: nothing is known about that clock.
+    /// Whether a later write could hide behind the same time stamps. An inode that changed in the
+    /// future is racy too: nothing is known about that clock. The time of a content that lies
+    /// there was set by somebody, which says nothing: a write changes the inode as well.
     pub fn is_racy(&self, now: SystemTime) -> bool {
-        is_young(self.mtime_ns.max(self.ctime_ns), now)
+        let is_set = i128::from(self.mtime_ns) > since_1970(now);
+        let stamp_ns = if is_set { self.ctime_ns } else { self.mtime_ns.max(self.ctime_ns) };
+        is_young(stamp_ns, now)
     }
 }
 
 /// Whether a change from `now` on could have the same time stamp.
 pub(crate) fn is_young(stamp_ns: i64, now: SystemTime) -> bool {
-    let now_ns = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
-    now_ns - i128::from(stamp_ns) < RACY_NS
+    since_1970(now) - i128::from(stamp_ns) < RACY_NS
+}
+
+/// In nanoseconds.
+fn since_1970(now: SystemTime) -> i128 {
+    now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128)
 }
 
 /// One number for several.
@@ -120,5 +127,20 @@ mod tests {
         assert!(before.is_racy(SystemTime::now() - Duration::from_secs(100)), "from the future");
         file.write_all(b"two").expect("writes");
         assert_ne!(Identity::of(&file).expect("identity"), before);
+    }
+
+    #[test]
+    fn a_time_that_somebody_set_into_the_future_is_not_racy_once_the_inode_is_old() {
+        let mut file = tempfile::tempfile().expect("file");
+        let now = SystemTime::now();
+        let century = Duration::from_secs(100 * 365 * 86_400);
+        file.set_modified(now + century).expect("sets");
+        let set = Identity::of(&file).expect("identity");
+        assert!(set.is_racy(now), "it was set just now");
+        assert!(!set.is_racy(now + Duration::from_secs(3)));
+        assert!(set.is_racy(now - Duration::from_secs(100)), "that clock cannot be trusted");
+        // Whatever is written later shows.
+        file.write_all(b"x").expect("writes");
+        assert_ne!(Identity::of(&file).expect("identity").mtime_ns, set.mtime_ns);
     }
 }

@@ -2,7 +2,7 @@
 //! way of reading.
 
 use super::*;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
 const MIB: usize = 1 << 20;
@@ -204,6 +204,23 @@ fn a_cache_that_is_too_small_gives_right_bytes_and_stays_small() {
 /// What the files of a cache take.
 pub fn kept_bytes(cache: &Path) -> u64 {
     data_files(cache).iter().map(|path| fs::metadata(path).expect("is there").blocks() * 512).sum()
+}
+
+#[test]
+fn a_file_from_the_future_is_read_as_any_other() {
+    if !can_mount("a_file_from_the_future_is_read_as_any_other") {
+        return;
+    }
+    let century = Duration::from_secs(100 * 365 * 86_400);
+    let source = Source::new(|dir| {
+        let mut file = fs::File::create(dir.join("file")).expect("makes");
+        file.write_all(b"tomorrow").expect("writes");
+        file.set_modified(std::time::SystemTime::now() + century).expect("sets");
+    });
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount(&[]);
+    assert_eq!(fs::read(mounted.path("file")).expect("reads"), b"tomorrow");
+    mounted.end();
 }
 
 /// The files that hold content.
