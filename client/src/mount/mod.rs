@@ -148,12 +148,15 @@ impl Mount {
     /// Connects and mounts. The server must be there now; later it may come and go. Where `stop`
     /// completes before the kernel is asked to mount, it is not; later `stay` is to hear of it.
     pub async fn start(
-        options: MountOptions,
+        mut options: MountOptions,
         mut session: SessionOptions,
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Self, MountError> {
         // Attributes come with the metadata of files.
         session.preserve = true;
+        // The kernel names what is mounted by where it is, and not by a link that leads there.
+        let given = std::mem::take(&mut options.mountpoint);
+        options.mountpoint = content::blocking(move || place::resolve(&given)).await;
         let (cache, server, first) = tokio::select! {
             () = stop => return Err(Fault::new(Code::Interrupted, "interrupted").into()),
             ready = ready(&options, &session) => ready?,

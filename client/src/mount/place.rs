@@ -19,6 +19,9 @@ const DEVICES: &str = "/sys/class/bdi";
 /// What root allows ordinary users.
 const FUSE_CONF: &str = "/etc/fuse.conf";
 
+/// As many links one after the other as the kernel follows.
+const LINKS_MAX: usize = 40;
+
 /// What is wrong with a place.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
@@ -113,6 +116,21 @@ pub(super) fn prepare(path: &Path, others: bool) -> Result<(), PlaceError> {
         None => Ok(()),
         Some(_) => Err(PlaceError::NotEmpty(path.to_owned())),
     }
+}
+
+/// Where a path leads to, as the kernel tells it of what is mounted there. What is mounted there
+/// may be dead and not be looked at, but a link that leads there can be.
+pub(super) fn resolve(path: &Path) -> PathBuf {
+    // Without a separator at its end, which would have a link followed.
+    let mut at: PathBuf = path.components().collect();
+    for _ in 0..LINKS_MAX {
+        if let Ok(whole) = at.canonicalize() {
+            return whole;
+        }
+        let Ok(target) = fs::read_link(&at) else { break };
+        at = at.parent().unwrap_or(Path::new("/")).join(target);
+    }
+    at
 }
 
 /// Whether these settings let an ordinary user let others in.
@@ -217,6 +235,23 @@ mod tests {
         assert!(matches!(prepare(&file, false), Err(PlaceError::Unfit { .. })));
         assert!(matches!(prepare(&dir.path().join("b"), false), Err(PlaceError::Unfit { .. })));
         assert!(unmount(dir.path()).is_ok(), "what is not ours is left alone");
+    }
+
+    #[test]
+    fn a_link_leads_to_the_place_that_is_mounted_on_even_if_nobody_can_look_at_it() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().expect("folder");
+        let dir = dir.path().canonicalize().expect("is there");
+        let at = |name: &str| dir.join(name);
+        fs::create_dir(at("place")).expect("makes");
+        symlink("place", at("one")).expect("links");
+        symlink(at("one"), at("two")).expect("links");
+        symlink("gone", at("dead")).expect("links");
+        symlink("round", at("round")).expect("links");
+        for name in ["place", "one", "two", "two/"] {
+            assert_eq!(resolve(&at(name)), at("place"), "{name}");
+        }
+        assert_eq!((resolve(&at("dead")), resolve(&at("round"))), (at("gone"), at("round")));
     }
 
     #[test]

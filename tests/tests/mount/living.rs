@@ -140,6 +140,100 @@ fn a_mount_that_waits_for_its_server_ends_when_it_is_told_to() {
     }
 }
 
+/// A place for a mount, which does not stay there whatever happens.
+fn place() -> (PathBuf, Mounted) {
+    let at = tempfile::tempdir().expect("folder");
+    let cache = Arc::new(tempfile::tempdir().expect("folder"));
+    (at.path().to_owned(), Mounted { running: None, cache, at: Some(at) })
+}
+
+/// Mounts by a command that may do something to it first; it stands if it does not end.
+fn begun(source: &Source, at: &Path, cache: &Path, wrapper: &[&str], flags: &[&str]) -> Running {
+    let from = source.serve().at("data");
+    let text = |path: &Path| path.to_str().expect("text").to_owned();
+    let mut words = vec![from, text(at), "--cache".into(), text(cache)];
+    words.extend(flags.iter().map(|&flag| flag.to_owned()));
+    let mut running =
+        Running::start(source.home.again().wrapped(wrapper).command("rdma-mount", &words));
+    let place = at.canonicalize().expect("it is there");
+    wait_for("it stands or ends", STAND_MAX, || {
+        (is_mounted(&place) || running.has_ended()).then_some(())
+    });
+    running
+}
+
+/// Ends what is handed on at once, as a reader that is not there.
+const NOBODY_READS: [&str; 4] = ["sh", "-c", "\"$@\" | :", "sh"];
+
+#[test]
+fn what_goes_wrong_when_a_mount_stands_leaves_none() {
+    if !can_mount("what_goes_wrong_when_a_mount_stands_leaves_none") {
+        return;
+    }
+    let source = Source::new(fill);
+    let (at, guard) = place();
+    let cache = guard.cache.path();
+    let log = cache.join("no/such/folder/log");
+    let flags = ["--log-file", log.to_str().expect("text")];
+    let refused = begun(&source, &at, cache, &[], &flags).end();
+    refused.refused(1, &["cannot write the log to", "no/such/folder/log"]);
+    assert!(!is_mounted(&at), "it is left behind");
+    // The command that was called is gone before the mount stands.
+    let ended = begun(&source, &at, cache, &NOBODY_READS, &["--background"]).end();
+    assert!(!ended.stderr.contains("panicked"), "{ended:#?}");
+    assert!(!is_mounted(&at), "it is left behind");
+    // In the foreground it stands, whoever listens.
+    let running = begun(&source, &at, cache, &NOBODY_READS, &["--foreground"]);
+    assert_eq!(fs::read(guard.path("file")).expect("reads"), b"hello");
+    let gone = Command::new("umount").arg(&at).status().expect("umount runs");
+    assert!(gone.success());
+    let ended = running.end();
+    assert!(!ended.stderr.contains("panicked"), "{ended:#?}");
+}
+
+#[test]
+fn a_mount_on_a_link_goes_and_a_dead_one_behind_it_is_cleared() {
+    if !can_mount("a_mount_on_a_link_goes_and_a_dead_one_behind_it_is_cleared") {
+        return;
+    }
+    let source = Source::new(fill);
+    let ((at, guard), dir) = (place(), tempfile::tempdir().expect("folder"));
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&at, &link).expect("links");
+    let running = begun(&source, &link, guard.cache.path(), &[], &["--foreground"]);
+    running.signal(Signal::KILL);
+    running.end();
+    assert!(is_mounted(&at), "a dead mount is left");
+    let mut running = begun(&source, &link, guard.cache.path(), &[], &["--foreground"]);
+    let alive = || fs::read(link.join("file")).ok().or(running.has_ended().then(Vec::new));
+    assert_eq!(wait_for("it stands", STAND_MAX, alive), b"hello");
+    running.signal(Signal::TERM);
+    running.end().done();
+    assert!(!is_mounted(&at), "it is left behind");
+}
+
+#[test]
+fn a_terminal_that_goes_away_ends_a_mount_unless_it_was_told_to_outlive_it() {
+    if !can_mount("a_terminal_that_goes_away_ends_a_mount_unless_it_was_told_to_outlive_it") {
+        return;
+    }
+    let source = Source::new(fill);
+    let (at, guard) = place();
+    let cache = guard.cache.path();
+    let running = begun(&source, &at, cache, &[], &["--foreground"]);
+    running.signal(Signal::HUP);
+    running.end().done();
+    assert!(!is_mounted(&at), "it is left behind");
+    let mut running = begun(&source, &at, cache, &["nohup"], &["--foreground"]);
+    running.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!running.has_ended() && is_mounted(&at));
+    assert_eq!(fs::read(guard.path("file")).expect("reads"), b"hello");
+    running.signal(Signal::TERM);
+    running.end().done();
+    assert!(!is_mounted(&at), "it is left behind");
+}
+
 #[test]
 fn the_kernel_asks_root_for_a_mebibyte_at_a_time() {
     use std::os::unix::fs::MetadataExt;

@@ -33,20 +33,25 @@ pub fn start() -> io::Result<ExitCode> {
     Ok(ExitCode::from(status.code().map_or(1, |code| code as u8)))
 }
 
+/// Opens what is logged to once the mount stands.
+pub fn open_log(path: Option<&Path>) -> io::Result<File> {
+    match path {
+        Some(path) => OpenOptions::new().create(true).append(true).open(path),
+        None => OpenOptions::new().write(true).open("/dev/null"),
+    }
+}
+
 /// Says that the mount stands, and lets go of the terminal.
-pub fn stands(log_file: Option<&Path>) -> io::Result<()> {
-    let log = match log_file {
-        Some(path) => OpenOptions::new().create(true).append(true).open(path)?,
-        None => OpenOptions::new().write(true).open("/dev/null")?,
-    };
+pub fn stands(log: &File) -> io::Result<()> {
     // Fails for the leader of a session, who has one already.
     let _ = setsid();
-    println!("{WORD}");
-    io::stdout().flush()?;
+    // Where the one that was called is gone, nobody knows of this mount.
+    let mut output = io::stdout();
+    writeln!(output, "{WORD}").and_then(|()| output.flush())?;
     let nothing = File::open("/dev/null")?;
     dup2_stdin(&nothing)?;
-    dup2_stdout(&log)?;
-    dup2_stderr(&log)?;
+    dup2_stdout(log)?;
+    dup2_stderr(log)?;
     // A folder that it was started in may be unmounted too.
     std::env::set_current_dir("/")
 }

@@ -13,11 +13,15 @@ mod fstab;
 #[allow(dead_code)] // what only copies say
 mod shared;
 mod show;
+mod stop;
 mod telling;
 
 use flags::Flags;
 use shared::ask;
-use shared::ending::{Exit, complain, interrupted};
+use shared::ending::{Exit, complain};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
 use verbatim_client::copy::CopyError;
@@ -68,22 +72,13 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Ok(session) => session,
         Err(error) => return error.told(json),
     };
-    // In the background this process is somewhere else.
-    let metrics = flags.metrics_file.as_ref().map(std::path::absolute);
-    let metrics = match metrics.transpose() {
-        Ok(metrics) => metrics,
-        Err(error) => return complain(&error, None, Exit::Usage, json),
-    };
-    let port = match flags.metrics {
-        Some(address) => match Port::bind(address).await {
-            Ok(port) => Some(port),
-            Err(error) => return complain(&error, Some(error.hint()), Exit::Failed, json),
-        },
-        None => None,
+    let Told { metrics, port, log } = match Told::begin(flags).await {
+        Ok(told) => told,
+        Err(exit) => return exit,
     };
     let config_dir = session.connect.config_dir.clone();
     // Before anybody can see the mount: who is told to end after that must not leave it behind.
-    let mut stop = pin!(interrupted());
+    let mut stop = pin!(stop::told_to_end());
     let started = ask::introduced(&config_dir, async || {
         match Mount::start(options.clone(), session.clone(), &mut stop).await {
             Err(MountError::Client(error)) => Err(CopyError::Client(error)),
@@ -98,7 +93,9 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
         Err(error) => return complain(&error, hint(&error), Exit::because_of(&error), json),
     };
-    if let Err(error) = stands(flags, &options) {
+    if let Err(error) = stands(flags, &options, log.as_ref()) {
+        // Nobody else would: it must not be left behind.
+        let _ = mount.stay(std::future::ready(())).await;
         let cause = format!("cannot go into the background: {error}");
         return complain(&cause, None, Exit::Failed, json);
     }
@@ -126,18 +123,54 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     }
 }
 
-/// Says that the mount stands; in the background nobody listens from then on.
-fn stands(flags: &Flags, options: &MountOptions) -> std::io::Result<()> {
-    let at = options.mountpoint.display();
-    if flags.background {
-        return background::stands(flags.log_file.as_deref());
+/// Where a mount tells how it is. What cannot be told there is found out before it stands.
+struct Told {
+    metrics: Option<PathBuf>,
+    port: Option<Port>,
+    log: Option<File>,
+}
+
+impl Told {
+    async fn begin(flags: &Flags) -> Result<Self, ExitCode> {
+        let json = flags.voice.json;
+        // In the background this process is somewhere else.
+        let metrics = flags.metrics_file.as_ref().map(std::path::absolute).transpose();
+        let metrics = metrics.map_err(|error| complain(&error, None, Exit::Usage, json))?;
+        let log = flags.background.then(|| background::open_log(flags.log_file.as_deref()));
+        let log = log.transpose().map_err(|error| {
+            let path = flags.log_file.as_deref().unwrap_or_else(|| "/dev/null".as_ref());
+            let cause = format!("cannot write the log to {}: {error}", path.display());
+            complain(&cause, None, Exit::Failed, json)
+        })?;
+        let port = match flags.metrics {
+            Some(address) => Some(
+                Port::bind(address)
+                    .await
+                    .map_err(|error| complain(&error, Some(error.hint()), Exit::Failed, json))?,
+            ),
+            None => None,
+        };
+        Ok(Self { metrics, port, log })
     }
-    if flags.voice.json {
-        let at = at.to_string();
-        println!("{}", serde_json::json!({ "event": "mounted", "mountpoint": at }));
-    } else if !flags.voice.quiet {
-        println!("mounted on {at}");
+}
+
+/// Says that the mount stands; in the background, where there is a log, nobody listens from then
+/// on.
+fn stands(flags: &Flags, options: &MountOptions, log: Option<&File>) -> std::io::Result<()> {
+    if let Some(log) = log {
+        return background::stands(log);
     }
+    let at = options.mountpoint.display().to_string();
+    let mut output = std::io::stdout();
+    // It stands, whoever listens.
+    let _ = match (flags.voice.json, flags.voice.quiet) {
+        (true, _) => {
+            let event = serde_json::json!({ "event": "mounted", "mountpoint": at });
+            writeln!(output, "{event}")
+        }
+        (false, false) => writeln!(output, "mounted on {at}"),
+        (false, true) => Ok(()),
+    };
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 
 use crate::shared::records::{now, write_whole};
 use serde_json::{Value, json};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use verbatim_client::mount::metrics;
@@ -31,7 +32,8 @@ impl Progress {
     pub fn tell(&mut self) {
         let fill = &self.teller.status()["fill"];
         if fill["state"] != "off" && self.told.as_ref() != Some(fill) {
-            println!("{}", json!({ "event": "progress", "fill": fill }));
+            // Who does not listen any more does not end the mount.
+            let _ = writeln!(io::stdout(), "{}", json!({ "event": "progress", "fill": fill }));
             self.told = Some(fill.clone());
         }
     }

@@ -1,0 +1,43 @@
+//! What ends a mount from outside: the signals that end every command, and a terminal
+//! that goes away, which would leave a dead mount behind. Not for who was started to
+//! outlive it, as nohup does.
+
+use crate::shared::ending::interrupted;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Completes when the mount is to end. It is heard from this call on.
+pub fn told_to_end() -> impl Future<Output = ()> {
+    let interrupted = interrupted();
+    // What is listened to is not ignored any more.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let hangup = (!ignores_hangup(&status)).then(|| signal(SignalKind::hangup()));
+    async move {
+        let hung_up = async {
+            match hangup {
+                Some(Ok(mut hangup)) => drop(hangup.recv().await),
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! { () = interrupted => {}, () = hung_up => {} }
+    }
+}
+
+/// Whether a process with this status was told to take no notice of SIGHUP, the first signal.
+fn ignores_hangup(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_ignores_a_hangup_is_known_by_its_status() {
+        let status = |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+        assert!(ignores_hangup(&status("0000000000001001")));
+        assert!(!ignores_hangup(&status("0000000000001000")));
+        assert!(!ignores_hangup(&status("none")) && !ignores_hangup(""));
+    }
+}
