@@ -184,11 +184,15 @@ impl Nodes {
         }
     }
 
-    /// Opens a number as this version; false when it was opened as another.
-    pub fn open(&mut self, number: u64, version: u64) -> bool {
+    /// Opens a number as this version, of this size and time; false when it was opened as another,
+    /// or the kernel has been told of another since it asked.
+    pub fn open(&mut self, number: u64, version: u64, (size, mtime_ns): (u64, i64)) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
         let Some(version) = NonZeroU64::new(version) else { return false };
-        *node.version.get_or_insert(version) == version
+        let told = (node.facts.size, node.facts.mtime_ns);
+        told == (size, mtime_ns)
+            && node.facts.may_be(version.get())
+            && *node.version.get_or_insert(version) == version
     }
 
     /// The kernel forgets what it was told so often.
@@ -236,6 +240,11 @@ mod tests {
         Facts::unknown(kind, 0o644, size, 1)
     }
 
+    /// Opens what is of this size as a version.
+    fn open(nodes: &mut Nodes, number: u64, version: u64, size: u64) -> bool {
+        nodes.open(number, version, (size, 1))
+    }
+
     fn nodes() -> Nodes {
         Nodes::new(facts(Kind::Folder, 0))
     }
@@ -258,8 +267,8 @@ mod tests {
         let mut nodes = nodes();
         let old = nodes.told(ROOT, b"a", facts(Kind::File, 1));
         assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old, "nobody has seen it");
-        assert!(nodes.open(old, 7));
-        assert!(!nodes.open(old, 8), "one number, one version");
+        assert!(open(&mut nodes, old, 7, 2));
+        assert!(!open(&mut nodes, old, 8, 2), "one number, one version");
         assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old);
         let new = nodes.told(ROOT, b"a", facts(Kind::File, 3));
         assert_ne!(new, old);
@@ -268,12 +277,28 @@ mod tests {
         assert_eq!((nodes.find(&path), nodes.below(&WirePath::root()).len()), (Some(new), 2));
         assert_eq!(nodes.facts(old).expect("still open").size, 2, "what is open stays");
         // Of the same size and time, and yet another: only opening it shows that.
-        assert!(nodes.open(new, 8));
+        assert!(open(&mut nodes, new, 8, 3));
         nodes.outdate(new);
         let newest = nodes.told(ROOT, b"a", facts(Kind::File, 3));
         assert!(newest != new && newest != old);
         nodes.outdate(old);
         assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 3)), newest, "that was another");
+    }
+
+    #[test]
+    fn an_open_that_comes_after_news_of_another_version_binds_nothing() {
+        let mut nodes = nodes();
+        let file = nodes.told(ROOT, b"a", facts(Kind::File, 1));
+        // While it is opened, somebody looks at it, and it is longer.
+        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), file);
+        assert!(!open(&mut nodes, file, 7, 1), "the kernel has the new size");
+        assert!(!nodes.open(file, 7, (2, 0)), "nor of another time");
+        assert!(open(&mut nodes, file, 8, 2), "nothing was bound");
+        // Of the same size and time, and yet said to be another.
+        let mut twin = facts(Kind::File, 1);
+        twin.tied.version = NonZeroU64::new(5);
+        let twin = nodes.told(ROOT, b"b", twin);
+        assert!(!open(&mut nodes, twin, 4, 1) && open(&mut nodes, twin, 5, 1));
     }
 
     #[test]
@@ -297,7 +322,7 @@ mod tests {
         // Of the same size and time, but of another version: whoever opened it keeps its number.
         file.tied.version = NonZeroU64::new(5);
         nodes.told(ROOT, b"a", file);
-        assert!(nodes.open(one, 5));
+        assert!(open(&mut nodes, one, 5, 1));
         file.tied.version = NonZeroU64::new(6);
         let new = nodes.told(ROOT, b"a", file);
         assert!(new != one && nodes.shown(new) == nodes.shown(one));

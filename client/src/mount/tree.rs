@@ -263,7 +263,7 @@ impl Tree {
             }
             Err(Refusal::Fault(fault)) => return Err(self.heard(&self.remote(&path), fault)),
         };
-        if !self.nodes().open(number, file.version) {
+        if !self.nodes().open(number, file.version, (file.size, file.mtime_ns)) {
             self.outdate(number);
             return Err(Trouble::Outdated);
         }
