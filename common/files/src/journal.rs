@@ -19,7 +19,8 @@ use verbatim_proto::{Digest, Extent};
 const MAGIC: [u8; 8] = *b"VBTMJRN2";
 const HEAD_BYTES: usize = 8 + 36 + 8 + 8 + 8 + CHECK_BYTES;
 const CHECK_BYTES: usize = 8;
-pub(crate) const BOOT_BYTES: usize = 36;
+/// How long the name of a boot is.
+pub const BOOT_BYTES: usize = 36;
 
 /// The most grains one record may name.
 const RECORD_GRAINS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;

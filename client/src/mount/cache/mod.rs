@@ -75,7 +75,10 @@ impl Cache {
             return Err(Fault::new(Code::Limit, text));
         };
         // What is kept from here on is counted as it comes, and is not to be found as well.
-        share.uncounted &= !is_new;
+        if share.uncounted && is_new {
+            share.counted(0);
+            share.uncounted = false;
+        }
         Ok(Self {
             folder: folder.to_owned(),
             bytes_max,

@@ -46,7 +46,7 @@ impl Cache {
     pub fn count(&self) {
         if self.share.uncounted {
             let (_, bytes) = self.look(0);
-            self.share.add(bytes as i64);
+            self.share.counted(bytes);
         }
     }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use verbatim_files::journal::boot_id;
+use verbatim_files::journal::{BOOT_BYTES, boot_id};
 
 /// Mounts that may use one cache at a time.
 pub const SHARERS_MAX: usize = 8;
@@ -27,6 +27,9 @@ const TURN_EVERY: Duration = Duration::from_millis(1);
 
 /// Where the number of bytes is, behind the boot it was counted in.
 const TOTAL_AT: u64 = 64;
+
+/// The boot of a number that is not all of what is kept: nobody has counted it to the end.
+const UNCOUNTED: [u8; BOOT_BYTES] = [0; BOOT_BYTES];
 
 /// One mount's part in a cache.
 pub struct Share {
@@ -74,17 +77,30 @@ impl Share {
         Ok(Some(share))
     }
 
-    /// Whether the number is of another boot, which may have ended before it was written.
+    /// Whether the number is of another boot, which may have ended before it was written. It is
+    /// of no boot until somebody has counted: who begins may not get that far.
     fn begin(&self) -> bool {
-        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut boot = boot_id();
-        let read = total.read_exact_at(&mut boot, 0);
-        if read.is_ok() && boot == boot_id() {
-            return false;
-        }
-        let _ = total.write_all_at(&boot_id(), 0);
-        let _ = total.write_all_at(&[0; 8], TOTAL_AT);
-        true
+        self.locked(|total| {
+            let boot = read_boot(total);
+            let uncounted = !is_this(&boot);
+            if uncounted && boot != UNCOUNTED {
+                let _ = total.write_all_at(&UNCOUNTED, 0);
+                let _ = total.write_all_at(&[0; 8], TOTAL_AT);
+            }
+            uncounted
+        })
+    }
+
+    /// So much was there when it was counted; what comes is in the number. Who counts as the
+    /// second finds it done.
+    pub fn counted(&self, bytes: u64) {
+        self.locked(|total| {
+            if !is_this(&read_boot(total)) {
+                let sum = read_total(total).saturating_add(bytes);
+                let written = total.write_all_at(&sum.to_le_bytes(), TOTAL_AT);
+                let _ = written.and_then(|()| total.write_all_at(&boot_id(), 0));
+            }
+        });
     }
 
     /// Whether this mount is the only one, which it stays as long as the answer is kept.
@@ -142,17 +158,24 @@ impl Share {
     }
 
     fn change(&self, to: impl FnOnce(u64) -> Option<u64>) -> bool {
+        self.locked(|total| {
+            let new = to(read_total(total));
+            if let Some(new) = new {
+                let _ = total.write_all_at(&new.to_le_bytes(), TOTAL_AT);
+            }
+            new.is_some()
+        })
+    }
+
+    fn locked<T>(&self, work: impl FnOnce(&File) -> T) -> T {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         // Without the lock another's number may be lost; the next count finds it.
         let locked = within(TURN_MAX, || lock(&total).then_some(()));
-        let new = to(read_total(&total));
-        if let Some(new) = new {
-            let _ = total.write_all_at(&new.to_le_bytes(), TOTAL_AT);
-        }
+        let done = work(&total);
         if locked.is_some() {
             unlock(&total);
         }
-        new.is_some()
+        done
     }
 }
 
@@ -179,6 +202,18 @@ fn lock(file: &File) -> bool {
 
 fn unlock(file: &File) {
     let _ = flock(file, FlockOperation::Unlock);
+}
+
+/// The boot of the number; none where there is no number yet.
+fn read_boot(total: &File) -> [u8; BOOT_BYTES] {
+    let mut boot = UNCOUNTED;
+    let read = total.read_exact_at(&mut boot, 0);
+    read.map_or(UNCOUNTED, |()| boot)
+}
+
+/// Whether it is this boot; one that has no name is none.
+fn is_this(boot: &[u8; BOOT_BYTES]) -> bool {
+    *boot == boot_id() && *boot != UNCOUNTED
 }
 
 fn read_total(total: &File) -> u64 {
@@ -209,6 +244,10 @@ mod tests {
         let join = || Share::join(dir.path()).expect("joins").expect("there is a place");
         let one = join();
         assert!(one.uncounted && one.alone().is_some());
+        assert!(join().uncounted, "who began it has not counted yet");
+        one.counted(0);
+        one.counted(5);
+        assert_eq!(one.bytes(), 0, "it was counted already");
         let two = join();
         assert!(!two.uncounted, "it was counted in this boot");
         assert!(one.alone().is_none() && two.alone().is_none());

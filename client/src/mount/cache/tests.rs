@@ -222,6 +222,26 @@ fn what_is_kept_in_a_new_cache_is_counted_once_however_late_it_is_looked() {
 }
 
 #[test]
+fn a_mount_that_fails_before_it_has_counted_leaves_that_to_the_next() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    drop((whole(&cache, 1, BLOCK_BYTES + 5), cache));
+    // The number is of another boot.
+    let total = OpenOptions::new().write(true).open(dir.path().join("bytes")).expect("opens");
+    total.write_all_at(b"another boot", 0).expect("writes");
+    drop(Cache::open(dir.path(), 1 << 30).expect("opens"));
+    let (one, two) = (Cache::open(dir.path(), 1 << 30), Cache::open(dir.path(), 1 << 30));
+    let (one, two) = (one.expect("opens"), two.expect("opens"));
+    assert_eq!(one.usage().0, 0, "nobody has counted");
+    // Both do, and it is in the number once.
+    one.count();
+    two.count();
+    assert_eq!((one.usage().0, two.usage().0), (BLOCK_BYTES + 4096, BLOCK_BYTES + 4096));
+    drop((one, two));
+    assert_eq!(Cache::open(dir.path(), 1 << 30).expect("opens").usage().0, BLOCK_BYTES + 4096);
+}
+
+#[test]
 fn notes_of_what_came_again_and_again_are_written_anew() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
