@@ -4,8 +4,8 @@
 //! verified by this run, when it arrived or when it was found.
 
 use super::super::flights::Flights;
+use super::blocks::{BLOCK_BYTES, Block, State, block_count, block_extent};
 use super::notes::Notes;
-use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
@@ -15,27 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use verbatim_files::hash::hash_extent;
 use verbatim_proto::message::FileInfo;
-use verbatim_proto::{Digest, Extent};
-
-/// The unit of the cache.
-pub const BLOCK_BYTES: u64 = 1 << 20;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Block {
-    Absent,
-    /// Noted by an earlier run, and not looked at yet.
-    Claimed,
-    Present,
-}
-
-struct State {
-    blocks: Vec<Block>,
-    /// Where the notes of claimed blocks are.
-    claims: HashMap<u32, u64>,
-    /// Blocks in the order in which they came.
-    order: VecDeque<u32>,
-    not_present: usize,
-}
+use verbatim_proto::Digest;
 
 /// A version of a file.
 pub struct CacheFile {
@@ -344,53 +324,4 @@ impl CacheFile {
         fallocate(&self.data, hole, extent.offset, extent.len).ok()?;
         Some(before.saturating_sub(taken()))
     }
-}
-
-impl State {
-    fn of(size: u64) -> Self {
-        let blocks = vec![Block::Absent; block_count(size)];
-        let not_present = blocks.len();
-        Self { blocks, claims: HashMap::new(), order: VecDeque::new(), not_present }
-    }
-
-    /// The blocks of a range that nobody has noted.
-    fn absent(&self, range: RangeInclusive<u32>) -> impl Iterator<Item = u32> {
-        let (first, last) = (*range.start() as usize, *range.end() as usize);
-        let within = self.blocks.iter().enumerate().skip(first).take_while(move |it| it.0 <= last);
-        within.filter(|(_, block)| **block == Block::Absent).map(|(at, _)| at as u32)
-    }
-
-    /// A block was noted there. A later note is of bytes that were written later.
-    fn claim(&mut self, block: u32, at: u64) {
-        match self.blocks[block as usize] {
-            Block::Present => return,
-            Block::Absent => self.order.push_back(block),
-            Block::Claimed => {}
-        }
-        self.blocks[block as usize] = Block::Claimed;
-        self.claims.insert(block, at);
-    }
-
-    fn came(&mut self, block: u32) {
-        let was = std::mem::replace(&mut self.blocks[block as usize], Block::Present);
-        if was == Block::Present {
-            return;
-        }
-        self.not_present -= 1;
-        // One that was claimed has its place.
-        if self.claims.remove(&block).is_none() {
-            self.order.push_back(block);
-        }
-    }
-}
-
-/// How many blocks a file has.
-fn block_count(size: u64) -> usize {
-    size.div_ceil(BLOCK_BYTES) as usize
-}
-
-/// Where a block is.
-pub fn block_extent(block: u32, size: u64) -> Extent {
-    let offset = u64::from(block) * BLOCK_BYTES;
-    Extent::new(offset, BLOCK_BYTES.min(size - offset))
 }

@@ -4,6 +4,7 @@
 //! punched by anybody else. Nothing in it is trusted: see `file`. Nothing of it is in
 //! memory but what is open.
 
+mod blocks;
 mod file;
 mod names;
 mod notes;
@@ -11,7 +12,8 @@ mod room;
 mod share;
 mod verified;
 
-pub use file::{BLOCK_BYTES, CacheFile, block_extent};
+pub use blocks::{BLOCK_BYTES, block_extent};
+pub use file::CacheFile;
 
 use room::Oldest;
 use rustix::fs::{FlockOperation, flock};

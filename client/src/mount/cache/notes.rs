@@ -2,7 +2,7 @@
 //! all mounts that use the version append to. What stands in it is a claim, to be
 //! checked by hashing; a note that is lost costs a fetch. Called by `file` alone.
 
-use super::file::{BLOCK_BYTES, block_extent};
+use super::blocks::{BLOCK_BYTES, block_extent};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -3,7 +3,8 @@
 //! one knows; what is oldest is looked for when room is needed, and a bounded list of it
 //! kept. What somebody uses has a lock on it, and stays.
 
-use super::file::{BLOCK_BYTES, CacheFile};
+use super::blocks::BLOCK_BYTES;
+use super::file::CacheFile;
 use super::{Cache, Key};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BinaryHeap;
