@@ -2,7 +2,7 @@
 //! the server. A reader keeps the version that it opened; when that is gone from the
 //! server and not all of it is in the cache, it is told so, and never given another.
 
-use super::cache::{BLOCK_BYTES, Cache, CacheFile, Key};
+use super::cache::{BLOCK_BYTES, Cache, CacheFile, FILE_BYTES_MAX, Key};
 use super::counts::Counts;
 use super::facts::Facts;
 use super::gate::Gate;
@@ -123,6 +123,10 @@ impl Content {
         key: Key,
         haste: &Haste,
     ) -> Result<Arc<CacheFile>, Refusal> {
+        if facts.size > FILE_BYTES_MAX {
+            let text = format!("{path} has more than {FILE_BYTES_MAX} bytes");
+            return Err(Refusal::Fault(Fault::new(Code::Limit, text)));
+        }
         let first = Extent::new(0, facts.size.min(BLOCK_BYTES));
         let mut want = first;
         let deadline = Instant::now() + SETTLE_MAX;

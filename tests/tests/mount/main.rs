@@ -72,7 +72,11 @@ impl Source {
 
     /// The same by this user.
     fn of(home: Home, fill: impl FnOnce(&Path)) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        Self::in_folder(tempfile::tempdir().expect("a folder"), home, fill)
+    }
+
+    /// The same out of this folder.
+    fn in_folder(dir: TempDir, home: Home, fill: impl FnOnce(&Path)) -> Self {
         fill(dir.path());
         let home = Arc::new(home);
         let mut source = Self { dir, home, port: Port::take(), serve: None };
@@ -202,6 +206,7 @@ fn errno(error: &std::io::Error) -> i32 {
 }
 
 const EIO: i32 = 5;
+const EFBIG: i32 = 27;
 const ESTALE: i32 = 116;
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;

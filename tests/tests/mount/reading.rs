@@ -223,6 +223,30 @@ fn a_file_from_the_future_is_read_as_any_other() {
     mounted.end();
 }
 
+#[test]
+fn a_file_that_is_too_large_is_an_error_to_its_reader_and_to_nobody_else() {
+    let test = "a_file_that_is_too_large_is_an_error_to_its_reader_and_to_nobody_else";
+    if !can_mount(test) {
+        return;
+    }
+    let mut is_large = false;
+    let source = Source::in_folder(verbatim_tests::process::memory(), Home::new(), |dir| {
+        fs::write(dir.join("file"), b"hello").expect("writes");
+        let hole = fs::File::create(dir.join("hole")).expect("makes");
+        is_large = hole.set_len(1 << 60).is_ok();
+    });
+    if !is_large {
+        return skip(test, "no file system here has files of an exbibyte");
+    }
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount(&[]);
+    assert_eq!(fs::metadata(mounted.path("hole")).expect("is there").len(), 1 << 60);
+    let refused = fs::File::open(mounted.path("hole")).expect_err("is too large");
+    assert_eq!(errno(&refused), EFBIG, "{refused}");
+    assert_eq!(fs::read(mounted.path("file")).expect("reads"), b"hello");
+    mounted.end();
+}
+
 /// The files that hold content.
 pub fn data_files(cache: &Path) -> Vec<PathBuf> {
     files_of(cache, "data")

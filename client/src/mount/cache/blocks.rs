@@ -8,6 +8,10 @@ use verbatim_proto::Extent;
 /// The unit of the cache.
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
+/// The largest file: what is known of its blocks takes 64 MiB of memory. Who makes a hole of more
+/// costs a reader an error, and nobody the daemon.
+pub const FILE_BYTES_MAX: u64 = 64 << 40;
+
 /// What is known of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
@@ -28,8 +32,9 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Nothing of a file of this size.
+    /// Nothing of a file of this size, which is `FILE_BYTES_MAX` at most.
     pub fn of(size: u64) -> Self {
+        assert!(size <= FILE_BYTES_MAX, "a larger file was refused before");
         let blocks = vec![Block::Absent; block_count(size)];
         let not_present = blocks.len();
         Self { blocks, claims: HashMap::new(), order: VecDeque::new(), not_present }

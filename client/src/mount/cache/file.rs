@@ -4,7 +4,7 @@
 //! verified by this run, when it arrived or when it was found.
 
 use super::super::flights::Flights;
-use super::blocks::{BLOCK_BYTES, Block, State, block_count, block_extent};
+use super::blocks::{BLOCK_BYTES, Block, FILE_BYTES_MAX, State, block_count, block_extent};
 use super::notes::Notes;
 use std::fs::File;
 use std::io;
@@ -72,7 +72,7 @@ impl CacheFile {
     pub fn load(key: super::Key, data: File, journal: &Path) -> Option<Self> {
         let mut found = Vec::new();
         let notes = Notes::load(journal, |block, at| found.push((block, at)))?;
-        let (size, mtime_ns, version) = notes.version()?;
+        let (size, mtime_ns, version) = notes.version().filter(|it| it.0 <= FILE_BYTES_MAX)?;
         let mut state = State::of(size);
         for (block, at) in found {
             state.claim(block, at);

@@ -12,7 +12,7 @@ mod room;
 mod share;
 mod verified;
 
-pub use blocks::{BLOCK_BYTES, block_extent};
+pub use blocks::{BLOCK_BYTES, FILE_BYTES_MAX, block_extent};
 pub use file::CacheFile;
 
 use room::Oldest;
@@ -170,6 +170,9 @@ impl Cache {
         version: u64,
         first: impl FnOnce(&CacheFile) -> T,
     ) -> io::Result<(Arc<CacheFile>, T)> {
+        if info.size > FILE_BYTES_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         let mut open = self.files();
         if let Some(file) = open.get(key) {
             if (file.version, file.size) == (version, info.size) {

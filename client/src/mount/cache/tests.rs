@@ -104,6 +104,25 @@ fn a_damaged_journal_claims_less() {
 }
 
 #[test]
+fn a_file_that_is_too_large_is_refused_before_its_blocks_are_counted() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    for size in [FILE_BYTES_MAX + 1, 1 << 60, u64::MAX] {
+        let refused = cache.created(&[1; 16], &info(size), 9).err().map(|error| error.kind());
+        assert_eq!(refused, Some(io::ErrorKind::FileTooLarge));
+    }
+    assert_eq!(cache.find(&[1; 16]).map(|file| file.size), None, "nothing of it is left");
+    // Nor is a journal believed that says so.
+    drop(whole(&cache, 2, SIZE));
+    let journal = dir.path().join("02").join(format!("{}.journal", "02".repeat(16)));
+    let mut file = OpenOptions::new().write(true).open(journal).expect("opens");
+    let head = verbatim_files::journal::Head::now(&info(1 << 60));
+    verbatim_files::journal::begin(&mut file, &head).expect("writes");
+    assert!(cache.find(&[2; 16]).is_none());
+    assert!(cache.created(&[2; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
+}
+
+#[test]
 fn the_least_recently_used_goes_and_what_is_in_use_stays() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
