@@ -152,6 +152,8 @@ impl Mount {
         mut session: SessionOptions,
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Self, MountError> {
+        // Each version that is open takes two, also where there is no session to raise it.
+        verbatim_files::limit::raise_open_files();
         // Attributes come with the metadata of files.
         session.preserve = true;
         // The kernel names what is mounted by where it is, and not by a link that leads there.

@@ -186,3 +186,23 @@ fn without_its_server_a_mount_lets_others_read_no_more_than_with_it() {
     assert_eq!(mode(mounted.path("")), 0o700);
     mounted.end();
 }
+
+#[test]
+fn a_mount_without_its_server_may_open_as_many_files_as_one_with_it() {
+    let test = "a_mount_without_its_server_may_open_as_many_files_as_one_with_it";
+    if !can_mount(test) {
+        return;
+    }
+    let mut source = Source::new(fill);
+    let cache = Arc::new(tempfile::tempdir().expect("folder"));
+    let from = source.serve().at("data");
+    source.mount_with(&cache, &[]).end();
+    source.kill();
+    let few = source.home.again().wrapped(&["prlimit", "--nofile=512:4096"]);
+    let mounted = Mounted::start(&few, &from, &cache, &["--offline"]);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", mounted.running().id()));
+    let limits = limits.expect("the kernel tells");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("is told");
+    assert_eq!(files.split_whitespace().nth(3), Some("4096"), "{files}");
+    mounted.end();
+}

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use verbatim_files::hash::hash_extent;
-use verbatim_proto::message::FileInfo;
 use verbatim_proto::Digest;
+use verbatim_proto::message::FileInfo;
 
 /// A version of a file.
 pub struct CacheFile {
@@ -68,16 +68,20 @@ impl CacheFile {
         Ok(file)
     }
 
-    /// What is there, with its notes in this file; `None` when it is of no use.
-    pub fn load(key: super::Key, data: File, journal: &Path) -> Option<Self> {
+    /// What is there, with its notes in this file; `None` when it is of no use, and an error when
+    /// that is not known.
+    pub fn load(key: super::Key, data: File, journal: &Path) -> io::Result<Option<Self>> {
         let mut found = Vec::new();
         let notes = Notes::load(journal, |block, at| found.push((block, at)))?;
-        let (size, mtime_ns, version) = notes.version().filter(|it| it.0 <= FILE_BYTES_MAX)?;
-        let mut state = State::of(size);
+        let fits = |notes: &Notes| notes.version().filter(|it| it.0 <= FILE_BYTES_MAX);
+        let Some((notes, of)) = notes.and_then(|it| fits(&it).map(|of| (it, of))) else {
+            return Ok(None);
+        };
+        let mut state = State::of(of.0);
         for (block, at) in found {
             state.claim(block, at);
         }
-        Some(Self::of(key, (size, mtime_ns, version), data, notes, state))
+        Ok(Some(Self::of(key, of, data, notes, state)))
     }
 
     /// Writes its notes anew, if most of them are of no use any more. Only for who is alone.

@@ -136,7 +136,7 @@ impl Cache {
         let data = self.path(key, "data");
         data.try_exists().ok().filter(|there| *there)?;
         let turn = self.share.turn().ok()?;
-        let file = Arc::new(self.load(key, &turn)?);
+        let file = Arc::new(self.load(key, &turn).ok()??);
         drop(turn);
         open.put(&file);
         drop(open);
@@ -144,12 +144,16 @@ impl Cache {
         Some(file)
     }
 
-    /// Opens what is there, and locks it against whoever wants its room.
-    fn load(&self, key: &Key, _: &Turn<'_>) -> Option<CacheFile> {
-        let file = OpenOptions::new().read(true).write(true).open(self.path(key, "data")).ok()?;
-        flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
+    /// Opens what is there, and locks it against whoever wants its room. `None` when nothing is
+    /// that is of use; where that cannot be found out, too many files are open say, an error.
+    fn load(&self, key: &Key, _: &Turn<'_>) -> io::Result<Option<CacheFile>> {
+        let file = match OpenOptions::new().read(true).write(true).open(self.path(key, "data")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        flock(&file, FlockOperation::NonBlockingLockShared)?;
         let journal = self.path(key, "journal");
-        let file = CacheFile::load(*key, file, &journal)?;
+        let Some(file) = CacheFile::load(*key, file, &journal)? else { return Ok(None) };
         if self.verified.has(&file) {
             file.verified();
         }
@@ -158,7 +162,7 @@ impl Cache {
         {
             file.tidy(&journal);
         }
-        Some(file)
+        Ok(Some(file))
     }
 
     /// A new version of a file, which takes the place of what was there, and what `first` makes
@@ -201,7 +205,8 @@ impl Cache {
     fn place(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<CacheFile> {
         loop {
             let turn = self.share.turn()?;
-            let found = self.load(key, &turn);
+            // What may be good is not removed.
+            let found = self.load(key, &turn)?;
             if let Some(file) = found.filter(|it| (it.version, it.size) == (version, info.size)) {
                 return Ok(file);
             }

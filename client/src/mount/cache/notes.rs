@@ -34,22 +34,26 @@ impl Notes {
         Ok(Self { file, head, seen, count: 0 })
     }
 
-    /// Reads what is there: each block with where its note is, in order. `None` when it is of no
-    /// use.
-    pub fn load(path: &Path, mut each: impl FnMut(u32, u64)) -> Option<Self> {
-        let file = OpenOptions::new().read(true).append(true).open(path).ok()?;
+    /// Reads what is there: each block with where its note is, in order. `None` when there are no
+    /// notes, or they are of no use.
+    pub fn load(path: &Path, mut each: impl FnMut(u32, u64)) -> io::Result<Option<Self>> {
+        let file = match OpenOptions::new().read(true).append(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
         let mut count = 0;
-        let (head, good) = journal::read_placed(&file, |head, extent, _, at| {
+        let read = journal::read_placed(&file, |head, extent, _, at| {
             count += 1;
             if let Some(block) = block_of(extent, head.size) {
                 each(block, at);
             }
-        })?;
+        });
+        let Some((head, good)) = read else { return Ok(None) };
         // Go on behind the last good record; what is cut there would hide all that follows.
-        if file.metadata().ok()?.len() > good {
-            file.set_len(good).ok()?;
+        if file.metadata()?.len() > good {
+            file.set_len(good)?;
         }
-        Some(Self { file, head, seen: good, count })
+        Ok(Some(Self { file, head, seen: good, count }))
     }
 
     /// Size, time and version of what is noted.

@@ -161,11 +161,14 @@ impl Cache {
         }
         // Whoever uses it, here or in another process, has a lock.
         flock(&data, FlockOperation::NonBlockingLockExclusive).ok()?;
+        let large = match found.blocks() * 512 > WHOLE_BYTES_MAX {
+            // One that cannot be looked at just now stays.
+            true => CacheFile::load(*key, data, &self.path(key, "journal")).ok()?,
+            false => None,
+        };
         self.evictions.fetch_add(1, Ordering::Relaxed);
         let mut freed = 0;
-        if found.blocks() * 512 > WHOLE_BYTES_MAX
-            && let Some(file) = CacheFile::load(*key, data, &self.path(key, "journal"))
-        {
+        if let Some(file) = large {
             let enough = len.max(self.bytes_max / PUNCH_PARTS);
             while freed < enough
                 && let Some(bytes) = file.punch()

@@ -123,6 +123,29 @@ fn a_file_that_is_too_large_is_refused_before_its_blocks_are_counted() {
 }
 
 #[test]
+fn what_cannot_be_opened_just_now_is_not_removed() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    drop((whole(&cache, 1, 12 * BLOCK_BYTES), cache));
+    let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
+    let (journal, aside) = (data.with_extension("journal"), dir.path().join("aside"));
+    // Too many open files cannot be had for this test alone: a folder cannot be opened either.
+    fs::rename(&journal, &aside).expect("renames");
+    fs::create_dir(&journal).expect("makes");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let key = [1; 16];
+    assert!(cache.find(&key).is_none());
+    let file = cache.created(&key, &info(12 * BLOCK_BYTES), 9).expect("readers get it");
+    assert!(!file.keeps() && data.exists(), "it has no place, and nothing went for it");
+    drop(file);
+    assert!(!cache.evict_oldest(BLOCK_BYTES) && data.exists(), "nor for want of room");
+    fs::remove_dir(&journal).expect("removes");
+    fs::rename(&aside, &journal).expect("renames");
+    let file = cache.find(&key).expect("is there");
+    assert!(file.is_whole(), "it was good all the time");
+}
+
+#[test]
 fn the_least_recently_used_goes_and_what_is_in_use_stays() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
