@@ -1,8 +1,8 @@
 //! A mount that becomes a plain folder: when all is here, the tree is made beside the
 //! mount point, of copies of what is in the cache; a mirror of the source brings what
-//! is not and checks the rest; then the mount goes and the tree takes its place. What an
-//! earlier run has made of it is gone on with. The cache is left as it is: others may
-//! use it.
+//! is not and checks the rest; then the mount goes and the tree takes its place, after
+//! another mirror if somebody had to be waited for. What an earlier run has made of it is
+//! gone on with. The cache is left as it is: others may use it.
 
 use super::MountOptions;
 use super::cache::{BLOCK_BYTES, CacheFile};
@@ -53,8 +53,26 @@ impl Detach {
         let made = make(&tree);
         made.map_err(|error| Fault::from_io(format!("cannot make {}", tree.display()), &error))?;
         self.place_all(&options.remote.path, &tree).await?;
-        self.mirror(options, &tree).await?;
+        self.mirror(options, &tree, std::future::pending()).await?;
         Ok(tree)
+    }
+
+    /// Brings what changed while somebody used the mount. What cannot be brought now is what
+    /// rdma-sync would find to do: a tree that was whole is no reason for none.
+    pub async fn catch_up(
+        &self,
+        options: &MountOptions,
+        tree: &Path,
+        stop: impl Future<Output = ()>,
+    ) {
+        let caught = match self.content.line.is_up() {
+            true => self.mirror(options, tree, stop).await,
+            // Nobody waits for it beside an empty place.
+            false => Err(Fault::new(Code::LinkLost, "the server is away")),
+        };
+        if let Err(fault) = caught {
+            tracing::warn!(cause = fault.text, "the folder is as old as the end of the fill");
+        }
     }
 
     /// Puts what is all in the cache where it belongs. What cannot be put there is fetched.
@@ -89,7 +107,12 @@ impl Detach {
     }
 
     /// Makes the tree equal to the source.
-    async fn mirror(&self, options: &MountOptions, tree: &Path) -> Result<(), Fault> {
+    async fn mirror(
+        &self,
+        options: &MountOptions,
+        tree: &Path,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), Fault> {
         let options = SyncOptions {
             source: Location::Remote(options.remote.clone()),
             target: Location::Local(tree.to_owned()),
@@ -101,7 +124,7 @@ impl Detach {
             atomic: false,
             numeric_ids: false,
         };
-        let made = sync(&options, self.session.clone(), &mut (), std::future::pending()).await;
+        let made = sync(&options, self.session.clone(), &mut (), stop).await;
         let summary = made.map_err(|error| match error {
             CopyError::Client(error) => crate::session::fault_of(&error),
             CopyError::Usage { cause, .. } => Fault::new(Code::BadPath, cause),

@@ -250,30 +250,37 @@ impl Mount {
             () = &mut stop => None,
             tree = tree => Some(tree),
         };
-        match tree {
-            Some(tree) if self.is_freed(&mut stop).await => {
-                let at = self.options.mountpoint.clone();
-                content::blocking(move || detach::take_place(&tree, &at)).await?;
+        match (tree, &detach) {
+            (Some(tree), Some(detach)) => {
+                if let Some(waited) = self.freed(&mut stop).await {
+                    if waited {
+                        detach.catch_up(&self.options, &tree, &mut stop).await;
+                    }
+                    let at = self.options.mountpoint.clone();
+                    content::blocking(move || detach::take_place(&tree, &at)).await?;
+                }
             }
-            Some(_) => {}
-            None => self.end().await?,
+            _ => self.end().await?,
         }
         self.forget().await;
         Ok(())
     }
 
-    /// Unmounts as soon as nobody uses it; false where that is not waited for any longer.
-    async fn is_freed(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+    /// Unmounts as soon as nobody uses it, and says whether somebody did; none where that is not
+    /// waited for any longer.
+    async fn freed(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> Option<bool> {
+        let mut waited = false;
         loop {
             let at = self.options.mountpoint.clone();
             if content::blocking(move || place::unmount(&at)).await.is_ok() {
-                return true;
+                return Some(waited);
             }
+            waited = true;
             tokio::select! {
                 () = tokio::time::sleep(UNMOUNT_EVERY) => {}
                 () = &mut *stop => {
                     let _ = self.end().await;
-                    return false;
+                    return None;
                 }
             }
         }

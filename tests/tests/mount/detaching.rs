@@ -90,6 +90,46 @@ fn a_filled_mount_becomes_a_folder_that_needs_no_sync() {
 }
 
 #[test]
+fn what_changes_while_a_filled_mount_is_in_use_is_in_the_folder() {
+    if !can_mount("what_changes_while_a_filled_mount_is_in_use_is_in_the_folder") {
+        return;
+    }
+    let source = Source::new(|dir| {
+        for name in ["read", "old", "gone"] {
+            fs::write(dir.join(name), noise(3000, 1)).expect("writes");
+        }
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o751)).expect("sets");
+    });
+    std::thread::sleep(SETTLED);
+    let parent = tempfile::tempdir().expect("folder");
+    let at = tempfile::Builder::new().prefix("mnt").tempdir_in(parent.path()).expect("folder");
+    let cache = Arc::new(tempfile::tempdir().expect("folder"));
+    let from = source.serve().at("data");
+    let flags = ["--fill", "--detach-when-complete"];
+    let place = at.path().to_owned();
+    let mut mounted = Mounted::start_on(&source.home, &from, &cache, at, &flags);
+    let reader = fs::File::open(mounted.path("read")).expect("opens");
+    // The mirror gives the tree its mode at its end.
+    let tree = || {
+        let mut beside = fs::read_dir(parent.path()).expect("lists").flatten();
+        let tree = beside.find(|it| it.path() != place)?;
+        (tree.metadata().ok()?.mode() & 0o777 == 0o751).then_some(())
+    };
+    wait_for("the tree is made", STAND_MAX, tree);
+    std::thread::sleep(SETTLED);
+    fs::write(source.path("old"), noise(4000, 2)).expect("writes");
+    fs::write(source.path("new"), noise(5000, 3)).expect("writes");
+    fs::remove_file(source.path("gone")).expect("removes");
+    assert!(is_mounted(&place), "it is in use");
+    drop(reader);
+    mounted.running.take().expect("it runs").end().done();
+    assert!(!is_mounted(&place));
+    let mut diff = Command::new("diff");
+    let said = diff.arg("-r").arg(source.path("")).arg(&place).output().expect("diff runs");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+}
+
+#[test]
 fn a_fill_counts_what_is_here_as_here_and_what_changes_as_it_becomes() {
     if !can_mount("a_fill_counts_what_is_here_as_here_and_what_changes_as_it_becomes") {
         return;
