@@ -216,7 +216,11 @@ impl Filling {
         }
         // What came and could not be kept is not here.
         match file.missing(0..=u32::MAX) {
-            0 => Ok(Brought::All),
+            0 => {
+                // Who opens it next need not verify it once more.
+                content.cache.used(&file);
+                Ok(Brought::All)
+            }
             missing if has_room(missing) => Ok(Brought::Failed),
             _ => Ok(Brought::Full),
         }

@@ -276,10 +276,11 @@ impl Tree {
         self.nodes().outdate(number);
     }
 
-    /// Has all of a file stay, where all of it is there.
+    /// Has all of a file stay, where all of it is there and verified. What an earlier mount left is
+    /// verified as it is read, and held when it is opened the next time.
     pub async fn hold(&self, file: &Arc<CacheFile>) -> bool {
         let file = file.clone();
-        blocking(move || file.back()).await
+        blocking(move || file.back_verified()).await
     }
 
     /// Notes a read, and has brought what its reader will want next.

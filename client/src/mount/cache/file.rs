@@ -298,6 +298,12 @@ impl CacheFile {
         whole
     }
 
+    /// The same for who waits for the answer: false too when some of it is only claimed, which
+    /// would have to be hashed, all of a large file maybe.
+    pub fn back_verified(&self) -> bool {
+        self.is_verified() && self.back()
+    }
+
     /// The kernel is done with it.
     pub fn unback(&self) {
         self.backings.fetch_sub(1, Ordering::AcqRel);

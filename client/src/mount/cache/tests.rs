@@ -190,6 +190,23 @@ fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_
 }
 
 #[test]
+fn who_opens_a_file_of_an_earlier_mount_does_not_wait_until_it_is_hashed() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = whole(&cache, 1, SIZE);
+    assert!(file.back_verified(), "it came in this run");
+    file.unback();
+    drop((file, cache));
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!(!file.back_verified() && (0..=3).all(|block| !file.has(block)), "nothing was hashed");
+    assert_eq!(file.punch(), Some(BLOCK_BYTES), "nor is it held");
+    keep(&cache, &file, 0).expect("keeps");
+    assert!(file.absent(0..=3).is_empty() && file.back_verified(), "it was read meanwhile");
+    assert_eq!(file.punch(), None);
+}
+
+#[test]
 fn a_new_version_leaves_the_old_to_its_readers() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
