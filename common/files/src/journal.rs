@@ -1,13 +1,14 @@
 //! The journal of a partial file: which grains of it are verified, with their
-//! digests, and the boot it was written in. Appended after the bytes are
-//! written, never before, so within one boot what it says is true even after
-//! kill -9. After another boot it is only a claim, to be checked by hashing, and
-//! renewed then, so that nobody has to do that twice.
+//! digests, and the boot and the mount it was written in. Appended after the bytes
+//! are written, never before, so within one such stay what it says is true even
+//! after kill -9. After another it is only a claim, because what was not on the disk
+//! yet is lost with either; it is to be checked by hashing, and renewed then, so that
+//! nobody has to do that twice.
 //!
 //! A file of records, each with a checksum: one that is cut or damaged ends
 //! the journal there, and what it would have said is fetched again.
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -31,8 +32,8 @@ const RECORD_BYTES_MAX: usize = record_bytes(RECORD_GRAINS_MAX);
 /// Which version of a source a journal is about, and when it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The boot it was written in.
-    pub boot: [u8; BOOT_BYTES],
+    /// The boot and the mount it was written in.
+    pub stay: [u8; BOOT_BYTES],
     /// The size of the source.
     pub size: u64,
     /// When the source's content had changed.
@@ -42,20 +43,21 @@ pub struct Head {
 }
 
 impl Head {
-    /// The head of a journal that begins now.
-    pub fn now(info: &FileInfo) -> Self {
+    /// The head of a journal that begins now in this file.
+    pub fn now(info: &FileInfo, file: &File) -> Self {
         let FileInfo { size, mtime_ns, version, .. } = *info;
-        Self { boot: boot_id(), size, mtime_ns, version }
+        Self { stay: stay_of(file), size, mtime_ns, version }
     }
 
-    /// Whether it was written since this machine was started.
-    pub fn is_of_this_boot(&self) -> bool {
-        self.boot == boot_id() && self.boot != [0; BOOT_BYTES]
+    /// Whether it was written, to this file, since this machine was started and the file system
+    /// mounted.
+    pub fn is_of_this_stay(&self, file: &File) -> bool {
+        self.stay == stay_of(file) && self.stay != [0; BOOT_BYTES]
     }
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&self.boot);
+        bytes.extend_from_slice(&self.stay);
         bytes.extend_from_slice(&self.size.to_le_bytes());
         bytes.extend_from_slice(&self.mtime_ns.to_le_bytes());
         bytes.extend_from_slice(&self.version.unwrap_or(0).to_le_bytes());
@@ -64,12 +66,12 @@ impl Head {
 
     fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Self> {
         let body = unseal(bytes)?.strip_prefix(&MAGIC)?;
-        let (boot, body) = body.split_first_chunk::<BOOT_BYTES>()?;
+        let (stay, body) = body.split_first_chunk::<BOOT_BYTES>()?;
         let (size, body) = body.split_first_chunk::<8>()?;
         let (mtime_ns, body) = body.split_first_chunk::<8>()?;
         let version = u64::from_le_bytes(*body.first_chunk::<8>()?);
         Some(Self {
-            boot: *boot,
+            stay: *stay,
             size: u64::from_le_bytes(*size),
             mtime_ns: i64::from_le_bytes(*mtime_ns),
             version: (version != 0).then_some(version),
@@ -101,8 +103,8 @@ pub const fn record_bytes(grains: usize) -> usize {
     20 + 32 * grains + CHECK_BYTES
 }
 
-/// Keeps these records alone, in order, as of this boot. Until all of them are in place they are
-/// of the boot they were, and only a claim.
+/// Keeps these records alone, in order, as of this stay. Until all of them are in place they are
+/// of the stay they were, and only a claim.
 pub fn renew(file: &File, head: Head, kept: &[Range<u64>]) -> io::Result<Head> {
     // What is appended goes to the end, wherever it is written to.
     let appending = fcntl_getfl(file)?;
@@ -119,7 +121,7 @@ pub fn renew(file: &File, head: Head, kept: &[Range<u64>]) -> io::Result<Head> {
         end += range.end - at;
     }
     file.set_len(end)?;
-    let head = Head { boot: boot_id(), ..head };
+    let head = Head { stay: stay_of(file), ..head };
     file.write_all_at(&head.encode(), 0)?;
     fcntl_setfl(file, appending)?;
     Ok(head)
@@ -192,6 +194,29 @@ fn unseal(bytes: &[u8]) -> Option<&[u8]> {
     (Digest::of(body).0[..CHECK_BYTES] == check[..]).then_some(body)
 }
 
+/// What names this boot and the mount that a file is on; zeros, which no journal trusts, where
+/// the system does not say the one. Another namespace is another mount, which costs hashing.
+fn stay_of(file: &File) -> [u8; BOOT_BYTES] {
+    let asked = StatxFlags::MNT_ID | MNT_ID_UNIQUE;
+    let found = statx(file, c"", AtFlags::EMPTY_PATH, asked).ok();
+    // Kernels before 6.8 tell a number that the next mount may have, those before 5.8 none.
+    let told = found.filter(|it| it.stx_mask & asked.bits() != 0);
+    stay(boot_id(), told.map(|it| it.stx_mnt_id))
+}
+
+/// A boot and a mount in the room that a boot had alone: a journal that was written before mounts
+/// were told is of another stay, and so is one of now to who reads it then.
+pub(crate) fn stay(boot: [u8; BOOT_BYTES], mount: Option<u64>) -> [u8; BOOT_BYTES] {
+    let Some(mount) = mount.filter(|_| boot != [0; BOOT_BYTES]) else { return boot };
+    let Digest(digest) = Digest::of(&[&boot[..], &mount.to_le_bytes()].concat());
+    let mut stay = [0; BOOT_BYTES];
+    stay[..digest.len()].copy_from_slice(&digest);
+    stay
+}
+
+/// STATX_MNT_ID_UNIQUE: a number that no other mount of this boot ever has.
+const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
 /// What names this boot; zeros, which no journal trusts, where the system does not say.
 pub fn boot_id() -> [u8; BOOT_BYTES] {
     let mut id = [0; BOOT_BYTES];
@@ -214,7 +239,8 @@ mod tests {
     fn sample() -> (File, Records) {
         let mut file = tempfile::tempfile().expect("file");
         let info = FileInfo { size: SIZE, mode: 0, mtime_ns: 7, allocated: SIZE, version: Some(9) };
-        begin(&mut file, &Head::now(&info)).expect("begins");
+        let head = Head::now(&info, &file);
+        begin(&mut file, &head).expect("begins");
         let records = vec![
             (Extent::new(GRAIN_BYTES, GRAIN_BYTES), vec![Digest([1; 32])]),
             (Extent::new(2 * GRAIN_BYTES, GRAIN_BYTES + 5), vec![Digest([2; 32]), Digest([3; 32])]),
@@ -235,11 +261,26 @@ mod tests {
     }
 
     #[test]
-    fn what_was_appended_is_read_and_is_of_this_boot() {
+    fn another_boot_and_another_mount_are_another_stay() {
+        let (here, there) = (boot_id(), [b'x'; BOOT_BYTES]);
+        let stays = [stay(here, Some(1)), stay(here, Some(2)), stay(here, None), stay(there, None)];
+        let others = |at: usize| stays.iter().skip(at + 1).all(|other| *other != stays[at]);
+        assert!((0..stays.len()).all(others), "{stays:?}");
+        let unknown = [0; BOOT_BYTES];
+        assert_eq!(stay(unknown, Some(1)), unknown, "nobody trusts it");
+        let (one, two) = (tempfile::tempfile(), tempfile::tempfile());
+        assert_eq!(stay_of(&one.expect("a file")), stay_of(&two.expect("a file")));
+        if let Ok(memory) = tempfile::tempfile_in("/dev/shm") {
+            assert_ne!(stay_of(&memory), stay_of(&tempfile::tempfile().expect("a file")));
+        }
+    }
+
+    #[test]
+    fn what_was_appended_is_read_and_is_of_this_stay() {
         let (file, records) = sample();
         let (head, read) = load(&file).expect("a journal");
         assert_eq!((head.size, head.mtime_ns, head.version), (SIZE, 7, Some(9)));
-        assert!(head.is_of_this_boot());
+        assert!(head.is_of_this_stay(&file));
         assert_eq!(read, records);
     }
 

@@ -1,5 +1,5 @@
 //! Partial files that last: found again by name, held by one process at a time,
-//! believed only as far as their journal and the boot allow. Called by `target`.
+//! believed only as far as their journal, the boot and the mount allow. Called by `target`.
 //!
 //! A partial file is used only when it is a plain file of this user with one
 //! name, and locked. One that is not is left alone, and a fresh one is made.
@@ -46,8 +46,8 @@ pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32) -> Option<(Fi
     Some((part, journal))
 }
 
-/// Finds a partial file, its journal, and what of it is verified: after another boot by hashing
-/// all of it, which the journal remembers.
+/// Finds a partial file, its journal, and what of it is verified: after another boot, or in
+/// another mount, by hashing all of it, which the journal remembers.
 pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Have)> {
     let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
     let mut journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
@@ -58,7 +58,7 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
     let mut trusted = None;
     let mut kept: Vec<Range<u64>> = Vec::new();
     let (head, good) = journal::read_placed(&journal, |head, extent, digests, at| {
-        let trusted = *trusted.get_or_insert_with(|| head.is_of_this_boot());
+        let trusted = *trusted.get_or_insert_with(|| head.is_of_this_stay(&journal));
         let there = || hash_extent(&part, head.size, extent).is_ok_and(|now| now == digests);
         let few = extents.range_count() < RANGES_MAX;
         if few && head.size == length && !extents.intersects(extent) && (trusted || there()) {
@@ -74,7 +74,7 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
     if head.size != length {
         return None;
     }
-    let head = match trusted.unwrap_or_else(|| head.is_of_this_boot()) {
+    let head = match trusted.unwrap_or_else(|| head.is_of_this_stay(&journal)) {
         false => journal::renew(&journal, head, &kept).ok()?,
         true => {
             // Go on behind the last good record; what is cut there would hide all that follows.

@@ -83,10 +83,11 @@ impl Target {
         let Some((file, mut journal)) = partial::begin(&parent, &names, info.mode) else {
             return Self::create(folder, path, info.size, info.mode);
         };
-        let made = file
-            .set_len(0)
-            .and_then(|()| file.set_len(info.size))
-            .and_then(|()| journal::begin(&mut journal, &Head::now(info)));
+        // The journal first: what an older one says of this file would be said of holes.
+        let head = Head::now(info, &journal);
+        let made = journal::begin(&mut journal, &head)
+            .and_then(|()| file.set_len(0))
+            .and_then(|()| file.set_len(info.size));
         made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         let journal = Some((journal, names.journal));
         let target = Self::of(file, parent, Some(names.part), path, journal);
@@ -95,7 +96,7 @@ impl Target {
     }
 
     /// Finds what an earlier run left under this `key`, and what of it is verified: as its
-    /// journal says within one boot, by hashing it again after another.
+    /// journal says within one boot and mount, by hashing it again after another.
     pub fn find_lasting(folder: &Folder, path: &WirePath, key: &Digest) -> Option<(Self, Have)> {
         let (parent, name) = place(folder, path).ok()?;
         let names = partial::Names::new(name, key);
@@ -490,7 +491,15 @@ mod tests {
     }
 
     #[test]
-    fn after_another_boot_only_what_still_hashes_is_believed() {
+    fn after_another_boot_or_mount_only_what_still_hashes_is_believed() {
+        only_what_hashes_is_believed_after([b'x'; 36]);
+        // The number of a mount that was the first of some boot.
+        only_what_hashes_is_believed_after(journal::stay(journal::boot_id(), Some(1)));
+        // A journal from before mounts were told.
+        only_what_hashes_is_believed_after(journal::boot_id());
+    }
+
+    fn only_what_hashes_is_believed_after(stay: [u8; 36]) {
         let dir = tempfile::tempdir().expect("folder");
         let folder = Folder::open(dir.path()).expect("opens");
         let key = Digest::of(b"this copy");
@@ -502,7 +511,7 @@ mod tests {
         let mut records = Vec::new();
         let old = File::open(&name).expect("opens");
         let head = journal::read(&old, |_, extent, digests| records.push((extent, digests)));
-        let head = Head { boot: [b'x'; 36], ..head.expect("a journal").0 };
+        let head = Head { stay, ..head.expect("a journal").0 };
         let mut file = File::create(&name).expect("opens");
         journal::begin(&mut file, &head).expect("begins");
         for (extent, digests) in records {
@@ -520,6 +529,28 @@ mod tests {
         let part = fs::OpenOptions::new().write(true).open(hidden(dir.path(), "-part"));
         part.expect("opens").write_all_at(b"lost", GRAIN_BYTES).expect("harms the second");
         assert_eq!(found(&folder, &key), Some(vec![1, 3]), "this boot is believed");
+    }
+
+    #[test]
+    fn a_copy_that_cannot_begin_anew_leaves_no_journal_that_speaks_of_holes() {
+        use rustix::fs::{IFlags, ioctl_setflags};
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"this copy");
+        leave_partial(&folder, &key);
+        // One that only grows cannot be begun anew. Root alone can make it so.
+        let journal = File::open(hidden(dir.path(), "-journal")).expect("opens");
+        if ioctl_setflags(&journal, IFlags::APPEND).is_err() {
+            return;
+        }
+        let begun = Target::create_lasting(&folder, &path("a"), &info(0o644), &key);
+        ioctl_setflags(&journal, IFlags::empty()).expect("root may");
+        assert!(begun.is_err());
+        let (target, have) = Target::find_lasting(&folder, &path("a"), &key).expect("there");
+        let mut bytes = vec![0; have.extents.bytes() as usize];
+        target.file.read_exact_at(&mut bytes, 0).expect("reads");
+        assert_eq!(bytes.len() as u64, 2 * GRAIN_BYTES);
+        assert!(bytes.iter().all(|byte| *byte != 0), "it claims what is not there");
     }
 
     #[test]

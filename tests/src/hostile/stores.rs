@@ -21,7 +21,8 @@ pub fn journal(bytes: &[u8]) {
         allocated: 0,
         version: Some(7),
     };
-    journal::begin(&mut file, &journal::Head::now(&info)).expect("begins");
+    let head = journal::Head::now(&info, &file);
+    journal::begin(&mut file, &head).expect("begins");
     let written = |number: u64| {
         let extent = Extent { offset: number * GRAIN_BYTES, len: GRAIN_BYTES };
         (extent, Digest([number as u8; 32]))
@@ -51,7 +52,8 @@ pub fn journal(bytes: &[u8]) {
 fn sealed(file: &mut File, info: &FileInfo, bytes: &[u8]) {
     let mut draw = Draw::new(bytes);
     file.rewind().expect("a file of ours");
-    journal::begin(file, &journal::Head::now(info)).expect("begins");
+    let head = journal::Head::now(info, file);
+    journal::begin(file, &head).expect("begins");
     file.seek(std::io::SeekFrom::End(0)).expect("a file of ours");
     for extent in draw.list(4, Draw::extent) {
         let digests: Vec<Digest> = draw.digests(extent);

@@ -28,7 +28,7 @@ pub(super) struct Notes {
 impl Notes {
     /// Begins in an empty file.
     pub fn begin(mut file: File, info: &FileInfo) -> io::Result<Self> {
-        let head = Head::now(info);
+        let head = Head::now(info, &file);
         journal::begin(&mut file, &head)?;
         let seen = file.metadata()?.len();
         Ok(Self { file, head, seen, count: 0 })

@@ -116,7 +116,7 @@ fn a_file_that_is_too_large_is_refused_before_its_blocks_are_counted() {
     drop(whole(&cache, 2, SIZE));
     let journal = dir.path().join("02").join(format!("{}.journal", "02".repeat(16)));
     let mut file = OpenOptions::new().write(true).open(journal).expect("opens");
-    let head = verbatim_files::journal::Head::now(&info(1 << 60));
+    let head = verbatim_files::journal::Head::now(&info(1 << 60), &file);
     verbatim_files::journal::begin(&mut file, &head).expect("writes");
     assert!(cache.find(&[2; 16]).is_none());
     assert!(cache.created(&[2; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
