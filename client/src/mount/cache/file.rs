@@ -222,9 +222,9 @@ impl CacheFile {
         Some(self.data.read_exact_at(bytes, offset))
     }
 
-    /// Keeps a verified block; false if it was there. One that cannot be kept is fetched again
-    /// when it is wanted.
-    pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<bool> {
+    /// Keeps a verified block, and returns how much more of the disk its notes take; none if it
+    /// was there. One that cannot be kept is fetched again when it is wanted.
+    pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<Option<u64>> {
         let extent = block_extent(block, self.size);
         assert_eq!(extent.len, bytes.len() as u64, "a block is kept whole");
         if !self.placed {
@@ -233,12 +233,17 @@ impl CacheFile {
         // Whoever punches must be through with it.
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         if self.state().blocks[block as usize] == Block::Present {
-            return Ok(false);
+            return Ok(None);
         }
         self.data.write_all_at(bytes, extent.offset)?;
-        self.notes().append(extent, digests)?;
+        let noted = self.notes().append(extent, digests)?;
         self.state().came(block);
-        Ok(true)
+        Ok(Some(noted))
+    }
+
+    /// How much of the disk its notes take.
+    pub(super) fn noted_bytes(&self) -> u64 {
+        self.notes().bytes()
     }
 
     /// Whether what comes can be kept: where it cannot, nothing is to be brought ahead of time.

@@ -160,7 +160,9 @@ impl Cache {
         if file.is_untidy()
             && let Some(_alone) = self.share.alone()
         {
+            let before = file.noted_bytes();
             file.tidy(&journal);
+            self.share.add(file.noted_bytes() as i64 - before as i64);
         }
         Ok(Some(file))
     }
@@ -212,8 +214,9 @@ impl Cache {
             }
             self.share.add(-(self.remove(key, &turn) as i64));
             let begun = self.begin(key, info, version, &turn);
-            if begun.is_err() {
-                self.remove(key, &turn);
+            match &begun {
+                Ok(file) => self.share.add(file.noted_bytes() as i64),
+                Err(_) => drop(self.remove(key, &turn)),
             }
             drop(turn);
             match begun {
@@ -245,7 +248,8 @@ impl Cache {
     /// Takes a version's name away; returns the room that its users give back in the end.
     fn remove(&self, key: &Key, _: &Turn<'_>) -> u64 {
         let (data, journal) = (self.path(key, "data"), self.path(key, "journal"));
-        let bytes = fs::metadata(&data).map_or(0, |found| found.blocks() * 512);
+        let taken = |path| fs::metadata(path).map_or(0, |found| found.blocks() * 512);
+        let bytes = taken(&data) + taken(&journal);
         // The journal first: without it the data says nothing. What is gone is no harm.
         let _ = fs::remove_file(journal);
         let _ = fs::remove_file(data);
@@ -271,8 +275,11 @@ impl Cache {
                 break;
             }
             let stored = file.store(block, bytes, digests);
-            if counts && !matches!(stored, Ok(true)) {
-                self.share.add(-(len as i64));
+            match stored {
+                Ok(Some(noted)) if counts && noted > 0 => self.share.add(noted as i64),
+                Ok(Some(_)) => {}
+                _ if counts => self.share.add(-(len as i64)),
+                _ => {}
             }
             if counts {
                 self.share.settle(len);

@@ -2,6 +2,7 @@
 //! all mounts that use the version append to. What stands in it is a claim, to be
 //! checked by hashing; a note that is lost costs a fetch. Called by `file` alone.
 
+use super::PAGE_BYTES;
 use super::blocks::{BLOCK_BYTES, block_extent};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -61,9 +62,17 @@ impl Notes {
         Some((self.head.size, self.head.mtime_ns, self.head.version?))
     }
 
-    /// Notes a block that was written.
-    pub fn append(&self, extent: Extent, digests: &[Digest]) -> io::Result<()> {
-        journal::append(&self.file, extent, digests)
+    /// Notes a block that was written; returns how much more of the disk the notes take.
+    pub fn append(&self, extent: Extent, digests: &[Digest]) -> io::Result<u64> {
+        let before = self.file.metadata()?.len();
+        journal::append(&self.file, extent, digests)?;
+        let after = before + journal::record_bytes(digests.len()) as u64;
+        Ok(after.next_multiple_of(PAGE_BYTES) - before.next_multiple_of(PAGE_BYTES))
+    }
+
+    /// How much of the disk the notes take.
+    pub fn bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |found| found.len().next_multiple_of(PAGE_BYTES))
     }
 
     /// What was noted since, by this mount or another.

@@ -27,6 +27,10 @@ const OLDEST_MAX: usize = 1 << 16;
 /// How long it is not looked again where nothing could go.
 const REST: Duration = Duration::from_millis(200);
 
+/// How old a file is that is written aside and takes its name at once, when whoever wrote it is
+/// gone.
+const ASIDE_MAX: Duration = Duration::from_secs(60);
+
 /// When something was used, its key, and whether it is names and not a version.
 type Candidate = (SystemTime, Key, bool);
 
@@ -98,7 +102,8 @@ impl Cache {
         false
     }
 
-    /// What was used longest ago, the oldest last, and how many bytes all takes.
+    /// What was used longest ago, the oldest last, and how many bytes all takes. What a process
+    /// that died has left aside goes.
     fn look(&self, most: usize) -> (Vec<Candidate>, u64) {
         let (mut heap, mut bytes) = (BinaryHeap::new(), 0);
         for number in 0..=u8::MAX {
@@ -107,10 +112,20 @@ impl Cache {
             let Ok(entries) = fs::read_dir(part) else { continue };
             for entry in entries.flatten() {
                 let name = entry.file_name();
-                let Some((key, names)) = key_of(Path::new(&name)) else { continue };
+                let Some((key, kind)) = key_of(Path::new(&name)) else { continue };
                 let Ok(found) = entry.metadata() else { continue };
-                bytes += found.blocks() * 512;
                 let Ok(used) = found.modified() else { continue };
+                if kind == Kind::Aside && used.elapsed().is_ok_and(|age| age > ASIDE_MAX) {
+                    let _ = fs::remove_file(entry.path());
+                    continue;
+                }
+                bytes += found.blocks() * 512;
+                // Notes go with their version.
+                let names = match kind {
+                    Kind::Data => false,
+                    Kind::Names => true,
+                    Kind::Notes | Kind::Aside => continue,
+                };
                 heap.push((used, key, names));
                 if heap.len() > most {
                     heap.pop();
@@ -187,12 +202,25 @@ impl Cache {
     }
 }
 
-/// The key that a name of ours stands for, and whether it is of names.
-fn key_of(name: &Path) -> Option<(Key, bool)> {
+/// What a file of ours holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Data,
+    Notes,
+    Names,
+    /// What is to take the place of notes or names.
+    Aside,
+}
+
+/// The key that a name of ours stands for, and what the file holds.
+fn key_of(name: &Path) -> Option<(Key, Kind)> {
     let (hex, kind) = name.to_str()?.split_once('.')?;
-    let names = match kind {
-        "data" => false,
-        "names" => true,
+    let kind = match kind {
+        "data" => Kind::Data,
+        "journal" => Kind::Notes,
+        "names" => Kind::Names,
+        "journal-new" => Kind::Aside,
+        kind if kind.starts_with("names-") => Kind::Aside,
         _ => return None,
     };
     if hex.len() != 32 || !hex.is_ascii() {
@@ -202,5 +230,5 @@ fn key_of(name: &Path) -> Option<(Key, bool)> {
     for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
         *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
     }
-    Some((key, names))
+    Some((key, kind))
 }

@@ -6,6 +6,9 @@ use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = 3 * BLOCK_BYTES + 77;
 
+/// What the notes of a small version take.
+const NOTES_BYTES: u64 = 4096;
+
 fn info(size: u64) -> FileInfo {
     FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size, version: Some(9) }
 }
@@ -148,7 +151,8 @@ fn what_cannot_be_opened_just_now_is_not_removed() {
 #[test]
 fn the_least_recently_used_goes_and_what_is_in_use_stays() {
     let dir = tempfile::tempdir().expect("folder");
-    let cache = Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
+    let four = 4 * (BLOCK_BYTES + NOTES_BYTES);
+    let cache = Cache::open(dir.path(), four).expect("opens");
     let held = whole(&cache, 1, BLOCK_BYTES);
     drop(whole(&cache, 2, BLOCK_BYTES));
     drop(whole(&cache, 3, BLOCK_BYTES));
@@ -160,13 +164,13 @@ fn the_least_recently_used_goes_and_what_is_in_use_stays() {
     assert_eq!(held.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
     keep(&cache, &held, 0).expect("is there");
     let (bytes, most, gone) = cache.usage();
-    assert_eq!((bytes, most, gone), (4 * BLOCK_BYTES, 4 * BLOCK_BYTES, 1));
+    assert_eq!((bytes, most, gone), (four, four, 1));
 }
 
 #[test]
 fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_it() {
     let dir = tempfile::tempdir().expect("folder");
-    let cache = Cache::open(dir.path(), 2 * BLOCK_BYTES).expect("opens");
+    let cache = Cache::open(dir.path(), 2 * BLOCK_BYTES + NOTES_BYTES).expect("opens");
     let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
     for block in 0..3 {
         keep(&cache, &file, block).expect("keeps");
@@ -216,13 +220,13 @@ fn a_new_version_leaves_the_old_to_its_readers() {
     assert_eq!(old.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
     assert_eq!(cache.find(&[1; 16]).expect("is there").version, 10);
     keep(&cache, &old, 0).expect("is there");
-    assert_eq!(cache.usage().0, 0, "what was replaced does not count");
+    assert_eq!(cache.usage().0, NOTES_BYTES, "what was replaced does not count");
 }
 
 #[test]
 fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
     let dir = tempfile::tempdir().expect("folder");
-    let open = || Cache::open(dir.path(), 4 * BLOCK_BYTES).expect("opens");
+    let open = || Cache::open(dir.path(), 4 * BLOCK_BYTES + 2 * NOTES_BYTES).expect("opens");
     let (one, two) = (open(), open());
     let mine = one.created(&[1; 16], &info(SIZE), 9).expect("creates");
     let theirs = two.find(&[1; 16]).expect("is there");
@@ -234,7 +238,8 @@ fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
     // The same version begun by both is one.
     let again = two.created(&[1; 16], &info(SIZE), 9).expect("is there");
     assert!(again.absent(1..=2).is_empty());
-    assert_eq!((one.usage().0, two.usage().0), (2 * BLOCK_BYTES, 2 * BLOCK_BYTES));
+    let both = 2 * BLOCK_BYTES + NOTES_BYTES;
+    assert_eq!((one.usage().0, two.usage().0), (both, both));
     // The cache fills up: what the other uses stays, and no hole is made under it.
     let other = whole(&two, 2, 2 * BLOCK_BYTES);
     assert!(keep(&two, &other, 0).is_ok());
@@ -262,13 +267,13 @@ fn a_ninth_mount_is_refused_and_the_count_outlives_them() {
     drop(whole(&eight[3], 1, BLOCK_BYTES + 5));
     drop(eight);
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096, "as the disk has it");
+    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096 + NOTES_BYTES, "as the disk has it");
     // After another boot it is counted.
     drop(cache);
     fs::remove_file(dir.path().join("bytes")).expect("removes");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     cache.count();
-    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096);
+    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096 + NOTES_BYTES);
 }
 
 #[test]
@@ -277,7 +282,7 @@ fn what_is_kept_in_a_new_cache_is_counted_once_however_late_it_is_looked() {
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     drop(whole(&cache, 1, BLOCK_BYTES + 5));
     cache.count();
-    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096);
+    assert_eq!(cache.usage().0, BLOCK_BYTES + 4096 + NOTES_BYTES);
 }
 
 #[test]
@@ -295,9 +300,15 @@ fn a_mount_that_fails_before_it_has_counted_leaves_that_to_the_next() {
     // Both do, and it is in the number once.
     one.count();
     two.count();
-    assert_eq!((one.usage().0, two.usage().0), (BLOCK_BYTES + 4096, BLOCK_BYTES + 4096));
+    assert_eq!(
+        (one.usage().0, two.usage().0),
+        (BLOCK_BYTES + 4096 + NOTES_BYTES, BLOCK_BYTES + 4096 + NOTES_BYTES)
+    );
     drop((one, two));
-    assert_eq!(Cache::open(dir.path(), 1 << 30).expect("opens").usage().0, BLOCK_BYTES + 4096);
+    assert_eq!(
+        Cache::open(dir.path(), 1 << 30).expect("opens").usage().0,
+        BLOCK_BYTES + 4096 + NOTES_BYTES
+    );
 }
 
 #[test]
@@ -319,8 +330,10 @@ fn notes_of_what_came_again_and_again_are_written_anew() {
     assert_eq!(cache.find(&[1; 16]).expect("is there").absent(0..=1), [0]);
     assert_eq!(len(), before, "another mount might append to the old one");
     drop(other);
+    let used = cache.usage().0;
     let file = cache.find(&[1; 16]).expect("is there");
     assert!(len() < before / 50, "{} of {before}", len());
+    assert_eq!(used - cache.usage().0, before.next_multiple_of(NOTES_BYTES) - NOTES_BYTES);
     assert_eq!(file.absent(0..=1), [0]);
     keep(&cache, &file, 0).expect("keeps");
     drop(file);
@@ -334,7 +347,9 @@ fn room_is_made_of_what_is_there_and_not_of_old_notes() {
     let large = 12 * BLOCK_BYTES;
     drop(whole(&cache, 1, large));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
-    let taken = || fs::metadata(&data).map_or(0, |found| found.blocks() * 512);
+    let journal = data.with_extension("journal");
+    let of = |path: &Path| fs::metadata(path).map_or(0, |found| found.blocks() * 512);
+    let taken = || of(&data) + of(&journal);
     let mut before = taken();
     // Each time something goes, until all has; the notes of it stay.
     while cache.evict_oldest(BLOCK_BYTES) {
@@ -343,6 +358,39 @@ fn room_is_made_of_what_is_there_and_not_of_old_notes() {
         assert_eq!(cache.usage().0, before, "the count is what the disk has");
     }
     assert_eq!(cache.usage().0, 0);
+}
+
+#[test]
+fn all_that_is_in_the_cache_counts_and_what_was_left_aside_goes() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let taken = || {
+        let parts = fs::read_dir(dir.path()).expect("lists").flatten();
+        let parts = parts.map(|it| it.path()).filter(|it| it.is_dir());
+        let files = parts.flat_map(|it| fs::read_dir(it).expect("lists")).flatten();
+        files.map(|it| it.metadata().expect("is there").blocks() * 512).sum::<u64>()
+    };
+    (0..20).for_each(|key| drop(whole(&cache, key, 5)));
+    drop(whole(&cache, 20, 30 * BLOCK_BYTES));
+    cache.keep_names(&[21; 16], b"names").expect("keeps");
+    assert_eq!(cache.usage().0, taken(), "notes count as they come");
+    let large = 30 * BLOCK_BYTES + 2 * NOTES_BYTES;
+    assert_eq!(taken(), 20 * (4096 + NOTES_BYTES) + large + 4096, "those of a large one grow");
+    // What dead processes left, and what somebody writes just now.
+    let part = dir.path().join("01");
+    let aside = |kind: &str| part.join(format!("{}.{kind}", "01".repeat(16)));
+    for kind in ["names-1", "journal-new", "names-2"] {
+        fs::write(aside(kind), b"x").expect("writes");
+    }
+    let old = std::time::SystemTime::now() - Duration::from_secs(3600);
+    for kind in ["names-1", "journal-new"] {
+        let file = OpenOptions::new().write(true).open(aside(kind)).expect("opens");
+        file.set_modified(old).expect("sets");
+    }
+    while cache.evict_oldest(0) {}
+    let there = ["names-1", "journal-new", "names-2"].map(|kind| aside(kind).exists());
+    assert_eq!(there, [false, false, true]);
+    assert_eq!((cache.usage().0, taken()), (4096, 4096), "all the rest is gone");
 }
 
 #[test]
