@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod say;
 mod version;
 
 use clap::error::ErrorKind;
@@ -12,6 +13,8 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use std::ffi::OsString;
 use std::io::Write;
+
+pub use say::{print_note, print_out};
 
 /// What `--generate` makes.
 const KINDS: &str = "man, bash, zsh and fish";

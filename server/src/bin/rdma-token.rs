@@ -3,7 +3,6 @@
 //! once. A running server follows within a second.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 #[path = "shared/mod.rs"]
@@ -16,6 +15,7 @@ use std::process::ExitCode;
 use verbatim_control::{ClientKey, ControlError, Grant, Token, TokenStore, unix_now};
 use verbatim_server::config::Config;
 use verbatim_server::span;
+use verbatim_usage::{note, out};
 
 /// Make, list and revoke the tokens that rdma-serve lets in.
 ///
@@ -128,12 +128,12 @@ fn add(
         Some(path) => {
             secret.save_new(&path)?;
             store.add(token, now).inspect_err(|_| drop(std::fs::remove_file(&path)))?;
-            eprintln!("on the client: RDMA_TOKEN_FILE={} rdma-cp ...", path.display());
+            note!("on the client: RDMA_TOKEN_FILE={} rdma-cp ...", path.display());
         }
         None => {
             store.add(token, now)?;
-            println!("{}", *secret.to_token());
-            eprintln!("keep it in a file only its user can read, named in RDMA_TOKEN_FILE there");
+            out!("{}", *secret.to_token());
+            note!("keep it in a file only its user can read, named in RDMA_TOKEN_FILE there");
         }
     }
     Ok(())
@@ -150,7 +150,7 @@ fn list(store: &TokenStore, json: bool) -> Result<(), ControlError> {
                 "name": name, "exports": exports, "expires": expires,
                 "expired": token.is_over(now), "key": key,
             });
-            println!("{line}");
+            out!("{line}");
             continue;
         }
         let left = match expires {
@@ -158,7 +158,7 @@ fn list(store: &TokenStore, json: bool) -> Result<(), ControlError> {
             Some(end) if *end <= now => "expired".into(),
             Some(end) => format!("{} left", span::show(end - now)),
         };
-        println!("{name}  {}  {left}  {key}", exports.join(","));
+        out!("{name}  {}  {left}  {key}", exports.join(","));
     }
     Ok(())
 }

@@ -76,6 +76,24 @@ fn a_list_whose_reader_takes_his_time_is_told_to_the_end() {
 }
 
 #[test]
+fn a_copy_goes_on_when_nobody_reads_what_it_says_and_a_list_ends() {
+    let world = World::new();
+    let many = world.path("data/many");
+    fs::create_dir(&many).unwrap();
+    (0..3000).for_each(|number| fs::write(many.join(format!("{number:06}")), b"x").unwrap());
+    let run = |arguments: &[&str]| {
+        let mut command = world.serve.home().command("rdma-cp", arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop((child.stdout.take(), child.stderr.take()));
+        child.wait().expect("our own child").code()
+    };
+    let (from, to) = (world.serve.at("data/many"), world.text("out"));
+    assert_eq!(run(&["--json", "-v", "-r", &from, &to]), Some(0));
+    assert_eq!(fs::read_dir(world.path("out/many")).unwrap().count(), 3000);
+    assert_eq!(run(&["--list", &from]), Some(1));
+}
+
+#[test]
 fn a_list_of_what_is_not_there_is_refused() {
     let world = World::new();
     let ended = world.serve.cp(&["--list", &world.serve.at("data/none")]);

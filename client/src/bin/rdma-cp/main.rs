@@ -3,7 +3,6 @@
 //! at the end, or JSON lines. The exit code is the worst that happened.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;
@@ -24,6 +23,7 @@ use verbatim_client::copy::server_of;
 use verbatim_client::{copy, list};
 use verbatim_control::ClientKey;
 use verbatim_proto::message::Entry;
+use verbatim_usage::{note, out, print_out};
 
 fn main() -> ExitCode {
     let flags = verbatim_usage::parse::<Flags>();
@@ -117,13 +117,13 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
     let line = format!("{public} {}", clean(&user_at_host()));
     if flags.voice.json {
         let path = path.display().to_string();
-        println!("{}", serde_json::json!({ "event": "token", "path": path, "line": line }));
+        out!("{}", serde_json::json!({ "event": "token", "path": path, "line": line }));
         return Exit::Done.into();
     }
-    println!("{line}");
+    out!("{line}");
     if !flags.voice.quiet {
-        eprintln!("on the server, add this line to authorized_keys in its state folder;");
-        eprintln!("here, give --token-file {} to be let in", path.display());
+        note!("on the server, add this line to authorized_keys in its state folder;");
+        note!("here, give --token-file {} to be let in", path.display());
     }
     Exit::Done.into()
 }
@@ -131,17 +131,19 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
 fn print_entry(entry: &Entry, json: bool) {
     let (kind, slash) = show::kind_of(&entry.kind);
     let path = entry.path.to_string();
-    if json {
+    let taken = if json {
         let Entry { size, mode, mtime_ns, .. } = entry;
         let line = serde_json::json!({
             "path": path, "kind": kind, "size": size, "mode": mode, "mtime_ns": mtime_ns,
         });
-        println!("{line}");
+        print_out(format_args!("{line}"))
     } else {
-        println!(
-            "{:>15} {path}{slash}",
-            if kind == "file" { entry.size.to_string() } else { "-".into() }
-        );
+        let size = if kind == "file" { entry.size.to_string() } else { "-".into() };
+        print_out(format_args!("{size:>15} {path}{slash}"))
+    };
+    // The list is all there is to do: who has seen enough of it wants no more.
+    if !taken {
+        std::process::exit(Exit::Failed as i32);
     }
 }
 

@@ -10,6 +10,7 @@ use verbatim_client::{
 };
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Digest};
+use verbatim_usage::{note, out};
 
 /// Prints what a copy tells.
 pub struct Show {
@@ -31,7 +32,7 @@ impl Show {
         self.voice.bar.finish_and_clear();
         let exit = Exit::of(summary);
         if self.voice.json {
-            println!("{}", summary_json(summary, exit));
+            out!("{}", summary_json(summary, exit));
         } else if !self.voice.quiet {
             self.print_summary(summary);
         }
@@ -41,12 +42,12 @@ impl Show {
     fn print_summary(&self, summary: &Summary) {
         let files = if summary.files == 1 { "file" } else { "files" };
         if summary.skipped > 0 {
-            eprintln!("{} left alone", summary.skipped);
+            note!("{} left alone", summary.skipped);
         }
         if self.task != Task::Copy {
             return self.print_short_summary(summary, files);
         }
-        eprintln!(
+        note!(
             "{} {files}, {} in {:.2} s, {}/s over {}, limited by the {}",
             summary.files,
             BinaryBytes(summary.bytes),
@@ -57,17 +58,17 @@ impl Show {
         );
         self.voice.transport(summary);
         if let Some(digest) = self.last.filter(|_| summary.files == 1 && !self.digest) {
-            eprintln!("blake3 {digest}");
+            note!("blake3 {digest}");
         }
         if summary.resumed_bytes > 0 {
-            eprintln!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
+            note!("{} were there from an earlier run", BinaryBytes(summary.resumed_bytes));
         }
         if summary.rehashed_bytes > 0 {
             let bytes = BinaryBytes(summary.rehashed_bytes);
-            eprintln!("{bytes} that the server had were hashed again");
+            note!("{bytes} that the server had were hashed again");
         }
         if summary.hole_bytes > 0 {
-            eprintln!("{} were holes, and not moved", BinaryBytes(summary.hole_bytes));
+            note!("{} were holes, and not moved", BinaryBytes(summary.hole_bytes));
         }
         self.voice.trouble(summary, "not copied");
     }
@@ -76,15 +77,15 @@ impl Show {
     fn print_short_summary(&self, summary: &Summary, files: &str) {
         let (count, bytes) = (summary.files, BinaryBytes(summary.bytes));
         if self.task == Task::DryRun {
-            eprintln!("{count} {files}, {bytes}, would be copied");
+            note!("{count} {files}, {bytes}, would be copied");
         } else {
             let seconds = summary.elapsed.as_secs_f64();
-            eprintln!("{count} {files}, {bytes}, same on both sides, compared in {seconds:.2} s");
+            note!("{count} {files}, {bytes}, same on both sides, compared in {seconds:.2} s");
         }
         if summary.failed > 0 {
             let how = if self.task == Task::DryRun { "cannot be" } else { "differ or cannot be" };
             let what = if self.task == Task::DryRun { "copied" } else { "compared" };
-            eprintln!("{} {how} {what}", summary.failed);
+            note!("{} {how} {what}", summary.failed);
         }
     }
 }
@@ -94,10 +95,10 @@ impl Observer for Show {
         if self.voice.json {
             self.voice.file_json(file);
         } else if self.digest {
-            self.voice.bar.suspend(|| println!("{}  {}", file.digest, clean(&file.local)));
+            self.voice.bar.suspend(|| out!("{}  {}", file.digest, clean(&file.local)));
         } else if self.voice.verbose {
             let (path, bytes) = (clean(&file.path), BinaryBytes(file.bytes));
-            self.voice.bar.suspend(|| eprintln!("{path} {bytes}"));
+            self.voice.bar.suspend(|| note!("{path} {bytes}"));
         }
         self.last = Some(file.digest);
     }
@@ -124,10 +125,10 @@ impl Observer for Show {
                 "event": "planned", "path": path, "target": target, "kind": kind,
                 "bytes": planned.bytes,
             });
-            println!("{line}");
+            out!("{line}");
         } else {
             let ends = |text: &str| if text.ends_with('/') { "" } else { mark };
-            println!("{path}{} -> {target}{}", ends(&path), ends(&target));
+            out!("{path}{} -> {target}{}", ends(&path), ends(&target));
         }
     }
 

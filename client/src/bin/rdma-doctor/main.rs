@@ -3,7 +3,6 @@
 //! to it is tried for real. Changes nothing.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;
@@ -27,6 +26,7 @@ use verbatim_client::probe::verdict::findings;
 use verbatim_client::probe::{Examination, Trouble, examine};
 use verbatim_doctor::{Facts, Report, fix_script, nccl_exports};
 use verbatim_fabric::ports::Machine;
+use verbatim_usage::{note, out};
 
 fn main() -> ExitCode {
     let flags = verbatim_usage::parse::<Flags>();
@@ -95,18 +95,18 @@ fn tell(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode
     }
     if flags.env {
         match &report.chosen {
-            Ok(places) => print!("{}", nccl_exports(places)),
+            Ok(places) => out!("{}", nccl_exports(places).trim_end()),
             Err(reasons) => {
-                reasons.iter().for_each(|reason| eprintln!("# {reason}: {}", reason.hint()));
+                reasons.iter().for_each(|reason| note!("# {reason}: {}", reason.hint()));
             }
         }
     } else if flags.fix_script {
-        print!("{}", fix_script(&report.findings));
+        out!("{}", fix_script(&report.findings).trim_end());
     } else if flags.voice.json {
-        println!("{}", show::json(report, found));
+        out!("{}", show::json(report, found));
     } else if !flags.voice.quiet && flags.prom.is_none() {
         let way = found.map(way::text).unwrap_or_default();
-        print!("{}", report.text(&way));
+        out!("{}", report.text(&way).trim_end());
     }
     report.exit().into()
 }

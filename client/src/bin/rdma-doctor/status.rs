@@ -12,6 +12,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+use verbatim_usage::out;
 
 /// How long all of it may take.
 const TIME_MAX: Duration = Duration::from_secs(10);
@@ -23,8 +24,8 @@ const STATUS_BYTES_MAX: u64 = 64 << 20;
 pub fn show(server: &str, json: bool) -> ExitCode {
     let address = address(server);
     match fetch(&address) {
-        Ok(status) if json => println!("{status}"),
-        Ok(status) => print!("{}", text(&status)),
+        Ok(status) if json => out!("{status}"),
+        Ok(status) => out!("{}", text(&status).trim_end()),
         Err(cause) => {
             let error = format!("cannot get the status of {address}: {cause}");
             let hint = "give where it shows metrics: it logs \"metrics and page\" when it starts, \

@@ -8,6 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use verbatim_usage::out;
 
 /// What the process in the background says when the mount stands.
 const WORD: &str = "mounted";
@@ -26,7 +27,7 @@ pub fn start() -> io::Result<ExitCode> {
         match line? {
             line if line == WORD => return Ok(ExitCode::SUCCESS),
             // What it says with --json.
-            line => println!("{line}"),
+            line => out!("{line}"),
         }
     }
     let status = child.wait()?;

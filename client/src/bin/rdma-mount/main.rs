@@ -3,7 +3,6 @@
 //! stands, or says why it does not.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod background;

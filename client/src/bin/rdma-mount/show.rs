@@ -8,12 +8,13 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
 use verbatim_client::mount::status;
+use verbatim_usage::out;
 
 /// Prints the status of a mount.
 pub fn status(mountpoint: &Path, json: bool) -> ExitCode {
     match status::read(mountpoint) {
-        Ok(status) if json => println!("{status}"),
-        Ok(status) => print!("{}", text(&status)),
+        Ok(status) if json => out!("{status}"),
+        Ok(status) => out!("{}", text(&status).trim_end()),
         Err(error) => {
             let cause = format!("{} is no mount of this command: {error}", mountpoint.display());
             let hint = "rdma-mount HOST:/EXPORT MOUNTPOINT makes one".to_owned();

@@ -4,7 +4,6 @@
 //! happened.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;

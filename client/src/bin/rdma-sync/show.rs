@@ -9,6 +9,7 @@ use serde_json::json;
 use verbatim_client::current::status::{State, Status};
 use verbatim_client::{Altered, Failure, FileDone, Observer, Progress, Retry, Skipped, Summary};
 use verbatim_proto::Code;
+use verbatim_usage::{note, out};
 
 /// Prints what a mirror tells.
 pub struct Show {
@@ -41,7 +42,7 @@ impl Show {
             let mut line = summary_json(summary, exit);
             line["changes"] = json!(summary.changes);
             line["deletes"] = json!(summary.deletes);
-            println!("{line}");
+            out!("{line}");
         } else if !self.voice.quiet {
             self.print_summary(summary);
         }
@@ -53,11 +54,11 @@ impl Show {
         let seconds = summary.elapsed.as_secs_f64();
         match (self.check, self.only_looks) {
             (true, _) if *changes == 0 && summary.failed == 0 => {
-                eprintln!("both are equal, compared in {seconds:.2} s");
+                note!("both are equal, compared in {seconds:.2} s");
             }
-            (true, _) => eprintln!("{changes} differ, compared in {seconds:.2} s"),
-            (_, true) => eprintln!("{changes} to change, {deletes} of them to delete"),
-            _ => eprintln!(
+            (true, _) => note!("{changes} differ, compared in {seconds:.2} s"),
+            (_, true) => note!("{changes} to change, {deletes} of them to delete"),
+            _ => note!(
                 "{changes} changed, {deletes} of them deleted; {} files, {} in {seconds:.2} s over \
                  {}, {} moved",
                 summary.files,
@@ -89,9 +90,9 @@ impl Observer for Show {
                 "event": "change", "action": action, "path": path, "why": why.words(), "bytes": bytes,
                 "dry_run": self.only_looks,
             });
-            println!("{line}");
+            out!("{line}");
         } else if self.itemize && !self.voice.quiet {
-            self.voice.bar.suspend(|| println!("{action:<8} {path}  ({})", why.words().join(", ")));
+            self.voice.bar.suspend(|| out!("{action:<8} {path}  ({})", why.words().join(", ")));
         }
     }
 
@@ -134,7 +135,7 @@ impl Observer for Show {
             {
                 line.extend(status);
             }
-            println!("{line}");
+            out!("{line}");
             return;
         }
         let error = clean(status.error.as_deref().unwrap_or_default());

@@ -10,6 +10,7 @@ use verbatim_client::ClientError;
 use verbatim_client::copy::CopyError;
 use verbatim_control::{ControlError, Distrust, Fingerprint, KnownServers};
 use verbatim_proto::{Code, Fault};
+use verbatim_usage::note;
 
 /// How often an answer that is none is asked for again.
 const QUESTIONS_MAX: usize = 3;
@@ -33,7 +34,7 @@ pub async fn introduced<T>(
         Some(false) => return Err(error),
         None => {
             // The question has no end of line.
-            eprintln!();
+            note!("");
             return Err(interruption());
         }
     }

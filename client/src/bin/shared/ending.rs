@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use verbatim_client::copy::CopyError;
 use verbatim_client::{ClientError, Summary};
 use verbatim_proto::Code;
+use verbatim_usage::{note, out};
 
 /// The command this is part of.
 pub const NAME: &str = env!("CARGO_BIN_NAME");
@@ -94,12 +95,12 @@ pub fn complain(error: &dyn Display, hint: Option<String>, exit: Exit, json: boo
         let line = serde_json::json!({
             "event": "error", "cause": cause, "hint": hint, "exit": exit as u8,
         });
-        println!("{line}");
+        out!("{line}");
         return exit.into();
     }
-    eprintln!("{NAME}: {}", clean(&error.to_string()));
+    note!("{NAME}: {}", clean(&error.to_string()));
     if let Some(hint) = hint {
-        eprintln!("  hint: {}", clean(&hint));
+        note!("  hint: {}", clean(&hint));
     }
     exit.into()
 }

@@ -14,6 +14,7 @@ use verbatim_client::copy::CopyError;
 use verbatim_client::{Summary, Trace};
 use verbatim_files::replace::{Replacement, replace};
 use verbatim_telemetry::run::{Run, text};
+use verbatim_usage::note;
 
 /// What is left behind, and where.
 #[derive(Args)]
@@ -86,7 +87,7 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), String> {
 /// Says what went wrong beside the work.
 fn warn(done: Result<(), String>) {
     if let Err(error) = done {
-        eprintln!("{NAME}: {}", clean(&error));
+        note!("{NAME}: {}", clean(&error));
     }
 }
 

@@ -14,6 +14,7 @@ use verbatim_client::{
     Failure, FileDone, Port, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
 };
 use verbatim_telemetry::Format;
+use verbatim_usage::{note, out};
 
 /// How much is printed, and how.
 #[derive(Args)]
@@ -80,7 +81,7 @@ impl Voice {
 
     /// Prints a line for people without disturbing the progress line.
     pub fn say(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("{NAME}: {text}"));
+        self.bar.suspend(|| note!("{NAME}: {text}"));
     }
 
     pub fn file_json(&self, file: &FileDone) {
@@ -88,7 +89,7 @@ impl Voice {
             "event": "file", "path": clean(&file.path), "local": clean(&file.local),
             "bytes": file.bytes, "digest": file.digest.to_string(),
         });
-        println!("{line}");
+        out!("{line}");
     }
 
     /// Prints what could not be done to what, why, and the next step.
@@ -100,7 +101,7 @@ impl Voice {
         let (path, reason) = (clean(&skipped.path), skipped.reason);
         if self.json {
             let reason = reason.to_string();
-            println!("{}", json!({ "event": "skipped", "path": path, "reason": reason }));
+            out!("{}", json!({ "event": "skipped", "path": path, "reason": reason }));
         // What a rule keeps is no news; what no copy can keep is.
         } else if self.verbose || reason == SkipReason::Special && !self.quiet {
             self.say(&format!("skipped {path}: {reason}"));
@@ -131,7 +132,7 @@ impl Voice {
                 "event": "retrying", "peer": peer, "cause": cause, "attempt": attempt,
                 "pause_seconds": pause, "left_seconds": retry.left.as_secs_f64(),
             });
-            println!("{line}");
+            out!("{line}");
         } else if self.bar.is_hidden() && !self.quiet {
             self.say(&format!("server {peer}: {cause}; trying again in {pause:.1} s"));
         } else {
@@ -143,7 +144,7 @@ impl Voice {
 
     pub fn reconnected(&self) {
         if self.json {
-            println!("{}", json!({ "event": "reconnected" }));
+            out!("{}", json!({ "event": "reconnected" }));
         } else if self.bar.is_hidden() && !self.quiet {
             self.say("the server is there again, going on");
         }
@@ -152,17 +153,17 @@ impl Voice {
     /// Prints what data moved over, and why not over something better.
     pub fn transport(&self, summary: &Summary) {
         if let Some(reason) = summary.reason.as_ref().filter(|_| self.reasons) {
-            eprintln!("tcp: {}", clean(reason));
+            note!("tcp: {}", clean(reason));
         }
         for Port { place, refused } in &summary.ports {
             match refused {
-                Some(refused) => eprintln!("rdma: {place}: not used: {}", clean(refused)),
-                None if self.verbose => eprintln!("rdma: {place}: {}", place.why),
+                Some(refused) => note!("rdma: {place}: not used: {}", clean(refused)),
+                None if self.verbose => note!("rdma: {place}: {}", place.why),
                 None => {}
             }
         }
         if self.verbose {
-            eprintln!("request {}, as the server's log calls it", summary.request);
+            note!("request {}, as the server's log calls it", summary.request);
         }
     }
 
@@ -170,19 +171,19 @@ impl Voice {
     pub fn trouble(&self, summary: &Summary, undone: &str) {
         if summary.reconnects > 0 {
             let times = if summary.reconnects == 1 { "time" } else { "times" };
-            eprintln!("the server was lost and reached again {} {times}", summary.reconnects);
+            note!("the server was lost and reached again {} {times}", summary.reconnects);
         }
         if summary.mismatches + summary.links_lost > 0 {
             let Summary { mismatches, links_lost, .. } = summary;
-            eprintln!(
+            note!(
                 "{mismatches} chunks did not match and were moved again, {links_lost} links were lost"
             );
         }
         if !summary.dropped.is_empty() {
-            eprintln!("not kept: {}", summary.dropped);
+            note!("not kept: {}", summary.dropped);
         }
         if summary.failed > 0 {
-            eprintln!("{} {undone}", summary.failed);
+            note!("{} {undone}", summary.failed);
         }
     }
 }
@@ -214,12 +215,12 @@ pub fn print_failure(verb: &str, failure: &Failure, hint: Option<&str>, json: bo
             "event": "error", "path": path, "peer": peer, "code": format!("{:?}", fault.code),
             "class": format!("{:?}", fault.class()), "cause": text, "hint": hint,
         });
-        println!("{line}");
+        out!("{line}");
         return;
     }
-    eprintln!("{NAME}: cannot {verb} {path} (server {peer}): {text}");
+    note!("{NAME}: cannot {verb} {path} (server {peer}): {text}");
     if let Some(hint) = hint {
-        eprintln!("  hint: {hint}");
+        note!("  hint: {hint}");
     }
 }
 

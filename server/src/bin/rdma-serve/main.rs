@@ -3,7 +3,6 @@
 //! library's.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stderr, clippy::print_stdout)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod keeper;
@@ -28,6 +27,7 @@ use verbatim_server::{
 };
 use verbatim_telemetry::notify::Notifier;
 use verbatim_telemetry::{Format, Gathering};
+use verbatim_usage::out;
 
 /// How long jobs that nobody waits for any more may go on when it stops.
 const LAST_JOBS_MAX: std::time::Duration = std::time::Duration::from_secs(2);
@@ -180,7 +180,7 @@ fn main() -> ExitCode {
         return match verbatim_server::check(&config) {
             Ok(()) => {
                 let (count, address) = (config.exports.len(), config.listen);
-                println!("good: {count} exports, to be served at {address}");
+                out!("good: {count} exports, to be served at {address}");
                 ExitCode::SUCCESS
             }
             Err(error) => complain(&error, error.hint(), 2),

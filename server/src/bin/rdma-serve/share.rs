@@ -9,6 +9,7 @@ use verbatim_fabric::verbs::local_address_towards;
 use verbatim_server::config::ConfigError;
 use verbatim_server::export::{Export, ExportSpec, Mode};
 use verbatim_server::span;
+use verbatim_usage::{note, out};
 
 /// How long the line may be used unless told otherwise, in seconds.
 const SHARE_SECONDS: u64 = 3600;
@@ -47,16 +48,15 @@ impl Share {
     }
 
     /// Prints the line, and for how long it is good.
-    #[allow(clippy::print_stdout, reason = "the line is what was asked for")]
     pub fn print(&self, address: SocketAddr, fingerprint: Fingerprint) {
         let address = SocketAddr::new(reachable(address.ip()), address.port());
         let (token, name) = (self.secret.to_token(), quoted(&self.export.name));
         let command = format!("RDMA_TOKEN={} rdma-cp --fingerprint {fingerprint} -r", *token);
         match self.export.mode {
-            Mode::ReadOnly => println!("{command} rdma://{address}/{name} ."),
-            Mode::ReadWrite => println!("{command} FILES rdma://{address}/{name}/"),
+            Mode::ReadOnly => out!("{command} rdma://{address}/{name} ."),
+            Mode::ReadWrite => out!("{command} FILES rdma://{address}/{name}/"),
         }
-        eprintln!("paste this on the other machine; it is good for {}", span::show(self.seconds));
+        note!("paste this on the other machine; it is good for {}", span::show(self.seconds));
     }
 }
 

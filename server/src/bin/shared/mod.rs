@@ -3,12 +3,13 @@
 
 use std::fmt::Display;
 use std::process::ExitCode;
+use verbatim_usage::note;
 
 /// Says what is wrong and what to do about it.
 pub fn complain(error: &dyn Display, hint: Option<String>, code: u8) -> ExitCode {
-    eprintln!("{}: {error}", env!("CARGO_BIN_NAME"));
+    note!("{}: {error}", env!("CARGO_BIN_NAME"));
     if let Some(hint) = hint {
-        eprintln!("  hint: {hint}");
+        note!("  hint: {hint}");
     }
     ExitCode::from(code)
 }
