@@ -315,19 +315,15 @@ impl SessionDomain {
         let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
         // All of them, also behind one that could not be ended.
         let kept = held.keys.iter().filter(|named| !end(named)).count();
-        if kept > 0 {
-            held.pin.lose();
-        }
+        (kept > 0).then(|| held.pin.lose());
         kept == 0
     }
 
-    /// Takes everything back: a job that hangs may keep this alive after its session.
+    /// Takes everything back.
     pub fn take_all_back(&self) {
         let numbers: Vec<u64> = self.regions().held.keys().copied().collect();
-        for number in numbers {
-            // What a device keeps is counted as lost.
-            let _ = self.take_back(number);
-        }
+        // What a device keeps is counted as lost.
+        numbers.into_iter().for_each(|number| _ = self.take_back(number));
     }
 
     fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {

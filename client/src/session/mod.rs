@@ -246,8 +246,7 @@ impl Session {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
         let (carrier, streams) = beginning::carry(&mut options, short, &connection)?;
-        let is_verbs = carrier.is_verbs();
-        let workers = beginning::workers(streams, is_verbs, || {
+        let workers = beginning::workers(streams, carrier.is_verbs(), || {
             ClientWorker::new(sender.clone(), stats.clone(), options.trace.clone())
         })?;
         let (chunk_bytes, timeout) = (options.connect.chunk_bytes, options.timeout);

@@ -371,8 +371,7 @@ impl Session {
 
     async fn finish(mut self, end: End) {
         self.drop_links();
-        self.leave_spots();
-        self.domain.take_all_back();
+        self.leave_memory();
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
         self.writing = Writing::default();

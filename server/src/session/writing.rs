@@ -1,18 +1,18 @@
-//! What writing costs the server: slots, temporary files, storing, committing.
-//! Slots belong to a link and go with it. A temporary file that is not
-//! committed is removed when the last reference to it goes.
+//! What writing costs the server: temporary files, storing, committing; and slots,
+//! in `slots`. A temporary file that is not committed is removed when the last
+//! reference to it goes.
 
-use super::spots::go_on_if;
+mod slots;
+
 use super::{End, Event, Session};
 use crate::observe::Noted;
 use crate::quota::{self, Quota};
 use crate::worker::{Chunk, Command, Landing, Lies};
+use slots::Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use verbatim_fabric::worker::LinkKey;
-use verbatim_fabric::{FabricError, Memory, SharedSlot};
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{
@@ -20,8 +20,8 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
-use verbatim_telemetry::labels::{Direction, Fallback};
+use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, WirePath};
+use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
 #[derive(Default)]
@@ -83,13 +83,6 @@ impl Writing {
     }
 }
 
-struct Slot {
-    link: LinkId,
-    /// What takes it back from the link.
-    number: u64,
-    memory: SharedSlot,
-}
-
 impl Session {
     pub(super) fn write_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
         match effect {
@@ -124,89 +117,6 @@ impl Session {
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
         }
         Ok(())
-    }
-
-    /// Makes slots for a link: as many as may be pinned, the others later.
-    fn provision(&mut self, link: LinkId, count: u16) -> Result<(), End> {
-        let refused = |error: FabricError| {
-            End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
-        };
-        let mut slots = Vec::new();
-        self.writing.wanting.remove(&link);
-        for made in 0..count {
-            if self.has_slots(link) && !self.has_room_for_slot() {
-                break;
-            }
-            let rail = self.rail_of(link);
-            let Some(pin) = self.domain.pin_slot(rail, u64::from(self.chunk_bytes)) else {
-                self.writing.wanting.insert(link, count - made);
-                break;
-            };
-            let make = if rail.is_some() { SharedSlot::for_device } else { SharedSlot::new };
-            let made = make(self.chunk_bytes as usize).and_then(|memory| {
-                let upload = Memory::Upload(memory.clone());
-                Ok((self.domain.offer_on(rail, upload, pin)?, memory))
-            });
-            let (offered, memory) = match made {
-                Ok(made) => made,
-                Err(error) if !slots.is_empty() || self.has_slots(link) => {
-                    let hint = error.hint();
-                    tracing::warn!(session = self.id, %error, hint, "a link has fewer slots");
-                    break;
-                }
-                Err(error) if rail.is_some() => {
-                    self.leave_device(link, &error)?;
-                    break;
-                }
-                Err(error) => return Err(refused(error)),
-            };
-            let id = SlotId(self.writing.next_slot);
-            self.writing.next_slot += 1;
-            self.writing.slots.insert(id, Slot { link, number: offered.number, memory });
-            slots.push((id, offered.region, self.chunk_bytes));
-        }
-        self.show_slots();
-        self.writing.machine.provisioned(link, slots);
-        Ok(())
-    }
-
-    /// Nothing can be written over a link: its client is told why, and leaves the rail.
-    fn leave_device(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
-        self.view.fell_back(Fallback::Refused);
-        self.kill(link)?;
-        let text = format!("cannot register slots: {}", error.with_hint());
-        self.send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
-    }
-
-    fn has_slots(&self, link: LinkId) -> bool {
-        self.writing.slots.values().any(|slot| slot.link == link)
-    }
-
-    /// Whether another slot is within what uploads may take. A link has one in any case: without
-    /// it nothing could be written over it.
-    fn has_room_for_slot(&self) -> bool {
-        let count = self.writing.slots.len() as u64 + 1;
-        count * u64::from(self.chunk_bytes) <= self.shared.rdma.upload_bytes_max
-    }
-
-    /// Makes slots that could not be pinned before, those of the first link first.
-    pub(super) fn provision_more(&mut self) -> Result<(), End> {
-        for (link, count) in std::mem::take(&mut self.writing.wanting) {
-            self.provision(link, count)?;
-        }
-        Ok(())
-    }
-
-    fn free_slots(&mut self, link: LinkId) -> Result<(), End> {
-        let of_link = self.writing.slots.extract_if(|_, slot| slot.link == link);
-        // All of them, also behind one that could not be taken back.
-        let kept = of_link.filter(|(_, slot)| !self.domain.take_back(slot.number)).count();
-        self.show_slots();
-        go_on_if(kept == 0)
-    }
-
-    fn show_slots(&self) {
-        self.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
     }
 
     fn create(&mut self, files: Vec<CreateFile>) {
@@ -436,7 +346,7 @@ mod tests {
         landed.zero(Extent::new(0, size), size).expect("there is room once");
         target.write_at(&vec![7; size as usize], 0).expect("writes");
         let fault = landed.zero(Extent::new(0, size), size).expect_err("and not twice");
-        assert_eq!(fault.code, Code::NoSpace);
+        assert_eq!(fault.code, verbatim_proto::Code::NoSpace);
         let mut left = vec![0; size as usize];
         target.read_landed(&mut left, 0).expect("reads");
         assert!(left.iter().all(|&byte| byte == 7), "it is asked before anything is written");

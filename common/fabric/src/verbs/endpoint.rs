@@ -216,14 +216,7 @@ impl VerbsEndpoint {
         let context = domain.context().clone();
         let happened = context.happened();
         let port = context.expect_active(place.port)?;
-        // Another one may have taken its place in the table: peers would not find it.
-        if !context.query_gid(place.port, place.gid.index).is_ok_and(|gid| gid == place.gid.raw) {
-            return Err(FabricError::device(
-                format!("cannot make a link on {}/{}", place.device, place.port),
-                "the port lost the address",
-                "a new link takes the new address",
-            ));
-        }
+        context.expect_address(place.port, &place.gid)?;
         let options = Options { piece_bytes: options.piece_bytes.min(port.max_msg_sz), ..options };
         let depths = Depths {
             sends: options.requests_max,

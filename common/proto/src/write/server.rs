@@ -117,12 +117,6 @@ impl WriteServer {
         self.files.is_empty()
     }
 
-    /// Whether something that was sent is not judged yet, or a fence is not answered: the client
-    /// hears of neither before that is done.
-    pub fn is_busy(&self) -> bool {
-        !self.fences.is_empty() || self.uses.values().any(|used| used.sent.is_some())
-    }
-
     /// How many notifications named a tag that was not theirs, or named it twice.
     pub fn violations(&self) -> u64 {
         self.violations

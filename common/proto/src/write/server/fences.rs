@@ -6,6 +6,12 @@ use crate::LinkId;
 use crate::write::types::ServerEffect;
 
 impl WriteServer {
+    /// Whether something that was sent is not judged yet, or a fence is not answered: the client
+    /// hears of neither before that is done.
+    pub fn is_busy(&self) -> bool {
+        !self.fences.is_empty() || self.uses.values().any(|used| used.sent.is_some())
+    }
+
     /// The driver found a link dead, or killed it.
     pub fn killed(&mut self, link: LinkId) {
         if let Some(state) = self.links.get_mut(&link) {

@@ -1,0 +1,105 @@
+//! Slots of a session: memory that its links write to. Made when a link is ready, as
+//! many as may be pinned; they go with their link. A device that refuses them is
+//! left, and not the session.
+
+use super::super::spots::go_on_if;
+use super::super::{End, Session};
+use std::sync::atomic::Ordering;
+use verbatim_fabric::{FabricError, Memory, SharedSlot};
+use verbatim_proto::message::{LinkId, ServerMessage};
+use verbatim_proto::write::SlotId;
+use verbatim_proto::{Code, Fault};
+use verbatim_telemetry::labels::Fallback;
+
+/// Memory that a client writes to over one link.
+pub(super) struct Slot {
+    pub link: LinkId,
+    /// What takes it back from the link.
+    pub number: u64,
+    pub memory: SharedSlot,
+}
+
+impl Session {
+    /// Makes slots for a link: as many as may be pinned, the others later.
+    pub(super) fn provision(&mut self, link: LinkId, count: u16) -> Result<(), End> {
+        let refused = |error: FabricError| {
+            End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
+        };
+        let mut slots = Vec::new();
+        self.writing.wanting.remove(&link);
+        for made in 0..count {
+            if self.has_slots(link) && !self.has_room_for_slot() {
+                break;
+            }
+            let rail = self.rail_of(link);
+            let Some(pin) = self.domain.pin_slot(rail, u64::from(self.chunk_bytes)) else {
+                self.writing.wanting.insert(link, count - made);
+                break;
+            };
+            let make = if rail.is_some() { SharedSlot::for_device } else { SharedSlot::new };
+            let made = make(self.chunk_bytes as usize).and_then(|memory| {
+                let upload = Memory::Upload(memory.clone());
+                Ok((self.domain.offer_on(rail, upload, pin)?, memory))
+            });
+            let (offered, memory) = match made {
+                Ok(made) => made,
+                Err(error) if !slots.is_empty() || self.has_slots(link) => {
+                    let hint = error.hint();
+                    tracing::warn!(session = self.id, %error, hint, "a link has fewer slots");
+                    break;
+                }
+                Err(error) if rail.is_some() => {
+                    self.leave_device(link, &error)?;
+                    break;
+                }
+                Err(error) => return Err(refused(error)),
+            };
+            let id = SlotId(self.writing.next_slot);
+            self.writing.next_slot += 1;
+            self.writing.slots.insert(id, Slot { link, number: offered.number, memory });
+            slots.push((id, offered.region, self.chunk_bytes));
+        }
+        self.show_slots();
+        self.writing.machine.provisioned(link, slots);
+        Ok(())
+    }
+
+    /// Nothing can be written over a link: its client is told why, and leaves the rail.
+    fn leave_device(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
+        self.view.fell_back(Fallback::Refused);
+        self.kill(link)?;
+        let text = format!("cannot register slots: {}", error.with_hint());
+        self.send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
+    }
+
+    fn has_slots(&self, link: LinkId) -> bool {
+        self.writing.slots.values().any(|slot| slot.link == link)
+    }
+
+    /// Whether another slot is within what uploads may take. A link has one in any case: without
+    /// it nothing could be written over it.
+    fn has_room_for_slot(&self) -> bool {
+        let count = self.writing.slots.len() as u64 + 1;
+        count * u64::from(self.chunk_bytes) <= self.shared.rdma.upload_bytes_max
+    }
+
+    /// Makes slots that could not be pinned before, those of the first link first.
+    pub(in crate::session) fn provision_more(&mut self) -> Result<(), End> {
+        for (link, count) in std::mem::take(&mut self.writing.wanting) {
+            self.provision(link, count)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn free_slots(&mut self, link: LinkId) -> Result<(), End> {
+        let of_link = self.writing.slots.extract_if(|_, slot| slot.link == link);
+        // All of them, also behind one that could not be taken back.
+        let kept = of_link.filter(|(_, slot)| !self.domain.take_back(slot.number)).count();
+        self.show_slots();
+        go_on_if(kept == 0)
+    }
+
+    fn show_slots(&self) {
+        self.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
+    }
+}
