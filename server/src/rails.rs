@@ -50,7 +50,7 @@ struct Held {
     soft_key: Option<u64>,
     /// Rail and key.
     keys: Vec<(usize, u64)>,
-    pin: Arc<Pin>,
+    _pin: Arc<Pin>,
 }
 
 /// Memory that a client may name.
@@ -314,23 +314,14 @@ impl SessionDomain {
         let devices = self.devices();
         let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
         // All of them, also behind one that could not be ended.
-        let kept = held.keys.iter().filter(|named| !end(named)).count();
-        (kept > 0).then(|| held.pin.lose());
-        kept == 0
-    }
-
-    /// Takes everything back.
-    pub fn take_all_back(&self) {
-        let numbers: Vec<u64> = self.regions().held.keys().copied().collect();
-        // What a device keeps is counted as lost.
-        numbers.into_iter().for_each(|number| _ = self.take_back(number));
+        held.keys.iter().filter(|named| !end(named)).count() == 0
     }
 
     fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {
         let mut regions = self.regions();
         regions.next += 1;
         let number = regions.next;
-        regions.held.insert(number, Held { soft_key, keys, pin });
+        regions.held.insert(number, Held { soft_key, keys, _pin: pin });
         number
     }
 

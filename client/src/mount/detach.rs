@@ -1,8 +1,8 @@
 //! A mount that becomes a plain folder: when all is here, the tree is made beside the
 //! mount point, of copies of what is in the cache; a mirror of the source brings what
-//! is not and checks the rest; then the mount goes and the tree takes its place, after
-//! another mirror if somebody had to be waited for. What an earlier run has made of it is
-//! gone on with. The cache is left as it is: others may use it.
+//! is not and checks the rest; then the mount goes and the tree takes its place. Where
+//! somebody had to be waited for, another mirror follows. What an earlier run has made
+//! of it is gone on with. The cache is left as it is: others may use it.
 
 use super::MountOptions;
 use super::cache::{BLOCK_BYTES, CacheFile};
@@ -59,19 +59,16 @@ impl Detach {
 
     /// Brings what changed while somebody used the mount. What cannot be brought now is what
     /// rdma-sync would find to do: a tree that was whole is no reason for none.
-    pub async fn catch_up(
-        &self,
-        options: &MountOptions,
-        tree: &Path,
-        stop: impl Future<Output = ()>,
-    ) {
+    pub async fn catch_up(&self, options: &MountOptions, stop: impl Future<Output = ()>) {
         let caught = match self.content.line.is_up() {
-            true => self.mirror(options, tree, stop).await,
-            // Nobody waits for it beside an empty place.
+            true => self.mirror(options, &options.mountpoint, stop).await,
             false => Err(Fault::new(Code::LinkLost, "the server is away")),
         };
         if let Err(fault) = caught {
-            tracing::warn!(cause = fault.text, "the folder is as old as the end of the fill");
+            tracing::warn!(
+                cause = fault.text,
+                "not all that changed since the fill is in the folder"
+            );
         }
     }
 

@@ -253,11 +253,11 @@ impl Mount {
         match (tree, &detach) {
             (Some(tree), Some(detach)) => {
                 if let Some(waited) = self.freed(&mut stop).await {
-                    if waited {
-                        detach.catch_up(&self.options, &tree, &mut stop).await;
-                    }
                     let at = self.options.mountpoint.clone();
                     content::blocking(move || detach::take_place(&tree, &at)).await?;
+                    if waited {
+                        detach.catch_up(&self.options, &mut stop).await;
+                    }
                 }
             }
             _ => self.end().await?,

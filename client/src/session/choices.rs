@@ -146,7 +146,7 @@ impl Core {
             Task::Copy => {
                 let unfinished = self.options.preserve;
                 let mode = if unfinished { 0o700 } else { mode };
-                match self.rules.force {
+                match self.rules.force && !is_link(folder, local) {
                     true => folder.force_folder(local, mode, unfinished),
                     false => folder.make_folder(local, mode, unfinished),
                 }
@@ -209,6 +209,12 @@ impl Core {
         }
         Ok(skip.is_some())
     }
+}
+
+/// Whether a link is in the place of a folder: it may lead to where somebody wants its files, so
+/// it is not taken away as a file is.
+fn is_link(folder: &Folder, path: &WirePath) -> bool {
+    matches!(folder.stat(path, false), Ok(Entry { kind: EntryKind::Symlink { .. }, .. }))
 }
 
 /// The way up.

@@ -3,6 +3,7 @@
 //! time. Used by `mount`; whoever asks keeps the deadlines, and asks the next session
 //! when this one is gone.
 
+use super::trees::SCANS_MAX;
 use super::{ClientError, Core, Session};
 use crate::ends::Goal;
 use crate::mount::{Listing, Seen};
@@ -15,9 +16,6 @@ use tokio::sync::{mpsc, oneshot};
 use verbatim_proto::message::{ClientMessage, Entry, FileId, TIES_VERSION};
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Fault, Kept, Look, Scan, Ties, WirePath};
-
-/// Folders that are listed at a time; a server lets a session have twice as many.
-const SCANS_MAX: usize = 4;
 
 /// Folders whose metadata is asked for at a time, which are scans too.
 const DESCRIBES_MAX: usize = 2;

@@ -23,6 +23,9 @@ use verbatim_proto::{Code, Fault, Scan, WirePath};
 /// Files that wait before another page is asked for.
 pub(super) const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
 
+/// Scans at a time; a server lets a session have twice as many.
+pub(super) const SCANS_MAX: usize = 4;
+
 /// A remote folder to fetch.
 #[derive(Clone)]
 pub struct RemoteTree {
@@ -48,6 +51,8 @@ type Listed = (Vec<Entry>, Vec<(WirePath, Fault)>, bool);
 #[derive(Default)]
 pub(super) struct Trees {
     remote: HashMap<u32, Scanning>,
+    /// Trees whose scan has not begun.
+    waiting: VecDeque<(u32, RemoteTree)>,
     /// Scans with more pages to ask for.
     ready: VecDeque<u32>,
     pub walks: Walks,
@@ -60,7 +65,8 @@ pub(super) struct Trees {
 impl Trees {
     /// Whether nothing is left to find or to make, but perhaps to finish.
     pub fn is_found(&self) -> bool {
-        self.remote.is_empty() && self.walks.is_idle() && self.making.is_empty()
+        let scanned = self.remote.is_empty() && self.waiting.is_empty();
+        scanned && self.walks.is_idle() && self.making.is_empty()
     }
 
     pub fn is_idle(&mut self) -> bool {
@@ -86,7 +92,11 @@ impl Trees {
 }
 
 impl Core {
-    pub(super) fn add_remote_tree(&mut self, number: u32, mut tree: RemoteTree) {
+    pub(super) fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
+        self.trees.waiting.push_back((number, tree));
+    }
+
+    fn begin_scan(&mut self, number: u32, mut tree: RemoteTree) {
         let item = Item::new(number, &WirePath::root());
         let made = self.take_folder(item, &tree.folder, &tree.local, 0o755, &tree.label);
         // No link that comes with it is followed: one that leads beside the tree could be followed
@@ -114,6 +124,11 @@ impl Core {
     /// Asks for pages while little is left to do.
     pub(super) fn pump_trees(&mut self) {
         self.pump_endings();
+        while self.trees.remote.len() < SCANS_MAX
+            && let Some((number, tree)) = self.trees.waiting.pop_front()
+        {
+            self.begin_scan(number, tree);
+        }
         let queued = self.downloads.queued() + self.compares.queued() + self.trees.endings.queued();
         if queued < QUEUE_LOW
             && let Some(request) = self.trees.ready.pop_front()
@@ -199,7 +214,8 @@ impl Core {
     pub(super) fn leave_trees(&mut self) {
         let trees = std::mem::take(&mut self.trees);
         let remote = trees.remote.into_values();
-        let remote = remote.map(|scanning| (scanning.number, scanning.tree.label));
+        let waiting = trees.waiting.into_iter().map(|(number, tree)| (number, tree.label));
+        let remote = remote.map(|scanning| (scanning.number, scanning.tree.label)).chain(waiting);
         for (number, label) in remote.chain(trees.walks.into_labels()) {
             self.ledger.leave(Item::rest(number), label, false);
         }

@@ -232,28 +232,6 @@ fn a_file_that_shrank_among_others_takes_nothing_from_them() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_filled_up_with_zeros_and_its_link_lives() {
-    for connect in [Ends::new, Ends::sealed] {
-        let mut ends = connect(SoftDomain::new());
-        let bytes = pattern(200_000);
-        // Nothing is mapped at its beginning, so reading there is an error.
-        let bad = Arc::new(File::open("/proc/self/mem").expect("opens"));
-        let mut from_files = FromFiles::default();
-        from_files.push(0, 100_000, bad, 0);
-        from_files.push(100_000, 100_000, file_with(&bytes), 100_000);
-        let slot = SharedSlot::new(bytes.len()).expect("slot");
-        let region = ends.register(Memory::Gathered(slot, Arc::new(from_files)));
-        for ticket in 0..2 {
-            let op = read_op(range(region, 0), bytes.len());
-            ends.near.submit(Ticket(ticket), op).expect("has room");
-            let got = only(ends.near_completes(1), ticket);
-            assert!(got[..100_000].iter().all(|&byte| byte == 0), "filled up");
-            assert!(got[100_000..] == bytes[100_000..], "others are sent");
-        }
-    }
-}
-
-#[test]
 fn many_reads_at_once_come_back_each_with_its_own_bytes() {
     let mut ends = Ends::new(SoftDomain::new());
     let bytes = pattern(1 << 20);

@@ -194,6 +194,9 @@ impl Folder {
                 }
                 // A link may lead to a folder elsewhere: it is not in the way, it is refused.
                 Err(fault) if fault.code != Code::NotFound => Err(fault),
+                Ok(Entry { kind: EntryKind::Symlink { .. }, .. }) => {
+                    Err(Fault::new(Code::NotFolder, format!("{what}: a link is in its place")))
+                }
                 _ => Err(Fault::new(Code::NotFolder, format!("{what}: a file is in its place"))),
             },
             Err(error) => Err(Fault::from_io(&what, &error.into())),

@@ -14,7 +14,7 @@ use clap_mangen::Man;
 use std::ffi::OsString;
 use std::io::Write;
 
-pub use say::{print_note, print_out};
+pub use say::{is_all_taken, print_note, print_out};
 
 /// What `--generate` makes.
 const KINDS: &str = "man, bash, zsh and fish";

@@ -3,6 +3,7 @@
 
 use std::fmt::Arguments;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Prints a line to standard output.
 #[macro_export]
@@ -19,9 +20,19 @@ macro_rules! note {
     ($($text:tt)*) => { $crate::print_note(::std::format_args!($($text)*)) };
 }
 
-/// The same; says whether somebody took it.
+/// Whether a line was not taken.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// The same; says whether it was taken.
 pub fn print_out(line: Arguments<'_>) -> bool {
-    writeln!(std::io::stdout(), "{line}").is_ok()
+    let taken = writeln!(std::io::stdout(), "{line}").is_ok();
+    LOST.fetch_or(!taken, Ordering::Relaxed);
+    taken
+}
+
+/// Whether all that was printed was taken: who does not say so ends as if it had been.
+pub fn is_all_taken() -> bool {
+    !LOST.load(Ordering::Relaxed)
 }
 
 /// What `note!` does.

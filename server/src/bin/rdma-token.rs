@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use verbatim_control::{ClientKey, ControlError, Grant, Token, TokenStore, unix_now};
 use verbatim_server::config::Config;
 use verbatim_server::span;
-use verbatim_usage::{note, out};
+use verbatim_usage::{is_all_taken, note, out, print_out};
 
 /// Make, list and revoke the tokens that rdma-serve lets in.
 ///
@@ -105,6 +105,7 @@ fn main() -> ExitCode {
         Task::Revoke { name } => store.revoke(&name),
     };
     match done {
+        Ok(()) if !is_all_taken() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&error, error.hint(), 1),
     }
@@ -132,7 +133,14 @@ fn add(
         }
         None => {
             store.add(token, now)?;
-            out!("{}", *secret.to_token());
+            if !print_out(format_args!("{}", *secret.to_token())) {
+                store.revoke(name)?;
+                return Err(ControlError::Local {
+                    what: format!("cannot print the token of {name:?}"),
+                    cause: "standard output does not take it, so it is revoked".into(),
+                    hint: Some("name a file for it with --file".into()),
+                });
+            }
             note!("keep it in a file only its user can read, named in RDMA_TOKEN_FILE there");
         }
     }

@@ -118,11 +118,6 @@ impl Book {
         self.take_waiting()
     }
 
-    /// There is so much less from now on.
-    pub fn lose(&mut self, bytes: u64) {
-        self.budget = self.budget.saturating_sub(bytes);
-    }
-
     /// A client that holds nothing leaves; returns who waited.
     pub fn leave(&mut self, id: u64) -> Vec<u64> {
         let client = self.clients.remove(&id).expect("only clients that are in leave");

@@ -9,7 +9,7 @@ mod book;
 use book::Book;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_fabric::FabricError;
@@ -161,8 +161,7 @@ impl Share {
             state.moved.insert(self.0.id, Instant::now());
         }
         drop(state);
-        let lost = AtomicBool::new(false);
-        taken.then(|| Pin { account: Some(self.0.clone()), bytes, lost })
+        taken.then(|| Pin { account: Some(self.0.clone()), bytes })
     }
 
     /// Notes that the client used what it has: slots are pinned once and filled many times.
@@ -207,18 +206,12 @@ impl Drop for Account {
 pub(crate) struct Pin {
     account: Option<Arc<Account>>,
     bytes: u64,
-    lost: AtomicBool,
 }
 
 impl Pin {
     /// For memory that no device pins.
     pub fn none() -> Self {
-        Self { account: None, bytes: 0, lost: AtomicBool::new(false) }
-    }
-
-    /// A device did not let go of it: nobody gets these bytes again.
-    pub fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+        Self { account: None, bytes: 0 }
     }
 }
 
@@ -226,11 +219,7 @@ impl Drop for Pin {
     fn drop(&mut self) {
         if let Some(account) = &self.account {
             account.pins.state().moved.insert(account.id, Instant::now());
-            let lost = if self.lost.load(Ordering::Relaxed) { self.bytes } else { 0 };
-            account.pins.change(|book| {
-                book.lose(lost);
-                book.give_back(account.id, self.bytes)
-            });
+            account.pins.change(|book| book.give_back(account.id, self.bytes));
         }
     }
 }
@@ -297,18 +286,6 @@ mod tests {
         drop((mine, first, second));
         let state = pins.state();
         assert_eq!((state.book.held().0, state.book.client_count()), (0, 0));
-    }
-
-    #[test]
-    fn what_a_device_keeps_nobody_gets_again() {
-        let pins = Pins::new(8 << 20, u64::MAX);
-        let client = pins.admit(1 << 20, |_| ()).expect("room");
-        let (kept, returned) = (client.pin(1 << 20), client.pin(1 << 20));
-        kept.expect("room").lose();
-        drop(returned.expect("room"));
-        assert_eq!(pins.budget(), 7 << 20);
-        drop(client);
-        assert_eq!(pins.state().book.client_count(), 0);
     }
 
     #[test]

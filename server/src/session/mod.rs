@@ -371,7 +371,7 @@ impl Session {
 
     async fn finish(mut self, end: End) {
         self.drop_links();
-        self.leave_memory();
+        self.leave_spots();
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
         self.writing = Writing::default();

@@ -71,16 +71,14 @@ pub(super) fn go_on_if(let_go: bool) -> Result<(), End> {
 }
 
 impl Session {
-    /// Takes all memory back when the session ends, which a job that hangs may keep alive. Spots
-    /// first: a link may live on for a moment, and its client could write to a file that another
-    /// session of it has found again by then, and verified.
-    pub(super) fn leave_memory(&mut self) {
+    /// Takes all spots back when the session ends. A link may live on for a moment: its client
+    /// could write to a file that another session of it has found again by then, and verified.
+    pub(super) fn leave_spots(&mut self) {
         let numbers = std::mem::take(&mut self.spots.numbers);
         let kept = numbers.values().filter(|&&number| !self.domain.take_back(number)).count();
         if kept > 0 {
             self.writing.targets.values().for_each(|landed| landed.target.discard());
         }
-        self.domain.take_all_back();
     }
 
     /// Tells the client which of these new files can be written into.

@@ -90,6 +90,20 @@ fn wildcards_are_matched_on_the_server() {
 }
 
 #[test]
+fn a_pattern_may_stand_for_many_folders() {
+    let world = World::new();
+    for number in 0..30 {
+        fs::create_dir(world.path(&format!("data/run{number}"))).unwrap();
+        fs::write(world.path(&format!("data/run{number}/model")), format!("{number}")).unwrap();
+    }
+    cp(&world, &["-r"], &world.serve.at("data/run*"), &world.text("out")).done();
+    for number in 0..30 {
+        let model = world.path(&format!("out/run{number}/model"));
+        assert_eq!(fs::read_to_string(model).unwrap(), number.to_string());
+    }
+}
+
+#[test]
 fn a_folder_is_not_copied_into_itself() {
     let world = World::new();
     let said = ["cannot copy a folder into itself", "rdma-sync"];

@@ -88,7 +88,7 @@ fn a_copy_goes_on_when_nobody_reads_what_it_says_and_a_list_ends() {
         child.wait().expect("our own child").code()
     };
     let (from, to) = (world.serve.at("data/many"), world.text("out"));
-    assert_eq!(run(&["--json", "-v", "-r", &from, &to]), Some(0));
+    assert_eq!(run(&["--json", "-v", "-r", &from, &to]), Some(1), "not all was said");
     assert_eq!(fs::read_dir(world.path("out/many")).unwrap().count(), 3000);
     assert_eq!(run(&["--list", &from]), Some(1));
 }

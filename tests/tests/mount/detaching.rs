@@ -105,7 +105,8 @@ fn what_changes_while_a_filled_mount_is_in_use_is_in_the_folder() {
     let at = tempfile::Builder::new().prefix("mnt").tempdir_in(parent.path()).expect("folder");
     let cache = Arc::new(tempfile::tempdir().expect("folder"));
     let from = source.serve().at("data");
-    let flags = ["--fill", "--detach-when-complete"];
+    // So slowly that the reader is in before all is here.
+    let flags = ["--fill=2K", "--detach-when-complete"];
     let place = at.path().to_owned();
     let mut mounted = Mounted::start_on(&source.home, &from, &cache, at, &flags);
     let reader = fs::File::open(mounted.path("read")).expect("opens");

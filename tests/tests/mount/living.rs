@@ -162,8 +162,13 @@ fn begun(source: &Source, at: &Path, cache: &Path, wrapper: &[&str], flags: &[&s
     running
 }
 
-/// Ends what is handed on at once, as a reader that is not there.
-const NOBODY_READS: [&str; 4] = ["sh", "-c", "\"$@\" | :", "sh"];
+/// Gives a command a pipe that nobody reads.
+const NOBODY_READS: [&str; 4] = [
+    "sh",
+    "-c",
+    "f=$(mktemp -u) && mkfifo $f && exec 3<>$f 4>$f 3<&- && rm $f && exec \"$@\" >&4 4>&-",
+    "sh",
+];
 
 #[test]
 fn what_goes_wrong_when_a_mount_stands_leaves_none() {
@@ -220,7 +225,9 @@ fn a_terminal_that_goes_away_ends_a_mount_unless_it_was_told_to_outlive_it() {
     let source = Source::new(fill);
     let (at, guard) = place();
     let cache = guard.cache.path();
-    let running = begun(&source, &at, cache, &[], &["--foreground"]);
+    // Whoever started the tests may have told them to outlive it.
+    let told = ["env", "--default-signal=HUP"];
+    let running = begun(&source, &at, cache, &told, &["--foreground"]);
     running.signal(Signal::HUP);
     running.end().done();
     assert!(!is_mounted(&at), "it is left behind");

@@ -290,6 +290,30 @@ fn a_small_memlock_limit_on_either_side_means_tcp_and_says_how_to_raise_it() {
     assert!(is_same(dir.path().join("data/a"), dir.path().join("out/again")));
 }
 
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn an_upload_leaves_a_device_that_takes_no_slots_and_says_why() {
+    let dir = folders();
+    let (from, to) = (dir.path().join("out/a"), dir.path().join("in/a"));
+    tree::write(&from, &tree::content(1, 24 << 20));
+    open_to_all(dir.path());
+    let home = Home::new();
+    open_to_all(home.path());
+    let serve =
+        Serve::of(&Arc::new(home.wrapped(&FEW_PINS[2..])), "127.0.0.1:0", &exports(dir.path()));
+    // Enough to try a device with, and not for the slots of four links.
+    let (limit, pid) = ("--memlock=3145728:3145728", serve.pid().to_string());
+    let limited = Command::new(FEW_PINS[0]).args([limit, "--pid", &pid]).status();
+    assert!(limited.expect("prlimit runs").success());
+    let flags = ["--json", "--qps", "4", "--chunk-size", "1M"];
+    let ends = [from.display().to_string(), serve.at("in")];
+    let ended = serve.cp(&[&flags[..], &[&ends[0], &ends[1]]].concat()).done();
+    assert!(is_same(from, to));
+    let summary = summary(&ended);
+    let reason = summary["reason"].as_str().expect("a reason");
+    assert!(reason.contains("cannot register slots"), "{summary}");
+}
+
 #[track_caller]
 fn assert_memlock(ended: &Ended) {
     let summary = summary(ended);

@@ -54,6 +54,11 @@ impl Exit {
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
+        // What was printed may be what it was called for.
+        let exit = match exit {
+            Exit::Done if !verbatim_usage::is_all_taken() => Exit::Failed,
+            exit => exit,
+        };
         Self::from(exit as u8)
     }
 }

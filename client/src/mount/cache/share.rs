@@ -80,10 +80,13 @@ impl Share {
     /// Whether the number is of another boot, which may have ended before it was written. It is
     /// of no boot until somebody has counted: who begins may not get that far.
     fn begin(&self) -> bool {
+        // One that was ended before it had counted may have brought something: who is the only one
+        // counts that too.
+        let alone = self.alone();
         self.locked(|total| {
             let boot = read_boot(total);
             let uncounted = !is_this(&boot);
-            if uncounted && boot != UNCOUNTED {
+            if uncounted && (boot != UNCOUNTED || alone.is_some()) {
                 let _ = total.write_all_at(&UNCOUNTED, 0);
                 let _ = total.write_all_at(&[0; 8], TOTAL_AT);
             }

@@ -6,8 +6,8 @@ use crate::facts::Host;
 use crate::finding::{Finding, Fix, Severity};
 use verbatim_fabric::ports::Place;
 
-/// What a copy pins with its defaults: four streams with three chunks of a mebibyte each.
-const MEMLOCK_MIN: u64 = 12 << 20;
+/// What a copy pins with its defaults: four streams with four chunks of a mebibyte each.
+const MEMLOCK_MIN: u64 = 16 << 20;
 
 /// What is enough for many.
 pub(super) const MEMLOCK_GOOD: u64 = 1 << 30;

@@ -20,7 +20,7 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
         if device.transport != Transport::Ib || unusable {
             continue;
         }
-        found.extend(speed::bus(device, more));
+        found.extend(speed::bus(&facts.machine.devices, device, more));
         for (port, told) in device.ports.iter().zip(&more.ports) {
             let it = Port { case, device, more, port, told };
             found.extend(it.state());

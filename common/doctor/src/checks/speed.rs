@@ -111,13 +111,20 @@ fn lanes(rate: &str) -> Option<u32> {
     rate.split_once('(')?.1.split_once('X')?.0.parse().ok()
 }
 
-pub(super) fn bus(device: &DeviceInfo, more: &DeviceFacts) -> Option<Finding> {
+/// Which card a device is of: ports of one may be devices of their own, which share its slot.
+fn card(device: &DeviceInfo) -> &str {
+    let pci = device.pci.as_deref().and_then(|pci| Some(pci.rsplit_once('.')?.0));
+    pci.unwrap_or(&device.name)
+}
+
+pub(super) fn bus(all: &[DeviceInfo], device: &DeviceInfo, more: &DeviceFacts) -> Option<Finding> {
     let (now, best) = more.bus?;
     let less = now.speed < best.speed || now.width < best.width;
-    let active = device.ports.iter().filter(|port| port.state.is_active());
+    let ports = all.iter().filter(|it| card(it) == card(device)).flat_map(|it| &it.ports);
+    let active = ports.filter(|port| port.state.is_active());
     let cables: u64 = active.map(|port| u64::from(port.rate_mbit)).sum();
     let (severity, why) = match now.carries_mbit() < cables {
-        true => (Severity::Limits, "the slot carries less than the cable"),
+        true => (Severity::Limits, "the slot carries less than the cables"),
         false => (Severity::Note, "the slot carries as much as the cables do now"),
     };
     (less && now.width > 0).then(|| Finding {

@@ -87,8 +87,8 @@ impl Wire {
         }
     }
 
-    /// Sends some bytes of a file. One that shrank, or cannot be read any more, is filled up with
-    /// zeros: the length was promised, and the digests say the rest.
+    /// Sends some bytes of a file. One that shrank is filled up with zeros: the length was
+    /// promised, and the digests say the rest.
     pub fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
         match self.send_what_is_there(file, offset, len)? {
             0 => self.send(&ZEROS[..ZEROS.len().min(len)], false),
@@ -99,22 +99,14 @@ impl Wire {
     fn send_what_is_there(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
         match self {
             Self::Plain(stream) => {
-                let mut at = offset;
-                match rustix::fs::sendfile(stream, file, Some(&mut at), len) {
-                    Err(error) if error == Errno::AGAIN || error == Errno::INTR => Err(error),
-                    // Of the two it may be the file: then there is nothing of it.
-                    Err(_) if rustix::io::pread(file, &mut [0][..], offset).is_err() => Ok(0),
-                    sent => sent,
-                }
+                let mut offset = offset;
+                rustix::fs::sendfile(stream, file, Some(&mut offset), len)
             }
             Self::Sealed(sealed) => {
                 sealed.drain()?;
                 let step = len.min(STEP_BYTES);
-                match rustix::io::pread(file, &mut sealed.outgoing[..step], offset) {
-                    Err(Errno::INTR) => Err(Errno::INTR),
-                    Ok(0) | Err(_) => Ok(0),
-                    Ok(read) => sealed.seal(read, None),
-                }
+                let read = rustix::io::pread(file, &mut sealed.outgoing[..step], offset)?;
+                if read == 0 { Ok(0) } else { sealed.seal(read, None) }
             }
         }
     }
