@@ -216,7 +216,6 @@ impl VerbsEndpoint {
         let context = domain.context().clone();
         let happened = context.happened();
         let port = context.expect_active(place.port)?;
-        context.expect_address(place.port, &place.gid)?;
         let options = Options { piece_bytes: options.piece_bytes.min(port.max_msg_sz), ..options };
         let depths = Depths {
             sends: options.requests_max,
