@@ -45,7 +45,7 @@ fn only_a_whole_comparison_is_written_to_the_repository() {
     let run = |guest: &str, flags: &str| {
         let lines = format!(
             "need() {{ :; }}; cargo() {{ :; }}; scratch() {{ :; }}; target=$work release=$work
-             run_guest() {{ echo '{guest}'; }}
+             run_guest() {{ printf '{guest}'; }}
              within() {{ echo \"ran: ${{*:7}}\"; }}
              main {flags}"
         );
@@ -53,10 +53,16 @@ fn only_a_whole_comparison_is_written_to_the_repository() {
         assert_eq!(code, Some(0), "{said}");
         said.lines().find(|line| line.starts_with("ran: ")).expect("it is run").to_owned()
     };
-    let measured = "rdma-cp WRITE: 0.300 GB/s, server 1.00 s of processor a GiB";
+    let rows = ["perftest read-4", "perftest write-4", "nfs-rdma", "rdma-cp READ", "rdma-cp WRITE"];
+    let measured = &rows.map(|row| format!("{row}: 0.300 GB/s\\n")).concat();
     let is_whole = |said: &str| (said.contains("/benches/results"), said.contains("--docs"));
     assert_eq!(is_whole(&run(measured, "")), (true, true));
     assert_eq!(is_whole(&run("# the guest failed", "")), (false, false));
+    for row in rows {
+        // A peer that failed is said to be at nothing.
+        let failed = measured.replace(&format!("{row}: 0.300"), &format!("{row}: 0"));
+        assert_eq!(is_whole(&run(&failed, "")), (false, false), "{row}");
+    }
     for flags in ["--no-guest", "--quick", "--quick --qemu", "--only one", "--results /tmp"] {
         assert_eq!(is_whole(&run(measured, flags)), (false, false), "{flags}");
     }
