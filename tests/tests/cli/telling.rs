@@ -53,12 +53,17 @@ fn lists_are_json_for_scripts() {
     assert!(a["mtime_ns"].as_i64().is_some_and(|time| time > 0), "{a}");
 }
 
+/// A folder `data/many` with so many small files.
+fn make_many(world: &World, count: usize) {
+    let many = world.path("data/many");
+    fs::create_dir(&many).unwrap();
+    (0..count).for_each(|number| fs::write(many.join(format!("{number:06}")), b"x").unwrap());
+}
+
 #[test]
 fn a_list_whose_reader_takes_his_time_is_told_to_the_end() {
     let world = World::new();
-    let many = world.path("data/many");
-    fs::create_dir(&many).unwrap();
-    (0..20_000).for_each(|number| fs::write(many.join(format!("{number:06}")), b"").unwrap());
+    make_many(&world, 20_000);
     let arguments = ["--list", "--timeout", "2", &world.serve.at("data/many")];
     let mut command = world.serve.home().command("rdma-cp", &arguments);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
@@ -78,9 +83,7 @@ fn a_list_whose_reader_takes_his_time_is_told_to_the_end() {
 #[test]
 fn a_copy_goes_on_when_nobody_reads_what_it_says_and_a_list_ends() {
     let world = World::new();
-    let many = world.path("data/many");
-    fs::create_dir(&many).unwrap();
-    (0..3000).for_each(|number| fs::write(many.join(format!("{number:06}")), b"x").unwrap());
+    make_many(&world, 3000);
     let run = |arguments: &[&str]| {
         let mut command = world.serve.home().command("rdma-cp", arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -50,6 +50,19 @@ fn a_machine_is_told_of_in_every_form() {
 }
 
 #[test]
+fn a_report_that_cannot_be_written_is_no_sign_of_health() {
+    let home = Home::new();
+    let well = recorded("healthy", "");
+    for more in [&[][..], &["--json"], &["--env"], &["--fix-script"]] {
+        let at = at(well.path());
+        let arguments: Vec<&str> = at.iter().map(String::as_str).chain(more.to_vec()).collect();
+        let full = fs::File::create("/dev/full").expect("every Linux has it");
+        let ended = home.command("rdma-doctor", &arguments).stdout(full).output().expect("starts");
+        assert_eq!(ended.status.code(), Some(3), "{more:?}: {ended:?}");
+    }
+}
+
+#[test]
 fn what_a_shell_evaluates_is_what_would_be_chosen() {
     let home = Home::new();
     let well = recorded("healthy", "");

@@ -23,7 +23,8 @@ pub const STATUS_DEFAULT: &str = "127.0.0.1:9469";
 /// carries. Nothing is changed, here or there.
 ///
 /// Exit codes: 0 all well, 1 something limits speed, 2 RDMA cannot work or bad usage,
-/// 3 the server's status cannot be had (--server-status), or FILE cannot be written.
+/// 3 the server's status cannot be had (--server-status), or what was asked for cannot
+/// be written.
 #[derive(Parser)]
 #[command(name = "rdma-doctor", version, max_term_width = 100,
     // A server is tried with as many links as tell something, as quick as they go.

@@ -26,7 +26,7 @@ use verbatim_client::probe::verdict::findings;
 use verbatim_client::probe::{Examination, Trouble, examine};
 use verbatim_doctor::{Facts, Report, fix_script, nccl_exports};
 use verbatim_fabric::ports::Machine;
-use verbatim_usage::{note, out};
+use verbatim_usage::{is_all_taken, note, out};
 
 fn main() -> ExitCode {
     let flags = verbatim_usage::parse::<Flags>();
@@ -108,5 +108,13 @@ fn tell(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode
         let way = found.map(way::text).unwrap_or_default();
         out!("{}", report.text(&way).trim_end());
     }
-    report.exit().into()
+    ended(report.exit(), flags.voice.json)
+}
+
+/// Ends so, unless what was printed reached nobody: that must not look like a machine that is well.
+fn ended(exit: u8, json: bool) -> ExitCode {
+    match is_all_taken() {
+        true => exit.into(),
+        false => complain(&"cannot write to standard output", None, Exit::Connect, json),
+    }
 }

@@ -33,7 +33,7 @@ pub fn show(server: &str, json: bool) -> ExitCode {
             return complain(&error, Some(hint.into()), Exit::Connect, json);
         }
     }
-    ExitCode::SUCCESS
+    crate::ended(0, json)
 }
 
 /// With the usual port where none is named.
