@@ -17,7 +17,7 @@ use verbatim_fabric::tcp::{self, TcpLink};
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet, WorkerHandle};
 use verbatim_fabric::{
     Buffer, Completion, Domain, FabricError, Link, MappedFile, Memory, Op, RegionHandle,
-    RemoteRange, SharedSlot, SoftDomain, Ticket,
+    RemoteRange, SharedSlot, SoftDomain, SparePages, Ticket,
 };
 use verbatim_files::lanes::Lanes;
 use verbatim_files::limit::processors;
@@ -156,7 +156,9 @@ impl Handler<TcpLink> for Far {
         let (number, slot) = (u64::from(tag) / SLOTS, u64::from(tag) % SLOTS);
         let offset = number * CHUNK_BYTES;
         let len = CHUNK_BYTES.min(self.job.bytes - offset) as usize;
-        self.slots[&key][slot as usize].with(0, len, |bytes| self.job.store(bytes, offset));
+        let slot = &self.slots[&key][slot as usize];
+        slot.with(0, len, |bytes| self.job.store(bytes, offset));
+        slot.give_back();
     }
 
     fn lost(&mut self, _key: LinkKey, _flushed: Vec<Completion>, _error: FabricError) {
@@ -214,10 +216,10 @@ fn carry(
     let address = listener.local_addr().map_err(system)?;
     tcp::unpace(&listener, address);
     for number in 0..links {
-        let mut slots = Vec::new();
-        let mut regions = Vec::new();
+        let (mut slots, mut regions) = (Vec::new(), Vec::new());
+        let in_turns = SparePages::new(CHUNK_BYTES as usize);
         for _ in 0..if job.way == Way::Up { SLOTS } else { 0 } {
-            let slot = SharedSlot::new(CHUNK_BYTES as usize)?;
+            let slot = in_turns.slot()?;
             regions.push(domain.register(Memory::Upload(slot.clone()))?);
             slots.push(slot);
         }

@@ -210,7 +210,11 @@ impl ServerWorker {
         let Chunk { tag, lies, pieces, session, view, transport } = chunk;
         let begin = Instant::now();
         let verdicts = match &lies {
-            Lies::InSlot(slot) => Self::store_all(slot, &pieces),
+            Lies::InSlot(slot) => {
+                let verdicts = Self::store_all(slot, &pieces);
+                slot.give_back();
+                verdicts
+            }
             Lies::InFile(taking) if taking.take_back() => {
                 pieces.iter().map(|landing| self.look(landing)).collect()
             }
@@ -320,8 +324,8 @@ mod tests {
     use super::*;
     use crate::observe::{Guest, Observatory};
     use std::net::{TcpListener, TcpStream};
-    use verbatim_fabric::SoftDomain;
     use verbatim_fabric::tcp::TcpLink;
+    use verbatim_fabric::{SoftDomain, SparePages};
     use verbatim_files::Folder;
     use verbatim_proto::message::FileId;
     use verbatim_proto::{Extent, WirePath};
@@ -341,6 +345,7 @@ mod tests {
         events: mpsc::Receiver<Event>,
         view: Arc<View>,
         target: Arc<Target>,
+        in_turns: SparePages,
         _dir: tempfile::TempDir,
     }
 
@@ -363,6 +368,7 @@ mod tests {
                 events,
                 view,
                 target: Arc::new(target),
+                in_turns: SparePages::new(BYTES as usize),
                 _dir: dir,
             };
             [ONE, OTHER].into_iter().for_each(|key| scene.adopt(key));
@@ -405,7 +411,7 @@ mod tests {
         /// A chunk that is all of the file, in a slot it has come to.
         fn chunk(&self) -> Chunk {
             let bytes = [5; BYTES as usize];
-            let slot = SharedSlot::new(bytes.len()).expect("a slot");
+            let slot = self.in_turns.slot().expect("a slot");
             slot.copy_in(0, &bytes);
             let digests = Digest::of_grains(0, BYTES, &bytes);
             let piece = Piece { file: FileId(1), extent: Extent::new(0, BYTES), digests };
@@ -448,6 +454,21 @@ mod tests {
         assert_eq!((scene.told(), scene.is_stored()), (vec!["absorbed 7".into()], true));
         scene.notify(ONE, TAG);
         assert_eq!(scene.told(), ["notified 7 on 1"], "the session finds that it was used");
+    }
+
+    #[test]
+    fn the_memory_of_what_was_stored_is_the_next_ones_and_not_before() {
+        let address = |slot: &SharedSlot| slot.fill_with(0, 1, |bytes| bytes.as_ptr());
+        let mut scene = Scene::new();
+        let (chunk, next) = (scene.chunk(), scene.in_turns.slot().expect("a slot"));
+        let Lies::InSlot(slot) = &chunk.lies else { panic!("it came to a slot") };
+        let there = address(slot);
+        scene.tell(Command::Expect(ONE, chunk));
+        assert_ne!(address(&next), there, "it is not stored yet");
+        next.give_back();
+        scene.notify(ONE, TAG);
+        assert!(scene.is_stored());
+        assert_eq!(address(&next), there);
     }
 
     #[test]

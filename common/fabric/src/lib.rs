@@ -19,5 +19,5 @@ pub use error::FabricError;
 pub use link::{Completion, Full, Limits, Link, Op, RemoteRange, Ticket, Wake};
 pub use memory::{
     Buffer, Domain, FROM_FILE_BYTES_MIN, FromFiles, MappedFile, MappedSpot, Memory, RegionHandle,
-    SharedSlot, SoftDomain,
+    SharedSlot, SoftDomain, SparePages,
 };

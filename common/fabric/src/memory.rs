@@ -5,12 +5,14 @@
 //! is registered as goes before its mapping does. A `SharedSlot` is registered,
 //! so a peer may change it between two calls, and a device at any time: it is
 //! never borrowed beyond one call, and a slot that a device writes to is never
-//! borrowed at all, only copied. A `MappedFile` and a `MappedSpot` offer no bytes: a
+//! borrowed at all, only copied. Slots that no device knows may have their memory in
+//! turns (`spare`). A `MappedFile` and a `MappedSpot` offer no bytes: a
 //! truncated file would turn a borrow into SIGBUS. What a device will register comes
 //! from huge pages where there are some (`pages`).
 
 mod from_files;
 mod pages;
+mod spare;
 
 pub use crate::domain::{Access, Domain, REGIONS_MAX, RegionHandle, SoftDomain};
 use crate::error::FabricError;
@@ -20,6 +22,7 @@ pub use from_files::{FROM_FILE_BYTES_MIN, FromFiles};
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use pages::Pages;
 pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};
+pub use spare::SparePages;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
@@ -134,9 +137,26 @@ pub struct SharedSlot {
 
 #[derive(Debug)]
 struct SlotMemory {
-    map: Mutex<Pages>,
+    /// None where nothing was written since they were given back.
+    map: Mutex<Option<Pages>>,
+    /// Where they come from, and go when they are given back; they stay where there is none.
+    spare: Option<SparePages>,
     /// A device may write to it at any moment, and waits for no lock.
     device_writes: AtomicBool,
+}
+
+impl SlotMemory {
+    fn new(map: Option<Pages>, spare: Option<SparePages>) -> Arc<Self> {
+        let (map, device_writes) = (Mutex::new(map), AtomicBool::new(false));
+        Arc::new(Self { map, spare, device_writes })
+    }
+
+    /// Its pages, for as long as the call takes.
+    fn with<T>(&self, f: impl FnOnce(&mut Pages) -> T) -> T {
+        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let spare = || self.spare.as_ref().expect("those that stay are there").take();
+        f(map.get_or_insert_with(spare))
+    }
 }
 
 impl SharedSlot {
@@ -152,8 +172,23 @@ impl SharedSlot {
 
     fn of(pages: io::Result<Pages>, len: usize) -> Result<Self, FabricError> {
         let map = pages.map_err(|e| FabricError::system("cannot map a slot", e))?;
-        let memory = SlotMemory { map: Mutex::new(map), device_writes: AtomicBool::new(false) };
-        Ok(Self { memory: Arc::new(memory), len })
+        Ok(Self { memory: SlotMemory::new(Some(map), None), len })
+    }
+
+    /// One whose memory others have too, in turns.
+    fn sharing(spare: SparePages, len: usize) -> Self {
+        Self { memory: SlotMemory::new(None, Some(spare)), len }
+    }
+
+    /// What was written is of no more use. The memory goes to the one of its kind that is
+    /// written to next, unless it is this one's for good.
+    pub fn give_back(&self) {
+        let Some(spare) = &self.memory.spare else { return };
+        let mut map = self.memory.map.lock().unwrap_or_else(PoisonError::into_inner);
+        // A device knows it by its address.
+        if !self.memory.device_writes.load(Ordering::Acquire) {
+            map.take().into_iter().for_each(|map| spare.put(map));
+        }
     }
 
     /// How many bytes it has.
@@ -169,12 +204,13 @@ impl SharedSlot {
     /// Copies `into.len()` bytes from `offset` out of the slot.
     #[allow(unsafe_code)]
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        let map = self.memory.map.lock().unwrap_or_else(PoisonError::into_inner);
         assert_inside(offset, into.len(), self.len);
-        let from = map.as_ptr().wrapping_add(offset);
-        // SAFETY: the range is inside the mapping, which `map` keeps, and `into` is elsewhere. A
-        // device may change the bytes meanwhile, so they are copied without a reference to them.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        self.memory.with(|map| {
+            let from = map.as_ptr().wrapping_add(offset);
+            // SAFETY: the range is inside the mapping, which `map` keeps, and `into` is elsewhere.
+            // A device may change the bytes meanwhile, so they are copied without a reference.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        });
     }
 
     /// Copies bytes into the slot at `offset`.
@@ -208,8 +244,7 @@ impl SharedSlot {
     /// # Panics
     /// When the range is outside the slot.
     pub fn fill_with<T>(&self, offset: usize, len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
-        let mut map = self.memory.map.lock().unwrap_or_else(PoisonError::into_inner);
-        f(&mut map[..self.len][offset..][..len])
+        self.memory.with(|map| f(&mut map[..self.len][offset..][..len]))
     }
 
     /// The address for a device, which from now on may write to the slot when it `writes`.
@@ -217,7 +252,7 @@ impl SharedSlot {
         if writes {
             self.memory.device_writes.store(true, Ordering::Release);
         }
-        self.memory.map.lock().unwrap_or_else(PoisonError::into_inner).as_mut_ptr()
+        self.memory.with(Pages::as_mut_ptr)
     }
 }
 

@@ -5,7 +5,7 @@
 use super::super::spots::go_on_if;
 use super::super::{End, Session};
 use std::sync::atomic::Ordering;
-use verbatim_fabric::{FabricError, Memory, SharedSlot};
+use verbatim_fabric::{FabricError, Memory, SharedSlot, SparePages};
 use verbatim_proto::message::{LinkId, ServerMessage};
 use verbatim_proto::write::SlotId;
 use verbatim_proto::{Code, Fault};
@@ -26,6 +26,7 @@ impl Session {
             End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
         };
         let mut slots = Vec::new();
+        let in_turns = SparePages::new(self.chunk_bytes as usize);
         self.writing.wanting.remove(&link);
         for made in 0..count {
             if self.has_slots(link) && !self.has_room_for_slot() {
@@ -36,8 +37,11 @@ impl Session {
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
-            let make = if rail.is_some() { SharedSlot::for_device } else { SharedSlot::new };
-            let made = make(self.chunk_bytes as usize).and_then(|memory| {
+            let memory = match rail {
+                Some(_) => SharedSlot::for_device(self.chunk_bytes as usize),
+                None => in_turns.slot(),
+            };
+            let made = memory.and_then(|memory| {
                 let upload = Memory::Upload(memory.clone());
                 Ok((self.domain.offer_on(rail, upload, pin)?, memory))
             });
