@@ -56,8 +56,9 @@ fn lists_are_json_for_scripts() {
 /// A folder `data/many` with so many small files.
 fn make_many(world: &World, count: usize) {
     let many = world.path("data/many");
-    fs::create_dir(&many).unwrap();
-    (0..count).for_each(|number| fs::write(many.join(format!("{number:06}")), b"x").unwrap());
+    fs::create_dir(&many).expect("makes");
+    let write = |number| fs::write(many.join(format!("{number:06}")), b"x").expect("writes");
+    (0..count).for_each(write);
 }
 
 #[test]
