@@ -267,6 +267,7 @@ impl Wired {
         let (result, still) = last_moved(&proxy, job);
         let (sessions, took) = (proxy.counts().control, begin.elapsed());
         let most = 1 + took.div_duration_f64(BETWEEN_SESSIONS) as u64;
+        let most = most.min(SESSIONS_A_CHUNK * (1 + BIG_BYTES as u64 / u64::from(CHUNK_BYTES_MIN)));
         assert!(sessions <= most, "{harm:?}: {sessions} sessions in {took:?}: {result:?}");
         assert!(still < Duration::from_secs(8), "{harm:?}: {still:?} of nothing: {result:?}");
         let begun = proxy.counts().data > 0;
@@ -291,9 +292,12 @@ impl Wired {
     }
 }
 
-/// The least time between two sessions of a copy that is broken again and again. How many there
-/// are is for luck to say, as long as every few of them store a chunk more.
+/// The least time between two sessions of a copy that is broken again and again.
 const BETWEEN_SESSIONS: Duration = Duration::from_millis(125);
+
+/// The most sessions for one more chunk: four may move something and leave nothing behind, four
+/// more are tried within `PATIENCE`.
+const SESSIONS_A_CHUNK: u64 = 9;
 
 /// Runs a copy through a proxy; says how long nothing had moved when it ended. How long all of
 /// it takes is for the machine to say: every session that moves something may be followed.

@@ -27,7 +27,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A private, page-aligned buffer with a length of its own. Its bytes may be in files
 /// instead, from which a link can send them without copying.
@@ -137,25 +137,26 @@ pub struct SharedSlot {
 
 #[derive(Debug)]
 struct SlotMemory {
-    /// None where nothing was written since they were given back.
-    map: Mutex<Option<Pages>>,
-    /// Where they come from, and go when they are given back; they stay where there is none.
-    spare: Option<SparePages>,
+    held: Mutex<Held>,
     /// A device may write to it at any moment, and waits for no lock.
     device_writes: AtomicBool,
 }
 
-impl SlotMemory {
-    fn new(map: Option<Pages>, spare: Option<SparePages>) -> Arc<Self> {
-        let (map, device_writes) = (Mutex::new(map), AtomicBool::new(false));
-        Arc::new(Self { map, spare, device_writes })
-    }
+/// Whose the memory of a slot is.
+#[derive(Debug)]
+enum Held {
+    /// This one's for good.
+    Own(Pages),
+    /// That of several, in turns; none where nothing was written since it was given back.
+    InTurns(SparePages, Option<Pages>),
+}
 
-    /// Its pages, for as long as the call takes.
-    fn with<T>(&self, f: impl FnOnce(&mut Pages) -> T) -> T {
-        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
-        let spare = || self.spare.as_ref().expect("those that stay are there").take();
-        f(map.get_or_insert_with(spare))
+impl Held {
+    fn pages(&mut self) -> &mut Pages {
+        match self {
+            Self::Own(pages) => pages,
+            Self::InTurns(spare, pages) => pages.get_or_insert_with(|| spare.take()),
+        }
     }
 }
 
@@ -171,23 +172,23 @@ impl SharedSlot {
     }
 
     fn of(pages: io::Result<Pages>, len: usize) -> Result<Self, FabricError> {
-        let map = pages.map_err(|e| FabricError::system("cannot map a slot", e))?;
-        Ok(Self { memory: SlotMemory::new(Some(map), None), len })
+        mapped(pages).map(|pages| Self::holding(Held::Own(pages), len))
     }
 
-    /// One whose memory others have too, in turns.
-    fn sharing(spare: SparePages, len: usize) -> Self {
-        Self { memory: SlotMemory::new(None, Some(spare)), len }
+    fn holding(held: Held, len: usize) -> Self {
+        let (held, device_writes) = (Mutex::new(held), AtomicBool::new(false));
+        Self { memory: Arc::new(SlotMemory { held, device_writes }), len }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.memory.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was written is of no more use. The memory goes to the one of its kind that is
     /// written to next, unless it is this one's for good.
     pub fn give_back(&self) {
-        let Some(spare) = &self.memory.spare else { return };
-        let mut map = self.memory.map.lock().unwrap_or_else(PoisonError::into_inner);
-        // A device knows it by its address.
-        if !self.memory.device_writes.load(Ordering::Acquire) {
-            map.take().into_iter().for_each(|map| spare.put(map));
+        if let Held::InTurns(spare, pages) = &mut *self.held() {
+            pages.take().into_iter().for_each(|pages| spare.put(pages));
         }
     }
 
@@ -205,12 +206,11 @@ impl SharedSlot {
     #[allow(unsafe_code)]
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
         assert_inside(offset, into.len(), self.len);
-        self.memory.with(|map| {
-            let from = map.as_ptr().wrapping_add(offset);
-            // SAFETY: the range is inside the mapping, which `map` keeps, and `into` is elsewhere.
-            // A device may change the bytes meanwhile, so they are copied without a reference.
-            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
-        });
+        let mut held = self.held();
+        let from = held.pages().as_ptr().wrapping_add(offset);
+        // SAFETY: the range is inside the mapping, which `held` keeps, and `into` is elsewhere. A
+        // device may change the bytes meanwhile, so they are copied without a reference to them.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
     /// Copies bytes into the slot at `offset`.
@@ -244,21 +244,30 @@ impl SharedSlot {
     /// # Panics
     /// When the range is outside the slot.
     pub fn fill_with<T>(&self, offset: usize, len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
-        self.memory.with(|map| f(&mut map[..self.len][offset..][..len]))
+        f(&mut self.held().pages()[..self.len][offset..][..len])
     }
 
-    /// The address for a device, which from now on may write to the slot when it `writes`.
+    /// The address for a device, which from now on may write to the slot when it `writes`. The
+    /// memory is this one's for good.
     pub(crate) fn lend_to_device(&self, writes: bool) -> *mut u8 {
         if writes {
             self.memory.device_writes.store(true, Ordering::Release);
         }
-        self.memory.with(Pages::as_mut_ptr)
+        let mut held = self.held();
+        if let Held::InTurns(spare, pages) = &mut *held {
+            *held = Held::Own(pages.take().unwrap_or_else(|| spare.take()));
+        }
+        held.pages().as_mut_ptr()
     }
 }
 
 thread_local! {
     /// Where `SharedSlot::with` copies to; as long as the longest range lent on this thread.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+fn mapped(pages: io::Result<Pages>) -> Result<Pages, FabricError> {
+    pages.map_err(|e| FabricError::system("cannot map a slot", e))
 }
 
 fn assert_inside(offset: usize, len: usize, slot_len: usize) {

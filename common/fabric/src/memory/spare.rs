@@ -5,7 +5,7 @@
 //! rest takes none. Called by `SharedSlot`.
 
 use super::pages::Pages;
-use super::{FabricError, SharedSlot};
+use super::{FabricError, Held, SharedSlot, mapped};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// As many pages as there are slots of them that have none.
@@ -24,11 +24,10 @@ impl SparePages {
 
     /// One more slot that has them in turns with the others.
     pub fn slot(&self) -> Result<SharedSlot, FabricError> {
-        let pages = Pages::ordinary(self.len);
-        let pages = pages.map_err(|e| FabricError::system("cannot map a slot", e))?;
+        let pages = mapped(Pages::ordinary(self.len))?;
         // Behind those that were used.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner).insert(0, pages);
-        Ok(SharedSlot::sharing(self.clone(), self.len))
+        Ok(SharedSlot::holding(Held::InTurns(self.clone(), None), self.len))
     }
 
     pub(super) fn take(&self) -> Pages {
@@ -77,12 +76,14 @@ mod tests {
 
     #[test]
     fn what_a_device_knows_stays_where_it_is() {
-        let spare = SparePages::new(4096);
-        let (known, other) = (spare.slot().expect("slot"), spare.slot().expect("slot"));
-        let there = known.lend_to_device(true) as usize;
-        known.give_back();
-        assert_ne!(address(&other), there);
-        assert_eq!(address(&known), there);
+        for writes in [true, false] {
+            let spare = SparePages::new(4096);
+            let (known, other) = (spare.slot().expect("slot"), spare.slot().expect("slot"));
+            let there = known.lend_to_device(writes) as usize;
+            known.give_back();
+            assert_ne!(address(&other), there);
+            assert_eq!(address(&known), there);
+        }
         let own = SharedSlot::new(4096).expect("slot");
         let before = address(&own);
         own.give_back();
