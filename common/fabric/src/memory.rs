@@ -22,6 +22,7 @@ pub use from_files::{FROM_FILE_BYTES_MIN, FromFiles};
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use pages::Pages;
 pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};
+use spare::Held;
 pub use spare::SparePages;
 use std::cell::RefCell;
 use std::fs::File;
@@ -142,24 +143,6 @@ struct SlotMemory {
     device_writes: AtomicBool,
 }
 
-/// Whose the memory of a slot is.
-#[derive(Debug)]
-enum Held {
-    /// This one's for good.
-    Own(Pages),
-    /// That of several, in turns; none where nothing was written since it was given back.
-    InTurns(SparePages, Option<Pages>),
-}
-
-impl Held {
-    fn pages(&mut self) -> &mut Pages {
-        match self {
-            Self::Own(pages) => pages,
-            Self::InTurns(spare, pages) => pages.get_or_insert_with(|| spare.take()),
-        }
-    }
-}
-
 impl SharedSlot {
     /// A slot of `len` zero bytes, at least one.
     pub fn new(len: usize) -> Result<Self, FabricError> {
@@ -187,9 +170,7 @@ impl SharedSlot {
     /// What was written is of no more use. The memory goes to the one of its kind that is
     /// written to next, unless it is this one's for good.
     pub fn give_back(&self) {
-        if let Held::InTurns(spare, pages) = &mut *self.held() {
-            pages.take().into_iter().for_each(|pages| spare.put(pages));
-        }
+        self.held().give_back();
     }
 
     /// How many bytes it has.
@@ -253,11 +234,7 @@ impl SharedSlot {
         if writes {
             self.memory.device_writes.store(true, Ordering::Release);
         }
-        let mut held = self.held();
-        if let Held::InTurns(spare, pages) = &mut *held {
-            *held = Held::Own(pages.take().unwrap_or_else(|| spare.take()));
-        }
-        held.pages().as_mut_ptr()
+        self.held().keep().as_mut_ptr()
     }
 }
 

@@ -5,7 +5,7 @@
 //! rest takes none. Called by `SharedSlot`.
 
 use super::pages::Pages;
-use super::{FabricError, Held, SharedSlot, mapped};
+use super::{FabricError, SharedSlot, mapped};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// As many pages as there are slots of them that have none.
@@ -30,13 +30,47 @@ impl SparePages {
         Ok(SharedSlot::holding(Held::InTurns(self.clone(), None), self.len))
     }
 
-    pub(super) fn take(&self) -> Pages {
+    fn take(&self) -> Pages {
         let pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner).pop();
         pages.expect("every slot that has none has brought some")
     }
 
-    pub(super) fn put(&self, pages: Pages) {
+    fn put(&self, pages: Pages) {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner).push(pages);
+    }
+}
+
+/// Whose the memory of a slot is.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// The slot's own, for good.
+    Own(Pages),
+    /// That of several, in turns; none where nothing was written since it was given back.
+    InTurns(SparePages, Option<Pages>),
+}
+
+impl Held {
+    /// The memory, for as long as the slot has it.
+    pub fn pages(&mut self) -> &mut Pages {
+        match self {
+            Self::Own(pages) => pages,
+            Self::InTurns(spare, pages) => pages.get_or_insert_with(|| spare.take()),
+        }
+    }
+
+    /// Lets others have it, unless it is the slot's own.
+    pub fn give_back(&mut self) {
+        if let Self::InTurns(spare, pages) = self {
+            pages.take().into_iter().for_each(|pages| spare.put(pages));
+        }
+    }
+
+    /// Makes it the slot's own.
+    pub fn keep(&mut self) -> &mut Pages {
+        if let Self::InTurns(spare, pages) = self {
+            *self = Self::Own(pages.take().unwrap_or_else(|| spare.take()));
+        }
+        self.pages()
     }
 }
 
