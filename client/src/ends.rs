@@ -3,7 +3,7 @@
 //! need not know which.
 
 use crate::part::PartBuffer;
-use crate::pipe::{Inlet, Outlet};
+use crate::pipe::{Inlet, Tap};
 use crate::sink::Sink;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl Origin {
 #[derive(Clone)]
 pub(crate) enum Goal {
     File(Arc<Sink>),
-    Pipe(Arc<Outlet>),
+    Pipe(Tap),
     /// Of a file that is read here and there.
     Part(Arc<PartBuffer>),
 }
@@ -103,7 +103,11 @@ impl Goal {
     pub fn opened(&self, info: FileInfo) -> Result<(), Fault> {
         match self {
             Self::File(sink) => sink.opened(info),
-            Self::Pipe(_) | Self::Part(_) => Ok(()),
+            Self::Pipe(tap) => {
+                tap.opened(info);
+                Ok(())
+            }
+            Self::Part(_) => Ok(()),
         }
     }
 
@@ -111,9 +115,10 @@ impl Goal {
     pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         match self {
             Self::File(sink) => sink.target()?.zero(extent, size, |_| Ok(())),
-            Self::Pipe(outlet) => {
-                outlet.put_zeros(extent);
-                Ok(hash_zeros(size, extent))
+            Self::Pipe(tap) => {
+                let digests = hash_zeros(size, extent);
+                tap.put_zeros(extent, &digests);
+                Ok(digests)
             }
             Self::Part(part) => Ok(part.put_zeros(extent, size)),
         }
@@ -123,7 +128,7 @@ impl Goal {
     pub fn forget(&self) {
         match self {
             Self::File(sink) => sink.forget(),
-            Self::Pipe(outlet) => outlet.close(),
+            Self::Pipe(tap) => tap.close(),
             Self::Part(_) => {}
         }
     }
@@ -132,8 +137,7 @@ impl Goal {
     pub fn leave(&self) {
         match self {
             Self::File(sink) => drop(sink.leave()),
-            Self::Pipe(outlet) => outlet.close(),
-            Self::Part(_) => {}
+            Self::Pipe(_) | Self::Part(_) => {}
         }
     }
 
@@ -148,11 +152,8 @@ impl Goal {
     /// Says what a failure means to whoever has to begin again.
     pub fn explain(&self, fault: Fault) -> Fault {
         match self {
-            Self::Pipe(outlet) if !outlet.has_failed() => {
-                let text = "what went through the pipe is not all of it: run all of it anew";
-                Fault::new(fault.code, format!("{}; {text}", fault.text))
-            }
-            _ => fault,
+            Self::Pipe(tap) => tap.explain(fault),
+            Self::File(_) | Self::Part(_) => fault,
         }
     }
 }

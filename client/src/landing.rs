@@ -51,9 +51,9 @@ fn land_all(
     let offset = piece.extent.offset;
     match &landing.goal {
         Goal::File(_) => land_piece(buffer, piece, landing, stats)?,
-        Goal::Pipe(outlet) => {
+        Goal::Pipe(tap) => {
             verify(buffer, piece, landing.size, stats)?;
-            outlet.put_buffer(offset, buffer);
+            tap.put_buffer(offset, buffer, &piece.digests);
         }
         Goal::Part(part) => {
             verify(buffer, piece, landing.size, stats)?;
@@ -71,9 +71,9 @@ fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> 
             let target = sink.target().map_err(Unfit::Failed)?;
             note(checked::write(&target, bytes, at, &piece.digests)?, piece, stats);
         }
-        Goal::Pipe(outlet) => {
+        Goal::Pipe(tap) => {
             verify(bytes, piece, landing.size, stats)?;
-            outlet.put(at.0, bytes);
+            tap.put(at.0, bytes, &piece.digests);
         }
         Goal::Part(part) => {
             verify(bytes, piece, landing.size, stats)?;

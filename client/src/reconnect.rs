@@ -112,15 +112,13 @@ pub(crate) async fn copy(
     options.connect.fingerprint = Some(session.server());
     let mut ledger = Ledger::new(&peer);
     let mut patience = Patience::new(options.timeout, Instant::now());
-    // What went through a pipe is gone: there is nothing to go on with.
-    let piped = work.iter().any(|work| matches!(work, Work::ToPipe(_) | Work::FromPipe(_)));
     let broken = loop {
         session.obey(rules.clone());
         let copied = session.copy(work, ledger, observer, &mut stop).await;
         let Copied { achieved, broken, .. } = copied;
         ledger = copied.ledger;
         let fault = match broken {
-            Some(fault) if may_go_on(fault.code) && !piped => fault,
+            Some(fault) if may_go_on(fault.code) && work.iter().all(Work::can_go_on) => fault,
             end => {
                 session.close().await;
                 break end;
@@ -138,7 +136,8 @@ pub(crate) async fn copy(
         observer.reconnected();
     };
     if let Some(fault) = &broken {
-        ledger.give_up(fault).iter().for_each(|failure| observer.failed(failure));
+        let fault = work.iter().fold(fault.clone(), |fault, work| work.give_up(fault));
+        ledger.give_up(&fault).iter().for_each(|failure| observer.failed(failure));
     }
     let elapsed = ledger.begin.elapsed();
     let mut summary = Summary { elapsed, broken, ..ledger.summary };

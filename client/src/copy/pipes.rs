@@ -5,6 +5,7 @@ use super::{CopyError, CopyOptions, Plan, remote};
 use crate::location::{Location, Remote};
 use crate::rules::Task;
 use crate::session::{ClientError, FromPipe, Session, ToPipe, Work};
+use std::sync::Arc;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault};
 
@@ -54,7 +55,8 @@ impl Plan {
             match file {
                 Ok(entry) => {
                     let (remote, size) = (source.path.clone(), entry.size);
-                    self.work.push(Work::ToPipe(ToPipe { remote, size, label }));
+                    let outlet = Arc::default();
+                    self.work.push(Work::ToPipe(ToPipe { remote, size, label, outlet }));
                 }
                 Err(fault) => self.fail(label, fault),
             }

@@ -207,7 +207,7 @@ impl Core {
                     (Goal::File(sink), _) => {
                         self.downloads.whole.push(Whole { id, root, sink, meta });
                     }
-                    (Goal::Pipe(outlet), size) => self.pipe_whole(id, root, &outlet, size),
+                    (Goal::Pipe(tap), size) => self.pipe_whole(id, root, &tap, size),
                     // Parts are not downloads.
                     (Goal::Part(_), _) => {}
                 }
@@ -244,8 +244,9 @@ impl Core {
     pub(super) fn download_failed(&mut self, id: FileId, fault: Fault) {
         if let Some(file) = self.downloads.files.remove(&id) {
             // What is verified of it stays so, unless it is not worth going on with.
+            let lasts = !matches!(file.goal, Goal::Pipe(_)) && fault.code != Code::Changed;
             match fault.class() {
-                Class::Retry if fault.code != Code::Changed => file.goal.leave(),
+                Class::Retry if lasts => file.goal.leave(),
                 _ => file.goal.forget(),
             }
             self.failed(file.mark.item, file.label, file.goal.explain(fault));
@@ -286,14 +287,7 @@ impl Core {
         let resuming = downloads.resuming.into_values().map(|(_, file)| file);
         for file in downloads.files.into_values().chain(resuming) {
             file.goal.leave();
-            match (&file.goal, &self.broken) {
-                // What went through a pipe cannot be gone on with.
-                (Goal::Pipe(_), Some(fault)) => {
-                    let fault = file.goal.explain(fault.clone());
-                    self.failed(file.mark.item, file.label, fault);
-                }
-                _ => self.ledger.leave(file.mark.item, file.label, true),
-            }
+            self.ledger.leave(file.mark.item, file.label, true);
         }
         for (mark, download) in downloads.queue.into_items() {
             self.ledger.leave(mark.item, download.label, false);

@@ -2,13 +2,15 @@
 //! output. The machines see a file that grows, or one that is read in order;
 //! what the pipe does comes as events.
 
-use super::Core;
 use super::endings::Mark;
+use super::{Core, Work};
 use crate::ends::{Goal, Origin};
-use crate::pipe::{Inlet, Outlet, PipeEvent};
+use crate::pipe::{Begun, Inlet, Outlet, PipeEvent, Tap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 use verbatim_proto::message::{FileId, FileInfo};
-use verbatim_proto::{Digest, WirePath};
+use verbatim_proto::{Digest, Fault, WirePath};
 
 /// A file to write to standard output.
 #[derive(Clone)]
@@ -19,6 +21,8 @@ pub struct ToPipe {
     pub size: u64,
     /// How the user would name it.
     pub label: String,
+    /// What it goes through.
+    pub(crate) outlet: Arc<Outlet>,
 }
 
 /// Standard input, to be sent.
@@ -26,6 +30,24 @@ pub struct ToPipe {
 pub struct FromPipe {
     /// Where to, export first.
     pub remote: WirePath,
+}
+
+impl Work {
+    /// Whether another session could go on with it: what came out of a pipe is gone.
+    pub(crate) fn can_go_on(&self) -> bool {
+        match self {
+            Self::ToPipe(work) => work.outlet.can_go_on(),
+            Self::FromPipe(_) => false,
+            _ => true,
+        }
+    }
+
+    /// No session will go on with it, for this reason; returns what that means to people.
+    pub(crate) fn give_up(&self, fault: Fault) -> Fault {
+        let Self::ToPipe(work) = self else { return fault };
+        work.outlet.close();
+        work.outlet.explain(fault)
+    }
 }
 
 /// How people are told of standard input.
@@ -36,12 +58,25 @@ const PIPE_MODE: u32 = 0o666;
 
 impl Core {
     pub(super) fn add_to_pipe(&mut self, mark: Mark, work: ToPipe) {
+        if self.ledger.is_over(mark.item) {
+            return;
+        }
         let (id, now) = (self.file(), self.now());
         self.progress.files_known += 1;
         self.progress.expect(work.size);
-        self.read.open_ordered(id, work.remote, now);
-        let goal = Goal::Pipe(Outlet::of_stdout(id, self.events.clone()));
-        self.downloads.begin(id, mark, work.label, goal, work.size);
+        let (tap, begun) = work.outlet.tap(id, self.events.clone());
+        if let Some(Begun { have, taken }) = &begun {
+            let bytes = have.extents.bytes();
+            tracing::info!(path = work.label, bytes, taken, "copy through a pipe goes on");
+            self.found(mark.item, bytes);
+            self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let begun = begun.map(|Begun { have, taken }| (have, taken));
+        self.read.open_ordered(id, work.remote, begun, now);
+        if let Some(fault) = tap.failure() {
+            self.read.fail(id, fault);
+        }
+        self.downloads.begin(id, mark, work.label, Goal::Pipe(tap), work.size);
     }
 
     pub(super) fn add_from_pipe(&mut self, mark: Mark, work: FromPipe) {
@@ -85,9 +120,9 @@ impl Core {
     }
 
     /// All of a file is verified: the pipe may end when it has taken all.
-    pub(super) fn pipe_whole(&mut self, id: FileId, root: Digest, outlet: &Outlet, size: u64) {
+    pub(super) fn pipe_whole(&mut self, id: FileId, root: Digest, tap: &Tap, size: u64) {
         self.downloads.piped = Some((id, root));
-        outlet.end_at(size);
+        tap.end_at(size);
     }
 
     fn pipe_ended(&mut self, id: FileId) {

@@ -4,13 +4,15 @@
 
 use crate::process::{Ended, Serve, Signal, wait_for};
 use crate::{World, bytes, names};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use verbatim_tests::holding::Holding;
+use verbatim_tests::place::Place;
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 
 const GRAIN: usize = 256 << 10;
@@ -46,6 +48,24 @@ impl Piped {
         let ended = self.end();
         giver.join().expect("does not panic");
         (taker.join().expect("does not panic"), ended)
+    }
+
+    /// Takes so many bytes of its output, or all of them; none may be long in coming.
+    fn take(&mut self, most: usize) -> Vec<u8> {
+        let mut taken = Vec::new();
+        let stdout = self.0.stdout.as_mut().expect("piped");
+        let wait = Timespec { tv_sec: COMMAND_MAX.as_secs() as i64, tv_nsec: 0 };
+        let mut piece = vec![0; CHUNK];
+        while taken.len() < most {
+            let ready = poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&wait));
+            assert_eq!(ready, Ok(1), "nothing comes behind {} bytes", taken.len());
+            let len = (most - taken.len()).min(CHUNK);
+            match stdout.read(&mut piece[..len]).expect("reads") {
+                0 => break,
+                got => taken.extend(&piece[..got]),
+            }
+        }
+        taken
     }
 
     /// Waits for its end, with what it said.
@@ -191,8 +211,61 @@ fn a_reader_that_closes_early_ends_the_copy_with_an_error() {
     });
 }
 
+/// One with a hole, and so old that its version can be told from the next.
+fn long_and_settled(path: &Path) -> Vec<u8> {
+    let (head, tail) = (bytes(6, 40 * CHUNK), bytes(7, 40 * CHUNK + 5));
+    let file = fs::File::create(path).expect("a file");
+    file.write_all_at(&head, 0).expect("writes");
+    file.write_all_at(&tail, 48 * CHUNK as u64).expect("writes");
+    std::thread::sleep(Duration::from_millis(2100));
+    [head, vec![0; 8 * CHUNK], tail].concat()
+}
+
+/// Begins to copy such a file through a pipe, takes some of it, and kills its server.
+fn orphaned(timeout: &str) -> (Place, Piped, Vec<u8>, Vec<u8>) {
+    let (place, serve) = Place::new();
+    let content = long_and_settled(&place.path("data/long"));
+    let mut copy = Piped::cp(&serve, &["--timeout", timeout, &serve.at("data/long"), "-"]);
+    let taken = copy.take(3 * CHUNK);
+    place.kill(serve);
+    (place, copy, content, taken)
+}
+
 #[test]
-fn a_server_that_dies_stores_nothing_and_says_that_pipes_do_not_go_on() {
+fn a_server_that_is_killed_and_restarted_does_not_end_a_copy_to_a_pipe() {
+    let (place, mut copy, content, mut taken) = orphaned("30");
+    std::thread::sleep(Duration::from_millis(300));
+    let serve = place.serve();
+    // From before the hole to behind its beginning.
+    taken.extend(copy.take(40 * CHUNK));
+    place.kill(serve);
+    let _serve = place.serve();
+    taken.extend(copy.take(usize::MAX));
+    let said = copy.end().done().stderr;
+    assert!(taken == content, "{} of {} bytes came", taken.len(), content.len());
+    assert!(said.contains(&blake3::hash(&content).to_string()), "{said}");
+    assert!(said.matches("trying again").count() >= 2, "{said}");
+}
+
+#[test]
+fn a_copy_to_a_pipe_does_not_go_on_with_another_version_or_without_a_server() {
+    for comes_back in [true, false] {
+        let (place, mut copy, content, mut taken) = orphaned("3");
+        let serve = comes_back.then(|| {
+            fs::write(place.path("data/long"), &content[1..]).unwrap();
+            place.serve()
+        });
+        taken.extend(copy.take(usize::MAX));
+        let cause = if comes_back { "changed since" } else { "tried again for 3 s" };
+        let code = if comes_back { 1 } else { 3 };
+        copy.end().refused(code, &["data/long", cause, "what went through the pipe is not all"]);
+        assert!(taken.len() < content.len() && content.starts_with(&taken));
+        drop(serve);
+    }
+}
+
+#[test]
+fn a_server_that_dies_stores_nothing_of_a_pipe_and_ends_what_has_no_version_yet() {
     let World { serve, dir } = World::new();
     let content = long(dir.path());
     let landing = dir.path().join("in");

@@ -22,7 +22,7 @@ impl World {
         let size = self.roll(96 << 20);
         let id = FileId(self.roll(2) as u32);
         self.files.insert(id, Model { size, taken: Some(0), ..Model::default() });
-        self.read_client.open_ordered(id, path_of(id), self.now);
+        self.read_client.open_ordered(id, path_of(id), None, self.now);
         self.later(5, Event::Take(id));
         if self.chance(self.faults.change_ppm) {
             self.later(100, Event::Change(id));
