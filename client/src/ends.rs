@@ -133,7 +133,7 @@ impl Goal {
         }
     }
 
-    /// Takes no more bytes, and leaves what lasts for a later run.
+    /// Lets go of it: what lasts is there for a later run, and a pipe for the next session.
     pub fn leave(&self) {
         match self {
             Self::File(sink) => drop(sink.leave()),

@@ -47,7 +47,7 @@ pub(crate) async fn begin<T>(
         Ok(session) => session,
         Err(error @ ClientError::Control(ControlError::SentAway { .. })) => {
             let mut patience = Patience::new(options.timeout, Instant::now());
-            let mut again = Again { peer: &peer, options, patience: &mut patience };
+            let mut again = Again { peer: &peer, options, patience: &mut patience, work: &[] };
             match again.connect(fault_of(&error), observer, stop).await {
                 Ok(session) => session,
                 Err(fault) => return Ok(Err(fault)),
@@ -71,7 +71,8 @@ pub(crate) async fn begin<T>(
             Err(error) => return Err(error),
         };
         drop(session);
-        let mut again = Again { peer: &peer, options: &options, patience: &mut patience };
+        let mut again =
+            Again { peer: &peer, options: &options, patience: &mut patience, work: &[] };
         match again.connect(lost, observer, stop).await {
             Ok(next) => session = next,
             Err(fault) => return Ok(Err(fault)),
@@ -127,7 +128,8 @@ pub(crate) async fn copy(
         // Its workers end and its files are let go of before the next one wants them.
         drop(session);
         patience.learn(achieved, Instant::now());
-        let mut again = Again { peer: &peer, options: &options, patience: &mut patience };
+        let (options, patience) = (&options, &mut patience);
+        let mut again = Again { peer: &peer, options, patience, work };
         match again.connect(fault, observer, &mut stop).await {
             Ok(next) => session = next,
             Err(fault) => break Some(fault),
@@ -135,10 +137,11 @@ pub(crate) async fn copy(
         ledger.summary.reconnects += 1;
         observer.reconnected();
     };
-    if let Some(fault) = &broken {
-        let fault = work.iter().fold(fault.clone(), |fault, work| work.give_up(fault));
-        ledger.give_up(&fault).iter().for_each(|failure| observer.failed(failure));
-    }
+    let broken = broken.map(|fault| {
+        let given_up = work.iter().fold(fault, |fault, work| work.give_up(fault));
+        ledger.give_up(&given_up).iter().for_each(|failure| observer.failed(failure));
+        given_up
+    });
     let elapsed = ledger.begin.elapsed();
     let mut summary = Summary { elapsed, broken, ..ledger.summary };
     if summary.transport.is_empty() {
@@ -190,6 +193,8 @@ struct Again<'a> {
     peer: &'a str,
     options: &'a SessionOptions,
     patience: &'a mut Patience,
+    /// What is to be gone on with.
+    work: &'a [Work],
 }
 
 impl Again<'_> {
@@ -202,6 +207,10 @@ impl Again<'_> {
     ) -> Result<Session, Fault> {
         let mut cause = lost.clone();
         loop {
+            // The last bytes of a session may have come since, and the reader of a pipe gone.
+            if !self.work.iter().all(Work::can_go_on) {
+                return Err(lost);
+            }
             let now = Instant::now();
             let Some(pause) = self.patience.pause(now, random()) else {
                 return Err(self.exhausted(&lost, &cause));

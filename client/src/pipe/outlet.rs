@@ -83,10 +83,13 @@ impl Outlet {
         self.more.notify_all();
     }
 
-    /// Says what a failure means to whoever has to begin again.
+    /// Says what a failure means to whoever has to begin again; where the pipe has failed, that
+    /// is what ended it, unless the user did.
     pub fn explain(&self, fault: Fault) -> Fault {
-        if lock(&self.state).failed.is_some() {
-            return fault;
+        match &lock(&self.state).failed {
+            Some(_) if fault.code == Code::Interrupted => return fault,
+            Some(failed) => return failed.clone(),
+            None => {}
         }
         let text = "what went through the pipe is not all of it: run all of it anew";
         Fault::new(fault.code, format!("{}; {text}", fault.text))
@@ -200,15 +203,18 @@ impl Tap {
     fn insert(&self, offset: u64, bytes: Bytes, digests: &[Digest]) {
         let extent = Extent::new(offset, bytes.len() as u64);
         self.change(|state| {
-            state.took(extent, digests);
-            state.parts.insert(offset, Part::Bytes(bytes));
+            if state.takes(extent, digests) {
+                state.parts.insert(offset, Part::Bytes(bytes));
+            }
         });
     }
 
     /// Takes a hole. Neighbours become one, so that holes take no room to speak of.
     pub fn put_zeros(&self, extent: Extent, digests: &[Digest]) {
         self.change(|state| {
-            state.took(extent, digests);
+            if !state.takes(extent, digests) {
+                return;
+            }
             if let Some((start, Part::Zeros(len))) =
                 state.parts.range_mut(..extent.offset).next_back()
                 && start + *len == extent.offset
@@ -251,11 +257,15 @@ impl Tap {
 }
 
 impl State {
-    fn took(&mut self, extent: Extent, digests: &[Digest]) {
-        if let Some(have) = &mut self.have {
-            have.extents.insert(extent);
-            have.root.insert_run(extent.offset, digests);
-        }
+    /// Counts a range in, unless it is there: what comes late of a link that was given up comes
+    /// again over another one.
+    fn takes(&mut self, extent: Extent, digests: &[Digest]) -> bool {
+        let Some(have) = self.have.as_mut().filter(|have| !have.extents.intersects(extent)) else {
+            return false;
+        };
+        have.extents.insert(extent);
+        have.root.insert_run(extent.offset, digests);
+        true
     }
 }
 
@@ -326,6 +336,22 @@ mod tests {
         assert_eq!(have.extents.bytes(), 2 * GRAIN_BYTES);
         assert_eq!(lock(&outlet.state).end, None, "it is over for who came too late");
         outlet.close();
+    }
+
+    #[test]
+    fn what_comes_twice_is_taken_once() {
+        let (outlet, tap) = tapped(Some(7));
+        // Nothing is written then.
+        outlet.close();
+        for grain in [2, 0, 2, 1, 1] {
+            put(&tap, grain);
+        }
+        let zeros = Extent::new(GRAIN_BYTES, GRAIN_BYTES);
+        tap.put_zeros(zeros, &Digest::of_grains(zeros.offset, info(None).size, &vec![0; GRAIN]));
+        let all = [vec![0; GRAIN], vec![1; GRAIN], vec![2; GRAIN]].concat();
+        let root = next(&outlet).1.and_then(|begun| begun.have.root.finish());
+        assert_eq!(root, Some(Digest::of(&all)));
+        assert_eq!(lock(&outlet.state).parts.len(), 3);
     }
 
     #[test]

@@ -51,6 +51,10 @@ impl Session {
             }
             self.core.report(observer);
             moved.look(self.core.moved_bytes(), self.core.moment);
+            if self.core.read.awaits_taker() {
+                // It is somebody at this end who takes his time, and not the server.
+                moved.at = Some(self.core.moment);
+            }
             if self.core.moment.saturating_duration_since(last) >= PROGRESS_EVERY {
                 last = self.core.moment;
                 observer.progress(&self.core.progress_now());
@@ -59,21 +63,8 @@ impl Session {
                 break;
             }
         }
-        let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
-        if self.core.broken.as_ref().is_some_and(interrupted) {
-            // The reader of a pipe may never take the rest, and what an earlier run left may take
-            // long to hash: do not wait for either.
-            self.core.downloads.wait_for_nobody();
-        }
-        if self.core.downloads.may_take_long() {
-            tokio::select! {
-                () = self.keep_landed(&mut moved) => {}
-                () = &mut *stop => {
-                    self.core.broken = Some(Fault::new(Code::Interrupted, "interrupted"));
-                }
-            }
-        } else {
-            self.keep_landed(&mut moved).await;
+        if self.core.broken.is_some() {
+            self.end_alone(&mut moved, stop).await;
         }
         self.core.leave();
         self.core.look_at_clock();
@@ -85,15 +76,36 @@ impl Session {
         Copied { ledger, achieved, broken: self.core.broken.clone() }
     }
 
+    /// Finishes what this side can without the server, when a session broke or somebody wants it
+    /// to end.
+    async fn end_alone(
+        &mut self,
+        moved: &mut Moved,
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) {
+        // What came with the end of the session may have made a file whole.
+        self.core.look_at_clock();
+        self.core.advance();
+        if self.core.broken.as_ref().is_some_and(|fault| fault.code == Code::Interrupted) {
+            // The reader of a pipe may never take the rest, and what an earlier run left may take
+            // long to hash: do not wait for either.
+            self.core.downloads.wait_for_nobody();
+        }
+        if !self.core.downloads.may_take_long() {
+            return self.keep_landed(moved).await;
+        }
+        tokio::select! {
+            () = self.keep_landed(moved) => {}
+            () = &mut *stop => {
+                self.core.broken = Some(Fault::new(Code::Interrupted, "interrupted"));
+            }
+        }
+    }
+
     /// Makes files durable that are all here, and finishes folders that are done: a session
     /// that broke behind their last byte is nothing to them. One that broke when all was done
     /// did not break at all.
     async fn keep_landed(&mut self, moved: &mut Moved) {
-        if self.core.broken.is_none() {
-            return;
-        }
-        self.core.look_at_clock();
-        self.core.advance();
         while self.core.is_landing() {
             match self.events.recv().await {
                 Some(Event::Landed(answers)) => self.core.landed(answers),

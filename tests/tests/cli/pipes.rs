@@ -5,6 +5,7 @@
 use crate::process::{Ended, Serve, Signal, wait_for};
 use crate::{World, bytes, names};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,6 +18,9 @@ use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 
 const GRAIN: usize = 256 << 10;
 const CHUNK: usize = 1 << 20;
+
+/// What a pipe holds.
+const PIPE_BYTES: u64 = 64 << 10;
 
 /// How long a command may take.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
@@ -227,6 +231,11 @@ fn orphaned(timeout: &str) -> (Place, Piped, Vec<u8>, Vec<u8>) {
     let content = long_and_settled(&place.path("data/long"));
     let mut copy = Piped::cp(&serve, &["--timeout", timeout, &serve.at("data/long"), "-"]);
     let taken = copy.take(3 * CHUNK);
+    // It is in the middle of the next chunk then.
+    let stdout = copy.0.stdout.as_ref().expect("piped");
+    wait_for("the pipe is full", COMMAND_MAX, || {
+        (ioctl_fionread(stdout).expect("a pipe") >= PIPE_BYTES).then_some(())
+    });
     place.kill(serve);
     (place, copy, content, taken)
 }
@@ -245,6 +254,43 @@ fn a_server_that_is_killed_and_restarted_does_not_end_a_copy_to_a_pipe() {
     assert!(taken == content, "{} of {} bytes came", taken.len(), content.len());
     assert!(said.contains(&blake3::hash(&content).to_string()), "{said}");
     assert!(said.matches("trying again").count() >= 2, "{said}");
+}
+
+#[test]
+fn a_reader_that_takes_its_time_does_not_use_up_what_a_lost_server_has() {
+    let (place, serve) = Place::new();
+    let content = long_and_settled(&place.path("data/long"));
+    let mut copy = Piped::cp(&serve, &["--timeout", "2", &serve.at("data/long"), "-"]);
+    let mut taken = copy.take(CHUNK);
+    std::thread::sleep(Duration::from_secs(4));
+    place.kill(serve);
+    let _serve = place.serve();
+    taken.extend(copy.take(usize::MAX));
+    copy.end().done();
+    assert!(taken == content, "{} of {} bytes came", taken.len(), content.len());
+}
+
+#[test]
+fn a_reader_that_closes_while_the_server_is_away_ends_the_copy() {
+    let (_place, mut copy, ..) = orphaned("300");
+    drop(copy.0.stdout.take());
+    copy.end().refused(1, &["data/long", "its reader closed it"]);
+}
+
+#[test]
+fn an_interrupt_ends_a_copy_whose_server_stopped_and_whose_reader_does_not_read() {
+    let (place, serve) = Place::new();
+    // All of it is fetched, whether or not somebody takes it.
+    fs::write(place.path("data/short"), bytes(8, 8 * CHUNK)).unwrap();
+    let source = serve.at("data/short");
+    let mut copy = Piped::cp(&serve, &["--bwlimit=4M", &source, "-"]);
+    copy.take(CHUNK);
+    // It waits for the copy, and both have the end of it at once.
+    serve.signal(Signal::TERM);
+    assert_eq!(serve.end(), Some(0), "it stops when the file is closed");
+    let id = rustix::process::Pid::from_raw(copy.0.id() as i32).unwrap();
+    rustix::process::kill_process(id, Signal::INT).unwrap();
+    copy.end().refused(130, &["interrupted"]);
 }
 
 #[test]

@@ -28,7 +28,8 @@ use verbatim_proto::units::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, is_chunk_size};
 /// A single - as the source is standard input, as the target standard output:
 /// tar c . | rdma-cp - HOST:/EXPORT/x.tar, rdma-cp HOST:/EXPORT/x.tar - | tar x.
 /// What goes through a pipe is verified like any file, and no later run can go on
-/// with it; a copy to standard output whose server restarts goes on by itself.
+/// with it; a copy to standard output whose server restarts goes on by itself,
+/// unless the file changed, or was not two seconds old.
 ///
 /// Exit codes: 0 done, 1 some files failed, 2 bad usage, 3 cannot connect or not
 /// let in, 4 a digest mismatch that survived retries or that --verify found, 130

@@ -61,7 +61,7 @@ impl ReadClient {
     }
 
     /// Whether the next bytes are there, and it is not the server that is waited for.
-    pub(super) fn awaits_taker(&self) -> bool {
+    pub fn awaits_taker(&self) -> bool {
         let next = |order: &Order| order.came.contains(Extent::new(order.taken, 1));
         self.order.as_ref().is_some_and(next)
     }
