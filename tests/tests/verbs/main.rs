@@ -8,6 +8,7 @@ mod doctor;
 mod huge;
 mod into_files;
 mod mount;
+mod pipes;
 mod rails;
 mod rights;
 mod sealing;
