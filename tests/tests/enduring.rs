@@ -183,6 +183,27 @@ fn what_the_disk_of_the_server_cannot_read_fails_and_the_rest_arrives() {
 }
 
 #[test]
+fn what_was_served_before_and_can_be_read_no_more_fails_and_the_rest_arrives() {
+    let test = "what_was_served_before_and_can_be_read_no_more_fails_and_the_rest_arrives";
+    let Some(disk) = Failing::new(test) else { return };
+    fs::create_dir(disk.at("data")).expect("a folder");
+    fill(&disk.at("data"));
+    // Its digests are kept, so it is not read before it is sent.
+    std::thread::sleep(Duration::from_millis(2100));
+    let home = Arc::new(Home::new());
+    let out = tempfile::tempdir().expect("a folder");
+    let to = |name: &str| out.path().join(name).to_str().expect("plain").to_owned();
+    let serve = Serve::of(&home, "127.0.0.1:0", &[format!("data={}", disk.at("data").display())]);
+    serve.cp(&["-r".to_owned(), serve.at("data"), to("first")]).done();
+    disk.fail();
+    let copied = serve.cp(&["-r".to_owned(), "-v".into(), serve.at("data"), to("all")]);
+    let copied = copied.refused(1, &["lost", "nput/output error"]);
+    assert!(copied.stderr.contains("0 links were lost"), "{copied:?}");
+    assert_eq!(fs::read(out.path().join("all/good")).expect("it arrived").len(), 64 << 10);
+    assert!(!out.path().join("all/lost").exists(), "a name without its content");
+}
+
+#[test]
 fn what_the_disk_of_the_client_cannot_read_is_not_stored() {
     let test = "what_the_disk_of_the_client_cannot_read_is_not_stored";
     let Some(disk) = Failing::new(test) else { return };

@@ -232,6 +232,45 @@ fn a_file_that_shrank_among_others_takes_nothing_from_them() {
 }
 
 #[test]
+fn a_file_that_cannot_be_read_costs_its_message_and_not_the_link() {
+    for connect in [Ends::new, Ends::sealed] {
+        let mut ends = connect(SoftDomain::new());
+        let bytes = pattern(300_000);
+        let whole = file_with(&bytes);
+        // A folder opens, and does not read.
+        let unreadable = Arc::new(File::open("/").expect("opens"));
+        let mut from_files = FromFiles::default();
+        from_files.push(0, 100_000, whole.clone(), 0);
+        from_files.push(100_000, 100_000, unreadable.clone(), 0);
+        from_files.push(200_000, 100_000, whole.clone(), 200_000);
+        let slot = SharedSlot::new(bytes.len()).expect("slot");
+        let region = ends.register(Memory::Gathered(slot, Arc::new(from_files)));
+        ends.near.submit(Ticket(1), read_op(range(region, 0), bytes.len())).expect("has room");
+        let got = only(ends.near_completes(1), 1);
+        assert!(got[..100_000] == bytes[..100_000], "what was sent before");
+        assert!(got[100_000..].iter().all(|&byte| byte == 0), "the rest is not read");
+
+        let upload = SharedSlot::new(bytes.len()).expect("slot");
+        let to = range(ends.register(Memory::Upload(upload.clone())), 0);
+        let mut from = buffer_with(&bytes);
+        from.send_from(100_000, 100_000, unreadable, 0);
+        if ends.near.limits().sends_from_file {
+            ends.near.submit(Ticket(2), Op::WriteNotify { from, to, tag: 1 }).expect("has room");
+            only(ends.near_completes(1), 2);
+            upload.with(0, bytes.len(), |stored| {
+                assert!(stored[..100_000] == bytes[..100_000], "what was sent before");
+                assert!(stored[100_000..].iter().all(|&byte| byte == 0), "the rest is not read");
+            });
+        }
+
+        let window = MappedFile::new(whole, 0, bytes.len()).expect("maps");
+        let region = ends.register(Memory::File(window));
+        ends.near.submit(Ticket(3), read_op(range(region, 0), bytes.len())).expect("has room");
+        assert!(*only(ends.near_completes(1), 3) == bytes, "the link lives");
+    }
+}
+
+#[test]
 fn many_reads_at_once_come_back_each_with_its_own_bytes() {
     let mut ends = Ends::new(SoftDomain::new());
     let bytes = pattern(1 << 20);
@@ -497,6 +536,22 @@ fn a_peer_that_vanishes_closes_the_link() {
     assert_eq!(cause, FabricError::Closed);
     near.abort(&mut completions);
     assert_eq!(completions.len(), 1, "the buffer comes back");
+}
+
+#[test]
+fn a_peer_that_vanishes_in_the_middle_of_what_is_sent_to_it_closes_the_link() {
+    let Ends { mut near, mut far, domain } = Ends::new(SoftDomain::new());
+    let file = file_with(&pattern(16 << 20));
+    let window = MappedFile::new(file, 0, 16 << 20).expect("maps");
+    let region = domain.register(Memory::File(window)).expect("registers");
+    near.submit(Ticket(1), read_op(range(region, 0), 16 << 20)).expect("has room");
+    near.poll(&mut Vec::new()).expect("asks");
+    until(|| {
+        far.poll(&mut Vec::new()).expect("the peer is there");
+        far.wants_turn()
+    });
+    drop(near);
+    assert_eq!(death_of(&mut far).0, FabricError::Closed);
 }
 
 #[test]

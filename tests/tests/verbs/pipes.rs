@@ -1,4 +1,5 @@
-//! A copy to standard output over a real device, whose server is killed and comes back.
+//! A copy to standard output over a real device: its server is killed and comes back,
+//! and what went through is neither lost nor there twice.
 
 use super::{BEGIN_MAX, BIG_BYTES, SLOWLY};
 use std::fs::{self, File};

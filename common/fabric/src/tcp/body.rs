@@ -13,6 +13,8 @@ pub(super) enum Body {
     Own(u64),
     /// What the peer asked for, from this offset of the memory.
     Registered(Memory, u64),
+    /// Zeros for the rest of a body of which no more could be sent, and why.
+    Zeros(Errno),
 }
 
 impl Body {
@@ -48,6 +50,7 @@ impl Body {
             Self::Registered(Memory::Staged(slot) | Memory::Upload(slot), begin) => {
                 slot.with(*begin as usize + at, end - at, |bytes| wire.send(bytes, false))
             }
+            Self::Zeros(_) => wire.send_zeros(end - at),
             // No peer may read it, so nobody finds it.
             Self::Registered(Memory::Spot(_), _) => Err(rustix::io::Errno::ACCESS),
         }

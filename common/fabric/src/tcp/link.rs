@@ -55,6 +55,22 @@ struct Outgoing {
     len: usize,
 }
 
+impl Outgoing {
+    /// It cannot be sent. Where that may be for want of a file that can be read, the rest of its
+    /// body is zeros: the length was promised, and the digests tell. That keeps the link for other
+    /// files; a socket that is broken says so again.
+    fn give_up(&mut self, error: Errno) -> Result<(), FabricError> {
+        match &self.body {
+            Body::Own(_) | Body::Registered(..) if self.sent >= HEADER_BYTES => {
+                self.body = Body::Zeros(error);
+                Ok(())
+            }
+            Body::Zeros(cause) => Err(broken(*cause)),
+            _ => Err(broken(error)),
+        }
+    }
+}
+
 /// What the next bytes from the socket are.
 enum Incoming {
     Header {
@@ -138,7 +154,7 @@ impl TcpLink {
                 }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(broken(error)),
+                Err(error) => next.give_up(error)?,
             }
             if next.sent == total {
                 self.out.pop_front();

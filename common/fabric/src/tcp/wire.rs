@@ -91,9 +91,14 @@ impl Wire {
     /// promised, and the digests say the rest.
     pub fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
         match self.send_what_is_there(file, offset, len)? {
-            0 => self.send(&ZEROS[..ZEROS.len().min(len)], false),
+            0 => self.send_zeros(len),
             sent => Ok(sent),
         }
+    }
+
+    /// Sends some zeros.
+    pub fn send_zeros(&mut self, len: usize) -> Result<usize, Errno> {
+        self.send(&ZEROS[..ZEROS.len().min(len)], false)
     }
 
     fn send_what_is_there(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
