@@ -232,6 +232,20 @@ fn a_file_that_shrank_among_others_takes_nothing_from_them() {
 }
 
 #[test]
+fn what_cannot_be_sent_from_its_file_is_read() {
+    // Kernels since 5.10 read it and do not send from it.
+    let path = "/proc/self/auxv";
+    let (bytes, file) = (std::fs::read(path).expect("reads"), File::open(path).expect("opens"));
+    let mut ends = Ends::new(SoftDomain::new());
+    let mut from_files = FromFiles::default();
+    from_files.push(0, bytes.len(), Arc::new(file), 0);
+    let slot = SharedSlot::new(bytes.len()).expect("slot");
+    let region = ends.register(Memory::Gathered(slot, Arc::new(from_files)));
+    ends.near.submit(Ticket(1), read_op(range(region, 0), bytes.len())).expect("has room");
+    assert!(*only(ends.near_completes(1), 1) == bytes);
+}
+
+#[test]
 fn a_file_that_cannot_be_read_costs_its_message_and_not_the_link() {
     for connect in [Ends::new, Ends::sealed] {
         let mut ends = connect(SoftDomain::new());

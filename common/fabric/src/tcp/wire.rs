@@ -104,8 +104,12 @@ impl Wire {
     fn send_what_is_there(&mut self, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
         match self {
             Self::Plain(stream) => {
-                let mut offset = offset;
-                rustix::fs::sendfile(stream, file, Some(&mut offset), len)
+                let mut from = offset;
+                match rustix::fs::sendfile(&*stream, file, Some(&mut from), len) {
+                    // Some file systems cannot be sent from, on some kernels.
+                    Err(Errno::INVAL) => send_copied(stream, file, offset, len),
+                    sent => sent,
+                }
             }
             Self::Sealed(sealed) => {
                 sealed.drain()?;
@@ -203,6 +207,13 @@ impl Sealed {
         self.taken = 0;
         Ok(received?.is_some())
     }
+}
+
+/// Reads some bytes of a file and sends what of them the socket takes; none at its end.
+fn send_copied(stream: &TcpStream, file: &File, offset: u64, len: usize) -> Result<usize, Errno> {
+    let mut bytes = vec![0; len.min(STEP_BYTES)];
+    let read = rustix::io::pread(file, &mut bytes, offset)?;
+    if read == 0 { Ok(0) } else { send(stream, &bytes[..read], SendFlags::NOSIGNAL) }
 }
 
 /// Receives some bytes of a socket; `None` when there are none yet.
