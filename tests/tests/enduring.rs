@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use verbatim_tests::holding::Holding;
+use verbatim_tests::http::{get, series};
 use verbatim_tests::place::Place;
 use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
 use verbatim_tests::tree;
@@ -198,7 +199,14 @@ fn what_was_served_before_and_can_be_read_no_more_fails_and_the_rest_arrives() {
     disk.fail();
     let copied = serve.cp(&["-r".to_owned(), "-v".into(), serve.at("data"), to("all")]);
     let copied = copied.refused(1, &["lost", "nput/output error"]);
-    assert!(copied.stderr.contains("0 links were lost"), "{copied:?}");
+    assert!(copied.stderr.contains(", 0 links were lost"), "{copied:?}");
+    let log = serve.logged("file failed", 1);
+    let line = log.lines().find(|line| line.contains("file failed")).expect("just found");
+    assert!(line.contains("data/lost") && line.contains("nput/output error"), "{line}");
+    // Nobody altered it.
+    let counted = get(serve.metrics.expect("it shows metrics"), "/metrics").body;
+    let labels = "direction=\"read\",transport=\"tcp\",verdict=\"mismatched\"";
+    assert_eq!(series(&counted, &format!("rdma_serve_chunks_total{{{labels}}}")), Some(0.0));
     assert_eq!(fs::read(out.path().join("all/good")).expect("it arrived").len(), 64 << 10);
     assert!(!out.path().join("all/lost").exists(), "a name without its content");
 }

@@ -6,11 +6,11 @@
 use super::{PipeEvent, Teller, lock, spawn, wait_if_may};
 use crate::session::Event;
 use crate::spares::{Bytes, Spares};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use verbatim_fabric::Buffer;
@@ -69,10 +69,14 @@ impl Outlet {
         (Tap { outlet: self.clone(), session: state.sessions }, begun)
     }
 
-    /// Whether another session could go on: what was taken has a version that can be told from
-    /// others.
+    /// Whether another session could go on: somebody reads it, and what was taken has a version
+    /// that can be told from others.
     pub fn can_go_on(&self) -> bool {
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
+        // Who has nothing to write is not told.
+        if state.sessions > 0 && is_unread(std::io::stdout().as_fd()) {
+            state.failed.get_or_insert_with(|| write_fault(&ErrorKind::BrokenPipe.into()));
+        }
         let can_be_told = |have: &Have| have.extents.is_empty() || have.version.is_some();
         state.failed.is_none() && state.have.as_ref().is_none_or(can_be_told)
     }
@@ -278,6 +282,13 @@ fn write_all(mut output: &File, mut bytes: &[u8]) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether this is a pipe whose reader is gone.
+fn is_unread(output: BorrowedFd<'_>) -> bool {
+    let mut output = [PollFd::from_borrowed_fd(output, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut output, Some(&now)).is_ok() && output[0].revents().contains(PollFlags::ERR)
 }
 
 fn write_fault(error: &std::io::Error) -> Fault {

@@ -241,7 +241,7 @@ impl View {
         self.add(Direction::Read, transport, window.file, window.bytes);
     }
 
-    /// A client says that what it read does not match.
+    /// A client says that what it read does not match, and it could be read here.
     pub fn mismatched(&self, pieces: usize) {
         let transport = self.transport().unwrap_or(Transport::Tcp);
         let metrics = &self.place.metrics;

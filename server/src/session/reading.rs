@@ -7,7 +7,7 @@ use super::{End, Event, Session, Shared, catalog::open_source};
 use crate::observe::{Noted, Taken};
 use crate::reach::{ExportFolder, Reach};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use verbatim_fabric::SharedSlot;
 use verbatim_files::Source;
@@ -58,6 +58,8 @@ pub(crate) struct Open {
     /// The path as the client names it, with its export, and since when it is open.
     noted: Noted,
     pub source: Source,
+    /// Why some of it could not be sent.
+    fault: OnceLock<Fault>,
 }
 
 /// A file that was opened, and the holes it begins with.
@@ -105,7 +107,8 @@ impl Session {
                     let close = |(id, open, describe): (FileId, Option<Arc<Open>>, bool)| {
                         let Some(open) = open else { return (id, Ok(None)) };
                         let answer = open.close(describe);
-                        view.log(Direction::Read, &open.noted, answer.as_ref().map(drop));
+                        let fault = open.fault.get().or(answer.as_ref().err());
+                        view.log(Direction::Read, &open.noted, fault.map_or(Ok(()), Err));
                         (id, answer)
                     };
                     Event::Closed(files.into_iter().map(close).collect())
@@ -158,13 +161,22 @@ impl Session {
         let shared = self.shared.clone();
         let domain = self.domain.clone();
         let spare = if prepare.packed { self.reading.spare.pop() } else { None };
-        let cell = self.reading.window_bytes;
+        let (cell, view) = (self.reading.window_bytes, self.view.clone());
         self.job(move || {
             let job = Making { shared: &shared, domain: &domain, cell, fresh: prepare.fresh };
             let (answer, window) = match prepare.packed {
                 true => job.pack(spare, &pieces, pin),
                 false => job.map(&pieces[0], pin),
             };
+            for ((open, _), made) in pieces.iter().zip(&answer.pieces) {
+                if let (Some(open), Err(fault)) = (open, made) {
+                    open.fault.get_or_init(|| fault.clone());
+                }
+            }
+            if prepare.fresh {
+                // What cannot be read came as zeros: nobody altered it.
+                view.mismatched(answer.pieces.iter().filter(|made| made.is_ok()).count());
+            }
             let file = (!prepare.packed).then(|| prepare.pieces[0].0);
             let window = window.map(|window| window.of(file));
             Event::Prepared(prepare.window, answer, window)
@@ -209,7 +221,6 @@ impl Session {
     /// What a client asks the machine. What it read and does not match is not taken yet.
     pub(super) fn read(&mut self, request: ReadRequest) {
         if let ReadRequest::Refresh { window, pieces } = &request {
-            self.view.mismatched(pieces.len());
             let again: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
             if let Some(window) = self.reading.windows.get_mut(window) {
                 window.taken.bytes = window.taken.bytes.saturating_sub(again);
@@ -247,7 +258,7 @@ fn open_all(
         let opened = open(&request.path).map(|(export, path, source, survey)| {
             let (bytes, began) = (source.identity().size, Instant::now());
             let noted = Noted { path: request.path, bytes, began };
-            (Arc::new(Open { export, path, noted, source }), survey)
+            (Arc::new(Open { export, path, noted, source, fault: OnceLock::new() }), survey)
         });
         (request.file, opened)
     };

@@ -62,6 +62,7 @@ impl Outgoing {
     fn give_up(&mut self, error: Errno) -> Result<(), FabricError> {
         match &self.body {
             Body::Own(_) | Body::Registered(..) if self.sent >= HEADER_BYTES => {
+                tracing::debug!(%error, "the rest of a message is zeros");
                 self.body = Body::Zeros(error);
                 Ok(())
             }

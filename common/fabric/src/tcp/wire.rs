@@ -106,9 +106,10 @@ impl Wire {
             Self::Plain(stream) => {
                 let mut from = offset;
                 match rustix::fs::sendfile(&*stream, file, Some(&mut from), len) {
-                    // Some file systems cannot be sent from, on some kernels.
-                    Err(Errno::INVAL) => send_copied(stream, file, offset, len),
-                    sent => sent,
+                    sent @ (Ok(_) | Err(Errno::AGAIN | Errno::INTR)) => sent,
+                    // Some file systems cannot be sent from. What else it may be, a file that
+                    // cannot be read or a socket that is broken, is told again.
+                    Err(_) => send_copied(stream, file, offset, len),
                 }
             }
             Self::Sealed(sealed) => {
