@@ -11,6 +11,8 @@ mod holes;
 mod ordered;
 mod part;
 mod rails;
+#[cfg(test)]
+mod testing;
 mod waiting;
 
 use super::chunk::{Chunk, check_piece};

@@ -83,26 +83,14 @@ impl ReadClient {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{NOW, effects, machine};
     use super::*;
     use crate::message::{FileInfo, Lease, LinkId, ReadReply, ReadRequest, Region, WindowId};
-    use crate::read::{ClientOptions, Fetch, Outcome, PieceOutcome};
+    use crate::read::{Fetch, Outcome, PieceOutcome};
     use crate::{Digest, Extent, WirePath};
-    use std::time::Duration;
 
-    const NOW: Duration = Duration::ZERO;
     const FILES: [FileId; 2] = [FileId(0), FileId(1)];
     const BYTES: u64 = 100;
-
-    fn machine() -> ReadClient {
-        let (timeout, describe) = (Duration::from_secs(1), false);
-        let (chunk_bytes, slots_per_link) = (1 << 20, 1);
-        ReadClient::new(ClientOptions { chunk_bytes, slots_per_link, timeout, describe })
-    }
-
-    fn effects(machine: &mut ReadClient) -> Vec<ClientEffect> {
-        machine.advance(NOW);
-        std::iter::from_fn(|| machine.next_effect()).collect()
-    }
 
     /// Opens files, and returns the lease of all of them, which has still to be heard.
     fn lent(machine: &mut ReadClient, files: &[FileId]) -> ReadReply {

@@ -81,13 +81,13 @@ impl ReadClient {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{NOW, effects, machine, say};
     use super::*;
     use crate::message::{FileInfo, Lease, Piece, ReadReply, ReadRequest, Region, WindowId};
-    use crate::read::{ClientEffect, ClientOptions, Outcome, PieceOutcome};
+    use crate::read::{ClientEffect, Outcome, PieceOutcome};
     use crate::units::GRAIN_BYTES;
     use crate::{Code, Digest, RootBuilder};
 
-    const NOW: Duration = Duration::ZERO;
     const ID: FileId = FileId(1);
     const LINK: LinkId = LinkId { index: 0, epoch: 0 };
     const SIZE: u64 = 3 * GRAIN_BYTES + 7;
@@ -107,10 +107,7 @@ mod tests {
     /// A machine that goes on behind the first two grains, of which one was taken; and what it
     /// then asks for.
     fn going_on() -> (ReadClient, Vec<ClientEffect>) {
-        let (timeout, describe) = (Duration::from_secs(1), false);
-        let (chunk_bytes, slots_per_link) = (1 << 20, 1);
-        let options = ClientOptions { chunk_bytes, slots_per_link, timeout, describe };
-        let mut machine = ReadClient::new(options);
+        let mut machine = machine();
         machine.link_up(LINK);
         let verified = Extent::new(0, 2 * GRAIN_BYTES);
         let mut root = RootBuilder::new(SIZE);
@@ -122,16 +119,6 @@ mod tests {
         machine.open_ordered(ID, path, Some((have, GRAIN_BYTES)), NOW);
         let asked = effects(&mut machine);
         (machine, asked)
-    }
-
-    fn effects(machine: &mut ReadClient) -> Vec<ClientEffect> {
-        machine.advance(NOW);
-        std::iter::from_fn(|| machine.next_effect()).collect()
-    }
-
-    fn say(machine: &mut ReadClient, reply: ReadReply) -> Vec<ClientEffect> {
-        machine.reply(reply, NOW);
-        effects(machine)
     }
 
     /// The answer to an open, of a file of this version.

@@ -62,13 +62,13 @@ impl ReadClient {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{NOW, effects, machine, say};
     use super::*;
     use crate::message::{Lease, LinkId, Piece, ReadReply, ReadRequest, Region, WindowId};
-    use crate::read::{ClientEffect, ClientOptions, Outcome, PieceOutcome};
+    use crate::read::{ClientEffect, Outcome, PieceOutcome};
     use crate::units::GRAIN_BYTES;
     use crate::{Code, Digest};
 
-    const NOW: Duration = Duration::ZERO;
     const ID: FileId = FileId(1);
     const SIZE: u64 = 4 * GRAIN_BYTES + 7;
 
@@ -78,26 +78,13 @@ mod tests {
 
     /// A machine with a link that was asked for the second grain, and what it then does.
     fn asked(version: Option<(i64, u64)>) -> (ReadClient, Vec<ClientEffect>) {
-        let timeout = Duration::from_secs(1);
-        let (chunk_bytes, slots_per_link) = (1 << 20, 1);
-        let options = ClientOptions { chunk_bytes, slots_per_link, timeout, describe: false };
-        let mut machine = ReadClient::new(options);
+        let mut machine = machine();
         machine.link_up(LinkId { index: 0, epoch: 0 });
         let path = WirePath::parse(b"data/a").expect("plain");
         let want = Extent::new(GRAIN_BYTES, GRAIN_BYTES);
         machine.open_part(ID, path, &Part { size: SIZE, version, want }, NOW);
         let effects = effects(&mut machine);
         (machine, effects)
-    }
-
-    fn effects(machine: &mut ReadClient) -> Vec<ClientEffect> {
-        machine.advance(NOW);
-        std::iter::from_fn(|| machine.next_effect()).collect()
-    }
-
-    fn say(machine: &mut ReadClient, reply: ReadReply) -> Vec<ClientEffect> {
-        machine.reply(reply, NOW);
-        effects(machine)
     }
 
     #[test]
