@@ -40,7 +40,7 @@ pub(super) struct Turn {
     /// Whether the client waits for a page, unless it is one that it has.
     asked: Option<Option<Known>>,
     /// Pages that are made and not told, and whether they are the last.
-    ready: VecDeque<(TreePage, bool)>,
+    pub(super) ready: VecDeque<(TreePage, bool)>,
     /// The walk, while no job makes a page of it; none when it is over.
     resting: Option<Box<Walking>>,
 }
