@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::message::FileInfo;
-use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
+use verbatim_proto::units::{FILE_BYTES_MAX, GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta, Survey, WirePath};
 
 /// What the kernel counts allocation in, whatever the file system's own blocks are.
@@ -58,7 +58,7 @@ impl Source {
         let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {name}"), &e);
         let stat = stat_open(&file).map_err(what)?;
         let file_system = file_system_of(&file).map_err(what)?;
-        Ok(Self::looked_at(file, file_system, &stat, name.to_string()))
+        Self::looked_at(file, file_system, &stat, name.to_string())
     }
 
     /// Opens a regular file below a folder; `name` is for messages.
@@ -70,12 +70,17 @@ impl Source {
         let (file, stat) = folder.open_file(path)?;
         let what = |e: std::io::Error| Fault::from_io(format!("cannot look at {name}"), &e);
         let file_system = folder.file_system_of(&file, &stat).map_err(what)?;
-        Ok(Self::looked_at(file, file_system, &stat, name.to_string()))
+        Self::looked_at(file, file_system, &stat, name.to_string())
     }
 
-    fn looked_at(file: File, file_system: u64, stat: &Statx, name: String) -> Self {
+    fn looked_at(file: File, file_system: u64, stat: &Statx, name: String) -> Result<Self, Fault> {
         let identity = Identity::of_status(file_system, stat);
-        Self {
+        if identity.size > FILE_BYTES_MAX {
+            let text =
+                format!("cannot read {name}: {} bytes are more than can be copied", stat.stx_size);
+            return Err(Fault::new(Code::Limit, text));
+        }
+        Ok(Self {
             file: Arc::new(file),
             name,
             identity,
@@ -84,7 +89,7 @@ impl Source {
             racy: identity.is_racy(SystemTime::now()),
             handed: Mutex::default(),
             memo: None,
-        }
+        })
     }
 
     /// Keeps what is hashed of it in this folder, for a later try, and uses what is known.

@@ -22,7 +22,7 @@ pub struct FileInfo {
 }
 
 impl FileInfo {
-    /// Refuses what no file system holds, before anybody counts with it.
+    /// Refuses what is longer than can be copied, before anybody counts with it.
     pub(crate) fn checked(self) -> Result<Self, Fault> {
         if self.size <= FILE_BYTES_MAX {
             return Ok(self);

@@ -53,10 +53,10 @@ pub const LINKS_MAX: usize = 64;
 /// Upload slots granted on each link.
 pub const SLOTS_PER_LINK: u16 = 4;
 
-/// Longer than any file: what stands for the size of one that is not known yet.
+/// Longer than any file that is copied: what stands for the size of one that is not known yet.
 pub const STREAM_BYTES_MAX: u64 = 1 << 62;
 
-/// The longest file: what a peer says is longer, no file system holds.
+/// The longest file. A source that is longer is refused before it is opened.
 pub const FILE_BYTES_MAX: u64 = STREAM_BYTES_MAX - 1;
 
 /// How far behind the last byte that was taken a file that is read in order may be fetched.

@@ -36,7 +36,7 @@ fn denied(test: &str) -> Option<(tempfile::TempDir, Serve)> {
 fn a_target_that_may_not_be_written_is_said_to_be_so() {
     let test = "a_target_that_may_not_be_written_is_said_to_be_so";
     let Some((dir, serve)) = denied(test) else { return };
-    let said = ["b.bin", "permission denied", "hint: the user of the server, or you at the target"];
+    let said = ["b.bin", "permission denied", "hint: the user of the server, or you on this"];
     let out = dir.path().join("out");
     serve.cp(&[serve.at("data/b.bin"), text(&out)]).refused(1, &said);
     assert!(names(&out).is_empty());
@@ -82,4 +82,27 @@ fn a_tree_is_copied_by_a_process_that_may_open_few_files() {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     }
     assert_eq!(names(&world.path("in/again/many")).len(), 1500);
+}
+
+#[test]
+fn a_file_that_is_too_long_to_be_copied_fails_alone() {
+    let world = World::in_memory();
+    let long = fs::File::create(world.path("data/long")).unwrap();
+    if long.set_len(5 << 60).is_err() {
+        let test = "a_file_that_is_too_long_to_be_copied_fails_alone";
+        return skip(test, "no file system in memory holds such a file");
+    }
+    let all = names(&world.path("data"));
+    let rest: Vec<_> = all.into_iter().filter(|name| name != "long").collect();
+    let said = ["long", "5764607523034234880 bytes are more than can be copied"];
+    let run = |command: &str, arguments: &[String]| {
+        Running::start(world.serve.home().command(command, arguments)).end().refused(1, &said);
+    };
+    run("rdma-cp", &["-r".into(), world.serve.at("data"), world.text("out/down")]);
+    run("rdma-cp", &["-r".into(), world.text("data"), world.serve.at("in/up")]);
+    run("rdma-sync", &[world.serve.at("data"), world.text("out/synced")]);
+    run("rdma-sync", &[world.text("data"), world.serve.at("in/synced")]);
+    for target in ["out/down", "in/up", "out/synced", "in/synced"] {
+        assert_eq!(names(&world.path(target)), rest, "{target}");
+    }
 }
