@@ -5,11 +5,17 @@
 //! systems of which that is known: older ZFS, and some in user space, do not do it. A stamp
 //! that may hide a later change is not taken.
 
+mod kept;
+
+pub(crate) use kept::Kept;
+
 use crate::identity::{is_young, kind_of_file_system, nanoseconds};
 use crate::sight::twin_of;
 use rustix::fs::Statx;
+use std::fs::read_to_string;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 use verbatim_proto::Twin;
 
@@ -21,17 +27,37 @@ const PARTS: usize = 1 << 10;
 const PART_FILES: usize = 1 << 10;
 
 /// File systems on which setting an attribute changes the time stamp of the inode: ext2 to ext4,
-/// xfs, btrfs and tmpfs, by the numbers that statfs(2) has for them.
-const STAMPING: [u32; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
+/// xfs and btrfs, by the numbers that statfs(2) has for them.
+const STAMPING: [u32; 3] = [0xEF53, 0x5846_5342, 0x9123_683E];
+
+/// tmpfs, and the Linux from which on it does so too.
+const TMPFS: u32 = 0x0102_1994;
+const TMPFS_STAMPS_SINCE: (u32, u32) = (6, 1);
 
 /// Whether a new attribute of a file in this folder is seen by the time stamp.
 pub(crate) fn is_stamped(folder: &OwnedFd) -> bool {
-    kind_of_file_system(folder).is_some_and(|kind| STAMPING.contains(&kind))
+    static RELEASE: LazyLock<String> =
+        LazyLock::new(|| read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default());
+    kind_of_file_system(folder).is_some_and(|kind| stamps(kind, &RELEASE))
+}
+
+/// The same of a kind of file system, of this release of Linux.
+fn stamps(kind: u32, release: &str) -> bool {
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);
+    let release = numbers.next().zip(numbers.next());
+    let is_new = || matches!(release, Some((Ok(a), Ok(b))) if (a, b) >= TMPFS_STAMPS_SINCE);
+    STAMPING.contains(&kind) || (kind == TMPFS && is_new())
 }
 
 /// Files that are known to have none, at most a million.
 #[derive(Debug)]
-pub struct Bare(Vec<Mutex<Vec<Mark>>>);
+pub struct Bare {
+    parts: Vec<Mutex<Vec<Mark>>>,
+    /// How many looks found what they asked for.
+    known: AtomicUsize,
+    /// How many files were noted.
+    noted: AtomicUsize,
+}
 
 /// A file, and when its inode changed last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +72,8 @@ const NOBODY: Mark = Mark { device: 0, inode: 0, ctime_ns: i64::MIN };
 
 impl Default for Bare {
     fn default() -> Self {
-        Self((0..PARTS).map(|_| Mutex::default()).collect())
+        let parts = (0..PARTS).map(|_| Mutex::default()).collect();
+        Self { parts, known: AtomicUsize::new(0), noted: AtomicUsize::new(0) }
     }
 }
 
@@ -54,7 +81,9 @@ impl Bare {
     /// Whether the file of this status is known to have none.
     pub(crate) fn knows(&self, stat: &Statx) -> bool {
         let mark = Mark::of(stat);
-        self.part(&mark).get(mark.place()) == Some(&mark)
+        let knows = self.part(&mark).get(mark.place()) == Some(&mark);
+        self.known.fetch_add(usize::from(knows), Relaxed);
+        knows
     }
 
     /// The file of this status had none when it was asked after `now`.
@@ -68,13 +97,23 @@ impl Bare {
             part.resize(PART_FILES, NOBODY);
         }
         part[mark.place()] = mark;
+        self.noted.fetch_add(1, Relaxed);
+    }
+
+    /// How many files are known, those that are gone among them.
+    fn count(&self) -> usize {
+        let part = |part: &Mutex<Vec<Mark>>| {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            part.iter().filter(|mark| **mark != NOBODY).count()
+        };
+        self.parts.iter().map(part).sum()
     }
 
     fn part(&self, mark: &Mark) -> MutexGuard<'_, Vec<Mark>> {
         // The bits above those of the place, spread: file systems leave gaps in their numbers.
         let above = mark.inode / PART_FILES as u64;
         let spread = (above ^ mark.device).wrapping_mul(SPREAD);
-        let part = &self.0[(spread >> (u64::BITS - PARTS.ilog2())) as usize];
+        let part = &self.parts[(spread >> (u64::BITS - PARTS.ilog2())) as usize];
         part.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -169,6 +208,16 @@ mod tests {
     }
 
     #[test]
+    fn tmpfs_is_trusted_from_the_linux_on_that_stamps_there() {
+        for new in ["6.1.0-13-amd64", "6.12.3", "7.2", "10.0-rc1"] {
+            assert!(stamps(TMPFS, new), "{new}");
+        }
+        for old in ["6.0.19", "5.15.0-91-generic", "5.14.0-427.el9.x86_64", "6", "", "six.one"] {
+            assert!(!stamps(TMPFS, old) && STAMPING.iter().all(|&kind| stamps(kind, old)));
+        }
+    }
+
+    #[test]
     fn a_file_that_is_mounted_into_a_folder_is_not_of_it() {
         let (bare, stat, now) = (Bare::default(), status(), later(3));
         let here = Look { bare: &bare, device: twin_of(&stat).device, now };
@@ -189,7 +238,7 @@ mod tests {
             bare.note(&stat, later(3));
             assert!(inode % 997 != 0 || bare.knows(&stat));
         }
-        let kept: usize = bare.0.iter().map(|part| part.lock().expect("mine").capacity()).sum();
+        let kept: usize = bare.parts.iter().map(|part| part.lock().expect("mine").capacity()).sum();
         assert_eq!(kept, PARTS * PART_FILES);
         stat.stx_ino = 0;
         assert!(!bare.knows(&stat), "another has its place");

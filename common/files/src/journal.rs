@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
@@ -189,14 +190,14 @@ pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// What is in front of a checksum, if it is right.
-fn unseal(bytes: &[u8]) -> Option<&[u8]> {
+pub(crate) fn unseal(bytes: &[u8]) -> Option<&[u8]> {
     let (body, check) = bytes.split_last_chunk::<CHECK_BYTES>()?;
     (Digest::of(body).0[..CHECK_BYTES] == check[..]).then_some(body)
 }
 
 /// What names this boot and the mount that a file is on; zeros, which no journal trusts, where
 /// the system does not say the one. Another namespace is another mount, which costs hashing.
-fn stay_of(file: &File) -> [u8; BOOT_BYTES] {
+pub(crate) fn stay_of(file: impl AsFd) -> [u8; BOOT_BYTES] {
     let asked = StatxFlags::MNT_ID | MNT_ID_UNIQUE;
     let found = statx(file, c"", AtFlags::EMPTY_PATH, asked).ok();
     // Kernels before 6.8 tell a number that the next mount may have, those before 5.8 none.
@@ -270,7 +271,7 @@ mod tests {
         let unknown = [0; BOOT_BYTES];
         assert_eq!(stay(unknown, Some(1)), unknown, "nobody trusts it");
         let (one, two) = (tempfile::tempfile(), tempfile::tempfile());
-        assert_eq!(stay_of(&one.expect("a file")), stay_of(&two.expect("a file")));
+        assert_eq!(stay_of(one.expect("a file")), stay_of(two.expect("a file")));
         let device = |file: &File| file.metadata().expect("a file").dev();
         let (disk, memory) = (tempfile::tempfile(), tempfile::tempfile_in("/dev/shm"));
         // Where both are on one, or the kernel tells no mount, there is nothing to compare.

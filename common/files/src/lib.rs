@@ -35,6 +35,7 @@ mod sight;
 pub mod source;
 pub mod space;
 pub mod stage;
+mod stale;
 mod stamp;
 pub mod target;
 mod ties;

@@ -14,10 +14,11 @@
 
 use crate::identity::Identity;
 use crate::journal::{BOOT_BYTES, boot_id, seal};
+use crate::stale;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use verbatim_proto::units::{GRAIN_BYTES, grain_count};
 use verbatim_proto::{Digest, Extent};
 
@@ -27,12 +28,6 @@ const DIGEST_BYTES: u64 = 32;
 
 /// What every memo's name ends with.
 const SUFFIX: &str = ".digests";
-
-/// How long memos of uploads that were given up are kept.
-const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
-
-/// Entries of the folder that are looked at when it is tidied.
-const TIDY_ENTRIES_MAX: usize = 4096;
 
 /// The digests of one version of one file, as far as they are known.
 #[derive(Debug)]
@@ -88,16 +83,7 @@ impl Memo {
 
 /// Removes memos of uploads that were given up long ago.
 pub fn tidy(folder: &Path, now: SystemTime) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.take(TIDY_ENTRIES_MAX).flatten() {
-        let ours = entry.file_name().to_string_lossy().ends_with(SUFFIX);
-        let modified = entry.metadata().and_then(|metadata| metadata.modified());
-        let old = modified.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > KEEP));
-        if ours && old {
-            // It is only a convenience, as is its removal.
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
+    stale::remove(folder, SUFFIX, now);
 }
 
 fn place(grain: u64) -> u64 {
@@ -121,6 +107,7 @@ fn head(identity: &Identity) -> Option<[u8; HEAD_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stale::KEEP;
 
     const SIZE: u64 = 3 * GRAIN_BYTES + 5;
 

@@ -75,6 +75,11 @@ impl Rules {
 pub const GIVING: CapabilitySet =
     CapabilitySet::CHOWN.union(CapabilitySet::FOWNER).union(CapabilitySet::FSETID);
 
+/// Whether the kernel tells this thread of `trusted.*` attributes.
+pub(crate) fn sees_all() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
 fn can_give_away() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(GIVING))
 }

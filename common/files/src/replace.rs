@@ -53,8 +53,8 @@ impl<'a> Replacement<'a> {
     }
 
     /// Whether it is in place; it is not where another was in the way.
-    fn put(mut self, text: &str) -> io::Result<bool> {
-        self.file.write_all(text.as_bytes())?;
+    fn put(mut self, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<bool> {
+        write(&mut self.file)?;
         self.file.set_permissions(PermissionsExt::from_mode(0o644))?;
         if let Some(temporary) = &self.temporary {
             rename(&self.folder, temporary, self.name)?;
@@ -93,13 +93,23 @@ impl Drop for Replacement<'_> {
 
 /// Gives the file at `path` this content.
 pub fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let write = |file: &mut File| file.write_all(text.as_bytes());
     for _ in 0..TRIES_MAX {
-        if Replacement::begin(path)?.put(text)? {
+        if Replacement::begin(path)?.put(write)? {
             return Ok(());
         }
     }
     // Others replace it all the time, or nothing can be linked here.
-    Replacement::named(path)?.put(text).map(drop)
+    replace_large(path, write)
+}
+
+/// The same of content that is written once, whoever is in the way: what somebody who was killed
+/// just then left has a name.
+pub(crate) fn replace_large(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    Replacement::named(path)?.put(write).map(drop)
 }
 
 /// The folder of a file, and its name there.
@@ -174,7 +184,12 @@ mod tests {
         let path = dir.path().join("a");
         let names = || fs::read_dir(dir.path()).expect("lists").count();
         for text in ["one", "another"] {
-            assert!(Replacement::named(&path).expect("makes").put(text).expect("writes"));
+            assert!(
+                Replacement::named(&path)
+                    .expect("makes")
+                    .put(|file| file.write_all(text.as_bytes()))
+                    .expect("writes")
+            );
             assert_eq!((fs::read_to_string(&path).expect("reads").as_str(), names()), (text, 1));
         }
         drop(Replacement::named(&path).expect("makes"));

@@ -3,7 +3,7 @@
 //! with the depth of the tree and the names of the folders it is in. Used by the
 //! server and by the client, each for its own side; digests are added by them.
 
-use crate::bare::{Bare, Look, is_stamped};
+use crate::bare::{Bare, Kept, Look, is_stamped};
 use crate::folder::stat_name;
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_of};
@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 use verbatim_proto::chosen::Chosen;
@@ -43,6 +44,8 @@ pub struct TreeWalk {
     plain: bool,
     /// Files that need not be asked for theirs.
     bare: Option<Arc<Bare>>,
+    /// Where they are kept for the next walk.
+    kept: Option<Kept>,
     /// A folder that is not gone into: the target of what is walked.
     avoid: Option<Twin>,
     /// What alone is looked at, if not all of it.
@@ -78,6 +81,7 @@ impl TreeWalk {
             trusted,
             plain: false,
             bare: None,
+            kept: None,
             avoid: None,
             only: None,
             beside: None,
@@ -91,6 +95,20 @@ impl TreeWalk {
     pub fn knowing(mut self, bare: Arc<Bare>) -> Self {
         self.bare = Some(bare);
         self
+    }
+
+    /// The same by what the last walk of this tree left in a folder of this machine's.
+    pub fn recalling(mut self, folder: &Path) -> Self {
+        self.kept = self.root.as_ref().and_then(|root| Kept::open(folder, root, &self.filter));
+        self.bare = self.kept.as_ref().map(|kept| kept.bare.clone());
+        self
+    }
+
+    /// Leaves there what this one found, at its end.
+    pub fn keep(&self) {
+        if let Some(kept) = &self.kept {
+            kept.keep(SystemTime::now());
+        }
     }
 
     /// Does not go into this folder, which is an error.
@@ -116,6 +134,7 @@ impl TreeWalk {
     /// could be compared with: asking for those of a file costs as much as finding it.
     pub fn tell_plain(&mut self) {
         self.plain = true;
+        self.kept = None;
     }
 
     /// What copies that were cut short left, of what was walked since this was last asked.
@@ -167,7 +186,9 @@ impl TreeWalk {
         };
         let ahead = VecDeque::new();
         let is_stamped = self.bare.is_some() && is_stamped(&fd);
-        let stamped = is_stamped.then(|| twin_of(&stat).device);
+        let device = twin_of(&stat).device;
+        let is_kept = self.kept.as_ref().is_none_or(|kept| kept.device == device);
+        let stamped = (is_stamped && is_kept).then_some(device);
         self.levels.push(Level { path, fd, names, ahead, beside, stamped });
         Ok(Box::new(node))
     }
@@ -348,6 +369,43 @@ mod tests {
         let asked = !is_stamped(&fd);
         assert_eq!(told.collect::<Vec<_>>(), [0, usize::from(asked), 0]);
         assert_eq!(bare.knows(&status("new")), !asked);
+    }
+
+    #[test]
+    fn a_walk_that_recalls_the_last_one_asks_no_file_again_that_stayed() {
+        let dir = tempfile::tempdir().expect("folder");
+        let state = tempfile::tempdir().expect("folder");
+        let at = |name: &str| dir.path().join(name);
+        let set = |name: &str, value: &[u8]| {
+            rustix::fs::setxattr(at(name), "user.x", value, rustix::fs::XattrFlags::empty())
+                .expect("the place of temporary files takes attributes");
+        };
+        for name in ["a", "b"] {
+            fs::write(at(name), b"").expect("writes");
+        }
+        set("b", b"1");
+        // Old enough to be noted.
+        std::thread::sleep(std::time::Duration::from_millis(2100));
+        let root = || OwnedFd::from(fs::File::open(dir.path()).expect("opens"));
+        let told = || {
+            let mut walk = TreeWalk::new(root(), Filter::default(), true).recalling(state.path());
+            let entries = walk.by_ref().skip(1).map(|found| found.expect("an entry"));
+            let told: Vec<usize> = entries.map(|node| node.meta.xattrs.len()).collect();
+            walk.keep();
+            told
+        };
+        assert_eq!(told(), [0, 1]);
+        let Some(kept) = Kept::open(state.path(), &root(), &Filter::default()) else {
+            return assert!(!is_stamped(&root()));
+        };
+        // A lie shows who is asked.
+        let status = crate::folder::stat_name(root(), OsStr::new("b")).expect("there");
+        kept.bare.note(&status, SystemTime::now());
+        kept.keep(SystemTime::now());
+        assert_eq!(told(), [0, 0]);
+        set("a", b"1");
+        set("b", b"2");
+        assert_eq!(told(), [1, 1], "both changed");
     }
 
     #[test]

@@ -97,7 +97,8 @@ fn rsync_finds_no_difference() {
         };
         let (source, target) = (world.source(), world.target(way));
         everything(&source);
-        world.sync(way, &[]).done();
+        // What rsync has to be told, and a habit of many.
+        world.sync(way, &["-aHAXS", "-rlptgoD", "--archive"]).done();
         let Some(said) = rsync(&source, &target) else {
             return skip(name, "rsync is not installed");
         };
@@ -125,6 +126,9 @@ fn rsync_finds_no_difference() {
     }
 }
 
+/// What statfs(2) says of ext2 to ext4: there time stamps are trusted.
+const EXT4: rustix::fs::FsWord = 0xEF53;
+
 #[test]
 fn an_attribute_is_seen_on_a_file_that_was_known_to_have_none() {
     let name = "sync faithful::an_attribute_is_seen_on_a_file_that_was_known_to_have_none";
@@ -141,25 +145,38 @@ fn an_attribute_is_seen_on_a_file_that_was_known_to_have_none() {
     }
     for (_, way, world, file) in &places {
         write(world.source().join(file), b"the same");
+        write(world.source().join("here"), b"the same");
         world.sync(*way, &[]).done();
     }
-    // What a server walks is young no more: it keeps that there is none.
+    // What is walked is young no more: a server keeps that there is none, and so does a client.
     std::thread::sleep(Duration::from_millis(2100));
     for (_, way, world, file) in &places {
         for _ in 0..2 {
             assert_eq!(changes(&world.sync(*way, &["--json"]).done()), [""; 0], "{way:?}");
         }
-        let (source, target) = (world.source().join(file), world.target(*way).join(file));
-        let (walked, count) = match way {
-            Way::Down => (&source, 1),
-            Way::Up => (&target, 0),
+        let (source, target) = (world.source(), world.target(*way));
+        if rustix::fs::statfs(world.home.state()).expect("there").f_type == EXT4 {
+            let kept = fs::read_dir(world.home.state().join("bare")).expect("something is kept");
+            assert_eq!(kept.count(), 1, "{way:?}: one file for the tree of the client");
+        }
+        let (served, here) = match way {
+            Way::Down => (&source, &target),
+            Way::Up => (&target, &source),
         };
-        set_attribute(walked, "user.comment", b"new");
+        set_attribute(&served.join(file), "user.comment", b"new");
+        set_attribute(&here.join("here"), "user.comment", b"new");
         world.sync(*way, &[]).done();
-        let mut names = [0; 256];
-        let found = rustix::fs::listxattr(&target, &mut names).expect("lists");
-        let is_user = |name: &&[u8]| name.starts_with(b"user.");
-        let found = names[..found].split(|&byte| byte == 0).filter(is_user).count();
-        assert_eq!(found, count, "{way:?}, {file}: the target has what the source has");
+        let count = |name: &str| {
+            let mut names = [0; 256];
+            let found = rustix::fs::listxattr(target.join(name), &mut names).expect("lists");
+            let is_user = |name: &&[u8]| name.starts_with(b"user.");
+            names[..found].split(|&byte| byte == 0).filter(is_user).count()
+        };
+        let of_source = match way {
+            Way::Down => (1, 0),
+            Way::Up => (0, 1),
+        };
+        let found = (count(file), count("here"));
+        assert_eq!(found, of_source, "{way:?}, {file}: the target has what the source has");
     }
 }

@@ -5,6 +5,7 @@
 
 use super::beside::{Ask, Held};
 use super::{Aside, Mirroring, Way};
+use crate::rules::Task;
 use crate::session::{Core, Event};
 use crate::sync::chosen::Chosen;
 use std::time::Instant;
@@ -152,6 +153,10 @@ impl Core {
         let plain = mirror.of.way == Way::Up && mirror.target_is_empty();
         let asks = self.may_be_alike(mirror) && !mirror.remote.done;
         let owners = mirror.of.rules.give_away;
+        // A tree that is made anew beside its target has no file that the last run saw.
+        let lasts = !matches!(aside, Some(Aside::Here(_))) && only.is_none() && !plain;
+        let bare = lasts.then(|| self.options.connect.state_dir.join("bare"));
+        let keeps = self.rules.task != Task::DryRun;
         self.job(move || {
             let walk = match (walk, begun) {
                 (None, false) => folder.open_folder(&WirePath::root()).map(|fd| {
@@ -159,8 +164,11 @@ impl Core {
                         Some(Aside::Here(stage)) => stage.open_target(),
                         _ => None,
                     };
-                    let walk = TreeWalk::new(fd, filter, true).beside(beside);
-                    Box::new(walk.avoiding(avoid).only(only))
+                    let mut walk = TreeWalk::new(fd, filter, true).beside(beside).avoiding(avoid);
+                    if let Some(bare) = bare {
+                        walk = walk.recalling(&bare);
+                    }
+                    Box::new(walk.only(only))
                 }),
                 (walk, _) => walk.ok_or_else(|| Fault::new(Code::Io, "the walk is over")),
             };
@@ -181,6 +189,9 @@ impl Core {
                 true => next_page(&mut walk, Some(&mut digest)),
                 false => next_page(&mut walk, None),
             };
+            if !more && keeps {
+                walk.keep();
+            }
             let digest = if asks { digest_of(&page.found, owners) } else { None };
             Event::TreePaged(TreePaged { walk: more.then_some(walk), page, digest })
         });
