@@ -12,7 +12,7 @@ use crate::inside::Inside;
 use crate::local::{local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
 use crate::reconnect;
-use crate::report::{Failure, Observer, Summary};
+use crate::report::{Failure, Observer, Summary, hint_of};
 use crate::rules::{Rules, Task};
 use crate::session::{
     ClientError, Download, LocalTree, RemoteTree, Session, SessionOptions, Upload, UploadSource,
@@ -49,6 +49,9 @@ pub enum CopyError {
         /// What to do.
         hint: Option<String>,
     },
+    /// How it goes cannot be told where it is to be.
+    #[error("{0}")]
+    Status(Fault),
     /// There is no session.
     #[error("{0}")]
     Client(#[from] ClientError),
@@ -59,6 +62,12 @@ impl CopyError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Usage { hint, .. } => hint.clone(),
+            Self::Status(fault) if fault.code == Code::NoSpace => {
+                hint_of(fault.code).map(str::to_owned)
+            }
+            Self::Status(_) => {
+                Some("give a --status-file in a folder that you may write to".into())
+            }
             Self::Client(error) => error.hint(),
         }
     }

@@ -39,8 +39,8 @@ mod worker;
 pub use copy::{CopyOptions, copy, list};
 pub use location::Location;
 pub use report::{
-    Altered, Failure, FileDone, Observer, Planned, Port, Progress, Quiet, Retry, SkipReason,
-    Skipped, Summary,
+    Altered, Failure, FileDone, NO_TRANSPORT, Observer, Planned, Port, Progress, Quiet, Retry,
+    SkipReason, Skipped, Summary,
 };
 pub use rules::{Replace, Rules, Task};
 pub use session::{CarrierOptions, ClientError, Session, SessionOptions};

@@ -9,6 +9,13 @@ use verbatim_proto::WirePath;
 /// The port of a server that names none.
 pub const PORT_DEFAULT: u16 = 20490;
 
+/// What a place with a port begins with.
+const SCHEME: &[u8] = b"rdma://";
+
+/// What other commands are given, and would be taken for the name of a server.
+const OTHER_SCHEMES: [&str; 9] =
+    ["http", "https", "ftp", "sftp", "scp", "ssh", "rsync", "nfs", "s3"];
+
 /// A place to copy from or to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
@@ -61,7 +68,11 @@ impl Location {
         if bytes == b"-" {
             return Ok(Self::Pipe);
         }
-        let (authority, path, with_port) = if let Some(rest) = bytes.strip_prefix(b"rdma://") {
+        if let Some((user, host)) = user_and_host(bytes) {
+            let cause = "knows who comes by a token or a certificate";
+            return Err(fail(format!("leave {user}@ out: {host} {cause}")));
+        }
+        let (authority, path, with_port) = if let Some(rest) = bytes.strip_prefix(SCHEME) {
             let cut = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
             (&rest[..cut], &rest[cut..], true)
         } else if let Some(cut) = host_end(bytes) {
@@ -70,9 +81,8 @@ impl Location {
             return Ok(Self::Local(PathBuf::from(OsString::from_vec(bytes.to_vec()))));
         };
         let (host, port) = split_authority(authority, with_port).map_err(fail)?;
-        if let Some(port) = misplaced_port(path).filter(|_| !with_port) {
-            let host = bracketed(&host);
-            return Err(fail(format!("a port is written rdma://{host}:{port}/EXPORT/PATH")));
+        if let Some(cause) = habit_of_others(&host, path).filter(|_| !with_port) {
+            return Err(fail(cause));
         }
         let plain = WirePath::parse(path).map_err(|fault| fail(fault.text))?;
         Ok(Self::Remote(Remote {
@@ -135,7 +145,43 @@ fn host_end(bytes: &[u8]) -> Option<usize> {
     (colon > 0 && !bytes[..colon].contains(&b'/')).then_some(colon)
 }
 
-/// The port in `HOST:PORT:/PATH`, which is no path anybody means.
+/// The two in `USER@HOST:/PATH` and `rdma://USER@HOST/PATH`, as they were written.
+fn user_and_host(bytes: &[u8]) -> Option<(String, String)> {
+    let rest = bytes.strip_prefix(SCHEME);
+    let (place, with_port) = (rest.unwrap_or(bytes), rest.is_some());
+    let end = place.iter().position(|byte| b":/".contains(byte)).unwrap_or(place.len());
+    if !with_port && place.get(end) != Some(&b':') {
+        return None;
+    }
+    let at = place[..end].iter().rposition(|&byte| byte == b'@')?;
+    let (user, host) = (&place[..at], &place[at + 1..]);
+    let slash = || host.iter().position(|&byte| byte == b'/').unwrap_or(host.len());
+    let end = if with_port { slash() } else { host_end(host).unwrap_or_else(slash) };
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Some((text(user), text(&host[..end])))
+}
+
+/// What to write instead of `HOST:PORT:/PATH`, `HOST::MODULE`, `FE80::1:/PATH`, `file:///PATH` and
+/// `https://HOST`, which are places nobody means here.
+fn habit_of_others(host: &str, path: &[u8]) -> Option<String> {
+    if let Some(port) = misplaced_port(path) {
+        return Some(format!("a port is written rdma://{}:{port}/EXPORT/PATH", bracketed(host)));
+    }
+    let text = match host {
+        _ if path.starts_with(b":") => {
+            "a server is written HOST:/EXPORT/PATH, with one colon, or [V6]:/EXPORT/PATH; and a \
+             file here with a colon in its name ./NAME"
+        }
+        "file" if path.starts_with(b"//") => "a file here is written as its path alone",
+        _ if OTHER_SCHEMES.contains(&host) && path.starts_with(b"//") => {
+            "a server is written HOST:/EXPORT/PATH or rdma://HOST/EXPORT/PATH"
+        }
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// The port in `HOST:PORT:/PATH`.
 fn misplaced_port(path: &[u8]) -> Option<u16> {
     let cut = path.iter().position(|&byte| byte == b':')?;
     let port = std::str::from_utf8(&path[..cut]).ok()?.parse().ok()?;
@@ -183,6 +229,9 @@ mod tests {
         assert_eq!(remote("host7:data/a.bin"), a("host7", 20490, "data/a.bin"));
         assert_eq!(remote("host7:/"), a("host7", 20490, ""));
         assert_eq!(remote("host7:/99:/x"), a("host7", 20490, "99:/x"));
+        assert_eq!(remote("host7://data/me@x"), a("host7", 20490, "data/me@x"));
+        assert_eq!(remote("host7:me@x:y"), a("host7", 20490, "me@x:y"));
+        assert_eq!(remote("rdma://host7/me@x"), a("host7", 20490, "me@x"));
         assert_eq!(remote("[fe80::1]:/data"), a("fe80::1", 20490, "data"));
         assert_eq!(remote("rdma://host7/data/x"), a("host7", 20490, "data/x"));
         assert_eq!(remote("rdma://host7:99/data/x"), a("host7", 99, "data/x"));
@@ -193,7 +242,7 @@ mod tests {
     #[test]
     fn a_slash_before_the_colon_makes_it_local() {
         assert_eq!(Location::parse(OsStr::new("-")), Ok(Location::Pipe));
-        for local in ["a.bin", "./a:b", "/a:b", "dir/x:y", ":x", "./-", "-x"] {
+        for local in ["a.bin", "me@x", "me@d/x:y", "./a:b", "/a:b", "dir/x:y", ":x", "./-", "-x"] {
             let parsed = Location::parse(OsStr::new(local)).expect("parses");
             assert_eq!(parsed, Location::Local(local.into()));
         }
@@ -210,6 +259,16 @@ mod tests {
             ("rdma://[::1]99/data", "[HOST]:PORT"),
             ("h:20777:/data", "rdma://h:20777/EXPORT"),
             ("[::1]:99:/data", "rdma://[::1]:99/EXPORT"),
+            ("me@h:/data", "leave me@ out: h knows who comes"),
+            ("rdma://me@h/data", "leave me@ out"),
+            ("https://h/data", "rdma://HOST/EXPORT/PATH"),
+            ("file:///data", "as its path alone"),
+            ("h::data/x", "HOST:/EXPORT/PATH, with one colon"),
+            ("fe80::1:/data", "[V6]:/EXPORT/PATH"),
+            ("me@h:99:/data", "leave me@ out: h knows"),
+            ("me@[fe80::1]:/data", "leave me@ out: [fe80::1] knows"),
+            ("rdma://me@[fe80::1]:99/data", "leave me@ out: [fe80::1]:99 knows"),
+            ("me@site@h:/data", "leave me@site@ out: h knows"),
         ] {
             let error = Location::parse(OsStr::new(bad)).expect_err(bad).to_string();
             assert!(error.contains(why), "{bad}: {error}");

@@ -7,7 +7,7 @@ mod inlet;
 mod outlet;
 
 pub(crate) use inlet::Inlet;
-pub(crate) use outlet::{Begun, Outlet, Tap};
+pub(crate) use outlet::{Outlet, Tap};
 
 use crate::session::Event;
 use rustix::event::{PollFd, PollFlags, poll};

@@ -8,7 +8,7 @@
 use crate::copy::CopyError;
 use crate::location::peer;
 use crate::patience::Patience;
-use crate::report::{Failure, Observer, Retry, Summary};
+use crate::report::{Failure, NO_TRANSPORT, Observer, Retry, Summary};
 use crate::rules::Rules;
 use crate::session::{ClientError, Copied, Ledger, Session, SessionOptions, Work, fault_of};
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ pub(crate) fn not_begun(
     fault: Fault,
     observer: &mut dyn Observer,
 ) -> Summary {
-    let mut summary = Summary { transport: "none".into(), ..Summary::default() };
+    let mut summary = Summary { transport: NO_TRANSPORT.into(), ..Summary::default() };
     for path in what {
         observer.failed(&Failure { path, peer: peer.to_owned(), fault: fault.clone() });
         summary.failed += 1;
@@ -119,7 +119,7 @@ pub(crate) async fn copy(
         let Copied { achieved, broken, .. } = copied;
         ledger = copied.ledger;
         let fault = match broken {
-            Some(fault) if may_go_on(fault.code) && work.iter().all(Work::can_go_on) => fault,
+            Some(fault) if may_go_on(fault.code) => fault,
             end => {
                 session.close().await;
                 break end;
@@ -145,7 +145,7 @@ pub(crate) async fn copy(
     let elapsed = ledger.begin.elapsed();
     let mut summary = Summary { elapsed, broken, ..ledger.summary };
     if summary.transport.is_empty() {
-        summary.transport = "none".into();
+        summary.transport = NO_TRANSPORT.into();
     }
     summary
 }
@@ -207,7 +207,7 @@ impl Again<'_> {
     ) -> Result<Session, Fault> {
         let mut cause = lost.clone();
         loop {
-            // The last bytes of a session may have come since, and the reader of a pipe gone.
+            // Each time: the reader of a pipe may have gone meanwhile.
             if !self.work.iter().all(Work::can_go_on) {
                 return Err(lost);
             }

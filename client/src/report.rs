@@ -121,21 +121,33 @@ pub struct Altered {
 impl Failure {
     /// The next step for whoever reads it.
     pub fn hint(&self) -> Option<&'static str> {
-        Some(match self.fault.code {
-            Code::ReadOnly => "export it with :rw on the server, if it is yours to write",
-            Code::NoSpace => "make room at the target and run the same command again",
-            Code::Changed => "copy it when nobody writes to it, or copy a snapshot",
-            Code::Mismatch => {
-                "some memory, disk or cable between the two alters data; run it again, and \
-                 compare b3sum of the file on both sides"
-            }
-            Code::LinkLost | Code::TimedOut | Code::Stopping => "run the same command again",
-            Code::Denied => "the user of the server, or you at the target, may not do this",
-            Code::IsFolder => "copy folders with -r",
-            Code::BadPath => "links that lead out of an export are not followed",
-            _ => return None,
-        })
+        hint_of(self.fault.code)
     }
+}
+
+/// The transport of a copy that moved nothing.
+pub const NO_TRANSPORT: &str = "none";
+
+/// What whoever copies may do about a fault.
+pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
+    Some(match code {
+        Code::ReadOnly => {
+            "mount it rw, or export it with :rw on the server, if it is yours to write"
+        }
+        Code::NoSpace => "make room at the target and run the same command again",
+        Code::Changed => "copy it when nobody writes to it, or copy a snapshot",
+        Code::Mismatch => {
+            "some memory, disk or cable between the two alters data; run it again, and compare \
+             b3sum of the file on both sides"
+        }
+        Code::LinkLost | Code::TimedOut | Code::Stopping => "run the same command again",
+        Code::Denied => "the user of the server, or you on this machine, may not do this",
+        Code::IsFolder => "copy folders with -r",
+        Code::BadPath => {
+            "names must fit both sides, and links that lead out of an export are not followed"
+        }
+        _ => return None,
+    })
 }
 
 /// How far a copy is.

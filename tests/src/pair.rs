@@ -19,8 +19,8 @@ use verbatim_client::copy::CopyError;
 use verbatim_client::session::Transport;
 use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_client::{
-    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules,
-    SessionOptions, Skipped, Summary, copy,
+    CarrierOptions, CopyOptions, Failure, FileDone, Location, NO_TRANSPORT, Observer, Progress,
+    Rules, SessionOptions, Skipped, Summary, copy,
 };
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
@@ -397,7 +397,7 @@ impl Copied {
     fn assert_verbs(&self) {
         let Summary { transport, bytes, resumed_bytes, rdma, .. } = &self.summary;
         let moved = *bytes > *resumed_bytes;
-        let idle = !moved && transport == "none";
+        let idle = !moved && transport == NO_TRANSPORT;
         assert!(idle || transport.starts_with("verbs ") && !transport.contains("tcp"), "{self:?}");
         assert!(!moved || rdma.reads + rdma.writes > 0, "no request was posted: {self:?}");
         assert!(!moved || rdma.reads_done + rdma.writes_done > 0, "none was done: {self:?}");

@@ -164,16 +164,21 @@ fn fill(folder: &Path) {
     tree::write(&folder.join("lost"), &tree::content(5, 40 << 20));
 }
 
+/// A server of such a disk, and a folder for what is copied from it.
+fn serve_failing(test: &str) -> Option<(Failing, Serve, TempDir)> {
+    let disk = Failing::new(test)?;
+    fs::create_dir(disk.at("data")).expect("a folder");
+    fill(&disk.at("data"));
+    let exports = [format!("data={}", disk.at("data").display())];
+    let serve = Serve::of(&Arc::new(Home::new()), "127.0.0.1:0", &exports);
+    Some((disk, serve, tempfile::tempdir().expect("a folder")))
+}
+
 #[test]
 fn what_the_disk_of_the_server_cannot_read_fails_and_the_rest_arrives() {
     let test = "what_the_disk_of_the_server_cannot_read_fails_and_the_rest_arrives";
-    let Some(disk) = Failing::new(test) else { return };
-    fs::create_dir(disk.at("data")).expect("a folder");
-    fill(&disk.at("data"));
-    let home = Arc::new(Home::new());
-    let out = tempfile::tempdir().expect("a folder");
+    let Some((disk, serve, out)) = serve_failing(test) else { return };
     let to = out.path().join("all").to_str().expect("plain").to_owned();
-    let serve = Serve::of(&home, "127.0.0.1:0", &[format!("data={}", disk.at("data").display())]);
     disk.fail();
     let copied = serve.cp(&["-r".to_owned(), serve.at("data"), to.clone()]);
     copied.refused(1, &["lost", "nput/output error"]);
@@ -186,15 +191,10 @@ fn what_the_disk_of_the_server_cannot_read_fails_and_the_rest_arrives() {
 #[test]
 fn what_was_served_before_and_can_be_read_no_more_fails_and_the_rest_arrives() {
     let test = "what_was_served_before_and_can_be_read_no_more_fails_and_the_rest_arrives";
-    let Some(disk) = Failing::new(test) else { return };
-    fs::create_dir(disk.at("data")).expect("a folder");
-    fill(&disk.at("data"));
-    // Its digests are kept, so it is not read before it is sent.
-    std::thread::sleep(Duration::from_millis(2100));
-    let home = Arc::new(Home::new());
-    let out = tempfile::tempdir().expect("a folder");
+    let Some((disk, serve, out)) = serve_failing(test) else { return };
     let to = |name: &str| out.path().join(name).to_str().expect("plain").to_owned();
-    let serve = Serve::of(&home, "127.0.0.1:0", &[format!("data={}", disk.at("data").display())]);
+    // Then its digests are kept, and it is not read before it is sent.
+    std::thread::sleep(Duration::from_millis(2100));
     serve.cp(&["-r".to_owned(), serve.at("data"), to("first")]).done();
     disk.fail();
     let copied = serve.cp(&["-r".to_owned(), "-v".into(), serve.at("data"), to("all")]);

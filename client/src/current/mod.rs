@@ -232,16 +232,6 @@ pub enum CurrentError {
     Status(#[from] Fault),
 }
 
-impl CurrentError {
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Client(error) => error.hint(),
-            Self::Status(_) => Some("give a --status-file in a folder that is there".into()),
-        }
-    }
-}
-
 /// When a pass that failed is tried again.
 #[derive(Debug, Default)]
 struct Retry {

@@ -125,6 +125,7 @@ impl Detach {
         let summary = made.map_err(|error| match error {
             CopyError::Client(error) => crate::session::fault_of(&error),
             CopyError::Usage { cause, .. } => Fault::new(Code::BadPath, cause),
+            CopyError::Status(fault) => fault,
         })?;
         match summary.broken {
             Some(fault) => Err(fault),

@@ -49,12 +49,12 @@ enum Part {
 
 impl Outlet {
     /// Begins to write, or goes on with the bytes of another session: a tap for this one, and
-    /// what earlier ones brought, if they did.
+    /// what earlier ones brought, with how much of it is written.
     pub fn tap(
         self: &Arc<Self>,
         file: FileId,
         events: mpsc::Sender<Event>,
-    ) -> (Tap, Option<Begun>) {
+    ) -> (Tap, Option<(Have, u64)>) {
         let mut state = lock(&self.state);
         if state.sessions == 0 {
             let outlet = self.clone();
@@ -64,8 +64,7 @@ impl Outlet {
         state.teller = Some(Teller { events, file });
         // Of what nothing was taken any version will do.
         state.have.take_if(|have| have.extents.is_empty());
-        let taken = state.written;
-        let begun = state.have.clone().map(|have| Begun { have, taken });
+        let begun = state.have.clone().map(|have| (have, state.written));
         (Tap { outlet: self.clone(), session: state.sessions }, begun)
     }
 
@@ -161,14 +160,6 @@ impl Outlet {
         }
         Ok(())
     }
-}
-
-/// What earlier sessions brought.
-pub(crate) struct Begun {
-    /// What was taken, and of which file.
-    pub have: Have,
-    /// All before this offset is written.
-    pub taken: u64,
 }
 
 /// The way of one session into an outlet.
@@ -318,7 +309,7 @@ mod tests {
         (outlet, tap)
     }
 
-    fn next(outlet: &Arc<Outlet>) -> (Tap, Option<Begun>) {
+    fn next(outlet: &Arc<Outlet>) -> (Tap, Option<(Have, u64)>) {
         outlet.tap(FileId(1), mpsc::channel(8).0)
     }
 
@@ -336,13 +327,13 @@ mod tests {
         put(&first, 1);
         first.put_zeros(Extent::new(GRAIN_BYTES, GRAIN_BYTES), &[Digest([0; 32])]);
         first.end_at(0);
-        let Begun { have, taken } = begun.expect("something came");
+        let (have, taken) = begun.expect("something came");
         assert_eq!((have.size, have.version, taken), (info(None).size, Some(7), 0));
         let last = Extent::new(2 * GRAIN_BYTES, GRAIN_BYTES);
         assert_eq!(have.extents.iter().collect::<Vec<_>>(), [last]);
         second.opened(info(Some(8)));
         put(&second, 1);
-        let have = next(&outlet).1.expect("something came").have;
+        let (have, _) = next(&outlet).1.expect("something came");
         assert_eq!(have.version, Some(7), "of the version that the first bytes are of");
         assert_eq!(have.extents.bytes(), 2 * GRAIN_BYTES);
         assert_eq!(lock(&outlet.state).end, None, "it is over for who came too late");
@@ -360,7 +351,7 @@ mod tests {
         let zeros = Extent::new(GRAIN_BYTES, GRAIN_BYTES);
         tap.put_zeros(zeros, &Digest::of_grains(zeros.offset, info(None).size, &vec![0; GRAIN]));
         let all = [vec![0; GRAIN], vec![1; GRAIN], vec![2; GRAIN]].concat();
-        let root = next(&outlet).1.and_then(|begun| begun.have.root.finish());
+        let root = next(&outlet).1.and_then(|(have, _)| have.root.finish());
         assert_eq!(root, Some(Digest::of(&all)));
         assert_eq!(lock(&outlet.state).parts.len(), 3);
     }
@@ -380,7 +371,7 @@ mod tests {
         assert!(begun.is_none());
         tap.opened(info(Some(8)));
         put(&tap, 1);
-        assert_eq!(next(&outlet).1.and_then(|begun| begun.have.version), Some(8));
+        assert_eq!(next(&outlet).1.and_then(|(have, _)| have.version), Some(8));
         outlet.close();
     }
 }

@@ -156,10 +156,7 @@ impl Core {
     pub(super) fn resumed(&mut self, id: FileId, have: Option<Have>) {
         let Some((remote, file)) = self.downloads.resuming.remove(&id) else { return };
         if let Some(have) = &have {
-            let bytes = have.extents.bytes();
-            tracing::info!(path = file.label, bytes, "copy resumed");
-            self.found(file.mark.item, bytes);
-            self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.found(file.mark.item, &file.label, have.extents.bytes());
         }
         self.open_download(id, remote, file, have);
     }
@@ -294,9 +291,11 @@ impl Core {
         }
     }
 
-    /// Counts what was in place when a file was begun; as of an earlier run only if no earlier
-    /// session of this one had begun it.
-    pub(super) fn found(&mut self, item: Item, bytes: u64) {
+    /// Tells and counts what was in place when a file was begun; as of an earlier run only if no
+    /// earlier session of this one had begun it.
+    pub(super) fn found(&mut self, item: Item, path: &str, bytes: u64) {
+        tracing::info!(path, bytes, "copy resumed");
+        self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.found_bytes += bytes;
         if !self.ledger.was_begun(item) {
             self.ledger.summary.resumed_bytes += bytes;

@@ -35,7 +35,7 @@ mod walking;
 use crate::location::peer;
 use crate::pace::Pace;
 use crate::pipe::PipeEvent;
-use crate::report::Progress;
+use crate::report::{Progress, hint_of};
 use crate::rules::Rules;
 use crate::stats::Stats;
 use crate::trace::Trace;
@@ -58,7 +58,7 @@ use verbatim_proto::message::{FileId, LinkId, ServerMessage, Tag};
 use verbatim_proto::read::{self, Outcome, ReadClient, Zero};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
-use verbatim_proto::{ClientMessage, Digest, Extent, Fault, Kept, Survey};
+use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Kept, Survey};
 
 pub(crate) use carrier::{Carrier, Unproven};
 pub use carrier::{CarrierOptions, Transport};
@@ -131,7 +131,11 @@ impl ClientError {
         match self {
             Self::Control(error) => error.hint(),
             Self::Fabric(error) => error.hint().map(str::to_owned),
-            Self::Fault(_) => None,
+            Self::Fault(fault) => match fault.code {
+                // What to do then is another thing for each command.
+                Code::IsFolder | Code::BadPath => None,
+                code => hint_of(code).map(str::to_owned),
+            },
             Self::Ended { .. } => Some("run the same command again".into()),
         }
     }

@@ -5,9 +5,8 @@
 use super::endings::Mark;
 use super::{Core, Work};
 use crate::ends::{Goal, Origin};
-use crate::pipe::{Begun, Inlet, Outlet, PipeEvent, Tap};
+use crate::pipe::{Inlet, Outlet, PipeEvent, Tap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 use verbatim_proto::message::{FileId, FileInfo};
 use verbatim_proto::{Digest, Fault, WirePath};
@@ -65,13 +64,9 @@ impl Core {
         self.progress.files_known += 1;
         self.progress.expect(work.size);
         let (tap, begun) = work.outlet.tap(id, self.events.clone());
-        if let Some(Begun { have, taken }) = &begun {
-            let bytes = have.extents.bytes();
-            tracing::info!(path = work.label, bytes, taken, "copy through a pipe goes on");
-            self.found(mark.item, bytes);
-            self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some((have, _)) = &begun {
+            self.found(mark.item, &work.label, have.extents.bytes());
         }
-        let begun = begun.map(|Begun { have, taken }| (have, taken));
         self.read.open_ordered(id, work.remote, begun, now);
         if let Some(fault) = tap.failure() {
             self.read.fail(id, fault);

@@ -358,10 +358,8 @@ impl Core {
             let (Ok(have), Some(file)) = (answer, self.uploads.files.get(id)) else { continue };
             let bytes = have.iter().map(|extent| extent.len).sum();
             if bytes > 0 {
-                let item = file.mark.item;
-                tracing::info!(path = file.label, bytes, "copy resumed");
-                self.found(item, bytes);
-                self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+                let (item, label) = (file.mark.item, file.label.clone());
+                self.found(item, &label, bytes);
             }
         }
     }

@@ -56,7 +56,7 @@ pub async fn follow(
     let mut current = Current::new(passes, status, file, Notifier::from_environment());
     current.run(&mut watching, stop).await.map_err(|error| match error {
         CurrentError::Client(error) => error.into(),
-        CurrentError::Status(fault) => ClientError::Fault(fault).into(),
+        CurrentError::Status(fault) => CopyError::Status(fault),
     })
 }
 
@@ -138,6 +138,7 @@ impl Following<'_> {
             }
             Err(CopyError::Client(error)) => self.not_done(error),
             Err(CopyError::Usage { cause, .. }) => Err(Fault::new(Code::BadPath, cause).into()),
+            Err(CopyError::Status(fault)) => Err(fault.into()),
         }
     }
 

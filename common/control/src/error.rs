@@ -90,7 +90,9 @@ impl ControlError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::CannotConnect { .. } => {
-                Some("check that rdma-serve runs there and that no firewall is in between".into())
+                let hint = "check the name, that rdma-serve runs there, and that no firewall is \
+                            in between";
+                Some(hint.into())
             }
             Self::NotTrusted { because, .. } => Some(because.hint()),
             Self::Refused(fault) => match fault.code {
@@ -111,6 +113,15 @@ impl ControlError {
             Self::Local { hint, .. } => hint.clone(),
             Self::Closed { .. } | Self::SentAway { .. } => None,
         }
+    }
+
+    /// Suggests a next step where none is known yet.
+    #[must_use]
+    pub(crate) fn or_hint(mut self, other: &str) -> Self {
+        if let Self::Local { hint, .. } = &mut self {
+            hint.get_or_insert_with(|| other.into());
+        }
+        self
     }
 
     /// Makes a local error out of what the operating system said.

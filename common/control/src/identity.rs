@@ -29,7 +29,7 @@ impl ServerIdentity {
     /// Of several processes that make one at the same time, one wins and all load the winner's:
     /// first they agree on the key, then on the certificate of that key.
     pub fn load_or_create(state_dir: &Path) -> Result<Self, ControlError> {
-        private::make_dir(state_dir)?;
+        private::make_dir(state_dir).map_err(unwritable)?;
         let path = state_dir.join("identity.key");
         let key = settle(&path, private::read_secret, || {
             Ok(KeyPair::generate_for(&PKCS_ED25519)?.serialize_der())
@@ -129,14 +129,19 @@ fn settle(
     read: impl Fn(&Path) -> Result<Option<Vec<u8>>, ControlError>,
     make: impl FnOnce() -> Result<Vec<u8>, rcgen::Error>,
 ) -> Result<Vec<u8>, ControlError> {
-    if let Some(bytes) = read(path)? {
+    if let Some(bytes) = read(path).map_err(unwritable)? {
         return Ok(bytes);
     }
     let bytes = make().map_err(|e| private::bad(path, e))?;
-    if private::write_new(path, &bytes)? {
+    if private::write_new(path, &bytes).map_err(unwritable)? {
         return Ok(bytes);
     }
     read(path)?.ok_or_else(|| private::bad(path, "it was removed while it was read"))
+}
+
+/// The error of a state folder in which a server cannot keep what it has to.
+pub(crate) fn unwritable(error: ControlError) -> ControlError {
+    error.or_hint("the server keeps its keys there; name a folder that it may use: --state DIR")
 }
 
 /// Base64 as ssh prints it, without padding; padding is taken when read.

@@ -3,6 +3,7 @@
 //! come in without set-up. Owns `<state>/local/<port>.toml`, and a lock on it, while the server
 //! runs. Never opens for another user. `rdma-serve` publishes, `connect` finds.
 
+use crate::identity::unwritable;
 use crate::{ClientKey, ControlError, Fingerprint, PublicKey, private};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -29,7 +30,8 @@ impl LocalDoor {
         fingerprint: Fingerprint,
     ) -> Result<(Self, PublicKey), ControlError> {
         let path = Self::path(state_dir, port);
-        private::make_dir(path.parent().expect("the path ends in a file name"))?;
+        let folder = path.parent().expect("the path ends in a file name");
+        private::make_dir(folder).map_err(unwritable)?;
         let _alone = alone(&path);
         let secret = ClientKey::generate()?;
         let token = secret.to_token().to_string();
@@ -37,7 +39,7 @@ impl LocalDoor {
         let text = toml::to_string(&file).map_err(|e| private::bad(&path, e))?;
         let text = Zeroizing::new(text);
         sweep(&path);
-        let held = private::replace_held(&path, text.as_bytes())?;
+        let held = private::replace_held(&path, text.as_bytes()).map_err(unwritable)?;
         let key = secret.public();
         Ok((Self { path, key, _held: held }, key))
     }

@@ -47,7 +47,21 @@ pub fn matches<F: CommandFactory>() -> ArgMatches {
         // Kept for good: clap wants it so, and the command ends with it.
         command = command.long_version(&*version::told(&number).leak());
     }
-    command.get_matches()
+    let error = match command.try_get_matches_from_mut(std::env::args_os()) {
+        Ok(matches) => return matches,
+        Err(error) => error,
+    };
+    let asks = |argument: &OsString| {
+        let word = command.has_subcommands() && argument == "help";
+        word || argument == "-h" || argument == "--help"
+    };
+    if error.kind() == ErrorKind::DisplayHelp && !arguments.iter().any(asks) {
+        // As in rsync -avh, where it means something else: nothing would be done, and that well.
+        let text =
+            "h among other letters: leave it out, sizes are for people anyway; --help is help";
+        command.error(ErrorKind::UnknownArgument, text).exit();
+    }
+    error.exit()
 }
 
 /// The manual page, or the completions of a shell.

@@ -259,12 +259,12 @@ pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
         Code::Denied => {
             "see the owner and mode of the path, and for RDMA ports the gids of its export"
         }
-        Code::ReadOnly => "export it with :rw, if clients may write there",
+        Code::ReadOnly => "export it with :rw, or mount it rw, if clients may write there",
         Code::NoSpace => "make room in the file system of the export, or raise its quota_mb",
         Code::Changed => "somebody writes to the file while it is read; export a snapshot",
         Code::Mismatch => "memory, disk or cable alters data: check ECC, SMART and port errors",
         Code::Io => "see the kernel's log for the disk or network of this export",
-        Code::Limit => "a bound was reached: see [limits] and [rdma] in the configuration",
+        Code::Limit => "a bound was reached; those that can be raised are in [limits] and [rdma]",
         Code::Version => "use a client of the same release",
         Code::NotAuthenticated => {
             "if it may come in, make it a token with rdma-token add, or authorize its key"

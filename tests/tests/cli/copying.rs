@@ -189,8 +189,11 @@ fn what_can_be_copied_is_copied_although_something_is_missing() {
 fn a_read_only_export_takes_no_upload() {
     let world = World::new();
     let ended = world.serve.cp(&[world.text("data/b.bin"), world.serve.at("data/new.bin")]);
-    ended.refused(1, &["read-only", "hint: export it with :rw", &world.text("data/b.bin")]);
+    ended.refused(
+        1,
+        &["read-only", "hint: mount it rw, or export it with :rw", &world.text("data/b.bin")],
+    );
     let ended = world.serve.cp(&["-r", &world.text("data/sub"), &world.serve.at("data/new")]);
-    ended.refused(1, &["read-only", "hint: export it with :rw"]);
+    ended.refused(1, &["read-only", "hint: mount it rw, or export it with :rw"]);
     assert_eq!(names(&world.path("data")), ["a.bin", "b.bin", "sub"]);
 }

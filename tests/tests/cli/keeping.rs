@@ -188,7 +188,7 @@ fn metadata_is_kept_both_ways() {
     assert!(!said.contains("not kept"), "{said}");
     let up = all(&at("in/up"));
     assert_kept(&source, &up);
-    done(serve.cp(&["--preserve", "-r", &serve.at("in/up"), &text(&at("out/down"))]));
+    done(serve.cp(&["-a", &serve.at("in/up"), &text(&at("out/down"))]));
     assert_kept(&source, &all(&at("out/down")));
     tree::assert_same_content(&at("data/tree"), &at("out/down"));
     assert_rsync_agrees(test, &at("data/tree"), &at("in/up"));

@@ -1,7 +1,7 @@
 //! How `rdma-serve` starts, and refuses to: addresses, exports, configuration,
 //! two servers of one user on one machine, and what it tidies when it starts.
 
-use crate::process::{Home, Serve, Signal, wait_for};
+use crate::process::{Home, Running, Serve, Signal, wait_for};
 use crate::{World, assert_same, exports, make_samples, names, text};
 use std::fs;
 use std::path::Path;
@@ -87,8 +87,24 @@ fn the_rw_flag_makes_exports_writable_unless_they_say_otherwise() {
     let serve = Serve::start(&["--rw", &kept, &open]);
     let from = world.text("data/b.bin");
     serve.cp(&[&from, &serve.at("open")]).done();
-    serve.cp(&[&from, &serve.at("kept/new")]).refused(1, &["read-only"]);
+    let said = ["read-only", "hint: mount it rw, or export it with :rw"];
+    serve.cp(&[&from, &serve.at("kept/new")]).refused(1, &said);
+    let arguments = [world.text("data"), serve.at("kept")];
+    Running::start(serve.home().command("rdma-sync", &arguments)).end().refused(1, &said);
     assert_eq!(names(&world.path("in")), ["b.bin"]);
+}
+
+#[test]
+fn a_state_folder_that_cannot_be_had_is_said_to_be_so() {
+    for within in ["", "local"] {
+        let home = Home::new();
+        let taken = home.state().join(within);
+        fs::create_dir_all(taken.parent().unwrap()).unwrap();
+        fs::write(taken.components().as_path(), b"a file").unwrap();
+        let ended =
+            home.serve(&["--listen", "127.0.0.1:0", "--metrics", "off", &text(home.path())]);
+        ended.refused(1, &["cannot make ", "file exists", "hint: ", "--state DIR"]);
+    }
 }
 
 #[test]

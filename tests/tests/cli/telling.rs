@@ -232,9 +232,10 @@ fn help_has_the_flags_and_the_exit_codes() {
     };
     let cp = help("rdma-cp", "--help");
     let serve = help("rdma-serve", "--help");
-    let cp_flags = "--recursive --dereference --no-clobber --update --force --exclude --dry-run \
-        --verify --chunk-size --bwlimit --list --streams --digest --json --quiet --verbose --timeout \
-        --fingerprint --trust-on-first-use --token-file --new-token --state --help --version";
+    let cp_flags = "--recursive --archive --preserve --dereference --no-clobber --update --force \
+        --exclude --dry-run --verify --chunk-size --bwlimit --list --streams --digest --json \
+        --quiet --verbose --timeout --fingerprint --trust-on-first-use --token-file --new-token \
+        --state --help --version";
     for flag in cp_flags.split_whitespace() {
         assert!(cp.contains(flag), "no {flag} in {cp}");
         assert!(help("rdma-cp", "-h").contains(flag), "no {flag} in the short help");
@@ -257,4 +258,6 @@ fn an_unknown_flag_is_bad_usage() {
     home.cp(&["--recursiv", "a", "h:/b"]).refused(2, &["--recursiv", "--recursive"]);
     home.serve(&["--lissten", "127.0.0.1:0"]).refused(2, &["--lissten", "--listen"]);
     home.cp(&["-j", "0", "a", "h:/b"]).refused(2, &["0 is not in"]);
+    // Help among other letters would be a copy that did nothing, and ended well.
+    home.cp(&["-avh", "help", "h:/b"]).refused(2, &["h among other letters", "--help is help"]);
 }

@@ -20,7 +20,7 @@ fn a_port_without_a_server_cannot_be_connected_to() {
     let nobody = Port::take();
     let ended = home.cp(&[&format!("rdma://{}/data/a", nobody.address), "here"]);
     let said = format!("cannot connect to {}: connection refused", nobody.address);
-    ended.refused(3, &[&said, "hint: check that rdma-serve runs there"]);
+    ended.refused(3, &[&said, "hint: check the name, that rdma-serve runs"]);
 }
 
 #[test]

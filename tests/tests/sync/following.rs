@@ -352,7 +352,7 @@ fn what_cannot_be_followed_is_an_error_with_what_to_do() {
     world.sync(Way::Down, &["--status-file", "x"]).refused(2, &["--watch"]);
     let nowhere = text(&world.path("no/status"));
     let ended = world.sync(Way::Down, &["--watch", "--status-file", &nowhere]);
-    ended.refused(1, &["cannot write", "no/status"]);
+    ended.refused(1, &["cannot write", "no/status", "hint: give a --status-file in a folder"]);
     let missing = text(&world.path("missing"));
     let command = world.home.command("rdma-sync", &[missing.as_str(), &world.serve.at("in/copy")]);
     let mut command = command;

@@ -45,8 +45,12 @@ pub struct Flags {
     paths: Vec<OsString>,
 
     /// Copy folders and what is in them.
-    #[arg(short, long)]
+    #[arg(short, long, visible_short_alias = 'R')]
     pub recursive: bool,
+
+    /// Copy folders, and keep what -p keeps: the same as -r -p.
+    #[arg(short, long)]
+    archive: bool,
 
     /// Keep modes, times, extended attributes, access control lists and owners.
     ///
@@ -197,7 +201,7 @@ impl Flags {
                 ))
             }
             (Some(target), false) => {
-                let (recursive, rules) = (self.recursive, self.rules()?);
+                let (recursive, rules) = (self.recursive || self.archive, self.rules()?);
                 Ok(Task::Copy(CopyOptions { sources: places, target, recursive, rules }))
             }
             _ => Err(FlagError::usage(
@@ -226,7 +230,7 @@ impl Flags {
 
     /// Makes the options of a session with this server.
     pub fn session(&self, remote: &Remote) -> Result<SessionOptions, FlagError> {
-        self.connection.session(remote, self.chunk_size, self.preserve)
+        self.connection.session(remote, self.chunk_size, self.preserve || self.archive)
     }
 }
 

@@ -61,6 +61,7 @@ async fn run(flags: Flags) -> ExitCode {
             let config_dir = session.connect.config_dir.clone();
             let mut stop = pin!(interrupted());
             let listed = ask::introduced(&config_dir, async || {
+                // Not with -a, which is no walk where lists are asked for: as in ls.
                 let print = |entry| print_entry(&entry, json);
                 let listing = list(&remote, session.clone(), flags.recursive, print);
                 ask::unless_interrupted(stop.as_mut(), listing).await

@@ -47,15 +47,15 @@ impl Show {
         if self.task != Task::Copy {
             return self.print_short_summary(summary, files);
         }
-        note!(
-            "{} {files}, {} in {:.2} s, {}/s over {}, limited by the {}",
-            summary.files,
-            BinaryBytes(summary.bytes),
-            summary.elapsed.as_secs_f64(),
-            BinaryBytes(summary.rate() as u64),
-            summary.transport,
-            summary.limited_by,
-        );
+        let (bytes, seconds) = (BinaryBytes(summary.bytes), summary.elapsed.as_secs_f64());
+        let moved = match Voice::over(summary) {
+            over if over.is_empty() => over,
+            over => {
+                let rate = BinaryBytes(summary.rate() as u64);
+                format!(", {rate}/s{over}, limited by the {}", summary.limited_by)
+            }
+        };
+        note!("{} {files}, {bytes} in {seconds:.2} s{moved}", summary.files);
         self.voice.transport(summary);
         if let Some(digest) = self.last.filter(|_| summary.files == 1 && !self.digest) {
             note!("blake3 {digest}");

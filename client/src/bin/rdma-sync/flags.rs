@@ -5,7 +5,7 @@ use crate::shared::connection::ConnectionFlags;
 use crate::shared::ending::FlagError;
 use crate::shared::records::RecordFlags;
 use crate::shared::voice::VoiceFlags;
-use clap::{ArgMatches, FromArgMatches, Parser};
+use clap::{ArgAction, ArgMatches, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -43,6 +43,14 @@ pub struct Flags {
     /// The folder that is changed; made if it is missing.
     #[arg(value_name = "TARGET", required_unless_present = "wait")]
     target: Option<OsString>,
+
+    /// Accept -a of rsync, which changes nothing: all of it is always kept.
+    ///
+    /// So are -r, -l, -p, -t, -g, -o, -D, -H, -A, -X and -S; but devices, fifos and sockets
+    /// are named and skipped.
+    #[arg(short, long, action = ArgAction::Count)]
+    #[arg(short_aliases = ['r', 'l', 'p', 't', 'g', 'o', 'D', 'H', 'A', 'X', 'S'])]
+    archive: u8,
 
     /// Delete what is not in the source.
     ///

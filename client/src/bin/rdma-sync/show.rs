@@ -59,11 +59,11 @@ impl Show {
             (true, _) => note!("{changes} differ, compared in {seconds:.2} s"),
             (_, true) => note!("{changes} to change, {deletes} of them to delete"),
             _ => note!(
-                "{changes} changed, {deletes} of them deleted; {} files, {} in {seconds:.2} s over \
-                 {}, {} moved",
+                "{changes} changed, {deletes} of them deleted; {} files, {} in {seconds:.2} s{}, {} \
+                 moved",
                 summary.files,
                 BinaryBytes(summary.bytes),
-                summary.transport,
+                Voice::over(summary),
                 BinaryBytes(summary.moved_bytes),
             ),
         }

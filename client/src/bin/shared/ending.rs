@@ -46,7 +46,7 @@ impl Exit {
             CopyError::Client(ClientError::Fault(fault)) if fault.code == Code::Interrupted => {
                 Self::Interrupted
             }
-            CopyError::Client(ClientError::Fault(_)) => Self::Failed,
+            CopyError::Status(_) | CopyError::Client(ClientError::Fault(_)) => Self::Failed,
             CopyError::Client(_) => Self::Connect,
         }
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 use verbatim_client::copy::CopyError;
-use verbatim_client::{Summary, Trace};
+use verbatim_client::{NO_TRANSPORT, Summary, Trace};
 use verbatim_files::replace::{Replacement, replace};
 use verbatim_telemetry::run::{Run, text};
 use verbatim_usage::note;
@@ -74,7 +74,7 @@ impl Records {
 
     /// The same of a run that could not begin: what the last one left is not what is true now.
     pub fn end_before(self, error: &CopyError) {
-        let summary = Summary { transport: "none".into(), ..Summary::default() };
+        let summary = Summary { transport: NO_TRANSPORT.into(), ..Summary::default() };
         self.end(Some(&summary), Exit::because_of(error));
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
 use verbatim_client::{
-    Failure, FileDone, Port, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
+    Failure, FileDone, NO_TRANSPORT, Port, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
 };
 use verbatim_telemetry::Format;
 use verbatim_usage::{note, out};
@@ -147,6 +147,14 @@ impl Voice {
             out!("{}", json!({ "event": "reconnected" }));
         } else if self.bar.is_hidden() && !self.quiet {
             self.say("the server is there again, going on");
+        }
+    }
+
+    /// What data moved over, as a summary says it; nothing where none did.
+    pub fn over(summary: &Summary) -> String {
+        match summary.transport.as_str() {
+            NO_TRANSPORT => String::new(),
+            transport => format!(" over {transport}"),
         }
     }
 
@@ -308,5 +316,14 @@ mod tests {
         assert_eq!(outlook(&searching, 10.0), "looking for more");
         let silent = Progress { quiet: quiet(Duration::from_secs(9)), ..searching };
         assert_eq!(outlook(&silent, 10.0), "no answer for 9 s, giving up at 60 s");
+    }
+
+    #[test]
+    fn where_no_data_moved_nothing_is_said_of_what_it_moved_over() {
+        let over = |transport: &str| {
+            Voice::over(&Summary { transport: transport.into(), ..Summary::default() })
+        };
+        assert_eq!(over("rdma mlx5_0"), " over rdma mlx5_0");
+        assert_eq!(over(NO_TRANSPORT), "");
     }
 }
