@@ -99,6 +99,32 @@ fn what_is_left_out_whole_was_never_passed() {
 }
 
 #[test]
+fn a_budget_is_of_the_time_that_the_host_left_to_the_machine() {
+    let (code, said) = loaded("tests/run", "stolen_seconds");
+    assert!(code == Some(0) && said.parse::<u64>().is_ok(), "{said}");
+    // As if a stage took this long, and the host took so much of it.
+    let run = |stages: &str, seconds: u32, stolen: u32| {
+        let stage = format!("SECONDS=$((SECONDS + {seconds})); echo {stolen} >$work/stolen");
+        let lines = format!(
+            "stolen_seconds() {{ cat $work/stolen 2>/dev/null || echo 0; }}
+             stage_format() {{ {stage}; }}; stage_doc() {{ {stage}; }}; main {stages}"
+        );
+        loaded("tests/run", &lines)
+    };
+    let (code, said) = run("format", 721, 0);
+    assert!(code == Some(1) && said.contains("FAILED, over the budget of house"), "{said}");
+    let (code, said) = run("format", 721, 20);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("format   house        721      20  ok"), "{said}");
+    assert!(said.contains("house        701  720"), "{said}");
+    let (code, said) = run("format", 741, 20);
+    assert_eq!(code, Some(1), "{said}");
+    // What was stolen of one stage is nothing to the next.
+    let (code, said) = run("format doc", 365, 5);
+    assert_eq!(code, Some(1), "{said}");
+}
+
+#[test]
 fn what_a_guest_could_not_run_is_told_to_who_counts() {
     let lines = "out=$work; export VERBATIM_SKIPS=$work/counted
          touch $out/rc && echo 'program a 120' >$out/jobs && echo 'ok a 5' >$out/results
