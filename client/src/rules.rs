@@ -3,6 +3,7 @@
 //! session obeys them for every entry of every tree.
 
 use crate::report::SkipReason;
+use verbatim_files::Over;
 use verbatim_proto::Excludes;
 use verbatim_proto::message::Entry;
 
@@ -51,6 +52,15 @@ impl Rules {
         self.replace != Replace::Always
     }
 
+    /// What a file or link may take the place of when it is whole. Somebody may have come first
+    /// since it was looked whether anything is there.
+    pub fn over(&self) -> Over {
+        match self.replace {
+            Replace::Never => Over::Nothing,
+            Replace::Always | Replace::Older => Over::Anything,
+        }
+    }
+
     /// Why a file or link is not copied over what is there, if it is not. A target that is
     /// exactly as new is as good as a newer one: that is what a copy that keeps times leaves.
     pub fn skip(&self, there: Option<&Entry>, source_mtime_ns: i64) -> Option<SkipReason> {
@@ -80,6 +90,8 @@ mod tests {
         for replace in [Replace::Always, Replace::Never, Replace::Older] {
             assert_eq!(skip(replace, None), None, "what is missing is copied");
             assert_eq!(rules(replace).must_look(), replace != Replace::Always);
+            let over = if replace == Replace::Never { Over::Nothing } else { Over::Anything };
+            assert_eq!(rules(replace).over(), over);
         }
         assert_eq!(skip(Replace::Always, there(9)), None);
         assert_eq!(skip(Replace::Never, there(1)), Some(SkipReason::Exists));

@@ -179,7 +179,8 @@ impl Core {
             EntryKind::Symlink { target } if self.rules.task == Task::Copy => {
                 let allowed = verbatim_files::Rules::of_user();
                 let keep = link.meta.as_deref().map(|meta| (meta, &allowed));
-                self.ledger.summary.dropped += folder.make_symlink(local, target, keep)?;
+                let made = folder.make_symlink(local, target, keep, self.rules.over())?;
+                self.ledger.summary.dropped += made;
             }
             kind => {
                 let (path, target) = (label.to_owned(), folder.shown(local));

@@ -7,6 +7,8 @@ use crate::patience::Achieved;
 use crate::report::Observer;
 use std::time::{Duration, Instant};
 use verbatim_control::{ControlError, Fingerprint};
+use verbatim_files::Over;
+use verbatim_proto::message::{ClientMessage, REPLACE_NOTHING_VERSION};
 use verbatim_proto::{Code, Fault};
 
 /// How often an observer hears of progress.
@@ -34,6 +36,9 @@ impl Session {
             self.core.add(number, work.clone());
         }
         self.core.attach_all();
+        if self.core.rules.over() == Over::Nothing && self.core.version >= REPLACE_NOTHING_VERSION {
+            self.core.sending.push_back(ClientMessage::ReplaceNothing);
+        }
         let mut last = self.core.moment;
         let mut moved = Moved::default();
         while !self.core.is_done() {

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use verbatim_files::{Folder, Rules, Target};
+use verbatim_files::{Folder, Over, Rules, Target};
 use verbatim_proto::message::{ClientMessage, FileId};
 use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{ClientEffect, Fetch, Have, Zero};
@@ -256,7 +256,8 @@ impl Core {
             let count = self.downloads.whole.len().min(BATCH_FILES_MAX);
             let batch: Vec<_> = self.downloads.whole.drain(..count).collect();
             self.downloads.commits += 1;
-            self.job(move || Event::Landed(commit(batch)));
+            let over = self.rules.over();
+            self.job(move || Event::Landed(commit(over, batch)));
         }
     }
 
@@ -303,7 +304,7 @@ impl Core {
     }
 }
 
-fn commit(batch: Vec<Whole>) -> Landed {
+fn commit(over: Over, batch: Vec<Whole>) -> Landed {
     let rules = Rules::of_user();
     let mut dropped = Dropped::default();
     let mut place = |whole: &Whole| {
@@ -316,7 +317,7 @@ fn commit(batch: Vec<Whole>) -> Landed {
     };
     let made: Vec<Result<Arc<Target>, Fault>> = batch.iter().map(&mut place).collect();
     let targets: Vec<Arc<Target>> = made.iter().filter_map(|made| made.clone().ok()).collect();
-    let mut answers = Target::commit(&targets).into_iter();
+    let mut answers = Target::commit_over(over, &targets).into_iter();
     let results = made.into_iter().map(|made| match made {
         Ok(_) => answers.next().expect("one answer per target"),
         Err(fault) => Err(fault),

@@ -7,7 +7,8 @@ use super::core::Core;
 use super::ledger::Item;
 use crate::report::{Altered, Failure, FileDone, Observer, Planned, SkipReason, Skipped};
 use std::collections::VecDeque;
-use verbatim_proto::Fault;
+use verbatim_files::Over;
+use verbatim_proto::{Code, Fault};
 
 /// What waits to be told.
 pub(super) struct Reports {
@@ -49,7 +50,12 @@ impl Core {
         }
     }
 
+    /// Something did not arrive. What came first at a target that is not to be replaced is left
+    /// alone, as if it had been there when the copy began.
     pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
+        if fault.code == Code::Exists && self.rules.over() == Over::Nothing {
+            return self.skipped(item, path, SkipReason::Exists);
+        }
         let failure = self.ledger.failed(item, path, fault);
         self.reports.waiting.extend(failure.map(Report::Failed));
     }

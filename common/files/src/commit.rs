@@ -2,6 +2,7 @@
 //! side, then renamed, then their folders are flushed. Called by both sides for
 //! files that are whole; never looks at what is in them.
 
+use crate::naming::Over;
 use crate::opened::OpenFolder;
 use crate::target::Target;
 use rustix::fs::fsync;
@@ -16,6 +17,12 @@ const FLUSHES_MAX: usize = 8;
 impl Target {
     /// Makes a batch durable under its final names: one answer per target, in order.
     pub fn commit(batch: &[Arc<Self>]) -> Vec<Result<(), Fault>> {
+        Self::commit_over(Over::Anything, batch)
+    }
+
+    /// The same, over what may have these names. `Code::Exists` where something has one and may
+    /// not be replaced: it stays, and the file that came too late goes.
+    pub fn commit_over(over: Over, batch: &[Arc<Self>]) -> Vec<Result<(), Fault>> {
         let mut answers = flush_all(batch);
         let mut folders: Vec<&Arc<OpenFolder>> = Vec::new();
         for (target, answer) in batch.iter().zip(&mut answers) {
@@ -24,7 +31,7 @@ impl Target {
                 // says so once: whoever went on with it would find nothing wrong.
                 target.discard();
             } else {
-                *answer = target.rename();
+                *answer = target.rename(over);
                 let known = folders.iter().any(|known| Arc::ptr_eq(known, target.folder()));
                 if answer.is_ok() && !known {
                     folders.push(target.folder());

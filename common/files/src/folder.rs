@@ -8,10 +8,11 @@
 
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
+use crate::naming::{Over, rename, temporary_name};
 use crate::opened::{OpenFolder, Parents};
 use crate::ties::{named_of, ties_of};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
-use rustix::fs::{mkdirat, openat, openat2, readlinkat, renameat, statx, symlinkat, unlinkat};
+use rustix::fs::{mkdirat, openat, openat2, readlinkat, statx, symlinkat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -238,28 +239,28 @@ impl Folder {
         meta::apply(fd, format_args!("folder {path}"), Kind::Folder, meta, rules)
     }
 
-    /// Makes a symbolic link in place of what is there, which must not be a folder. Its owner
-    /// and times are set before it takes its name; says what was not kept.
+    /// Makes a symbolic link in place of what may be there, but not of a folder. Its owner and
+    /// times are set before it takes its name; says what was not kept.
     pub fn make_symlink(
         &self,
         path: &WirePath,
         target: &[u8],
         keep: Option<(&Meta, &Rules)>,
+        over: Over,
     ) -> Result<Dropped, Fault> {
         let what = format!("cannot make link {path}");
         let name = path.name();
         let name = name.ok_or_else(|| Fault::new(Code::BadPath, format!("{what}: no name")))?;
         let parent = self.open_parent(path)?;
-        let temporary = crate::naming::temporary_name(name);
-        let io = |error: rustix::io::Errno| Fault::from_io(&what, &error.into());
-        let temporary = OsStr::from_bytes(&temporary);
+        let hidden = temporary_name(name);
+        let io = |error| over.fault(&what, error);
+        let temporary = OsStr::from_bytes(&hidden);
         symlinkat(OsStr::from_bytes(target), &*parent, temporary).map_err(io)?;
         let kept = keep.map_or(Ok(Dropped::default()), |(meta, rules)| {
             meta::apply_to_link(&*parent, temporary, meta, rules)
         });
-        let renamed = kept.and_then(|dropped| {
-            renameat(&*parent, temporary, &*parent, OsStr::from_bytes(name)).map(|()| dropped)
-        });
+        let renamed =
+            kept.and_then(|dropped| rename(&parent, &hidden, name, over).map(|()| dropped));
         renamed.map_err(|error| {
             // The first error is what matters; the link may stay if this fails too.
             let _ = unlinkat(&*parent, temporary, AtFlags::empty());
@@ -476,12 +477,15 @@ mod tests {
     #[test]
     fn a_symlink_replaces_a_file_but_not_a_folder() {
         let (_keep, folder) = sample();
-        folder.make_symlink(&path("a"), b"sub", None).expect("links");
+        folder.make_symlink(&path("a"), b"sub", None, Over::Anything).expect("links");
         let entry = folder.stat(&path("a"), false).expect("there");
         assert_eq!(entry.kind, EntryKind::Symlink { target: b"sub".to_vec() });
-        assert!(folder.make_symlink(&path("sub"), b"a", None).is_err());
+        assert!(folder.make_symlink(&path("sub"), b"a", None, Over::Anything).is_err());
+        let late = folder.make_symlink(&path("a"), b"b", None, Over::Nothing);
+        assert_eq!(late.expect_err("it is there").code, Code::Exists);
+        folder.make_symlink(&path("new"), b"b", None, Over::Nothing).expect("links");
         let left = fs::read_dir(folder.path()).expect("lists").count();
-        assert_eq!(left, 5, "no temporary link is left");
+        assert_eq!(left, 6, "no temporary link is left");
     }
 
     #[test]

@@ -46,6 +46,7 @@ pub mod watch;
 pub use folder::Folder;
 pub use identity::Identity;
 pub use meta::Rules;
+pub use naming::Over;
 pub use source::Source;
 pub use target::Target;
 pub use tree::TreeWalk;

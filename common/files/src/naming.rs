@@ -4,8 +4,8 @@
 //! Called by `target`.
 
 use crate::opened::OpenFolder;
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
-use rustix::fs::{flock, linkat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{flock, linkat, openat, renameat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use verbatim_proto::units::NAME_BYTES_MAX;
+use verbatim_proto::{Code, Fault};
 
 /// What every temporary name ends with.
 pub const TEMPORARY_SUFFIX: &[u8] = b".verbatim-part";
@@ -35,19 +36,61 @@ pub(crate) fn create_new(folder: &OpenFolder, name: &[u8], mode: u32) -> Result<
     Ok(File::from(fd))
 }
 
-/// Gives a file another name in its folder, in place of what has it.
-pub(crate) fn rename(folder: &OpenFolder, from: &[u8], to: &[u8]) -> Result<(), Errno> {
-    renameat(folder, OsStr::from_bytes(from), folder, OsStr::from_bytes(to))
+/// What may have a name that a file is about to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Over {
+    /// Another file, which the new one replaces.
+    #[default]
+    Anything,
+    /// Nothing: who comes first stays.
+    Nothing,
+}
+
+impl Over {
+    /// Why something could not take its name; `what` says what was tried.
+    pub(crate) fn fault(self, what: impl std::fmt::Display, error: Errno) -> Fault {
+        match (self, error) {
+            (Self::Nothing, Errno::EXIST) => {
+                Fault::new(Code::Exists, format!("{what}: it is there now"))
+            }
+            _ => Fault::from_io(what, &error.into()),
+        }
+    }
+}
+
+/// Gives a file another name in its folder.
+pub(crate) fn rename(folder: &OpenFolder, from: &[u8], to: &[u8], over: Over) -> Result<(), Errno> {
+    let (from, to) = (OsStr::from_bytes(from), OsStr::from_bytes(to));
+    match over {
+        Over::Anything => renameat(folder, from, folder, to),
+        Over::Nothing => match renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS) => rename_by_link(folder, from, to),
+            renamed => renamed,
+        },
+    }
+}
+
+/// The same where the file system does not know of renaming over nothing: a link replaces nothing
+/// either. Where it has no links, somebody may come between the look and the name.
+fn rename_by_link(folder: &OpenFolder, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    match linkat(folder, from, folder, to, AtFlags::empty()) {
+        Ok(()) => unlinkat(folder, from, AtFlags::empty()),
+        Err(Errno::EXIST) => Err(Errno::EXIST),
+        Err(_) => match statat(folder, to, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => renameat(folder, from, folder, to),
+            found => Err(found.err().unwrap_or(Errno::EXIST)),
+        },
+    }
 }
 
 /// Gives a file that has none a name. A link replaces nothing, so where something has that name
-/// already the file gets a temporary one first.
-pub(crate) fn link(file: &File, folder: &OpenFolder, name: &[u8]) -> Result<(), Errno> {
+/// already and may be replaced the file gets a temporary one first.
+pub(crate) fn link(file: &File, folder: &OpenFolder, name: &[u8], over: Over) -> Result<(), Errno> {
     match link_new(file, folder, name) {
-        Err(Errno::EXIST) => {
+        Err(Errno::EXIST) if over == Over::Anything => {
             let temporary = temporary_name(name);
             link_new(file, folder, &temporary)?;
-            rename(folder, &temporary, name).inspect_err(|_| {
+            rename(folder, &temporary, name, over).inspect_err(|_| {
                 // The first error is what matters; what may stay is reaped.
                 let _ = unlinkat(folder, OsStr::from_bytes(&temporary), AtFlags::empty());
             })
@@ -90,4 +133,41 @@ pub(crate) fn hidden_name(name: &[u8], unique: &str, suffix: &[u8]) -> Vec<u8> {
 fn clock_bits() -> u32 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.subsec_nanos() ^ since.as_secs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Folder;
+    use std::fs;
+    use verbatim_proto::WirePath;
+
+    #[test]
+    fn where_nothing_can_be_renamed_over_nothing_a_link_does_it() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let folder = folder.open_parent(&WirePath::parse(b"a").expect("plain")).expect("opens");
+        let names = || fs::read_dir(dir.path()).expect("lists").count();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["file", "folder"] {
+            fs::write(at("from"), b"ours").expect("writes");
+            match name {
+                "file" => fs::write(at("to"), b"theirs").expect("writes"),
+                // What cannot be linked: it is looked whether the name is free.
+                _ => {
+                    fs::remove_file(at("from")).expect("removes");
+                    fs::create_dir(at("from")).expect("makes");
+                }
+            }
+            let renamed = rename_by_link(&folder, OsStr::new("from"), OsStr::new("to"));
+            assert_eq!(renamed, Err(Errno::EXIST), "{name}");
+            assert_eq!(fs::read(at("to")).expect("reads"), b"theirs");
+            rename_by_link(&folder, OsStr::new("from"), OsStr::new("free")).expect("it is free");
+            assert_eq!(names(), 2, "{name}: it has one name");
+            if name == "file" {
+                assert_eq!(fs::read(at("free")).expect("reads"), b"ours");
+                fs::remove_file(at("free")).expect("removes");
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! every time, so what somebody who was killed just then left goes with the next.
 //! For status files and the numbers of a copy; files that are copied have targets.
 
-use crate::naming::{TEMPORARY_SUFFIX, create_new, create_unnamed};
+use crate::naming::{Over, TEMPORARY_SUFFIX, create_new, create_unnamed};
 use crate::naming::{hidden_name, link_new, rename, temporary_name};
 use crate::opened::OpenFolder;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
@@ -57,7 +57,7 @@ impl<'a> Replacement<'a> {
         write(&mut self.file)?;
         self.file.set_permissions(PermissionsExt::from_mode(0o644))?;
         if let Some(temporary) = &self.temporary {
-            rename(&self.folder, temporary, self.name)?;
+            rename(&self.folder, temporary, self.name, Over::Anything)?;
             return Ok(true);
         }
         let hidden = hidden_name(self.name, UNIQUE, TEMPORARY_SUFFIX);
@@ -67,7 +67,7 @@ impl<'a> Replacement<'a> {
         }
         // Whatever has the hidden name is whole, so it does not matter whose is renamed; but one
         // that lost it cannot be linked again.
-        match rename(&self.folder, &hidden, self.name) {
+        match rename(&self.folder, &hidden, self.name, Over::Anything) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(error) => {

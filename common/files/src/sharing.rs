@@ -7,7 +7,7 @@
 use crate::folder::Folder;
 use crate::identity::stat_open;
 use crate::meta::{self, Kind, Rules, of_status, xattrs_of};
-use crate::naming::{create_new, rename, temporary_name};
+use crate::naming::{Over, create_new, rename, temporary_name};
 use crate::stamp::{Stamp, walk};
 use rustix::fs::{AtFlags, SeekFrom, copy_file_range, ioctl_ficlone, linkat, seek, unlinkat};
 use rustix::io::Errno;
@@ -88,7 +88,7 @@ impl Filling<'_> {
                 Ok(()) => Ok(()),
                 Err(_) => {
                     let keep = Some((&node.meta, &Rules::of_user()));
-                    self.to.make_symlink(&node.path, target, keep).map(drop)
+                    self.to.make_symlink(&node.path, target, keep, Over::Anything).map(drop)
                 }
             },
             EntryKind::Special => self.share(self.from, &node.path, &node.path),
@@ -161,7 +161,7 @@ impl Folder {
         let aside = path.parent().with(&temporary)?;
         copy((self, path), (self, &aside), Way::Any, may)?;
         let parent = self.open_parent(path)?;
-        rename(&parent, &temporary, name).map_err(|e| {
+        rename(&parent, &temporary, name, Over::Anything).map_err(|e| {
             // The first error is what matters; what may stay is swept away.
             let _ = unlinkat(&*parent, OsStr::from_bytes(&temporary), AtFlags::empty());
             Fault::from_io(format!("cannot replace {path}"), &e.into())

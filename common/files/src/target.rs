@@ -9,7 +9,7 @@ use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
 use crate::lanes::Lanes;
 use crate::meta::{self, Kind, Rules};
-use crate::naming::{create_new, create_unnamed, link, rename, temporary_name};
+use crate::naming::{Over, create_new, create_unnamed, link, rename, temporary_name};
 use crate::opened::OpenFolder;
 use crate::partial;
 use crate::space::Room;
@@ -294,21 +294,21 @@ impl Target {
     }
 
     /// Gives it its final name.
-    pub(crate) fn rename(&self) -> Result<(), Fault> {
+    pub(crate) fn rename(&self, over: Over) -> Result<(), Fault> {
         // The journal first: without it the other file is only a temporary one.
         if let Some((_, name)) = &self.journal {
             let _ = unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty());
         }
         let name = self.path.name().expect("a target has a name");
         let result = match &self.temporary {
-            Some(temporary) => rename(&self.folder, temporary, name),
-            None => link(&self.file, &self.folder, name),
+            Some(temporary) => rename(&self.folder, temporary, name, over),
+            None => link(&self.file, &self.folder, name, over),
         };
         if result.is_err() {
             self.discard();
         }
         self.gone.store(true, Ordering::Relaxed);
-        result.map_err(|e| Fault::from_io(format!("cannot rename into {}", self.path), &e.into()))
+        result.map_err(|e| over.fault(format_args!("cannot rename into {}", self.path), e))
     }
 }
 
@@ -408,6 +408,30 @@ mod tests {
             assert_eq!(answers[0].as_ref().expect_err("in the way").code, Code::IsFolder);
             drop(Target::create(&folder, &path("b"), 0, 0o640).expect("creates"));
             assert_eq!(names(), ["a", "folder"]);
+        }
+    }
+
+    #[test]
+    fn a_file_that_may_replace_nothing_leaves_what_came_first() {
+        for (dir, folder) in folders() {
+            let at = |name: &str| dir.path().join(name);
+            let batch = ["new", "file", "folder", "link"].map(|name| {
+                let target = Target::create(&folder, &path(name), 4, 0o640).expect("creates");
+                target.write_at(b"ours", 0).expect("writes");
+                Arc::new(target)
+            });
+            fs::write(at("file"), b"theirs").expect("writes");
+            fs::create_dir(at("folder")).expect("makes");
+            std::os::unix::fs::symlink("nowhere", at("link")).expect("links");
+            let answers = Target::commit_over(Over::Nothing, &batch);
+            let codes = answers.into_iter().map(|answer| answer.err().map(|fault| fault.code));
+            let codes: Vec<_> = codes.collect();
+            assert_eq!(codes, [None, Some(Code::Exists), Some(Code::Exists), Some(Code::Exists)]);
+            assert_eq!(fs::read(at("new")).expect("reads"), b"ours");
+            assert_eq!(fs::read(at("file")).expect("reads"), b"theirs");
+            assert!(at("folder").is_dir() && at("link").is_symlink());
+            drop(batch);
+            assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 4, "nothing is left");
         }
     }
 

@@ -59,6 +59,8 @@ pub enum Code {
     Interrupted,
     /// Something happened that only a bug can make happen.
     Bug,
+    /// Something has the name that may not be replaced. Only said to who sent `ReplaceNothing`.
+    Exists,
 }
 
 impl Code {
@@ -71,7 +73,7 @@ impl Code {
             }
             Self::ReadOnly | Self::NoSpace | Self::Io | Self::Limit | Self::Mismatch => Class::Peer,
             Self::Protocol | Self::Version | Self::NotAuthenticated => Class::Peer,
-            Self::BadPath | Self::Interrupted => Class::Local,
+            Self::BadPath | Self::Interrupted | Self::Exists => Class::Local,
             Self::Bug => Class::Bug,
         }
     }

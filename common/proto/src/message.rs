@@ -16,10 +16,13 @@ use crate::{Digest, Extent, Fault, Look, Scan, Ties, WatchReply, WatchRequest, W
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN; the last is 1.
-pub const VERSIONS: &[&[u8]] = &[b"verbatim/3", b"verbatim/2", b"verbatim/1"];
+pub const VERSIONS: &[&[u8]] = &[b"verbatim/4", b"verbatim/3", b"verbatim/2", b"verbatim/1"];
 
 /// From this version on a server knows `TellTies`.
 pub const TIES_VERSION: usize = 2;
+
+/// From this version on a server knows `ReplaceNothing`.
+pub const REPLACE_NOTHING_VERSION: usize = 4;
 
 /// What a client says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +81,9 @@ pub enum ClientMessage {
     Probe(ProbeRequest),
     /// From now on say with every `Stated` and `Page` whose the entries are. Nothing is answered.
     TellTies,
+    /// From now on no file or link takes the place of anything: who comes too late hears
+    /// `Code::Exists`. Nothing is answered.
+    ReplaceNothing,
 }
 
 /// What a server says.

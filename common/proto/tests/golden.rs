@@ -56,7 +56,7 @@ macro_rules! variants {
 }
 
 variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror Probe
-    TellTies => client());
+    TellTies ReplaceNothing => client());
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
     Watch Mirror Probed Ties => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
@@ -95,13 +95,13 @@ variants!(Verdict: Stored Mismatch Failed => vec![
 ]);
 variants!(Code: NotFound Denied BadPath IsFolder NotFolder Special ReadOnly NoSpace Changed
     Mismatch Io Limit Protocol Version NotAuthenticated LinkLost TimedOut Stopping
-    Interrupted Bug => codes());
+    Interrupted Bug Exists => codes());
 
 fn codes() -> Vec<Code> {
     use Code::*;
     let first = [NotFound, Denied, BadPath, IsFolder, NotFolder, Special, ReadOnly, NoSpace];
     let second = [Changed, Mismatch, Io, Limit, Protocol, Version, NotAuthenticated, LinkLost];
-    [&first[..], &second, &[TimedOut, Stopping, Interrupted, Bug]].concat()
+    [&first[..], &second, &[TimedOut, Stopping, Interrupted, Bug, Exists]].concat()
 }
 
 fn client() -> Vec<ClientMessage> {
@@ -142,6 +142,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Mirror(MirrorRequest::WalkMore { request }),
         ClientMessage::Probe(ProbeRequest { link: LinkId { index: 3, epoch: 1 }, bytes: 1 << 20 }),
         ClientMessage::TellTies,
+        ClientMessage::ReplaceNothing,
     ]
 }
 
@@ -678,6 +679,8 @@ Code::Interrupted
     0100000012
 Code::Bug
     0100000013
+Code::Exists
+    0100000014
 ClientMessage::Watch
     030000000a0107
 ServerMessage::Watch
@@ -704,6 +707,8 @@ ServerMessage::Probed
     0d0000000d00ac028020ad028040808040
 ClientMessage::TellTies
     010000000d
+ClientMessage::ReplaceNothing
+    010000000e
 ServerMessage::Ties
     140000000e07030001e80707020001e807070201ac020109
 MirrorRequest::Begin

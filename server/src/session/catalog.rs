@@ -7,7 +7,7 @@ use super::{End, Event, Session};
 use crate::reach::{ExportFolder, Reach};
 use std::collections::{HashMap, VecDeque};
 use verbatim_files::walk::Describe;
-use verbatim_files::{Source, Walk};
+use verbatim_files::{Over, Source, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::mirror::Edit;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
@@ -180,7 +180,7 @@ impl Session {
         }
         let Some((request, what)) = self.catalog.makes.pop_front() else { return };
         self.catalog.making = true;
-        let (reach, keeping) = (self.reach.clone(), self.mirrors.keep());
+        let (over, reach, keeping) = (self.writing.over, self.reach.clone(), self.mirrors.keep());
         self.job(move || {
             let entries = match what {
                 Make::Entries(entries) => entries,
@@ -193,7 +193,7 @@ impl Session {
             let mut dropped = Dropped::default();
             let mut make_one = |entry| {
                 keeping.go_on()?;
-                make(&reach, entry).map(|not_kept| dropped += not_kept)
+                make(&reach, entry, over).map(|not_kept| dropped += not_kept)
             };
             let answers = entries.iter().map(&mut make_one).collect();
             Event::Made(request, answers, dropped)
@@ -285,7 +285,7 @@ fn next_page(scan: Scan) -> Page {
     page
 }
 
-fn make(reach: &Reach, entry: &NewEntry) -> Result<Dropped, Fault> {
+fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
     let (export, path) = reach.resolve(&entry.path)?;
     // A client may say that it wants what is there anyway.
     if !path.is_root() {
@@ -306,7 +306,7 @@ fn make(reach: &Reach, entry: &NewEntry) -> Result<Dropped, Fault> {
                 made.map(|()| Dropped::default())
             }
         },
-        EntryKind::Symlink { target } => folder.make_symlink(&path, target, keep),
+        EntryKind::Symlink { target } => folder.make_symlink(&path, target, keep, over),
         EntryKind::File | EntryKind::Special => {
             Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
         }

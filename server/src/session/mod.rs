@@ -42,14 +42,13 @@ pub(crate) use shared::Shared;
 use spots::Spots;
 pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_fabric::FabricError;
-use verbatim_files::Told;
+use verbatim_files::{Over, Told};
 use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
@@ -288,6 +287,7 @@ impl Session {
             ClientMessage::Mirror(request) => self.mirror(request)?,
             ClientMessage::Probe(request) => self.probe(request)?,
             ClientMessage::TellTies => self.catalog.ties = true,
+            ClientMessage::ReplaceNothing => self.writing.over = Over::Nothing,
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Folder, Rules, Target};
+use verbatim_files::{Folder, Over, Rules, Target};
 use verbatim_proto::message::{
     CreateFile, FileId, FileInfo, LinkId, Piece, ServerMessage, Tag, Verdict,
 };
@@ -29,6 +29,8 @@ pub(super) struct Writing {
     pub machine: WriteServer,
     pub targets: HashMap<FileId, Landed>,
     pub sizes: HashMap<FileId, u64>,
+    /// What files and links of this client may take the place of.
+    pub over: Over,
     slots: HashMap<SlotId, Slot>,
     next_slot: u32,
     /// Slots that links want and that cannot be pinned yet.
@@ -252,9 +254,9 @@ impl Session {
             ((id, target, rules, meta), Noted { path, bytes, began })
         };
         let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
-        let (view, keeping) = (self.view.clone(), self.mirrors.keep());
+        let (over, view, keeping) = (self.writing.over, self.view.clone(), self.mirrors.keep());
         self.job(move || {
-            let (answers, dropped) = commit(files);
+            let (answers, dropped) = commit(over, files);
             // Until here nobody else may have the target of a mirror.
             drop(keeping);
             for ((_, answer), noted) in answers.iter().zip(&noted) {
@@ -270,7 +272,7 @@ type Answers = Vec<(FileId, Result<(), Fault>)>;
 
 /// Gives whole files their metadata, then makes those that took it durable under their names. One
 /// answer for each file, in order.
-fn commit(files: Vec<(FileId, Arc<Target>, Rules, Kept)>) -> (Answers, Dropped) {
+fn commit(over: Over, files: Vec<(FileId, Arc<Target>, Rules, Kept)>) -> (Answers, Dropped) {
     let mut dropped = Dropped::default();
     let mut answers = Answers::with_capacity(files.len());
     let (mut places, mut whole) = (Vec::new(), Vec::new());
@@ -286,7 +288,7 @@ fn commit(files: Vec<(FileId, Arc<Target>, Rules, Kept)>) -> (Answers, Dropped) 
         }
         answers.push((id, described.map(drop)));
     }
-    for (place, answer) in places.into_iter().zip(Target::commit(&whole)) {
+    for (place, answer) in places.into_iter().zip(Target::commit_over(over, &whole)) {
         answers[place].1 = answer;
     }
     (answers, dropped)

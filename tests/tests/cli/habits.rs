@@ -271,6 +271,26 @@ fn no_clobber_leaves_what_is_there() {
 }
 
 #[test]
+fn no_clobber_leaves_what_comes_while_it_copies() {
+    let world = World::new();
+    make_settled(&world.path("data/big"));
+    let (down, up) = (world.serve.at("data/big"), world.serve.at("in/big"));
+    for (from, to, there) in [
+        (down, world.text("out/big"), world.path("out")),
+        (world.text("data/big"), up, world.path("in")),
+    ] {
+        let mut copy = world.serve.start_cp(&["-nv", "--bwlimit", "32M", &from, &to]);
+        wait_for_bytes(&mut copy, &there);
+        fs::write(there.join("big"), b"theirs").unwrap();
+        let ended = copy.end().done();
+        assert!(ended.stderr.contains("big: the target is there"), "{ended:?}");
+        assert!(ended.stderr.contains("1 left alone"), "{ended:?}");
+        assert_eq!(fs::read(there.join("big")).unwrap(), b"theirs");
+        assert_eq!(names(&there), ["big"], "nothing of the copy is left");
+    }
+}
+
+#[test]
 fn update_replaces_what_is_older() {
     let world = World::new();
     // The source changed an hour ago: copies from before that are old.

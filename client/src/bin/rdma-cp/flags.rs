@@ -71,6 +71,9 @@ pub struct Flags {
     dereference: bool,
 
     /// Leave files alone that are there.
+    ///
+    /// Also those that come while the copy is on its way: no file and no link replaces
+    /// anything. On a server of an older release what came meanwhile is replaced.
     #[arg(short, long, conflicts_with = "force")]
     no_clobber: bool,
 

@@ -8,7 +8,7 @@ use super::doing::Asked;
 use crate::session::endings::Mark;
 use crate::session::{Core, Download, Event};
 use std::sync::Arc;
-use verbatim_files::{Folder, Rules};
+use verbatim_files::{Folder, Over, Rules};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::plan::What;
 use verbatim_proto::{Fault, WirePath};
@@ -111,7 +111,8 @@ fn perform(folder: &Arc<Folder>, rules: &Rules, is_shared: bool, deed: Deed) -> 
         }
         What::Symlink { node, .. } => match &node.kind {
             EntryKind::Symlink { target } => {
-                folder.make_symlink(&node.path, target, Some((&node.meta, rules))).map(drop)
+                let keep = Some((&node.meta, rules));
+                folder.make_symlink(&node.path, target, keep, Over::Anything).map(drop)
             }
             _ => Ok(()),
         },
