@@ -119,6 +119,8 @@ fn a_budget_is_of_the_time_that_the_host_left_to_the_machine() {
     assert!(said.contains("house        701  720"), "{said}");
     let (code, said) = run("format", 741, 20);
     assert_eq!(code, Some(1), "{said}");
+    let (code, said) = run("format", 721, 800);
+    assert!(code == Some(0) && said.contains("house          0  720"), "{said}");
     // What was stolen of one stage is nothing to the next.
     let (code, said) = run("format doc", 365, 5);
     assert_eq!(code, Some(1), "{said}");

@@ -266,6 +266,12 @@ impl Core {
         self.ledger.summary.dropped += dropped;
         for (id, root, answer) in answers {
             match answer {
+                Err(fault) if fault.code == Code::Exists => {
+                    if let Some(file) = self.downloads.files.remove(&id) {
+                        file.goal.forget();
+                        self.not_placed(file.mark.item, file.label, fault);
+                    }
+                }
                 Err(fault) => self.download_failed(id, fault),
                 Ok(()) => self.download_done(id, root),
             }

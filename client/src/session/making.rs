@@ -75,7 +75,7 @@ impl Core {
         for ((mark, label), answer) in making.labels.into_iter().zip(answers) {
             match answer {
                 Ok(()) => self.ledger.made(mark.item),
-                Err(fault) => self.failed(mark.item, label, fault),
+                Err(fault) => self.not_placed_there(mark.item, label, fault),
             }
         }
         self.queue_uploads(making.files);

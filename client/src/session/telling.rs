@@ -8,6 +8,7 @@ use super::ledger::Item;
 use crate::report::{Altered, Failure, FileDone, Observer, Planned, SkipReason, Skipped};
 use std::collections::VecDeque;
 use verbatim_files::Over;
+use verbatim_proto::message::REPLACE_NOTHING_VERSION;
 use verbatim_proto::{Code, Fault};
 
 /// What waits to be told.
@@ -50,12 +51,24 @@ impl Core {
         }
     }
 
-    /// Something did not arrive. What came first at a target that is not to be replaced is left
-    /// alone, as if it had been there when the copy began.
-    pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
-        if fault.code == Code::Exists && self.rules.over() == Over::Nothing {
-            return self.skipped(item, path, SkipReason::Exists);
+    /// Something that is whole did not get its name. What came first at a target that is not to be
+    /// replaced is left alone, as if it had been there when the copy began.
+    pub(super) fn not_placed(&mut self, item: Item, path: String, fault: Fault) {
+        match fault.code == Code::Exists && self.rules.over() == Over::Nothing {
+            true => self.skipped(item, path, SkipReason::Exists),
+            false => self.failed(item, path, fault),
         }
+    }
+
+    /// The same at the server, which may say so only where it was asked to replace nothing.
+    pub(super) fn not_placed_there(&mut self, item: Item, path: String, fault: Fault) {
+        match self.version >= REPLACE_NOTHING_VERSION {
+            true => self.not_placed(item, path, fault),
+            false => self.failed(item, path, fault),
+        }
+    }
+
+    pub(super) fn failed(&mut self, item: Item, path: String, fault: Fault) {
         let failure = self.ledger.failed(item, path, fault);
         self.reports.waiting.extend(failure.map(Report::Failed));
     }

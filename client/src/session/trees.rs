@@ -205,7 +205,7 @@ impl Core {
             EntryKind::Special => return self.skipped(item, label, SkipReason::Special),
         };
         if let Err(fault) = taken {
-            self.failed(item, label, fault);
+            self.not_placed(item, label, fault);
         }
     }
 

@@ -286,7 +286,8 @@ impl Core {
                 // One that could not be opened again has been reported.
                 if let Some(file) = self.uploads.files.remove(&file) {
                     file.source.close();
-                    self.failed(file.mark.item, file.label, file.source.explain(fault));
+                    let fault = file.source.explain(fault);
+                    self.not_placed_there(file.mark.item, file.label, fault);
                 }
             }
             ClientEffect::Broken(fault) => self.broke(fault),

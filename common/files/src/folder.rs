@@ -253,9 +253,9 @@ impl Folder {
         let name = name.ok_or_else(|| Fault::new(Code::BadPath, format!("{what}: no name")))?;
         let parent = self.open_parent(path)?;
         let hidden = temporary_name(name);
-        let io = |error| over.fault(&what, error);
         let temporary = OsStr::from_bytes(&hidden);
-        symlinkat(OsStr::from_bytes(target), &*parent, temporary).map_err(io)?;
+        symlinkat(OsStr::from_bytes(target), &*parent, temporary)
+            .map_err(|error| Fault::from_io(&what, &error.into()))?;
         let kept = keep.map_or(Ok(Dropped::default()), |(meta, rules)| {
             meta::apply_to_link(&*parent, temporary, meta, rules)
         });
@@ -264,7 +264,7 @@ impl Folder {
         renamed.map_err(|error| {
             // The first error is what matters; the link may stay if this fails too.
             let _ = unlinkat(&*parent, temporary, AtFlags::empty());
-            io(error)
+            over.fault(&what, error)
         })
     }
 

@@ -64,7 +64,7 @@ pub(crate) fn rename(folder: &OpenFolder, from: &[u8], to: &[u8], over: Over) ->
     match over {
         Over::Anything => renameat(folder, from, folder, to),
         Over::Nothing => match renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
-            Err(Errno::INVAL | Errno::NOSYS) => rename_by_link(folder, from, to),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_by_link(folder, from, to),
             renamed => renamed,
         },
     }
@@ -74,12 +74,18 @@ pub(crate) fn rename(folder: &OpenFolder, from: &[u8], to: &[u8], over: Over) ->
 /// either. Where it has no links, somebody may come between the look and the name.
 fn rename_by_link(folder: &OpenFolder, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     match linkat(folder, from, folder, to, AtFlags::empty()) {
-        Ok(()) => unlinkat(folder, from, AtFlags::empty()),
-        Err(Errno::EXIST) => Err(Errno::EXIST),
-        Err(_) => match statat(folder, to, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => renameat(folder, from, folder, to),
-            found => Err(found.err().unwrap_or(Errno::EXIST)),
-        },
+        // It has its name; that it may keep the other one too takes nothing from it.
+        Ok(()) => {
+            let _ = unlinkat(folder, from, AtFlags::empty());
+            Ok(())
+        }
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
+            match statat(folder, to, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => renameat(folder, from, folder, to),
+                found => Err(found.err().unwrap_or(Errno::EXIST)),
+            }
+        }
+        Err(error) => Err(error),
     }
 }
 

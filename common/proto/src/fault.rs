@@ -59,7 +59,8 @@ pub enum Code {
     Interrupted,
     /// Something happened that only a bug can make happen.
     Bug,
-    /// Something has the name that may not be replaced. Only said to who sent `ReplaceNothing`.
+    /// Something has the name that may not be replaced. Said only of what is not to replace
+    /// anything: over the wire, to who sent `ReplaceNothing`.
     Exists,
 }
 

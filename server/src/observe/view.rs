@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
-use verbatim_proto::{Fault, WirePath};
+use verbatim_proto::{Code, Fault, WirePath};
 use verbatim_telemetry::labels::{
     Direction, Fallback, Operation, Outcome, Spared, Step, Transport, Verdict,
 };
@@ -179,6 +179,10 @@ impl View {
             }
             (Direction::Write, Ok(())) => {
                 tracing::info!(peer, session, request, path, bytes, ms, transport, "file stored");
+            }
+            // The client asked for that.
+            (_, Err(cause)) if cause.code == Code::Exists => {
+                tracing::info!(peer, session, request, path, "file left alone");
             }
             (_, Err(cause)) => {
                 let hint = super::hint_of(cause.code);

@@ -288,6 +288,9 @@ fn no_clobber_leaves_what_comes_while_it_copies() {
         assert_eq!(fs::read(there.join("big")).unwrap(), b"theirs");
         assert_eq!(names(&there), ["big"], "nothing of the copy is left");
     }
+    // What one client wanted so is no failure.
+    let log = world.serve.logged("file left alone", 1);
+    assert!(!log.contains("file failed"), "{log}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
+use verbatim_client::{Replace, Rules};
 use verbatim_control::{Acceptor, Fingerprint, Policy, ServerIdentity};
 use verbatim_fabric::tcp::JOIN_MAGIC;
 use verbatim_proto::message::{
@@ -95,6 +96,16 @@ fn copy_from(script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copie
 
 /// The same of another source.
 fn copy_of(source: &str, script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copied>) {
+    copy_by(Rules::default(), source, script, prepare)
+}
+
+/// The same by these rules.
+fn copy_by(
+    rules: Rules,
+    source: &str,
+    script: Script,
+    prepare: impl FnOnce(&Path),
+) -> (Pair, Option<Copied>) {
     let liar = Liar::start(script);
     let pair = Pair::in_memory(Backend::Tcp);
     fs::create_dir(pair.served("outside")).expect("a folder");
@@ -102,6 +113,7 @@ fn copy_of(source: &str, script: Script, prepare: impl FnOnce(&Path)) -> (Pair, 
     prepare(&pair.local(""));
     let before = snapshot(&pair.served("outside"));
     let mut job = pair.down(&[source], "all").timeout(Duration::from_secs(3));
+    job.options.rules = rules;
     let connect = &mut job.session.connect;
     connect.port = liar.port;
     connect.fingerprint = Some(liar.fingerprint);
@@ -163,6 +175,23 @@ fn an_empty_file_of_a_scripted_server_arrives() {
     let script = |message| folder_of(message, vec![entry("f", EntryKind::File, 0)]);
     let (pair, copied) = copy_from(script, |_| {});
     assert!(pair.local("all/f").is_file(), "{copied:?}");
+}
+
+#[test]
+fn a_server_cannot_say_that_what_is_fetched_is_there_already() {
+    let script = |message| match message {
+        ClientMessage::Read(ReadRequest::Open { files }) => {
+            let fault = || Err(Fault::new(Code::Exists, "it is there now"));
+            let files = files.iter().map(|file| (file.file, fault())).collect();
+            vec![ServerMessage::Read(ReadReply::Opened { files })]
+        }
+        message => folder_of(message, vec![entry("f", EntryKind::File, 0)]),
+    };
+    let rules = Rules { replace: Replace::Never, ..Rules::default() };
+    let (pair, copied) = copy_by(rules, "ro/all", script, |_| {});
+    let copied = copied.expect("a session");
+    assert!(!pair.local("all/f").exists());
+    assert_eq!((copied.failed.len(), copied.skipped.len()), (1, 0), "{copied:?}");
 }
 
 #[test]
