@@ -99,31 +99,31 @@ fn what_is_left_out_whole_was_never_passed() {
 }
 
 #[test]
-fn a_budget_is_of_the_time_that_the_host_left_to_the_machine() {
-    let (code, said) = loaded("tests/run", "stolen_seconds");
-    assert!(code == Some(0) && said.parse::<u64>().is_ok(), "{said}");
-    // As if a stage took this long, and the host took so much of it.
-    let run = |stages: &str, seconds: u32, stolen: u32| {
-        let stage = format!("SECONDS=$((SECONDS + {seconds})); echo {stolen} >$work/stolen");
-        let lines = format!(
-            "stolen_seconds() {{ cat $work/stolen 2>/dev/null || echo 0; }}
-             stage_format() {{ {stage}; }}; stage_doc() {{ {stage}; }}; main {stages}"
-        );
-        loaded("tests/run", &lines)
+fn stages_that_take_more_than_the_budget_of_their_group_fail() {
+    // As if each stage took this long.
+    let run = |stages: &str, seconds: u32| {
+        let stage = format!("SECONDS=$((SECONDS + {seconds}))");
+        let stubs = format!("stage_format() {{ {stage}; }}; stage_doc() {{ {stage}; }}");
+        loaded("tests/run", &format!("{stubs}; main {stages}"))
     };
-    let (code, said) = run("format", 721, 0);
-    assert!(code == Some(1) && said.contains("FAILED, over the budget of house"), "{said}");
-    let (code, said) = run("format", 721, 20);
+    let (code, said) = run("format doc", 350);
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("format   house        721      20  ok"), "{said}");
-    assert!(said.contains("house        701  720"), "{said}");
-    let (code, said) = run("format", 741, 20);
-    assert_eq!(code, Some(1), "{said}");
-    let (code, said) = run("format", 721, 800);
-    assert!(code == Some(0) && said.contains("house          0  720"), "{said}");
-    // What was stolen of one stage is nothing to the next.
-    let (code, said) = run("format doc", 365, 5);
-    assert_eq!(code, Some(1), "{said}");
+    let (code, said) = run("format", 721);
+    assert!(code == Some(1) && said.contains("FAILED, over the budget of house"), "{said}");
+    let (code, said) = run("format doc", 361);
+    assert!(code == Some(1) && said.contains("FAILED, over the budget of house"), "{said}");
+}
+
+#[test]
+fn a_command_ends_where_the_budget_of_its_stage_ends() {
+    // The second command of a stage has what the first one left.
+    let lines = "timeout() { echo \"$2\" >>$work/limits; shift 2; \"$@\"; }
+         stage_format() { bounded true && SECONDS=$((SECONDS + 100)) && bounded true; }
+         main format; cat $work/limits";
+    let (_, said) = loaded("tests/run", lines);
+    let limits = said.lines().rev().take(2).map(|line| line.parse::<u32>().expect("a limit"));
+    let limits: Vec<u32> = limits.collect();
+    assert!(limits[1] > 715 && limits[0] <= 621 && limits[0] > 600, "{said}");
 }
 
 #[test]
