@@ -11,6 +11,7 @@ use crate::worker::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use verbatim_files::Source;
+use verbatim_files::hash::hash_extent;
 use verbatim_files::holes::hash_zeros;
 use verbatim_proto::message::{ClientMessage, FileId, LinkId};
 use verbatim_proto::numbered::FileMap;
@@ -145,7 +146,9 @@ impl Core {
         let stats = self.stats.clone();
         self.job(move || {
             let zeros = hash_zeros(size, extent);
-            let answer = source.hash(extent).and_then(|here| {
+            // As long as it is there, as its zeros: the file here may have another length.
+            let here = hash_extent(source.file(), size, extent);
+            let answer = here.map_err(|error| source.read_fault(&error)).and_then(|here| {
                 source.hand_out(extent, &here);
                 match here == zeros {
                     true => Ok(zeros),

@@ -553,6 +553,17 @@ fn verify_names_each_of_many_packed_files_that_differ() {
 }
 
 #[test]
+fn verify_tells_of_a_longer_copy_of_a_file_that_ends_in_a_hole() {
+    let world = World::new();
+    fs::File::create(world.path("data/hollow")).unwrap().set_len(1_000_000).unwrap();
+    fs::write(world.path("out/hollow"), vec![0; 2_000_000]).unwrap();
+    let (there, here) = (world.serve.at("data/hollow"), world.text("out/hollow"));
+    let said = ["it has 2000000 bytes here, 1000000 on the server"];
+    world.serve.cp(&["--verify", &there, &here]).refused(4, &said);
+    world.serve.cp(&["--verify", &here, &there]).refused(4, &said);
+}
+
+#[test]
 fn verify_compares_single_files_and_says_their_digest() {
     let world = World::new();
     fs::copy(world.path("data/a.bin"), world.path("out/copy")).unwrap();
