@@ -12,7 +12,8 @@ use verbatim_control::join_sealed;
 use verbatim_fabric::tcp::{SEALED_MAGIC, TcpLink, join};
 use verbatim_fabric::{FabricError, Link, SoftDomain};
 use verbatim_proto::message::{
-    ClientMessage, JoinSecret, LinkAnswer, LinkId, RailAnswer, SealedAnswer, Verdict, WriteReply,
+    ClientMessage, JoinSecret, LinkAnswer, LinkId, LinkOffer, RailAnswer, SealedAnswer, Verdict,
+    WriteReply,
 };
 use verbatim_proto::read::Outcome;
 use verbatim_proto::{Code, Fault};
@@ -41,6 +42,8 @@ pub(super) struct Links {
     up: HashSet<LinkId>,
     /// Asked for, or on the way back.
     coming: HashSet<LinkId>,
+    /// Asked for and not answered, and whether a queue pair was offered.
+    asked: HashMap<LinkId, bool>,
     /// The server's rail of links that are being made.
     rails: HashMap<LinkId, u16>,
     /// Given up, to be made anew on a better rail.
@@ -114,13 +117,26 @@ impl Core {
     pub(super) fn attach(&mut self, link: LinkId) {
         self.links.coming.insert(link);
         match self.carrier.offer(link, self.now()) {
-            Ok(offer) => self.sending.push_back(ClientMessage::Attach { link, offer }),
+            Ok(offer) => {
+                self.links.asked.insert(link, matches!(offer, LinkOffer::Verbs { .. }));
+                self.sending.push_back(ClientMessage::Attach { link, offer });
+            }
             // Not a lost link, which would be tried again: it would be refused again.
             Err(error) => self.broke(Fault::new(Code::Limit, error.to_string())),
         }
     }
 
     pub(super) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
+        match (self.links.asked.remove(&link), &answer) {
+            // That data may no more move over it is told of a link that is up.
+            (None, Err(fault)) if fault.code == Code::Denied => {}
+            // One link would be two, and nothing would bound how many.
+            (None, _) => return self.unasked("a link"),
+            (Some(true), Ok(LinkAnswer::Tcp { .. } | LinkAnswer::Sim { .. })) => {
+                return self.unasked("a link without a device");
+            }
+            (Some(_), _) => {}
+        }
         match answer {
             Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) }) => {
                 let (address, timeout) = (self.address, self.options.timeout);

@@ -16,8 +16,8 @@ use verbatim_client::{Replace, Rules};
 use verbatim_control::{Acceptor, Fingerprint, Policy, ServerIdentity};
 use verbatim_fabric::tcp::JOIN_MAGIC;
 use verbatim_proto::message::{
-    ClientMessage, Entry, EntryKind, FileInfo, JoinSecret, Lease, LinkAnswer, Piece, ReadReply,
-    ReadRequest, ServerMessage, Welcome,
+    ClientMessage, Entry, EntryKind, FileInfo, JoinSecret, Lease, LinkAnswer, LinkId, Piece,
+    ReadReply, ReadRequest, ServerMessage, Welcome,
 };
 use verbatim_proto::{
     Code, Digest, Extent, Fault, MirrorReply, MirrorRequest, Region, WindowId, WirePath,
@@ -274,6 +274,27 @@ fn answers_that_nobody_asked_for_end_a_session() {
     let (_, copied) = copy_from(script, |_| {});
     let broken = copied.and_then(|copied| copied.summary.broken);
     assert!(broken.as_ref().is_some_and(|it| it.text.contains("unasked")), "{broken:?}");
+    // A second answer for one link, and one for a link that nobody wants.
+    for script in [attached_twice::<0> as Script, attached_twice::<1000>] {
+        let (_, copied) = copy_from(script, |_| {});
+        let broken = copied.and_then(|copied| copied.summary.broken);
+        let said = "told of a link, and nobody had asked";
+        assert!(broken.as_ref().is_some_and(|it| it.text.contains(said)), "{broken:?}");
+    }
+}
+
+/// Answers for a link, and for the one that is so much further.
+fn attached_twice<const FURTHER: u16>(message: ClientMessage) -> Vec<ServerMessage> {
+    let attached = |link| {
+        let secret = JoinSecret([7; 32]);
+        ServerMessage::Attached { link, answer: Ok(LinkAnswer::Tcp { secret }) }
+    };
+    match message {
+        ClientMessage::Attach { link, .. } => {
+            vec![attached(link), attached(LinkId { index: link.index + FURTHER, ..link })]
+        }
+        message => folder_of(message, vec![entry("f", EntryKind::File, 9)]),
+    }
 }
 
 #[test]
