@@ -97,7 +97,7 @@ impl Core {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
             }
-            ClientEffect::Opened { file: id, info } => {
+            ClientEffect::Opened { file: id, info, .. } => {
                 let file = self.compares.files.get_mut(&id).expect("opened files are known");
                 file.size = info.size;
                 let here = file.source.identity().size;

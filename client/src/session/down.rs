@@ -155,9 +155,6 @@ impl Core {
     /// It is known what an earlier run left of a file.
     pub(super) fn resumed(&mut self, id: FileId, have: Option<Have>) {
         let Some((remote, file)) = self.downloads.resuming.remove(&id) else { return };
-        if let Some(have) = &have {
-            self.found(file.mark.item, &file.label, have.extents.bytes());
-        }
         self.open_download(id, remote, file, have);
     }
 
@@ -177,7 +174,7 @@ impl Core {
             ClientEffect::Send(request) => {
                 self.sending.push_back(ClientMessage::Read(request));
             }
-            ClientEffect::Opened { file: id, mut info } => {
+            ClientEffect::Opened { file: id, mut info, had } => {
                 if self.options.preserve {
                     // Nobody else's business until it has all of its metadata.
                     info.mode &= 0o700;
@@ -190,6 +187,9 @@ impl Core {
                     // What an earlier run left is as good as it was.
                     file.goal.leave();
                     self.read.fail(id, fault);
+                } else if had > 0 {
+                    let (item, label) = (file.mark.item, file.label.clone());
+                    self.found(item, &label, had);
                 }
             }
             ClientEffect::Fetch(fetch) => self.fetch(fetch),

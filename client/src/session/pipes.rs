@@ -64,9 +64,6 @@ impl Core {
         self.progress.files_known += 1;
         self.progress.expect(work.size);
         let (tap, begun) = work.outlet.tap(id, self.events.clone());
-        if let Some((have, _)) = &begun {
-            self.found(mark.item, &work.label, have.extents.bytes());
-        }
         self.read.open_ordered(id, work.remote, begun, now);
         if let Some(fault) = tap.failure() {
             self.read.fail(id, fault);

@@ -281,7 +281,7 @@ impl Core {
     pub(super) fn part_effect(&mut self, effect: ClientEffect) {
         match effect {
             ClientEffect::Send(request) => self.sending.push_back(ClientMessage::Read(request)),
-            ClientEffect::Opened { file, info } => {
+            ClientEffect::Opened { file, info, .. } => {
                 if let Some((part, _)) = self.part(file) {
                     part.opened(info);
                 }

@@ -323,7 +323,7 @@ impl Driver {
             let Some(effect) = self.client.next_effect() else { break };
             match effect {
                 ClientEffect::Send(request) => self.send(&request),
-                ClientEffect::Opened { file, info } => self.opened(file, &info),
+                ClientEffect::Opened { file, info, .. } => self.opened(file, &info),
                 ClientEffect::Fetch(fetch) => {
                     self.check(&fetch);
                     self.jobs.push(Job::Fetch(fetch));

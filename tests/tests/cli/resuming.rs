@@ -118,7 +118,8 @@ fn a_source_that_changed_since_is_not_mixed_with_what_was_there() {
     let serve = &world.serve;
     let other = bytes(77, BIG_BYTES);
     fs::write(&source, &other).unwrap();
-    serve.cp(&[serve.at("data/big"), text(&out)]).done();
+    let done = serve.cp(&["--json".to_owned(), serve.at("data/big"), text(&out)]).done();
+    assert_eq!(told(&done.stdout, "resumed_bytes"), 0, "nothing of it could be used");
     assert!(fs::read(out.join("big")).unwrap() == other, "the copy is a mixture");
     assert_eq!(names(&out), ["big"], "something is left behind");
 }

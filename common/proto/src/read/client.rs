@@ -274,7 +274,8 @@ impl ReadClient {
             None => {}
         }
         file.unverified_bytes = file.unleased.bytes();
-        self.effects.push_back(ClientEffect::Opened { file: id, info });
+        let had = info.size - file.unverified_bytes;
+        self.effects.push_back(ClientEffect::Opened { file: id, info, had });
         Ok(())
     }
 

@@ -46,6 +46,8 @@ pub enum ClientEffect {
         file: FileId,
         /// What it is.
         info: FileInfo,
+        /// How many bytes of it an earlier run has, which are not asked for.
+        had: u64,
     },
     /// Read a chunk, verify it, write it; answer with `fetched`.
     Fetch(Fetch),

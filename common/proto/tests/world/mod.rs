@@ -446,7 +446,7 @@ impl World {
         use read::ClientEffect as Effect;
         match effect {
             Effect::Send(request) => self.say_to_server(ClientMessage::Read(request)),
-            Effect::Opened { file, info } => assert_eq!(info.size, self.files[&file].size),
+            Effect::Opened { file, info, .. } => assert_eq!(info.size, self.files[&file].size),
             Effect::Fetch(fetch) => {
                 assert!(self.in_slot.insert((fetch.link, fetch.slot)), "a slot is used twice");
                 assert!(self.windows[&fetch.chunk.window], "a retired window is read");

@@ -124,7 +124,8 @@ mod tests {
     fn one_that_takes_any_version_takes_none_of_another_size() {
         let (mut machine, _) = asked(None);
         let told = say(&mut machine, ReadReply::Opened { files: vec![(ID, Ok(info(None)))] });
-        assert_eq!(told, [ClientEffect::Opened { file: ID, info: info(None) }]);
+        let had = SIZE - GRAIN_BYTES;
+        assert_eq!(told, [ClientEffect::Opened { file: ID, info: info(None), had }]);
         let (mut machine, _) = asked(None);
         let longer = FileInfo { size: SIZE + 1, ..info(None) };
         say(&mut machine, ReadReply::Opened { files: vec![(ID, Ok(longer))] });
