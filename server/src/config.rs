@@ -93,20 +93,20 @@ impl Default for Config {
 impl Config {
     /// Reads the configuration that was asked for, or that of the service where it is there.
     pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
-        let service = Path::new(SERVICE_CONFIG);
-        match asked.or_else(|| service.exists().then_some(service)) {
-            Some(path) => Self::load(path),
-            None => Ok(Self::default()),
-        }
+        let (text, origin) = Self::text(asked)?;
+        Self::from_toml(&text, &origin)
     }
 
-    /// Reads and checks a configuration file.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+    /// The text of that configuration, and where it is from; none of both where there is none.
+    pub fn text(asked: Option<&Path>) -> Result<(String, String), ConfigError> {
+        let service = Path::new(SERVICE_CONFIG);
+        let path = asked.or_else(|| service.exists().then_some(service));
+        let Some(path) = path else { return Ok(Default::default()) };
         let text = std::fs::read_to_string(path).map_err(|error| {
             let what = format!("cannot read {}", path.display());
             ConfigError::Unreadable { text: Fault::from_io(what, &error).text }
         })?;
-        Self::from_toml(&text, &path.display().to_string())
+        Ok((text, path.display().to_string()))
     }
 
     /// Reads and checks a configuration; `origin` is where errors say it came from.
@@ -602,7 +602,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_named() {
-        let error = Config::load(Path::new("/none/rdma-serve.toml")).unwrap_err();
+        let error = Config::find(Some(Path::new("/none/rdma-serve.toml"))).unwrap_err();
         assert_eq!(
             error.to_string(),
             "cannot read /none/rdma-serve.toml: no such file or directory"

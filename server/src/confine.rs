@@ -77,24 +77,27 @@ impl User {
 
     /// Becomes this user for good. Refuses exports that only root can serve.
     pub fn become_it(&self, config: &Config) -> Result<(), ConfigError> {
-        let name = &config.user;
         if rustix::process::geteuid().as_raw() == self.uid {
             return Ok(());
         }
-        if !rustix::process::geteuid().is_root() {
-            return Err(cannot(name, "only root can become another user"));
-        }
-        self.check_exports(config)?;
-        self.drop_root(config.keep_chown).map_err(|error| cannot(name, &error.to_string()))?;
+        self.check(config)?;
+        let drop_root = self.drop_root(config.keep_chown);
+        drop_root.map_err(|error| cannot(&config.user, &error.to_string()))?;
         assert!(thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
         Ok(())
     }
 
-    /// Says if an export could not be served by this user, who is not this process's.
-    pub fn check_exports(&self, config: &Config) -> Result<(), ConfigError> {
-        let same = rustix::process::geteuid().as_raw() == self.uid;
+    /// Says why this process could not become this user, or not serve every export then.
+    pub fn check(&self, config: &Config) -> Result<(), ConfigError> {
+        let now = rustix::process::geteuid();
+        if now.as_raw() == self.uid {
+            return Ok(());
+        }
+        if !now.is_root() {
+            return Err(cannot(&config.user, "only root can become another user"));
+        }
         let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
-        let Some(export) = gives.filter(|_| !config.keep_chown && !same) else { return Ok(()) };
+        let Some(export) = gives.filter(|_| !config.keep_chown) else { return Ok(()) };
         let why = format!(
             "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
             export.name

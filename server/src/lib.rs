@@ -32,6 +32,6 @@ mod surveys;
 mod worker;
 
 pub use devices::Devices;
-pub use listener::{Ending, Server, ServerError, ServerOptions, check, take_port};
+pub use listener::{Ending, Server, ServerError, ServerOptions, check, check_metrics, take_port};
 pub use observe::MetricsError;
 pub use shares::FILE_THREADS_MAX;

@@ -3,7 +3,7 @@
 //! the running ones finish, then what is left is ended.
 
 use crate::cache::DigestCache;
-use crate::config::{Config, ConfigError, Tls};
+use crate::config::{Config, ConfigError, Metrics, Tls};
 use crate::confine::User;
 use crate::devices::Devices;
 use crate::export::{Owner, check_exports};
@@ -255,7 +255,7 @@ pub fn check(config: &Config) -> Result<(), ServerError> {
     }
     check_exports(&config.exports)?;
     if !config.user.is_empty() {
-        User::find(&config.user)?.check_exports(config)?;
+        User::find(&config.user)?.check(config)?;
     }
     let own = config.tls.cert.as_os_str().is_empty() && config.tls.key.as_os_str().is_empty();
     let authority = if own {
@@ -269,6 +269,14 @@ pub fn check(config: &Config) -> Result<(), ServerError> {
     let policy = Keyring::new(config, Vec::new()).policy(&Policy::default())?;
     let has_keys = policy.has_keys() || authority.is_some();
     Ok(check_listen(&config.listen, has_keys, config.insecure_no_auth)?)
+}
+
+/// Looks whether the address for those who watch could be had now, where it must be had.
+pub async fn check_metrics(metrics: &Metrics) -> Result<(), ServerError> {
+    if metrics.is_asked_for() {
+        Page::bind(metrics).await?;
+    }
+    Ok(())
 }
 
 /// Who the server is, and who vouches for clients by their certificates.

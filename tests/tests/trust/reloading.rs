@@ -6,10 +6,13 @@ use crate::process::{Home, NOBODY, Serve, Signal, skip, wait_for};
 use crate::{FOLLOW_MAX, text};
 use serde_json::Value;
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
+use verbatim_tests::http::get;
+use verbatim_tests::port::Port;
 
 /// A folder with a file in it, for an export of its own.
 fn folder(content: &[u8]) -> TempDir {
@@ -105,6 +108,126 @@ fn a_configuration_that_is_no_good_changes_nothing() {
     serve.signal(Signal::HUP);
     serve.logged(" listening ", 2);
     assert!(serve.cp(&["--list", &serve.at("")]).done().stdout.contains("more"));
+}
+
+/// A server whose addresses are those of its configuration, which lets anybody in.
+struct Addressed {
+    serve: Serve,
+    export: TempDir,
+    dir: TempDir,
+}
+
+impl Addressed {
+    fn start(home: Home, listen: &str, metrics: &str, more: &str) -> Self {
+        let (export, dir) = (folder(b"bytes"), tempfile::tempdir().expect("a folder"));
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+        let config = dir.path().join("serve.toml");
+        write(&config, listen, metrics, more, export.path());
+        let flags = ["--reloadable", "--config", &text(&config)];
+        let serve = Serve::plain(&Arc::new(home), &flags);
+        Self { serve, export, dir }
+    }
+
+    /// Has it read another configuration.
+    fn reload(&self, listen: &str, metrics: &str, more: &str) {
+        let config = self.dir.path().join("serve.toml");
+        write(&config, listen, metrics, more, self.export.path());
+        self.serve.signal(Signal::HUP);
+    }
+
+    /// Waits until it did not take a configuration so many times, and says why not the last time.
+    fn refusal(&self, times: usize) -> String {
+        let words = "configuration not taken";
+        let log = self.serve.logged(words, times);
+        log.lines().rfind(|line| line.contains(words)).expect("it was logged").to_owned()
+    }
+
+    /// Waits until it listens for so many times, and serves.
+    fn serves(&self, times: usize) {
+        self.serve.logged(" listening ", times);
+        self.serve.cp(&["--list", &self.serve.at("data")]).done();
+    }
+}
+
+fn write(config: &Path, listen: &str, metrics: &str, more: &str, export: &Path) {
+    let keys = format!("listen = {listen:?}\ninsecure_no_auth = true\n{more}\n");
+    let keys = format!("{keys}[metrics]\nlisten = {metrics:?}\n");
+    configure(config, &keys, &[("data", export)]);
+}
+
+#[test]
+fn an_address_that_cannot_be_had_changes_nothing() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let (free, taken) = ("127.0.0.1:0", taken.local_addr().expect("ours").to_string());
+    let server = Addressed::start(Home::new(), free, free, "");
+    let before = child_of(&server.serve);
+    // Of others, and of other machines (RFC 5737).
+    let refused = [
+        (free, &*taken, format!("cannot listen for metrics on {taken}")),
+        (free, "192.0.2.1:9469", "cannot listen for metrics on 192.0.2.1:9469".into()),
+        (&*taken, free, format!("cannot listen on {taken}")),
+        ("192.0.2.1:20490", free, "cannot listen on 192.0.2.1:20490".into()),
+    ];
+    for (number, (listen, metrics, why)) in refused.into_iter().enumerate() {
+        server.reload(listen, metrics, "");
+        let line = server.refusal(number + 1);
+        assert!(line.contains(&why), "{line}");
+    }
+    assert_eq!((child_of(&server.serve), before.is_some()), (before, true), "it goes on");
+    server.serves(1);
+}
+
+#[test]
+fn a_user_that_it_cannot_become_changes_nothing() {
+    let name = "a_user_that_it_cannot_become_changes_nothing";
+    let Some(home) = Home::powerless() else { return skip(name, "nobody may not run this build") };
+    let server = Addressed::start(home, "127.0.0.1:0", "off", "");
+    let before = child_of(&server.serve);
+    server.reload("127.0.0.1:0", "off", "user = \"daemon\"");
+    let line = server.refusal(1);
+    assert!(line.contains("only root can become another user"), "{line}");
+    assert_eq!((child_of(&server.serve), before.is_some()), (before, true), "it goes on");
+    server.serves(1);
+}
+
+#[test]
+fn an_address_that_holds_the_one_before_is_served_or_nothing_is_lost() {
+    let held = Port::take();
+    let [all, other] = ["0.0.0.0", "127.0.0.2"].map(|ip| format!("{ip}:{}", held.address.port()));
+    let server = Addressed::start(Home::new(), &held.text(), "off", "");
+    let in_way = TcpListener::bind(&other).expect("a free address");
+    server.reload(&all, "off", "");
+    let line = server.refusal(1);
+    assert!(line.contains(&format!("cannot listen on {all}")), "{line}");
+    server.serves(2);
+    drop(in_way);
+    server.reload(&all, "off", "");
+    server.serves(3);
+    let there = |address: &str| std::net::TcpStream::connect(address).is_ok();
+    assert!(there(&other));
+    // And back.
+    server.reload(&held.text(), "off", "");
+    server.serves(4);
+    assert!(!there(&other));
+}
+
+#[test]
+fn a_server_that_cannot_start_anew_is_started_as_it_was() {
+    let (held, free) = (Port::take(), "127.0.0.1:0");
+    let [all, other] = ["0.0.0.0", "127.0.0.2"].map(|ip| format!("{ip}:{}", held.address.port()));
+    let mut server = Addressed::start(Home::new(), free, &held.text(), "");
+    let _in_way = TcpListener::bind(&other).expect("a free address");
+    // Whether the rest of it is free shows when the server is gone.
+    server.reload(free, &all, "");
+    server.serve.said(&format!("cannot listen for metrics on {all}"));
+    let line = server.refusal(1);
+    assert!(line.contains("the one before counts"), "{line}");
+    server.serves(2);
+    assert_eq!(get(held.address, "/readyz").status, 200);
+    server.reload(free, &held.text(), "drain_seconds = 1");
+    server.serves(3);
+    server.serve.signal(Signal::TERM);
+    assert_eq!(server.serve.end(), Some(0));
 }
 
 #[test]

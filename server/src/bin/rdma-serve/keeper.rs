@@ -3,26 +3,37 @@
 //! at SIGHUP the child ends, and the parent, which gave up nothing, starts another one
 //! that gives up its rights by the new configuration. The parent serves nobody and
 //! reads nothing of clients. It owns the port, so that it is nobody else's meanwhile.
+//! It owns the configuration, too: what it read and checked is what the child serves by,
+//! and what the one before served by is kept until that listens. A new one that cannot
+//! start costs its clients a moment, never the service.
 //!
 //! One server at a time: quotas, pins and who holds a target are counted in a process.
 //! Live sessions end; their clients come back by themselves and go on where they were.
 
 use crate::Flags;
 use crate::shared::complain;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{Shutdown, sockopt};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::Config;
-use verbatim_server::{ServerError, take_port};
+use verbatim_server::{ServerError, check, check_metrics, take_port};
 use verbatim_telemetry::notify::Notifier;
 
 /// Says in the environment that standard input is the port, and who holds it.
 const KEPT_BY: &str = "RDMA_SERVE_KEPT_BY";
+
+/// Says there where the text of the configuration is that the parent read.
+const KEPT_CONFIG: &str = "RDMA_SERVE_KEPT_CONFIG";
 
 /// What ps and the journal call the child: it is executed by another name, because a file of this
 /// one may be that of a newer version by then.
@@ -30,6 +41,10 @@ const NAME: &str = "rdma-serve";
 
 /// How long a server that ends may take, before it is killed: it waits for nobody.
 const END_MAX: Duration = Duration::from_secs(30);
+
+/// How long a server may take until it listens, where there is another one to go back to: what
+/// systemd gives a service.
+const START_MAX: Duration = Duration::from_secs(90);
 
 /// How often it is looked whether it has ended, beside when the kernel says so.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -47,6 +62,11 @@ pub fn kept_port() -> Option<io::Result<TcpStream>> {
     }))
 }
 
+/// Where the configuration is that a parent read, where this process is its child.
+pub fn kept_config() -> Option<PathBuf> {
+    std::env::var_os(KEPT_CONFIG).map(PathBuf::from)
+}
+
 /// Has the kernel end this process with the one that started it. Becoming another user undoes
 /// that, so it is asked for again then.
 pub fn end_with_parent() -> io::Result<()> {
@@ -61,12 +81,15 @@ pub fn end_with_parent() -> io::Result<()> {
 }
 
 /// Keeps a server until it ends or is told to, and starts it anew at SIGHUP.
-pub fn keep(flags: &Flags, config: &Config) -> ExitCode {
+pub fn keep(flags: &Flags, config: Config, text: String) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let kept = runtime.map_err(|error| complain(&format!("cannot wait: {error}"), None, 1));
     let kept = kept.and_then(|runtime| {
-        let port = Port::take(config.listen).map_err(|error| complain(&error, error.hint(), 1))?;
-        let keeper = Keeper { flags, port };
+        let port = Port::take(config.listen).map_err(|error| {
+            let error = cannot_listen(config.listen, &error);
+            complain(&error, error.hint(), 1)
+        })?;
+        let keeper = Keeper { flags, served: Served { config, text, port }, before: None };
         runtime.block_on(keeper.run()).map_err(|e| complain(&format!("cannot serve: {e}"), None, 1))
     });
     kept.unwrap_or_else(|code| code)
@@ -74,7 +97,9 @@ pub fn keep(flags: &Flags, config: &Config) -> ExitCode {
 
 struct Keeper<'f> {
     flags: &'f Flags,
-    port: Port,
+    served: Served,
+    /// What is gone back to if the server that was started last does not listen.
+    before: Option<Before>,
 }
 
 impl Keeper<'_> {
@@ -85,7 +110,7 @@ impl Keeper<'_> {
             signal(SignalKind::interrupt())?,
             signal(SignalKind::child())?,
         ];
-        let mut server = self.start()?;
+        let mut server = self.served.start()?;
         let mut stopping = false;
         loop {
             let stop = tokio::select! {
@@ -94,12 +119,8 @@ impl Keeper<'_> {
                 _ = term.recv() => true,
                 _ = int.recv() => true,
                 _ = hangup.recv(), if !stopping => {
-                    match self.look_anew() {
-                        Ok(()) => {
-                            tracing::info!("configuration read: the server is started anew");
-                            end(&mut server).await?;
-                            server = self.start()?;
-                        }
+                    match self.look_anew().await {
+                        Ok(next) => self.exchange(&mut server, next).await?,
                         Err(error) => tell_refusal(&error),
                     }
                     false
@@ -111,31 +132,128 @@ impl Keeper<'_> {
                 stopping = true;
                 tell(&server, Signal::TERM);
             }
-            if let Some(status) = server.try_wait()? {
-                // One that was told before it could listen to that has stopped all the same.
-                let told = stopping && status.signal() == Some(Signal::TERM.as_raw());
-                return Ok(if told { ExitCode::SUCCESS } else { code_of(status) });
+            let Some(status) = server.try_wait()? else {
+                self.look_after(&server);
+                continue;
+            };
+            match self.before.take() {
+                Some(before) if !stopping => server = self.go_back(before.served)?,
+                _ => {
+                    // One that was told before it could listen to that has stopped all the same.
+                    let told = stopping && status.signal() == Some(Signal::TERM.as_raw());
+                    return Ok(if told { ExitCode::SUCCESS } else { code_of(status) });
+                }
             }
         }
     }
 
+    /// Reads the configuration again, and tries what can be tried while the server runs. Where it
+    /// is no good nothing has changed.
+    async fn look_anew(&self) -> Result<Next, Box<ServerError>> {
+        let (config, text) = self.flags.config().map_err(ServerError::from)?;
+        check(&config)?;
+        let [now, then] = [&self.served.config, &config].map(|config| config.metrics.address());
+        // What the server itself is in the way of shows when the next one starts.
+        if !now.zip(then).is_some_and(|(now, then)| meet(now, then)) {
+            check_metrics(&config.metrics).await?;
+        }
+        let port = match &self.served.port {
+            port if port.asked == config.listen => Some(port.clone()),
+            port => match Port::take(config.listen) {
+                Ok(port) => Some(port),
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse && meet(port.at, config.listen) =>
+                {
+                    None
+                }
+                Err(error) => return Err(Box::new(cannot_listen(config.listen, &error))),
+            },
+        };
+        Ok(Next { config, text, port })
+    }
+
+    /// Ends the server and starts the next one; the same again where its address cannot be had.
+    async fn exchange(&mut self, server: &mut Child, next: Next) -> io::Result<()> {
+        tracing::info!("configuration read: the server is started anew");
+        self.look_after(server);
+        end(server).await?;
+        self.served.port.hush();
+        let Next { config, text, port } = next;
+        // Of the same port and in part of the same addresses as the one before, which nobody
+        // listens on now: who connects at this moment is refused, and comes back.
+        match port.map_or_else(|| Port::take(config.listen), Ok) {
+            Ok(port) => {
+                let served = std::mem::replace(&mut self.served, Served { config, text, port });
+                // One that never listened is nothing to go back to.
+                let served = self.before.take().map_or(served, |before| before.served);
+                self.before = Some(Before { served, since: Instant::now() });
+            }
+            Err(error) => tell_refusal(&cannot_listen(config.listen, &error)),
+        }
+        *server = self.served.start()?;
+        Ok(())
+    }
+
+    /// Looks whether a server listens by now that was started anew.
+    fn look_after(&mut self, server: &Child) {
+        let Some(before) = &self.before else { return };
+        if self.served.port.is_listening() {
+            self.before = None;
+        } else if before.since.elapsed() > START_MAX {
+            tracing::warn!("the server does not start and is killed");
+            tell(server, Signal::KILL);
+        }
+    }
+
+    /// Starts the server as it was before, because it did not start by what was read.
+    fn go_back(&mut self, before: Served) -> io::Result<Child> {
+        let hint = "what the server said of it stands above";
+        tracing::error!(
+            hint,
+            "configuration not taken: no server starts by it, the one before counts"
+        );
+        Notifier::from_environment().tell(&[], "configuration not taken: no server starts by it");
+        self.served.port.hush();
+        self.served = before;
+        self.served.start()
+    }
+}
+
+/// What a server is started with.
+struct Served {
+    config: Config,
+    /// The text of its file.
+    text: String,
+    port: Port,
+}
+
+/// What a server was started with, and since when there is another that does not listen yet.
+struct Before {
+    served: Served,
+    since: Instant,
+}
+
+/// What the next server is to be started with. Its port may be free only when this one has ended.
+struct Next {
+    config: Config,
+    text: String,
+    port: Option<Port>,
+}
+
+impl Served {
     /// Starts the server, as this process was started.
     fn start(&self) -> io::Result<Child> {
         let port = OwnedFd::from(self.port.socket.try_clone()?);
+        // One for each server: what gets hold of one cannot change what the next is started with.
+        let named = |flags| memfd_create("rdma-serve.toml", flags);
+        // Kernels before 6.3 do not know that flag, and later ones may insist on it.
+        let text = named(MemfdFlags::NOEXEC_SEAL).or_else(|_| named(MemfdFlags::empty()))?;
+        let mut text = File::from(text);
+        text.write_all(self.text.as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0(NAME).args(std::env::args_os().skip(1)).stdin(Stdio::from(port));
+        command.env(KEPT_CONFIG, format!("/proc/self/fd/{}", text.as_raw_fd()));
         command.env(KEPT_BY, std::process::id().to_string()).spawn()
-    }
-
-    /// Reads the configuration again, and takes its port where that is another one. Where it is no
-    /// good nothing has changed.
-    fn look_anew(&mut self) -> Result<(), Box<ServerError>> {
-        let config = self.flags.config().map_err(ServerError::from)?;
-        verbatim_server::check(&config)?;
-        if config.listen != self.port.asked {
-            self.port = Port::take(config.listen)?;
-        }
-        Ok(())
     }
 }
 
@@ -145,25 +263,49 @@ fn tell_refusal(error: &ServerError) {
     Notifier::from_environment().tell(&[], &format!("configuration not taken: {error}"));
 }
 
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> ServerError {
+    ServerError::Listen { address, cause: error.to_string() }
+}
+
 /// The address that is served at.
+#[derive(Clone)]
 struct Port {
     /// As it is configured: its port may be 0.
     asked: SocketAddr,
-    socket: TcpStream,
+    /// As it is.
+    at: SocketAddr,
+    socket: Arc<TcpStream>,
 }
 
 impl Port {
-    fn take(asked: SocketAddr) -> Result<Self, Box<ServerError>> {
-        let socket = take_port(asked).and_then(|socket| match asked.port() {
+    fn take(asked: SocketAddr) -> io::Result<Self> {
+        let mut socket = take_port(asked)?;
+        let at = rustix::net::getsockname(&socket)?.try_into()?;
+        if asked.port() == 0 {
             // Named, because a port that is found for a socket goes when it no longer listens.
-            0 => take_port(rustix::net::getsockname(&socket)?.try_into()?),
-            _ => Ok(socket),
-        });
-        let cannot = |error: io::Error| {
-            Box::new(ServerError::Listen { address: asked, cause: error.to_string() })
-        };
-        socket.map(|socket| Self { asked, socket }).map_err(cannot)
+            socket = take_port(at)?;
+        }
+        Ok(Self { asked, at, socket: Arc::new(socket) })
     }
+
+    /// Whether a server listens there: the socket is also its own.
+    fn is_listening(&self) -> bool {
+        sockopt::socket_acceptconn(&self.socket).unwrap_or(false)
+    }
+
+    /// Has nobody wait there for a server that was killed.
+    fn hush(&self) {
+        if self.is_listening() {
+            // It has just been listening, and there is no other reason to fail.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        }
+    }
+}
+
+/// Whether one of two addresses is part of the other.
+fn meet(one: SocketAddr, other: SocketAddr) -> bool {
+    let all = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() == other.port() && (all || one.ip() == other.ip())
 }
 
 /// Has a server end at once, and waits until it has.
@@ -193,4 +335,36 @@ fn code_of(status: ExitStatus) -> ExitCode {
         tracing::error!(%status, "the server died");
     }
     ExitCode::from(code.unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_holds_the_one_before_is_had_when_nobody_listens_there() {
+        let one = Port::take("127.0.0.1:0".parse().unwrap()).unwrap();
+        rustix::net::listen(&one.socket, 8).unwrap();
+        let all = SocketAddr::from(([0, 0, 0, 0], one.at.port()));
+        let refused = Port::take(all).err().map(|error| error.kind());
+        assert_eq!((refused, meet(one.at, all)), (Some(io::ErrorKind::AddrInUse), true));
+        assert!(one.is_listening());
+        one.hush();
+        assert!(!one.is_listening());
+        // Both are held: where a server does not start at the new one, it does at the old one.
+        let all = Port::take(all).unwrap();
+        rustix::net::listen(&all.socket, 8).unwrap();
+        assert!(all.is_listening() && std::net::TcpStream::connect(one.at).is_ok());
+        all.hush();
+        rustix::net::listen(&one.socket, 8).unwrap();
+        assert!(one.is_listening() && std::net::TcpStream::connect(one.at).is_ok());
+    }
+
+    #[test]
+    fn addresses_meet_that_are_one_or_of_which_one_is_all() {
+        let met = |one: &str, other: &str| meet(one.parse().unwrap(), other.parse().unwrap());
+        assert!(met("127.0.0.1:7", "0.0.0.0:7") && met("[::]:7", "10.0.0.1:7"));
+        assert!(met("10.0.0.1:7", "10.0.0.1:7"));
+        assert!(!met("127.0.0.1:7", "10.0.0.1:7") && !met("127.0.0.1:7", "0.0.0.0:8"));
+    }
 }

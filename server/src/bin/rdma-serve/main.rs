@@ -134,9 +134,11 @@ struct Flags {
 }
 
 impl Flags {
-    /// Lays the flags over the configuration.
-    fn config(&self) -> Result<Config, ConfigError> {
-        let mut config = Config::find(self.config.as_deref())?;
+    /// Lays the flags over the configuration. With the text of that, as it was read.
+    fn config(&self) -> Result<(Config, String), ConfigError> {
+        let kept = keeper::kept_config();
+        let (text, origin) = Config::text(kept.as_deref().or(self.config.as_deref()))?;
+        let mut config = Config::from_toml(&text, &origin)?;
         let mode = if self.rw { Mode::ReadWrite } else { Mode::ReadOnly };
         for spec in &self.exports {
             config.exports.push(ExportSpec::parse(spec, mode)?);
@@ -155,7 +157,7 @@ impl Flags {
         config.user = self.user.clone().unwrap_or(config.user);
         self.rdma.lay_over(&mut config.rdma);
         config.check("the command line")?;
-        Ok(config)
+        Ok((config, text))
     }
 }
 
@@ -168,8 +170,8 @@ fn metrics_listen(text: &str) -> Result<String, String> {
 
 fn main() -> ExitCode {
     let flags = verbatim_usage::parse::<Flags>();
-    let config = match flags.config() {
-        Ok(config) => config,
+    let (config, text) = match flags.config() {
+        Ok(configured) => configured,
         Err(error) => return complain(&error, error.hint(), 2),
     };
     if config.exports.is_empty() {
@@ -193,7 +195,7 @@ fn main() -> ExitCode {
         tracing::warn!(%error, "new privileges are not given up");
     }
     let port = match keeper::kept_port() {
-        None if flags.reloadable => return keeper::keep(&flags, &config),
+        None if flags.reloadable => return keeper::keep(&flags, config, text),
         None => None,
         Some(Ok(port)) => Some(port),
         Some(Err(error)) => return complain(&format!("cannot take the port: {error}"), None, 1),
