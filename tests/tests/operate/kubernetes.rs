@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use verbatim_server::config::Config;
 use verbatim_tests::process::{Home, Running, skip};
 
 /// The version whose schemas are asked, as the package that has them is numbered.
@@ -71,16 +72,35 @@ fn the_examples_are_what_kubernetes_takes() {
     assert!(!validate(&wrong).0, "it takes anything");
 }
 
+/// The configuration that serve.yaml gives its servers.
+fn configuration(serve: &str) -> String {
+    let config = serve.split("rdma-serve.toml: |\n").nth(1).expect("the configuration");
+    let lines = config.lines().take_while(|line| line.starts_with("    "));
+    lines.map(|line| format!("{}\n", &line[4..])).collect()
+}
+
+#[test]
+fn the_network_neither_sees_who_is_served_nor_ends_a_server() {
+    let serve = fs::read_to_string(configs().join("serve.yaml")).expect("text");
+    let config = Config::from_toml(&configuration(&serve), "serve.yaml").expect("good");
+    assert!(config.metrics.address().is_some_and(|address| address.ip().is_loopback()));
+    let probe = |name: &str| {
+        let lines = serve.split(&format!("{name}:\n")).nth(1).and_then(|it| it.lines().next());
+        lines.map(str::trim).map(str::to_owned)
+    };
+    let ready = "httpGet: { path: /readyz, host: 127.0.0.1, port: metrics }";
+    assert_eq!(probe("readinessProbe").as_deref(), Some(ready));
+    assert_eq!(probe("livenessProbe").as_deref(), Some("tcpSocket: { port: data }"));
+}
+
 #[test]
 fn what_the_examples_run_the_commands_take() {
     let home = Home::new();
     let text = |file: &str| fs::read_to_string(configs().join(file)).expect("text");
     let serve = text("serve.yaml");
-    let config = serve.split("rdma-serve.toml: |\n").nth(1).expect("the configuration");
-    let lines = config.lines().take_while(|line| line.starts_with("    "));
+    let config = configuration(&serve);
     let folder = home.path().join("data");
     fs::create_dir(&folder).expect("makes");
-    let config: String = lines.map(|line| format!("{}\n", &line[4..])).collect();
     let state = home.path().join("state");
     let config = config.replace("\"/data\"", &format!("{folder:?}"));
     let config = config.replace("\"/var/lib/verbatim\"", &format!("{state:?}"));
