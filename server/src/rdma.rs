@@ -35,6 +35,14 @@ pub(crate) struct Rdma {
 }
 
 impl Rdma {
+    /// Whether the configuration lets links start at this port.
+    pub fn may_use(&self, device: &str, port: u8) -> bool {
+        let Wish { device: named, port: numbered, .. } = &self.wish;
+        self.enable
+            && named.as_ref().is_none_or(|it| it == device)
+            && numbered.is_none_or(|it| it == port)
+    }
+
     /// Lists where links of a client can start that reached us at this address, the best first.
     pub fn places(&self, local: Option<IpAddr>) -> Result<Vec<Place>, FabricError> {
         if !self.enable {

@@ -166,7 +166,7 @@ impl Observatory {
             let surveyed = tokio::task::spawn_blocking(move || {
                 // Else what the kernel has to say of an idle device would pile up.
                 shared.rdma.devices.names();
-                let survey = Survey::look(&place.root, &shared.exports);
+                let survey = Survey::look(&place.root, &shared.rdma, &shared.exports);
                 *lock(&place.survey) = survey;
             });
             let mut surveyed = Box::pin(surveyed);

@@ -2,6 +2,7 @@
 //! not answer: the file systems of exports, and the ports of RDMA devices.
 //! Whoever asks the server gets what the last look found.
 
+use crate::rdma::Rdma;
 use crate::reach::ExportFolder;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,8 +35,11 @@ impl Default for Survey {
 }
 
 impl Survey {
-    pub fn look(root: &Path, exports: &BTreeMap<Vec<u8>, Arc<ExportFolder>>) -> Self {
+    /// Looks at exports, and at the ports that links may start from: others of the machine may be
+    /// down for good.
+    pub fn look(root: &Path, rdma: &Rdma, exports: &BTreeMap<Vec<u8>, Arc<ExportFolder>>) -> Self {
         let mut survey = Self { ports: read_ports(root), ..Self::default() };
+        survey.ports.retain(|Port { levels, .. }| rdma.may_use(&levels.device, levels.port));
         for (name, export) in exports {
             let hidden = export.gate.hidden;
             let name = match hidden {
@@ -73,6 +77,27 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn only_ports_that_the_configuration_may_use_are_looked_at() {
+        let root = tempfile::tempdir().expect("a folder");
+        for port in ["mlx5_0/ports/1", "mlx5_0/ports/2", "mlx5_1/ports/1"] {
+            let port = root.path().join("sys/class/infiniband").join(port);
+            std::fs::create_dir_all(&port).expect("a folder");
+            std::fs::write(port.join("state"), "1: DOWN\n").expect("a file");
+        }
+        let seen = |toml: &str| -> Vec<(String, u8)> {
+            let rdma = Config::from_toml(toml, "test").expect("good").rdma.options();
+            let ports = Survey::look(root.path(), &rdma, &BTreeMap::new()).ports;
+            ports.into_iter().map(|it| (it.levels.device, it.levels.port)).collect()
+        };
+        let port = |device: &str, port| (device.to_owned(), port);
+        assert_eq!(seen("").len(), 3);
+        assert_eq!(seen("rdma.enable = false"), []);
+        assert_eq!(seen("rdma.device = \"mlx5_1\""), [port("mlx5_1", 1)]);
+        assert_eq!(seen("rdma.port = 2"), [port("mlx5_0", 2)]);
+    }
 
     #[test]
     fn a_file_system_that_never_answered_is_noticed() {
