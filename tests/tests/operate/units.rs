@@ -79,30 +79,73 @@ fn what_is_above_a_mount_is_for_everybody() {
     assert_eq!(mode & 0o777, 0o755);
 }
 
+/// A server that a systemd started which this test is.
+struct Told {
+    serve: Running,
+    socket: UnixDatagram,
+    _kept: (tempfile::TempDir, Home),
+}
+
+impl Told {
+    fn start(watchdog_us: &str, more: &[&str]) -> Self {
+        let (dir, home) = (tempfile::tempdir().expect("folder"), Home::new());
+        let path = dir.path().join("notify");
+        let socket = UnixDatagram::bind(&path).expect("binds");
+        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("takes it");
+        let export = format!("data={}", dir.path().display());
+        let flags = ["--listen", "127.0.0.1:0", "--metrics", "off", &export];
+        let mut command = home.command("rdma-serve", &[&flags, more].concat());
+        command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", watchdog_us);
+        Self { serve: Running::start(command), socket, _kept: (dir, home) }
+    }
+
+    fn heard(&self) -> String {
+        let mut buffer = [0; 512];
+        let bytes = self.socket.recv(&mut buffer).expect("it is told in time");
+        String::from_utf8_lossy(&buffer[..bytes]).into_owned()
+    }
+
+    /// What is told until a line begins so, and that line.
+    fn heard_until(&self, begin: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        while !lines.last().is_some_and(|line: &String| line.starts_with(begin)) {
+            assert!(lines.len() < 1000, "not a word of {begin}: {lines:?}");
+            lines.push(self.heard());
+        }
+        lines
+    }
+}
+
+#[test]
+fn the_watchdog_begins_anew_with_each_server_that_a_reload_starts() {
+    // Longer than this test: what is told here is told beside the beats of a server.
+    let told = Told::start("600000000", &["--reloadable"]);
+    told.heard_until("READY=1");
+    told.heard_until("WATCHDOG=1");
+    for _ in 0..2 {
+        told.serve.signal(Signal::HUP);
+        let between = told.heard_until("READY=1");
+        let alive = between.iter().filter(|line| *line == "WATCHDOG=1\n").count();
+        assert!(alive >= 2, "before one ends, and when the other starts: {between:?}");
+        told.heard_until("WATCHDOG=1");
+    }
+    told.serve.signal(Signal::TERM);
+    told.heard_until("STOPPING=1");
+    assert_eq!(told.serve.end().code, Some(0));
+}
+
 #[test]
 fn systemd_is_told_when_a_server_listens_lives_and_stops() {
-    let home = Home::new();
-    let dir = tempfile::tempdir().expect("folder");
-    let path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&path).expect("binds");
-    socket.set_read_timeout(Some(Duration::from_secs(20))).expect("takes it");
-    let heard = || {
-        let mut buffer = [0; 512];
-        let bytes = socket.recv(&mut buffer).expect("it is told in time");
-        String::from_utf8_lossy(&buffer[..bytes]).into_owned()
-    };
-    let export = format!("data={}", dir.path().display());
-    let flags = ["--listen", "127.0.0.1:0", "--metrics", "off", &export];
-    let mut command = home.command("rdma-serve", &flags);
-    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000");
-    let serve = Running::start(command);
-    let ready = heard();
+    let told = Told::start("400000", &[]);
+    let ready = told.heard();
     assert!(ready.starts_with("READY=1\nSTATUS=serving 1 exports at 127.0.0.1:"), "{ready}");
-    assert_eq!((heard(), heard()), ("WATCHDOG=1\n".into(), "WATCHDOG=1\n".into()));
-    serve.signal(Signal::TERM);
-    let stopping = (0..100).map(|_| heard()).find(|text| text != "WATCHDOG=1\n");
+    for _ in 0..3 {
+        assert_eq!(told.heard(), "WATCHDOG=1\n");
+    }
+    told.serve.signal(Signal::TERM);
+    let stopping = (0..100).map(|_| told.heard()).find(|text| text != "WATCHDOG=1\n");
     assert_eq!(stopping.as_deref(), Some("STOPPING=1\nSTATUS=ending sessions\n"));
-    assert_eq!(serve.end().code, Some(0));
+    assert_eq!(told.serve.end().code, Some(0));
 }
 
 #[test]

@@ -89,7 +89,8 @@ pub fn keep(flags: &Flags, config: Config, text: String) -> ExitCode {
             let error = cannot_listen(config.listen, &error);
             complain(&error, error.hint(), 1)
         })?;
-        let keeper = Keeper { flags, served: Served { config, text, port }, before: None };
+        let (served, notifier) = (Served { config, text, port }, Notifier::from_environment());
+        let keeper = Keeper { flags, notifier, served, before: None };
         runtime.block_on(keeper.run()).map_err(|e| complain(&format!("cannot serve: {e}"), None, 1))
     });
     kept.unwrap_or_else(|code| code)
@@ -97,6 +98,9 @@ pub fn keep(flags: &Flags, config: Config, text: String) -> ExitCode {
 
 struct Keeper<'f> {
     flags: &'f Flags,
+    /// A server tells systemd that it is there; between two of them this one does, for so long as
+    /// each may take to end and to start.
+    notifier: Notifier,
     served: Served,
     /// What is gone back to if the server that was started last does not listen.
     before: Option<Before>,
@@ -121,7 +125,7 @@ impl Keeper<'_> {
                 _ = hangup.recv(), if !stopping => {
                     match self.look_anew().await {
                         Ok(next) => self.exchange(&mut server, next).await?,
-                        Err(error) => tell_refusal(&error),
+                        Err(error) => self.refuse(&error),
                     }
                     false
                 }
@@ -176,7 +180,7 @@ impl Keeper<'_> {
     async fn exchange(&mut self, server: &mut Child, next: Next) -> io::Result<()> {
         tracing::info!("configuration read: the server is started anew");
         self.look_after(server);
-        end(server).await?;
+        self.end(server).await?;
         self.served.port.hush();
         let Next { config, text, port } = next;
         // Of the same port and in part of the same addresses as the one before, which nobody
@@ -188,15 +192,41 @@ impl Keeper<'_> {
                 let served = self.before.take().map_or(served, |before| before.served);
                 self.before = Some(Before { served, since: Instant::now() });
             }
-            Err(error) => tell_refusal(&cannot_listen(config.listen, &error)),
+            Err(error) => self.refuse(&cannot_listen(config.listen, &error)),
         }
         *server = self.served.start()?;
+        self.notifier.tell_alive();
         Ok(())
+    }
+
+    /// Has a server end at once, and waits until it has.
+    async fn end(&self, server: &mut Child) -> io::Result<()> {
+        tell(server, Signal::HUP);
+        let (begin, mut killed) = (Instant::now(), false);
+        let mut beats = tokio::time::interval(LOOK_EVERY);
+        while server.try_wait()?.is_none() {
+            if begin.elapsed() > END_MAX && !std::mem::replace(&mut killed, true) {
+                tracing::warn!("the server does not end and is killed");
+                tell(server, Signal::KILL);
+            }
+            tokio::select! {
+                _ = beats.tick() => self.notifier.tell_alive(),
+                () = tokio::time::sleep(Duration::from_millis(5)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, error: &ServerError) {
+        let hint = error.hint().unwrap_or_default();
+        tracing::error!(%error, hint, "configuration not taken: the one before counts");
+        self.notifier.tell(&[], &format!("configuration not taken: {error}"));
     }
 
     /// Looks whether a server listens by now that was started anew.
     fn look_after(&mut self, server: &Child) {
         let Some(before) = &self.before else { return };
+        self.notifier.tell_alive();
         if self.served.port.is_listening() {
             self.before = None;
         } else if before.since.elapsed() > START_MAX {
@@ -212,7 +242,7 @@ impl Keeper<'_> {
             hint,
             "configuration not taken: no server starts by it, the one before counts"
         );
-        Notifier::from_environment().tell(&[], "configuration not taken: no server starts by it");
+        self.notifier.tell(&[], "configuration not taken: no server starts by it");
         self.served.port.hush();
         self.served = before;
         self.served.start()
@@ -255,12 +285,6 @@ impl Served {
         command.env(KEPT_CONFIG, format!("/proc/self/fd/{}", text.as_raw_fd()));
         command.env(KEPT_BY, std::process::id().to_string()).spawn()
     }
-}
-
-fn tell_refusal(error: &ServerError) {
-    let hint = error.hint().unwrap_or_default();
-    tracing::error!(%error, hint, "configuration not taken: the one before counts");
-    Notifier::from_environment().tell(&[], &format!("configuration not taken: {error}"));
 }
 
 fn cannot_listen(address: SocketAddr, error: &io::Error) -> ServerError {
@@ -306,20 +330,6 @@ impl Port {
 fn meet(one: SocketAddr, other: SocketAddr) -> bool {
     let all = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() == other.port() && (all || one.ip() == other.ip())
-}
-
-/// Has a server end at once, and waits until it has.
-async fn end(server: &mut Child) -> io::Result<()> {
-    tell(server, Signal::HUP);
-    let (begin, mut killed) = (Instant::now(), false);
-    while server.try_wait()?.is_none() {
-        if begin.elapsed() > END_MAX && !std::mem::replace(&mut killed, true) {
-            tracing::warn!("the server does not end and is killed");
-            tell(server, Signal::KILL);
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    Ok(())
 }
 
 fn tell(server: &Child, signal: Signal) {

@@ -335,7 +335,8 @@ async fn serve(kept: Kept, flags: &Flags, gathering: &Gathering) -> Result<(), S
 async fn beat(notifier: &Notifier) {
     let Some(pause) = Notifier::beat() else { return std::future::pending().await };
     loop {
-        tokio::time::sleep(pause).await;
+        // First: the server before this one may have told it as long ago as a pause takes.
         notifier.tell_alive();
+        tokio::time::sleep(pause).await;
     }
 }
