@@ -128,7 +128,8 @@ impl Observer for Show {
             out!("{line}");
         } else {
             let ends = |text: &str| if text.ends_with('/') { "" } else { mark };
-            out!("{path}{} -> {target}{}", ends(&path), ends(&target));
+            let marks = (ends(&path), ends(&target));
+            self.voice.bar.suspend(|| out!("{path}{} -> {target}{}", marks.0, marks.1));
         }
     }
 
