@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 use verbatim_fabric::proof::{PROOF_PAGE_BYTES, Proof};
-use verbatim_fabric::verbs::{Address, Place, VerbsDomain, VerbsEndpoint, VerbsLink};
-use verbatim_fabric::{Domain, FabricError, Memory, RegionHandle, SoftDomain};
+use verbatim_fabric::verbs::{Address, Place, VerbsDomain, VerbsEndpoint};
+use verbatim_fabric::{Domain, FabricError, Link, Memory, RegionHandle, SoftDomain};
 use verbatim_proto::message::Region;
 use verbatim_proto::rails::RAILS_MAX;
 use verbatim_proto::units::WINDOW_BYTES;
@@ -75,7 +75,7 @@ pub(crate) struct Wanted {
 
 /// The server's half of a link.
 pub(crate) struct Half {
-    pub link: VerbsLink,
+    pub link: Box<dyn Link>,
     /// What the client is told.
     pub address: Vec<u8>,
     pub rail: u16,
@@ -109,44 +109,53 @@ impl SessionDomain {
         self.devices().iter().map(|device| device.domain.pinned_bytes()).sum()
     }
 
-    /// Makes the server's half of a queue pair. `bell` is rung when something that could not be
-    /// pinned may be.
+    /// Finds the rail that serves a port of the client, and opens its device where that is new.
+    /// `bell` is rung when something that could not be pinned may be.
+    pub fn join(
+        &self,
+        rdma: &Rdma,
+        wanted: &Wanted,
+        gid: [u8; 16],
+        bell: impl Fn(Ring) + Send + Sync + 'static,
+    ) -> Result<u16, FabricError> {
+        let serves = |device: &Device| device.peers.contains(&gid);
+        if let Some(rail) = self.devices().iter().position(serves) {
+            return Ok(rail as u16);
+        }
+        // Before the lock, which workers wait for: all that the machine has is looked at.
+        let places = rdma.places(wanted.local)?;
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let place = pair(&places, &devices, &gid);
+        let same = |it: &Device| (&it.place.device, it.place.port) == (&place.device, place.port);
+        let rail = devices.iter().position(same).unwrap_or(devices.len());
+        if rail == devices.len() {
+            let share = self.share(rdma, wanted.slot_bytes, bell)?;
+            devices.push(self.open(rdma, place.clone(), share, rail + 1)?);
+        }
+        devices[rail].peers.push(gid);
+        Ok(rail as u16)
+    }
+
+    /// Makes the server's half of a queue pair, for one link at a time. Takes a second where the
+    /// peer does not answer for its address, and nobody waits for a lock meanwhile.
     pub fn connect(
         &self,
         rdma: &Rdma,
-        wanted: Wanted,
+        wanted: &Wanted,
+        rail: u16,
         peer: &Address,
-        bell: impl Fn(Ring) + Send + Sync + 'static,
     ) -> Result<Half, FabricError> {
-        let Wanted { local, slot_bytes, by_gid } = wanted;
+        let at = |device: &Device| (device.domain.clone(), device.place.clone());
+        let (domain, mut place) = at(&self.devices()[usize::from(rail)]);
+        let endpoint = endpoint(rdma, &domain, &mut place, wanted.local)?.by_gid(wanted.by_gid);
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        let known = devices.iter().position(|device| device.peers.contains(&peer.gid));
-        let rail = match known {
-            Some(rail) => rail,
-            None => {
-                let places = rdma.places(local)?;
-                let place = pair(&places, &devices, &peer.gid);
-                let same =
-                    |it: &Device| (&it.place.device, it.place.port) == (&place.device, place.port);
-                let rail = match devices.iter().position(same) {
-                    Some(rail) => rail,
-                    None => {
-                        let share = self.share(rdma, slot_bytes, bell)?;
-                        let rails = devices.len() + 1;
-                        devices.push(self.open(rdma, place.clone(), share, rails)?);
-                        devices.len() - 1
-                    }
-                };
-                devices[rail].peers.push(peer.gid);
-                rail
-            }
-        };
-        let device = &mut devices[rail];
-        let endpoint = device.endpoint(rdma, local)?.by_gid(by_gid);
-        let mut address = endpoint.address().to_bytes().to_vec();
+        let device = &mut devices[usize::from(rail)];
+        device.place = place;
         let proof = if peer.proves { self.proof(device)? } else { None };
+        drop(devices);
+        let mut address = endpoint.address().to_bytes().to_vec();
         address.extend(proof.iter().flat_map(Proof::to_bytes));
-        Ok(Half { link: endpoint.connect(peer)?, address, rail: rail as u16 })
+        Ok(Half { link: Box::new(endpoint.connect(peer)?), address, rail })
     }
 
     fn share(
@@ -334,22 +343,21 @@ impl SessionDomain {
     }
 }
 
-impl Device {
-    /// A queue pair. A port that was down may have other addresses now, so where the known one
-    /// does not work, it is chosen anew on the same port.
-    fn endpoint(
-        &mut self,
-        rdma: &Rdma,
-        local: Option<IpAddr>,
-    ) -> Result<VerbsEndpoint, FabricError> {
-        VerbsEndpoint::new(&self.domain, &self.place, rdma.options).or_else(|error| {
-            let same = |it: &Place| (&it.device, it.port) == (&self.place.device, self.place.port);
-            let found = rdma.places(local)?.into_iter().find(same);
-            self.place = found.ok_or(error)?;
-            tracing::info!(place = %self.place, "the port has another address");
-            VerbsEndpoint::new(&self.domain, &self.place, rdma.options)
-        })
-    }
+/// A queue pair. A port that was down may have other addresses now, so where the known one does
+/// not work, it is chosen anew on the same port.
+fn endpoint(
+    rdma: &Rdma,
+    domain: &VerbsDomain,
+    place: &mut Place,
+    local: Option<IpAddr>,
+) -> Result<VerbsEndpoint, FabricError> {
+    VerbsEndpoint::new(domain, place, rdma.options).or_else(|error| {
+        let same = |it: &Place| (&it.device, it.port) == (&place.device, place.port);
+        let found = rdma.places(local)?.into_iter().find(same);
+        *place = found.ok_or(error)?;
+        tracing::info!(%place, "the port has another address");
+        VerbsEndpoint::new(domain, place, rdma.options)
+    })
 }
 
 /// Takes back what was registered with the first devices.

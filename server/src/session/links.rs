@@ -1,19 +1,19 @@
 //! The links of a session: made on request, handed to a worker each, killed on
-//! request or when they die. A link's name is used once.
+//! request or when they die. A link's name is used once. Those of a device are made
+//! by jobs (`making`).
 
-use super::{End, Event, Session};
+use super::making::Making;
+use super::{End, Session};
 use crate::joins::Arrived;
-use crate::rails::{Half, Wanted};
 use crate::reach::Passage;
 use crate::worker::Command;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use verbatim_fabric::tcp::TcpLink;
-use verbatim_fabric::verbs::Address;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{
-    JoinSecret, LinkAnswer, LinkId, LinkOffer, RailAnswer, SealedAnswer, ServerMessage,
+    JoinSecret, LinkAnswer, LinkId, LinkOffer, SealedAnswer, ServerMessage,
 };
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::{Fallback, Transport};
@@ -22,6 +22,7 @@ use verbatim_telemetry::labels::{Fallback, Transport};
 #[derive(Default)]
 pub(super) struct Links {
     live: HashMap<LinkId, Place>,
+    pub making: Making,
     /// The newest epoch of each stream.
     epochs: HashMap<u16, u16>,
     /// The streams that had a queue pair.
@@ -42,12 +43,20 @@ pub(super) struct Place {
 }
 
 /// How many times as many links as it may have a client can have while old ones end.
-const ENDING_TIMES: usize = 2;
+pub(super) const ENDING_TIMES: usize = 2;
 
 impl Links {
-    /// The links that have a device, and the client's port of each.
+    /// The links that have a device, or will, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
-        self.live.iter().filter_map(|(link, place)| Some((*link, place.port.as_ref()?.1.gid)))
+        let live = self.live.iter();
+        let live = live.filter_map(|(link, place)| Some((*link, place.port.as_ref()?.1.gid)));
+        live.chain(self.making.gids())
+    }
+
+    /// How many have a device, or will.
+    pub fn pair_count(&self) -> usize {
+        self.live.values().filter(|place| place.transport == Transport::Verbs).count()
+            + self.making.count()
     }
 
     /// How many there are that nobody asked to end, and how many in all.
@@ -68,7 +77,10 @@ impl Session {
             }
             Err(fault) => Err(fault),
         };
-        self.send(ServerMessage::Attached { link, answer })
+        match answer.transpose() {
+            Some(answer) => self.send(ServerMessage::Attached { link, answer }),
+            None => Ok(()),
+        }
     }
 
     /// Takes the name of a link, unless it is over or there is no room.
@@ -81,7 +93,8 @@ impl Session {
         if newest.is_some_and(|&newest| newest >= link.epoch) {
             return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
         }
-        if self.links.live.len() >= ENDING_TIMES * usize::from(self.shared.links_max) {
+        let count = self.links.live.len() + self.links.making.count();
+        if count >= ENDING_TIMES * usize::from(self.shared.links_max) {
             return Err(Fault::new(Code::Limit, "too many links have not ended yet"));
         }
         self.links.epochs.insert(link.index, link.epoch);
@@ -94,19 +107,21 @@ impl Session {
         let live = self.links.live.iter();
         let older = live.filter(|(id, place)| id.index == link.index && !place.ending);
         let older: Vec<LinkId> = older.map(|(id, _)| *id).collect();
-        older.into_iter().try_for_each(|id| self.kill(id))
+        older.into_iter().try_for_each(|id| self.kill(id))?;
+        self.unmake_older(link)
     }
 
-    fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<LinkAnswer, Fault> {
+    /// Makes a link, or begins to: of that its client hears later.
+    fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<Option<LinkAnswer>, Fault> {
         // Whatever was offered: an export that moves encrypted only leaves no choice.
         if let Some(reason) = self.reach.must_seal() {
             let secret = random_secret()?;
             self.view.fell_back(Fallback::Encrypted);
             self.shared.joins.expect(secret, link, self.events.clone(), true);
             let secret = JoinSecret(secret);
-            return Ok(LinkAnswer::Sealed(SealedAnswer { secret, reason }));
+            return Ok(Some(LinkAnswer::Sealed(SealedAnswer { secret, reason })));
         }
-        match offer {
+        Ok(Some(match offer {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
                 // One that is lost may be made anew: a stream falls back when TCP takes its place.
@@ -115,52 +130,20 @@ impl Session {
                     false => self.shared.observatory.why_tcp(),
                 });
                 self.shared.joins.expect(secret, link, self.events.clone(), false);
-                Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) })
+                LinkAnswer::Tcp { secret: JoinSecret(secret) }
             }
             LinkOffer::Sim => {
                 let sim = self.shared.sim.clone();
                 let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
                 let (endpoint, end) = sim.listen_end(self.domain.soft().clone());
                 self.adopt(link, Box::new(end), None);
-                Ok(LinkAnswer::Sim { endpoint })
+                LinkAnswer::Sim { endpoint }
             }
-            LinkOffer::Verbs { address } => self.make_verbs(link, &address),
-        }
-    }
-
-    fn make_verbs(&mut self, link: LinkId, peer: &[u8]) -> Result<LinkAnswer, Fault> {
-        let qps_max = self.shared.rdma.qps_max;
-        let is_verbs = |place: &&Place| place.transport == Transport::Verbs;
-        let live = self.links.live.values().filter(is_verbs).count();
-        if link.index >= qps_max || live >= ENDING_TIMES * usize::from(qps_max) {
-            let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
-            return Err(Fault::new(Code::Limit, text));
-        }
-        let peer = Address::from_bytes(peer);
-        let peer = peer.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
-        // Before there is a queue pair, because files are opened meanwhile; given back by all
-        // that fails.
-        let passage = self.reach.use_gid(peer.gid)?;
-        self.spots.knows(peer.spots);
-        let events = self.events.clone();
-        // A bell that is not heard is made up for by the next tick.
-        let bell = move |ring| drop(events.try_send(Event::Pins(ring)));
-        let wanted = Wanted {
-            local: self.local,
-            slot_bytes: u64::from(self.chunk_bytes),
-            by_gid: self.reach.is_picky(),
-        };
-        let made = self.domain.connect(&self.shared.rdma, wanted, &peer, bell);
-        let Half { link: made, address, rail } = made.map_err(|error| {
-            self.view.fell_back(Fallback::Refused);
-            Fault::new(Code::NotFound, error.with_hint())
-        })?;
-        self.adopt(link, Box::new(made), Some((rail, passage)));
-        self.lease_more();
-        Ok(match rail {
-            0 => LinkAnswer::Verbs { address },
-            rail => LinkAnswer::Rail(RailAnswer { rail, address }),
-        })
+            LinkOffer::Verbs { address } => {
+                self.make_pair(link, &address)?;
+                return Ok(None);
+            }
+        }))
     }
 
     /// A data connection came in.

@@ -10,6 +10,7 @@ mod catalog;
 mod holding;
 mod jobs;
 mod links;
+mod making;
 mod mirror;
 mod offers;
 mod owners;
@@ -77,6 +78,7 @@ pub(crate) enum Event {
     Page(u32, catalog::Page),
     Made(u32, Vec<Result<(), Fault>>, Dropped),
     Mirror(mirror::MirrorEvent),
+    Pair(making::PairEvent),
     /// A data connection was made.
     Joined {
         link: LinkId,
@@ -203,13 +205,12 @@ impl Session {
         let mut working = tokio::time::interval(Duration::from_secs(WORKING_SECONDS));
         let mut heard = Instant::now();
         let end = loop {
-            let draining = *stopping.borrow() && self.is_idle();
-            if draining {
+            if *stopping.borrow() && self.is_idle() {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
             }
             let paced = self.pace_wait();
             let result = tokio::select! {
-                message = receiver.recv(), if self.held.is_none() => {
+                message = receiver.recv(), if self.hears() => {
                     heard = Instant::now();
                     match message {
                         Ok(Some(message)) => self.messages(message, &mut receiver),
@@ -247,7 +248,7 @@ impl Session {
         receiver: &mut Receiver<ClientMessage>,
     ) -> Result<(), End> {
         self.message_or_hold(first)?;
-        while self.held.is_none()
+        while self.hears()
             && let Some(message) = receiver.arrived().map_err(End::Lost)?
         {
             self.run_effects()?;
@@ -276,7 +277,7 @@ impl Session {
             }
             ClientMessage::Bye => return Err(End::Bye),
             ClientMessage::Attach { link, offer } => self.attach(link, offer)?,
-            ClientMessage::Fence { link } => self.writing.machine.fence(link),
+            ClientMessage::Fence { link } => self.fence(link)?,
             ClientMessage::Stat { request, look } => self.stat(request, look)?,
             ClientMessage::Scan { request, scan } => self.scan(request, scan)?,
             ClientMessage::ScanMore { request } => self.scan_more(request)?,
@@ -315,9 +316,7 @@ impl Session {
             Event::Prepared(id, answer, window) => self.prepared(id, answer, window),
             Event::Closed(answers) => self.reading.machine.closed(answers),
             Event::Created(answers) => self.created(answers),
-            Event::Zeroed(file, extent, answer) => {
-                self.writing.machine.zeroed(file, extent, answer);
-            }
+            Event::Zeroed(id, extent, answer) => self.writing.machine.zeroed(id, extent, answer),
             Event::Taken(offer, answer) => self.writing.machine.taken(&offer, answer),
             Event::Committed(answers, dropped) => {
                 self.tell_dropped(dropped)?;
@@ -329,6 +328,7 @@ impl Session {
                 self.made(request, answers)?;
             }
             Event::Mirror(event) => self.mirror_event(event)?,
+            Event::Pair(event) => self.pair_event(event)?,
             Event::Joined { link, arrived } => self.joined(link, arrived),
             Event::Notified { link, tag } => self.notified(link, tag)?,
             Event::Spot(event) => self.spot_event(event)?,

@@ -20,6 +20,12 @@ pub(super) struct Held {
 }
 
 impl Session {
+    /// Whether the client is heard: not before what it said last is done, where all that it says
+    /// next depends on that.
+    pub(super) fn hears(&self) -> bool {
+        self.held.is_none() && !self.links.making.joins()
+    }
+
     /// Takes a message, or holds it until the ports that its files may not move to are left.
     pub(super) fn message_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
         if !self.reach.is_picky() || !self.leave_ports(&message)? {
@@ -65,13 +71,16 @@ impl Session {
         let (session, count) = (self.id, links.len());
         tracing::info!(session, count, "links end: an export does not admit their RDMA ports");
         for (link, gid) in links {
-            self.kill(link)?;
-            // An idle link would not find out, and its client could not say why.
-            if let Err(fault) = self.reach.use_gid(gid) {
+            let refused = self.reach.use_gid(gid).err();
+            let fault = refused.expect("it is left because it is refused");
+            if !self.unmake(link, fault.clone())? {
+                self.kill(link)?;
+                // An idle link would not find out, and its client could not say why.
                 self.send(ServerMessage::Attached { link, answer: Err(fault) })?;
             }
         }
-        Ok(true)
+        // One that waited to be made is gone.
+        Ok(self.links_to_leave().next().is_some())
     }
 
     fn links_to_leave(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {

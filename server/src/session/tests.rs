@@ -17,7 +17,6 @@ use tempfile::TempDir;
 use verbatim_control::Sender;
 use verbatim_fabric::domain::Access;
 use verbatim_fabric::sim::{Faults, SimClock, SimLink, SimNet};
-use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 use verbatim_fabric::{
     Buffer, Completion, Full, Limits, Link, Memory, Op, RemoteRange, Ticket, Wake,
 };
@@ -33,6 +32,8 @@ use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
 use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
+
+mod making;
 
 /// How long anything may take that should happen at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -193,20 +194,6 @@ fn a_job_that_panics_is_told_to_its_session() {
 }
 
 #[tokio::test]
-async fn a_link_that_could_not_be_made_leaves_no_port_behind() {
-    let gids = vec!["10.0.0.0/8".parse().expect("a range")];
-    let mut scene = Scene::new(|config| config.exports[0].gids = gids);
-    let mut address = [0; ADDRESS_BYTES];
-    (address[0], address[1], address[2]) = (2, 2, 0xfe);
-    assert!(Address::from_bytes(&address).is_ok(), "it is an address");
-    let offer = LinkOffer::Verbs { address: address.to_vec() };
-    let refused = scene.attach(0, 0, offer).await.expect_err("it is switched off");
-    assert!(refused.text.contains("switched off"), "{refused}");
-    let reach = scene.session.reach.clone();
-    assert!(reach.resolve_for_data(&path("data/a")).is_ok(), "it may be read over TCP");
-}
-
-#[tokio::test]
 async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
     let max = 2;
     let mut scene = Scene::new(|config| config.limits.links_per_session_max = max);
@@ -223,8 +210,8 @@ async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
     assert_eq!(answer.expect_err("no such name").code, Code::Limit);
 }
 
-/// A simulated link that calls itself a queue pair.
-struct QueuePair(SimLink);
+/// A simulated link that calls itself a queue pair, and what goes with it.
+struct QueuePair(SimLink, #[expect(dead_code, reason = "it is dropped")] Arc<()>);
 
 impl Link for QueuePair {
     fn submit(&mut self, ticket: Ticket, op: Op) -> Result<(), Full> {
@@ -264,7 +251,11 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
     };
     for index in 0..3 {
         let (_, end) = sim.listen_end(scene.session.domain.soft().clone());
-        scene.session.adopt(LinkId { index, epoch: 0 }, Box::new(QueuePair(end)), None);
+        scene.session.adopt(
+            LinkId { index, epoch: 0 },
+            Box::new(QueuePair(end, Arc::default())),
+            None,
+        );
     }
     for index in 0..2 {
         scene.session.link_dead(LinkId { index, epoch: 0 }, Some(FabricError::Closed));
