@@ -19,7 +19,7 @@ use crate::error::FabricError;
 use crate::verbs::LocalRegions;
 pub(crate) use from_files::Part;
 pub use from_files::{FROM_FILE_BYTES_MIN, FromFiles};
-use memmap2::{Mmap, MmapOptions, MmapRaw};
+use memmap2::{Advice, Mmap, MmapOptions, MmapRaw};
 use pages::Pages;
 pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};
 use spare::Held;
@@ -318,8 +318,12 @@ impl MappedSpot {
     }
 
     /// The same, of which nothing is pinned: the device asks for a page when it writes to it.
-    /// The only way into a file on a disk, which writes its pages back when it likes.
+    /// The only way into a file on a disk, which writes its pages back when it likes. The pages
+    /// are mapped now if the file has its blocks: a device that has to ask for one answers that
+    /// it is not ready, and its peer waits much longer than the page takes.
     pub fn on_demand(self) -> Self {
+        // Only for speed: kernels before 5.14 cannot, and what has no block stays as it is.
+        let _ = self.map.advise(Advice::PopulateWrite);
         Self { on_demand: true, ..self }
     }
 
@@ -425,6 +429,28 @@ mod tests {
     #[should_panic(expected = "2 bytes at 7 of a slot of 8")]
     fn nothing_outside_a_slot_is_copied() {
         SharedSlot::new(8).expect("slot").copy_out(7, &mut [0; 2]);
+    }
+
+    #[test]
+    fn a_spot_on_demand_has_its_pages_before_a_device_asks_and_none_that_the_file_has_not() {
+        use std::os::unix::fs::FileExt;
+        const PAGE: usize = 4096;
+        // The highest bit of a page's eight bytes tells that it is mapped.
+        let is_mapped = |address: *mut u8| {
+            let pages = File::open("/proc/self/pagemap").expect("it is there");
+            let mut entry = [0; 8];
+            pages.read_exact_at(&mut entry, (address as usize / PAGE * 8) as u64).expect("reads");
+            u64::from_ne_bytes(entry) >> 63 == 1
+        };
+        let file = tempfile::tempfile().expect("file");
+        file.set_len(2 * PAGE as u64).expect("grows");
+        let spot = MappedSpot::new(&file, 0, 3 * PAGE).expect("maps");
+        let pages = [0, 1, 2].map(|page| spot.address().wrapping_add(page * PAGE));
+        assert_eq!(pages.map(is_mapped), [false; 3]);
+        let spot = spot.on_demand();
+        assert!(spot.is_on_demand());
+        // Of the last, touching would be SIGBUS.
+        assert_eq!(pages.map(is_mapped), [true, true, false]);
     }
 
     #[test]

@@ -25,8 +25,9 @@ const RETRIES: u8 = 6;
 /// for ever.
 const RNR_RETRIES: u8 = 6;
 
-/// What a peer without a posted receive makes us wait: 41 ms. It posts one before it grants
-/// what uses it, so this is for accidents.
+/// What we make a peer wait that finds no receive posted, or a page that our device has to ask
+/// for: 41 ms. Receives are posted before what uses them is granted, and pages are mapped before
+/// they are registered, so this is for accidents.
 const RNR_TIMER: u8 = 24;
 
 /// Routers a packet may pass.
