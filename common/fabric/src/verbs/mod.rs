@@ -4,8 +4,8 @@
 //!
 //! From the bottom: `ffi` declares, `library` loads, `context` is an open device
 //! with its events, `region` registered memory, `domain` what one peer may name,
-//! `queue` one queue pair, `endpoint` makes it, `link` drives it:
-//! `request` cuts, `flights` keeps what is under way. `device` is
+//! `queue` one queue pair, `endpoint` makes it, `link` drives it: `request` cuts,
+//! `flights` keeps what is under way. `address` is what both ends tell, `device`
 //! the library's list; `status` explains; `probe` tries files. What there is and
 //! which of it is used is not decided here: `ports` does, without the library.
 //!
@@ -24,6 +24,7 @@
 
 #![allow(unsafe_code)]
 
+mod address;
 mod context;
 mod counters;
 mod device;
@@ -45,10 +46,11 @@ pub use crate::ports::{
     DISTANCE_LOCAL, GidInfo, GidKind, LinkLayer, Machine, Place, Reason, Wish,
     local_address_towards,
 };
+pub use address::{ADDRESS_BYTES, Address};
 pub use context::{Context, DeviceLimits};
 pub use counters::Counters;
 pub use domain::VerbsDomain;
-pub use endpoint::{ADDRESS_BYTES, Address, Options, VerbsEndpoint};
+pub use endpoint::{Options, VerbsEndpoint};
 pub use link::VerbsLink;
 pub use probe::{FileWindows, probe, try_file};
 pub(crate) use region::LocalRegions;
