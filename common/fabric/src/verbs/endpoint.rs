@@ -149,14 +149,14 @@ impl VerbsEndpoint {
             receives,
             proves: false,
             spots: false,
-            by_gid: false,
+            by_gid: needs_gid(&port),
         };
         Ok(Self { queue, place: place.clone(), options, address, happened })
     }
 
-    /// Has both ends name their ports in every packet, if so.
+    /// Has both ends name their ports in every packet, if so, or if this port needs it anyway.
     pub fn by_gid(mut self, by_gid: bool) -> Self {
-        self.address.by_gid = by_gid;
+        self.address.by_gid |= by_gid;
         self
     }
 
@@ -206,6 +206,12 @@ impl VerbsEndpoint {
         };
         Ok(VerbsLink::new(self.queue, &self.place, &self.options, footing, self.happened))
     }
+}
+
+/// Whether a port takes no queue pair whose packets do not name both ends in full: one of a
+/// virtual function, say.
+fn needs_gid(port: &ffi::PortAttr) -> bool {
+    port.flags & ffi::IBV_QPF_GRH_REQUIRED != 0
 }
 
 /// The largest packet, as `IBV_MTU_*`, of a port whose own is `active`, that has no more bytes.
@@ -340,6 +346,12 @@ mod tests {
         assert!(refused(Address { pkey: 0x8001, ..address() }).contains("partition 0xffff"));
         let limited = Address { pkey: 0x7fff, ..address() };
         assert!(agree(&address(), &limited).is_ok(), "limited membership is the same partition");
+    }
+
+    #[test]
+    fn a_port_that_needs_its_address_told_in_full_says_so() {
+        let port = |flags| ffi::PortAttr { flags, ..ffi::PortAttr::zeroed() };
+        assert_eq!([0, 1, 2, 3].map(|flags| needs_gid(&port(flags))), [false, true, false, true]);
     }
 
     #[test]

@@ -45,6 +45,8 @@ constants! {
     IBV_LINK_LAYER_INFINIBAND: u8 = 1;
     /// Ethernet: RoCE.
     IBV_LINK_LAYER_ETHERNET: u8 = 2;
+    /// Every address of the port must be told in full, also within a subnet: a bit of `flags`.
+    IBV_QPF_GRH_REQUIRED: u8 = 1;
     /// The path MTU of 256 bytes; each next number doubles it.
     IBV_MTU_256: c_uint = 1;
     /// The path MTU of 4096 bytes, the largest.
