@@ -254,6 +254,15 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
             "name addresses of one IP version on both sides, or none and let them be chosen",
         ));
     }
+    // Between subnets a packet goes to a router first, and only the subnet manager knows which.
+    if local.link_layer == LinkLayer::Infiniband && local.gid[..8] != peer.gid[..8] {
+        let [here, there] = [local, peer].map(|of| Ipv6Addr::from(of.gid));
+        return Err(FabricError::device(
+            "cannot connect a queue pair",
+            format!("this port is {here}, the peer's is {there}: not in one InfiniBand subnet"),
+            "put both ports in one subnet, or let data move over TCP",
+        ));
+    }
     // The highest bit only says whether the partition is full or limited.
     if local.pkey & 0x7fff != peer.pkey & 0x7fff {
         return Err(FabricError::device(
@@ -269,18 +278,16 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
     })
 }
 
-/// The path to the peer: by GID on RoCE, between subnets and where either end asks for it, else
-/// by LID. A device drops what names another port than its own, or than its queue pair expects.
+/// The path to the peer: by GID on RoCE and where either end asks for it, else by LID. A device drops what names another port than its own, or than its queue pair expects.
 fn path(local: &Address, peer: &Address, place: &Place, options: &Options) -> ffi::AhAttr {
     let mut path = ffi::AhAttr::zeroed();
     path.port_num = place.port;
     path.sl = options.service_level;
-    let same_subnet = local.gid[..8] == peer.gid[..8];
     if local.link_layer == LinkLayer::Infiniband {
         path.dlid = peer.lid;
     }
     let asked_for = local.by_gid || peer.by_gid;
-    if local.link_layer == LinkLayer::Ethernet || !same_subnet || asked_for {
+    if local.link_layer == LinkLayer::Ethernet || asked_for {
         path.is_global = 1;
         path.grh.dgid.raw = peer.gid;
         path.grh.sgid_index = place.gid.index;
@@ -372,7 +379,25 @@ mod tests {
             let link_layer = LinkLayer::Infiniband;
             Address { gid_kind: GidKind::Ib, link_layer, ..of }
         };
-        assert!(agree(&infiniband(local), &infiniband(peer)).is_ok(), "it is not addressed by IP");
+        let other = Address { gid: gid("::1"), ..address() };
+        assert!(agree(&infiniband(other), &infiniband(peer)).is_ok(), "it is not addressed by IP");
+    }
+
+    #[test]
+    fn ports_of_two_infiniband_subnets_are_not_connected() {
+        let of = |gid: &str, link_layer, gid_kind| {
+            let gid = gid.parse::<Ipv6Addr>().expect("an address").octets();
+            Address { gid, link_layer, gid_kind, ..address() }
+        };
+        let port = |gid| of(gid, LinkLayer::Infiniband, GidKind::Ib);
+        let here = port("fe80::2:c903:1");
+        assert!(agree(&here, &port("fe80::2:c903:2")).is_ok());
+        let error = agree(&here, &port("fec0:0:0:7::2:c903:2")).expect_err("refused");
+        assert!(error.to_string().contains("not in one InfiniBand subnet"), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("TCP")));
+        let routed = |gid| of(gid, LinkLayer::Ethernet, GidKind::RoceV2);
+        let (one, other) = (routed("2001:db8:1::1"), routed("2001:db8:2::1"));
+        assert!(agree(&one, &other).is_ok(), "IP is routed by address");
     }
 
     #[test]
@@ -392,8 +417,5 @@ mod tests {
             assert_eq!((asked_for.is_global, asked_for.dlid), (1, 9));
             assert_eq!((asked_for.grh.dgid.raw, asked_for.grh.sgid_index), ([1; 16], 3));
         }
-        let far = Address { gid: [2; 16], ..near };
-        let path_far = path(&near, &far, &place(), &options);
-        assert_eq!((path_far.is_global, path_far.dlid, path_far.grh.dgid.raw), (1, 9, [2; 16]));
     }
 }
