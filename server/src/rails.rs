@@ -147,7 +147,12 @@ impl SessionDomain {
     ) -> Result<Half, FabricError> {
         let at = |device: &Device| (device.domain.clone(), device.place.clone());
         let (domain, mut place) = at(&self.devices()[usize::from(rail)]);
-        let endpoint = endpoint(rdma, &domain, &mut place, wanted.local)?.by_gid(wanted.by_gid);
+        let find = |known: &Place| {
+            let same = |it: &Place| (&it.device, it.port) == (&known.device, known.port);
+            Ok(rdma.places(wanted.local)?.into_iter().find(same))
+        };
+        let endpoint = VerbsEndpoint::at(&domain, &mut place, rdma.options, find)?;
+        let endpoint = endpoint.by_gid(wanted.by_gid);
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         let device = &mut devices[usize::from(rail)];
         device.place = place;
@@ -341,23 +346,6 @@ impl SessionDomain {
     fn regions(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A queue pair. A port that was down may have other addresses now, so where the known one does
-/// not work, it is chosen anew on the same port.
-fn endpoint(
-    rdma: &Rdma,
-    domain: &VerbsDomain,
-    place: &mut Place,
-    local: Option<IpAddr>,
-) -> Result<VerbsEndpoint, FabricError> {
-    VerbsEndpoint::new(domain, place, rdma.options).or_else(|error| {
-        let same = |it: &Place| (&it.device, it.port) == (&place.device, place.port);
-        let found = rdma.places(local)?.into_iter().find(same);
-        *place = found.ok_or(error)?;
-        tracing::info!(%place, "the port has another address");
-        VerbsEndpoint::new(domain, place, rdma.options)
-    })
 }
 
 /// Takes back what was registered with the first devices.

@@ -326,15 +326,12 @@ impl Rdma {
         }
     }
 
-    /// A queue pair. A port that was down may have other addresses now, so where the known one
-    /// does not work, it is chosen anew, on the same port.
+    /// A queue pair. A port that was down may have another address now.
     fn endpoint(&mut self, rail: usize) -> Result<VerbsEndpoint, FabricError> {
         let Device { domain, place, .. } = &mut self.devices[rail];
-        VerbsEndpoint::new(domain, place, self.options).or_else(|_| {
-            let (device, port) = (Some(place.device.clone()), Some(place.port));
-            *place = verbs::find_place(&Wish { device, port, ..self.wish.clone() })?;
-            tracing::info!(%place, "the port has another address");
-            VerbsEndpoint::new(domain, place, self.options)
+        VerbsEndpoint::at(domain, place, self.options, |known| {
+            let (device, port) = (Some(known.device.clone()), Some(known.port));
+            verbs::find_place(&Wish { device, port, ..self.wish.clone() }).map(Some)
         })
     }
 }

@@ -11,7 +11,7 @@ use super::device::DeviceList;
 use super::ffi::{self, Plain as _};
 use super::library::{Library, library};
 use crate::error::FabricError;
-use crate::ports::{PortState, Reason};
+use crate::ports::{GidInfo, PortState, Reason};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
@@ -311,6 +311,17 @@ impl Context {
         }
         self.state.lock().unwrap_or_else(PoisonError::into_inner).ports_down.remove(&port);
         Ok(attr)
+    }
+
+    /// The same of an address: another may have taken its place in the table, and peers would not
+    /// find what is made there.
+    pub(super) fn expect_address(&self, port: u8, gid: &GidInfo) -> Result<(), FabricError> {
+        if self.query_gid(port, gid.index).is_ok_and(|now| now == gid.raw) {
+            return Ok(());
+        }
+        let what = format!("cannot make a link on {}/{port}", self.name);
+        let hint = "give its network device the address again, or another that is routed";
+        Err(FabricError::device(what, format!("the port lost the address {}", gid.ip()), hint))
     }
 
     /// Names a queue that is about to be made.

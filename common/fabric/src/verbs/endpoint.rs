@@ -12,7 +12,7 @@ use super::queue::{Depths, Queue};
 use super::request::RECEIVE;
 use crate::error::FabricError;
 use crate::memory::random_u64;
-use crate::ports::{GidKind, LinkLayer, Place};
+use crate::ports::{GidInfo, GidKind, LinkLayer, Place};
 use std::net::Ipv6Addr;
 
 /// How often a request is sent again without an answer. Not 7, the most there is: Soft-RoCE
@@ -113,6 +113,7 @@ impl VerbsEndpoint {
         let context = domain.context().clone();
         let happened = context.happened();
         let port = context.expect_active(place.port)?;
+        context.expect_address(place.port, &place.gid)?;
         let options = Options { piece_bytes: options.piece_bytes.min(port.max_msg_sz), ..options };
         let depths = Depths {
             sends: options.requests_max,
@@ -152,6 +153,22 @@ impl VerbsEndpoint {
             by_gid: needs_gid(&port),
         };
         Ok(Self { queue, place: place.clone(), options, address, happened })
+    }
+
+    /// The same on a port that may have been set up anew since it was chosen: where the place does
+    /// not work, what `find` has for the port takes its place, if it may.
+    pub fn at(
+        domain: &VerbsDomain,
+        place: &mut Place,
+        options: Options,
+        find: impl FnOnce(&Place) -> Result<Option<Place>, FabricError>,
+    ) -> Result<Self, FabricError> {
+        Self::new(domain, place, options).or_else(|error| {
+            let found = find(place)?.filter(|found| may_follow(&found.gid, &place.gid));
+            *place = found.ok_or(error)?;
+            tracing::info!(%place, "the port has another address");
+            Self::new(domain, place, options)
+        })
     }
 
     /// Has both ends name their ports in every packet, if so, or if this port needs it anyway.
@@ -206,6 +223,12 @@ impl VerbsEndpoint {
         };
         Ok(VerbsLink::new(self.queue, &self.place, &self.options, footing, self.happened))
     }
+}
+
+/// Whether links of a port may go on at one address when another is gone. One that ends at the
+/// switch, as RoCE has before it has any other, may lead to nobody: TCP does better meanwhile.
+fn may_follow(found: &GidInfo, gone: &GidInfo) -> bool {
+    found.raw == gone.raw || found.kind == GidKind::Ib || !found.is_link_local()
 }
 
 /// Whether a port takes no queue pair whose packets do not name both ends in full: one of a
@@ -309,7 +332,6 @@ fn set_up(place: &Place, step: &str, error: &std::io::Error) -> FabricError {
 mod tests {
     use super::super::address::tests::address;
     use super::*;
-    use crate::ports::GidInfo;
 
     fn place() -> Place {
         Place {
@@ -353,6 +375,23 @@ mod tests {
         assert!(refused(Address { pkey: 0x8001, ..address() }).contains("partition 0xffff"));
         let limited = Address { pkey: 0x7fff, ..address() };
         assert!(agree(&address(), &limited).is_ok(), "limited membership is the same partition");
+    }
+
+    #[test]
+    fn links_go_on_at_the_same_address_elsewhere_or_at_one_that_is_routed() {
+        let gid = |index, text: &str, kind| {
+            let ip: Ipv6Addr = text.parse().expect("an address");
+            GidInfo { index, raw: ip.octets(), kind, netdev: None }
+        };
+        let roce = |index, text| gid(index, text, GidKind::RoceV2);
+        let gone = roce(3, "::ffff:10.9.0.1");
+        let follows = |found| may_follow(&found, &gone);
+        assert!(follows(roce(5, "::ffff:10.9.0.1")), "the network device was set up anew");
+        assert!(follows(roce(3, "::ffff:10.9.0.2")) && follows(roce(3, "2001:db8::1")));
+        assert!(!follows(roce(1, "fe80::1")), "it ends at the switch");
+        assert!(may_follow(&roce(1, "fe80::1"), &roce(0, "fe80::1")), "as it did before");
+        let [one, other] = ["fe80::1", "fe80::2"].map(|text| gid(0, text, GidKind::Ib));
+        assert!(may_follow(&one, &other), "all of a subnet of InfiniBand have that");
     }
 
     #[test]

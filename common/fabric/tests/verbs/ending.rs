@@ -228,6 +228,11 @@ fn a_link_ends_when_its_port_loses_the_address_it_uses() {
     });
     let cause = cause.expect("it died").to_string();
     assert!(cause.contains("the port lost the address of the link"), "{cause}");
+    // Nor is another made there.
+    match VerbsEndpoint::new(&ends.asks, &place, Options::default()) {
+        Ok(_) => panic!("there is no such address"),
+        Err(error) => assert!(error.to_string().contains("lost the address 10.77"), "{error}"),
+    }
     let op = Op::Read { from: range(region, 0), into: empty(4096) };
     other.near.submit(Ticket(2), op).expect("room");
     only(other.near_completes(1), 2);
