@@ -301,7 +301,8 @@ fn agree(local: &Address, peer: &Address) -> Result<Agreed, FabricError> {
     })
 }
 
-/// The path to the peer: by GID on RoCE and where either end asks for it, else by LID. A device drops what names another port than its own, or than its queue pair expects.
+/// The path to the peer: by GID on RoCE and where either end asks for it, else by LID. A device
+/// drops what names another port than its own, or than its queue pair expects.
 fn path(local: &Address, peer: &Address, place: &Place, options: &Options) -> ffi::AhAttr {
     let mut path = ffi::AhAttr::zeroed();
     path.port_num = place.port;
