@@ -1,16 +1,18 @@
 //! The journal of a partial file: which grains of it are verified, with their
-//! digests, and the boot and the mount it was written in. Appended after the bytes
-//! are written, never before, so within one such stay what it says is true even
-//! after kill -9. After another it is only a claim, because what was not on the disk
-//! yet is lost with either; it is to be checked by hashing, and renewed then, so that
-//! nobody has to do that twice.
+//! digests, up to where they were flushed, and the boot and the mount it was written
+//! in. Appended after the bytes are written, never before, so within one such stay
+//! what it says was in the page cache even after kill -9. That it reached the disk is
+//! another matter: a disk that could not take it says so once, to who flushes, and
+//! forgets it with the inode. So what was not flushed is only a claim, as all of it is
+//! after another boot or mount; it is to be checked by hashing, and flushed and
+//! renewed then, so that nobody has to do that twice.
 //!
 //! A file of records, each with a checksum: one that is cut or damaged ends
 //! the journal there, and what it would have said is fetched again.
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -99,6 +101,12 @@ pub fn append(mut file: &File, extent: Extent, digests: &[Digest]) -> io::Result
     file.write_all(&seal(bytes))
 }
 
+/// Notes that all before was flushed: a record of nothing. To who does not know of it the journal
+/// ends there.
+pub(crate) fn append_flushed(file: &File) -> io::Result<()> {
+    append(file, Extent::new(0, 0), &[])
+}
+
 /// How long a record of so many grains is.
 pub const fn record_bytes(grains: usize) -> usize {
     20 + 32 * grains + CHECK_BYTES
@@ -128,6 +136,15 @@ pub fn renew(file: &File, head: Head, kept: &[Range<u64>]) -> io::Result<Head> {
     Ok(head)
 }
 
+/// How far a journal goes.
+pub(crate) struct Reach {
+    pub head: Head,
+    /// Up to where what it says was flushed, in the stay of its head.
+    pub flushed: u64,
+    /// How long its good part is.
+    pub good: u64,
+}
+
 /// Reads a journal from its beginning: each good record goes to `each`, with the head, and none
 /// is kept: the journal of a large file is long. `None` when it is no journal. Returns the head,
 /// and how long the good part is.
@@ -140,16 +157,37 @@ pub fn read_placed(
     file: &File,
     mut each: impl FnMut(&Head, Extent, Vec<Digest>, u64),
 ) -> Option<(Head, u64)> {
+    let Reach { head, good, .. } = look_through(file, |head, extent, digests, at| {
+        if !digests.is_empty() {
+            each(head, extent, digests, at);
+        }
+    })?;
+    Some((head, good))
+}
+
+/// Says how far a journal goes, without what it says.
+pub(crate) fn reach(file: &File) -> Option<Reach> {
+    look_through(file, |_, _, _, _| {})
+}
+
+fn look_through(
+    mut file: &File,
+    mut each: impl FnMut(&Head, Extent, Vec<Digest>, u64),
+) -> Option<Reach> {
+    file.rewind().ok()?;
     let mut input = io::BufReader::new(file);
     let mut head = [0; HEAD_BYTES];
     input.read_exact(&mut head).ok()?;
     let head = Head::decode(&head)?;
-    let mut good = HEAD_BYTES as u64;
+    let (mut flushed, mut good) = (0, HEAD_BYTES as u64);
     while let Some((extent, digests, bytes)) = read_record(&mut input, head.size) {
+        if digests.is_empty() {
+            flushed = good + bytes;
+        }
         each(&head, extent, digests, good);
         good += bytes;
     }
-    Some((head, good))
+    Some(Reach { head, flushed, good })
 }
 
 /// Reads one record again, of a file of `size` bytes; also says where the next one begins.
@@ -157,10 +195,11 @@ pub fn record_at(file: &File, position: u64, size: u64) -> Option<(Extent, Vec<D
     let mut bytes = vec![0; RECORD_BYTES_MAX];
     let read = file.read_at(&mut bytes, position).ok()?;
     let (extent, digests, len) = read_record(&mut &bytes[..read], size)?;
-    Some((extent, digests, position + len))
+    (!digests.is_empty()).then_some((extent, digests, position + len))
 }
 
-/// The next record, if it is whole, undamaged and about whole grains of the file.
+/// The next record, if it is whole, undamaged and about whole grains of the file; without digests
+/// the one that says that all before was flushed.
 fn read_record(input: &mut impl Read, size: u64) -> Option<(Extent, Vec<Digest>, u64)> {
     let mut bytes = vec![0; 20];
     input.read_exact(&mut bytes).ok()?;
@@ -172,7 +211,8 @@ fn read_record(input: &mut impl Read, size: u64) -> Option<(Extent, Vec<Digest>,
         && extent.offset.is_multiple_of(GRAIN_BYTES)
         && (extent.len.is_multiple_of(GRAIN_BYTES) || extent.end() == Some(size))
         && extent.len.div_ceil(GRAIN_BYTES) == count as u64;
-    if count == 0 || count > RECORD_GRAINS_MAX || !whole {
+    let is_of_nothing = count == 0 && extent.offset > 0;
+    if is_of_nothing || count > RECORD_GRAINS_MAX || !whole {
         return None;
     }
     bytes.resize(record_bytes(count), 0);
@@ -253,9 +293,6 @@ mod tests {
     }
 
     fn load(file: &File) -> Option<(Head, Records)> {
-        use std::io::Seek;
-        let mut start = file;
-        start.rewind().expect("rewinds");
         let mut records = Vec::new();
         let (head, _) = read(file, |_, extent, digests| records.push((extent, digests)))?;
         Some((head, records))
@@ -295,9 +332,6 @@ mod tests {
     #[test]
     fn a_record_is_read_again_where_it_was_and_nowhere_else() {
         let (file, records) = sample();
-        load(&file).expect("a journal");
-        let mut start = &file;
-        std::io::Seek::rewind(&mut start).expect("rewinds");
         let mut places = Vec::new();
         read_placed(&file, |_, _, _, at| places.push(at)).expect("a journal");
         let again: Vec<_> = places.iter().filter_map(|at| record_at(&file, *at, SIZE)).collect();
@@ -305,6 +339,30 @@ mod tests {
         let again: Records = again.into_iter().map(|(extent, it, _)| (extent, it)).collect();
         assert_eq!(again, records);
         assert_eq!(record_at(&file, places[1] + 1, SIZE), None);
+    }
+
+    #[test]
+    fn what_is_in_front_of_the_last_mark_was_flushed_and_nothing_behind_it() {
+        let (file, mut records) = sample();
+        let reached = |file: &File| reach(file).map(|it| (it.flushed, it.good)).expect("a journal");
+        let marked = |file: &File| {
+            append_flushed(file).expect("appends");
+            file.metadata().expect("length").len()
+        };
+        let before = file.metadata().expect("length").len();
+        assert_eq!(reached(&file), (0, before), "nothing was");
+        let first = marked(&file);
+        assert_eq!(reached(&file), (first, first));
+        let (extent, digests) = (Extent::new(0, GRAIN_BYTES), vec![Digest([4; 32])]);
+        append(&file, extent, &digests).expect("appends");
+        records.push((extent, digests));
+        let after = file.metadata().expect("length").len();
+        assert_eq!(reached(&file), (first, after));
+        let second = marked(&file);
+        assert_eq!(reached(&file), (second, second));
+        // It is no record to who reads them.
+        assert_eq!(load(&file).expect("a journal").1, records);
+        assert_eq!(record_at(&file, before, SIZE), None);
     }
 
     #[test]

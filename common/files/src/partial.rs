@@ -1,17 +1,18 @@
 //! Partial files that last: found again by name, held by one process at a time,
-//! believed only as far as their journal, the boot and the mount allow. Called by `target`.
+//! believed without hashing only as far as they were flushed in this boot and mount. Called by
+//! `target`.
 //!
 //! A partial file is used only when it is a plain file of this user with one
 //! name, and locked. One that is not is left alone, and a fresh one is made.
 
 use crate::hash::hash_extent;
-use crate::journal;
+use crate::journal::{self, Reach};
 use crate::naming::{TEMPORARY_SUFFIX, hidden_name};
 use crate::opened::OpenFolder;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags, flock, openat, statx};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{flock, openat, statx, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Seek;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -46,22 +47,35 @@ pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32) -> Option<(Fi
     Some((part, journal))
 }
 
-/// Finds a partial file, its journal, and what of it is verified: after another boot, or in
-/// another mount, by hashing all of it, which the journal remembers.
+/// Finds a partial file, its journal, and what of it is verified: what was flushed in this boot
+/// and mount, or is in memory alone, and of the rest what still hashes so, which is flushed and the
+/// journal remembers.
 pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Have)> {
     let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
-    let mut journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
+    let journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
     let length = part.metadata().ok()?.len();
+    let Reach { head, flushed, good } = journal::reach(&journal)?;
+    if head.size != length {
+        return None;
+    }
+    let believed = match head.is_of_this_stay(&journal) {
+        true if folder.is_in_memory() => good,
+        true => flushed,
+        false => 0,
+    };
+    if believed < good && part.sync_data().is_err() {
+        // What the page cache has now is not on the disk, and nobody is told that again.
+        remove(folder, &names.journal);
+        remove(folder, &names.part);
+        return None;
+    }
     let mut extents = ExtentSet::new();
     let mut root = RootBuilder::new(length);
-    // Asked once a journal, not once a record.
-    let mut trusted = None;
     let mut kept: Vec<Range<u64>> = Vec::new();
-    let (head, good) = journal::read_placed(&journal, |head, extent, digests, at| {
-        let trusted = *trusted.get_or_insert_with(|| head.is_of_this_stay(&journal));
-        let there = || hash_extent(&part, head.size, extent).is_ok_and(|now| now == digests);
+    journal::read_placed(&journal, |_, extent, digests, at| {
+        let there = || hash_extent(&part, length, extent).is_ok_and(|now| now == digests);
         let few = extents.range_count() < RANGES_MAX;
-        if few && head.size == length && !extents.intersects(extent) && (trusted || there()) {
+        if few && !extents.intersects(extent) && (at < believed || there()) {
             extents.insert(extent);
             root.insert_run(extent.offset, &digests);
             let end = at + journal::record_bytes(digests.len()) as u64;
@@ -71,21 +85,26 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
             }
         }
     })?;
-    if head.size != length {
-        return None;
-    }
-    let head = match trusted.unwrap_or_else(|| head.is_of_this_stay(&journal)) {
-        false => journal::renew(&journal, head, &kept).ok()?,
+    let head = match believed == good {
         true => {
             // Go on behind the last good record; what is cut there would hide all that follows.
             journal.set_len(good).ok()?;
             head
         }
+        false => {
+            let head = journal::renew(&journal, head, &kept).ok()?;
+            journal::append_flushed(&journal).ok()?;
+            head
+        }
     };
-    journal.rewind().ok()?;
     let journal::Head { size, mtime_ns, version, .. } = head;
     let have = Have { size, mtime_ns, version, extents, root };
     Some((part, journal, have))
+}
+
+/// Removes one of them. Somebody may have done so; there is nobody to tell.
+fn remove(folder: &OpenFolder, name: &[u8]) {
+    let _ = unlinkat(folder, OsStr::from_bytes(name), AtFlags::empty());
 }
 
 /// Whether there is a partial file that another process, or another session, has.

@@ -96,7 +96,7 @@ impl Target {
     }
 
     /// Finds what an earlier run left under this `key`, and what of it is verified: as its
-    /// journal says within one boot and mount, by hashing it again after another.
+    /// journal says of what was flushed within one boot and mount, by hashing the rest again.
     pub fn find_lasting(folder: &Folder, path: &WirePath, key: &Digest) -> Option<(Self, Have)> {
         let (parent, name) = place(folder, path).ok()?;
         let names = partial::Names::new(name, key);
@@ -515,6 +515,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_disk_may_have_lost_is_believed_only_where_it_was_flushed() {
+        for (dir, folder) in folders() {
+            let in_memory = folder.fd().is_in_memory();
+            let key = Digest::of(b"this copy");
+            leave_partial(&folder, &key);
+            let harm = |grain: u64| {
+                let part = fs::OpenOptions::new().write(true).open(hidden(dir.path(), "-part"));
+                let zeros = vec![0; GRAIN_BYTES as usize];
+                part.expect("opens").write_all_at(&zeros, grain * GRAIN_BYTES).expect("harms");
+            };
+            let bytes = || {
+                let found = Target::find_lasting(&folder, &path("a"), &key);
+                found.map(|(_, have)| have.extents.bytes() / GRAIN_BYTES)
+            };
+            // As one that was full when the kernel wrote it there, which nobody was told.
+            harm(1);
+            assert_eq!(bytes(), Some(if in_memory { 2 } else { 1 }));
+            harm(0);
+            assert_eq!(bytes(), Some(if in_memory { 2 } else { 1 }), "it is not hashed again");
+        }
+    }
+
+    #[test]
     fn after_another_boot_or_mount_only_what_still_hashes_is_believed() {
         only_what_hashes_is_believed_after([b'x'; 36]);
         // The number of a mount that was the first of some boot.
@@ -528,6 +551,7 @@ mod tests {
         let folder = Folder::open(dir.path()).expect("opens");
         let key = Digest::of(b"this copy");
         leave_partial(&folder, &key);
+        assert_eq!(found(&folder, &key), Some(vec![0]), "and it is flushed");
         let part = fs::OpenOptions::new().write(true).open(hidden(dir.path(), "-part"));
         part.expect("opens").write_all_at(b"lost", 0).expect("harms the first grain");
         assert_eq!(found(&folder, &key), Some(vec![0]), "this boot is believed");
