@@ -12,6 +12,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use verbatim_proto::mirror::ABOVE_MAX;
 use verbatim_proto::{Fault, Twin};
 
+/// What the kernel says where nothing can be locked. NFS also says one of it of what is open for
+/// reading alone.
+pub(crate) const NO_LOCKS: [Errno; 4] = [Errno::NOLCK, Errno::OPNOTSUPP, Errno::BADF, Errno::NOSYS];
+
 /// A folder that is held, until this is dropped.
 #[derive(Debug)]
 pub struct Hold {
@@ -37,9 +41,7 @@ impl Hold {
             Ok(()) => Ok(Self { fd, folder: twin_of(&stat) }),
             Err(Errno::WOULDBLOCK) => Err(NotHeld::By(holder(&stat))),
             // Some network file systems lock no folders: two mirrors are then not told apart.
-            Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::BADF | Errno::NOSYS) => {
-                Ok(Self { fd, folder: twin_of(&stat) })
-            }
+            Err(error) if NO_LOCKS.contains(&error) => Ok(Self { fd, folder: twin_of(&stat) }),
             Err(error) => Err(NotHeld::Fault(Fault::from_io(what, &error.into()))),
         }
     }

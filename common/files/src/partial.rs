@@ -6,14 +6,17 @@
 //! name, and locked. One that is not is left alone, and a fresh one is made.
 
 use crate::hash::hash_extent;
+use crate::hold::NO_LOCKS;
 use crate::journal::{self, Reach};
 use crate::naming::{TEMPORARY_SUFFIX, hidden_name};
 use crate::opened::OpenFolder;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::fs::{flock, openat, statx, unlinkat};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use verbatim_proto::read::Have;
@@ -38,21 +41,51 @@ impl Names {
     }
 }
 
+/// How a file is locked for whoever opened it.
+pub(crate) type Lock = fn(BorrowedFd<'_>) -> Result<(), Errno>;
+
+/// By the kernel. Others are for tests.
+pub(crate) const LOCK: Lock = |fd| flock(fd, FlockOperation::NonBlockingLockExclusive);
+
+/// Why a file is not held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotHeld {
+    /// It is ours, and cannot be locked: who else is at it nobody can tell.
+    NoLocks,
+    /// It may not be opened so.
+    Denied,
+    /// Somebody has it, or it is not ours, or not there.
+    Other,
+}
+
 /// Opens, or makes, a partial file and its journal to begin with. `None` when they cannot be
-/// had for this process alone.
-pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32) -> Option<(File, File)> {
-    let flags = OFlags::RDWR | OFlags::CREATE;
-    let part = open_held(folder, &names.part, flags, mode)?;
-    let journal = open_held(folder, &names.journal, flags | OFlags::APPEND, 0o600)?;
-    Some((part, journal))
+/// had for this process alone; then nothing that was made for it is left.
+pub(crate) fn begin(
+    folder: &OpenFolder,
+    names: &Names,
+    mode: u32,
+    lock: Lock,
+) -> Option<(File, File)> {
+    let (flags, make) = (OFlags::RDWR, OFlags::CREATE);
+    let made = open_held(folder, &names.part, flags | make | OFlags::EXCL, mode, lock);
+    let is_new = matches!(made, Ok(_) | Err(NotHeld::NoLocks));
+    let begun = made.or_else(|_| open_held(folder, &names.part, flags, 0, lock)).and_then(|part| {
+        let journal = open_held(folder, &names.journal, flags | make | OFlags::APPEND, 0o600, lock);
+        Ok((part, journal?))
+    });
+    if is_new && begun.is_err() {
+        remove(folder, &names.part);
+    }
+    begun.ok()
 }
 
 /// Finds a partial file, its journal, and what of it is verified: what was flushed in this boot
 /// and mount, or is in memory alone, and of the rest what still hashes so, which is flushed and the
 /// journal remembers.
 pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Have)> {
-    let part = open_held(folder, &names.part, OFlags::RDWR, 0)?;
-    let journal = open_held(folder, &names.journal, OFlags::RDWR | OFlags::APPEND, 0)?;
+    let (flags, lock) = (OFlags::RDWR, LOCK);
+    let part = open_held(folder, &names.part, flags, 0, lock).ok()?;
+    let journal = open_held(folder, &names.journal, flags | OFlags::APPEND, 0, lock).ok()?;
     let length = part.metadata().ok()?.len();
     let Reach { head, flushed, good } = journal::reach(&journal)?;
     if head.size != length {
@@ -112,27 +145,38 @@ pub(crate) fn is_held(folder: &OpenFolder, names: &Names) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(folder, OsStr::from_bytes(&names.part), flags, Mode::empty());
     let lock = fd.map(|fd| flock(&fd, FlockOperation::NonBlockingLockShared));
-    lock == Ok(Err(rustix::io::Errno::WOULDBLOCK))
+    lock == Ok(Err(Errno::WOULDBLOCK))
 }
 
-/// Opens a file of ours and locks it; `None` when it is not ours alone.
+/// Opens a file of ours and locks it, unless it is not ours alone. It must be open for writing: NFS
+/// locks nothing else.
 pub(crate) fn open_held(
     folder: &OpenFolder,
     name: &[u8],
     flags: OFlags,
     mode: u32,
-) -> Option<File> {
+    lock: Lock,
+) -> Result<File, NotHeld> {
     let name = OsStr::from_bytes(name);
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = openat(folder, name, flags, Mode::from_raw_mode(mode & 0o777 | 0o200)).ok()?;
-    flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
-    let file = File::from(fd);
-    let held = file.metadata().ok()?;
+    let opened = openat(folder, name, flags, Mode::from_raw_mode(mode & 0o777 | 0o200));
+    let file = File::from(opened.map_err(|error| match error {
+        Errno::ACCESS => NotHeld::Denied,
+        _ => NotHeld::Other,
+    })?);
+    let locked = match lock(file.as_fd()) {
+        Err(error) if NO_LOCKS.contains(&error) => Err(NotHeld::NoLocks),
+        locked => locked.map_err(|_| NotHeld::Other),
+    };
     // Whoever had it before may have renamed it while we waited for nothing: is it still there?
-    let named = statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
-    let ours = held.is_file()
-        && held.uid() == rustix::process::geteuid().as_raw()
-        && held.nlink() == 1
-        && held.ino() == named.stx_ino;
-    ours.then_some(file)
+    let named = statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
+    let is_ours = named.is_ok_and(|named| {
+        file.metadata().is_ok_and(|held| {
+            held.is_file()
+                && held.uid() == rustix::process::geteuid().as_raw()
+                && held.nlink() == 1
+                && held.ino() == named.stx_ino
+        })
+    });
+    if is_ours { locked.map(|()| file) } else { Err(NotHeld::Other) }
 }

@@ -1,14 +1,14 @@
 //! Leftovers of copies that were given up: partial files and journals of which
 //! nobody will ever hear again. Tells them by their names, and removes one only
-//! if it is an old, plain file of this user that no session holds. What only
-//! looks alike, or is of anybody else, is left alone. Called by the server, and
-//! for mirrors by both sides.
+//! if it is an old, plain file of this user that no session holds, or a still
+//! older one where nothing can be locked. What only looks alike, or is of anybody
+//! else, is left alone. Called by the server, and for mirrors by both sides.
 
 use crate::Folder;
 use crate::folder::stat_name;
 use crate::identity::nanoseconds;
 use crate::naming::TEMPORARY_SUFFIX;
-use crate::partial::{JOURNAL_SUFFIX, open_held};
+use crate::partial::{JOURNAL_SUFFIX, LOCK, Lock, NotHeld, open_held};
 use rustix::fs::{AtFlags, OFlags, unlinkat};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -40,8 +40,22 @@ pub fn is_leftover(name: &[u8]) -> bool {
     is_hex(unique, 16) || (!lasting_only && is_temporary(unique))
 }
 
+/// How long one is kept at least where no lock tells whether somebody is at it. Who is writes to
+/// it, or asks his peer for more, and gives up far sooner.
+const UNLOCKED_KEEP: Duration = Duration::from_secs(24 * 3600);
+
 /// Removes the file at `path` if it is a leftover that nobody wrote to for `keep`.
 pub fn reap(
+    folder: &Folder,
+    path: &WirePath,
+    keep: Duration,
+    now: SystemTime,
+) -> Result<Option<Reaped>, Fault> {
+    reap_by(LOCK, folder, path, keep, now)
+}
+
+fn reap_by(
+    lock: Lock,
     folder: &Folder,
     path: &WirePath,
     keep: Duration,
@@ -56,9 +70,20 @@ pub fn reap(
     let Some(age) = age(nanoseconds(&stat.stx_mtime), now).filter(|age| *age > keep) else {
         return Ok(None);
     };
-    let Some(_held) = open_held(&parent, name.as_bytes(), OFlags::RDONLY, 0) else {
-        return Ok(None);
+    let open = |flags| open_held(&parent, name.as_bytes(), flags, 0, lock);
+    let held = match open(OFlags::RDWR) {
+        // As its source was: nobody may write it.
+        Err(NotHeld::Denied) => open(OFlags::RDONLY),
+        held => held,
     };
+    // One that is about to get its name has the time of its source already; its inode has not.
+    let changed_ns = nanoseconds(&stat.stx_mtime).max(nanoseconds(&stat.stx_ctime));
+    let is_old = || self::age(changed_ns, now).is_some_and(|age| age > keep.max(UNLOCKED_KEEP));
+    match held {
+        Ok(_) => {}
+        Err(NotHeld::NoLocks) if is_old() => {}
+        Err(_) => return Ok(None),
+    }
     unlinkat(&*parent, name, AtFlags::empty()).map_err(|e| Fault::from_io(what(), &e.into()))?;
     Ok(Some(Reaped { bytes: stat.stx_blocks * 512, age }))
 }
@@ -88,7 +113,10 @@ mod tests {
     use super::*;
     use crate::Target;
     use crate::naming::temporary_name;
+    use crate::partial::{Names, begin};
     use crate::target::LASTING_BYTES_MIN;
+    use rustix::fs::fcntl_getfl;
+    use rustix::io::Errno;
     use std::fs;
     use verbatim_proto::Digest;
     use verbatim_proto::message::FileInfo;
@@ -101,6 +129,10 @@ mod tests {
 
     /// Reaps everything in a folder as it will look in `later`; what is left, hidden or not.
     fn left(folder: &Folder, later: Duration) -> Vec<String> {
+        left_by(LOCK, folder, later, 7 * DAY)
+    }
+
+    fn left_by(lock: Lock, folder: &Folder, later: Duration, keep: Duration) -> Vec<String> {
         let names = || -> Vec<String> {
             let entries = fs::read_dir(folder.path()).expect("lists");
             let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
@@ -110,7 +142,7 @@ mod tests {
         };
         for name in names() {
             let now = SystemTime::now() + later;
-            reap(folder, &path(&name), 7 * DAY, now).expect("looks");
+            reap_by(lock, folder, &path(&name), keep, now).expect("looks");
         }
         names()
     }
@@ -130,6 +162,57 @@ mod tests {
         fs::write(dir.path().join(OsStr::from_bytes(&name)), b"12345").expect("writes");
         assert_eq!(left(&folder, 6 * DAY).len(), 3, "a part, its journal and a small part");
         assert_eq!(left(&folder, 8 * DAY), [""; 0]);
+    }
+
+    /// As NFS 4 does it: what is locked for one alone must be open for writing.
+    const AS_NFS: Lock = |fd| match fcntl_getfl(fd)?.contains(OFlags::RDWR) {
+        true => LOCK(fd),
+        false => Err(Errno::BADF),
+    };
+
+    /// As a file system that has no locks.
+    const NONE: Lock = |_| Err(Errno::OPNOTSUPP);
+
+    #[test]
+    fn leftovers_go_where_only_what_is_written_can_be_locked() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let key = Digest::of(b"a copy");
+        let held = Target::create_lasting(&folder, &path("a"), &info(LASTING_BYTES_MIN), &key);
+        let young = Duration::from_secs(1);
+        assert_eq!(left_by(AS_NFS, &folder, young, Duration::ZERO).len(), 2, "somebody has them");
+        drop(held);
+        assert_eq!(left_by(AS_NFS, &folder, young, Duration::ZERO), [""; 0]);
+    }
+
+    #[test]
+    fn where_nothing_can_be_locked_only_what_nobody_touched_for_a_day_goes() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let part = dir.path().join(OsStr::from_bytes(&temporary_name(b"b")));
+        fs::write(&part, b"12345").expect("writes");
+        // As one whose copy is done but for its name.
+        let file = fs::File::options().write(true).open(&part).expect("opens");
+        file.set_modified(UNIX_EPOCH + DAY).expect("sets its time");
+        let left = |later, keep| left_by(NONE, &folder, later, keep).len();
+        assert_eq!(left(DAY / 2, Duration::ZERO), 1);
+        assert_eq!(left(6 * DAY, 7 * DAY), 1);
+        assert_eq!(left(2 * DAY, Duration::ZERO), 0);
+    }
+
+    #[test]
+    fn where_nothing_can_be_locked_nothing_is_left_beside_a_large_file() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let parent = folder.open_parent(&path("a")).expect("opens");
+        let names = Names::new(b"a", &Digest::of(b"a copy"));
+        assert!(begin(&parent, &names, 0o644, NONE).is_none());
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0);
+        // What is another's stays.
+        let held = begin(&parent, &names, 0o644, LOCK).expect("begins");
+        assert!(begin(&parent, &names, 0o644, LOCK).is_none());
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 2);
+        drop(held);
     }
 
     #[test]

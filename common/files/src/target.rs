@@ -80,7 +80,8 @@ impl Target {
     ) -> Result<Self, Fault> {
         let (parent, name) = place(folder, path)?;
         let names = partial::Names::new(name, key);
-        let Some((file, mut journal)) = partial::begin(&parent, &names, info.mode) else {
+        let begun = partial::begin(&parent, &names, info.mode, partial::LOCK);
+        let Some((file, mut journal)) = begun else {
             return Self::create(folder, path, info.size, info.mode);
         };
         // The journal first: what an older one says of this file would be said of holes.
