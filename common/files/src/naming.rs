@@ -9,8 +9,10 @@ use rustix::fs::{flock, linkat, openat, renameat, renameat_with, statat, unlinka
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use verbatim_proto::units::NAME_BYTES_MAX;
@@ -34,6 +36,18 @@ pub(crate) fn create_new(folder: &OpenFolder, name: &[u8], mode: u32) -> Result<
     // system has no locks, its age says the same.
     let _ = flock(&fd, FlockOperation::NonBlockingLockExclusive);
     Ok(File::from(fd))
+}
+
+/// The mode that a file gets which is made here with this one: the umask says, or the folder.
+pub(crate) fn mode_of_new(folder: &OpenFolder, name: &[u8], mode: u32) -> io::Result<u32> {
+    let made = create_unnamed(folder, mode).or_else(|_| {
+        let temporary = temporary_name(name);
+        let made = create_new(folder, &temporary, mode)?;
+        // It was for this alone; what may stay is reaped.
+        let _ = unlinkat(folder, OsStr::from_bytes(&temporary), AtFlags::empty());
+        Ok::<_, Errno>(made)
+    })?;
+    Ok(made.metadata()?.permissions().mode() & 0o777)
 }
 
 /// What may have a name that a file is about to take.

@@ -58,20 +58,23 @@ pub(crate) enum NotHeld {
     Other,
 }
 
+/// A partial file and its journal, to begin with.
+pub(crate) struct Begun {
+    pub part: File,
+    pub journal: File,
+    /// Nobody had begun it before, with another mode.
+    pub is_new: bool,
+}
+
 /// Opens, or makes, a partial file and its journal to begin with. `None` when they cannot be
 /// had for this process alone; then nothing that was made for it is left.
-pub(crate) fn begin(
-    folder: &OpenFolder,
-    names: &Names,
-    mode: u32,
-    lock: Lock,
-) -> Option<(File, File)> {
+pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32, lock: Lock) -> Option<Begun> {
     let (flags, make) = (OFlags::RDWR, OFlags::CREATE);
     let made = open_held(folder, &names.part, flags | make | OFlags::EXCL, mode, lock);
     let is_new = matches!(made, Ok(_) | Err(NotHeld::NoLocks));
     let begun = made.or_else(|_| open_held(folder, &names.part, flags, 0, lock)).and_then(|part| {
         let journal = open_held(folder, &names.journal, flags | make | OFlags::APPEND, 0o600, lock);
-        Ok((part, journal?))
+        Ok(Begun { part, journal: journal?, is_new })
     });
     if is_new && begun.is_err() {
         remove(folder, &names.part);

@@ -9,9 +9,9 @@ use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
 use crate::lanes::Lanes;
 use crate::meta::{self, Kind, Rules};
-use crate::naming::{Over, create_new, create_unnamed, link, rename, temporary_name};
+use crate::naming::{Over, create_new, create_unnamed, link, mode_of_new, rename, temporary_name};
 use crate::opened::OpenFolder;
-use crate::partial;
+use crate::partial::{self, Begun};
 use crate::space::Room;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, fadvise, fallocate, unlinkat};
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
@@ -39,8 +39,8 @@ pub struct Target {
     /// Its name until it is committed, where it has one.
     temporary: Option<Vec<u8>>,
     path: WirePath,
-    /// The source may not be written by its owner; what lasts must be, until it is whole.
-    read_only: AtomicBool,
+    /// Its source's mode, where it lasts and was made with another one.
+    mode: Mutex<Option<u32>>,
     /// How long it is to be, where that was not known when it was made.
     end: OnceLock<u64>,
     gone: AtomicBool,
@@ -81,7 +81,7 @@ impl Target {
         let (parent, name) = place(folder, path)?;
         let names = partial::Names::new(name, key);
         let begun = partial::begin(&parent, &names, info.mode, partial::LOCK);
-        let Some((file, mut journal)) = begun else {
+        let Some(Begun { part: file, mut journal, is_new }) = begun else {
             return Self::create(folder, path, info.size, info.mode);
         };
         // The journal first: what an older one says of this file would be said of holes.
@@ -92,7 +92,10 @@ impl Target {
         made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         let journal = Some((journal, names.journal));
         let target = Self::of(file, parent, Some(names.part), path, journal);
-        target.set_mode(info.mode);
+        // What is new has it, but that its owner may write until it is whole.
+        if !is_new || info.mode & 0o200 == 0 {
+            target.set_mode(info.mode);
+        }
         Ok(target)
     }
 
@@ -126,10 +129,10 @@ impl Target {
         path: &WirePath,
         journal: Option<(File, Vec<u8>)>,
     ) -> Self {
-        let (read_only, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (mode, gone) = (Mutex::new(None), AtomicBool::new(false));
         let (path, room, end) = (path.clone(), OnceLock::new(), OnceLock::new());
         let lanes = Lanes::default();
-        Self { file, lanes, folder, temporary, path, journal, read_only, end, gone, room }
+        Self { file, lanes, folder, temporary, path, journal, mode, end, gone, room }
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -153,15 +156,28 @@ impl Target {
         room.into_iter().for_each(|room| drop(self.room.set(room)));
     }
 
-    /// Says what mode the source has, for a file that an earlier run made.
+    /// Says what mode the source has, for a file that an earlier run made. From now on nobody may
+    /// use it who may not use that, but its owner, who writes it.
     pub fn set_mode(&self, mode: u32) {
-        self.read_only.store(mode & 0o200 == 0, Ordering::Relaxed);
+        *self.mode() = Some(mode);
+        let Ok(now) = self.file.metadata().map(|found| found.permissions().mode() & 0o7777) else {
+            return;
+        };
+        let narrow = now & (mode & 0o777 | 0o200);
+        if self.journal.is_some() && narrow != now {
+            // Where there are no modes it cannot be done; that a flush must do it is told then.
+            let _ = self.file.set_permissions(Permissions::from_mode(narrow));
+        }
+    }
+
+    fn mode(&self) -> MutexGuard<'_, Option<u32>> {
+        self.mode.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives it what the rules allow of its source's metadata, before it takes its name; says
     /// what was not kept. The last thing before `commit`: a write would change its times.
     pub fn describe(&self, meta: &Meta, rules: &Rules) -> Result<Dropped, Fault> {
-        self.read_only.store(false, Ordering::Relaxed);
+        *self.mode() = None;
         meta::apply(&self.file, &self.path, Kind::File, meta, rules)
     }
 
@@ -189,9 +205,14 @@ impl Target {
         if let Some(size) = self.end.get() {
             self.file.set_len(*size)?;
         }
-        if self.journal.is_some() && self.read_only.load(Ordering::Relaxed) {
-            let mode = self.file.metadata()?.permissions().mode();
-            self.file.set_permissions(Permissions::from_mode(mode & !0o200))?;
+        if let Some(mode) = self.mode().filter(|_| self.journal.is_some()) {
+            let now = self.file.metadata()?.permissions().mode() & 0o7777;
+            let name = self.path.name().expect("a target has a name");
+            // Where no file can be made any more it keeps of its mode what its source has.
+            let due = mode_of_new(&self.folder, name, mode).unwrap_or(now & mode);
+            if due != now {
+                self.file.set_permissions(Permissions::from_mode(due))?;
+            }
         }
         // In memory there is nothing to write it to.
         if self.is_in_memory() { Ok(()) } else { self.file.sync_all() }
@@ -629,6 +650,42 @@ mod tests {
         let mode = fs::metadata(dir.path().join("a")).expect("there").permissions().mode();
         assert_eq!(mode & 0o200, 0, "{mode:o}");
         assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_copy_that_goes_on_ends_with_the_mode_that_its_source_has_then() {
+        let mode = |path: &std::path::Path| {
+            fs::metadata(path).expect("there").permissions().mode() & 0o7777
+        };
+        for (dir, folder) in folders() {
+            let key = Digest::of(b"this copy");
+            for (first, then) in [(0o644, 0o600), (0o600, 0o644), (0o644, 0o400), (0o600, 0o755)] {
+                let fresh = Target::create(&folder, &path("fresh"), 1, then).expect("makes");
+                assert_eq!(Target::commit(&[Arc::new(fresh)]), vec![Ok(())]);
+                let due = mode(&dir.path().join("fresh"));
+                for found in [true, false] {
+                    let made = Target::create_lasting(&folder, &path("a"), &info(first), &key);
+                    drop(made.expect("makes"));
+                    let target = match found {
+                        true => {
+                            let found = Target::find_lasting(&folder, &path("a"), &key);
+                            let (target, _) = found.expect("there");
+                            target.set_mode(then);
+                            target
+                        }
+                        // Of another version, which is begun anew.
+                        false => Target::create_lasting(&folder, &path("a"), &info(then), &key)
+                            .expect("makes"),
+                    };
+                    let meanwhile = mode(&hidden(dir.path(), "-part"));
+                    assert_eq!(meanwhile & !(then | 0o200), 0, "{meanwhile:o}, not {then:o}");
+                    assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
+                    let became = mode(&dir.path().join("a"));
+                    assert_eq!(became, due, "{first:o}, then {then:o}: {became:o}, not {due:o}");
+                }
+            }
+            assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 2, "nothing else is left");
+        }
     }
 
     #[test]
