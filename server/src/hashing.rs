@@ -119,7 +119,7 @@ impl Hashing {
         let offset = window * WINDOW_BYTES;
         let digests = source.hash(Extent::new(offset, WINDOW_BYTES.min(identity.size - offset)))?;
         // Only what did not change while it was hashed is worth keeping.
-        if Identity::of(source.file()).is_ok_and(|now| now == *identity) {
+        if identity.now(source.file()).is_ok_and(|now| now == *identity) {
             self.cache.put(identity, window, &digests);
             return Ok(turn.end(digests.into()));
         }

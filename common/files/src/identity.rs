@@ -34,9 +34,12 @@ impl Identity {
         Ok(Self::of_status(file_system_of(file)?, &stat_open(file)?))
     }
 
-    /// The identity that an open file has now. It cannot have moved to another file system.
-    pub(crate) fn now(&self, file: &File) -> io::Result<Self> {
-        Ok(Self::of_status(self.file_system, &stat_open(file)?))
+    /// The identity that an open file has now, as whoever keeps it says: NFS, and file systems in
+    /// user space, answer for a while with what they said last. It cannot have moved to another
+    /// file system.
+    pub fn now(&self, file: &File) -> io::Result<Self> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        Ok(Self::of_status(self.file_system, &statx(file, c"", flags, ASKED)?))
     }
 
     /// The identity of a file that was looked at, and is on this file system.
@@ -102,9 +105,11 @@ pub(crate) fn kind_of_file_system(fd: impl std::os::fd::AsFd) -> Option<u32> {
 
 /// The status of an open file.
 pub(crate) fn stat_open(file: impl std::os::fd::AsFd) -> io::Result<Statx> {
-    let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-    Ok(statx(file, c"", AtFlags::EMPTY_PATH, flags)?)
+    Ok(statx(file, c"", AtFlags::EMPTY_PATH, ASKED)?)
 }
+
+/// What a status is to tell.
+const ASKED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// A time stamp as nanoseconds since 1970, saturating.
 pub(crate) fn nanoseconds(stamp: &StatxTimestamp) -> i64 {

@@ -1,0 +1,94 @@
+//! A file system that does not tell the kernel what happens behind its back, as those on
+//! a network do not: what the kernel knows of a file is older than the file. Mounts one
+//! that keeps a single file, and changes it there.
+
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request, Session,
+};
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+use verbatim_files::{Folder, Source};
+use verbatim_proto::{Code, WirePath};
+
+/// How long the kernel may believe what it was told.
+const BELIEVED: Duration = Duration::from_secs(3600);
+
+/// One folder with one file, which changed so many seconds after 1970.
+struct Unwatched(Arc<AtomicU64>);
+
+impl Unwatched {
+    fn attr(&self, number: INodeNo) -> FileAttr {
+        let is_root = number == INodeNo::ROOT;
+        let changed = UNIX_EPOCH + Duration::from_secs(self.0.load(Ordering::SeqCst));
+        FileAttr {
+            ino: number,
+            size: 5,
+            blocks: 1,
+            atime: changed,
+            mtime: changed,
+            ctime: changed,
+            crtime: changed,
+            kind: if is_root { FileType::Directory } else { FileType::RegularFile },
+            perm: 0o755,
+            nlink: 1,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+}
+
+impl Filesystem for Unwatched {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name == "file" {
+            true => reply.entry(&BELIEVED, &self.attr(INodeNo(2)), Generation(0)),
+            false => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&BELIEVED, &self.attr(number));
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+}
+
+/// Says in the file that `tests/run` counts that this test cannot run here.
+fn skip(test: &str, reason: &str) {
+    if let Some(path) = std::env::var_os("VERBATIM_SKIPS") {
+        let mut file = fs::File::options().append(true).create(true).open(path).expect("opens");
+        writeln!(file, "{test}: {reason}").expect("writes");
+    }
+}
+
+#[test]
+fn a_source_that_changed_behind_the_kernel_s_back_is_noticed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let changed = Arc::new(AtomicU64::new(1_000_000));
+    let file_system = Unwatched(changed.clone());
+    let mounted = Session::new(file_system, dir.path(), &Config::default());
+    let Ok(mounted) = mounted.and_then(Session::spawn) else {
+        return skip("a changed source", "cannot mount (needs /dev/fuse, root or fusermount3)");
+    };
+    let folder = Folder::open(dir.path()).expect("opens");
+    let path = WirePath::parse(b"file").expect("plain");
+    let source = Source::open(&folder, &path, "file").expect("opens");
+    assert!(!source.is_racy());
+    assert_eq!(source.check(), Ok(()));
+    changed.store(2_000_000, Ordering::SeqCst);
+    let known = fs::metadata(dir.path().join("file")).and_then(|found| found.modified());
+    let known = known.expect("it is there").duration_since(UNIX_EPOCH).expect("a time");
+    assert_eq!(known.as_secs(), 1_000_000, "the kernel says what it was told");
+    assert_eq!(source.check().expect_err("it changed").code, Code::Changed);
+    drop((source, folder));
+    mounted.umount_and_join().expect("nobody uses it");
+}
