@@ -1,10 +1,11 @@
 //! A file system that does not tell the kernel what happens behind its back, as those on
-//! a network do not: what the kernel knows of a file is older than the file. Mounts one
-//! that keeps a single file, and changes it there.
+//! a network do not: what the kernel knows of a file is older than the file, and a file
+//! of another mount may look like it. Mounts one that keeps a single file, and changes
+//! it there.
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request, Session,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request, Session,
 };
 use std::ffi::OsStr;
 use std::fs;
@@ -12,6 +13,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
+use tempfile::TempDir;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::{Code, WirePath};
 
@@ -70,18 +72,27 @@ fn skip(test: &str, reason: &str) {
     }
 }
 
+/// Mounts one, unless this machine does not let us; then it says so.
+fn mount(dir: &TempDir, changed: &Arc<AtomicU64>) -> Option<BackgroundSession> {
+    let session = Session::new(Unwatched(changed.clone()), dir.path(), &Config::default());
+    let mounted = session.and_then(Session::spawn).ok();
+    if mounted.is_none() {
+        skip("files in user space", "cannot mount (needs /dev/fuse, root or fusermount3)");
+    }
+    mounted
+}
+
+fn open(dir: &TempDir) -> Source {
+    let folder = Folder::open(dir.path()).expect("opens");
+    Source::open(&folder, &WirePath::parse(b"file").expect("plain"), "file").expect("opens")
+}
+
 #[test]
 fn a_source_that_changed_behind_the_kernel_s_back_is_noticed() {
     let dir = tempfile::tempdir().expect("a folder");
     let changed = Arc::new(AtomicU64::new(1_000_000));
-    let file_system = Unwatched(changed.clone());
-    let mounted = Session::new(file_system, dir.path(), &Config::default());
-    let Ok(mounted) = mounted.and_then(Session::spawn) else {
-        return skip("a changed source", "cannot mount (needs /dev/fuse, root or fusermount3)");
-    };
-    let folder = Folder::open(dir.path()).expect("opens");
-    let path = WirePath::parse(b"file").expect("plain");
-    let source = Source::open(&folder, &path, "file").expect("opens");
+    let Some(mounted) = mount(&dir, &changed) else { return };
+    let source = open(&dir);
     assert!(!source.is_racy());
     assert_eq!(source.check(), Ok(()));
     changed.store(2_000_000, Ordering::SeqCst);
@@ -89,6 +100,29 @@ fn a_source_that_changed_behind_the_kernel_s_back_is_noticed() {
     let known = known.expect("it is there").duration_since(UNIX_EPOCH).expect("a time");
     assert_eq!(known.as_secs(), 1_000_000, "the kernel says what it was told");
     assert_eq!(source.check().expect_err("it changed").code, Code::Changed);
-    drop((source, folder));
+    drop(source);
     mounted.umount_and_join().expect("nobody uses it");
+}
+
+#[test]
+fn a_file_of_another_mount_that_looks_the_same_has_another_version() {
+    // Before, a mount may have the number of one that is gone.
+    const TOLD_APART_SINCE: (u32, u32) = (6, 8);
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel says it");
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);
+    let release = numbers.next().zip(numbers.next());
+    if !matches!(release, Some((Ok(a), Ok(b))) if (a, b) >= TOLD_APART_SINCE) {
+        return skip("versions of another mount", "this kernel gives numbers of mounts again");
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let changed = Arc::new(AtomicU64::new(1_000_000));
+    let mut versions = Vec::new();
+    for _ in 0..2 {
+        let Some(mounted) = mount(&dir, &changed) else { return };
+        let told = [open(&dir), open(&dir)].map(|source| source.info().version);
+        assert_eq!(told[0], told[1], "it is the same file");
+        versions.push(told[0].expect("it is old"));
+        mounted.umount_and_join().expect("nobody uses it");
+    }
+    assert_ne!(versions[0], versions[1]);
 }

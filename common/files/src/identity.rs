@@ -3,9 +3,12 @@
 //! write in the same tick of the clock as the last one, which is why an
 //! identity younger than two seconds is called racy.
 
+use crate::journal::{BOOT_BYTES, boot_id, mount_of};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp, fstatfs, fstatvfs, statx};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
+use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 use verbatim_proto::Digest;
 use verbatim_proto::units::RACY_NS;
@@ -14,7 +17,8 @@ use verbatim_proto::units::RACY_NS;
 /// inode that is used again is born again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// The file system, by its own id: the device number is not stable across reboots.
+    /// The file system, by its own id where that and the times tell its files apart for good, else
+    /// by its mount: the device number is not stable across reboots.
     pub file_system: u64,
     /// The inode number.
     pub inode: u64,
@@ -93,18 +97,68 @@ fn number_of<const N: usize>(numbers: [u64; N]) -> u64 {
     u64::from_le_bytes(hash[..8].try_into().expect("8 of 32 bytes")).max(1)
 }
 
-/// The id of the file system that an open file or folder is on.
-pub(crate) fn file_system_of(fd: impl std::os::fd::AsFd) -> io::Result<u64> {
-    Ok(fstatvfs(fd)?.f_fsid)
+/// A number for the file system that an open file or folder is on: its own id, where another file
+/// with the same number and times cannot come in its place, and else one of this mount.
+pub(crate) fn file_system_of(fd: impl AsFd) -> io::Result<u64> {
+    let fd = fd.as_fd();
+    let id = fstatvfs(fd)?.f_fsid;
+    match kind_of_file_system(fd).is_some_and(|kind| is_told_apart(kind, id)) {
+        true => Ok(id),
+        false => Ok(of_mount(id, boot_id(), mount_of(fd))),
+    }
 }
 
+/// File systems whose inodes have a time of change that nobody can set, by the numbers that
+/// statfs(2) has for them: ext2 to ext4, xfs, btrfs, f2fs, bcachefs, zfs, tmpfs, lustre, ceph,
+/// gpfs and beegfs. Not those of images, where a new one has whatever its maker put there, nor
+/// those in user space, nor overlayfs, which may lie on either.
+const OWN_TIMES: [u32; 11] = [
+    0xEF53,
+    0x5846_5342,
+    0x9123_683E,
+    0xF2F5_2010,
+    0xCA45_1A4E,
+    0x2FC1_2FC1,
+    0x0102_1994,
+    0x0BD0_0BD0,
+    0x00C3_6400,
+    0x4750_4653,
+    0x1983_0326,
+];
+
+/// NFS, which has no id of its own, and whose times are its server's.
+const NFS: u32 = 0x6969;
+
+/// Whether another file in the place of one shows in its times, on a file system of this kind and
+/// id. Zero is none: two of them have the same.
+fn is_told_apart(kind: u32, id: u64) -> bool {
+    kind == NFS || id != 0 && OWN_TIMES.contains(&kind)
+}
+
+/// The number of a file system in one mount of one boot. Where the kernel does not tell mounts
+/// apart it is also of this process alone.
+fn of_mount(id: u64, boot: [u8; BOOT_BYTES], mount: Option<(u64, bool)>) -> u64 {
+    let (number, is_unique) = mount.unwrap_or_default();
+    let is_lasting = is_unique && boot != [0; BOOT_BYTES];
+    let process = if is_lasting { 0 } else { *PROCESS };
+    let Digest(boot) = Digest::of(&boot);
+    let boot = u64::from_le_bytes(boot[..8].try_into().expect("8 of 32 bytes"));
+    number_of([id, boot, number, process])
+}
+
+/// Tells this process from all others of this machine.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| {
+    let began = since_1970(SystemTime::now()) as u64;
+    number_of([began, std::process::id().into()])
+});
+
 /// What kind of file system it is on, by the numbers of statfs(2); none where it does not say.
-pub(crate) fn kind_of_file_system(fd: impl std::os::fd::AsFd) -> Option<u32> {
+pub(crate) fn kind_of_file_system(fd: impl AsFd) -> Option<u32> {
     fstatfs(fd).ok().map(|found| found.f_type as u32)
 }
 
 /// The status of an open file.
-pub(crate) fn stat_open(file: impl std::os::fd::AsFd) -> io::Result<Statx> {
+pub(crate) fn stat_open(file: impl AsFd) -> io::Result<Statx> {
     Ok(statx(file, c"", AtFlags::EMPTY_PATH, ASKED)?)
 }
 
@@ -132,6 +186,45 @@ mod tests {
         assert!(before.is_racy(SystemTime::now() - Duration::from_secs(100)), "from the future");
         file.write_all(b"two").expect("writes");
         assert_ne!(Identity::of(&file).expect("identity"), before);
+    }
+
+    #[test]
+    fn an_image_in_the_place_of_another_is_another_file_system() {
+        const EROFS: u32 = 0xE0F5_E1E2;
+        const FUSE: u32 = 0x6573_5546;
+        assert!(!is_told_apart(EROFS, 7) && !is_told_apart(FUSE, 0));
+        let (here, there) = ([b'h'; BOOT_BYTES], [b't'; BOOT_BYTES]);
+        let once = of_mount(7, here, Some((1, true)));
+        assert_eq!(of_mount(7, here, Some((1, true))), once, "it is mounted as it was");
+        let others = [
+            of_mount(7, here, Some((2, true))),
+            of_mount(7, there, Some((1, true))),
+            of_mount(8, here, Some((1, true))),
+            // Of this process alone.
+            of_mount(7, here, Some((1, false))),
+            of_mount(7, here, None),
+            of_mount(7, [0; BOOT_BYTES], Some((1, true))),
+        ];
+        assert!(others.iter().all(|other| *other != once), "{once} in {others:?}");
+    }
+
+    #[test]
+    fn a_file_system_with_times_of_its_own_has_its_id_in_every_mount() {
+        for kind in OWN_TIMES {
+            // Two in memory of older kernels have none.
+            assert!(is_told_apart(kind, 7) && !is_told_apart(kind, 0), "{kind:x}");
+        }
+        assert!(is_told_apart(NFS, 0));
+        let open = |path: &str| File::open(path).expect("it is there");
+        let id = |file: &File| fstatvfs(file).expect("its file system").f_fsid;
+        let there = open("/proc");
+        let told = file_system_of(&there).expect("its number");
+        assert_ne!(told, id(&there), "it is by its mount");
+        assert_eq!(file_system_of(&there).expect("its number"), told);
+        let file = tempfile::tempfile().expect("file");
+        let kind = kind_of_file_system(&file).expect("a kind");
+        let told = file_system_of(&file).expect("its number");
+        assert_eq!(told == id(&file), is_told_apart(kind, id(&file)));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent};
@@ -238,11 +239,16 @@ pub(crate) fn unseal(bytes: &[u8]) -> Option<&[u8]> {
 /// What names this boot and the mount that a file is on; zeros, which no journal trusts, where
 /// the system does not say the one. Another namespace is another mount, which costs hashing.
 pub(crate) fn stay_of(file: impl AsFd) -> [u8; BOOT_BYTES] {
+    stay(boot_id(), mount_of(file).map(|(mount, _)| mount))
+}
+
+/// The number of the mount that something is on, and whether no other of this boot ever has it:
+/// kernels before 6.8 tell one that the next mount may have, those before 5.8 none.
+pub(crate) fn mount_of(file: impl AsFd) -> Option<(u64, bool)> {
     let asked = StatxFlags::MNT_ID | MNT_ID_UNIQUE;
-    let found = statx(file, c"", AtFlags::EMPTY_PATH, asked).ok();
-    // Kernels before 6.8 tell a number that the next mount may have, those before 5.8 none.
-    let told = found.filter(|it| it.stx_mask & asked.bits() != 0);
-    stay(boot_id(), told.map(|it| it.stx_mnt_id))
+    let found = statx(file, c"", AtFlags::EMPTY_PATH, asked).ok()?;
+    let is_told = |flag: StatxFlags| found.stx_mask & flag.bits() != 0;
+    is_told(asked).then(|| (found.stx_mnt_id, is_told(MNT_ID_UNIQUE)))
 }
 
 /// A boot and a mount in the room that a boot had alone: a journal that was written before mounts
@@ -260,13 +266,11 @@ const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// What names this boot; zeros, which no journal trusts, where the system does not say.
 pub fn boot_id() -> [u8; BOOT_BYTES] {
-    let mut id = [0; BOOT_BYTES];
-    if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id")
-        && let Some(first) = text.get(..BOOT_BYTES)
-    {
-        id.copy_from_slice(first);
-    }
-    id
+    static ID: LazyLock<[u8; BOOT_BYTES]> = LazyLock::new(|| {
+        let text = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        text.first_chunk().copied().unwrap_or([0; BOOT_BYTES])
+    });
+    *ID
 }
 
 #[cfg(test)]
