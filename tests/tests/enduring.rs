@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -224,4 +225,94 @@ fn what_the_disk_of_the_client_cannot_read_is_not_stored() {
     copied.refused(1, &["lost", "nput/output error"]);
     assert_eq!(fs::read(place.path("in/all/good")).expect("it arrived").len(), 64 << 10);
     assert!(!place.path("in/all/lost").exists(), "a name without its content");
+}
+
+/// A disk whose room turns out to be less than it says, as that of a thin pool. It has no journal
+/// of its own: what the kernel writes of it there is there from the beginning.
+struct Thin {
+    dir: TempDir,
+}
+
+impl Thin {
+    /// Makes one, unless this machine does not let us; then the test says why it is skipped.
+    fn new(test: &str) -> Option<Self> {
+        let disk = Self { dir: tempfile::tempdir().expect("a temporary folder") };
+        let (pool, image) = (disk.at("pool"), disk.at("pool/image"));
+        for folder in [&pool, &disk.at("disk")] {
+            fs::create_dir(folder).expect("a folder");
+        }
+        let small = ["-t", "tmpfs", "-o", "size=40m", "pool"].map(std::ffi::OsStr::new);
+        let made = run("mount", &[&small[..], &[pool.as_os_str()]].concat()) && {
+            File::create(&image).and_then(|file| file.set_len(120 << 20)).expect("an image");
+            let plain =
+                ["-qF", "-b", "4096", "-O", "^has_journal", "-N", "64"].map(std::ffi::OsStr::new);
+            let made = run("mkfs.ext4", &[&plain[..], &[image.as_os_str()]].concat());
+            let file = File::options().read(true).write(true).open(&image).expect("opens");
+            let mut own = vec![0; 4 << 20];
+            file.read_exact_at(&mut own, 0).expect("reads");
+            file.write_all_at(&own, 0).expect("gives all of it room");
+            let disk = disk.at("disk");
+            let mount = ["-o", "loop,dioread_lock"].map(std::ffi::OsStr::new);
+            made && run("mount", &[&mount[..], &[image.as_os_str(), disk.as_os_str()]].concat())
+        };
+        if !made {
+            skip(test, "cannot mount an image in memory (needs root, loop, mkfs.ext4)");
+            return None;
+        }
+        Some(disk)
+    }
+
+    fn at(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    /// The kernel writes what there is room for, forgets the rest, and then there is room.
+    fn lose(&self) {
+        rustix::fs::sync();
+        fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
+        let larger = ["-o", "remount,size=300m"].map(std::ffi::OsStr::new);
+        assert!(run("mount", &[&larger[..], &[self.at("pool").as_os_str()]].concat()));
+    }
+}
+
+impl Drop for Thin {
+    fn drop(&mut self) {
+        for folder in ["disk", "pool"] {
+            run("umount", &["-l".as_ref(), self.at(folder).as_ref()]);
+        }
+    }
+}
+
+#[test]
+fn what_the_disk_lost_of_a_copy_that_was_cut_short_is_fetched_again() {
+    let test = "what_the_disk_lost_of_a_copy_that_was_cut_short_is_fetched_again";
+    let Some(disk) = Thin::new(test) else { return };
+    let (place, serve) = Place::new();
+    let content = tree::content(6, 80 << 20);
+    tree::write(&place.path("data/big"), &content);
+    std::thread::sleep(Duration::from_millis(2100));
+    let out = disk.at("disk/out");
+    fs::create_dir(&out).expect("a folder");
+    let command = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
+    // In order, so that where it lies is said in its inode.
+    let slowly = ["--bwlimit=32M".to_owned(), "--streams=1".to_owned()];
+    let copy = serve.start_cp(&[&slowly, &command[..]].concat());
+    // More than there is room for.
+    let chunks = 60;
+    let journal = wait_for("most of it came", Duration::from_secs(30), || {
+        let entries = fs::read_dir(&out).expect("lists").flatten();
+        let mut paths = entries.map(|entry| entry.path());
+        let journal = paths.find(|path| path.to_string_lossy().ends_with("-journal"))?;
+        (fs::metadata(&journal).ok()?.len() > chunks * (20 + 4 * 32 + 8)).then_some(journal)
+    });
+    copy.signal(Signal::KILL);
+    drop(copy.end());
+    File::open(&journal).and_then(|file| file.sync_all()).expect("it has room");
+    disk.lose();
+    let done = serve.cp(&command).done();
+    assert!(fs::read(out.join("big")).expect("it is there") == content, "zeros in its place");
+    let summary: serde_json::Value =
+        done.stdout.lines().last().expect("a summary").parse().expect("JSON");
+    let resumed = summary["resumed_bytes"].as_u64().expect("a number");
+    assert!((1..chunks << 20).contains(&resumed), "{resumed} bytes were gone on with");
 }
