@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs;
@@ -238,5 +239,38 @@ fn a_local_folder_is_watched_by_name_and_waited_for_when_it_is_replaced() {
         let error = tokio::time::timeout(DEADLINE, missing.next()).await.expect("in time");
         let text = error.expect_err("it is not there").to_string();
         assert!(text.starts_with("cannot watch") && text.contains("missing"), "{text}");
+    });
+}
+
+#[test]
+fn a_local_folder_is_waited_for_when_one_that_it_is_in_is_exchanged() {
+    let dir = tempfile::tempdir().expect("folder");
+    let at = |name: &str| dir.path().join(name);
+    for name in ["r1/set", "r2/set"] {
+        fs::create_dir_all(at(name)).expect("folders");
+    }
+    std::os::unix::fs::symlink("r1", at("current")).expect("links");
+    let lost = async |watching: &mut Watching| {
+        let lost = next(watching).await;
+        assert!(matches!(&lost, Heard::Lost(fault) if fault.code == Code::NotFound), "{lost:?}");
+        assert_eq!(next(watching).await, rescan());
+    };
+    runtime().block_on(async {
+        let mut watching = Watching::local(at("current/set"), Excludes::default());
+        assert_eq!(next(&mut watching).await, rescan());
+        std::os::unix::fs::symlink("r2", at("new")).expect("links");
+        fs::rename(at("new"), at("current")).expect("renames");
+        lost(&mut watching).await;
+        fs::write(at("r2/set/a"), b"").expect("writes");
+        hear(&mut watching, &["a"]).await;
+        // The same of a folder that is renamed, with another one made in its place at once.
+        let mut watching = Watching::local(at("r1/set"), Excludes::default());
+        assert_eq!(next(&mut watching).await, rescan());
+        fs::create_dir_all(at("r3/set")).expect("folders");
+        let (r1, r3) = (at("r1"), at("r3"));
+        renameat_with(CWD, r1, CWD, r3, RenameFlags::EXCHANGE).expect("exchanges");
+        lost(&mut watching).await;
+        fs::write(at("r1/set/b"), b"").expect("writes");
+        hear(&mut watching, &["b"]).await;
     });
 }
