@@ -19,6 +19,7 @@ use crate::session::{
     Work,
 };
 use crate::targets::{Place, Places, Refusal, Request, TargetState, check_target, place};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -187,22 +188,26 @@ impl Plan {
             target_is_folder: target.as_os_str().as_bytes().ends_with(b"/"),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target.display(), &refusal))?;
-        let mut inside = Inside::of_path(target);
+        let mut inside = Inside::of_path(target, &options.rules);
         for (source, entry) in sources {
             let name = source.path.name().filter(|_| !source.contents);
             if is_excluded(&options.rules, name, &entry.kind) {
                 continue;
             }
             let label = source.to_string();
-            if entry.kind == EntryKind::Folder
-                && let Err(fault) = inside.check_remote(session, &source.path).await?
-            {
-                self.fail(label, fault);
-                continue;
-            }
-            let made = place(request, state, &entry.kind, source.contents)
-                .map_err(|refusal| fault_of(&refusal))
-                .and_then(|place| self.download(&source, &entry, target, place, label.clone()));
+            let made = match place(request, state, &entry.kind, source.contents) {
+                Ok(place) => {
+                    let name = OsStr::from_bytes(source.path.name().unwrap_or_default());
+                    let end = match place {
+                        Place::Inside => target.join(name),
+                        Place::Itself => target.to_owned(),
+                    };
+                    let checked = inside.check(session, &entry.kind, &end, &source.path).await?;
+                    checked
+                        .and_then(|()| self.download(&source, &entry, target, place, label.clone()))
+                }
+                Err(refusal) => Err(fault_of(&refusal)),
+            };
             if let Err(fault) = made {
                 self.fail(label, fault);
             }
@@ -293,59 +298,68 @@ impl Plan {
             target_is_folder: target.is_folder && !target.path.is_root(),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target, &refusal))?;
-        let inside = match options.recursive {
-            true => Inside::of_remote(session, &target.path).await?,
-            false => Inside::default(),
-        };
+        let mut inside = Inside::of_remote(session, &target.path, &options.rules).await?;
         for source in &options.sources {
             let Location::Local(path) = source else { continue };
-            let label = path.display().to_string();
-            let made = look_at(path).and_then(|entry| {
-                let contents = path.as_os_str().as_bytes().ends_with(b"/.");
-                let name = name_of(path).ok().filter(|_| !contents);
-                if is_excluded(&options.rules, name.as_deref(), &entry.kind) {
-                    return Ok(());
-                }
-                let place =
-                    place(request, state, &entry.kind, contents).map_err(|r| fault_of(&r))?;
-                let free = options.rules.follow;
-                self.upload(path, &entry, (target, place), free, &inside)
+            let found = look_at(path).and_then(|entry| {
+                let (rules, way) = (&options.rules, (request, state));
+                let remote = self.place_of(path, &entry.kind, target, way, rules)?;
+                Ok(remote.map(|remote| (entry, remote)))
             });
+            let made = match found {
+                Ok(None) => continue,
+                Ok(Some((entry, remote))) => {
+                    let checked = inside.check(session, &entry.kind, path, &remote).await?;
+                    checked.and_then(|()| self.upload(path, &entry, remote, options.rules.follow))
+                }
+                Err(fault) => Err(fault),
+            };
             if let Err(fault) = made {
-                self.fail(label, fault);
+                self.fail(path.display().to_string(), fault);
             }
         }
         Ok(())
+    }
+
+    /// Where a source of this machine goes; nowhere, if it is left out or was named before.
+    fn place_of(
+        &mut self,
+        path: &Path,
+        kind: &EntryKind,
+        target: &Remote,
+        (request, state): (Request, TargetState),
+        rules: &Rules,
+    ) -> Result<Option<WirePath>, Fault> {
+        let contents = path.as_os_str().as_bytes().ends_with(b"/.");
+        let name = name_of(path).ok().filter(|_| !contents);
+        if is_excluded(rules, name.as_deref(), kind) {
+            return Ok(None);
+        }
+        let place = place(request, state, kind, contents).map_err(|refusal| fault_of(&refusal))?;
+        if target.path.is_root() {
+            let text = "the target names no export; use HOST:/EXPORT/PATH";
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        if place == Place::Itself {
+            return Ok(Some(target.path.clone()));
+        }
+        let name = WirePath::parse(&name_of(path)?)?;
+        let is_new = self.places.take(&name, &path.display().to_string())?;
+        Ok(is_new.then(|| target.path.join(&name)))
     }
 
     fn upload(
         &mut self,
         path: &Path,
         entry: &Entry,
-        (target, place): (&Remote, Place),
+        remote: WirePath,
         follow: bool,
-        inside: &Inside,
     ) -> Result<(), Fault> {
         let label = path.display().to_string();
-        let remote = match place {
-            Place::Itself => target.path.clone(),
-            Place::Inside => {
-                let name = WirePath::parse(&name_of(path)?)?;
-                if !self.places.take(&name, &label)? {
-                    return Ok(());
-                }
-                target.path.join(&name)
-            }
-        };
-        if target.path.is_root() {
-            let text = "the target names no export; use HOST:/EXPORT/PATH";
-            return Err(Fault::new(Code::BadPath, text));
-        }
         self.work.push(match entry.kind {
             EntryKind::Folder => {
                 // Only who may read it anyway has links of his own tree followed out of it.
                 let folder = if follow { Folder::open_free(path)? } else { Folder::open(path)? };
-                inside.check(&folder)?;
                 Work::UploadTree(LocalTree { folder: Arc::new(folder), remote, label })
             }
             _ => {

@@ -1,81 +1,140 @@
-//! Whether a folder would be copied into itself, which `cp` refuses too: what was
-//! copied would be met, and copied again. That can only be where both sides are one
-//! machine, which the server tells. Called by `copy`, before anything is made.
+//! Whether something would be copied into itself, or onto itself, which `cp` refuses
+//! too: what was copied would be met, and copied again, or take the place of what it is
+//! copied from. That can only be where both sides are one machine, which the server
+//! tells. Folders are told apart wherever a link leads, a file by the folder it is in
+//! and its name there. Called by `copy`, before anything is made.
 
+use crate::local::split_local;
+use crate::rules::{Rules, Task};
 use crate::session::{ClientError, Session};
 use std::path::Path;
-use verbatim_files::Folder;
 use verbatim_files::hold::{above, which};
 use verbatim_files::journal::boot_id;
+use verbatim_files::{Folder, Over};
+use verbatim_proto::message::EntryKind;
 use verbatim_proto::mirror::About;
 use verbatim_proto::{Code, Fault, Twin, WirePath};
 
-/// The folders that a target lies in, itself first.
-#[derive(Default)]
+/// Where a target lies.
 pub(crate) struct Inside {
+    /// The folders that it lies in, itself first; none where the server is another machine.
     around: Vec<Twin>,
+    /// Whether it is on this machine, and what is copied to it at the server.
+    down: bool,
+    /// Whether something there may be replaced.
+    replaces: bool,
+    /// The folder of the server that was asked for last: many files are in one.
+    asked: Option<(WirePath, Option<Twin>)>,
 }
 
 impl Inside {
+    fn new(around: Vec<Twin>, down: bool, rules: &Rules) -> Self {
+        let replaces = rules.task != Task::Verify && rules.over() == Over::Anything;
+        Self { around, down, replaces, asked: None }
+    }
+
     /// Of a target here; where it is missing, of the nearest folder that is there.
-    pub fn of_path(target: &Path) -> Self {
+    pub fn of_path(target: &Path, rules: &Rules) -> Self {
         let whole = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
         let nearest = whole.ancestors().find_map(|path| Folder::open(path).ok());
-        Self { around: nearest.as_ref().map_or_else(Vec::new, around) }
+        Self::new(nearest.as_ref().map_or_else(Vec::new, around), true, rules)
     }
 
-    /// The same of a target of the server; of none where that is another machine.
-    pub async fn of_remote(session: &mut Session, target: &WirePath) -> Result<Self, ClientError> {
+    /// The same of a target of the server.
+    pub async fn of_remote(
+        session: &mut Session,
+        target: &WirePath,
+        rules: &Rules,
+    ) -> Result<Self, ClientError> {
         let mut path = target.clone();
-        loop {
+        let around = loop {
             match session.begin(&path, false).await? {
-                Ok(about) if !is_here(&about) => return Ok(Self::default()),
+                Ok(about) if !is_here(&about) => break Vec::new(),
                 Ok(About { root: Some(root), above, .. }) => {
-                    return Ok(Self { around: std::iter::once(root).chain(above).collect() });
+                    break std::iter::once(root).chain(above).collect();
                 }
-                Ok(_) if !path.parent().is_root() => path = path.parent(),
+                Ok(_) | Err(Fault { code: Code::NotFolder, .. }) if !path.parent().is_root() => {
+                    path = path.parent();
+                }
                 // Told when something is written there.
-                Ok(_) | Err(_) => return Ok(Self::default()),
+                Ok(_) | Err(_) => break Vec::new(),
             }
-        }
+        };
+        Ok(Self::new(around, false, rules))
     }
 
-    /// Refuses a source here that the target lies in.
-    pub fn check(&self, source: &Folder) -> Result<(), Fault> {
-        match which(&**source.fd()) {
-            Ok(twin) if self.around.contains(&twin) => Err(into_itself()),
-            _ => Ok(()),
-        }
-    }
-
-    /// The same of a folder of the server. Another machine is asked once.
-    pub async fn check_remote(
+    /// Refuses something that the target lies in, or is: its two places, whichever of them it is
+    /// copied from.
+    pub async fn check(
         &mut self,
         session: &mut Session,
-        source: &WirePath,
+        kind: &EntryKind,
+        here: &Path,
+        there: &WirePath,
     ) -> Result<Result<(), Fault>, ClientError> {
         if self.around.is_empty() {
             return Ok(Ok(()));
         }
-        match session.begin(source, false).await? {
-            Ok(about) if !is_here(&about) => self.around.clear(),
-            Ok(about) if about.root.is_some_and(|root| self.around.contains(&root)) => {
-                return Ok(Err(into_itself()));
-            }
-            // Told when it is read.
-            Ok(_) | Err(_) => {}
+        if *kind != EntryKind::Folder {
+            let Ok((folder, name)) = split_local(here) else { return Ok(Ok(())) };
+            let same = Some(name.as_bytes()) == there.name()
+                && is_one(which_of(&folder), self.ask(session, &there.parent()).await?);
+            return Ok(if same && self.replaces { Err(onto_itself("file")) } else { Ok(()) });
         }
-        Ok(Ok(()))
+        let here = Folder::open(here).ok().and_then(|folder| which_of(&folder));
+        let there = self.ask(session, there).await?;
+        let source = if self.down { there } else { here };
+        if source.is_some_and(|source| self.around.contains(&source)) {
+            return Ok(Err(into_itself()));
+        }
+        let same = is_one(here, there);
+        Ok(if same && self.replaces { Err(onto_itself("folder")) } else { Ok(()) })
+    }
+
+    /// Which folder of the server one is; none where that is another machine, which is asked once.
+    async fn ask(
+        &mut self,
+        session: &mut Session,
+        path: &WirePath,
+    ) -> Result<Option<Twin>, ClientError> {
+        if let Some((asked, twin)) = &self.asked
+            && asked == path
+        {
+            return Ok(*twin);
+        }
+        let twin = match session.begin(path, false).await? {
+            Ok(about) if is_here(&about) => about.root,
+            Ok(_) => {
+                self.around.clear();
+                None
+            }
+            // Told when it is read, or written.
+            Err(_) => None,
+        };
+        self.asked = Some((path.clone(), twin));
+        Ok(twin)
     }
 }
 
 fn around(folder: &Folder) -> Vec<Twin> {
-    which(&**folder.fd()).into_iter().chain(above(&**folder.fd())).collect()
+    which_of(folder).into_iter().chain(above(&**folder.fd())).collect()
+}
+
+fn which_of(folder: &Folder) -> Option<Twin> {
+    which(&**folder.fd()).ok()
+}
+
+fn is_one(here: Option<Twin>, there: Option<Twin>) -> bool {
+    here.is_some() && here == there
 }
 
 fn into_itself() -> Fault {
     let text = "cannot copy a folder into itself; rdma-sync leaves the target out";
     Fault::new(Code::BadPath, text)
+}
+
+fn onto_itself(what: &str) -> Fault {
+    Fault::new(Code::Exists, format!("source and target are the same {what}"))
 }
 
 /// Whether a place of the server is on this machine.

@@ -4,16 +4,16 @@
 //! pair checks for itself that nothing temporary is left behind.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::oneshot;
-use verbatim_client::{Location, SkipReason};
+use verbatim_client::{Location, Replace, SkipReason};
 use verbatim_proto::Code;
 use verbatim_proto::units::{CHUNK_BYTES_DEFAULT, GRAIN_BYTES};
-use verbatim_tests::pair::{Backend, Pair, digest_of, read};
+use verbatim_tests::pair::{Backend, Job, Pair, digest_of, read};
 use verbatim_tests::tree;
 
 const GRAIN: usize = GRAIN_BYTES as usize;
@@ -273,6 +273,45 @@ fn cp_rules_say_where_an_upload_goes(pair: &Pair) {
     assert_eq!(deep.only_failure().fault.code, Code::NotFound, "folders are not made up");
 }
 
+fn nothing_is_copied_onto_itself(pair: &Pair) {
+    let folder = pair.served("rw");
+    tree::small_files(&folder.join("tree"), 5, 100, 5);
+    tree::write(&folder.join("file"), b"as it was");
+    symlink("tree", folder.join("link")).expect("links");
+    let inode = || fs::metadata(folder.join("file")).expect("is there").ino();
+    let before = inode();
+    let down = |name: &str, target: &Path| {
+        let mut down = pair.down(&[&format!("rw/{name}")], "");
+        down.options.target = Location::Local(target.to_owned());
+        down
+    };
+    let up = |name: &str, target: &str| {
+        let mut up = pair.up(&[], target);
+        up.options.sources = vec![Location::Local(folder.join(name))];
+        up
+    };
+    let refused = |job: Job, same: &str| {
+        let fault = job.run().only_failure().fault.clone();
+        assert_eq!(fault.code, Code::Exists, "{fault}");
+        assert_eq!(fault.text, format!("source and target are the same {same}"));
+    };
+    for (name, same) in [("tree", "folder"), ("link", "folder"), ("file", "file")] {
+        refused(down(name, &folder), same);
+        refused(up(name, "rw"), same);
+    }
+    refused(down("file", &folder.join("file")).flat(), "file");
+    refused(up("file", "rw/file").flat(), "file");
+    // One that replaces nothing has nothing to lose, and one of the same name is another.
+    let mut kept = up("file", "rw");
+    kept.options.rules.replace = Replace::Never;
+    assert_eq!(kept.run().whole().summary.skipped, 1);
+    assert_eq!(inode(), before);
+    down("file", &pair.local("")).run().whole();
+    up("file", "rw/tree").run().whole();
+    down("tree/file", &folder).run().whole();
+    assert_ne!(inode(), before);
+}
+
 fn a_source_that_changed_arrives_changed_also_from_the_digest_cache(pair: &Pair) {
     // Registered as it is, and sent among others.
     let sizes = [("a", 20 << 20), ("b", 100 << 10)];
@@ -459,6 +498,7 @@ on_every_link! {
         an_unknown_export_and_a_read_only_one_refuse
         paths_and_links_that_leave_an_export_are_refused
         cp_rules_say_where_an_upload_goes
+        nothing_is_copied_onto_itself
         a_source_that_changed_arrives_changed_also_from_the_digest_cache
         two_clients_that_upload_to_one_name_leave_one_whole_file
         trees_are_made_equal_both_ways_and_at_once
