@@ -3,8 +3,10 @@
 //! or with none. Called by `reconnect`.
 //!
 //! Progress that counts is a file that is over, or a session that found more of
-//! an unfinished file than the one before. Bytes that moved count too, but only
-//! a few times in a row: they may be the same ones every time.
+//! an unfinished file than the one before. Bytes that moved count too, and so does
+//! a session that stood for a while, since a server that was there is not one that
+//! was tried in vain; but only a few times in a row: they may be the same bytes,
+//! or the same comparison, every time.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +16,11 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Sessions in a row that may move bytes and leave nothing behind.
+/// Sessions in a row that may move bytes, or stand, and leave nothing behind.
 const BARREN_MAX: u32 = 4;
+
+/// A session that ends before is one that did not stand.
+const STOOD_MIN: Duration = PAUSE_MAX;
 
 /// What one session achieved.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,6 +31,8 @@ pub(crate) struct Achieved {
     pub found_bytes: u64,
     /// When its last byte moved, if any did.
     pub moved: Option<Instant>,
+    /// For how long it was there.
+    pub stood: Duration,
 }
 
 /// Decides whether to try again.
@@ -47,15 +54,16 @@ impl Patience {
     /// A session is over.
     pub fn learn(&mut self, achieved: Achieved, now: Instant) {
         let finished = achieved.over > self.best.over;
+        let stood = (achieved.stood >= STOOD_MIN.min(self.timeout)).then_some(now);
+        let alive = achieved.moved.max(stood);
         if finished || achieved.found_bytes > self.best.found_bytes {
             self.best = achieved;
             self.barren = 0;
-        } else if achieved.moved.is_some() {
+        } else if alive.is_some() {
             self.barren += 1;
         }
-        let moved = achieved.moved.filter(|_| self.barren <= BARREN_MAX);
-        if let Some(moved) = moved {
-            self.progressed = self.progressed.max(moved.min(now));
+        if let Some(alive) = alive.filter(|_| self.barren <= BARREN_MAX) {
+            self.progressed = self.progressed.max(alive.min(now));
             self.tries = 0;
         }
         if finished {
@@ -135,10 +143,38 @@ mod tests {
         while patience.pause(now, 0).is_some() {
             now += SECOND;
             sessions += 1;
-            patience.learn(Achieved { over: 0, found_bytes: 0, moved: Some(now) }, now);
+            patience.learn(Achieved { moved: Some(now), ..Achieved::default() }, now);
             assert!(sessions < 100, "it never ends");
         }
         assert!(sessions > BARREN_MAX, "{sessions}");
+    }
+
+    #[test]
+    fn a_server_that_was_there_all_the_time_is_tried_for_as_long_as_any_other() {
+        let begin = Instant::now();
+        for timeout in [10 * SECOND, SECOND] {
+            let mut patience = Patience::new(timeout, begin);
+            let lost = begin + 3600 * SECOND;
+            patience.learn(Achieved { stood: 3600 * SECOND, ..Achieved::default() }, lost);
+            assert_eq!(patience.left(lost), timeout, "it compared, and finished no file");
+            assert_eq!(patience.pause(lost + timeout, 0), None);
+        }
+    }
+
+    #[test]
+    fn sessions_that_stand_and_leave_nothing_end_and_those_that_do_not_stand_end_in_time() {
+        let begin = Instant::now();
+        for (stood, most) in [(60 * SECOND, (BARREN_MAX + 1) * 60 * SECOND), (SECOND, 10 * SECOND)]
+        {
+            let mut patience = Patience::new(10 * SECOND, begin);
+            let mut now = begin;
+            while let Some(pause) = patience.pause(now, 0) {
+                now += pause + stood;
+                patience.learn(Achieved { stood, ..Achieved::default() }, now);
+                assert!(now - begin <= most + 10 * SECOND, "{stood:?}: it never ends");
+            }
+            assert!(now - begin >= 10 * SECOND, "{stood:?}: {:?}", now - begin);
+        }
     }
 
     #[test]
@@ -148,7 +184,8 @@ mod tests {
         for session in 1..1000 {
             let now = begin + session * 5 * SECOND;
             let found_bytes = u64::from(session) << 20;
-            patience.learn(Achieved { over: 0, found_bytes, moved: Some(now) }, now);
+            let moved = Some(now);
+            patience.learn(Achieved { found_bytes, moved, ..Achieved::default() }, now);
             assert!(patience.pause(now, 0).is_some(), "session {session}");
         }
     }

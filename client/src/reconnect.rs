@@ -7,7 +7,7 @@
 
 use crate::copy::CopyError;
 use crate::location::peer;
-use crate::patience::Patience;
+use crate::patience::{Achieved, Patience};
 use crate::report::{Failure, NO_TRANSPORT, Observer, Retry, Summary};
 use crate::rules::Rules;
 use crate::session::{ClientError, Copied, Ledger, Session, SessionOptions, Work, fault_of};
@@ -60,6 +60,7 @@ pub(crate) async fn begin<T>(
     let mut patience = Patience::new(options.timeout, Instant::now());
     let mut reconnects = 0;
     loop {
+        let stands = Instant::now();
         let found = tokio::select! {
             biased;
             () = &mut *stop => return interrupted(),
@@ -71,6 +72,8 @@ pub(crate) async fn begin<T>(
             Err(error) => return Err(error),
         };
         drop(session);
+        let stood = stands.elapsed();
+        patience.learn(Achieved { stood, ..Achieved::default() }, Instant::now());
         let mut again =
             Again { peer: &peer, options: &options, patience: &mut patience, work: &[] };
         match again.connect(lost, observer, stop).await {

@@ -39,7 +39,8 @@ impl Session {
         if self.core.rules.over() == Over::Nothing && self.core.version >= REPLACE_NOTHING_VERSION {
             self.core.sending.push_back(ClientMessage::ReplaceNothing);
         }
-        let mut last = self.core.moment;
+        let begin = self.core.moment;
+        let mut last = begin;
         let mut moved = Moved::default();
         while !self.core.is_done() {
             tokio::select! {
@@ -76,8 +77,9 @@ impl Session {
         self.core.report(observer);
         observer.progress(&self.core.progress_now());
         let ledger = self.core.hand_over();
-        let found_bytes = self.core.found_bytes;
-        let achieved = Achieved { over: ledger.over_count(), found_bytes, moved: moved.at };
+        let (over, found_bytes) = (ledger.over_count(), self.core.found_bytes);
+        let stood = self.core.moment.saturating_duration_since(begin);
+        let achieved = Achieved { over, found_bytes, moved: moved.at, stood };
         Copied { ledger, achieved, broken: self.core.broken.clone() }
     }
 
