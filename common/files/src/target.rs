@@ -4,7 +4,7 @@
 //! not committed removes it, unless it was made to last: then a later run goes on
 //! with it.
 
-use crate::folder::Folder;
+use crate::folder::{Folder, stat_name};
 use crate::holes::{ZEROS, hash_zeros};
 use crate::journal::{self, Head};
 use crate::lanes::Lanes;
@@ -13,7 +13,7 @@ use crate::naming::{Over, create_new, create_unnamed, link, mode_of_new, rename,
 use crate::opened::OpenFolder;
 use crate::partial::{self, Begun};
 use crate::space::Room;
-use rustix::fs::{Advice, AtFlags, FallocateFlags, fadvise, fallocate, unlinkat};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, fadvise, fallocate, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
@@ -136,6 +136,7 @@ impl Target {
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
+    /// One that a folder is in the place of is refused before its first byte.
     pub fn room_for(
         folder: &Folder,
         path: &WirePath,
@@ -146,7 +147,12 @@ impl Target {
         if !Room::is_worth_a_look(bytes) {
             return Ok(None);
         }
-        let (parent, _) = place(folder, path)?;
+        let (parent, name) = place(folder, path)?;
+        let there = stat_name(&*parent, OsStr::from_bytes(name));
+        if there.is_ok_and(|there| is_folder(there.stx_mode)) {
+            let text = format!("cannot create {path}: a folder is in its place");
+            return Err(Fault::new(Code::IsFolder, text));
+        }
         Room::take(&*parent, path, bytes)
     }
 
@@ -349,6 +355,10 @@ fn place<'a>(folder: &Folder, path: &'a WirePath) -> Result<(Arc<OpenFolder>, &'
     Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?))
 }
 
+fn is_folder(mode: u16) -> bool {
+    FileType::from_raw_mode(mode.into()) == FileType::Directory
+}
+
 /// The shortest run of zeros that becomes a hole. Nothing in a file that is shorter does.
 const HOLE_BYTES_MIN: usize = 64 << 10;
 
@@ -430,6 +440,19 @@ mod tests {
             assert_eq!(answers[0].as_ref().expect_err("in the way").code, Code::IsFolder);
             drop(Target::create(&folder, &path("b"), 0, 0o640).expect("creates"));
             assert_eq!(names(), ["a", "folder"]);
+        }
+    }
+
+    #[test]
+    fn a_folder_in_its_place_is_told_before_a_file_is_begun() {
+        for (dir, folder) in folders() {
+            fs::create_dir(dir.path().join("a")).expect("makes");
+            std::os::unix::fs::symlink("a", dir.path().join("link")).expect("links");
+            let room = |name: &str| Target::room_for(&folder, &path(name), &info(0o644), 0);
+            let fault = room("a").expect_err("it cannot be replaced");
+            assert_eq!(fault.code, Code::IsFolder);
+            assert_eq!(fault.text, "cannot create a: a folder is in its place");
+            assert!(room("link").is_ok() && room("b").is_ok(), "a link is replaced");
         }
     }
 
