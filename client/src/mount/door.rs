@@ -5,6 +5,7 @@
 
 use super::answers::{attr_of, errno, is_told, sized};
 use super::cache::CacheFile;
+use super::facts::Kind;
 use super::fill::Progress;
 use super::handles::{Handles, OpenFile};
 use super::nodes::ROOT;
@@ -110,15 +111,19 @@ impl Filesystem for Door {
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (tree, owner) = (self.tree.clone(), self.owner);
         let ttl = tree.ttl();
-        if number.0 != ROOT {
+        let (known, shown) = {
             let nodes = tree.nodes();
-            let (facts, shown) = (nodes.facts(number.0), nodes.shown(number.0));
-            return match facts {
-                Some(facts) => reply.attr(&ttl, &attr_of(shown, facts, owner)),
-                None => reply.error(Errno::ESTALE),
-            };
+            (nodes.facts(number.0), nodes.shown(number.0))
+        };
+        let answer = move |facts| match facts {
+            Some(facts) => reply.attr(&ttl, &attr_of(shown, facts, owner)),
+            None => reply.error(Errno::ESTALE),
+        };
+        // Nobody looks up the name of a folder that he is in, or holds open.
+        if known.is_some_and(|facts| facts.kind == Kind::Folder) {
+            return self.spawn(async move { answer(tree.folder(number.0).await) });
         }
-        self.spawn(async move { reply.attr(&ttl, &attr_of(ROOT, tree.root().await, owner)) });
+        answer(known);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {

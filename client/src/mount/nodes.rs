@@ -53,11 +53,6 @@ impl Nodes {
         self.nodes.get(&number).map(|node| node.facts)
     }
 
-    /// What the root is now.
-    pub fn set_root(&mut self, facts: Facts) {
-        self.nodes.get_mut(&ROOT).expect("the root stays").facts = facts;
-    }
-
     /// Where a number is, below the root.
     pub fn path(&self, number: u64) -> Result<WirePath, Fault> {
         let gone = || Fault::new(Code::NotFound, "the kernel asked for a number it has forgotten");

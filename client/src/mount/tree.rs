@@ -121,15 +121,29 @@ impl Tree {
         self.base.join(path)
     }
 
-    /// What the root is now.
-    pub async fn root(&self) -> Facts {
-        if self.content.line.is_up()
-            && let Ok(seen) = self.content.line.look(&self.base).await
-        {
-            self.nodes().set_root(seen.facts());
-            self.recall.looked_at_root(&self.base, seen);
+    /// What a folder is now, which somebody may be in or hold open; what it was, where nobody says.
+    pub async fn folder(&self, number: u64) -> Option<Facts> {
+        if self.content.line.is_up() {
+            self.look_again(number).await;
         }
-        self.nodes().facts(ROOT).expect("the root stays")
+        self.nodes().facts(number)
+    }
+
+    /// Looks at a folder again; false where nobody says what it is, or it is none any more.
+    pub async fn look_again(&self, number: u64) -> bool {
+        let path = self.nodes().path(number);
+        let Ok(remote) = path.map(|path| self.remote(&path)) else { return false };
+        let Ok(seen) = self.content.line.look(&remote).await else { return false };
+        let facts = seen.facts();
+        if facts.kind != Kind::Folder {
+            return false;
+        }
+        self.nodes().refresh(number, facts);
+        match number {
+            ROOT => self.recall.looked_at_root(&remote, seen),
+            _ => self.recall.looked(&remote, seen),
+        }
+        true
     }
 
     /// The number of a name, and what it is.

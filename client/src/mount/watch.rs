@@ -47,7 +47,8 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
 fn changed(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
     let nodes = tree.nodes();
     if changes.rescan {
-        return nodes.below(&WirePath::root());
+        let all = nodes.below(&WirePath::root());
+        return std::iter::once(WirePath::root()).chain(all).collect();
     }
     let mut paths = Vec::new();
     for change in &changes.changes {
@@ -58,7 +59,7 @@ fn changed(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
         // Who writes to a file by one of its names writes to all.
         paths.extend(nodes.find(&change.path).map(|it| nodes.twins(it)).unwrap_or_default());
     }
-    paths.retain(|path| !path.is_root() && nodes.find(path).is_some());
+    paths.retain(|path| nodes.find(path).is_some());
     paths.sort();
     paths.dedup();
     paths
@@ -77,11 +78,8 @@ async fn outdate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
         })
     };
     let Some((number, parent, kind)) = known else { return };
-    if kind == Kind::Folder
-        && let Ok(seen) = tree.content.line.look(&tree.remote(&path)).await
-        && seen.facts().kind == Kind::Folder
-    {
-        tree.nodes().refresh(number, seen.facts());
+    // The root has no name that could be forgotten.
+    if kind == Kind::Folder && (tree.look_again(number).await || number == ROOT) {
         tell(kernel, move |kernel| kernel.inval_inode(INodeNo(number), -1, 0)).await;
         return;
     }

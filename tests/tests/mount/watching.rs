@@ -41,15 +41,25 @@ fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
     fs::write(source.path("a/b/new"), b"new").expect("writes");
     fs::remove_file(source.path("a/b/gone")).expect("removes");
     fs::rename(source.path("top"), source.path("a/b/other")).expect("renames");
-    let folder = fs::metadata(source.path("a/b")).expect("is there").mtime_nsec();
+    let time = |path| fs::metadata(path).expect("is there").mtime_nsec();
+    let same = |name| time(mounted.path(name)) == time(source.path(name));
     let seen = || {
         let longer = stat("a/b/file").is_ok_and(|(len, _)| len == 5);
         let gone = [stat("a/b/gone"), stat("top")].iter().all(Result::is_err);
-        let time = fs::metadata(mounted.path("a/b")).expect("is there").mtime_nsec() == folder;
-        (longer && gone && time).then_some(())
+        (longer && gone && same("a/b")).then_some(())
     };
     wait_for("all of it is seen", STAND_MAX, seen);
     assert!(begin.elapsed() < SEEN_MAX, "{:?}", begin.elapsed());
+    // A name that the kernel does not know changes the folder that it is in, and nothing else.
+    for name in ["added", "a/b/added"] {
+        let folder = name.trim_end_matches("added");
+        let as_it_is = || same(folder).then_some(());
+        wait_for("it is seen, and believed for long", STAND_MAX, as_it_is);
+        let begin = Instant::now();
+        fs::write(source.path(name), b"new").expect("writes");
+        wait_for("its time is seen", STAND_MAX, as_it_is);
+        assert!(begin.elapsed() < SEEN_MAX, "{folder}: {:?}", begin.elapsed());
+    }
     assert_eq!(inside.end().done().stdout.trim(), mounted.path("a/b").to_str().expect("text"));
     assert_eq!(fs::read(mounted.path("a/b/file")).expect("reads"), b"newer");
     // A server that comes back is watched again, and what happened meanwhile is seen.
@@ -60,6 +70,26 @@ fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
     let newest = || stat("a/b/file").is_ok_and(|(len, _)| len == 6).then_some(());
     wait_for("it is seen", STAND_MAX, newest);
     wait_for("changes are told again", STAND_MAX, watched);
+    mounted.end();
+}
+
+#[test]
+fn a_folder_that_stays_open_tells_its_time_as_it_becomes() {
+    if !can_mount("a_folder_that_stays_open_tells_its_time_as_it_becomes") {
+        return;
+    }
+    let source = Source::new(fill);
+    let mounted = source.mount(&[]);
+    let open = fs::File::open(mounted.path("a/b")).expect("opens");
+    let time = || open.metadata().expect("is told").mtime_nsec();
+    time();
+    fs::write(source.path("a/b/new"), b"new").expect("writes");
+    let now = fs::metadata(source.path("a/b")).expect("is there").mtime_nsec();
+    wait_for("its time is seen", STAND_MAX, || (time() == now).then_some(()));
+    fs::remove_dir_all(source.path("a/b")).expect("removes");
+    std::thread::sleep(Duration::from_millis(1_100));
+    assert_eq!(time(), now, "one that is gone is what it was");
+    drop(open);
     mounted.end();
 }
 
