@@ -18,7 +18,9 @@ use crate::session::{
     ClientError, Download, LocalTree, RemoteTree, Session, SessionOptions, Upload, UploadSource,
     Work,
 };
-use crate::targets::{Place, Places, Refusal, Request, TargetState, check_target, place};
+use crate::targets::{
+    Place, Places, Refusal, Request, TargetState, check_target, is_contents, place,
+};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -330,9 +332,9 @@ impl Plan {
         (request, state): (Request, TargetState),
         rules: &Rules,
     ) -> Result<Option<WirePath>, Fault> {
-        let contents = path.as_os_str().as_bytes().ends_with(b"/.");
+        let contents = is_contents(path.as_os_str().as_bytes());
         let name = name_of(path).ok().filter(|_| !contents);
-        if is_excluded(rules, name.as_deref(), kind) {
+        if is_excluded(rules, name, kind) {
             return Ok(None);
         }
         let place = place(request, state, kind, contents).map_err(|refusal| fault_of(&refusal))?;
@@ -343,7 +345,7 @@ impl Plan {
         if place == Place::Itself {
             return Ok(Some(target.path.clone()));
         }
-        let name = WirePath::parse(&name_of(path)?)?;
+        let name = WirePath::parse(name_of(path)?)?;
         let is_new = self.places.take(&name, &path.display().to_string())?;
         Ok(is_new.then(|| target.path.join(&name)))
     }

@@ -2,9 +2,10 @@
 //! are followed, because it is the user who named them.
 
 use crate::targets::TargetState;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, WirePath};
@@ -45,15 +46,8 @@ pub(crate) fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
     Ok((Folder::open(&parent)?, WirePath::parse(name.as_bytes())?))
 }
 
-/// The last name of a local path, also where it is written as `.` or `dir/..`.
-pub(crate) fn name_of(path: &Path) -> Result<Vec<u8>, Fault> {
-    if let Some(Component::Normal(name)) = path.components().next_back() {
-        return Ok(name.as_bytes().to_vec());
-    }
-    let what = format!("cannot look at {}", path.display());
-    let whole = path.canonicalize().map_err(|e| Fault::from_io(&what, &e))?;
-    let name = whole
-        .file_name()
-        .ok_or_else(|| Fault::new(Code::BadPath, format!("{} has no name", path.display())))?;
-    Ok(name.as_bytes().to_vec())
+/// The last name of a local path.
+pub(crate) fn name_of(path: &Path) -> Result<&[u8], Fault> {
+    let no_name = || Fault::new(Code::BadPath, format!("{} has no name", path.display()));
+    path.file_name().map(OsStr::as_bytes).ok_or_else(no_name)
 }

@@ -1,6 +1,7 @@
 //! Where a user says something is: a path on this machine, or a path of an
 //! export on a server. Pure parsing; the binary hands every argument here.
 
+use crate::targets::is_contents;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -38,7 +39,8 @@ pub struct Remote {
     pub path: WirePath,
     /// Whether the user ended it with a slash: it must be a folder.
     pub is_folder: bool,
-    /// Whether the user ended it with `/.`: what is in the folder, not the folder.
+    /// Whether the user ended it with `/.`, or named nothing: what is in the folder, not the
+    /// folder.
     pub contents: bool,
 }
 
@@ -90,7 +92,7 @@ impl Location {
             port,
             path: plain,
             is_folder: path.is_empty() || path.ends_with(b"/"),
-            contents: path.ends_with(b"/."),
+            contents: is_contents(path),
         }))
     }
 }
@@ -283,6 +285,7 @@ mod tests {
         };
         assert_eq!(parse("h:/data/"), (true, false));
         assert_eq!(parse("h:/data/."), (false, true));
+        assert_eq!(parse("h:/data/./"), (true, true));
         assert_eq!(parse("h:/data"), (false, false));
     }
 }

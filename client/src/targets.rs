@@ -60,7 +60,14 @@ pub fn check_target(request: Request, target: TargetState) -> Result<(), Refusal
     }
 }
 
-/// Decides where one source goes. `contents` is for a source written with `/.` at its end.
+/// Whether a source stands for what is in a folder, not for the folder: where its last name is
+/// `.` or `..`, which it would not be told by, or where it has none.
+pub(crate) fn is_contents(source: &[u8]) -> bool {
+    let mut names = source.rsplit(|&byte| byte == b'/').filter(|name| !name.is_empty());
+    matches!(names.next(), None | Some(b"." | b".."))
+}
+
+/// Decides where one source goes. `contents` is for a source that stands for what is in it.
 pub fn place(
     request: Request,
     target: TargetState,
@@ -120,6 +127,19 @@ mod tests {
         assert_eq!(place(ONE, TargetState::Folder, folder, true), Ok(Place::Itself));
         assert_eq!(place(ONE, TargetState::Missing, folder, false), Ok(Place::Itself));
         assert!(place(ONE, TargetState::File, folder, false).is_err());
+    }
+
+    #[test]
+    fn a_source_without_a_name_of_its_own_stands_for_what_is_in_it() {
+        // As cp does it.
+        for contents in
+            [".", "./", "..", "../", "../.", "a/.", "a/./", "a//.", "a/..", "/", "a/..//"]
+        {
+            assert!(is_contents(contents.as_bytes()), "{contents}");
+        }
+        for named in ["a", "a/", "./a", "../a/", "a/...", "a/.b", "a./", "/a"] {
+            assert!(!is_contents(named.as_bytes()), "{named}");
+        }
     }
 
     #[test]

@@ -81,6 +81,10 @@ fn a_tree_goes_into_a_folder_to_a_new_name_or_in_parts(pair: &Pair) {
     fs::create_dir(pair.served("rw/contents")).expect("folder");
     pair.up(&["into/tree/."], "rw/contents").run().whole();
     tree::assert_same(&source, &pair.served("rw/contents"));
+    // So is what has no name of its own, as cp has it.
+    fs::create_dir(pair.served("rw/above")).expect("folder");
+    pair.up(&["into/tree/deep/.."], "rw/above").run().whole();
+    tree::assert_same(&source, &pair.served("rw/above"));
 
     // Over what is there already, a second time.
     pair.down(&["ro/tree"], "into").run().whole();
