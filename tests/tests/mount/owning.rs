@@ -148,3 +148,30 @@ fn a_file_with_several_names_changes_under_all_and_a_name_that_leaves_takes_noth
     }
     mounted.end();
 }
+
+#[test]
+fn what_is_mounted_is_a_source_as_any_other_also_under_several_names() {
+    if !can_mount("what_is_mounted_is_a_source_as_any_other_also_under_several_names") {
+        return;
+    }
+    let source = Source::new(fill);
+    std::thread::sleep(SETTLED);
+    let mounted = source.mount(&[]);
+    let out = tempfile::tempdir().expect("a folder");
+    let exports = [
+        format!("again={}", mounted.path("").display()),
+        format!("in={}:rw", out.path().display()),
+    ];
+    let serve = Serve::of(&source.home, "127.0.0.1:0", &exports);
+    let text = |path: PathBuf| path.to_str().expect("plain").to_owned();
+    // Its files are asked after anew when they were read, down and up.
+    let (down, up) = (out.path().join("down"), out.path().join("up"));
+    serve.cp(&["-r".to_owned(), serve.at("again"), text(down.clone())]).done();
+    serve.cp(&["-r".to_owned(), text(mounted.path("")), serve.at("in/up")]).done();
+    for name in ["a/one", "b/two", "b/three", "a/alone"] {
+        let content = fs::read(source.path(name)).expect("reads");
+        for copy in [&down, &up] {
+            assert!(fs::read(copy.join(name)).expect("it is there") == content, "{name}");
+        }
+    }
+}
