@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use verbatim_control::{Acceptor, Outbox, SENT_AWAY};
 use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC, SECRET_BYTES};
 use verbatim_proto::message::{ServerMessage, Welcome};
@@ -44,8 +44,6 @@ pub(crate) struct Guests {
     shared: Arc<Shared>,
     doorstep: Arc<Doorstep>,
     started: Instant,
-    /// For those who have proven who they are.
-    places: Arc<Semaphore>,
     sessions_max: u32,
     next_session: AtomicU64,
     handshake: Duration,
@@ -65,7 +63,6 @@ impl Guests {
             keys,
             acceptor,
             shared,
-            places: Arc::new(Semaphore::new(limits.sessions_max as usize)),
             sessions_max: limits.sessions_max,
             doorstep,
             started: Instant::now(),
@@ -198,13 +195,18 @@ impl Guests {
         let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
         let outbox = Outbox::new(sender, self.shared.idle);
-        let place = self.places.clone().try_acquire_owned();
-        let welcome = if place.is_err() {
-            let text =
-                format!("the server is full: it has {} sessions; try again", self.sessions_max);
+        let shares = &self.shared.shares;
+        let sessions = shares.of(&who.to_string(), peer.ip()).sessions.clone();
+        let place = sessions.take(1);
+        let welcome = if place.is_none() {
+            let (all, own) = (self.sessions_max, sessions.has());
+            let text = match shares.sessions.left() {
+                0 => format!("the server is full: it has {all} sessions; try again"),
+                _ => format!("this client has {own} of the server's {all} sessions; try again"),
+            };
             self.shared.observatory.metrics.entered(Entry::Full);
             self.shared.observatory.trouble(peer, Code::Limit, text.clone());
-            tracing::warn!(session = id, %peer, sessions = self.sessions_max, "server is full");
+            tracing::warn!(session = id, %peer, cause = text, "no room for a session");
             ServerMessage::Refused(Fault::new(Code::Limit, text))
         } else if is_chunk_size(hello.chunk_bytes) {
             let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();

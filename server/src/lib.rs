@@ -19,6 +19,7 @@ mod listener;
 mod observe;
 mod paces;
 mod pins;
+mod places;
 mod quota;
 mod rails;
 pub mod range;

@@ -17,7 +17,8 @@ use crate::quota::{Counts, Keeper};
 use crate::rdma::Rdma;
 use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
-use crate::session::{HASHED_WALKS_MAX, SERVER_WATCHES_MAX, Shared};
+use crate::session::{HASHED_WALKS_MAX, Shared};
+use crate::shares::Shares;
 use crate::worker::ServerWorker;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -118,7 +119,6 @@ pub struct Server {
 impl Server {
     /// Opens the exports and the door. Needs a tokio runtime.
     pub async fn bind(config: Config, mut options: ServerOptions) -> Result<Self, ServerError> {
-        verbatim_files::limit::raise_open_files();
         check_exports(&config.exports)?;
         let state = config.state_dir();
         let (identity, authority) = certificates(&config)?;
@@ -354,7 +354,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         exports,
         written,
         hashing: Hashing::new(cache),
-        shares: Default::default(),
+        shares: Shares::new(&config.limits, verbatim_files::limit::raise_open_files()),
         surveys: Default::default(),
         bare: Default::default(),
         workers,
@@ -371,7 +371,6 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         paces: Paces::new(config.limits.client_mb_per_second),
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
-        watches: Arc::new(Semaphore::new(SERVER_WATCHES_MAX)),
         hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),
     })
 }

@@ -1,11 +1,13 @@
-//! How many threads for file work a client may keep busy, with all its sessions: not
-//! all there are, so that one that asks for much, or for what takes long, leaves
-//! some to the others. Owns who counts as one client, as `paces` does.
+//! What a client may have with all its sessions of what all clients share: not all
+//! there is, so that one that asks for much, or for what takes long, leaves some to
+//! the others. Owns who counts as one client, as `paces` does; `places` counts.
 
-use crate::doorstep::network_of;
+use crate::config::Limits;
+use crate::doorstep::{ARRIVALS_MAX, network_of};
+use crate::places::{Places, Taker};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
 /// Threads for file work: opening, hashing, flushing.
@@ -14,23 +16,75 @@ pub const FILE_THREADS_MAX: usize = 32;
 /// Of these, for one client.
 const CLIENT_THREADS_MAX: usize = FILE_THREADS_MAX / 4 * 3;
 
-/// The shares of all clients that are here.
-#[derive(Default)]
+/// Folders that all clients may watch: each has a thread.
+pub(crate) const WATCHES_MAX: usize = 256;
+
+/// Descriptors that no file and no connection gets: of keys and quotas, exports, metrics, the
+/// digest cache, devices, and folders that are looked through.
+const RESERVED_DESCRIPTORS: usize = 1024;
+
+/// The shares of all clients that are here, and what they are of.
 pub(crate) struct Shares {
-    clients: Mutex<HashMap<(String, IpAddr), Weak<Semaphore>>>,
+    clients: Mutex<HashMap<(String, IpAddr), Arc<Share>>>,
+    pub sessions: Arc<Places>,
+    pub watches: Arc<Places>,
+    /// Descriptors of files that are open for clients.
+    pub files: Arc<Places>,
 }
 
 impl Shares {
+    /// Nobody is here yet.
+    pub fn new(limits: &Limits, descriptors: usize) -> Self {
+        Self {
+            clients: Mutex::default(),
+            sessions: Places::new(limits.sessions_max as usize),
+            watches: Places::new(WATCHES_MAX),
+            files: Places::new(for_files(limits, descriptors)),
+        }
+    }
+
     /// The share of a client.
-    pub fn of(&self, who: &str, address: IpAddr) -> Arc<Semaphore> {
+    pub fn of(&self, who: &str, address: IpAddr) -> Arc<Share> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        // No more than there are sessions.
-        clients.retain(|_, share| share.strong_count() > 0);
-        let known = clients.entry((who.to_owned(), network_of(address))).or_default();
-        let share = known.upgrade();
-        let share = share.unwrap_or_else(|| Arc::new(Semaphore::new(CLIENT_THREADS_MAX)));
-        *known = Arc::downgrade(&share);
-        share
+        // No more than there are sessions, and what these left behind.
+        clients.retain(|_, share| share.is_used());
+        let share = clients.entry((who.to_owned(), network_of(address)));
+        share.or_insert_with(|| Arc::new(Share::new(self))).clone()
+    }
+}
+
+/// How many descriptors files may have: what is left when every session has all of its links, and
+/// a quarter where that is less.
+fn for_files(limits: &Limits, descriptors: usize) -> usize {
+    let of_session = 1 + limits.links_per_session_max as usize;
+    let connections = ARRIVALS_MAX + limits.sessions_max as usize * of_session;
+    descriptors.saturating_sub(connections + RESERVED_DESCRIPTORS).max(descriptors / 4)
+}
+
+/// What one client has.
+pub(crate) struct Share {
+    pub threads: Arc<Semaphore>,
+    pub sessions: Arc<Taker>,
+    pub watches: Arc<Taker>,
+    pub files: Arc<Taker>,
+}
+
+impl Share {
+    fn new(of: &Shares) -> Self {
+        Self {
+            threads: Arc::new(Semaphore::new(CLIENT_THREADS_MAX)),
+            sessions: Taker::new(&of.sessions),
+            watches: Taker::new(&of.watches),
+            files: Taker::new(&of.files),
+        }
+    }
+
+    /// Whether somebody has it, or something of it: work may go on when its session is over.
+    fn is_used(self: &Arc<Self>) -> bool {
+        let Self { threads, sessions, watches, files } = &**self;
+        let takers = [sessions, watches, files].map(Arc::strong_count);
+        let counts = [Arc::strong_count(self), Arc::strong_count(threads)];
+        counts.into_iter().chain(takers).max() > Some(1)
     }
 }
 
@@ -38,17 +92,45 @@ impl Shares {
 mod tests {
     use super::*;
 
+    fn shares() -> Shares {
+        Shares::new(&Limits::default(), 65_536)
+    }
+
     #[test]
     fn sessions_of_one_client_have_one_share_and_others_another() {
-        let shares = Shares::default();
+        let shares = shares();
         let [here, there] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
         let first = shares.of("alice", here);
         assert!(Arc::ptr_eq(&first, &shares.of("alice", here)));
         let others = [shares.of("bob", here), shares.of("alice", there)];
         assert!(others.iter().all(|other| !Arc::ptr_eq(&first, other)));
-        assert!(first.available_permits() < FILE_THREADS_MAX, "some are left to others");
+        assert!(first.threads.available_permits() < FILE_THREADS_MAX, "some are left to others");
         drop((first, others));
         shares.of("carol", here);
         assert_eq!(shares.clients.lock().unwrap().len(), 1, "who is gone is forgotten");
+    }
+
+    #[test]
+    fn who_comes_back_finds_what_its_work_still_has() {
+        let shares = shares();
+        let here = IpAddr::from([10, 0, 0, 1]);
+        let of = |who| shares.of(who, here);
+        let thread = of("alice").threads.clone().try_acquire_owned().expect("it is free");
+        let file = of("bob").files.session().take(1).expect("it is free");
+        let (alice, bob) = (of("alice").threads.available_permits(), of("bob").files.has());
+        assert_eq!((alice, bob), (CLIENT_THREADS_MAX - 1, 1));
+        drop((thread, file));
+        of("carol");
+        assert_eq!(shares.clients.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn files_leave_descriptors_to_all_connections_and_to_keys() {
+        let limits = Limits::default();
+        let connections = limits.sessions_max * (1 + limits.links_per_session_max);
+        let files = for_files(&limits, 65_536);
+        assert!(files > 16_384, "{files} are for files");
+        assert!(files + connections as usize + ARRIVALS_MAX + RESERVED_DESCRIPTORS <= 65_536);
+        assert_eq!(for_files(&limits, 1024), 256, "a quarter where there are few");
     }
 }

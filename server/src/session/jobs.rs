@@ -19,7 +19,7 @@ const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what becam
 impl Session {
     /// Starts file work on the blocking pool; its event comes back to this session.
     pub(super) fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
-        self.job_within(self.share.clone(), work);
+        self.job_within(self.share.threads.clone(), work);
     }
 
     /// The same, once there is room in what several sessions share.

@@ -13,6 +13,7 @@ mod links;
 mod making;
 mod mirror;
 mod offers;
+mod opening;
 mod owners;
 mod pacing;
 mod pinning;
@@ -33,10 +34,12 @@ use crate::observe::View;
 use crate::pins::Ring;
 use crate::rails::SessionDomain;
 use crate::reach::Reach;
+use crate::shares::Share;
 use catalog::Catalog;
 use jobs::JOBS_MAX;
 use links::Links;
 use mirror::Mirrors;
+use opening::Opening;
 use pacing::Pacing;
 use reading::Reading;
 pub(crate) use shared::Shared;
@@ -45,7 +48,7 @@ pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_fabric::FabricError;
@@ -55,7 +58,6 @@ use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
 pub(crate) use walks::HASHED_WALKS_MAX;
-pub(crate) use watching::SERVER_WATCHES_MAX;
 use watching::Watches;
 use writing::Writing;
 
@@ -127,7 +129,8 @@ pub(crate) struct Session {
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
     pacing: Pacing,
-    share: Arc<Semaphore>,
+    share: Arc<Share>,
+    opening: Opening,
     reading: Reading,
     writing: Writing,
     spots: Spots,
@@ -180,6 +183,7 @@ impl Session {
             links: Links::default(),
             held: None,
             pacing,
+            opening: Opening::new(share.files.session()),
             share,
             reading: Reading::default(),
             writing: Writing::default(),
@@ -255,13 +259,6 @@ impl Session {
             self.message_or_hold(message)?;
         }
         Ok(())
-    }
-
-    fn is_idle(&self) -> bool {
-        self.jobs == 0
-            && self.held.is_none()
-            && self.reading.machine.is_idle()
-            && self.writing.machine.is_idle()
     }
 
     fn message(&mut self, message: ClientMessage) -> Result<(), End> {
@@ -351,6 +348,7 @@ impl Session {
             } else if let Some(effect) = self.writing.machine.next_effect() {
                 self.write_effect(effect)?;
             } else {
+                self.open_waiting();
                 return Ok(());
             }
         }

@@ -5,6 +5,7 @@ use super::spots::go_on_if;
 use super::windows::Making;
 use super::{End, Event, Session, Shared, catalog::open_source};
 use crate::observe::{Noted, Taken};
+use crate::places::Place;
 use crate::reach::{ExportFolder, Reach};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -60,6 +61,8 @@ pub(crate) struct Open {
     pub source: Source,
     /// Why some of it could not be sent.
     fault: OnceLock<Fault>,
+    /// Behind the source, which is closed before it is given back.
+    _place: Place,
 }
 
 /// A file that was opened, and the holes it begins with.
@@ -89,10 +92,7 @@ impl Session {
     pub(super) fn read_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
         match effect {
             ServerEffect::Send(reply) => self.send(ServerMessage::Read(reply))?,
-            ServerEffect::Open(files) => {
-                let (shared, reach) = (self.shared.clone(), self.reach.clone());
-                self.job(move || Event::Opened(open_all(&shared, &reach, files)));
-            }
+            ServerEffect::Open(files) => self.open(files),
             ServerEffect::Prepare(prepare) => self.prepare(prepare),
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
             ServerEffect::Retire(id) => self.retire(id)?,
@@ -117,6 +117,12 @@ impl Session {
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
         }
         Ok(())
+    }
+
+    /// Opens files that have their places.
+    pub(super) fn open_placed(&mut self, files: Vec<(OpenFile, Place)>) {
+        let (shared, reach) = (self.shared.clone(), self.reach.clone());
+        self.job(move || Event::Opened(open_all(&shared, &reach, files)));
     }
 
     pub(super) fn opened(&mut self, answers: Vec<(FileId, Result<Opened, Fault>)>) {
@@ -245,7 +251,7 @@ impl Session {
 fn open_all(
     shared: &Shared,
     reach: &Reach,
-    files: Vec<OpenFile>,
+    files: Vec<(OpenFile, Place)>,
 ) -> Vec<(FileId, Result<Opened, Fault>)> {
     let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
@@ -254,11 +260,12 @@ fn open_all(
         let survey = shared.surveys.of(&source, 0);
         Ok((export, path, source, survey))
     };
-    let open_one = |request: OpenFile| {
+    let open_one = |(request, place): (OpenFile, Place)| {
         let opened = open(&request.path).map(|(export, path, source, survey)| {
             let (bytes, began) = (source.identity().size, Instant::now());
             let noted = Noted { path: request.path, bytes, began };
-            (Arc::new(Open { export, path, noted, source, fault: OnceLock::new() }), survey)
+            let fault = OnceLock::new();
+            (Arc::new(Open { export, path, noted, source, fault, _place: place }), survey)
         });
         (request.file, opened)
     };

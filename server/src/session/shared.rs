@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     /// What was written into them before this server began.
     pub written: Counts,
     pub hashing: Hashing,
-    /// Of the threads for file work, by client.
+    /// What each client has of what all share.
     pub shares: Shares,
     pub surveys: Surveys,
     pub bare: Arc<Bare>,
@@ -49,8 +49,6 @@ pub(crate) struct Shared {
     pub paces: Paces,
     pub links_max: u16,
     pub idle: Duration,
-    /// Room for watched folders.
-    pub watches: Arc<Semaphore>,
     /// Room for walks that hash.
     pub hashed_walks: Arc<Semaphore>,
 }

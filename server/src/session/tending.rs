@@ -18,6 +18,14 @@ impl Session {
         standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
     }
 
+    /// Whether nothing is under way for the client, and nothing of it is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs == 0
+            && self.held.is_none()
+            && self.reading.machine.is_idle()
+            && self.writing.machine.is_idle()
+    }
+
     /// Looks after what takes time; `silent` is how long nothing was heard.
     pub(super) fn tick(&mut self, silent: Duration) -> Result<(), End> {
         if self.unheard.load(Ordering::Relaxed) {
@@ -26,8 +34,9 @@ impl Session {
         }
         self.look_for_pins()?;
         self.check_held()?;
+        self.give_up_opening();
         let works = self.jobs > 0 || self.held.is_some() || self.writing.machine.is_busy();
-        if works || self.waits_for_pins() || self.is_paced() {
+        if works || self.opening.waits() || self.waits_for_pins() || self.is_paced() {
             self.send(ServerMessage::Working)?;
         }
         // A mirror's client may have much to hash on its own side before it asks again.

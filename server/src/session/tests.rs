@@ -2,6 +2,8 @@
 //! hears, over a pipe in memory, on exports that are there. What takes two real
 //! ends is tested in `tests/`.
 
+mod bounds;
+
 use super::jobs::event_of;
 use super::mirror::MIRROR_IDLE_MAX;
 use super::*;
@@ -42,12 +44,17 @@ struct Scene {
     session: Session,
     events: mpsc::Receiver<Event>,
     client: Receiver<ServerMessage>,
-    dir: TempDir,
+    dir: Arc<TempDir>,
 }
 
 impl Scene {
     /// A client of a server that exports the folder `data`, changed as the test wants it.
     fn new(change: impl FnOnce(&mut Config)) -> Self {
+        Self::sharing(change, |_| ())
+    }
+
+    /// The same with something else in what its sessions share.
+    fn sharing(change: impl FnOnce(&mut Config), other: impl FnOnce(&mut Shared)) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let data = dir.path().join("data");
         std::fs::create_dir(&data).expect("a folder");
@@ -63,7 +70,17 @@ impl Scene {
         change(&mut config);
         let sim = Some(SimNet::new(1, Faults::default(), SimClock::Real));
         let shared = share(&config, ServerOptions { sim, ..ServerOptions::default() });
-        let shared = Arc::new(shared.expect("it can be served"));
+        let mut shared = shared.expect("it can be served");
+        other(&mut shared);
+        Self::of(dir.into(), shared.into())
+    }
+
+    /// Another session of the same client.
+    fn again(&self) -> Self {
+        Self::of(self.dir.clone(), self.session.shared.clone())
+    }
+
+    fn of(dir: Arc<TempDir>, shared: Arc<Shared>) -> Self {
         let (here, there) = tokio::io::duplex(1 << 20);
         let outbox = Outbox::new(Sender::new(here), SOON);
         let peer = ([127, 0, 0, 1], 1).into();

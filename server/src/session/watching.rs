@@ -4,8 +4,10 @@
 //! of a session ends its watches.
 
 use super::{End, Event, Session};
+use crate::places::Place;
+use crate::shares;
 use std::collections::HashMap;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use verbatim_files::watch::Timing;
 use verbatim_files::{Told, Watching};
 use verbatim_proto::message::ServerMessage;
@@ -13,9 +15,6 @@ use verbatim_proto::{Code, Excludes, Fault, Watch, WatchReply, WatchRequest};
 
 /// Folders one session may watch.
 const WATCHES_MAX: usize = 4;
-
-/// Folders that all sessions of a server may watch: each has a thread.
-pub(crate) const SERVER_WATCHES_MAX: usize = 256;
 
 /// The watches of a session, by request.
 #[derive(Default)]
@@ -51,8 +50,12 @@ impl Session {
         if self.watches.watches.len() >= WATCHES_MAX {
             return limit(format!("a session may watch {WATCHES_MAX} folders"));
         }
-        let Ok(place) = self.shared.watches.clone().try_acquire_owned() else {
-            return limit(format!("the server watches {SERVER_WATCHES_MAX} folders already"));
+        let watches = &self.share.watches;
+        let Some(place) = watches.take(1) else {
+            let (all, own) = (shares::WATCHES_MAX, watches.has());
+            return limit(format!(
+                "the server watches {all} folders at most, {own} for this client"
+            ));
         };
         let excludes = Excludes::parse(watch.exclude)?;
         let (export, below) = self.reach.resolve(&watch.path)?;
@@ -86,7 +89,7 @@ impl Session {
 fn teller(
     request: u32,
     events: mpsc::Sender<Event>,
-    place: OwnedSemaphorePermit,
+    place: Place,
 ) -> impl FnMut(Told) + Send + 'static {
     move |told| {
         let _place = &place;
@@ -102,19 +105,18 @@ fn ended(request: u32, fault: Fault) -> ServerMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use tokio::sync::Semaphore;
+    use crate::places::{Places, Taker};
 
     #[test]
     fn a_place_is_taken_until_the_thread_that_tells_is_gone() {
-        let places = Arc::new(Semaphore::new(1));
-        let place = places.clone().try_acquire_owned().expect("a place");
+        let places = Places::new(1);
+        let place = Taker::new(&places).take(1).expect("a place");
         let (events, mut heard) = mpsc::channel(1);
         let mut tell = teller(7, events, place);
         tell(Told::Changed(verbatim_proto::Changes::rescan()));
         assert!(matches!(heard.try_recv(), Ok(Event::Watched(7, _))));
-        assert_eq!(places.available_permits(), 0);
+        assert_eq!(places.left(), 0);
         drop(tell);
-        assert_eq!(places.available_permits(), 1);
+        assert_eq!(places.left(), 1);
     }
 }

@@ -6,6 +6,7 @@ mod slots;
 
 use super::{End, Event, Session};
 use crate::observe::Noted;
+use crate::places::Place;
 use crate::quota::{self, Quota};
 use crate::worker::{Chunk, Command, Landing, Lies};
 use slots::Slot;
@@ -48,6 +49,8 @@ pub(crate) struct Landed {
     path: WirePath,
     quota: Option<Arc<Quota>>,
     began: Instant,
+    /// Behind the target, which is closed before it is given back.
+    _place: Arc<Place>,
 }
 
 impl Landed {
@@ -121,20 +124,19 @@ impl Session {
         Ok(())
     }
 
-    fn create(&mut self, files: Vec<CreateFile>) {
-        for request in &files {
-            self.writing.sizes.insert(request.file, request.info.size);
-        }
+    /// Makes temporary files that have their places.
+    pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Place)>) {
         let (reach, view) = (self.reach.clone(), self.view.clone());
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
-            let create_one = |request: CreateFile| {
+            let create_one = |(request, place): (CreateFile, Place)| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
                 export.writable("create", &request.path)?;
                 let landed = |target, path| {
                     let rules = export.rules;
                     let (quota, began) = (export.quota.clone(), Instant::now());
-                    Landed { target: Arc::new(target), rules, path, quota, began }
+                    let (target, place) = (Arc::new(target), Arc::new(place));
+                    Landed { target, rules, path, quota, began, _place: place }
                 };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
@@ -164,7 +166,7 @@ impl Session {
                 }
                 Ok((landed(target, request.path), have))
             };
-            let created = files.into_iter().map(|request| (request.file, create_one(request)));
+            let created = files.into_iter().map(|it| (it.0.file, create_one(it)));
             Event::Created(created.collect())
         });
     }
@@ -250,8 +252,8 @@ impl Session {
             let bytes = self.writing.sizes.remove(&id).unwrap_or(0);
             self.view.over(Direction::Write, id);
             let landed = self.writing.targets.remove(&id).expect("whole files are open");
-            let Landed { target, rules, path, began, .. } = landed;
-            ((id, target, rules, meta), Noted { path, bytes, began })
+            let noted = Noted { path: landed.path.clone(), bytes, began: landed.began };
+            ((id, landed, meta), noted)
         };
         let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
         let (over, view, keeping) = (self.writing.over, self.view.clone(), self.mirrors.keep());
@@ -272,21 +274,23 @@ type Answers = Vec<(FileId, Result<(), Fault>)>;
 
 /// Gives whole files their metadata, then makes those that took it durable under their names. One
 /// answer for each file, in order.
-fn commit(over: Over, files: Vec<(FileId, Arc<Target>, Rules, Kept)>) -> (Answers, Dropped) {
+fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) {
     let mut dropped = Dropped::default();
     let mut answers = Answers::with_capacity(files.len());
     let (mut places, mut whole) = (Vec::new(), Vec::new());
-    for (id, target, rules, meta) in files {
-        let described = meta.map_or(Ok(Dropped::default()), |meta| target.describe(&meta, &rules));
+    for (id, landed, meta) in &files {
+        let Landed { target, rules, .. } = landed;
+        let meta = meta.as_deref();
+        let described = meta.map_or(Ok(Dropped::default()), |meta| target.describe(meta, rules));
         match &described {
             Ok(not_kept) => {
                 dropped += *not_kept;
                 places.push(answers.len());
-                whole.push(target);
+                whole.push(target.clone());
             }
             Err(_) => target.discard(),
         }
-        answers.push((id, described.map(drop)));
+        answers.push((*id, described.map(drop)));
     }
     for (place, answer) in places.into_iter().zip(Target::commit_over(over, &whole)) {
         answers[place].1 = answer;
@@ -333,17 +337,25 @@ fn create_lasting(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::places::{Places, Taker};
+
+    /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
+    fn landed(dir: &tempfile::TempDir, size: u64) -> Landed {
+        let folder = Folder::open(dir.path()).expect("a folder");
+        let path = WirePath::parse(b"a").expect("a path");
+        let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
+        let quota = Some(Arc::new(Quota::new("in", 6000, 0)));
+        let (rules, began) = (Rules::of_user(), Instant::now());
+        let place = Taker::new(&Places::new(1)).take(1).map(Arc::new).expect("a place");
+        Landed { target, rules, path, quota, began, _place: place }
+    }
 
     #[test]
     fn zeros_that_are_written_count_and_holes_do_not() {
         let dir = tempfile::tempdir().expect("a folder");
-        let folder = Folder::open(dir.path()).expect("a folder");
-        let path = WirePath::parse(b"a").expect("a path");
         let (size, long) = (4096, 1 << 20);
-        let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
-        let quota = Some(Arc::new(Quota::new("in", 6000, 0)));
-        let (rules, began) = (Rules::of_user(), Instant::now());
-        let landed = Landed { target: target.clone(), rules, path, quota, began };
+        let landed = landed(&dir, size);
+        let target = landed.target.clone();
         // Files as short as this have no holes.
         landed.zero(Extent::new(0, size), size).expect("there is room once");
         target.write_at(&vec![7; size as usize], 0).expect("writes");

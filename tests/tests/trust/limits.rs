@@ -1,17 +1,20 @@
 //! Limits of the door, each hit by a client that goes too far, with another that
 //! is served meanwhile.
 
-use crate::process::{Running, Signal, wait_for};
-use crate::{FOLLOW_MAX, World, names};
+use crate::process::{Home, Running, Signal, wait_for};
+use crate::{FOLLOW_MAX, World, folders, names};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_control::SENT_AWAY;
 use verbatim_fabric::tcp::JOIN_MAGIC;
-use verbatim_proto::message::{JoinSecret, LinkAnswer, LinkOffer};
-use verbatim_proto::units::LOOK_PATHS_MAX;
-use verbatim_proto::{ClientMessage, LinkId, Look, ServerMessage, WirePath};
+use verbatim_proto::message::{
+    JoinSecret, LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest,
+};
+use verbatim_proto::units::{BATCH_FILES_MAX, LOOK_PATHS_MAX, OPEN_FILES_MAX};
+use verbatim_proto::{ClientMessage, FileId, LinkId, Look, ServerMessage, WirePath};
 use verbatim_tests::http::get;
 use verbatim_tests::raw::Raw;
 
@@ -43,6 +46,54 @@ fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
     first.end().done();
     let listed = world.serve.cp(&["--list", &world.serve.at("data")]);
     listed.done();
+}
+
+#[test]
+fn one_client_leaves_sessions_to_others() {
+    let world = with_limits("sessions_max = 3");
+    let _two = [(); 2].map(|()| Raw::connect(&world.options()));
+    let third = Raw::try_connect(&world.options()).err().expect("it has its share");
+    let told = third.to_string();
+    assert!(told.contains("this client has 2 of the server's 3 sessions; try again"), "{told}");
+    // As soon as its token is known.
+    world.add("bob", &["--export", "data:ro"]);
+}
+
+/// Opens as many files as a session may.
+fn open_all_it_may(world: &World) -> Raw {
+    let mut raw = Raw::connect(&world.options());
+    let path = WirePath::parse(b"data/small").expect("a path");
+    let open = |number| OpenFile { file: FileId(number), path: path.clone(), have: Vec::new() };
+    let files: Vec<OpenFile> = (0..OPEN_FILES_MAX as u32).map(open).collect();
+    for batch in files.chunks(BATCH_FILES_MAX) {
+        raw.say(ClientMessage::Read(ReadRequest::Open { files: batch.to_vec() }));
+    }
+    raw.hear("file", |message| {
+        matches!(message, ServerMessage::Read(ReadReply::Opened { .. })).then_some(())
+    });
+    raw
+}
+
+#[test]
+fn a_client_that_opens_all_it_can_locks_nobody_out_and_hides_no_revocation() {
+    let limit = ["sh", "-c", "ulimit -n 1024 && exec \"$@\"", "sh"];
+    let (dir, home) = (folders(), Arc::new(Home::new().wrapped(&limit)));
+    let serve = World::start(&home, &dir, &[]);
+    let world = World { serve, dir, home };
+    let token = world.add("alice", &["--export", "data:ro"]);
+    let (from, out) = (world.serve.at("data/large"), world.text("out"));
+    let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
+    let (_home, command) = world.command(&token, &slow);
+    let running = Running::start(command);
+    wait_for("the copy has begun", FOLLOW_MAX, || {
+        (!names(&world.path("out")).is_empty()).then_some(())
+    });
+    // Twice as many as there are descriptors, each.
+    let _greedy = [(); 3].map(|()| open_all_it_may(&world));
+    world.token(&["revoke", "alice"]).done();
+    running.end().refused(3, &["the token alice was revoked"]);
+    world.add("bob", &["--export", "data:ro"]);
+    assert!(!world.serve.log().contains("connection not accepted"), "{}", world.serve.log());
 }
 
 #[test]

@@ -1,0 +1,115 @@
+//! What one client may have of what all share, what of its requests may wait, and
+//! that nobody waits for ever: sessions without a socket, as in `tests`.
+
+use super::*;
+use crate::places::Places;
+use crate::session::opening::PLACES_WAIT_MAX;
+
+/// A client of a server that has so many descriptors for files; empty ones are in `data`.
+fn with_places(places: usize) -> Scene {
+    let scene = Scene::sharing(|_| (), |shared| shared.shares.files = Places::new(places));
+    for number in 0..10 {
+        std::fs::write(scene.data().join(number.to_string()), b"").expect("writes");
+    }
+    scene
+}
+
+impl Scene {
+    /// Asks for these files.
+    fn opens(&mut self, files: std::ops::Range<u32>) {
+        let open = |number: u32| {
+            let path = path(&format!("data/{number}"));
+            OpenFile { file: FileId(number), path, have: Vec::new() }
+        };
+        let files = files.map(open).collect();
+        self.say(ClientMessage::Read(ReadRequest::Open { files })).expect("it may ask");
+    }
+
+    /// The next files that are open, or are not.
+    async fn opened(&mut self) -> Vec<(u32, Result<(), Fault>)> {
+        let opened = self.hear(|message| match message {
+            ServerMessage::Read(ReadReply::Opened { files }) => Some(files),
+            _ => None,
+        });
+        opened.await.into_iter().map(|(file, answer)| (file.0, answer.map(drop))).collect()
+    }
+
+    fn closes(&mut self, number: u32) {
+        let close = ReadRequest::Close { files: vec![FileId(number)], describe: false };
+        self.say(ClientMessage::Read(close)).expect("it is open");
+    }
+}
+
+fn all_good(files: std::ops::Range<u32>) -> Vec<(u32, Result<(), Fault>)> {
+    files.map(|number| (number, Ok(()))).collect()
+}
+
+#[tokio::test]
+async fn files_wait_for_descriptors_until_others_of_the_session_are_closed() {
+    let mut scene = with_places(9);
+    scene.opens(0..5);
+    assert_eq!(scene.opened().await, all_good(0..3), "a third: others may come");
+    assert!(!scene.session.is_idle(), "it is not sent away for being silent");
+    assert_eq!(scene.session.opening.since, None, "some are open");
+    assert!(scene.session.tick(Duration::ZERO).is_ok());
+    scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
+    // Another session of this client has its own, and closes them.
+    let mut other = scene.again();
+    other.opens(5..6);
+    assert_eq!(other.opened().await, all_good(5..6));
+    drop(other);
+    scene.closes(1);
+    assert_eq!(scene.opened().await, all_good(3..4));
+    scene.closes(0);
+    scene.closes(2);
+    assert_eq!(scene.opened().await, all_good(4..5));
+    assert!(!scene.session.opening.waits());
+}
+
+#[tokio::test]
+async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on() {
+    let mut scene = with_places(1);
+    let mut other = scene.again();
+    other.opens(0..1);
+    assert_eq!(other.opened().await, all_good(0..1));
+    scene.opens(1..3);
+    assert!(scene.session.tick(Duration::ZERO).is_ok() && scene.session.opening.waits());
+    let since = scene.session.opening.since.as_mut().expect("it has none");
+    *since -= PLACES_WAIT_MAX;
+    assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
+    for (number, answer) in scene.opened().await {
+        let fault = answer.expect_err("there was none");
+        assert_eq!(fault.code, Code::Limit, "{number}");
+        assert!(fault.text.contains("raise LimitNOFILE"), "{fault}");
+    }
+    drop(other);
+    let until = Instant::now() + SOON;
+    while scene.session.shared.shares.files.left() == 0 {
+        assert!(Instant::now() < until, "a session that is gone has it");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    scene.opens(3..4);
+    assert_eq!(scene.opened().await, all_good(3..4));
+}
+
+#[tokio::test]
+async fn files_that_are_written_take_descriptors_until_they_are_gone() {
+    let mut scene = with_places(4);
+    scene.creates(FileId(1), 10).await;
+    let files = scene.session.shared.shares.files.clone();
+    assert_eq!(files.left(), 2, "its own, and that of its folder");
+    let info = FileInfo { size: 1, mode: 0o600, mtime_ns: 0, allocated: 1, version: None };
+    let create = CreateFile { file: FileId(2), path: path("data/b"), info, stream: false };
+    let create = WriteRequest::Create { files: vec![create] };
+    scene.say(ClientMessage::Write(create)).expect("it may ask");
+    assert!(scene.session.opening.waits());
+    let discard = WriteRequest::Discard { files: vec![FileId(1)] };
+    scene.say(ClientMessage::Write(discard)).expect("it is open");
+    let created = scene.hear(|message| match message {
+        ServerMessage::Write(WriteReply::Created { files }) => Some(files[0].0),
+        _ => None,
+    });
+    assert_eq!(created.await, FileId(2));
+    drop(scene);
+    assert_eq!(files.left(), 4);
+}
