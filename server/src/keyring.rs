@@ -5,6 +5,7 @@
 //! a slip of an editor must not end everybody's work.
 
 use crate::config::Config;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,9 +85,12 @@ impl Keyring {
     fn follow(self, acceptor: &Acceptor, looks: &mpsc::Sender<Option<Read>>) {
         // What was read before may be older than what is there now: look once more.
         let (mut known, mut last) = (None, None);
+        // Whoever took all other descriptors hides no key that was taken away from him.
+        let mut spare = None;
         loop {
+            spare = spare.or_else(|| std::io::stdin().as_fd().try_clone_to_owned().ok());
             std::thread::sleep(LOOK_EVERY);
-            let (now, read) = self.look(known, last, &acceptor.policy());
+            let (now, read) = self.look(known, last, &acceptor.policy(), &mut spare);
             // What could not be read may be the next time, and be no other.
             if let Some(read) = &read {
                 known = read.is_ok().then_some(now);
@@ -98,16 +102,22 @@ impl Keyring {
         }
     }
 
-    /// Looks at the files, and reads them when they changed and are seen twice the same.
+    /// Looks at the files, and reads them when they changed and are seen twice the same. They are
+    /// opened one after the other, in the place of the spare descriptor.
     fn look(
         &self,
         known: Option<[Stamp; 2]>,
         last: Option<[Stamp; 2]>,
         base: &Policy,
+        spare: &mut Option<OwnedFd>,
     ) -> ([Stamp; 2], Option<Read>) {
         let now = self.stamps();
         let changed = Some(now) != known && Some(now) == last;
-        (now, changed.then(|| self.policy(base)))
+        let read = changed.then(|| {
+            drop(spare.take());
+            self.policy(base)
+        });
+        (now, read)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{FOLLOW_MAX, World, folders, names, text};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use verbatim_tests::holding::Holding;
 
 #[test]
@@ -29,27 +30,46 @@ fn a_token_is_good_for_its_exports_and_modes() {
     assert_eq!(names(&world.path("data")), ["large", "small"]);
 }
 
+/// Changes how many files the server may have open.
+fn limit_files(world: &World, current: Option<u64>) {
+    let server = Pid::from_raw(world.serve.id() as i32);
+    let new = Rlimit { current, maximum: getrlimit(Resource::Nofile).maximum };
+    prlimit(server, Resource::Nofile, new).expect("ours");
+}
+
 #[test]
 fn a_token_that_is_revoked_while_its_file_cannot_be_read_is_so_when_it_can() {
     let world = World::new(&[]);
     let token = world.add("alice", &["--export", "data:ro"]);
-    let server = Pid::from_raw(world.serve.id() as i32);
-    let most = getrlimit(Resource::Nofile);
-    let limit = |current| {
-        let new = Rlimit { current, maximum: most.maximum };
-        prlimit(server, Resource::Nofile, new).expect("ours");
-    };
     // It can look at files, and open none.
-    limit(Some(0));
+    limit_files(&world, Some(0));
     world.token(&["revoke", "alice"]).done();
     wait_for("it complains", FOLLOW_MAX, || {
         world.serve.log().contains("keys not read").then_some(())
     });
-    limit(most.maximum);
+    limit_files(&world, getrlimit(Resource::Nofile).maximum);
     let refused =
         || (world.cp(&token, &["--list", &world.serve.at("")]).code == Some(3)).then_some(());
     wait_for("the token is not let in", FOLLOW_MAX, refused);
     assert_eq!(world.serve.log().matches("keys not read").count(), 1, "once is enough");
+}
+
+#[test]
+fn a_token_is_revoked_also_where_the_server_has_no_descriptor_left() {
+    let world = World::new(&[]);
+    let token = world.add("alice", &["--export", "data:ro"]);
+    let (from, out) = (world.serve.at("data/large"), world.text("out"));
+    let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
+    let (_home, command) = world.command(&token, &slow);
+    let running = Running::start(command);
+    wait_for("the copy has begun", FOLLOW_MAX, || {
+        (!names(&world.path("out")).is_empty()).then_some(())
+    });
+    let taken = names(Path::new(&format!("/proc/{}/fd", world.serve.id())));
+    // From here on the next number is one too many.
+    limit_files(&world, (0..).find(|number: &u64| !taken.contains(&number.to_string())));
+    world.token(&["revoke", "alice"]).done();
+    running.end().refused(3, &["the token alice was revoked"]);
 }
 
 #[test]
