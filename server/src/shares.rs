@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 pub const FILE_THREADS_MAX: usize = 32;
 
 /// Of these, for one client.
-const CLIENT_THREADS_MAX: usize = FILE_THREADS_MAX / 4 * 3;
+pub(crate) const CLIENT_THREADS_MAX: usize = FILE_THREADS_MAX / 4 * 3;
 
 /// Folders that all clients may watch: each has a thread.
 pub(crate) const WATCHES_MAX: usize = 256;

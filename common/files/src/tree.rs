@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::EntryKind;
@@ -56,6 +57,8 @@ pub struct TreeWalk {
     leftover_bytes: usize,
     /// The name that is looked at.
     name: Vec<u8>,
+    /// Says that nobody waits for the rest.
+    over: Arc<AtomicBool>,
 }
 
 struct Level {
@@ -88,6 +91,7 @@ impl TreeWalk {
             leftovers,
             leftover_bytes: 0,
             name: Vec::new(),
+            over: Arc::default(),
         }
     }
 
@@ -109,6 +113,13 @@ impl TreeWalk {
         if let Some(kept) = &self.kept {
             kept.keep(SystemTime::now());
         }
+    }
+
+    /// Ends when this turns true: nobody waits for the rest, which may be long where much is
+    /// left out.
+    pub fn until(mut self, over: Arc<AtomicBool>) -> Self {
+        self.over = over;
+        self
     }
 
     /// Does not go into this folder, which is an error.
@@ -260,7 +271,7 @@ impl TreeWalk {
             let entered = self.enter(root, WirePath::root());
             return Some(entered.map_err(|fault| (WirePath::root(), fault)));
         }
-        loop {
+        while !self.over.load(Ordering::Relaxed) {
             let Some((path, seen)) = self.levels.last_mut()?.ahead.pop_front() else {
                 if self.look_ahead(room).is_none() {
                     if self.is_full() {
@@ -282,6 +293,7 @@ impl TreeWalk {
                 (path, fault)
             }));
         }
+        None
     }
 }
 
@@ -321,6 +333,18 @@ mod tests {
             Err((path, fault)) => format!("({path}: {:?})", fault.code),
         };
         found.iter().map(show).collect()
+    }
+
+    #[test]
+    fn a_walk_that_nobody_waits_for_ends() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(dir.path().join("a"), b"").expect("file");
+        let root = fs::File::open(dir.path()).expect("opens").into();
+        let over = Arc::new(AtomicBool::new(false));
+        let mut walk = TreeWalk::new(root, Filter::default(), true).until(over.clone());
+        assert!(walk.next().is_some(), "the root");
+        over.store(true, Ordering::Relaxed);
+        assert!(walk.next().is_none(), "it goes on");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::mirror::{MirrorEvent, change_all};
 use super::{End, Event, Session};
 use crate::reach::{ExportFolder, Reach};
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use verbatim_files::walk::Describe;
 use verbatim_files::{Over, Source, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
@@ -16,8 +17,8 @@ use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
 
-/// Requests to make things that may wait for the one before.
-const MAKES_MAX: usize = 256;
+/// Requests to make things that may wait for the one before: as many as a client has under way.
+pub(super) const MAKES_MAX: usize = 64;
 
 /// The scans of a session, `None` while a page is being made; and what is to be made, in
 /// order, because a folder comes before what is in it.
@@ -28,6 +29,13 @@ pub(super) struct Catalog {
     making: bool,
     /// Whether the client wants to know whose things are.
     pub(super) ties: bool,
+}
+
+impl Catalog {
+    /// How many requests to make something wait.
+    pub fn makes_waiting(&self) -> usize {
+        self.makes.len()
+    }
 }
 
 /// Something to make, or to change, many at a time.
@@ -119,9 +127,10 @@ impl Session {
         }
         self.catalog.scans.insert(request, None);
         let (reach, ties) = (self.reach.clone(), self.catalog.ties);
+        let over = self.mirrors.over.clone();
         self.job(move || {
             let page = match begin(&reach, scan, ties) {
-                Ok(scan) => next_page(scan),
+                Ok(scan) => next_page(scan, &over),
                 Err(fault) => Page { faults: vec![(WirePath::root(), fault)], ..Page::default() },
             };
             Event::Page(request, page)
@@ -135,7 +144,8 @@ impl Session {
             let text = "the client asked for more of a scan that is not open";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        self.job(move || Event::Page(request, next_page(scan)));
+        let over = self.mirrors.over.clone();
+        self.job(move || Event::Page(request, next_page(scan, &over)));
         Ok(())
     }
 
@@ -156,22 +166,18 @@ impl Session {
             let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.queue_make(request, Make::Entries(entries))
+        self.queue_make(request, Make::Entries(entries));
+        Ok(())
     }
 
     /// Has changes done behind all that is to be made before them.
-    pub(super) fn queue_changes(&mut self, request: u32, changes: Vec<Edit>) -> Result<(), End> {
-        self.queue_make(request, Make::Changes(changes))
+    pub(super) fn queue_changes(&mut self, request: u32, changes: Vec<Edit>) {
+        self.queue_make(request, Make::Changes(changes));
     }
 
-    fn queue_make(&mut self, request: u32, make: Make) -> Result<(), End> {
-        if self.catalog.makes.len() >= MAKES_MAX {
-            let text = format!("more than {MAKES_MAX} requests to make something");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
-        }
+    fn queue_make(&mut self, request: u32, make: Make) {
         self.catalog.makes.push_back((request, make));
         self.make_next();
-        Ok(())
     }
 
     fn make_next(&mut self) {
@@ -255,14 +261,18 @@ fn folder_entry(path: WirePath) -> Entry {
     Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0, meta: None }
 }
 
-fn next_page(scan: Scan) -> Page {
+/// Fills a page, which nobody wants any more when the client is gone: what is left out may be long.
+fn next_page(scan: Scan, over: &AtomicBool) -> Page {
     let mut page = Page::default();
     let (mut walk, exclude) = match scan {
         Scan::Exports(entries) => return Page { entries, ..page },
         Scan::Walk(walk, exclude) => (walk, exclude),
     };
     let mut bytes = 0;
-    while page.entries.len() + page.faults.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX / 4 {
+    while page.entries.len() + page.faults.len() < PAGE_ENTRIES_MAX
+        && bytes < FRAME_BYTES_MAX / 4
+        && !over.load(Ordering::Relaxed)
+    {
         match walk.next() {
             Some(Ok(entry)) if exclude.excludes(&entry.path, entry.kind == EntryKind::Folder) => {
                 walk.leave();
@@ -310,5 +320,24 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
         EntryKind::File | EntryKind::Special => {
             Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_files::Folder;
+
+    #[test]
+    fn a_page_that_nobody_waits_for_ends_also_where_all_is_left_out() {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(dir.path().join("a"), b"").expect("writes");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let walk = Walk::new(folder.open_folder(&WirePath::root()).expect("opens"), true);
+        let none = Excludes::parse(vec![b"*".to_vec()]).expect("a pattern");
+        let scan = Scan::Walk(Box::new(walk.expect("begins")), none);
+        let page = next_page(scan, &AtomicBool::new(true));
+        let page = next_page(page.scan.expect("it was not gone through"), &AtomicBool::new(false));
+        assert!(page.scan.is_none() && page.entries.is_empty());
     }
 }

@@ -1,9 +1,13 @@
 //! File work of a session: each job runs on the blocking pool and tells its session
-//! one event, whatever becomes of it. Owns how many a client may have asked for; how
-//! many of its jobs run at a time is its share of the pool. What is done is said by
-//! `reading`, `writing`, `catalog` and `mirror`.
+//! one event, whatever becomes of it. Owns how many a client may have asked for, and
+//! whether it is heard: who asks for more than is done waits, and no queue grows. How
+//! many of its jobs run at a time is its share of the pool; those that wait end with
+//! their session. What is done is said by `reading`, `writing`, `catalog` and `mirror`.
 
+use super::catalog::MAKES_MAX;
+use super::walks::WALKS_MAX;
 use super::{EVENTS_MAX, Event, Session};
+use crate::shares::CLIENT_THREADS_MAX;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +20,20 @@ use tokio::time::Instant;
 pub(super) const JOBS_MAX: usize = 4 << 10;
 const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what became of it");
 
+/// With so many jobs that are not done a session hears no more of its client: what the threads
+/// have to do next is there.
+pub(super) const JOBS_HEARD_MAX: usize = CLIENT_THREADS_MAX + 8;
+const _: () = assert!(WALKS_MAX < 8, "walks that hash may wait for others for hours");
+
 impl Session {
+    /// Whether the next message is taken: not before what it depends on is done, nor while there
+    /// is enough to do. All jobs end without another one.
+    pub(super) fn hears(&self) -> bool {
+        let waits = self.held.is_some() || self.links.making.joins();
+        let busy = self.jobs >= JOBS_HEARD_MAX || self.catalog.makes_waiting() >= MAKES_MAX;
+        !waits && !busy
+    }
+
     /// Starts file work on the blocking pool; its event comes back to this session.
     pub(super) fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
         self.job_within(self.share.threads.clone(), work);
@@ -35,12 +52,17 @@ impl Session {
                 drop(place);
             });
         };
-        match room.clone().try_acquire_owned() {
-            Ok(place) => run(place),
-            Err(_) => drop(tokio::spawn(async move {
-                run(room.acquire_owned().await.expect("it is never closed"));
-            })),
+        if let Ok(place) = room.clone().try_acquire_owned() {
+            return run(place);
         }
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                place = room.acquire_owned() => run(place.expect("it is never closed")),
+                // Nobody is there to be answered.
+                () = events.closed() => {}
+            }
+        });
     }
 
     fn errand(

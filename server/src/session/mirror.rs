@@ -167,7 +167,8 @@ impl Session {
             let text = format!("more than {BATCH_FILES_MAX} changes at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.queue_changes(request, changes)
+        self.queue_changes(request, changes);
+        Ok(())
     }
 }
 

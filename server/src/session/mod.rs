@@ -212,6 +212,8 @@ impl Session {
             if *stopping.borrow() && self.is_idle() {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
             }
+            // Who is not heard is not silent.
+            heard = if self.hears() { heard } else { Instant::now() };
             let paced = self.pace_wait();
             let result = tokio::select! {
                 message = receiver.recv(), if self.hears() => {
@@ -241,6 +243,8 @@ impl Session {
                 break end;
             }
         };
+        // What waits for a thread is not begun for a client that is gone.
+        drop(events);
         self.finish(end).await;
     }
 
@@ -251,12 +255,11 @@ impl Session {
         first: ClientMessage,
         receiver: &mut Receiver<ClientMessage>,
     ) -> Result<(), End> {
-        self.message_or_hold(first)?;
-        while self.hears()
-            && let Some(message) = receiver.arrived().map_err(End::Lost)?
-        {
-            self.run_effects()?;
+        let mut next = Some(first);
+        while let Some(message) = next {
             self.message_or_hold(message)?;
+            self.run_effects()?;
+            next = if self.hears() { receiver.arrived().map_err(End::Lost)? } else { None };
         }
         Ok(())
     }
@@ -269,8 +272,7 @@ impl Session {
         }
         match message {
             ClientMessage::Hello(_) => {
-                let text = "the client greeted twice";
-                return Err(End::Refused(Fault::new(Code::Protocol, text)));
+                return Err(End::Refused(Fault::new(Code::Protocol, "the client greeted twice")));
             }
             ClientMessage::Bye => return Err(End::Bye),
             ClientMessage::Attach { link, offer } => self.attach(link, offer)?,

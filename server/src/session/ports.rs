@@ -20,12 +20,6 @@ pub(super) struct Held {
 }
 
 impl Session {
-    /// Whether the client is heard: not before what it said last is done, where all that it says
-    /// next depends on that.
-    pub(super) fn hears(&self) -> bool {
-        self.held.is_none() && !self.links.making.joins()
-    }
-
     /// Takes a message, or holds it until the ports that its files may not move to are left.
     pub(super) fn message_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
         if !self.reach.is_picky() || !self.leave_ports(&message)? {

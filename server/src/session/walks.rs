@@ -11,7 +11,6 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use verbatim_files::bare::Bare;
 use verbatim_files::paging::{TreePage, next_page, root_of};
 use verbatim_files::{Source, TreeWalk};
 use verbatim_proto::alike::digest_of;
@@ -23,7 +22,7 @@ use verbatim_proto::units::WINDOW_BYTES;
 use verbatim_proto::{Code, Digest, Fault, Filter, MirrorReply, WirePath};
 
 /// Walks one client may have at a time.
-const WALKS_MAX: usize = 4;
+pub(super) const WALKS_MAX: usize = 4;
 
 /// Pages of a walk that are made before they are asked for: a client that is at one thing has its
 /// pages unevenly.
@@ -83,7 +82,7 @@ impl Session {
         let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
             let beside = staging.and_then(|staging| staging.open_target());
-            match begin_walk(&hasher.shared.bare, &reach, walk, all, beside) {
+            match begin_walk(hasher, &reach, walk, all, beside) {
                 Ok(walking) => page_of(hasher, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
@@ -186,7 +185,7 @@ pub(super) enum All {
 }
 
 fn begin_walk(
-    bare: &Arc<Bare>,
+    hasher: &Hasher,
     reach: &Reach,
     scan: TreeScan,
     all: All,
@@ -196,7 +195,8 @@ fn begin_walk(
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
-    let mut walk = walk.knowing(bare.clone()).avoiding(scan.avoid).beside(beside);
+    let walk = walk.knowing(hasher.shared.bare.clone()).until(hasher.over.clone());
+    let mut walk = walk.avoiding(scan.avoid).beside(beside);
     match all {
         All::Told => {}
         All::Plain => walk.tell_plain(),

@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::places::Places;
+use crate::session::jobs::JOBS_HEARD_MAX;
 use crate::session::opening::PLACES_WAIT_MAX;
+use crate::shares::{CLIENT_THREADS_MAX, Share};
 
 /// A client of a server that has so many descriptors for files; empty ones are in `data`.
 fn with_places(places: usize) -> Scene {
@@ -37,6 +39,10 @@ impl Scene {
     fn closes(&mut self, number: u32) {
         let close = ReadRequest::Close { files: vec![FileId(number)], describe: false };
         self.say(ClientMessage::Read(close)).expect("it is open");
+    }
+
+    fn share(&self) -> Arc<Share> {
+        self.session.share.clone()
     }
 }
 
@@ -112,4 +118,50 @@ async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     assert_eq!(created.await, FileId(2));
     drop(scene);
     assert_eq!(files.left(), 4);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_thread_ends_with_its_session() {
+    let mut scene = Scene::new(|_| ());
+    let threads = scene.share().threads.clone();
+    let _all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
+    scene.looks().expect("it may ask");
+    let reach = Arc::downgrade(&scene.session.reach);
+    let Scene { session, events, .. } = scene;
+    // As it is when a session is over.
+    drop(events);
+    drop(session);
+    let until = Instant::now() + SOON;
+    while reach.strong_count() > 0 {
+        assert!(Instant::now() < until, "it waits for a client that is gone");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
+    let mut scene = Scene::new(|_| ());
+    let threads = scene.share().threads.clone();
+    let all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
+    let (near, far) = tokio::io::duplex(1 << 20);
+    let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
+    let asked = 4 * JOBS_HEARD_MAX;
+    for _ in 0..asked {
+        let look = Look { follow: false, paths: Vec::new() };
+        sender.send(&ClientMessage::Stat { request: 1, look }).await.expect("there is room");
+    }
+    sender.flush().await.expect("there is room");
+    let first = receiver.recv().await.expect("readable").expect("it is there");
+    assert!(scene.session.messages(first, &mut receiver).is_ok());
+    assert_eq!((scene.session.jobs, scene.session.hears()), (JOBS_HEARD_MAX, false));
+    drop(all);
+    let mut heard = JOBS_HEARD_MAX;
+    while heard < asked {
+        let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
+        assert!(scene.session.event(event.expect("an answer")).is_ok());
+        assert!(scene.session.hears(), "there is room");
+        let next = receiver.arrived().expect("readable").expect("it is there");
+        heard += 1;
+        assert!(scene.session.message(next).is_ok());
+    }
 }
