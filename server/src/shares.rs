@@ -16,6 +16,9 @@ pub const FILE_THREADS_MAX: usize = 32;
 /// Of these, for one client.
 pub(crate) const CLIENT_THREADS_MAX: usize = FILE_THREADS_MAX / 4 * 3;
 
+/// Walks of one client that may hash at a time, of those of all.
+const CLIENT_HASHED_WALKS_MAX: usize = 4;
+
 /// Folders that all clients may watch: each has a thread.
 pub(crate) const WATCHES_MAX: usize = 256;
 
@@ -64,6 +67,7 @@ fn for_files(limits: &Limits, descriptors: usize) -> usize {
 /// What one client has.
 pub(crate) struct Share {
     pub threads: Arc<Semaphore>,
+    pub hashed_walks: Arc<Semaphore>,
     pub sessions: Arc<Taker>,
     pub watches: Arc<Taker>,
     pub files: Arc<Taker>,
@@ -73,6 +77,7 @@ impl Share {
     fn new(of: &Shares) -> Self {
         Self {
             threads: Arc::new(Semaphore::new(CLIENT_THREADS_MAX)),
+            hashed_walks: Arc::new(Semaphore::new(CLIENT_HASHED_WALKS_MAX)),
             sessions: Taker::new(&of.sessions),
             watches: Taker::new(&of.watches),
             files: Taker::new(&of.files),
@@ -81,10 +86,11 @@ impl Share {
 
     /// Whether somebody has it, or something of it: work may go on when its session is over.
     fn is_used(self: &Arc<Self>) -> bool {
-        let Self { threads, sessions, watches, files } = &**self;
+        let Self { threads, hashed_walks, sessions, watches, files } = &**self;
         let takers = [sessions, watches, files].map(Arc::strong_count);
         let counts = [Arc::strong_count(self), Arc::strong_count(threads)];
-        counts.into_iter().chain(takers).max() > Some(1)
+        let counts = counts.into_iter().chain([Arc::strong_count(hashed_walks)]).chain(takers);
+        counts.max() > Some(1)
     }
 }
 

@@ -36,29 +36,38 @@ impl Session {
 
     /// Starts file work on the blocking pool; its event comes back to this session.
     pub(super) fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
-        self.job_within(self.share.threads.clone(), work);
+        self.job_within([&self.share.threads].map(Arc::clone), work);
     }
 
-    /// The same, once there is room in what several sessions share.
-    pub(super) fn job_within(
+    /// The same, once there is room in all of these, which several sessions share. It is waited for
+    /// in this order.
+    pub(super) fn job_within<const ROOMS: usize>(
         &mut self,
-        room: Arc<Semaphore>,
+        rooms: [Arc<Semaphore>; ROOMS],
         work: impl FnOnce() -> Event + Send + 'static,
     ) {
         let errand = self.errand(work);
-        let run = |place: OwnedSemaphorePermit| {
+        let run = |places: Vec<OwnedSemaphorePermit>| {
             tokio::task::spawn_blocking(move || {
                 errand();
-                drop(place);
+                drop(places);
             });
         };
-        if let Ok(place) = room.clone().try_acquire_owned() {
-            return run(place);
+        let places = rooms.iter().map(|room| room.clone().try_acquire_owned().ok());
+        if let Some(places) = places.collect() {
+            return run(places);
         }
         let events = self.events.clone();
         tokio::spawn(async move {
+            let places = async {
+                let mut places = Vec::with_capacity(ROOMS);
+                for room in rooms {
+                    places.push(room.acquire_owned().await.expect("it is never closed"));
+                }
+                places
+            };
             tokio::select! {
-                place = room.acquire_owned() => run(place.expect("it is never closed")),
+                places = places => run(places),
                 // Nobody is there to be answered.
                 () = events.closed() => {}
             }

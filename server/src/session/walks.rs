@@ -7,6 +7,7 @@ use super::catalog::open_source;
 use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
 use crate::reach::{ExportFolder, Reach};
+use crate::shares::Share;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -93,7 +94,8 @@ impl Session {
         Ok(())
     }
 
-    /// Has a page made; those who hash wait for a place among all that do.
+    /// Has a page made; those who hash wait for a place among those of the client, and among all
+    /// that do, before they take one of its threads.
     fn make_page(
         &mut self,
         request: u32,
@@ -103,7 +105,11 @@ impl Session {
         let hasher = Hasher { shared: self.shared.clone(), over: self.mirrors.over.clone() };
         let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
         match digests {
-            true => self.job_within(self.shared.hashed_walks.clone(), work),
+            true => {
+                let Share { hashed_walks, threads, .. } = &*self.share;
+                let rooms = [hashed_walks, &self.shared.hashed_walks, threads].map(Arc::clone);
+                self.job_within(rooms, work);
+            }
             false => self.job(work),
         }
     }

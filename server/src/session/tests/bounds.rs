@@ -165,3 +165,24 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
         assert!(scene.session.message(next).is_ok());
     }
 }
+
+#[tokio::test]
+async fn walks_that_hash_take_threads_of_their_client_and_leave_places_to_others() {
+    let mut scene = Scene::new(|_| ());
+    make_long_file(&scene.data());
+    let (share, all) = (scene.share(), scene.session.shared.hashed_walks.clone());
+    let own = share.hashed_walks.clone().acquire_many_owned(4).await.expect("open");
+    scene.walks(true);
+    scene.looks().expect("it may ask");
+    scene.hear(|message| matches!(message, ServerMessage::Stated { .. }).then_some(())).await;
+    assert_eq!(all.available_permits(), HASHED_WALKS_MAX, "it waits for its own first");
+    drop(own);
+    let until = Instant::now() + SOON;
+    while all.available_permits() == HASHED_WALKS_MAX {
+        assert!(Instant::now() < until, "there is a place for it");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let threads = share.threads.available_permits();
+    assert_eq!(threads, CLIENT_THREADS_MAX - 1, "others have the rest");
+    assert_eq!(share.hashed_walks.available_permits(), 3);
+}
