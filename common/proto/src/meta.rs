@@ -56,12 +56,17 @@ pub type Kept = Option<Box<Meta>>;
 impl Meta {
     /// About how many bytes it takes in a message.
     pub fn weight(&self) -> usize {
-        self.xattrs.iter().map(Xattr::weight).sum::<usize>() + NUMBERS_BYTES
+        self.xattr_bytes() + NUMBERS_BYTES
+    }
+
+    /// About how many bytes its extended attributes take, wherever they are.
+    pub fn xattr_bytes(&self) -> usize {
+        self.xattrs.iter().map(Xattr::weight).sum()
     }
 
     /// Refuses what no file system would have told: too much, or names that are none.
     pub fn check(&self) -> Result<(), Fault> {
-        let bytes: usize = self.xattrs.iter().map(Xattr::weight).sum();
+        let bytes = self.xattr_bytes();
         if bytes > XATTR_BYTES_MAX {
             let text = format!(
                 "extended attributes of {bytes} bytes are more than the {XATTR_BYTES_MAX} that \

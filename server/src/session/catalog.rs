@@ -307,7 +307,10 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
         EntryKind::Folder => match keep {
             // How an export itself looks is for who exports it to say.
             Some(_) if path.is_root() => Ok(Dropped::default()),
-            Some((meta, rules)) => folder.describe(&path, meta, rules),
+            Some((meta, rules)) => {
+                export.may_write(meta.xattr_bytes() as u64)?;
+                folder.describe(&path, meta, rules)
+            }
             None => {
                 let made = match entry.force {
                     true => folder.force_folder(&path, entry.mode, entry.unfinished),

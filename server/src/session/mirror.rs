@@ -240,6 +240,7 @@ pub(super) fn change_all(
             // How an export itself looks is for who exports it to say.
             Edit::Describe { .. } if path.is_root() => Ok(()),
             Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
+                export.may_write(meta.xattr_bytes() as u64)?;
                 if matches!(change, Edit::Own { .. }) {
                     export.folder.own(&path, &|bytes| export.may_write(bytes))?;
                 }

@@ -21,7 +21,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, WirePath};
+use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, Meta, WirePath};
 use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
@@ -57,6 +57,12 @@ impl Landed {
     /// Makes a range zeros. What is written for that counts, before it is; a hole does not.
     fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         self.target.zero(extent, size, |bytes| self.may(bytes))
+    }
+
+    /// Gives it what its rules allow of this metadata. Attributes are written as well, and count.
+    fn describe(&self, meta: &Meta) -> Result<Dropped, Fault> {
+        self.may(meta.xattr_bytes() as u64)?;
+        self.target.describe(meta, &self.rules)
     }
 
     /// Whether this many bytes may be written; takes them from the quota.
@@ -279,16 +285,15 @@ fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) 
     let mut answers = Answers::with_capacity(files.len());
     let (mut places, mut whole) = (Vec::new(), Vec::new());
     for (id, landed, meta) in &files {
-        let Landed { target, rules, .. } = landed;
-        let meta = meta.as_deref();
-        let described = meta.map_or(Ok(Dropped::default()), |meta| target.describe(meta, rules));
+        let describe = |meta| landed.describe(meta);
+        let described = meta.as_deref().map_or(Ok(Dropped::default()), describe);
         match &described {
             Ok(not_kept) => {
                 dropped += *not_kept;
                 places.push(answers.len());
-                whole.push(target.clone());
+                whole.push(landed.target.clone());
             }
-            Err(_) => target.discard(),
+            Err(_) => landed.target.discard(),
         }
         answers.push((*id, described.map(drop)));
     }
@@ -338,6 +343,7 @@ fn create_lasting(
 mod tests {
     use super::*;
     use crate::places::{Places, Taker};
+    use verbatim_proto::meta::Xattr;
 
     /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
     fn landed(dir: &tempfile::TempDir, size: u64) -> Landed {
@@ -348,6 +354,27 @@ mod tests {
         let (rules, began) = (Rules::of_user(), Instant::now());
         let place = Taker::new(&Places::new(1)).take(1).map(Arc::new).expect("a place");
         Landed { target, rules, path, quota, began, _place: place }
+    }
+
+    #[test]
+    fn a_file_whose_attributes_the_quota_does_not_hold_is_not_placed() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let commit_with = |bytes| {
+            let landed = landed(&dir, 0);
+            let quota = landed.quota.clone().expect("there is one");
+            let xattr = Xattr { name: b"user.a".to_vec(), value: vec![7; bytes] };
+            let meta = Meta { mode: 0o644, xattrs: vec![xattr], ..Meta::default() };
+            let files = vec![(FileId(1), landed, Some(Box::new(meta)))];
+            let (answers, _) = commit(Over::default(), files);
+            (answers.into_iter().next().expect("one answer").1, quota)
+        };
+        let (answer, quota) = commit_with(6000);
+        let fault = answer.expect_err("it has no room");
+        assert!(fault.text.contains("the quota of in is used up"), "{fault}");
+        assert!(quota.check(6000).is_ok(), "nothing was taken");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 0);
+        let (_, quota) = commit_with(1000);
+        assert!(quota.check(5000).is_err(), "it is counted");
     }
 
     #[test]

@@ -6,6 +6,9 @@ use crate::places::Places;
 use crate::session::jobs::JOBS_HEARD_MAX;
 use crate::session::opening::PLACES_WAIT_MAX;
 use crate::shares::{CLIENT_THREADS_MAX, Share};
+use verbatim_proto::Meta;
+use verbatim_proto::message::{EntryKind, NewEntry};
+use verbatim_proto::meta::Xattr;
 
 /// A client of a server that has so many descriptors for files; empty ones are in `data`.
 fn with_places(places: usize) -> Scene {
@@ -185,4 +188,38 @@ async fn walks_that_hash_take_threads_of_their_client_and_leave_places_to_others
     let threads = share.threads.available_permits();
     assert_eq!(threads, CLIENT_THREADS_MAX - 1, "others have the rest");
     assert_eq!(share.hashed_walks.available_permits(), 3);
+}
+
+#[tokio::test]
+async fn attributes_of_files_that_are_there_and_of_folders_count_as_what_is_written() {
+    let mut scene = Scene::new(|config| config.exports[0].quota_mb = 1);
+    std::fs::write(scene.data().join("f"), b"").expect("writes");
+    std::fs::create_dir(scene.data().join("d")).expect("a folder");
+    let meta = || {
+        let xattrs = vec![Xattr { name: b"user.a".to_vec(), value: vec![7; 60_000] }];
+        Box::new(Meta { mode: 0o755, xattrs, ..Meta::default() })
+    };
+    // What the file system says of them is another matter.
+    let is_used_up = |answer: &Result<(), Fault>| {
+        let fault = answer.as_ref().err();
+        fault.is_some_and(|fault| fault.text.contains("the quota of data is used up"))
+    };
+    let describe = |_| Edit::Describe { path: path("data/f"), meta: meta() };
+    let edit = MirrorRequest::Edit { request: 1, edits: (0..20).map(describe).collect() };
+    scene.say(ClientMessage::Mirror(edit)).expect("it may change it");
+    let changed = scene.hear(|message| match message {
+        ServerMessage::Mirror(MirrorReply::Changed { answers, .. }) => Some(answers),
+        _ => None,
+    });
+    let answers = changed.await;
+    assert!(!is_used_up(&answers[0]) && is_used_up(&answers[19]), "{answers:?}");
+    let (kind, meta) = (EntryKind::Folder, Some(meta()));
+    let (path, mode, force, unfinished) = (path("data/d"), 0o755, false, false);
+    let entries = vec![NewEntry { path, kind, mode, meta, force, unfinished }];
+    scene.say(ClientMessage::Make { request: 2, entries }).expect("it may ask");
+    let made = scene.hear(|message| match message {
+        ServerMessage::Made { answers, .. } => Some(answers),
+        _ => None,
+    });
+    assert!(made.await.iter().all(is_used_up));
 }
