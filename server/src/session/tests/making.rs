@@ -4,6 +4,8 @@
 use super::*;
 use crate::rails::Half;
 use crate::session::making::PairEvent;
+use crate::shares::Share;
+use tokio::sync::Semaphore;
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 
 /// What a client offers whose port has the address fe00::
@@ -51,14 +53,19 @@ async fn what_a_client_says_behind_a_queue_pair_waits_for_its_device_and_nobody_
 /// Links that devices make: jobs wait until the test says what became of them.
 struct Pairs {
     scene: Scene,
-    threads: Arc<Semaphore>,
+    /// With threads, which its jobs do not have.
+    share: Arc<Share>,
 }
 
 impl Pairs {
     fn new(change: impl FnOnce(&mut Config)) -> Self {
         let mut scene = Scene::new(change);
-        let threads = std::mem::replace(&mut scene.session.share, Arc::new(Semaphore::new(0)));
-        Self { scene, threads }
+        let share = scene.session.share.clone();
+        let [hashed_walks, threads] = [share.hashed_walks.clone(), Arc::new(Semaphore::new(0))];
+        let [sessions, watches, files] =
+            [&share.sessions, &share.watches, &share.files].map(Arc::clone);
+        scene.session.share = Arc::new(Share { threads, hashed_walks, sessions, watches, files });
+        Self { scene, share }
     }
 
     /// Asks for a link, which is being connected then, or waits for others.
@@ -81,7 +88,7 @@ impl Pairs {
         let watched = Arc::downgrade(&alive);
         let half = Half { link: Box::new(QueuePair(end, alive)), address: vec![7], rail: 0 };
         if !is_wanted {
-            self.scene.session.share = self.threads.clone();
+            self.scene.session.share = self.share.clone();
         }
         self.told(PairEvent::Made(link, Ok(half)));
         watched
