@@ -11,7 +11,7 @@ use std::sync::Arc;
 use verbatim_files::{Folder, Over, Rules};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::plan::What;
-use verbatim_proto::{Fault, WirePath};
+use verbatim_proto::{Dropped, Fault, WirePath};
 
 /// Something to do at the target.
 pub(super) enum Deed {
@@ -52,8 +52,8 @@ impl Deeds {
     }
 }
 
-/// What became of a page.
-pub(crate) struct DeedsDone(Vec<(Asked, Result<(), Fault>)>);
+/// What became of a page, and what of metadata was not kept.
+pub(crate) struct DeedsDone(Vec<(Asked, Result<(), Fault>)>, Dropped);
 
 impl Core {
     /// Has all that waits done, unless a job is at what was before it.
@@ -69,13 +69,17 @@ impl Core {
         mirror.deeds.behind = Some(files);
         let (rules, is_shared) = (mirror.of.rules, mirror.of.aside.is_some());
         self.job(move || {
-            let done = |(deed, asked)| (asked, perform(&folder, &rules, is_shared, deed));
-            Event::DeedsDone(DeedsDone(steps.into_iter().map(done).collect()))
+            let mut dropped = Dropped::default();
+            let mut perform =
+                |deed| perform(&folder, &rules, is_shared, deed).map(|lost| dropped += lost);
+            let done = steps.into_iter().map(|(deed, asked)| (asked, perform(deed))).collect();
+            Event::DeedsDone(DeedsDone(done, dropped))
         });
     }
 
     /// A page is done: the files behind it may come.
-    pub(in crate::session) fn deeds_done(&mut self, DeedsDone(answers): DeedsDone) {
+    pub(in crate::session) fn deeds_done(&mut self, DeedsDone(answers, dropped): DeedsDone) {
+        self.ledger.summary.dropped += dropped;
         let Some(mut mirror) = self.mirror.take() else { return };
         for (asked, answer) in answers {
             self.answered(&mirror, asked, answer);
@@ -91,39 +95,44 @@ impl Core {
 }
 
 /// Does one of them; what may be shared with another tree is made its own before it changes.
-fn perform(folder: &Arc<Folder>, rules: &Rules, is_shared: bool, deed: Deed) -> Result<(), Fault> {
+/// Says what of metadata was not kept.
+fn perform(
+    folder: &Arc<Folder>,
+    rules: &Rules,
+    is_shared: bool,
+    deed: Deed,
+) -> Result<Dropped, Fault> {
     let what = match deed {
         Deed::Step(what) => what,
         Deed::Sweep(path) => {
             if let Err(fault) = folder.sweep(&path) {
                 tracing::debug!(path = %path, cause = %fault, "leftover stays");
             }
-            return Ok(());
+            return Ok(Dropped::default());
         }
     };
     match what {
-        What::MakeFolder { node, replace: true } => folder.force_folder(&node.path, 0o700, true),
-        What::MakeFolder { node, .. } => folder.make_folder(&node.path, 0o700, true),
+        What::MakeFolder { node, replace: true } => folder.force_folder(&node.path, 0o700, true)?,
+        What::MakeFolder { node, .. } => folder.make_folder(&node.path, 0o700, true)?,
         What::OpenUp { path } => {
             // Where it cannot be, what is made in it says why.
             let _ = folder.open_up(&path);
-            Ok(())
         }
-        What::Symlink { node, .. } => match &node.kind {
-            EntryKind::Symlink { target } => {
+        What::Symlink { node, .. } => {
+            if let EntryKind::Symlink { target } = &node.kind {
                 let keep = Some((&node.meta, rules));
-                folder.make_symlink(&node.path, target, keep, Over::Anything).map(drop)
+                return folder.make_symlink(&node.path, target, keep, Over::Anything);
             }
-            _ => Ok(()),
-        },
+        }
         What::Describe { node } | What::Finish { node } => {
             if is_shared && node.kind == EntryKind::File {
                 folder.own(&node.path, &|_| Ok(()))?;
             }
-            folder.describe_any(&node.path, &node.meta, rules).map(drop)
+            return folder.describe_any(&node.path, &node.meta, rules);
         }
-        What::Link { path, to, .. } => folder.link(&path, &to),
-        What::Delete { path, is_folder } => folder.remove(&path, is_folder),
-        What::Fetch { .. } | What::Skip { .. } | What::Refuse { .. } => Ok(()),
+        What::Link { path, to, .. } => folder.link(&path, &to)?,
+        What::Delete { path, is_folder } => folder.remove(&path, is_folder)?,
+        What::Fetch { .. } | What::Skip { .. } | What::Refuse { .. } => {}
     }
+    Ok(Dropped::default())
 }
