@@ -9,11 +9,11 @@ pub use listing::list;
 
 use crate::glob;
 use crate::inside::Inside;
-use crate::local::{local_state, look_at, name_of, split_local};
+use crate::local::{local_resolution, local_state, look_at, name_of, split_local};
 use crate::location::{Location, Remote};
 use crate::reconnect;
 use crate::report::{Failure, Observer, Summary, hint_of};
-use crate::rules::{Rules, Task};
+use crate::rules::{Replace, Rules, Task};
 use crate::session::{
     ClientError, Download, LocalTree, RemoteTree, Session, SessionOptions, Upload, UploadSource,
     Work,
@@ -27,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Fault, Resolution, WirePath};
 
 /// What to copy, and how.
 pub struct CopyOptions {
@@ -137,8 +137,8 @@ pub async fn copy(
     for failure in &plan.failures {
         observer.failed(failure);
     }
-    let mut summary =
-        reconnect::copy(&plan.work, &options.rules, first, session, observer, stop).await;
+    let rules = Rules { resolution: plan.resolution, ..options.rules.clone() };
+    let mut summary = reconnect::copy(&plan.work, &rules, first, session, observer, stop).await;
     summary.failed += plan.failures.len() as u64;
     summary.reconnects += begun.reconnects;
     Ok(summary)
@@ -150,6 +150,8 @@ struct Plan {
     failures: Vec<Failure>,
     /// Which source goes where.
     places: Places,
+    /// How finely the target keeps times, where that matters.
+    resolution: Resolution,
 }
 
 impl Plan {
@@ -164,6 +166,7 @@ impl Plan {
             work: Vec::new(),
             failures: Vec::new(),
             places: Places::default(),
+            resolution: Resolution::default(),
         };
         match &options.target {
             Location::Local(target) => plan.downloads(options, target, session).await?,
@@ -172,6 +175,15 @@ impl Plan {
                 plan.upload_from_pipe(target, session).await?;
             }
             Location::Remote(target) => plan.uploads(options, target, session).await?,
+        }
+        if options.rules.replace == Replace::Older {
+            plan.resolution = match &options.target {
+                Location::Local(target) => local_resolution(target),
+                Location::Remote(target) => {
+                    session.habits_of(&target.path, false).await?.resolution
+                }
+                Location::Pipe => Resolution::default(),
+            };
         }
         Ok(plan)
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Fault, Resolution, WirePath};
 
 /// What is at a local target.
 pub(crate) fn local_state(target: &Path) -> TargetState {
@@ -17,6 +17,12 @@ pub(crate) fn local_state(target: &Path) -> TargetState {
         Ok(_) => TargetState::File,
         Err(_) => TargetState::Missing,
     }
+}
+
+/// How finely times are kept at a local target, or beside it.
+pub(crate) fn local_resolution(target: &Path) -> Resolution {
+    let folder = Folder::open(target).or_else(|_| split_local(target).map(|(folder, _)| folder));
+    folder.map(|folder| folder.habits(&WirePath::root(), false).resolution).unwrap_or_default()
 }
 
 /// What is at a local path; a link is followed.

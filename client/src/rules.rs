@@ -4,8 +4,8 @@
 
 use crate::report::SkipReason;
 use verbatim_files::Over;
-use verbatim_proto::Excludes;
 use verbatim_proto::message::Entry;
+use verbatim_proto::{Excludes, Resolution};
 
 /// The rules of one copy.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,8 @@ pub struct Rules {
     pub follow: bool,
     /// Whether a file that is where a folder goes is removed.
     pub force: bool,
+    /// How finely the target keeps times. No flag: a copy looks before it begins.
+    pub resolution: Resolution,
 }
 
 /// What is done with what is found.
@@ -62,13 +64,17 @@ impl Rules {
     }
 
     /// Why a file or link is not copied over what is there, if it is not. A target that is
-    /// exactly as new is as good as a newer one: that is what a copy that keeps times leaves.
+    /// exactly as new is as good as a newer one: that is what a copy that keeps times leaves, as
+    /// far as the target keeps them.
     pub fn skip(&self, there: Option<&Entry>, source_mtime_ns: i64) -> Option<SkipReason> {
         let there = there?;
         match self.replace {
             Replace::Always => None,
             Replace::Never => Some(SkipReason::Exists),
-            Replace::Older => (there.mtime_ns >= source_mtime_ns).then_some(SkipReason::AsNew),
+            Replace::Older => {
+                let is_kept = self.resolution.is_kept(source_mtime_ns, there.mtime_ns);
+                (is_kept || there.mtime_ns >= source_mtime_ns).then_some(SkipReason::AsNew)
+            }
         }
     }
 }
@@ -98,5 +104,22 @@ mod tests {
         assert_eq!(skip(Replace::Older, there(4)), None);
         assert_eq!(skip(Replace::Older, there(5)), Some(SkipReason::AsNew));
         assert_eq!(skip(Replace::Older, there(6)), Some(SkipReason::AsNew));
+    }
+
+    #[test]
+    fn a_target_is_as_new_when_it_has_what_it_can_keep_of_the_time() {
+        let there = |mtime_ns| {
+            let (path, kind) = (WirePath::root(), EntryKind::File);
+            Entry { path, kind, size: 0, mode: 0, mtime_ns, meta: None }
+        };
+        let replace = Replace::Older;
+        let rules = Rules { replace, resolution: Resolution::Second, ..Rules::default() };
+        let skip = |mtime_ns| rules.skip(Some(&there(mtime_ns)), 5_999_999_999);
+        assert_eq!(skip(4_000_000_000), None);
+        assert_eq!(skip(5_000_000_000), Some(SkipReason::AsNew));
+        assert_eq!(skip(6_000_000_000), Some(SkipReason::AsNew));
+        assert_eq!(skip(5_999_999_998), None, "what is mounted there keeps more");
+        let fine = Rules { replace, ..Rules::default() };
+        assert_eq!(fine.skip(Some(&there(5_000_000_000)), 5_999_999_999), None);
     }
 }

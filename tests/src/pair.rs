@@ -376,7 +376,8 @@ fn mirror_of(options: CopyOptions, atomic: bool) -> SyncOptions {
     let plan = plan::Options { delete: true, ..plan::Options::default() };
     let limit = "100%".parse().expect("a limit");
     let (filter, numeric_ids) = (Filter::default(), false);
-    SyncOptions { source, target, plan, filter, chosen, limit, dry_run, atomic, numeric_ids }
+    let exact = false;
+    SyncOptions { source, target, plan, filter, chosen, limit, dry_run, atomic, numeric_ids, exact }
 }
 
 /// What became of a copy.

@@ -120,6 +120,7 @@ impl Detach {
             dry_run: false,
             atomic: false,
             numeric_ids: false,
+            exact: false,
         };
         let made = sync(&options, self.session.clone(), &mut (), stop).await;
         let summary = made.map_err(|error| match error {

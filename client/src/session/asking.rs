@@ -2,13 +2,27 @@
 //! before a copy begins, and for lists; a copy itself never waits like this.
 
 use super::{ClientError, Core, Session, choices};
+use std::collections::HashMap;
 use std::time::Duration;
 use verbatim_proto::message::Entry;
-use verbatim_proto::mirror::{About, Staged};
-use verbatim_proto::{ClientMessage, Code, Digest, Fault, Look, MirrorRequest, Scan, WirePath};
+use verbatim_proto::mirror::{About, HABITS_VERSION, Staged};
+use verbatim_proto::{
+    ClientMessage, Code, Digest, Fault, Habits, Look, MirrorRequest, Scan, WirePath,
+};
 
 /// How often a server hears of a client that is busy otherwise; it waits ten times as long.
 const STAY_EVERY: Duration = Duration::from_secs(30);
+
+/// What the server answered of places, until whoever waits for it takes it.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// What kinds of places some are.
+    pub begun: HashMap<u32, Result<About, Fault>>,
+    /// Where it builds trees.
+    pub staged: HashMap<u32, Result<Staged, Fault>>,
+    /// What can be kept there.
+    pub habits: HashMap<u32, Habits>,
+}
 
 impl Session {
     /// Says what is at a remote path; a link is followed.
@@ -53,7 +67,7 @@ impl Session {
     ) -> Result<Result<About, Fault>, ClientError> {
         let request = self.core.request();
         let begin = MirrorRequest::Begin { request, path: path.clone(), hold };
-        self.ask(begin, |core| core.begun.remove(&request)).await
+        self.ask(begin, |core| core.answers.begun.remove(&request)).await
     }
 
     /// Makes this session one of those that say the same: a target that one of them holds is
@@ -70,7 +84,22 @@ impl Session {
     ) -> Result<Result<Staged, Fault>, ClientError> {
         let request = self.core.request();
         let stage = MirrorRequest::Stage { request, path: path.clone(), key };
-        self.ask(stage, |core| core.staged.remove(&request)).await
+        self.ask(stage, |core| core.answers.staged.remove(&request)).await
+    }
+
+    /// Says what can be kept in a remote folder, or beside something; `tries` says whether times
+    /// may be tried there. Of an older server nothing is known.
+    pub(crate) async fn habits_of(
+        &mut self,
+        path: &WirePath,
+        tries: bool,
+    ) -> Result<Habits, ClientError> {
+        if self.core.version < HABITS_VERSION {
+            return Ok(Habits::default());
+        }
+        let request = self.core.request();
+        let ask = MirrorRequest::HabitsOf { request, path: path.clone(), tries };
+        self.ask(ask, |core| core.answers.habits.remove(&request)).await
     }
 
     /// Waits for something that is done elsewhere, and lets the server hear of us meanwhile.

@@ -2,6 +2,7 @@
 //! and the routes between them. Never waits and never touches a socket; the
 //! session in `mod.rs` feeds it messages and events, and sends what it queues.
 
+use super::asking::Answers;
 use super::carrier::Carrier;
 use super::choices::{Choices, Offer};
 use super::compare::Compares;
@@ -30,7 +31,6 @@ use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
 use verbatim_fabric::worker::WorkerHandle;
 use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
-use verbatim_proto::mirror::{About, Staged};
 use verbatim_proto::read::ReadClient;
 use verbatim_proto::write::WriteClient;
 use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
@@ -69,10 +69,8 @@ pub(super) struct Core {
     /// Whom owners at the source are at the target.
     pub owners: Owners,
     pub gathered: Gathered,
-    /// What kinds of places the server said some are.
-    pub begun: HashMap<u32, Result<About, Fault>>,
-    /// Where it said that it builds trees.
-    pub staged: HashMap<u32, Result<Staged, Fault>>,
+    /// What the server said of places before there is a mirror.
+    pub answers: Answers,
     /// Descriptors that files may have at a time, and those they have.
     pub open_max: usize,
     pub descriptors: Descriptors,

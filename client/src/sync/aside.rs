@@ -11,7 +11,7 @@ use verbatim_files::Folder;
 use verbatim_files::hold::Hold;
 use verbatim_files::stage::Stage;
 use verbatim_proto::plan::Options;
-use verbatim_proto::{Code, Digest, Fault, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Habits, Resolution, WirePath};
 
 impl SyncOptions {
     /// Whether a tree is built beside the target.
@@ -20,8 +20,15 @@ impl SyncOptions {
     }
 
     /// How trees are compared, by what is known of the target.
-    pub(super) fn plan_with(&self, fold_case: bool, apart: bool) -> Options {
-        Options { fold_case, apart, part: self.chosen.is_some(), ..self.plan }
+    pub(super) fn plan_with(&self, fold_case: bool, habits: Habits, apart: bool) -> Options {
+        let resolution = if self.exact { Resolution::default() } else { habits.resolution };
+        let habits = Habits { resolution, ..habits };
+        Options { fold_case, habits, apart, part: self.chosen.is_some(), ..self.plan }
+    }
+
+    /// Whether times may be tried at the target.
+    pub(super) fn tries(&self) -> bool {
+        !self.dry_run && !self.exact
     }
 
     /// Stands for what is copied from where: a run that was cut short is gone on with by the same

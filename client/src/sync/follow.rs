@@ -92,9 +92,11 @@ struct Following<'a> {
 impl Passes for Following<'_> {
     async fn pass(&mut self, changes: &Changes) -> Result<Pass, ClientError> {
         let mut part = Pass::default();
-        if !changes.rescan && self.begun && self.options.chosen.is_none() {
+        // Whatever its time is: another write within the same second is told as well.
+        let exact = !changes.rescan && self.begun;
+        if exact && self.options.chosen.is_none() {
             let chosen = Some(Arc::new(Chosen::changed(changes)));
-            let options = SyncOptions { chosen, ..self.options.clone() };
+            let options = SyncOptions { chosen, exact, ..self.options.clone() };
             part = self.look(&options, true).await?;
             if part.error.is_none() || *self.stop.borrow() {
                 return Ok(part);
@@ -102,7 +104,7 @@ impl Passes for Following<'_> {
             // What stands in the way of a part may not stand in the way of all: a limit of what
             // may go, names of one file of which only one was looked at.
         }
-        let options = self.options.clone();
+        let options = SyncOptions { exact, ..self.options.clone() };
         let all = self.look(&options, false).await?;
         Ok(behind(&part, all))
     }

@@ -47,6 +47,9 @@ pub struct SyncOptions {
     pub atomic: bool,
     /// Whether owners keep their numbers, whoever has these at the target.
     pub numeric_ids: bool,
+    /// Whether times that the target cannot keep count as different: where something is known to
+    /// have changed, the little that its time differs by may be all that shows it.
+    pub exact: bool,
 }
 
 /// Finds the server: one side, and only one, must be remote.
@@ -228,9 +231,10 @@ async fn down(
         };
         (folder, hold, None, here.map(places).transpose()?.flatten())
     };
-    let folds = folder
-        .as_ref()
-        .is_some_and(|folder| !options.dry_run && folder.folds_case(&WirePath::root()));
+    let at = &WirePath::root();
+    let folds = folder.as_ref().is_some_and(|folder| !options.dry_run && folder.folds_case(at));
+    let habits = folder.as_ref().map(|folder| folder.habits(at, options.tries()));
+    let habits = habits.unwrap_or_default();
     let (source, target) = (remote.to_string(), target.display().to_string());
     let rules = verbatim_files::Rules::of_user();
     let mirror = Mirror {
@@ -240,7 +244,7 @@ async fn down(
         remote_is_missing: false,
         source,
         target,
-        options: options.plan_with(folds, aside.is_some()),
+        options: options.plan_with(folds, habits, aside.is_some()),
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid,
@@ -279,6 +283,7 @@ async fn up(
             check_places(here, &above(&**folder.fd()), root)?;
         }
     }
+    let habits = session.habits_of(&path, options.tries()).await?;
     Ok(Mirror {
         way: Way::Up,
         folder: Some(Arc::new(folder)),
@@ -286,7 +291,7 @@ async fn up(
         remote_is_missing: about.root.is_none() && aside.is_none(),
         source: source.display().to_string(),
         target: remote.to_string(),
-        options: options.plan_with(about.folds_case, aside.is_some()),
+        options: options.plan_with(about.folds_case, habits, aside.is_some()),
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid: about.root.filter(|_| is_here(&about)),

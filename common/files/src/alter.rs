@@ -7,9 +7,7 @@ use crate::folder::{Folder, stat_name};
 use crate::meta::{self, Kind, Rules};
 use crate::naming::temporary_name;
 use crate::reap::{is_leftover, reap};
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Timestamps, linkat, openat, renameat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, Timestamps, linkat, renameat, unlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -116,27 +114,9 @@ impl Folder {
         }
     }
 
-    /// Whether names that differ only in case are one in a folder. Found out by trying; the
-    /// file for it is gone afterwards.
-    pub fn folds_case(&self, path: &WirePath) -> bool {
-        let Ok(fd) = self.open_folder(path) else { return false };
-        let name = temporary_name(b"Case");
-        let other = name.to_ascii_lowercase();
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut folds = false;
-        let tried = self.within(&WirePath::root(), &fd, |folder| {
-            let name = OsStr::from_bytes(&name);
-            openat(folder, name, flags, Mode::from_raw_mode(0o600))?;
-            let seen = statat(folder, OsStr::from_bytes(&other), AtFlags::SYMLINK_NOFOLLOW);
-            folds = seen.is_ok();
-            unlinkat(folder, name, AtFlags::empty())
-        });
-        tried.is_ok() && folds
-    }
-
     /// Does something in a folder, and gives the folder its times back. One that is closed to
     /// its owner is opened for it.
-    fn within(
+    pub(crate) fn within(
         &self,
         path: &WirePath,
         parent: impl AsFd,
@@ -192,10 +172,6 @@ mod tests {
         folder.remove(&path("sub/empty"), true).expect("removes");
         folder.remove(&path("sub/empty"), true).expect("is gone");
         folder.remove(&path("nowhere/x"), true).expect("is gone");
-        assert!(
-            !folder.folds_case(&path("sub")),
-            "no Linux file system folds case unless it is told to"
-        );
         assert_eq!(times(), before);
         assert_eq!(fs::read(at("sub/b")).expect("reads"), b"a");
         assert_eq!(fs::metadata(at("a")).expect("there").nlink(), 3);

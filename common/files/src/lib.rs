@@ -11,6 +11,7 @@ pub mod bare;
 pub mod checked;
 mod commit;
 pub mod folder;
+mod habits;
 pub mod hash;
 pub mod hold;
 pub mod holes;

@@ -14,6 +14,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use verbatim_proto::habits::{ACL_ACCESS, ACL_MASK};
 use verbatim_proto::meta::{Keeps, Xattr};
 use verbatim_proto::units::XATTR_BYTES_MAX;
 use verbatim_proto::{Dropped, Fault, Meta};
@@ -165,9 +166,6 @@ fn is_allowed(name: &[u8], kind: Kind, rules: &Rules) -> bool {
     }
 }
 
-/// The access control list of a file or folder.
-const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
-
 /// The list that what is made in a folder begins with.
 const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 
@@ -310,8 +308,7 @@ pub fn apply(
                 Err(Errno::OPNOTSUPP | Errno::PERM) => {
                     dropped.xattrs += 1;
                     if xattr.name == ACL_ACCESS {
-                        // With a list, the bits of the group are its mask, and more than it gives.
-                        *mode &= !0o070;
+                        *mode &= !ACL_MASK;
                     }
                 }
                 Err(error) => return Err(fault(&format!("attribute {}", name.display()), error)),
@@ -382,11 +379,13 @@ pub(crate) fn apply_to_link(
 }
 
 fn times(meta: &Meta) -> Timestamps {
-    let stamp = |ns: i64| Timespec {
-        tv_sec: ns.div_euclid(NS_PER_SECOND),
-        tv_nsec: ns.rem_euclid(NS_PER_SECOND),
-    };
-    Timestamps { last_access: stamp(meta.atime_ns), last_modification: stamp(meta.mtime_ns) }
+    let (last_access, last_modification) = (stamp(meta.atime_ns), stamp(meta.mtime_ns));
+    Timestamps { last_access, last_modification }
+}
+
+/// Nanoseconds since 1970 as a time stamp.
+pub(crate) fn stamp(ns: i64) -> Timespec {
+    Timespec { tv_sec: ns.div_euclid(NS_PER_SECOND), tv_nsec: ns.rem_euclid(NS_PER_SECOND) }
 }
 
 const NS_PER_SECOND: i64 = 1_000_000_000;

@@ -5,7 +5,7 @@
 use crate::meta::{Keeps, Meta};
 use crate::owners::{Owner, OwnerName};
 use crate::tree::{Found, Twin};
-use crate::{Changes, Digest, Fault, WirePath};
+use crate::{Changes, Digest, Fault, Habits, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// The version from which on a server knows `WalkPlain`.
@@ -13,6 +13,9 @@ pub const PLAIN_VERSION: usize = 2;
 
 /// The version from which on a server knows `WalkUnless`.
 pub const ALIKE_VERSION: usize = 3;
+
+/// The version from which on a server knows `HabitsOf`.
+pub const HABITS_VERSION: usize = 4;
 
 /// A client asks about a tree, or changes one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +115,17 @@ pub enum MirrorRequest {
         alike: Digest,
         /// Whether owners are compared.
         owners: bool,
+    },
+    /// What of metadata can be kept there?
+    /// Only for those of `HABITS_VERSION`.
+    HabitsOf {
+        /// Comes back in the answer.
+        request: u32,
+        /// The folder, export first, or something in it.
+        path: WirePath,
+        /// Whether times may be tried, with a file that is gone when it is answered. Else they are
+        /// guessed by what is there.
+        tries: bool,
     },
 }
 
@@ -229,6 +243,13 @@ pub enum MirrorReply {
         request: u32,
         /// Whether this was the last page.
         done: bool,
+    },
+    /// The answer to `HabitsOf`.
+    Habits {
+        /// Which request.
+        request: u32,
+        /// What can be kept, as far as that could be found out.
+        habits: Habits,
     },
 }
 

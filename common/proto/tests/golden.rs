@@ -25,9 +25,9 @@ use verbatim_proto::probing::{ProbeRequest, Probed};
 use verbatim_proto::tree::{Node, Twin};
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
-    Change, Changes, ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Kept, LinkId,
-    Look, Meta, Named, Region, Scan, ServerMessage, Tag, Ties, Watch, WatchReply, WatchRequest,
-    WindowId, WirePath,
+    Change, Changes, ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Habits, Kept,
+    Lacks, LinkId, Look, Meta, Named, Region, Resolution, Scan, ServerMessage, Tag, Ties, Watch,
+    WatchReply, WatchRequest, WindowId, WirePath,
 };
 
 /// An enum that crosses the wire, with a sample of each of its variants.
@@ -66,9 +66,11 @@ variants!(WriteReply: Created Granted Committed Zeroed Spots Taken => write_repl
 variants!(WatchRequest: Begin More End => watch_requests());
 variants!(WatchReply: Changed Ended => watch_replies());
 variants!(MirrorRequest: Begin Walk WalkMore Edit WalkOnly Stage Publish NamesOf NumbersOf Share
-    WalkPlain WalkUnless => mirror_requests());
-variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers Alike
+    WalkPlain WalkUnless HabitsOf => mirror_requests());
+variants!(MirrorReply: Begun Walked Changed Staged Published Names Numbers Alike Habits
     => mirror_replies());
+variants!(Resolution: Nanosecond HundredNanoseconds Microsecond Millisecond TenMilliseconds Second
+    TwoSeconds => Resolution::ALL.to_vec());
 variants!(Edit: Link Describe Remove Sweep Own => edits());
 variants!(LinkOffer: Tcp Sim Verbs => vec![
     LinkOffer::Tcp,
@@ -279,6 +281,7 @@ fn mirror_requests() -> Vec<MirrorRequest> {
         MirrorRequest::Share { key: Digest([9; 32]) },
         MirrorRequest::WalkPlain { request, walk },
         MirrorRequest::WalkUnless { request, alike: Digest([0xa1; 32]), owners: true },
+        MirrorRequest::HabitsOf { request, path: path("x/y"), tries: true },
     ]
 }
 
@@ -304,6 +307,7 @@ fn mirror_replies() -> Vec<MirrorReply> {
     };
     let staged = Staged { about: about.clone(), path: path("x/.y") };
     let found = vec![Ok(Box::new(node)), Err((path("b"), fault()))];
+    let lacks = Lacks { user: true, lists: false, security: true, trusted: false };
     let leftovers = vec![path(".c.0123456789abcdef.verbatim-part")];
     vec![
         MirrorReply::Begun { request, answer: Ok(about.clone()) },
@@ -314,6 +318,7 @@ fn mirror_replies() -> Vec<MirrorReply> {
         MirrorReply::Names { request, names: vec![Some("ada".into()), None] },
         MirrorReply::Numbers { request, numbers: vec![Some(300), None] },
         MirrorReply::Alike { request, done: true },
+        MirrorReply::Habits { request, habits: Habits { resolution: Resolution::Second, lacks } },
     ]
 }
 
@@ -432,6 +437,7 @@ fn compare_all(table: &mut BTreeMap<String, String>) -> String {
         compare::<WatchReply>,
         compare::<MirrorRequest>,
         compare::<MirrorReply>,
+        compare::<Resolution>,
         compare::<Edit>,
         compare::<LinkOffer>,
         compare::<LinkAnswer>,
@@ -481,6 +487,7 @@ fn every_variant_has_a_sample() {
         missing::<WatchReply>(),
         missing::<MirrorRequest>(),
         missing::<MirrorReply>(),
+        missing::<Resolution>(),
         missing::<Edit>(),
         missing::<LinkOffer>(),
         missing::<LinkAnswer>(),
@@ -765,4 +772,22 @@ MirrorRequest::WalkUnless
     230000000b07a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a101
 MirrorReply::Alike
     03000000070701
+MirrorRequest::HabitsOf
+    070000000c0703782f7901
+MirrorReply::Habits
+    0700000008070501000100
+Resolution::Nanosecond
+    0100000000
+Resolution::HundredNanoseconds
+    0100000001
+Resolution::Microsecond
+    0100000002
+Resolution::Millisecond
+    0100000003
+Resolution::TenMilliseconds
+    0100000004
+Resolution::Second
+    0100000005
+Resolution::TwoSeconds
+    0100000006
 ";

@@ -17,7 +17,7 @@ use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::{About, Edit, Staged};
 use verbatim_proto::units::{BATCH_FILES_MAX, CHANGES_MAX};
-use verbatim_proto::{Code, Dropped, Fault, MirrorReply, MirrorRequest, Twin, WirePath};
+use verbatim_proto::{Code, Dropped, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
 
 /// Targets one client may hold.
 const HOLDS_MAX: usize = 4;
@@ -110,6 +110,10 @@ impl Session {
             }
             MirrorRequest::NamesOf { request, owners } => self.names_of(request, owners),
             MirrorRequest::NumbersOf { request, names } => self.numbers_of(request, names),
+            MirrorRequest::HabitsOf { request, path, tries } => {
+                self.habits_of(request, path, tries);
+                Ok(())
+            }
             MirrorRequest::Share { key } => {
                 self.share(key);
                 Ok(())
@@ -130,6 +134,16 @@ impl Session {
             Event::Mirror(MirrorEvent::Begun { request, hold, answer })
         });
         Ok(())
+    }
+
+    /// Says what can be kept somewhere; what cannot be found out is no fault.
+    fn habits_of(&mut self, request: u32, path: WirePath, tries: bool) {
+        let reach = self.reach.clone();
+        self.job(move || {
+            let habits = habits(&reach, &path, tries).unwrap_or_default();
+            let reply = MirrorReply::Habits { request, habits };
+            Event::Mirror(MirrorEvent::LookedUp(reply))
+        });
     }
 
     /// Whether one more target may be held; counts it.
@@ -215,6 +229,14 @@ fn begin(
     }
     let folds_case = export.folder.folds_case(&below);
     Ok((About { boot, root, above, keeps, folds_case }, held))
+}
+
+fn habits(reach: &Reach, path: &WirePath, tries: bool) -> Result<Habits, Fault> {
+    let (export, below) = reach.resolve(path)?;
+    if tries {
+        export.writable("change", path)?;
+    }
+    Ok(export.folder.habits(&below, tries))
 }
 
 /// Does changes in order; says what of metadata was not kept.

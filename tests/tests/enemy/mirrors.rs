@@ -12,7 +12,8 @@ use verbatim_proto::message::{ClientMessage, EntryKind, ServerMessage};
 use verbatim_proto::mirror::{About, Edit};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{
-    Code, Filter, Keeps, Meta, MirrorReply, MirrorRequest, Node, Twin, WirePath, plan,
+    Code, Filter, Habits, Keeps, Meta, MirrorReply, MirrorRequest, Node, Resolution, Twin,
+    WirePath, plan,
 };
 use verbatim_tests::pair::{Backend, Pair};
 
@@ -49,6 +50,7 @@ fn mirror_of(files: usize, script: Script, up: bool) -> Summary {
         dry_run: false,
         atomic: false,
         numeric_ids: false,
+        exact: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -76,6 +78,12 @@ fn begun(request: u32) -> ServerMessage {
     ServerMessage::Mirror(MirrorReply::Begun { request, answer: Ok(about) })
 }
 
+/// What it can keep.
+fn keeps(request: u32) -> ServerMessage {
+    let habits = Habits { resolution: Resolution::TwoSeconds, ..Habits::default() };
+    ServerMessage::Mirror(MirrorReply::Habits { request, habits })
+}
+
 /// A page with nothing but the root.
 fn page(request: u32, done: bool) -> ServerMessage {
     let meta = Meta { mode: 0o700, ..Meta::default() };
@@ -89,6 +97,7 @@ fn page(request: u32, done: bool) -> ServerMessage {
 fn honest(message: ClientMessage) -> Vec<ServerMessage> {
     match message {
         ClientMessage::Mirror(MirrorRequest::Begin { request, .. }) => vec![begun(request)],
+        ClientMessage::Mirror(MirrorRequest::HabitsOf { request, .. }) => vec![keeps(request)],
         ClientMessage::Mirror(MirrorRequest::Walk { request, .. }) => vec![page(request, true)],
         ClientMessage::Mirror(MirrorRequest::Edit { request, edits }) => {
             let answers = edits.iter().map(|_: &Edit| Ok(())).collect();
@@ -148,18 +157,37 @@ fn an_answer_to_another_request_is_no_answer() {
 
 #[test]
 fn a_page_that_was_not_asked_for_is_not_taken() {
-    for up in [false, true] {
-        let summary = mirror(
-            |message| match message {
-                ClientMessage::Mirror(MirrorRequest::Begin { request, .. }) => {
-                    vec![begun(request), page(request + 99, false)]
-                }
-                message => honest(message),
-            },
-            up,
-        );
+    // With the last answer before the trees are walked.
+    let down = |message| match message {
+        ClientMessage::Mirror(MirrorRequest::Begin { request, .. }) => {
+            vec![begun(request), page(request + 99, false)]
+        }
+        message => honest(message),
+    };
+    let up = |message| match message {
+        ClientMessage::Mirror(MirrorRequest::HabitsOf { request, .. }) => {
+            vec![keeps(request), page(request + 99, false)]
+        }
+        message => honest(message),
+    };
+    for (script, up) in [(down as Script, false), (up, true)] {
+        let summary = mirror(script, up);
         assert!(is_protocol(&summary), "{up}: {summary:?}");
     }
+}
+
+#[test]
+fn a_server_says_what_it_can_keep_when_it_is_asked_and_not_again() {
+    let summary = mirror(
+        |message| match message {
+            ClientMessage::Mirror(MirrorRequest::Walk { request, .. }) => {
+                vec![keeps(request), page(request, true)]
+            }
+            message => honest(message),
+        },
+        true,
+    );
+    assert!(is_protocol(&summary), "{summary:?}");
 }
 
 #[test]

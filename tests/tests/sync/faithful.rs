@@ -23,12 +23,12 @@ pub(crate) fn rsync(source: &Path, copy: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&said).into_owned())
 }
 
-fn set_attribute(path: &Path, name: &str, value: &[u8]) {
+pub(crate) fn set_attribute(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(path, name, value, XattrFlags::empty()).expect("sets an attribute");
 }
 
 /// An access control list as the kernel has it: the owner, user 99, the group, the mask, others.
-fn list(execute: bool) -> Vec<u8> {
+pub(crate) fn list(execute: bool) -> Vec<u8> {
     let any = u32::MAX;
     let all = 6 + u16::from(execute);
     let entries = [(1, all, any), (2, 4, 99), (4, 4, any), (16, 6, any), (32, 0, any)];

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+mod coarse;
 mod faithful;
 mod following;
 mod killing;

@@ -20,6 +20,11 @@ pub(crate) fn tmpfs(at: &Path, bytes: u64) -> Option<Mount> {
     mount(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "verbatim-test"]), at)
 }
 
+/// Mounts an empty file system in memory that has no attributes.
+pub(crate) fn ramfs(at: &Path) -> Option<Mount> {
+    mount(Command::new("mount").args(["-t", "ramfs", "verbatim-test"]), at)
+}
+
 /// Makes a file system in a file, and mounts it.
 pub(crate) fn image(file: &Path, make: &str, flags: &[&str], at: &Path) -> Option<Mount> {
     // Sparse, and large enough for every one of them.

@@ -228,7 +228,8 @@ impl Flags {
             (_, true) => Replace::Older,
             _ => Replace::Always,
         };
-        Ok(Rules { task, replace, exclude, follow: self.dereference, force: self.force })
+        let (follow, force) = (self.dereference, self.force);
+        Ok(Rules { task, replace, exclude, follow, force, ..Rules::default() })
     }
 
     /// Makes the options of a session with this server.

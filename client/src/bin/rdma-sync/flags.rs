@@ -238,6 +238,7 @@ impl Flags {
             dry_run: self.only_looks(),
             atomic: self.atomic,
             numeric_ids: self.numeric_ids,
+            exact: false,
         })
     }
 }

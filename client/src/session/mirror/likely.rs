@@ -6,7 +6,7 @@
 use crate::basis::{BASIS_BYTES_MIN, Basis};
 use std::collections::BTreeMap;
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::{Digest, Node, WirePath};
+use verbatim_proto::{Digest, Node, Resolution, WirePath};
 
 /// Files of the target that are remembered; of more, those that come later are not.
 const FILES_MAX: usize = 1 << 16;
@@ -21,6 +21,8 @@ const GUESSES_MAX: usize = 8;
 #[derive(Default)]
 pub(super) struct Likely {
     files: BTreeMap<(u64, i64), Candidate>,
+    /// How finely its times are kept.
+    resolution: Resolution,
     /// All of the target was seen.
     pub complete: bool,
 }
@@ -31,6 +33,11 @@ struct Candidate {
 }
 
 impl Likely {
+    /// Of a target that keeps times so finely.
+    pub fn new(resolution: Resolution) -> Self {
+        Self { resolution, ..Self::default() }
+    }
+
     /// Remembers a file of the target.
     pub fn note(&mut self, node: &Node) {
         let large = node.kind == EntryKind::File && node.size >= BASIS_BYTES_MIN;
@@ -60,10 +67,12 @@ impl Likely {
         };
         let known = |other: &Candidate| node.digest.is_some() && node.digest == other.digest;
         let same = |((_, mtime_ns), other): &(&(u64, i64), &Candidate)| {
-            known(other) || node.digest.is_none() && *mtime_ns == node.meta.mtime_ns
+            let is_kept = self.resolution.is_kept(node.meta.mtime_ns, *mtime_ns);
+            known(other) || node.digest.is_none() && is_kept
         };
         let path = |(_, other): (_, &Candidate)| other.path.clone();
-        let exact = self.files.get_key_value(&(node.size, node.meta.mtime_ns));
+        let kept_ns = self.resolution.cut(node.meta.mtime_ns);
+        let exact = self.files.get_key_value(&(node.size, kept_ns));
         let exact = exact.filter(|of| of.1.path != node.path && same(of));
         if let Some(found) = exact.or_else(|| others().find(same)).map(path) {
             let paths = [Some(found), own].into_iter().flatten().collect();
@@ -118,6 +127,16 @@ mod tests {
         let own = Some(("b".to_owned(), false));
         assert_eq!(of(&likely, &node("b", SIZE, 7, None), true), own, "what it replaces");
         assert_eq!(of(&likely, &node("b", SIZE, 5, None), true), guess("a b"), "it took a's place");
+    }
+
+    #[test]
+    fn a_file_that_moved_is_found_by_what_the_target_keeps_of_its_time() {
+        let mut likely = Likely::new(Resolution::Second);
+        for (name, seconds) in [("a", 5), ("b", 6)] {
+            likely.note(&node(name, SIZE, seconds * 1_000_000_000, None));
+        }
+        let new = node("z", SIZE, 6_987_654_321, None);
+        assert_eq!(of(&likely, &new, false), Some(("b".into(), true)));
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Mirroring {
             beside: Beside::default(),
             phase: if holds { Phase::Holding(Some(Instant::now())) } else { Phase::Comparing },
             fresh: Spool::default(),
-            likely: Likely::default(),
+            likely: Likely::new(of.options.habits.resolution),
             there: 0,
             links: Spool::default(),
             deletes: Spool::default(),

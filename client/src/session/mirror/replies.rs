@@ -55,6 +55,7 @@ impl Core {
                     false => self.unasked("numbers of owners"),
                 }
             }
+            MirrorReply::Habits { .. } => self.unasked("what it can keep"),
             MirrorReply::Changed { request, answers } => {
                 let asked = mirror.changing.remove(&request);
                 match asked.filter(|asked| asked.len() == answers.len()) {
@@ -74,10 +75,13 @@ impl Core {
     fn begun_early(&mut self, reply: MirrorReply) {
         match reply {
             MirrorReply::Begun { request, answer } if self.awaits_answer(request) => {
-                self.begun.insert(request, answer);
+                self.answers.begun.insert(request, answer);
             }
             MirrorReply::Staged { request, answer } if self.awaits_answer(request) => {
-                self.staged.insert(request, answer);
+                self.answers.staged.insert(request, answer);
+            }
+            MirrorReply::Habits { request, habits } if self.awaits_answer(request) => {
+                self.answers.habits.insert(request, habits);
             }
             _ => self.unasked("something of a mirror"),
         }

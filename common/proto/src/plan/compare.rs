@@ -1,10 +1,11 @@
 //! How an entry of one tree differs from the entry of the same name in another.
 //! The source's metadata is what the target may keep of it, so what differs here
-//! is what a step would change. Access times are kept by copies, and never
-//! compared: reading changes them.
+//! is what a step would change; what its file system cannot keep is no difference.
+//! Access times are kept by copies, and never compared: reading changes them.
 
 use super::Options;
 use crate::tree::{EntryKind, Node};
+use crate::{Habits, Lacks, Meta};
 
 /// Why something is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,14 +79,15 @@ impl Why {
 }
 
 /// How the metadata of something differs; of a link its owner and time alone.
-pub(super) fn metadata(source: &Node, target: &Node) -> Why {
+pub(super) fn metadata(source: &Node, target: &Node, options: &Options) -> Why {
     let (is, was) = (&source.meta, &target.meta);
     let is_link = matches!(source.kind, EntryKind::Symlink { .. });
+    let Habits { resolution, lacks } = &options.habits;
     Why {
-        time: is.mtime_ns != was.mtime_ns,
+        time: !resolution.is_kept(is.mtime_ns, was.mtime_ns),
         owner: (is.uid, is.gid) != (was.uid, was.gid),
-        mode: !is_link && is.mode != was.mode,
-        attributes: !is_link && !same_attributes(source, target),
+        mode: !is_link && lacks.mode_of(is) != was.mode,
+        attributes: !is_link && !same_attributes(is, was, lacks),
         ..Why::default()
     }
 }
@@ -97,13 +99,15 @@ pub(super) fn content(source: &Node, target: &Node, options: &Options) -> Why {
         let same = source.digest.is_some() && source.digest == target.digest;
         why.content = !why.size && !same;
     } else {
-        why.time = source.meta.mtime_ns != target.meta.mtime_ns;
+        let (is, was) = (source.meta.mtime_ns, target.meta.mtime_ns);
+        why.time = !options.habits.resolution.is_kept(is, was);
     }
     why
 }
 
 /// Attributes come in whatever order a file system has them.
-fn same_attributes(source: &Node, target: &Node) -> bool {
-    let (is, was) = (&source.meta.xattrs, &target.meta.xattrs);
-    is.len() == was.len() && is.iter().all(|xattr| was.contains(xattr))
+fn same_attributes(source: &Meta, target: &Meta, lacks: &Lacks) -> bool {
+    let mut is = source.xattrs.iter().filter(|xattr| !lacks.lacks(&xattr.name));
+    let was = &target.xattrs;
+    is.clone().count() == was.len() && is.all(|xattr| was.contains(xattr))
 }

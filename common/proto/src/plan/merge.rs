@@ -250,7 +250,7 @@ impl Diff {
 
     fn wanted_folder(&mut self, node: Box<Node>, there: Option<&Node>) {
         let why = match there {
-            Some(there) if there.is_folder() => metadata(&node, there),
+            Some(there) if there.is_folder() => metadata(&node, there, &self.options),
             Some(_) if !self.options.delete => {
                 let text = "something that is no folder is in its place";
                 return self.block(node.path, Fault::new(Code::NotFolder, text));
@@ -287,7 +287,7 @@ impl Diff {
             let why = if there.is_some() { Why::KIND } else { Why::NEW };
             return self.change(What::Fetch { node, there: false, late }, why);
         };
-        let about = metadata(&node, file);
+        let about = metadata(&node, file, &self.options);
         let mut why = content(&node, file, &self.options);
         // Where the source has one name of it and the target several, one of those may be out of
         // sight, and is another file.
@@ -312,9 +312,10 @@ impl Diff {
         let why = match there {
             None => Why::NEW,
             Some(there) => match &there.kind {
-                EntryKind::Symlink { .. } => {
-                    Why { content: node.kind != there.kind, ..metadata(&node, there) }
-                }
+                EntryKind::Symlink { .. } => Why {
+                    content: node.kind != there.kind,
+                    ..metadata(&node, there, &self.options)
+                },
                 _ => Why::KIND,
             },
         };

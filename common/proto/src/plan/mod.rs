@@ -17,7 +17,7 @@ pub use compare::Why;
 pub use merge::{Counts, Diff, Next, Side};
 
 use crate::tree::Node;
-use crate::{Fault, WirePath};
+use crate::{Fault, Habits, WirePath};
 use serde::{Deserialize, Serialize};
 
 /// What makes two trees equal, and what may be done about it.
@@ -35,6 +35,8 @@ pub struct Options {
     /// Whether only some of both trees is looked at: a file of the target that has several names
     /// may have one of them elsewhere.
     pub part: bool,
+    /// What the target can keep: what it cannot is no difference.
+    pub habits: Habits,
 }
 
 /// One thing to do at the target.

@@ -9,9 +9,10 @@ mod model;
 use model::{Inode, Thing, Tree};
 use proptest::prelude::*;
 use std::cmp::Ordering;
+use verbatim_proto::meta::Xattr;
 use verbatim_proto::plan::{Diff, Next, Options, Side, Step, What};
 use verbatim_proto::tree::{Found, path_of};
-use verbatim_proto::{Code, Fault, Meta, WirePath};
+use verbatim_proto::{Code, Fault, Habits, Lacks, Meta, Resolution, WirePath};
 
 /// A plan, from streams that come in pages of any length.
 fn plan(source: &[Found], target: &[Found], options: Options, page: usize) -> (Vec<Step>, Diff) {
@@ -163,7 +164,7 @@ proptest! {
         delete in any::<bool>(),
         page in 1..9usize,
     ) {
-        let options = Options { delete, checksum, fold_case: false, apart: false, part: false };
+        let options = Options { delete, checksum, ..Options::default() };
         let (steps, diff) = plan(&source.found(1), &target.found(2), options, page);
         let mut result = target.clone();
         result.apply(&source, &steps);
@@ -314,6 +315,78 @@ fn a_file_whose_names_are_alike_is_not_kept_for_another() {
     let (source, target) = (source.found(1), target.found(1));
     let (steps, ..) = plan_alike(&source, &target, Options::default());
     assert!(steps.iter().any(|step| *step.what.path() == path("c")), "{steps:#?}");
+}
+
+/// A folder with a folder, a file and a link in it, all of one time.
+fn of_time(mtime_ns: i64) -> Tree {
+    let meta = Meta { mode: 0o700, mtime_ns, ..Meta::default() };
+    let mut tree = Tree::default();
+    tree.things.insert(WirePath::root(), Thing::Folder(meta.clone()));
+    for (name, kind) in [("file", 9), ("folder", 0), ("link", 2)] {
+        add(&mut tree, path(name), kind, meta.clone(), (0, 1, 0), true);
+    }
+    tree
+}
+
+#[test]
+fn what_a_target_cannot_keep_of_a_time_is_no_difference() {
+    let time_ns = 1_234_567_891_987_654_321;
+    let source = of_time(time_ns).found(1);
+    for resolution in Resolution::ALL {
+        for checksum in [false, true] {
+            let habits = Habits { resolution, ..Habits::default() };
+            let options = Options { checksum, habits, ..Options::default() };
+            let steps = |target_ns| plan(&source, &of_time(target_ns).found(2), options, 2).0;
+            let kept_ns = resolution.cut(time_ns);
+            assert_eq!(steps(kept_ns), [], "{resolution:?}");
+            assert_eq!(steps(time_ns), [], "{resolution:?}: what is mounted there keeps more");
+            for other_ns in [kept_ns - 1, time_ns + 1, time_ns + 2_000_000_000] {
+                let steps = steps(other_ns);
+                assert!(steps.iter().all(|step| step.why.time), "{resolution:?}: {steps:#?}");
+                assert_eq!(steps.len(), 4, "{resolution:?}: {steps:#?}");
+            }
+            if resolution != Resolution::Nanosecond {
+                let exact = Options { checksum, ..Options::default() };
+                let (steps, _) = plan(&source, &of_time(kept_ns).found(2), exact, 2);
+                assert_eq!(steps.len(), 4, "of a target that could keep it: {steps:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attributes_that_a_target_does_not_have_are_no_difference() {
+    let names = ["user.a", "system.posix_acl_access", "security.a", "trusted.a"];
+    let with = |mode, names: &[&str]| {
+        let xattr = |name: &&str| Xattr { name: name.as_bytes().to_vec(), value: vec![1] };
+        let meta = Meta { mode, xattrs: names.iter().map(xattr).collect(), ..Meta::default() };
+        let mut tree = small(&[]);
+        add(&mut tree, path("file"), 9, meta, (0, 1, 0), true);
+        tree.found(1)
+    };
+    let steps = |lacks, target: &[Found]| {
+        let options =
+            Options { habits: Habits { lacks, ..Habits::default() }, ..Options::default() };
+        let steps = plan(&with(0o674, &names), target, options, 2).0;
+        steps.iter().map(|step| (step.why.mode, step.why.attributes)).collect::<Vec<_>>()
+    };
+    let (none, nothing) = (Lacks::default(), [(false, false); 0]);
+    let plain = Lacks { user: true, security: true, trusted: true, ..none };
+    let all = Lacks { lists: true, ..plain };
+    assert_eq!(steps(none, &with(0o674, &names)), nothing);
+    assert_eq!(steps(none, &with(0o674, &names[1..])), [(false, true)]);
+    for (lacks, names) in [
+        (Lacks { user: true, ..none }, &names[1..]),
+        (Lacks { trusted: true, ..none }, &names[..3]),
+        (plain, &names[1..2]),
+    ] {
+        assert_eq!(steps(lacks, &with(0o674, names)), nothing, "{lacks:?}");
+        assert_eq!(steps(lacks, &with(0o674, &[])), [(false, true)], "{lacks:?}");
+    }
+    // What the list took from the group nobody gets.
+    assert_eq!(steps(all, &with(0o604, &[])), nothing);
+    assert_eq!(steps(all, &with(0o674, &[])), [(true, false)]);
+    assert_eq!(steps(all, &with(0o604, &names[..1])), [(false, true)], "there is one after all");
 }
 
 #[test]
