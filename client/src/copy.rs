@@ -21,7 +21,6 @@ use crate::session::{
 use crate::targets::{
     Place, Places, Refusal, Request, TargetState, check_target, is_contents, place,
 };
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -205,17 +204,13 @@ impl Plan {
         let mut inside = Inside::of_path(target, &options.rules);
         for (source, entry) in sources {
             let name = source.path.name().filter(|_| !source.contents);
-            if is_excluded(&options.rules, name, &entry.kind) {
+            if options.rules.leave_out(name, &entry.kind) {
                 continue;
             }
             let label = source.to_string();
             let made = match place(request, state, &entry.kind, source.contents) {
                 Ok(place) => {
-                    let name = OsStr::from_bytes(source.path.name().unwrap_or_default());
-                    let end = match place {
-                        Place::Inside => target.join(name),
-                        Place::Itself => target.to_owned(),
-                    };
+                    let end = place.below(target, source.path.name().unwrap_or_default());
                     let checked = inside.check(session, &entry.kind, &end, &source.path).await?;
                     checked
                         .and_then(|()| self.download(&source, &entry, target, place, label.clone()))
@@ -346,7 +341,7 @@ impl Plan {
     ) -> Result<Option<WirePath>, Fault> {
         let contents = is_contents(path.as_os_str().as_bytes());
         let name = name_of(path).ok().filter(|_| !contents);
-        if is_excluded(rules, name, kind) {
+        if rules.leave_out(name, kind) {
             return Ok(None);
         }
         let place = place(request, state, kind, contents).map_err(|refusal| fault_of(&refusal))?;
@@ -400,10 +395,4 @@ impl Plan {
 fn fault_of(refusal: &Refusal) -> Fault {
     let code = if refusal.hint.is_some() { Code::IsFolder } else { Code::Special };
     Fault::new(code, refusal.cause)
-}
-
-/// Whether a source is left out by its own name, as what is in a tree is.
-fn is_excluded(rules: &Rules, name: Option<&[u8]>, kind: &EntryKind) -> bool {
-    let path = name.and_then(|name| WirePath::parse(name).ok());
-    path.is_some_and(|path| rules.exclude.excludes(&path, *kind == EntryKind::Folder))
 }

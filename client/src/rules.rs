@@ -4,8 +4,8 @@
 
 use crate::report::SkipReason;
 use verbatim_files::Over;
-use verbatim_proto::message::Entry;
-use verbatim_proto::{Excludes, Resolution};
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Excludes, Resolution, WirePath};
 
 /// The rules of one copy.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +52,12 @@ impl Rules {
     /// Whether it matters what is at a target before it is written.
     pub fn must_look(&self) -> bool {
         self.replace != Replace::Always
+    }
+
+    /// Whether a source is left out by its own name, as what is in a tree is.
+    pub(crate) fn leave_out(&self, name: Option<&[u8]>, kind: &EntryKind) -> bool {
+        let path = name.and_then(|name| WirePath::parse(name).ok());
+        path.is_some_and(|path| self.exclude.excludes(&path, *kind == EntryKind::Folder))
     }
 
     /// What a file or link may take the place of when it is whole. Somebody may have come first

@@ -2,6 +2,9 @@
 //! the name that was given. Pure: it is told what the target is, and decides.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, WirePath};
 
@@ -34,6 +37,16 @@ pub enum Place {
     Inside,
     /// Under the target's own name.
     Itself,
+}
+
+impl Place {
+    /// Where on this machine a source of this name goes.
+    pub fn below(self, target: &Path, name: &[u8]) -> PathBuf {
+        match self {
+            Self::Inside => target.join(OsStr::from_bytes(name)),
+            Self::Itself => target.to_owned(),
+        }
+    }
 }
 
 /// Why a copy cannot begin: cause and hint.
