@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use verbatim_proto::read::Have;
 use verbatim_proto::units::RANGES_MAX;
 use verbatim_proto::{Digest, ExtentSet, RootBuilder};
@@ -54,6 +55,8 @@ pub(crate) enum NotHeld {
     NoLocks,
     /// It may not be opened so.
     Denied,
+    /// It is another user's, also if we made it: so some file systems have it.
+    Foreign,
     /// Somebody has it, or it is not ours, or not there.
     Other,
 }
@@ -71,7 +74,7 @@ pub(crate) struct Begun {
 pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32, lock: Lock) -> Option<Begun> {
     let (flags, make) = (OFlags::RDWR, OFlags::CREATE);
     let made = open_held(folder, &names.part, flags | make | OFlags::EXCL, mode, lock);
-    let is_new = matches!(made, Ok(_) | Err(NotHeld::NoLocks));
+    let is_new = matches!(made, Ok(_) | Err(NotHeld::NoLocks | NotHeld::Foreign));
     let begun = made.or_else(|_| open_held(folder, &names.part, flags, 0, lock)).and_then(|part| {
         let journal = open_held(folder, &names.journal, flags | make | OFlags::APPEND, 0o600, lock);
         Ok(Begun { part, journal: journal?, is_new })
@@ -84,13 +87,17 @@ pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32, lock: Lock) -
 
 /// Finds a partial file, its journal, and what of it is verified: what was flushed in this boot
 /// and mount, or is in memory alone, and of the rest what still hashes so, which is flushed and the
-/// journal remembers.
-pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Have)> {
+/// journal remembers. None when `over` turns true, because nobody waits for it any more.
+pub(crate) fn find(
+    folder: &OpenFolder,
+    names: &Names,
+    over: &AtomicBool,
+) -> Option<(File, File, Have)> {
     let (flags, lock) = (OFlags::RDWR, LOCK);
     let part = open_held(folder, &names.part, flags, 0, lock).ok()?;
     let journal = open_held(folder, &names.journal, flags | OFlags::APPEND, 0, lock).ok()?;
     let length = part.metadata().ok()?.len();
-    let Reach { head, flushed, good } = journal::reach(&journal)?;
+    let Reach { head, flushed, mut good } = journal::reach(&journal)?;
     if head.size != length {
         return None;
     }
@@ -100,18 +107,24 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
         false => 0,
     };
     if believed < good && part.sync_data().is_err() {
-        // What the page cache has now is not on the disk, and nobody is told that again.
-        remove(folder, &names.journal);
-        remove(folder, &names.part);
-        return None;
+        // What the page cache has now is not on the disk, and nobody is told that again. What was
+        // flushed before is there.
+        if believed == 0 {
+            remove(folder, &names.journal);
+            remove(folder, &names.part);
+            return None;
+        }
+        good = believed;
     }
     let mut extents = ExtentSet::new();
     let mut root = RootBuilder::new(length);
     let mut kept: Vec<Range<u64>> = Vec::new();
     journal::read_placed(&journal, |_, extent, digests, at| {
-        let there = || hash_extent(&part, length, extent).is_ok_and(|now| now == digests);
-        let few = extents.range_count() < RANGES_MAX;
-        if few && !extents.intersects(extent) && (at < believed || there()) {
+        let hashes = |now: Vec<Digest>| now == digests;
+        let there = || hash_extent(&part, length, extent).is_ok_and(hashes);
+        let few = extents.range_count() < RANGES_MAX && at < good;
+        let wanted = few && !over.load(Ordering::Relaxed);
+        if wanted && !extents.intersects(extent) && (at < believed || there()) {
             extents.insert(extent);
             root.insert_run(extent.offset, &digests);
             let end = at + journal::record_bytes(digests.len()) as u64;
@@ -121,6 +134,9 @@ pub(crate) fn find(folder: &OpenFolder, names: &Names) -> Option<(File, File, Ha
             }
         }
     })?;
+    if over.load(Ordering::Relaxed) {
+        return None;
+    }
     let head = match believed == good {
         true => {
             // Go on behind the last good record; what is cut there would hide all that follows.
@@ -171,15 +187,15 @@ pub(crate) fn open_held(
         Err(error) if NO_LOCKS.contains(&error) => Err(NotHeld::NoLocks),
         locked => locked.map_err(|_| NotHeld::Other),
     };
+    let us = rustix::process::geteuid().as_raw();
+    if file.metadata().is_ok_and(|held| held.uid() != us) {
+        return Err(NotHeld::Foreign);
+    }
     // Whoever had it before may have renamed it while we waited for nothing: is it still there?
     let named = statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
     let is_ours = named.is_ok_and(|named| {
-        file.metadata().is_ok_and(|held| {
-            held.is_file()
-                && held.uid() == rustix::process::geteuid().as_raw()
-                && held.nlink() == 1
-                && held.ino() == named.stx_ino
-        })
+        file.metadata()
+            .is_ok_and(|held| held.is_file() && held.nlink() == 1 && held.ino() == named.stx_ino)
     });
     if is_ours { locked.map(|()| file) } else { Err(NotHeld::Other) }
 }

@@ -102,9 +102,19 @@ impl Target {
     /// Finds what an earlier run left under this `key`, and what of it is verified: as its
     /// journal says of what was flushed within one boot and mount, by hashing the rest again.
     pub fn find_lasting(folder: &Folder, path: &WirePath, key: &Digest) -> Option<(Self, Have)> {
+        Self::find_lasting_unless(&AtomicBool::new(false), folder, path, key)
+    }
+
+    /// The same, until `over` turns true: who waited for it may be gone.
+    pub fn find_lasting_unless(
+        over: &AtomicBool,
+        folder: &Folder,
+        path: &WirePath,
+        key: &Digest,
+    ) -> Option<(Self, Have)> {
         let (parent, name) = place(folder, path).ok()?;
         let names = partial::Names::new(name, key);
-        let (file, journal, have) = partial::find(&parent, &names)?;
+        let (file, journal, have) = partial::find(&parent, &names, over)?;
         let journal = Some((journal, names.journal));
         Some((Self::of(file, parent, Some(names.part), path, journal), have))
     }

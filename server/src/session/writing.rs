@@ -12,6 +12,7 @@ use crate::worker::{Chunk, Command, Landing, Lies};
 use slots::Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
@@ -21,7 +22,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::read::Have;
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, Meta, WirePath};
+use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, Meta, WirePath};
 use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
@@ -61,7 +62,7 @@ impl Landed {
 
     /// Gives it what its rules allow of this metadata. Attributes are written as well, and count.
     fn describe(&self, meta: &Meta) -> Result<Dropped, Fault> {
-        self.may(meta.xattr_bytes() as u64)?;
+        self.may(quota::attribute_bytes(meta, &self.rules))?;
         self.target.describe(meta, &self.rules)
     }
 
@@ -133,6 +134,7 @@ impl Session {
     /// Makes temporary files that have their places.
     pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Place)>) {
         let (reach, view) = (self.reach.clone(), self.view.clone());
+        let over = self.mirrors.over.clone();
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |(request, place): (CreateFile, Place)| {
@@ -162,7 +164,7 @@ impl Session {
                 let key = format!("{} {} {size} {mtime_ns}", view.who, request.path);
                 let key = Digest::of(key.as_bytes());
                 wait_for_release(&export.folder, &path, &key, until);
-                let (target, have) = create_lasting(&export.folder, &path, info, &key)?;
+                let (target, have) = create_lasting(&over, &export.folder, &path, info, &key)?;
                 let there = have.as_ref().map_or(0, |have| have.extents.bytes());
                 if let Err(fault) = fits(info.room().saturating_sub(there)) {
                     if have.is_none() {
@@ -320,12 +322,18 @@ pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
 /// left.
 fn create_lasting(
+    over: &AtomicBool,
     folder: &Folder,
     path: &WirePath,
     info: &FileInfo,
     key: &Digest,
 ) -> Result<(Target, Option<Have>), Fault> {
-    if let Some((target, have)) = Target::find_lasting(folder, path, key) {
+    let found = Target::find_lasting_unless(over, folder, path, key);
+    if over.load(Ordering::Relaxed) {
+        // What is there is for who comes back.
+        return Err(Fault::new(Code::LinkLost, "the client is gone"));
+    }
+    if let Some((target, have)) = found {
         if have.is_of(info) {
             target.set_mode(info.mode);
             target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
@@ -354,6 +362,21 @@ mod tests {
         let (rules, began) = (Rules::of_user(), Instant::now());
         let place = Taker::new(&Places::new(1)).take(1).map(Arc::new).expect("a place");
         Landed { target, rules, path, quota, began, _place: place }
+    }
+
+    #[test]
+    fn what_is_looked_at_for_a_client_that_is_gone_stays_for_its_next_session() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = Folder::open(dir.path()).expect("a folder");
+        let (path, key) = (WirePath::parse(b"a").expect("a path"), Digest::of(b"this copy"));
+        let size = LASTING_BYTES_MIN;
+        let info = FileInfo { size, mode: 0o600, mtime_ns: 5, allocated: 0, version: None };
+        drop(Target::create_lasting(&folder, &path, &info, &key).expect("begins"));
+        let create = |over| create_lasting(&AtomicBool::new(over), &folder, &path, &info, &key);
+        let gone = create(true).map(drop).expect_err("nobody is there");
+        assert_eq!(gone.code, Code::LinkLost);
+        let (_, have) = create(false).expect("it goes on");
+        assert!(have.is_some(), "with what was there");
     }
 
     #[test]
