@@ -1,11 +1,16 @@
 //! Places of one kind that all clients share: sessions, descriptors of files,
 //! watches. Who has as many as are left gets no more, so one client has half of
 //! them at most, two have a third each, and who comes next finds some; the same
-//! holds among the sessions of one client. Owns these counts: a place is given
+//! holds among the sessions of one client. The first few are anybody's, as long as
+//! there are any. Owns these counts: a place is given
 //! back when it is dropped. Who is one client is for `shares` to say.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Who has fewer gets what is left: a command has two sessions, say, and few places may be all
+/// there are.
+const FEW: usize = 4;
 
 /// All places of one kind.
 #[derive(Debug)]
@@ -71,7 +76,7 @@ impl Taker {
     /// How many more it may have, when so many are left to all.
     fn room(&self, left: usize) -> usize {
         let room = self.client.as_ref().map_or(left, |client| client.room(left));
-        room.saturating_sub(self.has())
+        if self.has() < FEW { room } else { room.saturating_sub(self.has()) }
     }
 
     fn and_client(&self) -> impl Iterator<Item = &Self> {
@@ -139,12 +144,20 @@ mod tests {
 
     #[test]
     fn places_for_one_thing_are_had_together_or_not_at_all() {
-        let places = Places::new(5);
+        let places = Places::new(9);
         let client = Taker::new(&places);
-        let first = client.take(3);
+        let first = client.take(5);
         assert!(first.is_some() && client.take(1).is_none(), "it has as many as are left");
-        assert!(Taker::new(&places).take(3).is_none() && places.left() == 2);
+        assert!(Taker::new(&places).take(5).is_none() && places.left() == 4);
         drop(first);
-        assert!(client.take(5).is_some(), "and they are there again");
+        assert!(client.take(9).is_some(), "and they are there again");
+    }
+
+    #[test]
+    fn a_client_may_have_the_only_places() {
+        let places = Places::new(2);
+        let client = Taker::new(&places);
+        let taken = take_all(&client.session());
+        assert_eq!((taken.len(), places.left()), (2, 0));
     }
 }

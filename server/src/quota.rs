@@ -17,7 +17,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use verbatim_control::ControlError;
-use verbatim_proto::{Code, Digest, Fault};
+use verbatim_files::Rules;
+use verbatim_files::meta::{Kind, allowed};
+use verbatim_proto::{Code, Digest, Fault, Meta};
 
 /// How often counts are written that changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
@@ -61,6 +63,12 @@ impl Quota {
         );
         Fault::new(Code::NoSpace, text)
     }
+}
+
+/// About how many bytes of extended attributes these rules let be written, at most.
+pub(crate) fn attribute_bytes(meta: &Meta, rules: &Rules) -> u64 {
+    let (kept, _) = allowed(meta, Kind::Folder, rules);
+    kept.xattrs.into_iter().map(|xattr| xattr.weight() as u64).sum()
 }
 
 /// Takes this many bytes where there is a quota.

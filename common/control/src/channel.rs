@@ -83,13 +83,16 @@ pub struct Receiver<M> {
     /// arrives, so a frame that is announced and never sent costs nothing.
     arrived: Vec<u8>,
     taken: usize,
+    /// How long the last message was.
+    frame_bytes: usize,
     kind: PhantomData<fn() -> M>,
 }
 
 impl<M: DeserializeOwned> Receiver<M> {
     /// Receives over this stream.
     pub fn new(io: impl AsyncRead + Send + Unpin + 'static) -> Self {
-        Self { io: Box::new(io), arrived: Vec::new(), taken: 0, kind: PhantomData }
+        let io = Box::new(io);
+        Self { io, arrived: Vec::new(), taken: 0, frame_bytes: 0, kind: PhantomData }
     }
 
     /// Waits for the next message; none when the peer said goodbye between two frames.
@@ -123,8 +126,14 @@ impl<M: DeserializeOwned> Receiver<M> {
         };
         let Some(body) = rest.get(..wire::body_bytes(*prefix)?) else { return Ok(None) };
         let message = wire::decode(body)?;
-        self.taken += PREFIX_BYTES + body.len();
+        self.frame_bytes = PREFIX_BYTES + body.len();
+        self.taken += self.frame_bytes;
         Ok(Some(message))
+    }
+
+    /// How long the message was that was taken last.
+    pub fn frame_bytes(&self) -> usize {
+        self.frame_bytes
     }
 }
 

@@ -60,7 +60,7 @@ impl Meta {
     }
 
     /// About how many bytes its extended attributes take, wherever they are.
-    pub fn xattr_bytes(&self) -> usize {
+    fn xattr_bytes(&self) -> usize {
         self.xattrs.iter().map(Xattr::weight).sum()
     }
 
@@ -84,7 +84,8 @@ impl Meta {
 }
 
 impl Xattr {
-    fn weight(&self) -> usize {
+    /// About how many bytes it takes, wherever it is.
+    pub fn weight(&self) -> usize {
         self.name.len() + self.value.len() + 8
     }
 }

@@ -4,6 +4,7 @@
 
 use super::mirror::{MirrorEvent, change_all};
 use super::{End, Event, Session};
+use crate::quota;
 use crate::reach::{ExportFolder, Reach};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -308,7 +309,7 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
             // How an export itself looks is for who exports it to say.
             Some(_) if path.is_root() => Ok(Dropped::default()),
             Some((meta, rules)) => {
-                export.may_write(meta.xattr_bytes() as u64)?;
+                export.may_write(quota::attribute_bytes(meta, rules))?;
                 folder.describe(&path, meta, rules)
             }
             None => {

@@ -14,24 +14,36 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use verbatim_proto::units::FRAME_BYTES_MAX;
 
 /// Jobs that one client may have at work when it asks for more. Each tells one event, and what
 /// the machines begin meanwhile is bounded by them, so that all find room.
 pub(super) const JOBS_MAX: usize = 4 << 10;
 const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what became of it");
 
-/// With so many jobs that are not done a session hears no more of its client: what the threads
-/// have to do next is there.
+/// With so many jobs that are not done the threads have enough to do next: from then on the bytes
+/// count that a client says. What it says of chunks that moved needs no thread, and must not wait
+/// behind what does.
 pub(super) const JOBS_HEARD_MAX: usize = CLIENT_THREADS_MAX + 8;
 const _: () = assert!(WALKS_MAX < 8, "walks that hash may wait for others for hours");
 
+/// Bytes of messages that are heard in front of the threads.
+pub(super) const AHEAD_BYTES_MAX: usize = FRAME_BYTES_MAX;
+
 impl Session {
+    /// Notes how long a message was that was heard.
+    pub(super) fn note_heard(&mut self, bytes: usize) {
+        let ahead = if self.jobs < JOBS_HEARD_MAX { 0 } else { self.ahead_bytes + bytes };
+        self.ahead_bytes = ahead;
+    }
+
     /// Whether the next message is taken: not before what it depends on is done, nor while there
     /// is enough to do. All jobs end without another one.
     pub(super) fn hears(&self) -> bool {
         let waits = self.held.is_some() || self.links.making.joins();
-        let busy = self.jobs >= JOBS_HEARD_MAX || self.catalog.makes_waiting() >= MAKES_MAX;
-        !waits && !busy
+        let behind = self.jobs >= JOBS_HEARD_MAX && self.ahead_bytes >= AHEAD_BYTES_MAX;
+        let busy = self.jobs >= JOBS_MAX || self.catalog.makes_waiting() >= MAKES_MAX;
+        !(waits || behind || busy)
     }
 
     /// Starts file work on the blocking pool; its event comes back to this session.

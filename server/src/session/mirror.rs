@@ -8,6 +8,7 @@ use super::holding::{Held, Holder, Keeping, Kept};
 use super::staging::Staging;
 use super::walks::{All, Known, Walked, Walks};
 use super::{End, Event, Session};
+use crate::quota;
 use crate::reach::Reach;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -262,7 +263,7 @@ pub(super) fn change_all(
             // How an export itself looks is for who exports it to say.
             Edit::Describe { .. } if path.is_root() => Ok(()),
             Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
-                export.may_write(meta.xattr_bytes() as u64)?;
+                export.may_write(quota::attribute_bytes(meta, &export.rules))?;
                 if matches!(change, Edit::Own { .. }) {
                     export.folder.own(&path, &|bytes| export.may_write(bytes))?;
                 }

@@ -123,6 +123,8 @@ pub(crate) struct Session {
     pub reach: Arc<Reach>,
     events: mpsc::Sender<Event>,
     jobs: usize,
+    /// Bytes of messages that were heard in front of them.
+    ahead_bytes: usize,
     /// Whether a job could not tell what became of it.
     unheard: Arc<AtomicBool>,
     links: Links,
@@ -179,6 +181,7 @@ impl Session {
             reach: Arc::new(reach),
             events,
             jobs: 0,
+            ahead_bytes: 0,
             unheard: Arc::default(),
             links: Links::default(),
             held: None,
@@ -259,6 +262,7 @@ impl Session {
         while let Some(message) = next {
             self.message_or_hold(message)?;
             self.run_effects()?;
+            self.note_heard(receiver.frame_bytes());
             next = if self.hears() { receiver.arrived().map_err(End::Lost)? } else { None };
         }
         Ok(())
@@ -360,20 +364,12 @@ impl Session {
         self.outbox.push(&message).map_err(End::Lost)
     }
 
-    /// Tells the client what of its metadata was not kept, before it hears of the files.
-    fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
-        if dropped.is_empty() {
-            return Ok(());
-        }
-        self.dropped += dropped;
-        self.send(ServerMessage::Dropped(dropped))
-    }
-
     async fn finish(mut self, end: End) {
         self.drop_links();
         self.leave_spots();
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
+        self.reading = Reading::default();
         self.writing = Writing::default();
         self.watches = Watches::default();
         self.mirrors = Mirrors::default();

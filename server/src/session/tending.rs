@@ -1,5 +1,6 @@
 //! What a session looks after once a second: whether its client may stay and is
-//! there, and what takes so long that the client should hear of it.
+//! there, and what takes so long that the client should hear of it; and what else it
+//! tells unasked.
 
 use super::mirror::MIRROR_IDLE_MAX;
 use super::{End, Session};
@@ -9,13 +10,22 @@ use std::time::Duration;
 use tokio::sync::watch;
 use verbatim_control::{Policy, unix_now};
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::{Code, Dropped, Fault};
 
 impl Session {
     /// Whether the client may stay; asked when keys change, and every second for its time.
     pub(super) fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
         let standing = policy.borrow().standing(&self.who, unix_now());
         standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
+    }
+
+    /// Tells the client what of its metadata was not kept, before it hears of the files.
+    pub(super) fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        self.dropped += dropped;
+        self.send(ServerMessage::Dropped(dropped))
     }
 
     /// Whether nothing is under way for the client, and nothing of it is open.

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::places::Places;
-use crate::session::jobs::JOBS_HEARD_MAX;
+use crate::session::jobs::{AHEAD_BYTES_MAX, JOBS_HEARD_MAX};
 use crate::session::opening::PLACES_WAIT_MAX;
 use crate::shares::{CLIENT_THREADS_MAX, Share};
 use verbatim_proto::Meta;
@@ -55,23 +55,23 @@ fn all_good(files: std::ops::Range<u32>) -> Vec<(u32, Result<(), Fault>)> {
 
 #[tokio::test]
 async fn files_wait_for_descriptors_until_others_of_the_session_are_closed() {
-    let mut scene = with_places(9);
-    scene.opens(0..5);
-    assert_eq!(scene.opened().await, all_good(0..3), "a third: others may come");
+    let mut scene = with_places(15);
+    scene.opens(0..7);
+    assert_eq!(scene.opened().await, all_good(0..5), "a third: others may come");
     assert!(!scene.session.is_idle(), "it is not sent away for being silent");
     assert_eq!(scene.session.opening.since, None, "some are open");
     assert!(scene.session.tick(Duration::ZERO).is_ok());
     scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
     // Another session of this client has its own, and closes them.
     let mut other = scene.again();
-    other.opens(5..6);
-    assert_eq!(other.opened().await, all_good(5..6));
+    other.opens(7..8);
+    assert_eq!(other.opened().await, all_good(7..8));
     drop(other);
     scene.closes(1);
-    assert_eq!(scene.opened().await, all_good(3..4));
+    assert_eq!(scene.opened().await, all_good(5..6));
     scene.closes(0);
     scene.closes(2);
-    assert_eq!(scene.opened().await, all_good(4..5));
+    assert_eq!(scene.opened().await, all_good(6..7));
     assert!(!scene.session.opening.waits());
 }
 
@@ -103,10 +103,10 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
 
 #[tokio::test]
 async fn files_that_are_written_take_descriptors_until_they_are_gone() {
-    let mut scene = with_places(4);
+    let mut scene = with_places(3);
     scene.creates(FileId(1), 10).await;
     let files = scene.session.shared.shares.files.clone();
-    assert_eq!(files.left(), 2, "its own, and that of its folder");
+    assert_eq!(files.left(), 1, "its own, and that of its folder");
     let info = FileInfo { size: 1, mode: 0o600, mtime_ns: 0, allocated: 1, version: None };
     let create = CreateFile { file: FileId(2), path: path("data/b"), info, stream: false };
     let create = WriteRequest::Create { files: vec![create] };
@@ -120,7 +120,7 @@ async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     });
     assert_eq!(created.await, FileId(2));
     drop(scene);
-    assert_eq!(files.left(), 4);
+    assert_eq!(files.left(), 3);
 }
 
 #[tokio::test]
@@ -146,24 +146,30 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
     let mut scene = Scene::new(|_| ());
     let threads = scene.share().threads.clone();
     let all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
-    let (near, far) = tokio::io::duplex(1 << 20);
+    let (near, far) = tokio::io::duplex(8 << 20);
     let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
     let asked = 4 * JOBS_HEARD_MAX;
+    let long = path(&"long/".repeat(1000));
     for _ in 0..asked {
-        let look = Look { follow: false, paths: Vec::new() };
+        let look = Look { follow: false, paths: vec![long.clone(); 5] };
         sender.send(&ClientMessage::Stat { request: 1, look }).await.expect("there is room");
     }
     sender.flush().await.expect("there is room");
-    let first = receiver.recv().await.expect("readable").expect("it is there");
-    assert!(scene.session.messages(first, &mut receiver).is_ok());
-    assert_eq!((scene.session.jobs, scene.session.hears()), (JOBS_HEARD_MAX, false));
+    while scene.session.hears() {
+        let next = receiver.recv().await.expect("readable").expect("it is there");
+        assert!(scene.session.messages(next, &mut receiver).is_ok());
+    }
+    let ahead = AHEAD_BYTES_MAX.div_ceil(receiver.frame_bytes());
+    let mut heard = JOBS_HEARD_MAX - 1 + ahead;
+    assert_eq!((scene.session.jobs, scene.session.hears()), (heard, false));
     drop(all);
-    let mut heard = JOBS_HEARD_MAX;
     while heard < asked {
         let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
         assert!(scene.session.event(event.expect("an answer")).is_ok());
-        assert!(scene.session.hears(), "there is room");
-        let next = receiver.arrived().expect("readable").expect("it is there");
+        if !scene.session.hears() {
+            continue;
+        }
+        let next = receiver.recv().await.expect("readable").expect("it is there");
         heard += 1;
         assert!(scene.session.message(next).is_ok());
     }
