@@ -188,9 +188,7 @@ fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
     all.extend(["--bwlimit", "512K", &from, &out].map(str::to_owned));
     let home = crate::process::Home::new();
     let mut copy = Running::start(home.command("rdma-cp", &all));
-    wait_for("the copy has begun", FOLLOW_MAX, || {
-        (!names(&world.path("out")).is_empty()).then_some(())
-    });
+    world.wait_until_begun();
     let refused = wait_for("nobody is let in any more", FOLLOW_MAX, || {
         let ended = cp(&world, "ca.pem", "alice", &["--list", &list]);
         (ended.code != Some(0)).then_some(ended)

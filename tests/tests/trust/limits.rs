@@ -2,7 +2,7 @@
 //! is served meanwhile.
 
 use crate::process::{Home, Running, Signal, wait_for};
-use crate::{FOLLOW_MAX, World, folders, names};
+use crate::{FOLLOW_MAX, World, folders};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
@@ -38,9 +38,7 @@ fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
     let world = with_limits("sessions_max = 1");
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
     let first = world.serve.start_cp(&["--bwlimit", "2M", &from, &out]);
-    wait_for("the copy has begun", FOLLOW_MAX, || {
-        (!names(&world.path("out")).is_empty()).then_some(())
-    });
+    world.wait_until_begun();
     let second = world.serve.cp(&["--list", &world.serve.at("data")]);
     second.refused(3, &["the server is full: it has 1 sessions; try again"]);
     first.end().done();
@@ -81,13 +79,7 @@ fn a_client_that_opens_all_it_can_locks_nobody_out_and_hides_no_revocation() {
     let serve = World::start(&home, &dir, &[]);
     let world = World { serve, dir, home };
     let token = world.add("alice", &["--export", "data:ro"]);
-    let (from, out) = (world.serve.at("data/large"), world.text("out"));
-    let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
-    let (_home, command) = world.command(&token, &slow);
-    let running = Running::start(command);
-    wait_for("the copy has begun", FOLLOW_MAX, || {
-        (!names(&world.path("out")).is_empty()).then_some(())
-    });
+    let (_home, running) = world.start_slowly(&token);
     // Twice as many as there are descriptors, each.
     let _greedy = [(); 3].map(|()| open_all_it_may(&world));
     world.token(&["revoke", "alice"]).done();

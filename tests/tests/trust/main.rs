@@ -97,6 +97,24 @@ impl World {
         (home, command)
     }
 
+    /// Begins to copy `data/large` to `out` with this token, so slowly that it never ends by
+    /// itself; returns when it has begun.
+    fn start_slowly(&self, token: &str) -> (Home, Running) {
+        let (from, out) = (self.serve.at("data/large"), self.text("out"));
+        let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
+        let (home, command) = self.command(token, &slow);
+        let running = Running::start(command);
+        self.wait_until_begun();
+        (home, running)
+    }
+
+    /// Waits for the first file in `out`.
+    fn wait_until_begun(&self) {
+        process::wait_for("the copy has begun", FOLLOW_MAX, || {
+            (!names(&self.path("out")).is_empty()).then_some(())
+        });
+    }
+
     /// How the user of the server connects, by hand.
     fn options(&self) -> ConnectOptions {
         ConnectOptions {

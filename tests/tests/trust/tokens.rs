@@ -58,13 +58,7 @@ fn a_token_that_is_revoked_while_its_file_cannot_be_read_is_so_when_it_can() {
 fn a_token_is_revoked_also_where_the_server_has_no_descriptor_left() {
     let world = World::new(&[]);
     let token = world.add("alice", &["--export", "data:ro"]);
-    let (from, out) = (world.serve.at("data/large"), world.text("out"));
-    let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
-    let (_home, command) = world.command(&token, &slow);
-    let running = Running::start(command);
-    wait_for("the copy has begun", FOLLOW_MAX, || {
-        (!names(&world.path("out")).is_empty()).then_some(())
-    });
+    let (_home, running) = world.start_slowly(&token);
     let taken = names(Path::new(&format!("/proc/{}/fd", world.serve.id())));
     // From here on the next number is one too many.
     limit_files(&world, (0..).find(|number: &u64| !taken.contains(&number.to_string())));
@@ -78,12 +72,7 @@ fn a_token_that_is_revoked_ends_what_runs_under_it() {
     let before = Holding::of(world.serve.id());
     let token = world.add("alice", &["--export", "data:ro"]);
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
-    let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
-    let (_home, command) = world.command(&token, &slow);
-    let running = Running::start(command);
-    wait_for("the copy has begun", FOLLOW_MAX, || {
-        (!names(&world.path("out")).is_empty()).then_some(())
-    });
+    let (_home, running) = world.start_slowly(&token);
     world.token(&["revoke", "alice"]).done();
     running.end().refused(3, &["the token alice was revoked"]);
     assert!(!world.path("out/large").exists(), "half a file has no final name");
