@@ -156,7 +156,8 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
     }
     sender.flush().await.expect("there is room");
     while scene.session.hears() {
-        let next = receiver.recv().await.expect("readable").expect("it is there");
+        let next = tokio::time::timeout(SOON, receiver.recv()).await.expect("it is deaf by then");
+        let next = next.expect("readable").expect("it is there");
         assert!(scene.session.messages(next, &mut receiver).is_ok());
     }
     let ahead = AHEAD_BYTES_MAX.div_ceil(receiver.frame_bytes());
