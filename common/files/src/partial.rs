@@ -187,15 +187,15 @@ pub(crate) fn open_held(
         Err(error) if NO_LOCKS.contains(&error) => Err(NotHeld::NoLocks),
         locked => locked.map_err(|_| NotHeld::Other),
     };
-    let us = rustix::process::geteuid().as_raw();
-    if file.metadata().is_ok_and(|held| held.uid() != us) {
+    let held = file.metadata().map_err(|_| NotHeld::Other)?;
+    if held.uid() != rustix::process::geteuid().as_raw() {
         return Err(NotHeld::Foreign);
     }
     // Whoever had it before may have renamed it while we waited for nothing: is it still there?
     let named = statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
-    let is_ours = named.is_ok_and(|named| {
-        file.metadata()
-            .is_ok_and(|held| held.is_file() && held.nlink() == 1 && held.ino() == named.stx_ino)
-    });
-    if is_ours { locked.map(|()| file) } else { Err(NotHeld::Other) }
+    let is_there = named.is_ok_and(|named| held.ino() == named.stx_ino);
+    match is_there && held.is_file() && held.nlink() == 1 {
+        true => locked.map(|()| file),
+        false => Err(NotHeld::Other),
+    }
 }
