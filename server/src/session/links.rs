@@ -9,6 +9,7 @@ use crate::reach::Passage;
 use crate::worker::Command;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_fabric::{FabricError, Link};
@@ -27,6 +28,9 @@ pub(super) struct Links {
     epochs: HashMap<u16, u16>,
     /// The streams that had a queue pair.
     paired: HashSet<u16>,
+    /// Links that ended by themselves and are not counted as lost yet, by stream: a client that
+    /// says goodbye closes its links, and the server may see that before the goodbye.
+    ended: HashMap<u16, (Transport, Instant)>,
     /// Whether the client was lent memory to try them with.
     pub probed: bool,
 }
@@ -41,6 +45,9 @@ pub(super) struct Place {
     /// none for links without a device.
     port: Option<(u16, Passage)>,
 }
+
+/// A link that ended by itself this long ago was lost, if its session goes on.
+const LOST_AFTER: Duration = Duration::from_secs(1);
 
 /// How many times as many links as it may have a client can have while old ones end.
 pub(super) const ENDING_TIMES: usize = 2;
@@ -70,6 +77,7 @@ impl Links {
 impl Session {
     /// Answers a request for a link.
     pub(super) fn attach(&mut self, link: LinkId, offer: LinkOffer) -> Result<(), End> {
+        self.count_lost(link.index);
         let answer = match self.begin_epoch(link) {
             Ok(()) => {
                 self.end_older(link)?;
@@ -190,12 +198,28 @@ impl Session {
     pub(super) fn link_dead(&mut self, link: LinkId, why: Option<FabricError>) {
         let place = self.links.live.remove(&link);
         if let (Some(error), Some(&Place { transport, .. })) = (why, place.as_ref()) {
-            tracing::debug!(session = self.id, ?link, %error, "link lost");
-            self.view.link_lost(transport);
+            tracing::debug!(session = self.id, ?link, %error, "link ended");
+            self.count_lost(link.index);
+            self.links.ended.insert(link.index, (transport, Instant::now()));
         }
         self.writing.wants_no_slots(link);
         self.show_links();
         self.writing.machine.killed(link);
+    }
+
+    /// Counts the link of a stream as lost, if it ended by itself: its client noticed as well.
+    pub(super) fn count_lost(&mut self, index: u16) {
+        if let Some((transport, _)) = self.links.ended.remove(&index) {
+            self.view.link_lost(transport);
+        }
+    }
+
+    /// Counts the links as lost that ended by themselves a while ago: their session goes on.
+    pub(super) fn count_lost_before(&mut self, now: Instant) {
+        let is_lost = |at: &Instant| now.duration_since(*at) >= LOST_AFTER;
+        let ended = self.links.ended.iter();
+        let lost: Vec<u16> = ended.filter(|(_, (_, at))| is_lost(at)).map(|(i, _)| *i).collect();
+        lost.into_iter().for_each(|index| self.count_lost(index));
     }
 
     /// Ends a link; `LinkDead` comes back when nothing of it can land any more.

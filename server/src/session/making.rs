@@ -220,6 +220,7 @@ impl Session {
 
     /// The client wants a link dead.
     pub(super) fn fence(&mut self, link: LinkId) -> Result<(), End> {
+        self.count_lost(link.index);
         self.unmake(link, Fault::new(Code::LinkLost, "the link ended before it was made"))?;
         self.writing.machine.fence(link);
         Ok(())

@@ -6,7 +6,7 @@ use super::mirror::MIRROR_IDLE_MAX;
 use super::{End, Session};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use verbatim_control::{Policy, unix_now};
 use verbatim_proto::message::ServerMessage;
@@ -42,6 +42,7 @@ impl Session {
             let text = "more happened at a time than the server can take";
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
+        self.count_lost_before(Instant::now());
         self.look_for_pins()?;
         self.check_held()?;
         self.give_up_opening();

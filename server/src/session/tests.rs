@@ -464,6 +464,38 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
 }
 
 #[tokio::test]
+async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
+    let lost = |scene: &Scene| {
+        let shared = &scene.session.shared;
+        let text = shared.observatory.metrics_text(shared);
+        let name = "rdma_serve_links_lost_total{transport=\"sim\"} ";
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(0, |count| count.parse::<u64>().expect("a count"))
+    };
+    let mut scene = Scene::new(|_| ());
+    for (index, expected) in [(0, 1), (1, 2), (2, 3)] {
+        let made = scene.attach(index, 0, LinkOffer::Sim).await;
+        let Ok(LinkAnswer::Sim { .. }) = made else { panic!("no link: {made:?}") };
+        let link = LinkId { index, epoch: 0 };
+        scene.session.link_dead(link, Some(FabricError::Closed));
+        // Perhaps its client is about to say goodbye.
+        assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
+        assert_eq!(lost(&scene), expected - 1, "link {index} ended a moment ago");
+        match index {
+            0 => scene.say(ClientMessage::Fence { link }).expect("it may"),
+            1 => drop(scene.attach(index, 1, LinkOffer::Sim).await.expect("another link")),
+            _ => {
+                scene.session.count_lost_before(std::time::Instant::now() + Duration::from_secs(1))
+            }
+        }
+        assert_eq!(lost(&scene), expected, "link {index} was missed");
+        scene.session.link_dead(LinkId { index, epoch: 1 }, None);
+        scene.session.count_lost_before(std::time::Instant::now() + Duration::from_secs(60));
+        assert_eq!(lost(&scene), expected, "link {index} was counted once");
+    }
+}
+
+#[tokio::test]
 async fn who_notifies_again_what_was_judged_keeps_the_link() {
     let mut scene = Scene::new(|_| ());
     let file = FileId(1);
