@@ -23,6 +23,7 @@ use crate::targets::{
 };
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
@@ -113,17 +114,35 @@ fn remote(location: &Location) -> Option<&Remote> {
 }
 
 /// Copies. Returns a summary once a session stood, whatever became of the files.
-pub async fn copy(
+pub fn copy<'a>(
+    options: &'a CopyOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: impl Future<Output = ()> + 'a,
+) -> Running<'a, Summary> {
+    copy_until(options, session, observer, Box::pin(stop))
+}
+
+/// The same, boxed: so this crate compiles the session, and not each program that copies.
+fn copy_until<'a>(
+    options: &'a CopyOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: Stop<'a>,
+) -> Running<'a, Summary> {
+    Box::pin(copy_whole(options, session, observer, stop))
+}
+
+async fn copy_whole(
     options: &CopyOptions,
     session: SessionOptions,
     observer: &mut dyn Observer,
-    stop: impl Future<Output = ()>,
+    mut stop: Stop<'_>,
 ) -> Result<Summary, CopyError> {
     let peer = server_of(options)?.peer();
     // Where nothing is written, nothing is kept.
     let preserve = session.preserve && options.rules.task == Task::Copy;
     let session = SessionOptions { preserve, ..session };
-    tokio::pin!(stop);
     let make = async |first: &mut Session| Plan::make(options, &peer, first).await;
     let begun = match reconnect::begin(&session, observer, &mut stop, make).await? {
         Ok(begun) => begun,
@@ -142,6 +161,12 @@ pub async fn copy(
     summary.reconnects += begun.reconnects;
     Ok(summary)
 }
+
+/// What ends a copy before its time, when it completes.
+pub(crate) type Stop<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// A copy, or a mirror, under way.
+pub type Running<'a, T> = Pin<Box<dyn Future<Output = Result<T, CopyError>> + 'a>>;
 
 struct Plan {
     peer: String,

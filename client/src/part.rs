@@ -16,11 +16,11 @@ use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Extent};
 
 /// The most that one part may be, so that what is under way is bounded.
-pub(crate) const PART_BYTES_MAX: u64 = 4 << 20;
+pub const PART_BYTES_MAX: u64 = 4 << 20;
 
 /// Whether somebody waits for something on its way, who may come when it has long been asked for.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Haste(Arc<AtomicBool>);
+pub struct Haste(Arc<AtomicBool>);
 
 impl Haste {
     /// Somebody waits from here on.
@@ -35,7 +35,7 @@ impl Haste {
 }
 
 /// A part that lands.
-pub(crate) struct PartBuffer {
+pub struct PartBuffer {
     /// What is wanted, of which version.
     pub part: Part,
     /// Whether somebody waits for it.
@@ -46,7 +46,7 @@ pub(crate) struct PartBuffer {
 
 /// Verified bytes, and the digest of each of their grains.
 #[derive(Default)]
-pub(crate) struct Landed {
+pub struct Landed {
     /// The digests, by the offset of their grain in the file.
     pub digests: BTreeMap<u64, Digest>,
     /// The bytes, by where in the file they begin; no two have a byte in common.
@@ -155,7 +155,7 @@ impl Landed {
     }
 
     /// How many bytes landed.
-    pub fn len(&self) -> u64 {
+    pub fn byte_count(&self) -> u64 {
         self.pieces.values().map(|bytes| bytes.len() as u64).sum()
     }
 
@@ -241,7 +241,7 @@ mod tests {
         let landed = part.take().expect("all of it landed");
         let mut bytes = vec![9; want.len as usize];
         assert_eq!(landed.copy(0, &mut bytes), bytes.len());
-        assert!(bytes == model && landed.len() == want.len);
+        assert!(bytes == model && landed.byte_count() == want.len);
         for (at, grain) in
             (0..).step_by(GRAIN_BYTES as usize).zip(model.chunks(GRAIN_BYTES as usize))
         {

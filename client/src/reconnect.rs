@@ -161,7 +161,7 @@ fn may_go_on(code: Code) -> bool {
 
 /// Whether a server that cannot be had just now may be there later. One that does not let us
 /// in, or is not who it was, is not asked twice.
-pub(crate) fn may_come_back(error: &ClientError) -> bool {
+pub fn may_come_back(error: &ClientError) -> bool {
     match error {
         ClientError::Control(error) => match error {
             ControlError::CannotConnect { .. }

@@ -9,7 +9,7 @@ use verbatim_fabric::Buffer;
 const SPARE_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes that follow one another.
-pub(crate) enum Bytes {
+pub enum Bytes {
     /// In a buffer, which is used again.
     Buffered(Buffer),
     /// In memory of their own.
@@ -29,7 +29,7 @@ impl std::ops::Deref for Bytes {
 
 /// Buffers that were used and may be again.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Buffer>>);
+pub struct Spares(Mutex<Vec<Buffer>>);
 
 impl Spares {
     fn list(&self) -> MutexGuard<'_, Vec<Buffer>> {

@@ -22,6 +22,7 @@ use crate::shares::Shares;
 use crate::worker::ServerWorker;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -104,6 +105,9 @@ pub enum Ending {
     AtOnce,
 }
 
+/// A server at work; ends when it has stopped.
+pub type Serving<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
 /// A server that listens.
 pub struct Server {
     listener: TcpListener,
@@ -176,16 +180,24 @@ impl Server {
     }
 
     /// Serves until `stop` completes, then lets running transfers finish for a while.
-    pub async fn run(self, stop: impl Future<Output = ()>) {
-        let stop = async {
+    pub fn run<'a>(self, stop: impl Future<Output = ()> + Send + 'a) -> Serving<'a> {
+        self.run_until(async {
             stop.await;
             Ending::Drained
-        };
-        self.run_until(stop).await;
+        })
     }
 
     /// Serves until `stop` says how to end.
-    pub async fn run_until(self, stop: impl Future<Output = Ending>) {
+    pub fn run_until<'a>(self, stop: impl Future<Output = Ending> + Send + 'a) -> Serving<'a> {
+        self.serve(Box::pin(stop))
+    }
+
+    /// The same, boxed: so this crate compiles the sessions, and not each program that serves.
+    fn serve<'a>(self, stop: Pin<Box<dyn Future<Output = Ending> + Send + 'a>>) -> Serving<'a> {
+        Box::pin(self.accept_until(stop))
+    }
+
+    async fn accept_until(self, mut stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>) {
         let (stopping, _) = watch::channel(false);
         let keys = self.keyring.watch(self.acceptor.clone());
         let guests = Guests::new(&self.config.limits, self.acceptor, keys, self.shared.clone());
@@ -203,7 +215,6 @@ impl Server {
         let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
         let mut ends = None;
-        tokio::pin!(stop);
         // While it drains it still takes connections: a session may need another link, and a
         // client that comes now is told why it is sent away.
         while ends.is_none() || !sessions.is_empty() {

@@ -25,7 +25,46 @@ const EDGES: &[(&str, Option<&[&str]>)] = &[
     ("verbatim-usage", Some(&["verbatim-fabric"])),
     ("verbatim-server", Some(ENDS)),
     ("verbatim-client", Some(ENDS)),
+    (
+        "verbatim-server-commands",
+        Some(&[
+            "verbatim-server",
+            "verbatim-control",
+            "verbatim-fabric",
+            "verbatim-telemetry",
+            "verbatim-usage",
+        ]),
+    ),
+    (
+        "verbatim-client-commands",
+        Some(&[
+            "verbatim-client",
+            "verbatim-control",
+            "verbatim-doctor",
+            "verbatim-fabric",
+            "verbatim-files",
+            "verbatim-mount",
+            "verbatim-proto",
+            "verbatim-telemetry",
+            "verbatim-usage",
+        ]),
+    ),
+    (
+        "verbatim-mount",
+        Some(&[
+            "verbatim-client",
+            "verbatim-control",
+            "verbatim-files",
+            "verbatim-proto",
+            "verbatim-telemetry",
+        ]),
+    ),
     ("verbatim-tests", None),
+    ("verbatim-runner", Some(&[])),
+    (
+        "verbatim-quickstart",
+        Some(&["verbatim-client", "verbatim-control", "verbatim-proto", "verbatim-server"]),
+    ),
     ("verbatim-benches", None),
     ("verbatim-gate", Some(&["verbatim-proto"])),
 ];
@@ -38,7 +77,6 @@ const ENDS: &[&str] = &[
     "verbatim-control",
     "verbatim-doctor",
     "verbatim-telemetry",
-    "verbatim-usage",
 ];
 
 /// The longest file, tests and all.

@@ -16,7 +16,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 impl Session {
     /// Who the server is.
-    pub(crate) fn server(&self) -> Fingerprint {
+    pub fn server(&self) -> Fingerprint {
         self.core.server
     }
 
@@ -162,7 +162,7 @@ impl Moved {
 }
 
 /// What the end of a connection means for the copy.
-pub(crate) fn fault_of(error: &ClientError) -> Fault {
+pub fn fault_of(error: &ClientError) -> Fault {
     let code = match error {
         ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
         ClientError::Control(ControlError::Refused(fault)) => fault.code,

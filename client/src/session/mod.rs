@@ -62,11 +62,12 @@ use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Kept, Survey};
 
 pub(crate) use carrier::{Carrier, Unproven};
 pub use carrier::{CarrierOptions, Transport};
-pub(crate) use copying::{Copied, fault_of};
+pub(crate) use copying::Copied;
+pub use copying::fault_of;
 pub use down::Download;
 pub(crate) use ledger::Ledger;
 pub use mirror::{Aside, Mirror, Way};
-pub(crate) use serving::{Ask, Carried};
+pub use serving::{Ask, Carried};
 pub use trees::RemoteTree;
 pub use up::{Upload, UploadSource};
 pub use walking::LocalTree;

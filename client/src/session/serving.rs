@@ -6,8 +6,8 @@
 use super::trees::SCANS_MAX;
 use super::{ClientError, Core, Session};
 use crate::ends::Goal;
-use crate::mount::{Listing, Seen};
 use crate::part::PartBuffer;
+use crate::remote_fs::{Listing, Seen};
 use crate::worker::{Command, Landing};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const PING: Duration = Duration::from_secs(3);
 type Answer<T> = oneshot::Sender<Result<T, Fault>>;
 
 /// A question.
-pub(crate) enum Ask {
+pub enum Ask {
     /// What is at this path? A link is not followed.
     Look(WirePath, Answer<Seen>),
     /// What is in this folder?
@@ -40,7 +40,7 @@ pub(crate) enum Ask {
 
 /// What carries the data of a session.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Carried {
+pub struct Carried {
     /// What it moves over, once it does.
     pub transport: Option<String>,
     /// Why that is not RDMA.
@@ -82,7 +82,7 @@ impl Serving {
 impl Session {
     /// Answers questions until there are no more, or the session breaks. Unanswered ones are
     /// dropped then, which whoever asked hears. `tell` hears what carries the data.
-    pub(crate) async fn serve(
+    pub async fn serve(
         &mut self,
         asks: &mut mpsc::Receiver<Ask>,
         tell: impl Fn(Carried),

@@ -5,7 +5,7 @@
 use super::chosen::Chosen;
 use super::keeper::Keeper;
 use super::{Holding, SyncOptions, server_of, sync_held};
-use crate::copy::CopyError;
+use crate::copy::{CopyError, Running};
 use crate::current::status::{Status, StatusFile};
 use crate::current::{Current, CurrentError, Pass, Passes};
 use crate::location::Location;
@@ -23,7 +23,17 @@ use verbatim_telemetry::notify::Notifier;
 
 /// Makes the target equal to the source, and keeps it so until `stop` says otherwise. What
 /// fails before it was equal once is an error; later it is tried again.
-pub async fn follow(
+pub fn follow<'a>(
+    options: &'a SyncOptions,
+    session: SessionOptions,
+    status_file: Option<PathBuf>,
+    observer: &'a mut dyn Observer,
+    stop: watch::Receiver<bool>,
+) -> Running<'a, ()> {
+    Box::pin(follow_until(options, session, status_file, observer, stop))
+}
+
+async fn follow_until(
     options: &SyncOptions,
     session: SessionOptions,
     status_file: Option<PathBuf>,
@@ -129,7 +139,7 @@ impl Following<'_> {
         }
         let mut listener = Listener { observer: self.observer, first: None, part };
         let stop = self.stop.wait_for(|stop| *stop);
-        let stopped = async { drop(stop.await) };
+        let stopped = Box::pin(async { drop(stop.await) });
         let session = self.session.clone();
         let done = sync_held(options, session, &mut self.held, &mut listener, stopped).await;
         let first = listener.first;

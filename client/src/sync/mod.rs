@@ -9,7 +9,7 @@ mod keeper;
 pub mod limit;
 pub(crate) mod spool;
 
-use crate::copy::CopyError;
+use crate::copy::{CopyError, Running, Stop};
 use crate::inside::is_here;
 use crate::location::{Location, Remote};
 use crate::reconnect;
@@ -75,14 +75,32 @@ fn usage<T>(cause: &str, hint: &str) -> Result<T, CopyError> {
 
 /// Makes the target equal to the source. Returns a summary once the target was looked at,
 /// whatever became of what is in it.
-pub async fn sync(
+pub fn sync<'a>(
+    options: &'a SyncOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: impl Future<Output = ()> + 'a,
+) -> Running<'a, Summary> {
+    sync_until(options, session, observer, Box::pin(stop))
+}
+
+/// The same, boxed: so this crate compiles the session, and not each program that mirrors.
+fn sync_until<'a>(
+    options: &'a SyncOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: Stop<'a>,
+) -> Running<'a, Summary> {
+    Box::pin(sync_once(options, session, observer, stop))
+}
+
+async fn sync_once(
     options: &SyncOptions,
     session: SessionOptions,
     observer: &mut dyn Observer,
-    stop: impl Future<Output = ()>,
+    mut stop: Stop<'_>,
 ) -> Result<Summary, CopyError> {
     let (remote, session) = checked(options, session)?;
-    tokio::pin!(stop);
     let mut held = Holding::default();
     let make = async |first: &mut Session| prepare(options, &remote, first, &mut held).await;
     let begun = match reconnect::begin(&session, observer, &mut stop, make).await? {
@@ -113,10 +131,9 @@ async fn sync_held(
     session: SessionOptions,
     held: &mut Holding,
     observer: &mut dyn Observer,
-    stop: impl Future<Output = ()>,
+    mut stop: Stop<'_>,
 ) -> Result<Summary, CopyError> {
     let (remote, session) = checked(options, session)?;
-    tokio::pin!(stop);
     let begin = async {
         let mut first = Session::connect(session.clone()).await?;
         let prepared = prepare(options, &remote, &mut first, held).await?;
@@ -178,7 +195,7 @@ async fn run(
     (first, session): (Session, SessionOptions),
     held: &mut Holding,
     observer: &mut dyn Observer,
-    stop: impl Future<Output = ()>,
+    stop: Stop<'_>,
 ) -> Summary {
     let task = if options.dry_run { Task::DryRun } else { Task::Copy };
     let rules = Rules { task, ..Rules::default() };

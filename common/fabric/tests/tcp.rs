@@ -4,6 +4,7 @@
 
 use proptest::prelude::*;
 use rustix::net::sockopt;
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -95,34 +96,52 @@ impl Ends {
     }
 
     /// Polls both ends until the near one has `count` completions.
+    #[track_caller]
     fn near_completes(&mut self, count: usize) -> Vec<Completion> {
         let (mut near, mut far) = (Vec::new(), Vec::new());
-        until(|| {
+        until(&format!("the near end has {count} completions"), || {
             self.far.poll(&mut far).expect("the far end lives");
             self.near.poll(&mut near).expect("the near end lives");
-            near.len() >= count
+            seen(near.len() >= count, completed(&near, &far))
         });
         near
     }
 }
 
-fn until(mut done: impl FnMut() -> bool) {
+/// Waits until `look` returns Ok; panics after `DEADLINE`, and says what `look` saw last.
+#[track_caller]
+fn until<T, S: Debug>(what: &str, mut look: impl FnMut() -> Result<T, S>) -> T {
     let begin = Instant::now();
-    while !done() {
-        assert!(begin.elapsed() < DEADLINE, "nothing happens");
+    loop {
+        let seen = match look() {
+            Ok(value) => return value,
+            Err(seen) => seen,
+        };
+        let late = begin.elapsed() >= DEADLINE;
+        assert!(!late, "{what}: not within {DEADLINE:?}; last seen: {seen:?}");
         std::thread::sleep(Duration::from_micros(50));
     }
 }
 
+/// What a look returns: Ok when it is done, else what it saw.
+fn seen<S>(done: bool, seen: S) -> Result<(), S> {
+    if done { Ok(()) } else { Err(seen) }
+}
+
+/// How much completed at both ends of a link, for a message.
+fn completed(near: &[Completion], far: &[Completion]) -> String {
+    format!("{} completions at the near end, {} at the far end", near.len(), far.len())
+}
+
 /// Polls a link until it dies; says why, and what completed before.
+#[track_caller]
 fn death_of(link: &mut TcpLink) -> (FabricError, Vec<Completion>) {
     let mut completions = Vec::new();
-    let mut cause = None;
-    until(|| {
-        cause = link.poll(&mut completions).err();
-        cause.is_some()
+    let cause = until("the link dies", || match link.poll(&mut completions) {
+        Ok(()) => Err(format!("it lives, after {} completions", completions.len())),
+        Err(cause) => Ok(cause),
     });
-    (cause.expect("it died"), completions)
+    (cause, completions)
 }
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -368,7 +387,7 @@ fn a_poll_sends_no_more_than_its_turn() {
         }
         // As soon as anything arrives it is taken, so that the socket is never what stops.
         let (mut arrived, mut polls, mut turns) = (Vec::new(), 0, 0);
-        until(|| {
+        until(&format!("{READS} reads have arrived"), || {
             polls += 1;
             ends.far.poll(&mut Vec::new()).expect("the far end lives");
             turns += usize::from(ends.far.wants_turn());
@@ -377,7 +396,7 @@ fn a_poll_sends_no_more_than_its_turn() {
                 had = arrived.len();
                 ends.near.poll(&mut arrived).expect("the near end lives");
             }
-            arrived.len() == READS
+            seen(arrived.len() == READS, format!("{} in {polls} polls", arrived.len()))
         });
         let whole = READS * bytes.len();
         assert!(polls >= whole / TURN_BYTES, "{whole} bytes in {polls} polls");
@@ -396,10 +415,10 @@ fn a_write_is_in_the_slot_before_the_peer_hears_of_it() {
     let (to, from) = (range(region, 100), buffer_with(&bytes));
     ends.near.submit(Ticket(1), Op::WriteNotify { from, to, tag: 77 }).expect("has room");
     let mut heard = Vec::new();
-    until(|| {
+    until("the far end hears of the write", || {
         ends.near.poll(&mut Vec::new()).expect("lives");
         ends.far.poll(&mut heard).expect("lives");
-        !heard.is_empty()
+        seen(!heard.is_empty(), "no completion at the far end")
     });
     assert!(matches!(heard[..], [Completion::Notified { tag: 77 }]), "{heard:?}");
     let mut stored = vec![0; bytes.len()];
@@ -560,9 +579,9 @@ fn a_peer_that_vanishes_in_the_middle_of_what_is_sent_to_it_closes_the_link() {
     let region = domain.register(Memory::File(window)).expect("registers");
     near.submit(Ticket(1), read_op(range(region, 0), 16 << 20)).expect("has room");
     near.poll(&mut Vec::new()).expect("asks");
-    until(|| {
+    until("the far end is in the middle of what it sends: it wants a turn", || {
         far.poll(&mut Vec::new()).expect("the peer is there");
-        far.wants_turn()
+        seen(far.wants_turn(), "it wants no turn")
     });
     drop(near);
     assert_eq!(death_of(&mut far).0, FabricError::Closed);

@@ -85,8 +85,10 @@ fn start() -> (WorkerHandle<Command>, Receiver<Told>) {
     (WorkerHandle::spawn("worker-test", Teller(sender)).expect("starts"), told)
 }
 
+#[track_caller]
 fn next(told: &Receiver<Told>) -> Told {
-    told.recv_timeout(DEADLINE).expect("the worker says something")
+    let told = told.recv_timeout(DEADLINE);
+    told.unwrap_or_else(|error| panic!("the worker says nothing for {DEADLINE:?}: {error}"))
 }
 
 fn read_op(key: u64, address: u64) -> Op {
@@ -313,13 +315,14 @@ fn what_waits_for_a_worker_is_bounded_and_there_is_room_again_when_it_is_done() 
     while taken <= COMMANDS_MAX && begin.elapsed() < DEADLINE {
         taken += usize::from(worker.send(()).is_ok());
     }
-    assert_eq!(taken, COMMANDS_MAX + 1);
+    assert_eq!(taken, COMMANDS_MAX + 1, "commands taken in {:?}", begin.elapsed());
     let refused = worker.send(()).expect_err("there is no room");
     assert!(matches!(&refused, FabricError::Limit(text) if text.contains("8192")), "{refused:?}");
     worker.send_anyway(()).expect("what must not be lost is taken");
     drop(go_on);
-    while worker.send(()).is_err() {
-        assert!(begin.elapsed() < DEADLINE, "there is never room again");
+    while let Err(refused) = worker.send(()) {
+        let late = begin.elapsed() >= DEADLINE;
+        assert!(!late, "the worker has no room for a command within {DEADLINE:?}: {refused:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -349,6 +352,6 @@ fn dropping_the_handle_ends_the_thread_and_its_links() {
         while ended.is_ok() && begin.elapsed() < DEADLINE {
             ended = far.poll(&mut Vec::new());
         }
-        assert_eq!(ended, Err(FabricError::Closed));
+        assert_eq!(ended, Err(FabricError::Closed), "the far end, after {:?}", begin.elapsed());
     }
 }

@@ -1,7 +1,8 @@
 //! Logging set-up shared by every command: one event a line on standard error,
 //! for people or as JSON, or to the journal with every field as a field of its
-//! own. The level is what `RUST_LOG` says, or else what is given. Called once, by
-//! `main`, before anything is logged.
+//! own. The level is what `RUST_LOG` says, or else what is given: a level, or levels
+//! of modules such as `info,verbatim_server=debug`. Called once, by `main`, before
+//! anything is logged.
 
 use crate::event::Form;
 use crate::lines::{FILE_BYTES_MAX, GATHERED_BYTES_MAX, GATHERED_FOR_MAX};
@@ -12,7 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -77,9 +78,7 @@ impl Logs {
 /// Starts logging. `level` is a level or a filter; a second call changes nothing. Each line is
 /// written at once.
 pub fn start(level: &str, format: Format) -> Logs {
-    let filter = EnvFilter::try_from_default_env()
-        .or_else(|_| EnvFilter::try_new(level))
-        .unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = filter_of(std::env::var("RUST_LOG").ok().as_deref(), level);
     let stream = std::env::var("JOURNAL_STREAM").ok();
     let stderr = stderr_meta();
     let which = stderr.as_ref().map(|meta| (meta.dev(), meta.ino()));
@@ -96,17 +95,25 @@ pub fn start(level: &str, format: Format) -> Logs {
     let is_file = stderr.is_some_and(|meta| meta.is_file());
     let bytes_max = if is_file { FILE_BYTES_MAX } else { GATHERED_BYTES_MAX };
     let lines = Arc::new(Lines::new(Box::new(std::io::stderr()), GATHERED_FOR_MAX, bytes_max));
-    let written = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let written = tracing_subscriber::fmt::layer()
         .with_writer(Writers(lines.clone()))
         .with_ansi(looked_at)
         .with_target(false);
+    let registry = tracing_subscriber::registry().with(filter);
     let _ = match format {
-        Format::Json => written.event_format(Form::Json).try_init(),
-        _ if looked_at => written.try_init(),
-        _ => written.event_format(Form::Plain).try_init(),
+        Format::Json => registry.with(written.event_format(Form::Json)).try_init(),
+        _ if looked_at => registry.with(written).try_init(),
+        _ => registry.with(written.event_format(Form::Plain)).try_init(),
     };
     Logs { lines: (!looked_at).then_some(lines) }
+}
+
+/// The filter of the environment, else of the configuration, else of level info: the first of them
+/// that can be read.
+fn filter_of(environment: Option<&str>, level: &str) -> Targets {
+    let texts = environment.into_iter().chain([level]).filter(|text| !text.trim().is_empty());
+    let first = texts.filter_map(|text| text.parse().ok()).next();
+    first.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
 }
 
 /// Whether a stream is the one systemd says leads to its journal: `DEVICE:INODE`.
@@ -134,6 +141,27 @@ mod tests {
         assert_eq!(decided(Some("nonsense"), Some((8, 99))), Format::Human);
         assert_eq!(decided(None, None), Format::Human);
         assert_eq!(Format::Json.decided(Some("8:1"), Some((8, 1))), Format::Json);
+    }
+
+    #[test]
+    fn the_environment_says_what_is_logged_where_it_can_be_read() {
+        use tracing::Level;
+        let logs = |environment, level, target, at| {
+            filter_of(environment, level).would_enable(target, &at)
+        };
+        assert!(logs(None, "info", "verbatim_server", Level::INFO));
+        assert!(!logs(None, "info", "verbatim_server", Level::DEBUG));
+        assert!(logs(Some("debug"), "info", "verbatim_server", Level::DEBUG));
+        let of_one = Some("warn,verbatim_server=debug");
+        assert!(logs(of_one, "info", "verbatim_server::session", Level::DEBUG));
+        assert!(!logs(of_one, "info", "verbatim_files", Level::INFO));
+        for unreadable in ["", " ", "verbatim_server=loud"] {
+            assert!(
+                !logs(Some(unreadable), "warn", "verbatim_server", Level::INFO),
+                "{unreadable}"
+            );
+            assert!(logs(Some(unreadable), "nonsense=x", "verbatim_server", Level::INFO));
+        }
     }
 
     #[test]

@@ -326,7 +326,8 @@ async fn an_answer_that_finds_no_room_ends_the_session() {
     scene.looks().expect("it may ask");
     let until = Instant::now() + SOON;
     while scene.session.tick(Duration::ZERO).is_ok() {
-        assert!(Instant::now() < until, "it goes on with an answer lost");
+        let jobs = scene.session.jobs;
+        assert!(Instant::now() < until, "the session goes on with an answer lost; {jobs} jobs");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -346,7 +347,8 @@ async fn a_walk_that_hashes_ends_with_its_session() {
     let wait_until = async |free: usize| {
         let until = Instant::now() + SOON;
         while walks.available_permits() != free {
-            assert!(Instant::now() < until, "{} places are free", walks.available_permits());
+            let now = walks.available_permits();
+            assert!(Instant::now() < until, "{now} places for walks are free, not {free}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -445,8 +447,11 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
     let file = FileId(1);
     scene.creates(file, 10).await;
     let data = scene.data();
-    let count = move || std::fs::read_dir(&data).expect("lists").count();
-    assert_eq!(count(), 1, "its temporary file");
+    let names = move || -> Vec<_> {
+        let entries = std::fs::read_dir(&data).expect("lists").flatten();
+        entries.map(|entry| entry.file_name()).collect()
+    };
+    assert_eq!(names().len(), 1, "its temporary file");
     let (near, far) = tokio::io::duplex(1 << 10);
     let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
     let discard = ClientMessage::Write(WriteRequest::Discard { files: vec![file] });
@@ -457,8 +462,8 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
     let first = receiver.recv().await.expect("readable").expect("it is there");
     assert!(matches!(scene.session.messages(first, &mut receiver), Err(End::Bye)));
     let until = Instant::now() + SOON;
-    while count() > 0 {
-        assert!(Instant::now() < until, "a file is left that the client wanted gone");
+    while !names().is_empty() {
+        assert!(Instant::now() < until, "files are left that the client discarded: {:?}", names());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -581,7 +586,10 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
         assert!(again.join().expect("it ends"), "it is refused");
         let until = Instant::now() + SOON;
         while is_held() {
-            assert!(Instant::now() < until, "it is held for ever");
+            assert!(
+                Instant::now() < until,
+                "the change is done, and its lock is held {SOON:?} later"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(file.exists(), "changed for a client that was gone");

@@ -96,9 +96,16 @@ fn what_was_done_before_an_abort_is_not_called_lost() {
     ends.near.poll(&mut completions).expect("lives");
     let op = Op::Write { from: buffer_with(&[7; 4096]), to: range(region, 0) };
     ends.near.submit(Ticket(0), op).expect("room");
-    until(|| bytes_of(&slot) == [7; 4096]);
+    until("the write is in the slot", || {
+        let bytes = bytes_of(&slot);
+        let written = bytes.iter().filter(|byte| **byte == 7).count();
+        seen(bytes == [7; 4096], format!("{written} of 4096 bytes"))
+    });
     // The acknowledgement has come when it would wake us; nobody polls for it.
-    until(|| is_readable(ends.near.wake().fd.expect("it sleeps on one")));
+    until("the near end is woken by the acknowledgement", || {
+        let readable = is_readable(ends.near.wake().fd.expect("it sleeps on one"));
+        seen(readable, "its descriptor has nothing to read")
+    });
     ends.near.abort(&mut completions);
     only(completions, 0);
     assert_eq!(ends.asks.counters().writes(), 1);
@@ -145,7 +152,10 @@ fn a_dead_peer_is_noticed_and_everything_is_given_back() {
 fn set_port(netdev: &str, state: &str) {
     let set = Command::new("ip").args(["link", "set", netdev, state]).status().expect("ip runs");
     assert!(set.success());
-    until(|| (state == "up") == usable(&Wish::default()).is_ok());
+    until(&format!("the port under {netdev} is {state}"), || {
+        let usable = usable(&Wish::default());
+        seen((state == "up") == usable.is_ok(), usable.map(|_| "a device can be used"))
+    });
 }
 
 #[test]
@@ -191,18 +201,13 @@ fn a_link_ends_when_its_port_loses_the_address_it_uses() {
         let ran = command.args(["addr", action, address, "dev", &netdev]).status();
         assert!(ran.expect("ip runs").success());
     };
-    let index_of = |address: &str| {
-        let at = Wish { local: Some(address.parse().expect("address")), ..Wish::default() };
-        let place = find_place(&at).expect("a place");
-        (place.gid.ip().to_string() == address).then_some(place)
-    };
     ip("add", "10.77.0.1/24");
-    let mut found = None;
-    until(|| {
-        found = index_of("10.77.0.1");
-        found.is_some()
+    let place = until("the port has the address 10.77.0.1", || {
+        let at = Wish { local: Some("10.77.0.1".parse().expect("address")), ..Wish::default() };
+        let place = find_place(&at).expect("a place");
+        let address = place.gid.ip().to_string();
+        if address == "10.77.0.1" { Ok(place) } else { Err(address) }
     });
-    let place = found.expect("the port has it");
     let offers = domain();
     let asks = sibling(&offers);
     let near = VerbsEndpoint::new(&asks, &place, Options::default()).expect("endpoint");
@@ -220,13 +225,13 @@ fn a_link_ends_when_its_port_loses_the_address_it_uses() {
 
     ip("del", "10.77.0.1/24");
     // As a driver that sleeps in between.
-    let mut cause = None;
-    until(|| {
+    let cause = until("the link dies, as its port has lost the address", || {
         let _ = ends.near.wake();
-        cause = ends.near.poll(&mut Vec::new()).err();
-        cause.is_some()
+        match ends.near.poll(&mut Vec::new()) {
+            Ok(()) => Err("it lives"),
+            Err(cause) => Ok(cause.to_string()),
+        }
     });
-    let cause = cause.expect("it died").to_string();
     assert!(cause.contains("the port lost the address of the link"), "{cause}");
     // Nor is another made there.
     match VerbsEndpoint::new(&ends.asks, &place, Options::default()) {

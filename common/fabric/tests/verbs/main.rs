@@ -8,6 +8,7 @@ mod guessing;
 mod moving;
 mod refusing;
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -70,12 +71,13 @@ impl Ends {
     }
 
     /// Polls both ends until the near one has `count` completions.
+    #[track_caller]
     fn near_completes(&mut self, count: usize) -> Vec<Completion> {
         let (mut near, mut far) = (Vec::new(), Vec::new());
-        until(|| {
+        until(&format!("the near end has {count} completions"), || {
             self.far.poll(&mut far).expect("the far end lives");
             self.near.poll(&mut near).expect("the near end lives");
-            near.len() >= count
+            seen(near.len() >= count, completed(&near, &far))
         });
         near
     }
@@ -86,22 +88,39 @@ impl Ends {
     }
 }
 
+#[track_caller]
 fn death_of(link: &mut VerbsLink) -> (FabricError, Vec<Completion>) {
     let mut completions = Vec::new();
-    let mut cause = None;
-    until(|| {
-        cause = link.poll(&mut completions).err();
-        cause.is_some()
+    let cause = until("the link dies", || match link.poll(&mut completions) {
+        Ok(()) => Err(format!("it lives, after {} completions", completions.len())),
+        Err(cause) => Ok(cause),
     });
-    (cause.expect("it died"), completions)
+    (cause, completions)
 }
 
-fn until(mut done: impl FnMut() -> bool) {
+/// Waits until `look` returns Ok; panics after `DEADLINE`, and says what `look` saw last.
+#[track_caller]
+fn until<T, S: Debug>(what: &str, mut look: impl FnMut() -> Result<T, S>) -> T {
     let begin = Instant::now();
-    while !done() {
-        assert!(begin.elapsed() < DEADLINE, "nothing happens");
+    loop {
+        let seen = match look() {
+            Ok(value) => return value,
+            Err(seen) => seen,
+        };
+        let late = begin.elapsed() >= DEADLINE;
+        assert!(!late, "{what}: not within {DEADLINE:?}; last seen: {seen:?}");
         std::thread::sleep(Duration::from_micros(50));
     }
+}
+
+/// What a look returns: Ok when it is done, else what it saw.
+fn seen<S>(done: bool, seen: S) -> Result<(), S> {
+    if done { Ok(()) } else { Err(seen) }
+}
+
+/// How much completed at both ends of a link, for a message.
+fn completed(near: &[Completion], far: &[Completion]) -> String {
+    format!("{} completions at the near end, {} at the far end", near.len(), far.len())
 }
 
 /// Bytes that are the same at no two places a power of two apart, as those of a piece that went

@@ -136,9 +136,10 @@ fn a_truncated_file_under_a_live_window_crashes_nobody() {
     let op = Op::Read { from: range(region, at as u64), into: empty(64 << 10) };
     ends.near.submit(Ticket(1), op).expect("room");
     let mut completions = Vec::new();
-    until(|| {
+    until("the read of what is gone completes, or the link dies", || {
         // An error is an answer as well: on-demand regions refuse what is gone.
-        ends.near.poll(&mut completions).is_err() || !completions.is_empty()
+        let dead = ends.near.poll(&mut completions).is_err();
+        seen(dead || !completions.is_empty(), "the link lives, and nothing has completed")
     });
     if let Some(Completion::Done { buffer, result: Ok(()), .. }) = completions.first() {
         let old = buffer[..] == bytes[at..at + (64 << 10)];

@@ -94,7 +94,11 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
     drop(other);
     let until = Instant::now() + SOON;
     while scene.session.shared.shares.files.left() == 0 {
-        assert!(Instant::now() < until, "a session that is gone has it");
+        let left = scene.session.shared.shares.files.left();
+        assert!(
+            Instant::now() < until,
+            "{left} places for files are left by a session that is gone"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     scene.opens(3..4);
@@ -136,7 +140,8 @@ async fn what_waits_for_a_thread_ends_with_its_session() {
     drop(session);
     let until = Instant::now() + SOON;
     while reach.strong_count() > 0 {
-        assert!(Instant::now() < until, "it waits for a client that is gone");
+        let count = reach.strong_count();
+        assert!(Instant::now() < until, "{count} jobs wait for a client that is gone");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -189,7 +194,11 @@ async fn walks_that_hash_take_threads_of_their_client_and_leave_places_to_others
     drop(own);
     let until = Instant::now() + SOON;
     while all.available_permits() == HASHED_WALKS_MAX {
-        assert!(Instant::now() < until, "there is a place for it");
+        let own = share.hashed_walks.available_permits();
+        assert!(
+            Instant::now() < until,
+            "the walk does not begin: {own} places of its client are free"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let threads = share.threads.available_permits();

@@ -1,0 +1,185 @@
+//! `rdma-mount`: flags become options once, the library mounts and serves. In the
+//! background it is this command again: the one that was called waits until the mount
+//! stands, or says why it does not.
+
+#![forbid(unsafe_code)]
+#![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
+
+mod background;
+mod flags;
+mod fstab;
+#[path = "../shared/mod.rs"]
+#[allow(dead_code)] // what only copies say
+mod shared;
+mod show;
+mod stop;
+mod telling;
+
+use flags::Flags;
+use shared::ask;
+use shared::ending::{Exit, complain};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::ExitCode;
+use verbatim_client::copy::CopyError;
+use verbatim_mount::{Mount, MountError, MountOptions, is_away};
+use verbatim_telemetry::port::Port;
+
+fn main() -> ExitCode {
+    let flags = match Flags::read() {
+        Ok(flags) => flags,
+        Err((error, json)) => return error.told(json),
+    };
+    let json = flags.voice.json;
+    if let Some(mountpoint) = &flags.status {
+        return show::status(mountpoint, json);
+    }
+    let options = match flags.options() {
+        Ok(options) => options,
+        Err(error) => return error.told(json),
+    };
+    if !flags.foreground && !flags.background {
+        return match background::start() {
+            Ok(exit) => exit,
+            Err(error) => complain(
+                &format!("cannot start in the background: {error}"),
+                None,
+                Exit::Failed,
+                json,
+            ),
+        };
+    }
+    flags.voice.start_logs();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return complain(&format!("cannot start: {error}"), None, Exit::Failed, json);
+        }
+    };
+    let exit = runtime.block_on(run(&flags, options));
+    // Whoever still waits for the server is told by the kernel that the mount is gone.
+    runtime.shutdown_background();
+    exit
+}
+
+async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
+    let json = flags.voice.json;
+    let session = match flags.connection.session(&options.remote, None, true) {
+        Ok(session) => session,
+        Err(error) => return error.told(json),
+    };
+    let Told { metrics, port, log } = match Told::begin(flags).await {
+        Ok(told) => told,
+        Err(exit) => return exit,
+    };
+    let config_dir = session.connect.config_dir.clone();
+    // Before anybody can see the mount: who is told to end after that must not leave it behind.
+    let mut stop = pin!(stop::told_to_end());
+    let started = ask::introduced(&config_dir, async || {
+        match Mount::start(options.clone(), session.clone(), &mut stop).await {
+            Err(MountError::Client(error)) => Err(CopyError::Client(error)),
+            other => Ok(other),
+        }
+    });
+    let mount = match started.await {
+        Ok(Ok(mount)) => mount,
+        Ok(Err(error)) if error.is_interruption() => {
+            return complain(&error, None, Exit::Interrupted, json);
+        }
+        Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
+        Err(error) => return complain(&error, hint(&error), Exit::because_of(&error), json),
+    };
+    if let Err(error) = stands(flags, &options, log.as_ref()) {
+        // Nobody else would: it must not be left behind.
+        let _ = mount.stay(std::future::ready(())).await;
+        let cause = format!("cannot go into the background: {error}");
+        return complain(&cause, None, Exit::Failed, json);
+    }
+    let teller = mount.teller();
+    if let Some(port) = port {
+        tracing::info!(address = %port.address(), "numbers are shown");
+        tokio::spawn(telling::show(teller.clone(), options.mountpoint.clone(), port));
+    }
+    let progress = json && !flags.background;
+    let mut progress = progress.then(|| telling::Progress::new(teller.clone()));
+    let telling = telling::tell(teller.clone(), metrics.clone(), progress.as_mut());
+    let stayed = tokio::select! {
+        stayed = mount.stay(stop) => stayed,
+        () = telling => unreachable!("it tells for ever"),
+    };
+    if let Some(progress) = &mut progress {
+        progress.tell();
+    }
+    if let Some(path) = &metrics {
+        telling::write(&teller, path);
+    }
+    match stayed {
+        Ok(()) => Exit::Done.into(),
+        Err(error) => complain(&error, error.hint(), Exit::Failed, json),
+    }
+}
+
+/// Where a mount tells how it is. What cannot be told there is found out before it stands.
+struct Told {
+    metrics: Option<PathBuf>,
+    port: Option<Port>,
+    log: Option<File>,
+}
+
+impl Told {
+    async fn begin(flags: &Flags) -> Result<Self, ExitCode> {
+        let json = flags.voice.json;
+        // In the background this process is somewhere else.
+        let metrics = flags.metrics_file.as_ref().map(std::path::absolute).transpose();
+        let metrics = metrics.map_err(|error| complain(&error, None, Exit::Usage, json))?;
+        let log = flags.background.then(|| background::open_log(flags.log_file.as_deref()));
+        let log = log.transpose().map_err(|error| {
+            let path = flags.log_file.as_deref().unwrap_or_else(|| "/dev/null".as_ref());
+            let cause = format!("cannot write the log to {}: {error}", path.display());
+            complain(&cause, None, Exit::Failed, json)
+        })?;
+        let port = match flags.metrics {
+            Some(address) => Some(
+                Port::bind(address)
+                    .await
+                    .map_err(|error| complain(&error, Some(error.hint()), Exit::Failed, json))?,
+            ),
+            None => None,
+        };
+        Ok(Self { metrics, port, log })
+    }
+}
+
+/// Says that the mount stands; in the background, where there is a log, nobody listens from then
+/// on.
+fn stands(flags: &Flags, options: &MountOptions, log: Option<&File>) -> std::io::Result<()> {
+    if let Some(log) = log {
+        return background::stands(log);
+    }
+    let at = options.mountpoint.display().to_string();
+    let mut output = std::io::stdout();
+    // It stands, whoever listens.
+    let _ = match (flags.voice.json, flags.voice.quiet) {
+        (true, _) => {
+            let event = serde_json::json!({ "event": "mounted", "mountpoint": at });
+            writeln!(output, "{event}")
+        }
+        (false, false) => writeln!(output, "mounted on {at}"),
+        (false, true) => Ok(()),
+    };
+    Ok(())
+}
+
+/// What to do when the server is not reached: what is here can be shown without it.
+fn hint(error: &CopyError) -> Option<String> {
+    let CopyError::Client(cause) = error else { return error.hint() };
+    let offline = "rdma-mount --offline shows what is in the cache";
+    match error.hint() {
+        Some(hint) if is_away(cause) => Some(format!("{hint}; {offline}")),
+        None if is_away(cause) => Some(offline.to_owned()),
+        hint => hint,
+    }
+}

@@ -1,0 +1,70 @@
+//! What the kernel is answered, in its own words: attributes, kinds and
+//! error numbers made of what the tree says. Pure; called by `door` and `pages`.
+
+use super::tree::Trouble;
+use fuser::{Errno, FileAttr, FileType, INodeNo, ReplyXattr};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use verbatim_client::remote_fs::attributes::{Facts, Kind};
+use verbatim_proto::Fault;
+
+/// Attributes of the system describe the source's machine, not this one.
+pub(super) fn is_told(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"trusted.")
+}
+
+/// Answers with a value, or with how long it is, as the kernel asked.
+pub(super) fn sized(value: &[u8], size: u32, reply: ReplyXattr) {
+    match size as usize {
+        0 => reply.size(value.len() as u32),
+        most if value.len() <= most => reply.data(value),
+        _ => reply.error(Errno::ERANGE),
+    }
+}
+
+/// What the kernel is told of trouble.
+pub(super) fn errno(trouble: &Trouble) -> Errno {
+    let Fault { code, .. } = match trouble {
+        Trouble::Outdated => return Errno::ESTALE,
+        Trouble::Reading(fault) | Trouble::Asking(fault) => fault,
+    };
+    trouble.errno(*code)
+}
+
+/// What the kernel calls a kind.
+pub(super) fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Folder => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        // Which of them it is the server does not say; none can be used here.
+        Kind::Special => FileType::NamedPipe,
+    }
+}
+
+/// The attributes of something, under the number that is shown; `mounter` has what is nobody's.
+pub(super) fn attr_of(number: u64, facts: Facts, mounter: (u32, u32)) -> FileAttr {
+    let (uid, gid) = facts.owner().unwrap_or(mounter);
+    let since = Duration::from_nanos(facts.mtime_ns.unsigned_abs());
+    let mtime = match facts.mtime_ns >= 0 {
+        true => UNIX_EPOCH.checked_add(since),
+        false => UNIX_EPOCH.checked_sub(since),
+    };
+    let mtime: SystemTime = mtime.unwrap_or(UNIX_EPOCH);
+    FileAttr {
+        ino: INodeNo(number),
+        size: facts.size,
+        blocks: facts.size.div_ceil(512),
+        atime: mtime,
+        mtime,
+        ctime: mtime,
+        crtime: mtime,
+        kind: file_type(facts.kind),
+        perm: facts.mode & 0o777,
+        nlink: facts.names,
+        uid,
+        gid,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}

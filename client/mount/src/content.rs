@@ -1,0 +1,199 @@
+//! What is in files: which version a reader gets, and its bytes, from the cache or from
+//! the server. A reader keeps the version that it opened; when that is gone from the
+//! server and not all of it is in the cache, it is told so, and never given another.
+
+use super::cache::{BLOCK_BYTES, Cache, CacheFile, FILE_BYTES_MAX, Key};
+use super::counts::Counts;
+use super::gate::Gate;
+use super::hot::Hot;
+use super::keys::Keys;
+use super::line::{Came, Line, is_away};
+use super::opening::Opening;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+use verbatim_client::part::{Haste, Landed};
+use verbatim_client::remote_fs::attributes::Facts;
+use verbatim_proto::message::FileInfo;
+use verbatim_proto::read::Part;
+use verbatim_proto::{Code, Extent, Fault, Kept, WirePath};
+
+/// Parts that are fetched at a time; each takes up to `PART_BYTES_MAX` of memory.
+const FETCHES_MAX: usize = 16;
+
+/// How many of them may be for what nobody waits for yet.
+const AHEAD_MAX: usize = 10;
+
+/// How long a file that was just written is waited for: until then a later write could hide.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is looked at meanwhile.
+const SETTLE_EVERY: Duration = Duration::from_millis(250);
+
+/// Why a file is not opened.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// What is there is not what the kernel was told of: it must look again.
+    Outdated,
+    /// Anything else.
+    Fault(Fault),
+}
+
+/// What is in files.
+pub(crate) struct Content {
+    pub line: Line,
+    pub cache: Cache,
+    pub counts: Counts,
+    pub keys: Keys,
+    pub gate: Gate,
+    opening: Mutex<Opening>,
+    pub(super) fetches: Semaphore,
+    pub(super) ahead: Arc<Semaphore>,
+    pub hot: Hot,
+}
+
+impl Content {
+    pub fn new(line: Line, cache: Cache, server: String) -> Self {
+        let (fetches, ahead) = (Semaphore::new(FETCHES_MAX), Semaphore::new(AHEAD_MAX));
+        let (ahead, hot, gate) = (Arc::new(ahead), Hot::default(), Gate::default());
+        let (counts, opening, keys) = (Counts::default(), Mutex::default(), Keys(server));
+        Self { line, cache, counts, keys, gate, opening, fetches, ahead, hot }
+    }
+
+    /// What is here of a version like this.
+    pub async fn cached(self: &Arc<Self>, path: &WirePath, facts: Facts) -> Option<Arc<CacheFile>> {
+        let (this, key) = (self.clone(), self.keys.of_content(path, &facts));
+        let found = blocking(move || this.cache.find(&key)).await;
+        let is_it = |file: &Arc<CacheFile>| {
+            (file.size, file.mtime_ns) == (facts.size, facts.mtime_ns) && facts.may_be(file.version)
+        };
+        found.filter(is_it)
+    }
+
+    /// The version that is there now, as the kernel knows it; for a reader, who `waits`, or for
+    /// nobody yet.
+    pub async fn open(
+        self: &Arc<Self>,
+        path: &WirePath,
+        facts: Facts,
+        waits: bool,
+    ) -> Result<Arc<CacheFile>, Refusal> {
+        let key = self.keys.of_content(path, &facts);
+        if facts.shared().is_some() {
+            // What it was while this was its only name is not what it is.
+            let (this, alone) = (self.clone(), self.keys.of(path, ""));
+            blocking(move || this.cache.discard(&alone)).await;
+        }
+        let found = self.cached(path, facts).await;
+        let old = found.as_ref().map(|file| file.version);
+        if let Some(file) = found {
+            if !self.line.is_up() {
+                return Ok(file);
+            }
+            let version = Some((file.mtime_ns, file.version));
+            let part = Part { size: file.size, version, want: Extent::new(0, 0) };
+            match self.line.fetch_now(path, part).await {
+                Ok(_) => return Ok(file),
+                // What is cached is served on.
+                Err(fault) if is_away(&fault) => return Ok(file),
+                Err(fault) if fault.code == Code::Changed => {}
+                Err(fault) => return Err(Refusal::Fault(fault)),
+            }
+        }
+        // Who opens the same file at once waits for the first, and finds what it brought.
+        let turn = self.opening.lock().unwrap_or_else(PoisonError::into_inner).of(key);
+        let _waits = waits.then(|| self.gate.wait());
+        if waits {
+            turn.haste.raise();
+        }
+        let _turn = turn.lock.lock().await;
+        let found = self.cached(path, facts).await;
+        match found.filter(|file| Some(file.version) != old) {
+            Some(file) => Ok(file),
+            None => self.open_new(path, facts, key, &turn.haste).await,
+        }
+    }
+
+    /// Opens a version of which nothing is here, and brings its first block with it.
+    async fn open_new(
+        self: &Arc<Self>,
+        path: &WirePath,
+        facts: Facts,
+        key: Key,
+        haste: &Haste,
+    ) -> Result<Arc<CacheFile>, Refusal> {
+        if facts.size > FILE_BYTES_MAX {
+            let text = format!("{path} has more than {FILE_BYTES_MAX} bytes");
+            return Err(Refusal::Fault(Fault::new(Code::Limit, text)));
+        }
+        let first = Extent::new(0, facts.size.min(BLOCK_BYTES));
+        let mut want = first;
+        let deadline = Instant::now() + SETTLE_MAX;
+        let (info, version, landed) = loop {
+            let part = Part { size: facts.size, version: None, want };
+            let came = self.line.fetch(path, part, haste.clone()).await;
+            let Came { info, landed, .. } = match came {
+                Ok(came) => came,
+                Err(fault) if fault.code == Code::Changed => return Err(Refusal::Outdated),
+                Err(fault) => return Err(Refusal::Fault(fault)),
+            };
+            self.counts.fetched(want.len);
+            if info.mtime_ns != facts.mtime_ns {
+                return Err(Refusal::Outdated);
+            }
+            match info.version {
+                // What several names share is kept as what it was said to be, or not at all.
+                Some(version) if !facts.may_be(version) => return Err(Refusal::Outdated),
+                Some(version) if want == first => break (info, version, landed),
+                Some(_) => want = first,
+                // Nothing is brought that could not be kept.
+                None if Instant::now() < deadline => {
+                    want = Extent::new(0, 0);
+                    sleep(SETTLE_EVERY).await;
+                }
+                None => {
+                    let text = format!("{path} is written to all the time");
+                    return Err(Refusal::Fault(Fault::new(Code::Changed, text)));
+                }
+            }
+        };
+        let (this, shown) = (self.clone(), path.to_string());
+        let made = blocking(move || this.begin(&key, &info, version, landed));
+        let what = || format!("cannot cache {shown}");
+        made.await.map_err(|error| Refusal::Fault(Fault::from_io(what(), &error)))
+    }
+
+    fn begin(
+        &self,
+        key: &Key,
+        info: &FileInfo,
+        version: u64,
+        landed: Landed,
+    ) -> std::io::Result<Arc<CacheFile>> {
+        // Who finds the file from here on waits for what came, and does not fetch it again.
+        let first = |file: &CacheFile| match info.size > 0 && !file.has(0) {
+            true => file.flights.join(&[0], 1, false).0,
+            false => Vec::new(),
+        };
+        let (file, begun) = self.cache.create(key, info, version, first)?;
+        let brought = Arc::new(landed);
+        for flight in begun {
+            let kept = self.keep(&file, &[0], &brought);
+            file.flights.end(&flight, Ok(brought.clone()));
+            self.hot.add(&file, flight, brought.byte_count(), kept);
+        }
+        Ok(file)
+    }
+
+    /// The metadata of a file as it is there now.
+    pub async fn meta(&self, path: &WirePath, facts: Facts) -> Result<Kept, Fault> {
+        let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
+        self.line.fetch(path, part, Haste::default()).await.map(|came| came.meta)
+    }
+}
+
+/// Does what may take a while where others need not wait for it.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("what is done there does not panic")
+}

@@ -1,0 +1,235 @@
+//! A mount that becomes a plain folder: when all is here, the tree is made beside the
+//! mount point, of copies of what is in the cache; a mirror of the source brings what
+//! is not and checks the rest; then the mount goes and the tree takes its place. Where
+//! somebody had to be waited for, another mirror follows. What an earlier run has made
+//! of it is gone on with. The cache is left as it is: others may use it.
+
+use super::MountOptions;
+use super::cache::{BLOCK_BYTES, CacheFile};
+use super::content::{Content, blocking};
+use super::fill::Progress;
+use super::walk::Walk;
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use verbatim_client::copy::CopyError;
+use verbatim_client::location::Location;
+use verbatim_client::remote_fs::attributes::Kind;
+use verbatim_client::session::SessionOptions;
+use verbatim_client::sync::limit::DeleteLimit;
+use verbatim_client::sync::{SyncOptions, sync};
+use verbatim_files::{Folder, Rules, Target};
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, Filter, Meta, WirePath, plan};
+
+/// Files that are placed at a time: each waits for the disk.
+const FILES_MAX: usize = 16;
+
+/// Files with several names that are known to be placed; the mirror fetches what is beyond.
+const NAMED_MAX: usize = 1 << 18;
+
+/// The permission bits of folders and files until the mirror gives them their own: nobody else's
+/// business before.
+const FOLDER_MODE: u32 = 0o700;
+const PLACED_MODE: u32 = 0o600;
+
+/// What makes a mount a folder.
+pub(super) struct Detach {
+    pub content: Arc<Content>,
+    pub filled: Arc<Progress>,
+    pub session: SessionOptions,
+}
+
+impl Detach {
+    /// Waits for the fill, and makes the tree; returns where it is.
+    pub async fn tree(&self, options: &MountOptions) -> Result<PathBuf, Fault> {
+        self.filled.ended.notified().await;
+        let tree = beside(&options.mountpoint);
+        let made = make(&tree);
+        made.map_err(|error| Fault::from_io(format!("cannot make {}", tree.display()), &error))?;
+        self.place_all(&options.remote.path, &tree).await?;
+        self.mirror(options, &tree, std::future::pending()).await?;
+        Ok(tree)
+    }
+
+    /// Brings what changed while somebody used the mount. What cannot be brought now is what
+    /// rdma-sync would find to do: a tree that was whole is no reason for none.
+    pub async fn catch_up(&self, options: &MountOptions, stop: impl Future<Output = ()>) {
+        let caught = match self.content.line.is_up() {
+            true => self.mirror(options, &options.mountpoint, stop).await,
+            false => Err(Fault::new(Code::LinkLost, "the server is away")),
+        };
+        if let Err(fault) = caught {
+            tracing::warn!(
+                cause = fault.text,
+                "not all that changed since the fill is in the folder"
+            );
+        }
+    }
+
+    /// Puts what is all in the cache where it belongs. What cannot be put there is fetched.
+    async fn place_all(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
+        let tree = Arc::new(Folder::open(tree)?);
+        let (mut walk, mut under_way) = (Walk::new(base.clone()), JoinSet::new());
+        // Files with several names that have one: the mirror gives them the others.
+        let mut named = HashSet::new();
+        while let Some(found) = walk.next(&self.content).await {
+            // The mirror meets it again, and tells.
+            let Ok((path, facts)) = found else { continue };
+            let names: Vec<&[u8]> = path.names().skip(base.names().count()).collect();
+            let (tree, below) = (tree.clone(), WirePath::parse(&names.join(&b'/'))?);
+            if facts.kind == Kind::Folder {
+                let _ = blocking(move || tree.make_folder(&below, FOLDER_MODE, false)).await;
+            } else if facts.kind == Kind::File
+                && facts.tied.file.is_none_or(|file| named.len() < NAMED_MAX && named.insert(file))
+                && let Some(file) = self.content.cached(&path, facts).await
+            {
+                if under_way.len() >= FILES_MAX {
+                    under_way.join_next().await;
+                }
+                under_way.spawn_blocking(move || {
+                    if let Err(fault) = place(&file, &tree, &below) {
+                        tracing::debug!(path = %below, cause = fault.text, "not placed");
+                    }
+                });
+            }
+        }
+        while under_way.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// Makes the tree equal to the source.
+    async fn mirror(
+        &self,
+        options: &MountOptions,
+        tree: &Path,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), Fault> {
+        let options = SyncOptions {
+            source: Location::Remote(options.remote.clone()),
+            target: Location::Local(tree.to_owned()),
+            plan: plan::Options { delete: true, ..plan::Options::default() },
+            filter: Filter::default(),
+            chosen: None,
+            limit: DeleteLimit::Percent(100),
+            dry_run: false,
+            atomic: false,
+            numeric_ids: false,
+            exact: false,
+        };
+        let made = sync(&options, self.session.clone(), &mut (), stop).await;
+        let summary = made.map_err(|error| match error {
+            CopyError::Client(error) => verbatim_client::session::fault_of(&error),
+            CopyError::Usage { cause, .. } => Fault::new(Code::BadPath, cause),
+            CopyError::Status(fault) => fault,
+        })?;
+        match summary.broken {
+            Some(fault) => Err(fault),
+            None if summary.failed > 0 => {
+                let text = format!("{} of the tree could not be brought", summary.failed);
+                Err(Fault::new(Code::Io, text))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Gives the tree the place of the mount, which is gone.
+pub(super) fn take_place(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
+    let cannot = |error: &io::Error| {
+        let (tree, at) = (tree.display(), mountpoint.display());
+        Fault::from_io(format!("all of it is in {tree}, but cannot become {at}"), error)
+    };
+    fs::rename(tree, mountpoint).map_err(|error| cannot(&error))?;
+    let parent = mountpoint.parent().unwrap_or(Path::new("/"));
+    File::open(parent).and_then(|folder| folder.sync_all()).map_err(|error| cannot(&error))
+}
+
+/// Makes the folder of the tree, or finds it; another's is not taken, nor what a link leads to.
+fn make(tree: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(FOLDER_MODE).create(tree) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let found = fs::symlink_metadata(tree)?;
+            let ours = found.uid() == rustix::process::geteuid().as_raw();
+            if found.is_dir() && ours { Ok(()) } else { Err(error) }
+        }
+        made => made,
+    }
+}
+
+/// Where the tree is made.
+fn beside(mountpoint: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(mountpoint.file_name().unwrap_or_default());
+    name.push(".verbatim-mount");
+    mountpoint.with_file_name(name)
+}
+
+/// Copies a version that is all here, under its name only when it lasts.
+fn place(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
+    let is_it = |there: Entry| {
+        let found = (there.kind, there.size, there.mtime_ns);
+        found == (EntryKind::File, file.size, file.mtime_ns)
+    };
+    if tree.stat(path, false).is_ok_and(is_it) {
+        return Ok(());
+    }
+    // Nothing of it is punched from here on.
+    if !file.back() {
+        return Err(Fault::new(Code::NotFound, "not all of it is in the cache"));
+    }
+    let placed = copy(file, tree, path);
+    file.unback();
+    placed
+}
+
+fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
+    let rules = Rules::of_user();
+    let target = Target::create(tree, path, file.size, PLACED_MODE)?;
+    copy_bytes(file, &target)?;
+    // What else the source has, the mirror gives it.
+    let ((uid, gid), mtime_ns) = (rules.user, file.mtime_ns);
+    let meta = Meta { mode: PLACED_MODE, uid, gid, atime_ns: mtime_ns, mtime_ns, xattrs: vec![] };
+    target.describe(&meta, &rules)?;
+    Target::commit(&[Arc::new(target)]).pop().expect("one answer per target")
+}
+
+/// Copies all of it, block by block as it was verified; an error when not all is there.
+fn copy_bytes(file: &CacheFile, target: &Target) -> Result<(), Fault> {
+    for offset in (0..file.size).step_by(BLOCK_BYTES as usize) {
+        let len = BLOCK_BYTES.min(file.size - offset) as usize;
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let read = file.read(offset, len).unwrap_or_else(|| Err(gone()));
+        let bytes = read.map_err(|error| Fault::from_io("cannot read the cache", &error))?;
+        target.write_at(&bytes, offset)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_made_beside_the_place_and_never_behind_a_link() {
+        assert_eq!(beside(Path::new("/mnt/data")), Path::new("/mnt/.data.verbatim-mount"));
+        let dir = tempfile::tempdir().expect("folder");
+        let tree = dir.path().join("tree");
+        assert!(make(&tree).is_ok() && make(&tree).is_ok(), "it is gone on with");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&tree, &link).expect("links");
+        assert!(make(&link).is_err());
+        // A folder with something in it is not replaced.
+        let place = dir.path().join("place");
+        fs::create_dir_all(place.join("full")).expect("makes");
+        let refused = take_place(&tree, &place).expect_err("it is not empty");
+        assert!(refused.text.contains("all of it is in"), "{refused}");
+        fs::remove_dir(place.join("full")).expect("removes");
+        assert!(take_place(&tree, &place).is_ok() && !tree.exists());
+    }
+}

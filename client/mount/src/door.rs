@@ -1,0 +1,320 @@
+//! The door: what the kernel asks becomes questions to `Tree` and `Content`, on tasks of
+//! their own, so that one that waits keeps nobody else waiting. Bytes that are in the
+//! cache are answered on the spot. Every question has an answer: a reply that is dropped
+//! is an error to the kernel, and all that is waited for has a deadline.
+
+use super::answers::{attr_of, errno, is_told, sized};
+use super::cache::CacheFile;
+use super::fill::Progress;
+use super::handles::{Handles, OpenFile};
+use super::nodes::ROOT;
+use super::pages::{self, Asker, Page};
+use super::status::ATTRIBUTE;
+use super::tree::{Tree, Trouble};
+use fuser::{
+    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+};
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use verbatim_client::remote_fs::attributes::Kind;
+
+/// Requests that the kernel may have under way without anybody waiting.
+const BACKGROUND_MAX: u16 = 64;
+
+/// The largest read ahead of the kernel, and the most that it asks for at once.
+pub(super) const KERNEL_AHEAD_BYTES: u32 = 1 << 20;
+
+/// The FUSE of Linux 5.10: kernels since 5.5 check what they are told of files.
+const DOUBTS_SINCE: u32 = 32;
+
+thread_local! {
+    /// What the last answer of this thread was read into: as long as the kernel asks for.
+    static ANSWER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The door.
+pub(super) struct Door {
+    pub tree: Arc<Tree>,
+    pub handles: Arc<Handles>,
+    pub filled: Arc<Progress>,
+    pub runtime: Handle,
+    pub owner: (u32, u32),
+    /// Whether the kernel knows nonsense when it is told some; it says what it is at the start.
+    pub doubts: bool,
+}
+
+impl Door {
+    /// Answers on a task of its own.
+    fn spawn(&self, answer: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(answer);
+    }
+
+    /// Answers with what is in an open folder from a place on.
+    fn list(&self, handle: FileHandle, from: u64, page: impl Page) {
+        let Some(folder) = self.handles.folder(handle.0) else { return page.refuse(Errno::EBADF) };
+        let asker = Asker { mounter: self.owner, doubts: self.doubts };
+        self.spawn(pages::answer(self.tree.clone(), folder, from, asker, page));
+    }
+}
+
+impl Filesystem for Door {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Each is a help where the kernel has it, and nothing needs it.
+        for flag in [
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+        ] {
+            let _ = config.add_capabilities(flag);
+        }
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        if let Err(most) = config.set_max_readahead(KERNEL_AHEAD_BYTES) {
+            let _ = config.set_max_readahead(most);
+        }
+        self.doubts = config.kernel_abi().1 >= DOUBTS_SINCE;
+        let passes = self.tree.passthrough.wanted()
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(1).is_ok();
+        self.tree.passthrough.kernel_has(passes);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (tree, owner, name) = (self.tree.clone(), self.owner, name.as_bytes().to_vec());
+        self.spawn(async move {
+            match tree.look_up(parent.0, &name).await {
+                Ok((number, facts)) => {
+                    let ttl = tree.ttl();
+                    // The kernel is told one number for two things. Where they differ it asks
+                    // for the attributes by themselves, which have the right one.
+                    let same = tree.nodes().shown(number) == number;
+                    let believed = if same { ttl } else { Duration::ZERO };
+                    let attr = attr_of(number, facts, owner);
+                    reply.entry_with_ttls(&believed, &ttl, &attr, Generation(0));
+                }
+                Err(trouble) => reply.error(errno(&trouble)),
+            }
+        });
+    }
+
+    fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
+        self.tree.nodes().forget(number.0, lookups);
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let (tree, owner) = (self.tree.clone(), self.owner);
+        let ttl = tree.ttl();
+        let (known, shown) = {
+            let nodes = tree.nodes();
+            (nodes.facts(number.0), nodes.shown(number.0))
+        };
+        let answer = move |facts| match facts {
+            Some(facts) => reply.attr(&ttl, &attr_of(shown, facts, owner)),
+            None => reply.error(Errno::ESTALE),
+        };
+        // Nobody looks up the name of a folder that he is in, or holds open.
+        if known.is_some_and(|facts| facts.kind == Kind::Folder) {
+            return self.spawn(async move { answer(tree.folder(number.0).await) });
+        }
+        answer(known);
+    }
+
+    fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        let tree = self.tree.clone();
+        self.spawn(async move {
+            match tree.read_link(number.0).await {
+                Ok(target) => reply.data(&target),
+                Err(trouble) => reply.error(errno(&trouble)),
+            }
+        });
+    }
+
+    fn open(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let (tree, handles) = (self.tree.clone(), self.handles.clone());
+        self.spawn(async move {
+            let (path, file) = match tree.open(number.0).await {
+                Ok(opened) => opened,
+                Err(trouble) => return reply.error(errno(&trouble)),
+            };
+            let held = tree.passthrough.may() && tree.hold(&file).await;
+            let back = |file: &CacheFile| {
+                let backed = held.then(|| reply.open_backing(file.data()))?;
+                tree.passthrough.learn(backed)
+            };
+            let (handle, backing) = handles.open(number.0, path, (file, held), back);
+            tree.content.counts.opened(backing.is_some());
+            let (handle, flags) = (FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE);
+            match backing {
+                Some(backing) => reply.opened_passthrough(handle, FopenFlags::empty(), &backing),
+                None => reply.opened(handle, flags),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(open) = self.handles.file(handle.0) else { return reply.error(Errno::EBADF) };
+        let len = open.file.size.saturating_sub(offset).min(u64::from(size));
+        if len == 0 {
+            return reply.data(&[]);
+        }
+        let tree = self.tree.clone();
+        let _context = self.runtime.enter();
+        tree.look_ahead(&open, offset, len);
+        if let Some(bytes) = tree.content.at_hand(&open.file, offset, len as usize) {
+            tree.content.counts.read(len);
+            return reply.data(bytes.as_slice());
+        }
+        let unread = ANSWER.with_borrow_mut(|answer| {
+            if answer.len() < len as usize {
+                answer.resize(len as usize, 0);
+            }
+            let bytes = &mut answer[..len as usize];
+            // What came lately may be in several pieces.
+            if tree.content.copy_at_hand(&open.file, offset, bytes)
+                || matches!(open.file.read_into(offset, bytes), Some(Ok(())))
+            {
+                reply.data(bytes);
+                return None;
+            }
+            Some(reply)
+        });
+        let Some(reply) = unread else { return tree.content.counts.read(len) };
+        self.spawn(read(tree, open, offset, len, reply));
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        if let Some(open) = self.handles.close(handle.0) {
+            self.tree.content.cache.used(&open.file);
+            self.tree.content.hot.closed(&open.file);
+        }
+        reply.ok();
+    }
+
+    fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let path = self.tree.nodes().path(number.0);
+        match path {
+            Ok(path) => {
+                let handle = self.handles.open_folder(number.0, path);
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(_) => reply.error(Errno::ESTALE),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
+        self.list(handle, offset, reply);
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.list(handle, offset, reply);
+    }
+
+    fn releasedir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.handles.close_folder(handle.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        // How large the source is nobody knows; what the cache holds of it is told.
+        let (used, most, _) = self.tree.content.cache.usage();
+        let (blocks, free) = (most / 4096, most.saturating_sub(used) / 4096);
+        let nodes = self.tree.nodes().len() as u64;
+        reply.statfs(blocks, free, 0, nodes, 0, 4096, 255, 4096);
+    }
+
+    fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if number.0 == ROOT && name == ATTRIBUTE {
+            let status = self.tree.status(&self.filled).to_string();
+            return sized(status.as_bytes(), size, reply);
+        }
+        let (tree, name) = (self.tree.clone(), name.as_bytes().to_vec());
+        if !is_told(&name) {
+            return reply.error(Errno::ENODATA);
+        }
+        self.spawn(async move {
+            match tree.xattrs(number.0).await {
+                Ok(all) => match all.iter().find(|xattr| xattr.name == name) {
+                    Some(xattr) => sized(&xattr.value, size, reply),
+                    None => reply.error(Errno::ENODATA),
+                },
+                Err(trouble) => reply.error(errno(&trouble)),
+            }
+        });
+    }
+
+    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let tree = self.tree.clone();
+        self.spawn(async move {
+            match tree.xattrs(number.0).await {
+                Ok(all) => {
+                    let told = all.iter().filter(|xattr| is_told(&xattr.name));
+                    let names = told.flat_map(|xattr| [&xattr.name[..], b"\0"].concat());
+                    sized(&names.collect::<Vec<u8>>(), size, reply);
+                }
+                Err(trouble) => reply.error(errno(&trouble)),
+            }
+        });
+    }
+}
+
+async fn read(tree: Arc<Tree>, open: Arc<OpenFile>, offset: u64, len: u64, reply: ReplyData) {
+    let remote = tree.remote(&open.path);
+    match tree.content.read(&remote, &open.file, offset, len as usize).await {
+        Ok(bytes) => {
+            tree.content.counts.read(len);
+            reply.data(bytes.as_slice());
+        }
+        Err(fault) => {
+            let (path, cause) = (remote.to_string(), &fault.text);
+            tracing::warn!(path, offset, cause, "a reader got an error");
+            reply.error(errno(&Trouble::Reading(fault)));
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The fill: brings all of a tree in the background, several files at a time, so that
+//! small ones share their round trips, and lets readers go first. Ends when all is here
+//! or the cache is full: it never has anything removed. What is here already costs
+//! nothing; what fails is counted and left to its readers, and then not all is here. A
+//! server that is away is waited for.
+
+use super::cache::{BLOCK_BYTES, CacheFile};
+use super::content::{Content, Refusal};
+use super::line::is_away;
+use super::walk::Walk;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use verbatim_client::part::PART_BYTES_MAX;
+use verbatim_client::remote_fs::attributes::{Facts, Kind};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// Files that are brought at a time.
+const FILES_MAX: usize = 16;
+
+/// How often a file that changes meanwhile is begun.
+const TRIES_MAX: usize = 3;
+
+/// How long it waits for a server that is away.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// How much a tree is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Only what is read is brought.
+    Off,
+    /// All of it, so many bytes a second at most; none for as fast as it goes.
+    On(Option<u64>),
+}
+
+/// How far it is.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    stage: AtomicU8,
+    files: AtomicU64,
+    bytes: AtomicU64,
+    failed: AtomicU64,
+    /// Told once, when it ends.
+    pub ended: Notify,
+}
+
+const STAGES: [&str; 5] = ["off", "filling", "complete", "cache full", "incomplete"];
+
+impl Progress {
+    /// For the status.
+    pub fn told(&self) -> Value {
+        let stage = STAGES[usize::from(self.stage.load(Ordering::Relaxed)) % STAGES.len()];
+        let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
+        json!({
+            "state": stage, "files": number(&self.files), "bytes": number(&self.bytes),
+            "failed": number(&self.failed), "complete": stage == STAGES[2],
+        })
+    }
+}
+
+/// What became of a file.
+#[derive(Debug, PartialEq, Eq)]
+enum Brought {
+    /// All of it is here.
+    All,
+    /// It is gone, or no file any more: there is nothing to bring.
+    Nothing,
+    /// There is no room for it.
+    Full,
+    Failed,
+}
+
+/// What is brought, and how fast.
+struct Filling {
+    content: Arc<Content>,
+    progress: Arc<Progress>,
+    rate: Option<u64>,
+    begin: Instant,
+    fetched: AtomicU64,
+}
+
+/// Brings all that a walk comes to.
+pub(super) async fn fill(
+    content: Arc<Content>,
+    mut walk: Walk,
+    rate: Option<u64>,
+    progress: Arc<Progress>,
+) {
+    progress.stage.store(1, Ordering::Relaxed);
+    let (begin, fetched) = (Instant::now(), AtomicU64::new(0));
+    let filling = Arc::new(Filling { content, progress: progress.clone(), rate, begin, fetched });
+    let (mut under_way, mut full) = (JoinSet::new(), false);
+    let mut tries = 0;
+    while !full && let Some(found) = walk.next(&filling.content).await {
+        match found {
+            Ok((path, facts)) if facts.kind == Kind::File => {
+                while under_way.len() >= FILES_MAX {
+                    full |= filling.over(under_way.join_next().await);
+                }
+                under_way.spawn(filling.clone().file(path, facts));
+                tries = 0;
+            }
+            Ok(_) => tries = 0,
+            Err((path, fault)) if is_away(&fault) && tries < TRIES_MAX => {
+                tries += 1;
+                walk.again(path);
+                filling.wait_for_server().await;
+            }
+            Err((path, fault)) => {
+                tries = 0;
+                progress.failed.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(path = %path, cause = fault.text, "cannot be filled");
+            }
+        }
+    }
+    while !under_way.is_empty() {
+        full |= filling.over(under_way.join_next().await);
+    }
+    if full {
+        tracing::info!("the cache is full, the fill ends");
+    }
+    let stage = match progress.failed.load(Ordering::Relaxed) {
+        _ if full => 3,
+        0 => 2,
+        _ => 4,
+    };
+    progress.stage.store(stage, Ordering::Relaxed);
+    progress.ended.notify_one();
+}
+
+impl Filling {
+    /// Waits until the server is there, and a moment at least.
+    async fn wait_for_server(&self) {
+        sleep(AWAY).await;
+        while !self.content.line.is_up() {
+            sleep(AWAY).await;
+        }
+    }
+
+    /// Counts a file that is done with; whether the cache is full.
+    fn over(&self, done: Option<Result<Brought, tokio::task::JoinError>>) -> bool {
+        let brought = done.and_then(Result::ok).unwrap_or(Brought::Failed);
+        let count = match brought {
+            Brought::All => &self.progress.files,
+            Brought::Failed => &self.progress.failed,
+            Brought::Nothing | Brought::Full => return brought == Brought::Full,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Brings a file, as it is when it is brought.
+    async fn file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> Brought {
+        let mut cause = Fault::new(Code::Changed, "it changes all the time");
+        for _ in 0..TRIES_MAX {
+            if !self.content.line.is_up() {
+                self.wait_for_server().await;
+            }
+            match self.version(&path, facts).await {
+                Ok(brought) => return brought,
+                Err(Refusal::Outdated) => {}
+                Err(Refusal::Fault(fault)) if fault.code == Code::Changed => {}
+                Err(Refusal::Fault(fault)) if fault.code == Code::NotFound => {
+                    return Brought::Nothing;
+                }
+                Err(Refusal::Fault(fault)) if is_away(&fault) => {
+                    cause = fault;
+                    self.wait_for_server().await;
+                }
+                Err(Refusal::Fault(fault)) => {
+                    cause = fault;
+                    break;
+                }
+            }
+            match self.content.line.look(&path).await.map(|seen| seen.facts()) {
+                Ok(now) if now.kind == Kind::File => facts = now,
+                Ok(_) => return Brought::Nothing,
+                Err(fault) if fault.code == Code::NotFound => return Brought::Nothing,
+                Err(fault) => cause = fault,
+            }
+        }
+        tracing::warn!(path = %path, cause = cause.text, "cannot be filled");
+        Brought::Failed
+    }
+
+    /// Brings what is missing of a version.
+    async fn version(&self, path: &WirePath, facts: Facts) -> Result<Brought, Refusal> {
+        let content = &self.content;
+        let has_room = |bytes: u64| {
+            let (used, most, _) = content.cache.usage();
+            used + bytes <= most
+        };
+        // Opening it brings its first block, for which nothing may have to go.
+        let new = content.cached(path, facts).await.is_none();
+        if new && !has_room(facts.size) {
+            return Ok(Brought::Full);
+        }
+        let first = if new { facts.size.min(BLOCK_BYTES) } else { 0 };
+        let pass = content.gate.pass(first).await;
+        let file = content.open(path, facts, false).await?;
+        if new {
+            pass.came(content.counts.fetched_bytes.load(Ordering::Relaxed));
+            self.fetched.fetch_add(first, Ordering::Relaxed);
+        }
+        drop(pass);
+        if !has_room(file.missing(0..=u32::MAX)) {
+            return Ok(Brought::Full);
+        }
+        for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
+            let len = PART_BYTES_MAX.min(file.size - offset);
+            self.part(path, &file, offset, len).await.map_err(Refusal::Fault)?;
+        }
+        // What came and could not be kept is not here.
+        match file.missing(0..=u32::MAX) {
+            0 => {
+                // Who opens it next need not verify it once more.
+                content.cache.used(&file);
+                Ok(Brought::All)
+            }
+            missing if has_room(missing) => Ok(Brought::Failed),
+            _ => Ok(Brought::Full),
+        }
+    }
+
+    async fn part(
+        &self,
+        path: &WirePath,
+        file: &Arc<CacheFile>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Fault> {
+        let missing = file.missing(file.blocks_of(offset, len));
+        let pass = self.content.gate.pass(missing).await;
+        self.content.bring(path, file, offset, len).await?;
+        if missing > 0 {
+            pass.came(self.content.counts.fetched_bytes.load(Ordering::Relaxed));
+        }
+        drop(pass);
+        self.progress.bytes.fetch_add(len, Ordering::Relaxed);
+        // Only what came over the network counts.
+        let bytes = self.fetched.fetch_add(missing, Ordering::Relaxed) + missing;
+        if let Some(rate) = self.rate {
+            let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            sleep(due.saturating_sub(self.begin.elapsed())).await;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Folders as they were listed last, for a moment: whoever lists a folder looks at what
+//! is in it next, and need not ask the server for each name. Bounded by entries; the
+//! oldest go first.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use verbatim_client::remote_fs::attributes::Facts;
+use verbatim_client::remote_fs::listing::Listing;
+
+/// How long a listing answers for its names.
+pub(crate) const FRESH: Duration = Duration::from_secs(1);
+
+/// The most entries that are kept, of all folders.
+const ENTRIES_MAX: usize = 1 << 20;
+
+/// The folders.
+#[derive(Default)]
+pub(crate) struct Folders(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    listings: HashMap<u64, (Instant, Arc<Listing>)>,
+    order: VecDeque<(Instant, u64)>,
+    entries: usize,
+    /// How often something changed.
+    changes: u64,
+}
+
+impl Folders {
+    /// How often something changed so far; what is listed is as old as that.
+    pub fn changes(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).changes
+    }
+
+    /// Keeps a listing of a folder that was asked for after so many changes; one that is older
+    /// than the last answers for nothing.
+    pub fn keep(&self, folder: u64, listing: Arc<Listing>, changes: u64, now: Instant) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.changes != changes {
+            return;
+        }
+        kept.entries += listing.len();
+        if let Some((_, old)) = kept.listings.insert(folder, (now, listing)) {
+            kept.entries -= old.len();
+        }
+        kept.order.push_back((now, folder));
+        while let Some(&(at, oldest)) = kept.order.front()
+            && (kept.entries > ENTRIES_MAX || now.duration_since(at) > FRESH)
+        {
+            kept.order.pop_front();
+            if kept.listings.get(&oldest).is_some_and(|(since, _)| *since == at) {
+                let gone = kept.listings.remove(&oldest);
+                kept.entries -= gone.map_or(0, |(_, listing)| listing.len());
+            }
+        }
+    }
+
+    /// What a fresh listing says of a name; none where there is no fresh one.
+    pub fn find(&self, folder: u64, name: &[u8], now: Instant) -> Option<Option<Facts>> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, listing) = kept.listings.get(&folder)?;
+        (now.duration_since(*since) <= FRESH).then(|| listing.find(name))
+    }
+
+    /// Forgets all: something changed.
+    pub fn forget(&self) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = Kept { changes: kept.changes + 1, ..Kept::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_proto::WirePath;
+    use verbatim_proto::message::{Entry, EntryKind};
+
+    #[test]
+    fn a_listing_answers_for_a_moment_and_old_ones_go() {
+        let folders = Folders::default();
+        let (mut listing, now) = (Listing::default(), Instant::now());
+        let path = WirePath::parse(b"a").expect("plain");
+        let (size, mode, mtime_ns) = (5, 0o644, 1);
+        let entry = Entry { path, kind: EntryKind::File, size, mode, mtime_ns, meta: None };
+        listing.add(vec![entry], &[]).expect("fits");
+        listing.seal();
+        let listing = Arc::new(listing);
+        folders.keep(1, listing.clone(), 0, now);
+        assert_eq!(folders.find(1, b"a", now).expect("fresh").expect("there").size, 5);
+        assert_eq!(folders.find(1, b"b", now), Some(None), "it says what is not there");
+        assert_eq!(folders.find(2, b"a", now), None);
+        let later = now + FRESH + Duration::from_millis(1);
+        assert_eq!(folders.find(1, b"a", later), None);
+        folders.keep(2, listing.clone(), 0, later);
+        assert_eq!(folders.0.lock().expect("whole").entries, 1, "the old one is gone");
+        folders.forget();
+        folders.keep(3, listing.clone(), 0, later);
+        assert_eq!(folders.find(3, b"a", later), None, "it was asked for before the change");
+        folders.keep(3, listing, folders.changes(), later);
+        assert!(folders.find(3, b"a", later).is_some());
+    }
+}

@@ -1,0 +1,126 @@
+//! What is open: files with the version each reader has, and folders. Decides who reads
+//! past this process: all open files of one number do, or none, because the kernel
+//! refuses a mixture.
+
+use super::ahead::Ahead;
+use super::cache::CacheFile;
+use fuser::BackingId;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use verbatim_client::remote_fs::listing::Listing;
+use verbatim_proto::WirePath;
+
+/// An open file.
+pub(super) struct OpenFile {
+    pub number: u64,
+    pub path: WirePath,
+    pub file: Arc<CacheFile>,
+    pub ahead: Mutex<Ahead>,
+    /// Whether all of the file is held for the kernel to read past us.
+    held: bool,
+}
+
+/// An open folder; listed when it is read from its beginning.
+pub(super) struct OpenFolder {
+    pub number: u64,
+    pub path: WirePath,
+    pub listing: Mutex<Option<Opened>>,
+}
+
+/// A folder as it was listed for who has it open, and after how many changes.
+pub(super) type Opened = (u64, Arc<Listing>);
+
+/// How the open files of one number are read.
+struct Mode {
+    opens: u32,
+    backing: Option<Arc<BackingId>>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    files: HashMap<u64, Arc<OpenFile>>,
+    folders: HashMap<u64, Arc<OpenFolder>>,
+    modes: HashMap<u64, Mode>,
+}
+
+/// All that is open.
+#[derive(Default)]
+pub(super) struct Handles(Mutex<State>);
+
+impl Handles {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a file, which is `held` if all of it is. `back` is asked for a backing if it is the
+    /// first of its number; the others do as the first does. Returns the handle, and the backing
+    /// to use.
+    pub fn open(
+        &self,
+        number: u64,
+        path: WirePath,
+        (file, held): (Arc<CacheFile>, bool),
+        back: impl FnOnce(&CacheFile) -> Option<BackingId>,
+    ) -> (u64, Option<Arc<BackingId>>) {
+        let mut state = self.state();
+        let mode = state
+            .modes
+            .entry(number)
+            .or_insert_with(|| Mode { opens: 0, backing: back(&file).map(Arc::new) });
+        mode.opens += 1;
+        let backing = mode.backing.clone();
+        state.next += 1;
+        let handle = state.next;
+        let held = match (&backing, held) {
+            (Some(_), true) => true,
+            (Some(_), false) => file.back(),
+            (None, held) => {
+                if held {
+                    file.unback();
+                }
+                false
+            }
+        };
+        let open = Arc::new(OpenFile { number, path, file, ahead: Mutex::default(), held });
+        state.files.insert(handle, open);
+        (handle, backing)
+    }
+
+    pub fn file(&self, handle: u64) -> Option<Arc<OpenFile>> {
+        self.state().files.get(&handle).cloned()
+    }
+
+    /// Closes a file.
+    pub fn close(&self, handle: u64) -> Option<Arc<OpenFile>> {
+        let mut state = self.state();
+        let open = state.files.remove(&handle)?;
+        if let Some(mode) = state.modes.get_mut(&open.number) {
+            mode.opens -= 1;
+            if mode.opens == 0 {
+                state.modes.remove(&open.number);
+            }
+        }
+        if open.held {
+            open.file.unback();
+        }
+        Some(open)
+    }
+
+    pub fn open_folder(&self, number: u64, path: WirePath) -> u64 {
+        let mut state = self.state();
+        state.next += 1;
+        let handle = state.next;
+        let folder = OpenFolder { number, path, listing: Mutex::default() };
+        state.folders.insert(handle, Arc::new(folder));
+        handle
+    }
+
+    pub fn folder(&self, handle: u64) -> Option<Arc<OpenFolder>> {
+        self.state().folders.get(&handle).cloned()
+    }
+
+    pub fn close_folder(&self, handle: u64) {
+        self.state().folders.remove(&handle);
+    }
+}

@@ -1,0 +1,28 @@
+//! What is kept of something is found by its key: of names by path, of content by path
+//! or, where a file has several names, by the file, so that it is kept once. The server
+//! is part of each. Pure; used by `content` and `recall`.
+
+use super::cache::Key;
+use verbatim_client::remote_fs::attributes::Facts;
+use verbatim_proto::{Digest, WirePath};
+
+/// The keys of what comes from one server.
+pub(crate) struct Keys(pub String);
+
+impl Keys {
+    /// The key of a path: of its content where `what` is empty.
+    pub fn of(&self, path: &WirePath, what: &str) -> Key {
+        let mut bytes = format!("{what}{} ", self.0).into_bytes();
+        bytes.extend_from_slice(path.as_bytes());
+        let Digest(value) = Digest::of(&bytes);
+        *value.first_chunk().expect("a digest is longer")
+    }
+
+    /// The key of a file's content.
+    pub fn of_content(&self, path: &WirePath, facts: &Facts) -> Key {
+        match facts.shared() {
+            Some(file) => self.of(&WirePath::root(), &format!("file {file} ")),
+            None => self.of(path, ""),
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! `rdma-mount` as a library: a tree of a server as a file system of this machine,
+//! read-only, with a cache on local disk. `door` speaks with the kernel, `tree` knows
+//! names, `content` knows bytes, `line` keeps a session with the server, `cache` keeps
+//! what came. Never touches the terminal.
+
+#![forbid(unsafe_code)]
+
+mod ahead;
+mod answers;
+mod cache;
+mod content;
+mod counts;
+mod detach;
+mod door;
+mod fill;
+mod flights;
+mod flying;
+mod folders;
+mod gate;
+mod gauge;
+mod handles;
+mod hot;
+mod keys;
+mod known;
+mod line;
+pub mod metrics;
+mod nodes;
+mod opening;
+mod pages;
+mod passthrough;
+mod place;
+mod recall;
+pub mod status;
+mod tree;
+mod walk;
+mod watch;
+
+pub use fill::Fill;
+pub use place::PlaceError;
+
+use cache::Cache;
+use content::Content;
+use detach::Detach;
+use door::Door;
+use fuser::{Config, MountOption, SessionACL};
+use handles::Handles;
+use line::Line;
+use passthrough::Passthrough;
+use status::Teller;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tree::Tree;
+use verbatim_client::location::Remote;
+use verbatim_client::reconnect::may_come_back;
+use verbatim_client::session::{ClientError, Session, SessionOptions};
+use verbatim_client::watching::Watching;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Code, Fault, Watch};
+
+/// Threads that take the kernel's questions.
+const DOOR_THREADS: usize = 4;
+
+/// How long readers get to let go of a mount that ends.
+const UNMOUNT_MAX: Duration = Duration::from_secs(2);
+
+/// How often that is tried.
+const UNMOUNT_EVERY: Duration = Duration::from_millis(100);
+
+/// What is mounted where, and how.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What.
+    pub remote: Remote,
+    /// What it was called: mount(8) finds by this that a line of fstab is mounted.
+    pub name: String,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Where what came is kept.
+    pub cache: PathBuf,
+    /// How much of it.
+    pub cache_bytes: u64,
+    /// Whether other users may use it.
+    pub allow_other: bool,
+    /// Whether nothing there may be executed.
+    pub noexec: bool,
+    /// Whether complete files are read past this process.
+    pub passthrough: bool,
+    /// Whether all of it is brought.
+    pub fill: Fill,
+    /// Whether it becomes a plain folder when all is here.
+    pub detach: bool,
+    /// Whether no server is asked: only what is in the cache is there.
+    pub offline: bool,
+    /// Whether the server tells changes as they happen.
+    pub watch: bool,
+}
+
+/// Why there is no mount.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The server cannot be reached, or does not let this client in.
+    #[error("{0}")]
+    Client(#[from] ClientError),
+    /// The mount point or the device is not what it must be.
+    #[error("{0}")]
+    Place(#[from] PlaceError),
+    /// The source or the cache cannot be used.
+    #[error("{0}")]
+    Fault(#[from] Fault),
+}
+
+impl MountError {
+    /// Whether it was told to end before it stood.
+    pub fn is_interruption(&self) -> bool {
+        matches!(self, Self::Fault(fault) if fault.code == Code::Interrupted)
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.hint(),
+            Self::Place(error) => Some(error.hint()),
+            Self::Fault(fault) if fault.code == Code::Limit => {
+                Some("give this mount a cache of its own with --cache DIR".into())
+            }
+            Self::Fault(fault) if fault.code == Code::LinkLost => {
+                Some("mount it once while the server is there, with the same --cache".into())
+            }
+            Self::Fault(_) => None,
+        }
+    }
+}
+
+/// A mount that stands.
+pub struct Mount {
+    options: MountOptions,
+    unmounter: fuser::SessionUnmounter,
+    ended: oneshot::Receiver<()>,
+    detach: Option<Detach>,
+    teller: Teller,
+}
+
+impl Mount {
+    /// Connects and mounts. The server must be there now; later it may come and go. Where `stop`
+    /// completes before the kernel is asked to mount, it is not; later `stay` is to hear of it.
+    pub async fn start(
+        mut options: MountOptions,
+        mut session: SessionOptions,
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Result<Self, MountError> {
+        // Each version that is open takes two, also where there is no session to raise it.
+        verbatim_files::limit::raise_open_files();
+        // Attributes come with the metadata of files.
+        session.preserve = true;
+        // The kernel names what is mounted by where it is, and not by a link that leads there.
+        let given = std::mem::take(&mut options.mountpoint);
+        options.mountpoint = content::blocking(move || place::resolve(&given)).await;
+        let (cache, server, first) = tokio::select! {
+            () = stop => return Err(Fault::new(Code::Interrupted, "interrupted").into()),
+            ready = ready(&options, &session) => ready?,
+        };
+        let line = Line::start(first, session.clone());
+        let content = Arc::new(Content::new(line, cache, server));
+        let counted = content.clone();
+        tokio::task::spawn_blocking(move || counted.cache.count());
+        let passthrough = Passthrough::new(options.passthrough);
+        let tree = Arc::new(Tree::new(content, options.remote.path.clone(), passthrough));
+        let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
+        let filled = Arc::new(fill::Progress::default());
+        // Without a server there is nothing to bring.
+        if let (Fill::On(rate), false) = (options.fill, options.offline) {
+            tokio::spawn(fill::fill(tree.content.clone(), tree.walk(), rate, filled.clone()));
+        }
+        let watching = options.watch.then(|| {
+            let watch = Watch { path: options.remote.path.clone(), exclude: Vec::new() };
+            (tree.clone(), Watching::remote(session.connect.clone(), session.timeout, watch))
+        });
+        let detach = options.detach.then(|| {
+            let (content, filled) = (tree.content.clone(), filled.clone());
+            Detach { content, filled, session }
+        });
+        let door = Door { tree, handles, filled, runtime, owner, doubts: false };
+        let mount = Self::mount(options, door, watching).await?;
+        Ok(Self { detach, ..mount })
+    }
+
+    async fn mount(
+        options: MountOptions,
+        door: Door,
+        watching: Option<(Arc<Tree>, Watching)>,
+    ) -> Result<Self, MountError> {
+        let teller = Teller { tree: door.tree.clone(), filled: door.filled.clone() };
+        let (config, at) = (config(&options), options.mountpoint.clone());
+        let make = move || {
+            let session = fuser::Session::new(door, &at, &config)?;
+            // The kernel has said by now how much it would, which ends what is told it before.
+            if let Err(error) = place::read_ahead(&at, door::KERNEL_AHEAD_BYTES) {
+                tracing::debug!(cause = %error, "the kernel reads ahead as it does by itself");
+            }
+            Ok(session)
+        };
+        let made = content::blocking(make).await;
+        let mut session = made.map_err(|error| place::refused(&options.mountpoint, error))?;
+        let unmounter = session.unmount_callable();
+        if let Some((tree, watching)) = watching {
+            tokio::spawn(watch::follow(tree, session.notifier(), watching));
+        }
+        let (told, ended) = oneshot::channel();
+        let run = move || {
+            if let Err(error) = session.run() {
+                tracing::debug!(cause = %error, "the kernel ended the mount");
+            }
+            let _ = told.send(());
+        };
+        let thread = std::thread::Builder::new().name("mount".into()).spawn(run);
+        thread.map_err(|error| Fault::from_io("cannot start a thread", &error))?;
+        Ok(Self { options, unmounter, ended, detach: None, teller })
+    }
+
+    /// Says how it is while it stands.
+    pub fn teller(&self) -> Teller {
+        self.teller.clone()
+    }
+
+    /// Stays until somebody unmounts it, or `stop` completes and it is unmounted, or all is here
+    /// and it becomes a folder, where that was asked for.
+    pub async fn stay(mut self, stop: impl Future<Output = ()>) -> Result<(), MountError> {
+        tokio::pin!(stop);
+        let detach = self.detach.take();
+        let tree = async {
+            let Some(detach) = &detach else { return std::future::pending().await };
+            match detach.tree(&self.options).await {
+                Ok(tree) => tree,
+                Err(fault) => {
+                    tracing::error!(cause = fault.text, "it stays a mount: not all can be kept");
+                    std::future::pending().await
+                }
+            }
+        };
+        let tree = tokio::select! {
+            _ = &mut self.ended => {
+                self.teller.tree.finish().await;
+                return Ok(());
+            }
+            () = &mut stop => None,
+            tree = tree => Some(tree),
+        };
+        match (tree, &detach) {
+            (Some(tree), Some(detach)) => {
+                if let Some(waited) = self.freed(&mut stop).await {
+                    let at = self.options.mountpoint.clone();
+                    content::blocking(move || detach::take_place(&tree, &at)).await?;
+                    if waited {
+                        detach.catch_up(&self.options, &mut stop).await;
+                    }
+                }
+            }
+            _ => self.end().await?,
+        }
+        self.forget().await;
+        Ok(())
+    }
+
+    /// Unmounts as soon as nobody uses it, and says whether somebody did; none where that is not
+    /// waited for any longer.
+    async fn freed(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> Option<bool> {
+        let mut waited = false;
+        loop {
+            let at = self.options.mountpoint.clone();
+            if content::blocking(move || place::unmount(&at)).await.is_ok() {
+                return Some(waited);
+            }
+            waited = true;
+            tokio::select! {
+                () = tokio::time::sleep(UNMOUNT_EVERY) => {}
+                () = &mut *stop => {
+                    let _ = self.end().await;
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Unmounts, whoever uses it.
+    async fn end(&mut self) -> Result<(), MountError> {
+        let at = self.options.mountpoint.clone();
+        let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
+        loop {
+            let path = at.clone();
+            let gone = content::blocking(move || place::unmount(&path)).await;
+            match gone {
+                Ok(()) => return Ok(()),
+                Err(_) if tokio::time::Instant::now() < deadline => {
+                    tokio::time::sleep(UNMOUNT_EVERY).await;
+                }
+                // Who still reads gets an error when this process ends, and nobody new comes.
+                Err(error) => {
+                    tracing::warn!(mountpoint = %at.display(), cause = %error, "still in use");
+                    let path = at.clone();
+                    return Ok(content::blocking(move || place::detach(&path)).await?);
+                }
+            }
+        }
+    }
+
+    /// Waits for the kernel to be done with it.
+    async fn forget(mut self) {
+        let _ = tokio::time::timeout(UNMOUNT_MAX, &mut self.ended).await;
+        let mut unmounter = self.unmounter;
+        // Nothing is left of it but what this object remembers.
+        let _ = content::blocking(move || unmounter.unmount()).await;
+        self.teller.tree.finish().await;
+    }
+}
+
+/// All that comes before the kernel is asked: a place, a cache, who the server is, and a session
+/// with it where there is to be one.
+async fn ready(
+    options: &MountOptions,
+    session: &SessionOptions,
+) -> Result<(Cache, String, Option<Session>), MountError> {
+    let (clear, others) = (options.mountpoint.clone(), options.allow_other);
+    content::blocking(move || place::prepare(&clear, others)).await?;
+    let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
+    let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
+    if options.offline {
+        let server = known::server(&cache, options)?;
+        return Ok((cache, server, None));
+    }
+    let first = connect(options, session).await?;
+    let server = first.server().to_string();
+    known::note(&cache, options, &server);
+    Ok((cache, server, Some(first)))
+}
+
+/// The first session, with a folder to show.
+async fn connect(options: &MountOptions, session: &SessionOptions) -> Result<Session, MountError> {
+    let mut first = Session::connect(session.clone()).await?;
+    let there = first.stat(&options.remote.path).await?;
+    if there?.kind != EntryKind::Folder {
+        let text = format!("{} is not a folder", options.remote.path);
+        return Err(Fault::new(Code::NotFolder, text).into());
+    }
+    Ok(first)
+}
+
+/// Whether a server that was not reached may be another time: what is here can be shown without.
+pub fn is_away(error: &ClientError) -> bool {
+    may_come_back(error)
+}
+
+fn config(options: &MountOptions) -> Config {
+    // A comma would end it where fusermount3 is told.
+    let source = options.name.replace(',', "_");
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(source),
+        // To the kernel itself: fuser tells only fusermount3 of its own option of that name.
+        MountOption::CUSTOM("subtype=rdma-mount".into()),
+        MountOption::RO,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+    ];
+    // Where only the user who mounts comes in, the server has said what it may read: bits and
+    // owners of another machine are shown, and decide nothing.
+    let checked = options.allow_other || rustix::process::geteuid().is_root();
+    config.mount_options.extend(checked.then_some(MountOption::DefaultPermissions));
+    config.mount_options.extend(options.noexec.then_some(MountOption::NoExec));
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(DOOR_THREADS);
+    config.clone_fd = true;
+    config
+}

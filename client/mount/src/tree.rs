@@ -1,0 +1,310 @@
+//! Names and what is behind them: what the kernel asks by number becomes paths of the
+//! server, and what the server says becomes numbers. While the server is away, what is
+//! known is answered, and what is not is an error behind a deadline.
+
+use super::cache::CacheFile;
+use super::content::{Content, Refusal, blocking};
+use super::folders::Folders;
+use super::handles::OpenFile;
+use super::line::is_away;
+use super::nodes::{Nodes, ROOT};
+use super::passthrough::Passthrough;
+use super::recall::Recall;
+use super::walk::Walk;
+use fuser::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use verbatim_client::remote_fs::attributes::{Facts, Kind};
+use verbatim_client::remote_fs::listing::Listing;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::meta::Xattr;
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// How long the kernel believes what it was told.
+const TTL: Duration = Duration::from_secs(1);
+
+/// How long it does while changes are told.
+const TTL_WATCHED: Duration = Duration::from_secs(30);
+
+/// The permission bits of a root of which nothing is known: others may not have been let in.
+const UNKNOWN_ROOT_MODE: u16 = 0o700;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It is not what the kernel was told of: look again.
+    Outdated,
+    /// Bytes of an open file cannot be had.
+    Reading(Fault),
+    /// Anything else.
+    Asking(Fault),
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Self::Asking(fault)
+    }
+}
+
+impl Trouble {
+    /// What the kernel is told.
+    pub fn errno(&self, code: Code) -> Errno {
+        match (self, code) {
+            // The version that is open is gone, with its name or without.
+            (Self::Reading(_), Code::NotFound | Code::Changed) => Errno::ESTALE,
+            (_, Code::NotFound) => Errno::ENOENT,
+            (_, Code::Changed) => Errno::ESTALE,
+            (_, Code::Denied) => Errno::EACCES,
+            (_, Code::IsFolder) => Errno::EISDIR,
+            (_, Code::NotFolder) => Errno::ENOTDIR,
+            (_, Code::BadPath) => Errno::ENAMETOOLONG,
+            (_, Code::NoSpace) => Errno::ENOSPC,
+            (_, Code::Limit) => Errno::EFBIG,
+            _ => Errno::EIO,
+        }
+    }
+}
+
+/// The tree that is mounted.
+pub(super) struct Tree {
+    pub content: Arc<Content>,
+    pub passthrough: Passthrough,
+    nodes: Mutex<Nodes>,
+    folders: Folders,
+    recall: Arc<Recall>,
+    base: WirePath,
+    /// Whether changes are told as they happen.
+    pub watched: AtomicBool,
+}
+
+impl Tree {
+    pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
+        let recall = Arc::new(Recall::new(content.clone()));
+        let unknown = Facts::unknown(Kind::Folder, UNKNOWN_ROOT_MODE, 4096, 0);
+        let nodes = Mutex::new(Nodes::new(recall.root(&base).unwrap_or(unknown)));
+        let (folders, watched) = (Folders::default(), AtomicBool::new(false));
+        Self { content, passthrough, nodes, folders, recall, base, watched }
+    }
+
+    /// All of it, entry by entry; what is come to is remembered.
+    pub fn walk(&self) -> Walk {
+        Walk::new(self.base.clone()).remembered(self.recall.clone())
+    }
+
+    /// Waits until what is to be remembered of it is kept.
+    pub async fn finish(&self) {
+        self.recall.finish().await;
+    }
+
+    /// How long the kernel may believe what it is told now.
+    pub fn ttl(&self) -> Duration {
+        if self.watched.load(Ordering::Relaxed) { TTL_WATCHED } else { TTL }
+    }
+
+    /// Something changed: what was listed is old.
+    pub fn forget_listings(&self) {
+        self.folders.forget();
+    }
+
+    /// How often that was so.
+    pub fn changes(&self) -> u64 {
+        self.folders.changes()
+    }
+
+    pub fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a path of the mount is on the server.
+    pub fn remote(&self, path: &WirePath) -> WirePath {
+        self.base.join(path)
+    }
+
+    /// What a folder is now, which somebody may be in or hold open; what it was, where nobody says.
+    pub async fn folder(&self, number: u64) -> Option<Facts> {
+        if self.content.line.is_up() {
+            self.look_again(number).await;
+        }
+        self.nodes().facts(number)
+    }
+
+    /// Looks at a folder again; false where nobody says what it is, or it is none any more.
+    pub async fn look_again(&self, number: u64) -> bool {
+        let path = self.nodes().path(number);
+        let Ok(remote) = path.map(|path| self.remote(&path)) else { return false };
+        let Ok(seen) = self.content.line.look(&remote).await else { return false };
+        let facts = seen.facts();
+        if facts.kind != Kind::Folder {
+            return false;
+        }
+        self.nodes().refresh(number, facts);
+        match number {
+            ROOT => self.recall.looked_at_root(&remote, seen),
+            _ => self.recall.looked(&remote, seen),
+        }
+        true
+    }
+
+    /// The number of a name, and what it is.
+    pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), Trouble> {
+        let folder = self.nodes().path(parent).map_err(|_| Trouble::Outdated)?;
+        let folder = self.remote(&folder);
+        let path = folder.with(name)?;
+        let facts = match self.folders.find(parent, name, Instant::now()) {
+            Some(Some(facts)) => facts,
+            _ => match self.remembered_if_away(parent, &folder, name).await {
+                Some(facts) => facts,
+                None => match self.content.line.look(&path).await {
+                    Ok(seen) => {
+                        let facts = seen.facts();
+                        self.recall.looked(&path, seen);
+                        facts
+                    }
+                    Err(fault) if is_away(&fault) => {
+                        let known = self.remembered_if_away(parent, &folder, name).await;
+                        known.ok_or_else(|| self.heard(&path, fault))?
+                    }
+                    Err(fault) => return Err(self.heard(&path, fault)),
+                },
+            },
+        };
+        Ok((self.nodes().told(parent, name, facts), facts))
+    }
+
+    /// What is known of a name without a server, where there is none.
+    async fn remembered_if_away(
+        &self,
+        parent: u64,
+        folder: &WirePath,
+        name: &[u8],
+    ) -> Option<Facts> {
+        if self.content.line.is_up() {
+            return None;
+        }
+        if let Some(facts) = self.known(parent, name) {
+            return Some(facts);
+        }
+        let (recall, folder, name) = (self.recall.clone(), folder.clone(), name.to_vec());
+        blocking(move || recall.find(&folder, &name)).await
+    }
+
+    /// What the kernel was told of a name before.
+    fn known(&self, parent: u64, name: &[u8]) -> Option<Facts> {
+        let nodes = self.nodes();
+        nodes.facts(nodes.number(parent, name))
+    }
+
+    /// Notes in the log what a reader will only see as a number.
+    fn heard(&self, path: &WirePath, fault: Fault) -> Trouble {
+        if fault.code != Code::NotFound {
+            tracing::warn!(path = %path, cause = fault.text, "cannot be told");
+        }
+        Trouble::Asking(fault)
+    }
+
+    /// What is in a folder.
+    pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, Trouble> {
+        let remote = self.remote(path);
+        let (begun, changes) = (Instant::now(), self.folders.changes());
+        let remembered = async || {
+            let (recall, remote) = (self.recall.clone(), remote.clone());
+            let away = !self.content.line.is_up();
+            if away { blocking(move || recall.list(&remote)).await } else { None }
+        };
+        if let Some(listing) = remembered().await {
+            return Ok(Arc::new(listing));
+        }
+        let listing = match self.content.line.list(&remote).await {
+            Ok(listing) => Arc::new(listing),
+            Err(fault) => {
+                let listing = if is_away(&fault) { remembered().await } else { None };
+                return listing.map(Arc::new).ok_or_else(|| self.heard(&remote, fault));
+            }
+        };
+        // As old as the question: what changed while it was answered may not be in it.
+        self.folders.keep(number, listing.clone(), changes, begun);
+        self.recall.listed(&remote, &listing);
+        Ok(listing)
+    }
+
+    /// Where a link points to.
+    pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, Trouble> {
+        let path = self.nodes().path(number).map_err(|_| Trouble::Outdated)?;
+        let remote = self.remote(&path);
+        if !self.content.line.is_up() {
+            let (recall, folder) = (self.recall.clone(), remote.parent());
+            let name = remote.name().unwrap_or_default().to_vec();
+            if let Some(target) = blocking(move || recall.target(&folder, &name)).await {
+                return Ok(target);
+            }
+        }
+        let looked = self.content.line.look(&remote).await;
+        match looked.map_err(|fault| self.heard(&remote, fault))?.entry.kind {
+            EntryKind::Symlink { target } => Ok(target),
+            _ => Err(Trouble::Outdated),
+        }
+    }
+
+    /// The extended attributes of a file or folder; those of links are not told.
+    pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, Trouble> {
+        let (path, facts) = self.file(number)?;
+        let remote = self.remote(&path);
+        let meta = match facts.kind {
+            Kind::File => self.content.meta(&remote, facts).await.map_err(Trouble::Reading)?,
+            // All exports together are a folder of nobody.
+            Kind::Folder if !remote.is_root() => self.content.line.describe(&remote).await?,
+            _ => None,
+        };
+        Ok(meta.map(|meta| meta.xattrs).unwrap_or_default())
+    }
+
+    fn file(&self, number: u64) -> Result<(WirePath, Facts), Trouble> {
+        let nodes = self.nodes();
+        let path = nodes.path(number).map_err(|_| Trouble::Outdated)?;
+        Ok((path, nodes.facts(number).ok_or(Trouble::Outdated)?))
+    }
+
+    /// Opens a file: the version that is there now, if it is what the kernel was told of.
+    pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), Trouble> {
+        let (path, facts) = self.file(number)?;
+        let opened = self.content.open(&self.remote(&path), facts, true).await;
+        let file = match opened {
+            Ok(file) => file,
+            Err(Refusal::Outdated) => {
+                self.outdate(number);
+                return Err(Trouble::Outdated);
+            }
+            Err(Refusal::Fault(fault)) => return Err(self.heard(&self.remote(&path), fault)),
+        };
+        if !self.nodes().open(number, file.version, (file.size, file.mtime_ns)) {
+            self.outdate(number);
+            return Err(Trouble::Outdated);
+        }
+        Ok((path, file))
+    }
+
+    /// The kernel must look at a name again: what was listed of it is old.
+    fn outdate(&self, number: u64) {
+        self.folders.forget();
+        self.nodes().outdate(number);
+    }
+
+    /// Has all of a file stay, where all of it is there and verified. What an earlier mount left is
+    /// verified as it is read, and held when it is opened the next time.
+    pub async fn hold(&self, file: &Arc<CacheFile>) -> bool {
+        let file = file.clone();
+        blocking(move || file.back_verified()).await
+    }
+
+    /// Notes a read, and has brought what its reader will want next.
+    pub fn look_ahead(&self, open: &OpenFile, offset: u64, len: u64) {
+        let mut ahead = open.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = ahead.note(offset, len, open.file.size);
+        drop(ahead);
+        if let Some((offset, len)) = next {
+            let remote = self.remote(&open.path);
+            self.content.bring_ahead(&remote, &open.file, offset, len);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! What is in a folder, packed: names in one piece of memory, sorted, with what is
+//! known of each; where a link points to follows its name. Whose things are is kept once
+//! for all that are alike. Made page by page by a session, then only read, and written as
+//! bytes for who asks while the server is away. Pure.
+
+use super::attributes::{Facts, Kind, Seen, Tied};
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, Ties, WirePath};
+
+/// The most entries of one folder.
+pub const LISTING_ENTRIES_MAX: usize = 4 << 20;
+
+/// A folder.
+#[derive(Debug, Default)]
+pub struct Listing {
+    names: Vec<u8>,
+    entries: Vec<Packed>,
+    owners: Vec<Owned>,
+    /// Where in `owners` something is, while entries are added.
+    places: HashMap<Owned, u32>,
+}
+
+/// An entry; the rest of it is in `names` and `owners`.
+#[derive(Clone, Copy, Debug)]
+struct Packed {
+    size: u64,
+    mtime_ns: i64,
+    start: u32,
+    owned: u32,
+    mode: u16,
+    len: u8,
+    kind: Kind,
+}
+
+/// Whose something is, and how many names it has.
+type Owned = (Tied, u32);
+
+impl Listing {
+    /// Adds a page, with the ties of each entry where they are known; an error when the folder is
+    /// too large.
+    pub fn add(&mut self, page: Vec<Entry>, ties: &[Option<Ties>]) -> Result<(), Fault> {
+        for (at, entry) in page.into_iter().enumerate() {
+            let start = u32::try_from(self.names.len()).ok();
+            let (Some(start), true) = (start, self.entries.len() < LISTING_ENTRIES_MAX) else {
+                let text = format!("more than {LISTING_ENTRIES_MAX} entries are in the folder");
+                return Err(Fault::new(Code::Limit, text));
+            };
+            let Some(name) = entry.path.name() else { continue };
+            // A name has a bound that fits.
+            let Ok(len) = u8::try_from(name.len()) else { continue };
+            self.names.extend_from_slice(name);
+            if let EntryKind::Symlink { target } = &entry.kind {
+                self.names.extend_from_slice(target);
+            }
+            let Facts { kind, mode, size, mtime_ns, names, tied } =
+                Facts::of(&entry, ties.get(at).and_then(Option::as_ref));
+            let owned = self.place((tied, names));
+            self.entries.push(Packed { size, mtime_ns, start, owned, mode, len, kind });
+        }
+        Ok(())
+    }
+
+    /// Where this is kept, once for all that are alike. There are no more of them than entries.
+    fn place(&mut self, owned: Owned) -> u32 {
+        *self.places.entry(owned).or_insert_with(|| {
+            self.owners.push(owned);
+            self.owners.len() as u32 - 1
+        })
+    }
+
+    /// Only this, under this name.
+    pub fn of(name: &[u8], seen: Seen) -> Result<Self, Fault> {
+        let Seen { entry, ties } = seen;
+        let mut listing = Self::default();
+        listing.add(vec![Entry { path: WirePath::parse(name)?, ..entry }], &[ties])?;
+        listing.seal();
+        Ok(listing)
+    }
+
+    /// Sorts it: nothing is added any more.
+    pub fn seal(&mut self) {
+        let names = &self.names;
+        self.entries.sort_unstable_by(|a, b| name_of(names, a).cmp(name_of(names, b)));
+        self.entries.dedup_by(|a, b| name_of(names, a) == name_of(names, b));
+        self.entries.shrink_to_fit();
+        self.names.shrink_to_fit();
+        self.owners.shrink_to_fit();
+        self.places = HashMap::new();
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The entry at an index.
+    pub fn at(&self, index: usize) -> Option<(&[u8], Facts)> {
+        let entry = self.entries.get(index)?;
+        Some((name_of(&self.names, entry), self.facts(entry)))
+    }
+
+    /// What is known of a name.
+    pub fn find(&self, name: &[u8]) -> Option<Facts> {
+        self.entry(name).map(|entry| self.facts(entry))
+    }
+
+    fn facts(&self, entry: &Packed) -> Facts {
+        let Packed { size, mtime_ns, mode, kind, .. } = *entry;
+        let (tied, names) = self.owners[entry.owned as usize];
+        Facts { kind, mode, size, mtime_ns, names, tied }
+    }
+
+    /// Where the link of a name points to.
+    pub fn target(&self, name: &[u8]) -> Option<&[u8]> {
+        let entry = self.entry(name)?;
+        let start = entry.start as usize + usize::from(entry.len);
+        let is_link = entry.kind == Kind::Symlink;
+        is_link.then(|| self.names.get(start..start + entry.size as usize))?
+    }
+
+    fn entry(&self, name: &[u8]) -> Option<&Packed> {
+        let found = self.entries.binary_search_by(|entry| name_of(&self.names, entry).cmp(name));
+        self.entries.get(found.ok()?)
+    }
+
+    /// How long `encode` makes it at most.
+    pub fn encoded_bytes(&self) -> usize {
+        let numbers = self.owners.len() * OWNED_BYTES + self.entries.len() * ENTRY_BYTES;
+        4 + self.names.len() + numbers
+    }
+
+    /// All of it as bytes: whose things are, then for each entry its numbers, its name, and
+    /// where it points to.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.encoded_bytes());
+        bytes.extend_from_slice(&(self.owners.len() as u32).to_le_bytes());
+        for (Tied { file, version, uid, gid }, names) in &self.owners {
+            let number = |it: &Option<NonZeroU64>| it.map_or(0, NonZeroU64::get).to_le_bytes();
+            bytes.extend_from_slice(&[number(file), number(version)].concat());
+            bytes.extend([uid, gid, names].iter().flat_map(|number| number.to_le_bytes()));
+        }
+        for entry in &self.entries {
+            let Packed { size, mtime_ns, owned, mode, len, kind, .. } = *entry;
+            let name = name_of(&self.names, entry);
+            bytes.extend_from_slice(&[kind as u8, len]);
+            bytes.extend_from_slice(&mode.to_le_bytes());
+            bytes.extend_from_slice(&owned.to_le_bytes());
+            bytes.extend_from_slice(&size.to_le_bytes());
+            bytes.extend_from_slice(&mtime_ns.to_le_bytes());
+            bytes.extend_from_slice(name);
+            bytes.extend_from_slice(self.target(name).unwrap_or_default());
+        }
+        bytes
+    }
+
+    /// What was written; none when it was not written here.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (count, mut bytes) = bytes.split_first_chunk()?;
+        let mut listing = Self::default();
+        for _ in 0..u32::from_le_bytes(*count) {
+            let (owned, rest) = bytes.split_first_chunk::<OWNED_BYTES>()?;
+            listing.owners.push(read_owned(owned)?);
+            bytes = rest;
+        }
+        while let Some(([kind, len], rest)) = bytes.split_first_chunk::<2>() {
+            let (mode, rest) = rest.split_first_chunk()?;
+            let (owned, rest) = rest.split_first_chunk()?;
+            let (size, rest) = rest.split_first_chunk()?;
+            let (mtime_ns, rest) = rest.split_first_chunk()?;
+            let (kind, len) = (*KINDS.get(usize::from(*kind))?, *len);
+            let (mode, size) = (u16::from_le_bytes(*mode), u64::from_le_bytes(*size));
+            let (owned, mtime_ns) = (u32::from_le_bytes(*owned), i64::from_le_bytes(*mtime_ns));
+            listing.owners.get(owned as usize)?;
+            let target = if kind == Kind::Symlink { usize::try_from(size).ok()? } else { 0 };
+            let (names, rest) = rest.split_at_checked(usize::from(len).checked_add(target)?)?;
+            let start = u32::try_from(listing.names.len()).ok()?;
+            listing.names.extend_from_slice(names);
+            listing.entries.push(Packed { size, mtime_ns, start, owned, mode, len, kind });
+            bytes = rest;
+        }
+        (bytes.is_empty() && listing.len() <= LISTING_ENTRIES_MAX).then_some(listing)
+    }
+}
+
+/// What the numbers of an entry take, and those of an owner.
+const ENTRY_BYTES: usize = 24;
+const OWNED_BYTES: usize = 28;
+
+/// The kinds by their numbers.
+const KINDS: [Kind; 4] = [Kind::File, Kind::Folder, Kind::Symlink, Kind::Special];
+
+fn read_owned(bytes: &[u8; OWNED_BYTES]) -> Option<Owned> {
+    let (file, rest) = bytes.split_first_chunk()?;
+    let (version, rest) = rest.split_first_chunk()?;
+    let mut numbers = rest.chunks_exact(4).map_while(|it| it.first_chunk().copied());
+    let mut number = || numbers.next().map(u32::from_le_bytes);
+    let (uid, gid, names) = (number()?, number()?, number()?);
+    let file = NonZeroU64::new(u64::from_le_bytes(*file));
+    let version = NonZeroU64::new(u64::from_le_bytes(*version));
+    Some((Tied { file, version, uid, gid }, names))
+}
+
+fn name_of<'a>(names: &'a [u8], entry: &Packed) -> &'a [u8] {
+    let start = entry.start as usize;
+    &names[start..start + usize::from(entry.len)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again_and_what_is_cut_is_not() {
+        let entry = |name: &str, kind, size| {
+            let path = WirePath::parse(name.as_bytes()).expect("plain");
+            Entry { path, kind, size, mode: 0o751, mtime_ns: -3, meta: None }
+        };
+        let link = EntryKind::Symlink { target: b"../there".to_vec() };
+        let mut listing = Listing::default();
+        let page = vec![entry("link", link, 0), entry("b", EntryKind::Folder, 0)];
+        listing.add(page, &[]).expect("fits");
+        let named = verbatim_proto::Named { file: 300, version: Some(9) };
+        let ties = Ties { uid: 1000, gid: 7, names: 3, twin: Some(named) };
+        listing.add(vec![entry("a", EntryKind::File, 7)], &[Some(ties)]).expect("fits");
+        listing.seal();
+        let bytes = listing.encode();
+        assert_eq!(bytes.len(), listing.encoded_bytes());
+        let read = Listing::decode(&bytes).expect("is whole");
+        for name in [b"a".as_slice(), b"b", b"link", b"c"] {
+            assert_eq!(read.find(name), listing.find(name));
+        }
+        let (a, b) = (read.find(b"a").expect("is there"), read.find(b"b").expect("is there"));
+        assert_eq!(
+            (a.owner(), a.names, a.shared().map(u64::from)),
+            (Some((1000, 7)), 3, Some(300))
+        );
+        assert_eq!((b.owner(), b.names, b.shared()), (None, 2, None));
+        assert_eq!(read.target(b"link"), Some(b"../there".as_slice()));
+        assert_eq!((read.target(b"a"), read.len()), (None, 3));
+        for cut in 0..bytes.len() {
+            let less = Listing::decode(&bytes[..cut]);
+            assert!(less.is_none_or(|less| less.len() < 3), "cut at {cut}");
+        }
+        assert!(Listing::decode(&[9; 40]).is_none());
+    }
+
+    #[test]
+    fn what_came_in_pages_is_found_by_name_and_in_order() {
+        let entry = |name: &str, size| {
+            let path = WirePath::parse(name.as_bytes()).expect("plain");
+            Entry { path, kind: EntryKind::File, size, mode: 0o100_644, mtime_ns: 3, meta: None }
+        };
+        let mut listing = Listing::default();
+        listing.add(vec![entry("b", 2), entry("c", 3)], &[]).expect("fits");
+        listing.add(vec![entry("a", 1), entry("b", 2)], &[]).expect("fits");
+        listing.seal();
+        let names: Vec<&[u8]> =
+            (0..listing.len()).filter_map(|at| listing.at(at)).map(|(name, _)| name).collect();
+        assert_eq!(names, [b"a", b"b", b"c"], "each once");
+        let facts = listing.find(b"c").expect("is there");
+        assert_eq!((facts.size, facts.mode, facts.kind), (3, 0o644, Kind::File));
+        assert_eq!(listing.find(b"d"), None);
+        assert_eq!(listing.owners.len(), 1, "what is alike is kept once");
+        assert!(std::mem::size_of::<Packed>() <= 40, "a million must stay small");
+        assert!(std::mem::size_of::<Facts>() <= 48, "the kernel may know a million");
+    }
+}
