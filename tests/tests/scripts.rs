@@ -70,60 +70,145 @@ fn only_a_whole_comparison_is_written_to_the_repository() {
     assert!(run(measured, "--only one").contains("/compare --only one"), "a folder of its own");
 }
 
-/// The last line of `tests/run` for these stages, whose commands are in place of the real ones.
-fn summary(commands: &str, stages: &str) -> String {
-    let stubs = "result() { echo \"test result: ok. $1 passed; 0 failed; $2 ignored\"; }
-         bounded() { if [[ $1 == tests/softroce/run ]]; then softroce \"${2:-}\"; else \"$@\"; fi; }
-         stage_test() { counted result 10 3; }; stage_sync() { counted result 5 0; }";
-    let (code, said) = loaded("tests/run", &format!("{stubs}\n{commands}\nmain {stages}"));
-    assert_eq!(code, Some(0), "{said}");
-    said.lines().last().expect("it says something").to_owned()
+/// Runs `tests/run` with these words, and with commands of ours in place of cargo, the guest and
+/// the test runner. `record` is a line of the runner's record: verdict, seconds, name.
+fn run(commands: &str, words: &str) -> (Option<i32>, String) {
+    let stubs = "result() { echo \"test result: ok. $1 passed; 0 failed; 0 ignored\"; }
+         record() { printf '%s\\t%s\\t%s\\n' \"$@\" >>\"$kept/record.tsv\"; }
+         bounded() { if [[ $1 == tests/softroce/run ]]; then softroce \"$@\"; else \"$@\"; fi; }
+         install() { :; }; softroce() { :; }; stage_build() { :; }; stage_tests() { :; }
+         stage_clippy() { :; }; stage_format() { :; }; stage_speed() { :; }; stage_doc() { :; }
+         stage_powercut() { :; }";
+    loaded("tests/run", &format!("{stubs}\n{commands}\nCARGO_TARGET_DIR=$work main {words}"))
+}
+
+fn last_line(said: &str) -> &str {
+    said.lines().last().expect("it prints something")
 }
 
 #[test]
-fn what_cargo_ignored_is_skipped_until_a_stage_has_run_it() {
-    let commands = "softroce() { if [[ $1 == abi ]]; then result 2 0; else result 3 0; fi; }
-         stage_operate() { counted result 2 1; }";
-    assert_eq!(summary(commands, "test sync"), "15 passed, 0 failed, 3 skipped");
-    assert_eq!(summary(commands, "test operate sync"), "17 passed, 0 failed, 4 skipped");
-    assert_eq!(summary(commands, "test operate verbs"), "17 passed, 0 failed, 1 skipped");
+fn tests_that_cargo_ignores_are_skipped_until_a_stage_has_run_them() {
+    let commands = "stage_tests() { record ok 1 'cli a' && record ok 1 'cli b' &&
+             record ignored 3 scenarios && record ignored 1 operate; }
+         softroce() { record ok 2 'guest/scenarios c' && record ok 2 'guest/scenarios d'; }";
+    let (code, said) = run(commands, "tests");
+    assert_eq!((code, last_line(&said)), (Some(0), "2 passed, 0 failed, 4 skipped"), "{said}");
+    let (code, said) = run(commands, "tests verbs");
+    assert_eq!((code, last_line(&said)), (Some(0), "4 passed, 0 failed, 1 skipped"), "{said}");
 }
 
 #[test]
 fn what_is_left_out_whole_was_never_passed() {
     let commands = "softroce() { echo skipped: no guest && return 77; }
-         stage_doctor() { echo 'some test: why' >>$VERBATIM_SKIPS && counted result 4 0; }";
-    assert_eq!(summary(commands, "sync verbs"), "5 passed, 0 failed, 2 skipped");
-    assert_eq!(summary(commands, "test verbs"), "10 passed, 0 failed, 5 skipped");
-    assert_eq!(summary(commands, "doctor"), "3 passed, 0 failed, 1 skipped");
+         stage_tests() { echo 'some test: why' >>$VERBATIM_SKIPS && record ok 1 'p some test' &&
+             record ok 1 'p other' && record ignored 3 verbs; }";
+    let (code, said) = run(commands, "verbs");
+    assert_eq!((code, last_line(&said)), (Some(0), "0 passed, 0 failed, 1 skipped"), "{said}");
+    assert!(said.contains("SKIPPED: verbs tests: no guest"), "{said}");
+    let (code, said) = run(commands, "tests verbs");
+    assert_eq!((code, last_line(&said)), (Some(0), "1 passed, 0 failed, 5 skipped"), "{said}");
+    assert!(said.contains("SKIPPED: some test: why"), "{said}");
 }
 
 #[test]
-fn stages_that_take_more_than_the_budget_of_their_group_fail() {
-    // As if each stage took this long.
-    let run = |stages: &str, seconds: u32| {
-        let stage = format!("SECONDS=$((SECONDS + {seconds}))");
-        let stubs = format!("stage_format() {{ {stage}; }}; stage_doc() {{ {stage}; }}");
-        loaded("tests/run", &format!("{stubs}; main {stages}"))
+fn a_stage_that_fails_does_not_stop_the_others_and_the_end_says_how_to_run_it_again() {
+    let commands = "stage_clippy() { return 1; }
+         stage_tests() { record ok 1 'cli a' && record FAILED 2 'sync b::c d' && return 1; }
+         stage_speed() { counted result 4; }; softroce() { record FAILED 9 'guest/verbs e'; false; }";
+    let (code, said) = run(commands, "");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("\nFAILED: stage clippy\nFAILED: stage verbs\nFAILED: sync b::c d\n"),
+        "{said}"
+    );
+    assert!(said.contains("\nFAILED: guest/verbs e\n"), "{said}");
+    assert!(said.contains("\nagain: tests/run clippy verbs --only 'sync b::c d'\n"), "{said}");
+    assert!(said.ends_with("\nflaky: 0\n5 passed, 2 failed, 0 skipped\n"), "{said}");
+    for stage in ["format", "clippy", "build", "tests", "speed", "verbs"] {
+        assert!(said.contains(&format!("\n==> {stage}\n")) || said.starts_with("==> "), "{said}");
+    }
+    assert!(!said.contains("==> doc"), "{said}");
+    let (_, said) = run("", "--ci");
+    assert!(said.contains("==> doc") && !said.contains("==> full"), "{said}");
+}
+
+#[test]
+fn three_flaky_tests_fail_a_run_and_all_are_kept_in_a_file() {
+    let with = |count: usize| {
+        let flaky = (0..count).map(|number| format!("record FLAKY 1 'cli t{number}'; "));
+        let commands = format!("stage_tests() {{ {} }}", flaky.collect::<String>());
+        let ran = format!("{commands}; outcome() {{ cat $work/tests/flaky; }}; trap outcome EXIT");
+        run(&ran, "tests")
     };
-    let (code, said) = run("format doc", 350);
+    let (code, said) = with(2);
     assert_eq!(code, Some(0), "{said}");
-    let (code, said) = run("format", 721);
-    assert!(code == Some(1) && said.contains("FAILED, over the budget of house"), "{said}");
-    let (code, said) = run("format doc", 361);
-    assert!(code == Some(1) && said.contains("FAILED, over the budget of house"), "{said}");
+    assert!(said.contains("FLAKY: cli t0\nFLAKY: cli t1\n"), "{said}");
+    assert!(said.contains("\nflaky: 2\n2 passed, 0 failed, 0 skipped\n"), "{said}");
+    let (code, said) = with(3);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("\nFAILED: 3 flaky tests\n"), "{said}");
 }
 
 #[test]
-fn a_command_ends_where_the_budget_of_its_stage_ends() {
+fn the_slowest_tests_are_named() {
+    let commands = "stage_tests() { for n in {1..30}; do record ok $n.5 \"cli t$n\"; done; }";
+    let (_, said) = run(commands, "tests");
+    let slowest = said.split("slowest tests, in seconds\n").nth(1).expect("a list");
+    let names: Vec<&str> =
+        slowest.lines().map_while(|line| line.split_once("  cli ")).map(|it| it.1).collect();
+    assert_eq!(names, (21..=30).rev().map(|n| format!("t{n}")).collect::<Vec<_>>(), "{said}");
+}
+
+#[test]
+fn a_stage_that_takes_longer_than_it_may_fails() {
+    // As if it took this long.
+    let after =
+        |seconds: u32| run(&format!("stage_doc() {{ SECONDS=$((SECONDS + {seconds})); }}"), "doc");
+    let (code, said) = after(230);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = after(241);
+    assert!(code == Some(1) && said.contains("FAILED, over its 4 minutes"), "{said}");
+    assert!(said.contains("\nagain: tests/run doc\n"), "{said}");
+}
+
+#[test]
+fn a_command_ends_where_the_time_of_its_stage_ends() {
     // The second command of a stage has what the first one left.
-    let lines = "timeout() { echo \"$2\" >>$work/limits; shift 2; \"$@\"; }
-         stage_format() { bounded true && SECONDS=$((SECONDS + 100)) && bounded true; }
-         main format; cat $work/limits";
+    let lines = "install() { :; }; timeout() { echo \"$2\" >>$work/limits; shift 2; \"$@\"; }
+         stage_doc() { bounded true && SECONDS=$((SECONDS + 100)) && bounded true; }
+         CARGO_TARGET_DIR=$work main doc; cat $work/limits";
     let (_, said) = loaded("tests/run", lines);
     let limits = said.lines().rev().take(2).map(|line| line.parse::<u32>().expect("a limit"));
     let limits: Vec<u32> = limits.collect();
-    assert!(limits[1] > 715 && limits[0] <= 621 && limits[0] > 600, "{said}");
+    assert!(limits[1] > 235 && limits[0] <= 140 && limits[0] > 120, "{said}");
+}
+
+#[test]
+fn a_guest_test_that_fails_is_run_once_more_in_a_guest_of_its_own() {
+    let after = |second: &str| {
+        let lines = format!(
+            "out=$work; mkdir $out/log; export VERBATIM_RECORD=$work/record
+             printf '%s 120\\n' '/x/verbs-1 a' '/x/verbs-1 b' '/x/verbs-1 ab' >$out/jobs
+             printf 'ok a 5\\nFAILED b 2500\\nok ab 7\\n' >$out/results; touch $out/rc
+             echo first >$out/log/b
+             boot() {{ cat $out/jobs; echo {second} >$out/results; touch $out/rc; echo second >$out/log/b; }}
+             way=boot; run_again && report; status=$?; cat $VERBATIM_RECORD $out/first/log/b; exit $status"
+        );
+        loaded("tests/softroce/run", &lines)
+    };
+    let (code, said) = after("ok b 4");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("\n/x/verbs-1 b 120\nFLAKY b: "), "only what failed: {said}");
+    assert!(said.contains("3 passed; 0 failed"), "{said}");
+    let record =
+        "ok\t0.005\tguest/verbs a\nFLAKY\t2.500\tguest/verbs b\nok\t0.007\tguest/verbs ab\nfirst\n";
+    assert!(said.ends_with(record), "{said}");
+    let (code, said) = after("FAILED b 4");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("2 passed; 1 failed") && said.contains("FAILED\t2.500\tguest/verbs b\n"),
+        "{said}"
+    );
 }
 
 #[test]
