@@ -4,13 +4,13 @@
 //! nothing; the tests say how much may be left.
 
 use crate::http::{get, series};
-use crate::process::Serve;
+use crate::process::{Serve, wait_for};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a server may take to find that its clients are gone, and to give back what they had.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
@@ -46,6 +46,7 @@ impl Holding {
     ///
     /// # Panics
     /// When something is left.
+    #[track_caller]
     pub fn comes_back(&self, serve: &Serve) {
         give_back(serve.metrics.expect("it shows them"), || {
             let now = Self::of(serve.id());
@@ -56,24 +57,20 @@ impl Holding {
 }
 
 /// Waits until a server shows nothing of its clients, and nothing else is left of them.
+#[track_caller]
 fn give_back(metrics: SocketAddr, left: impl Fn() -> Option<String>) {
-    let begin = Instant::now();
-    loop {
+    wait_for("the server has given back what its clients had", GIVE_BACK_MAX, || {
         let (shown, left) = (shown(metrics), left());
-        if left.is_none() && shown.iter().all(|count| *count == 0.0) {
-            return;
-        }
-        let late = begin.elapsed() > GIVE_BACK_MAX;
-        assert!(!late, "sessions, regions, pinned bytes, slots: {shown:?}; left: {left:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        let all = left.is_none() && shown.iter().all(|(_, count)| *count == 0.0);
+        if all { Ok(()) } else { Err((shown, left)) }
+    });
 }
 
-/// What a server shows of its clients: sessions, regions, pinned bytes, slots.
-fn shown(metrics: SocketAddr) -> [f64; 4] {
+/// What a server shows of its clients.
+fn shown(metrics: SocketAddr) -> [(&'static str, f64); 4] {
     let text = get(metrics, "/metrics").body;
     let of = |name| series(&text, &format!("rdma_serve_{name}")).expect("it is shown");
-    ["sessions", "regions", "pinned_bytes", "slots"].map(of)
+    ["sessions", "regions", "pinned_bytes", "slots"].map(|name| (name, of(name)))
 }
 
 /// What a server of this process has open, among all that its other threads have.
@@ -94,6 +91,7 @@ impl Served {
     ///
     /// # Panics
     /// When something is left.
+    #[track_caller]
     pub fn comes_back(&self) {
         give_back(self.metrics, || {
             let sockets = sockets_at(self.port);
@@ -109,12 +107,19 @@ const LISTENING: &str = "0A";
 
 /// Whether somebody listens on a port of 127.0.0.1.
 pub fn is_listening(port: u16) -> bool {
+    listener(port).is_some()
+}
+
+/// The line of the kernel's table about the socket that listens on a port of 127.0.0.1.
+pub fn listener(port: u16) -> Option<String> {
     let end = format!("0100007F:{port:04X}");
     let table = fs::read_to_string("/proc/self/net/tcp").expect("the kernel tells");
-    table.lines().skip(1).any(|line| {
+    let mut sockets = table.lines().skip(1).map(str::trim);
+    let found = sockets.find(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         words[1] == end && words[3] == LISTENING
-    })
+    });
+    found.map(str::to_owned)
 }
 
 /// Connections of this process that were made to a port of it, and have not been closed here.

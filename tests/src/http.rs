@@ -20,22 +20,34 @@ pub struct Answer {
 }
 
 /// Asks for a path.
+#[track_caller]
 pub fn get(address: SocketAddr, path: &str) -> Answer {
     request(address, "GET", path, &address.to_string())
 }
 
 /// Makes a request with any method, under any name.
+#[track_caller]
 pub fn request(address: SocketAddr, method: &str, path: &str, host: &str) -> Answer {
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).expect("it listens");
+    let what = format!("{method} {path} from {address}");
+    let stream = TcpStream::connect_timeout(&address, ANSWER_MAX);
+    let mut stream = stream.unwrap_or_else(|error| panic!("{what}: cannot connect: {error}"));
     stream.set_read_timeout(Some(ANSWER_MAX)).expect("a socket takes it");
     let text = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n\r\n");
-    stream.write_all(text.as_bytes()).expect("it reads");
+    let written = stream.write_all(text.as_bytes());
+    written.unwrap_or_else(|error| panic!("{what}: the request is not read: {error}"));
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).expect("it answers");
+    let read = stream.read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+    let limit_s = ANSWER_MAX.as_secs();
+    read.unwrap_or_else(|error| {
+        panic!("{what}: the answer does not end within {limit_s} s: {error}; so far: {answer:?}")
+    });
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .unwrap_or_else(|| panic!("{what}: no end of the head: {answer:?}"));
     let status = head.split(' ').nth(1).and_then(|number| number.parse().ok());
-    Answer { status: status.expect("a number"), head: head.to_owned(), body: body.to_owned() }
+    let status = status.unwrap_or_else(|| panic!("{what}: no status: {head:?}"));
+    Answer { status, head: head.to_owned(), body: body.to_owned() }
 }
 
 /// The value of a series, such as `rdma_serve_sessions`; none if it is not there.

@@ -2,7 +2,8 @@
 //! to copy and to compare (`tree`), a network that misbehaves (`proxy`), a client
 //! that says what it wants (`raw`), a server that comes back (`place`, `port`), what an
 //! enemy could send (`hostile`), what a disk has after a power cut (`powercut`), what
-//! is held (`holding`), and luck that can be had again (`dice`).
+//! is held (`holding`), luck that can be had again (`dice`), and waits that say what they
+//! saw when they give up (`wait`, `output`).
 //! Only tests use this crate. Everything it makes lives in temporary folders and
 //! on loopback, and goes with its handle.
 
@@ -12,6 +13,7 @@ pub mod dice;
 pub mod holding;
 pub mod hostile;
 pub mod http;
+pub mod output;
 pub mod pair;
 pub mod place;
 pub mod port;
@@ -20,3 +22,4 @@ pub mod process;
 pub mod proxy;
 pub mod raw;
 pub mod tree;
+pub mod wait;

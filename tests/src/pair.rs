@@ -7,12 +7,13 @@
 use crate::holding::Served;
 use crate::proxy::Proxy;
 use crate::tree;
+use crate::wait::{wait_for, when};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use verbatim_client::copy::CopyError;
@@ -211,16 +212,11 @@ impl Pair {
     }
 
     /// Waits until no temporary file is left on either side, and fails if one stays.
+    #[track_caller]
     pub fn assert_tidy(&self) {
-        let begin = Instant::now();
-        loop {
-            let left = tree::parts(self.folder.path());
-            if left.is_empty() {
-                return;
-            }
-            assert!(begin.elapsed() < TIDY_MAX, "temporary files are left: {left:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_for("no temporary file is left on either side", TIDY_MAX, || {
+            when(tree::parts(self.folder.path()), Vec::is_empty)
+        });
     }
 }
 

@@ -42,11 +42,13 @@ impl Place {
     }
 
     /// Starts a server, where the one before was.
+    #[track_caller]
     pub fn serve(&self) -> Serve {
         self.serve_as(&self.home, &[])
     }
 
     /// Starts a server there as another user, with more arguments.
+    #[track_caller]
     pub fn serve_as(&self, home: &Arc<Home>, more: &[&str]) -> Serve {
         let exports = [format!("data={}", self.text("data")), format!("in={}:rw", self.text("in"))];
         let arguments: Vec<&str> =
@@ -65,6 +67,7 @@ impl Place {
     }
 
     /// Ends a server as a power cut of its process would, and waits until it is gone.
+    #[track_caller]
     pub fn kill(&self, serve: Serve) {
         serve.signal(Signal::KILL);
         assert_eq!(serve.end(), None, "it was killed");

@@ -3,18 +3,20 @@
 //! the children it starts and ends them, and only them; every wait has a bound.
 //! Used by the tests of the command line. What they check is their own business.
 
-use crate::holding::is_listening;
+use crate::holding::listener;
+use crate::output::{Output, Report};
+use crate::wait::LOOK_EVERY;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+pub use crate::wait::{Text, contents, exists, seen, wait_for, when};
 pub use rustix::process::Signal;
 
 /// How long a command may take.
@@ -22,9 +24,6 @@ const COMMAND_MAX: Duration = Duration::from_secs(60);
 
 /// How long a server may take to listen, and to say something that is waited for.
 const SERVE_MAX: Duration = Duration::from_secs(20);
-
-/// How often a wait looks again.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Who has no rights at all.
 pub const NOBODY: u32 = 65534;
@@ -66,18 +65,6 @@ pub fn another_boot(folder: &Path) -> Option<[String; 6]> {
 pub fn trials(plain: u64) -> u64 {
     let times = std::env::var("VERBATIM_TRIALS").ok();
     plain * times.map_or(1, |text| text.parse().expect("VERBATIM_TRIALS is a number"))
-}
-
-/// Waits until `done` gives something; panics after `limit`.
-pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(value) = done() {
-            return value;
-        }
-        assert!(begin.elapsed() < limit, "{what}: not within {} s", limit.as_secs());
-        std::thread::sleep(LOOK_EVERY);
-    }
 }
 
 /// How much must be free in memory for folders to be made there.
@@ -192,11 +179,13 @@ impl Home {
     }
 
     /// Runs `rdma-cp` to its end.
+    #[track_caller]
     pub fn cp<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Ended {
         Running::start(self.command("rdma-cp", arguments)).end()
     }
 
     /// Runs `rdma-serve` where it is expected to refuse, to its end.
+    #[track_caller]
     pub fn serve<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Ended {
         Running::start(self.command("rdma-serve", arguments)).end()
     }
@@ -210,9 +199,11 @@ impl Default for Home {
 
 /// A command that runs; ended, if it is still there, when this is dropped.
 pub struct Running {
+    /// Its program and arguments, for messages.
+    line: String,
     child: Child,
-    stdout: Option<JoinHandle<String>>,
-    stderr: Option<JoinHandle<String>>,
+    stdout: Output,
+    stderr: Output,
 }
 
 impl Running {
@@ -220,9 +211,9 @@ impl Running {
     pub fn start(mut command: Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
-        let stdout = Some(read_all(child.stdout.take().expect("it is piped")));
-        let stderr = Some(read_all(child.stderr.take().expect("it is piped")));
-        Self { child, stdout, stderr }
+        let stdout = Output::of(child.stdout.take().expect("it is piped"));
+        let stderr = Output::of(child.stderr.take().expect("it is piped"));
+        Self { line: line_of(&command), child, stdout, stderr }
     }
 
     /// Its process number.
@@ -241,21 +232,34 @@ impl Running {
         self.child.try_wait().expect("our own child").is_some()
     }
 
+    /// How it is, for a test that fails: what it does or how it ended, and what it printed.
+    pub fn report(&mut self) -> Report {
+        Report::of(&mut self.child, &[("stdout", &self.stdout), ("stderr", &self.stderr)])
+    }
+
+    /// Fails if it has ended, with what it printed.
+    #[track_caller]
+    pub fn assert_runs(&mut self, what: &str) {
+        let report = self.report();
+        assert!(!self.has_ended(), "{what}: {}: {report:?}", self.line);
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         send_signal(&self.child, signal);
     }
 
-    /// Waits for its end; one that takes too long is killed, and the test fails.
+    /// Waits for its end; one that takes too long is killed, and the test fails, with what it
+    /// printed and what its threads do.
+    #[track_caller]
     pub fn end(mut self) -> Ended {
-        let code = wait_for("the command ends", COMMAND_MAX, || {
-            self.child.try_wait().expect("our own child")
+        let what = format!("{} ends", self.line);
+        let status = wait_for(&what, COMMAND_MAX, || {
+            let status = self.child.try_wait().expect("our own child");
+            status.ok_or_else(|| self.report())
         });
-        let text = |reader: Option<JoinHandle<String>>| {
-            reader.expect("taken once").join().expect("reading does not panic")
-        };
-        let (stdout, stderr) = (text(self.stdout.take()), text(self.stderr.take()));
-        Ended { code: code.code(), stdout, stderr }
+        let (stdout, stderr) = (self.stdout.all(), self.stderr.all());
+        Ended { code: status.code(), stdout, stderr }
     }
 }
 
@@ -299,8 +303,7 @@ impl Ended {
 /// A server that listens.
 pub struct Serve {
     child: Child,
-    reader: Option<JoinHandle<()>>,
-    log: Arc<Mutex<String>>,
+    log: Output,
     home: Arc<Home>,
     /// Where it listens.
     pub address: SocketAddr,
@@ -312,6 +315,7 @@ pub struct Serve {
 
 impl Serve {
     /// Starts a server for a new user, on a free port of 127.0.0.1.
+    #[track_caller]
     pub fn start<A: AsRef<OsStr>>(arguments: &[A]) -> Self {
         Self::of(&Arc::new(Home::new()), "127.0.0.1:0", arguments)
     }
@@ -319,26 +323,26 @@ impl Serve {
     /// Starts a server of a user on an address, and waits until it listens. A server that was
     /// killed there may have been about to run a command: the child has all of its parent's
     /// descriptors until it becomes that command, and is waited for.
+    #[track_caller]
     pub fn of<A: AsRef<OsStr>>(home: &Arc<Home>, listen: &str, arguments: &[A]) -> Self {
         let port = listen.parse().map_or(0, |address: SocketAddr| address.port());
-        wait_for("nobody listens there", SERVE_MAX, || (!is_listening(port)).then_some(()));
+        let what = format!("nobody listens on {listen}, where the server is to start");
+        wait_for(&what, SERVE_MAX, || listener(port).map_or(Ok(()), |line| Err(Text(line))));
         let given = ["--listen", listen, "--metrics", "127.0.0.1:0"].map(OsStr::new);
         let arguments = given.into_iter().chain(arguments.iter().map(AsRef::as_ref));
         Self::plain(home, &arguments.collect::<Vec<_>>())
     }
 
     /// Starts a server with these arguments alone, and waits until it listens.
+    #[track_caller]
     pub fn plain<A: AsRef<OsStr>>(home: &Arc<Home>, arguments: &[A]) -> Self {
         let mut command = home.command("rdma-serve", arguments);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
         let stderr = child.stderr.take().expect("it is piped");
-        let log = Arc::new(Mutex::new(String::new()));
-        let reader = Some(follow(stderr, log.clone()));
         let mut serve = Self {
             child,
-            reader,
-            log,
+            log: Output::of_lines(stderr),
             home: home.clone(),
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             fingerprint: String::new(),
@@ -374,6 +378,7 @@ impl Serve {
     }
 
     /// Runs `rdma-cp` as the user of this server, to its end.
+    #[track_caller]
     pub fn cp<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Ended {
         self.home.cp(arguments)
     }
@@ -385,33 +390,37 @@ impl Serve {
 
     /// What it has logged so far. Lines of info may be a tenth of a second late.
     pub fn log(&self) -> String {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.log.so_far()
+    }
+
+    /// How it is, for a test that fails: what it does or how it ended, and what it logged.
+    pub fn report(&mut self) -> Report {
+        Report::of(&mut self.child, &[("log", &self.log)])
     }
 
     /// Waits until so many of its lines have these words, and returns all it has logged.
     #[allow(dead_code, reason = "not every test target counts lines")]
+    #[track_caller]
     pub fn logged(&self, words: &str, times: usize) -> String {
-        wait_for(&format!("it logs {words:?}"), SERVE_MAX, || {
-            let log = self.log();
-            (log.lines().filter(|line| line.contains(words)).count() >= times).then_some(log)
-        })
+        let what = format!("the server has {times} lines with {words:?} in its log");
+        let count = |log: &String| log.lines().filter(|line| line.contains(words)).count() >= times;
+        wait_for(&what, SERVE_MAX, || when(self.log(), count).map_err(Text))
     }
 
     /// Waits until it has logged these words, and returns their line.
+    #[track_caller]
     pub fn said(&mut self, words: &str) -> String {
         let begin = Instant::now();
         loop {
             // Asked first: what it said before its end is in the log by then.
             let ended = self.child.try_wait().expect("our own child");
-            if ended.is_some() {
-                self.reader.take().map(JoinHandle::join);
-            }
-            let log = self.log();
+            let log = if ended.is_some() { self.log.all() } else { self.log() };
             if let Some(line) = log.lines().find(|line| line.contains(words)) {
                 return line.to_owned();
             }
-            assert!(ended.is_none(), "it ended with {ended:?} and not a word of {words:?}:\n{log}");
-            assert!(begin.elapsed() < SERVE_MAX, "it does not say {words:?}:\n{log}");
+            let waits = ended.is_none() && begin.elapsed() < SERVE_MAX;
+            let limit_s = SERVE_MAX.as_secs();
+            assert!(waits, "{words:?} is logged: not within {limit_s} s: {:?}", self.report());
             std::thread::sleep(LOOK_EVERY);
         }
     }
@@ -428,14 +437,17 @@ impl Serve {
     }
 
     /// Waits for its end, and returns its exit code.
+    #[track_caller]
     pub fn end(mut self) -> Option<i32> {
         self.gone()
     }
 
     /// The same, of one that is to be followed by another.
+    #[track_caller]
     pub fn gone(&mut self) -> Option<i32> {
         let status = wait_for("the server ends", SERVE_MAX, || {
-            self.child.try_wait().expect("our own child")
+            let status = self.child.try_wait().expect("our own child");
+            status.ok_or_else(|| self.report())
         });
         status.code()
     }
@@ -458,21 +470,9 @@ fn end_now(child: &mut Child) {
     let _ = child.wait();
 }
 
-fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        from.read_to_end(&mut bytes).expect("a pipe of our own child");
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
-/// Keeps reading, so that the pipe never fills and the server never waits for it.
-fn follow(from: impl Read + Send + 'static, log: Arc<Mutex<String>>) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
-            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-            log.push_str(&line);
-            log.push('\n');
-        }
-    })
+/// The program of a command, and its arguments.
+fn line_of(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }

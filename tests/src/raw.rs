@@ -45,22 +45,40 @@ impl Raw {
     }
 
     /// Waits for the next message; none when the server hung up.
+    #[track_caller]
     pub fn next(&mut self, what: &str) -> Option<ServerMessage> {
+        self.next_behind(what, None)
+    }
+
+    /// The same, of one who heard this message last.
+    #[track_caller]
+    fn next_behind(&mut self, what: &str, last: Option<&ServerMessage>) -> Option<ServerMessage> {
         let heard = self.runtime.block_on(async {
             tokio::time::timeout(ANSWER_MAX, self.connection.receiver.recv()).await
         });
-        heard.unwrap_or_else(|_| panic!("no {what}")).ok().flatten()
+        let limit_s = ANSWER_MAX.as_secs();
+        let heard = heard.unwrap_or_else(|_| {
+            panic!("the server says nothing for {limit_s} s; wanted: {what}; heard last: {last:?}")
+        });
+        heard.ok().flatten()
     }
 
     /// Waits for the answer that `wanted` takes, and drops the rest.
+    #[track_caller]
     pub fn hear<T>(&mut self, what: &str, wanted: impl Fn(&ServerMessage) -> Option<T>) -> T {
-        let begin = Instant::now();
+        let (begin, limit_s) = (Instant::now(), ANSWER_MAX.as_secs());
+        let mut last = None;
         loop {
-            assert!(begin.elapsed() < ANSWER_MAX, "no {what}");
-            let message = self.next(what).unwrap_or_else(|| panic!("no {what}: it hung up"));
+            let late = begin.elapsed() >= ANSWER_MAX;
+            assert!(!late, "the server sends no {what} within {limit_s} s; heard last: {last:?}");
+            let message = self.next_behind(what, last.as_ref());
+            let message = message.unwrap_or_else(|| {
+                panic!("the server hung up before it sent a {what}; heard last: {last:?}")
+            });
             if let Some(answer) = wanted(&message) {
                 return answer;
             }
+            last = Some(message);
         }
     }
 }

@@ -10,12 +10,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 use verbatim_tests::holding::Holding;
 use verbatim_tests::http::{get, series};
 use verbatim_tests::place::Place;
-use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
+use verbatim_tests::process::{Home, Running, Serve, Signal, contents, seen};
+use verbatim_tests::process::{skip, wait_for, when};
 use verbatim_tests::tree;
 
 /// How long a server may take to forget a client that is gone.
@@ -30,7 +31,7 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
     let (place, serve) = Place::new();
     tree::write(&place.path("data/file"), &tree::content(1, 17 << 20));
     tree::write(&place.path("up"), &tree::content(2, 17 << 20));
-    let copies: Vec<Running> = (0..CLIENTS)
+    let mut copies: Vec<Running> = (0..CLIENTS)
         .map(|number| {
             let (up, out) = (place.text("up"), place.text(&format!("out/{number}")));
             let slowly = "--bwlimit=2M".to_owned();
@@ -40,9 +41,12 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
             }
         })
         .collect();
-    wait_for("all have begun", Duration::from_secs(30), || {
-        let begun = tree::parts(&place.path("out")).len() + tree::parts(&place.path("in")).len();
-        (begun >= CLIENTS).then_some(())
+    let parts = || [tree::parts(&place.path("out")), tree::parts(&place.path("in"))].concat();
+    let what = format!("{CLIENTS} copies have begun: each has a partial file");
+    wait_for(&what, Duration::from_secs(30), || {
+        let begun = parts();
+        let reports = copies.iter_mut().map(Running::report).collect::<Vec<_>>();
+        seen(begun.len() >= CLIENTS, (begun, reports))
     });
     serve.signal(Signal::KILL);
     assert_eq!(serve.end(), None, "it was killed");
@@ -58,10 +62,7 @@ fn a_server_that_is_restarted_under_ten_clients_loses_none_of_them() {
         };
         assert!(fs::read(place.path(from)).unwrap() == fs::read(place.path(&to)).unwrap(), "{to}");
     }
-    wait_for("nothing is left", FORGET_MAX, || {
-        let left = [tree::parts(&place.path("out")), tree::parts(&place.path("in"))].concat();
-        left.is_empty().then_some(())
-    });
+    wait_for("no partial file is left", FORGET_MAX, || when(parts(), Vec::is_empty));
     before.comes_back(&serve);
 }
 
@@ -90,22 +91,17 @@ fn copies_and_killed_clients_leave_nothing_behind_in_the_server() {
     std::thread::sleep(IDLE_THREADS_STAY);
     let before = Holding::of(serve.id());
     (WARM..WARM + COPIES).for_each(round);
-    let begin = Instant::now();
-    let after = loop {
+    let what = format!("the server has hardly more descriptors and threads than {before:?}");
+    let after = wait_for(&what, FORGET_MAX, || {
         let now = Holding::of(serve.id());
         let room = COPIES / 4;
         if now.descriptors < before.descriptors + room && now.threads < before.threads + room {
-            break now;
+            return Ok(now);
         }
-        let open = || fs::read_dir(format!("/proc/{}/fd", serve.id())).into_iter().flatten();
-        let open = || open().flatten().flat_map(|entry| fs::read_link(entry.path()));
-        assert!(
-            begin.elapsed() < FORGET_MAX,
-            "{before:?} became {now:?}: {:?}",
-            open().collect::<Vec<_>>()
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    };
+        let open = fs::read_dir(format!("/proc/{}/fd", serve.id())).into_iter().flatten();
+        let open = open.flatten().flat_map(|entry| fs::read_link(entry.path()));
+        Err((now, open.collect::<Vec<_>>()))
+    });
     let grown = after.anonymous_kib.saturating_sub(before.anonymous_kib);
     assert!(grown < 16 << 10, "{COPIES} rounds left {grown} KiB: {before:?}, {after:?}");
 }
@@ -296,14 +292,18 @@ fn what_the_disk_lost_of_a_copy_that_was_cut_short_is_fetched_again() {
     let command = ["--json".to_owned(), serve.at("data/big"), out.display().to_string()];
     // In order, so that where it lies is said in its inode.
     let slowly = ["--bwlimit=32M".to_owned(), "--streams=1".to_owned()];
-    let copy = serve.start_cp(&[&slowly, &command[..]].concat());
+    let mut copy = serve.start_cp(&[&slowly, &command[..]].concat());
     // More than there is room for.
     let chunks = 60;
-    let journal = wait_for("most of it came", Duration::from_secs(30), || {
+    let what = format!("the copy has a journal of {chunks} chunks");
+    let journal = wait_for(&what, Duration::from_secs(30), || {
         let entries = fs::read_dir(&out).expect("lists").flatten();
         let mut paths = entries.map(|entry| entry.path());
-        let journal = paths.find(|path| path.to_string_lossy().ends_with("-journal"))?;
-        (fs::metadata(&journal).ok()?.len() > chunks * (20 + 4 * 32 + 8)).then_some(journal)
+        let journal = paths.find(|path| path.to_string_lossy().ends_with("-journal"));
+        let is_long = |path: &PathBuf| {
+            fs::metadata(path).is_ok_and(|meta| meta.len() > chunks * (20 + 4 * 32 + 8))
+        };
+        journal.filter(is_long).ok_or_else(|| (contents(&out), copy.report()))
     });
     copy.signal(Signal::KILL);
     drop(copy.end());

@@ -13,7 +13,7 @@ use verbatim_fabric::sim::{Faults, SimClock, SimCounts, SimNet};
 use verbatim_proto::Code;
 use verbatim_proto::units::CHUNK_BYTES_MIN;
 use verbatim_tests::pair::{Backend, Copied, Job, Pair, read};
-use verbatim_tests::process::trials;
+use verbatim_tests::process::{trials, wait_for, when};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 use verbatim_tests::tree;
 
@@ -478,11 +478,8 @@ fn a_copy_that_is_interrupted_while_it_looks_ends_as_one_that_had_begun() {
     let job = pair.down(&["ro/many/*.bin"], "one").timeout(PATIENCE_LONG).through(&proxy);
     std::thread::scope(|scope| {
         let copy = scope.spawn(|| job.stop_when(stopped).run());
-        let begin = Instant::now();
-        while proxy.counts().stalls == 0 {
-            assert!(begin.elapsed() < PATIENCE_LONG, "it does not look");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let what = "the proxy has stalled the answer to what the copy looks at";
+        wait_for(what, PATIENCE_LONG, || when(proxy.counts(), |counts| counts.stalls > 0));
         stop.send(()).expect("the copy waits");
         let copied = copy.join().expect("the copy ends");
         assert_eq!(copied.only_failure().fault.code, Code::Interrupted, "{copied:?}");

@@ -27,7 +27,7 @@ use verbatim_tests::powercut::crash::Cuts;
 use verbatim_tests::powercut::disk::Kind;
 use verbatim_tests::powercut::{Disk, Manner, State, trace};
 use verbatim_tests::process::{Home, Running, Serve, Signal};
-use verbatim_tests::process::{another_boot, binary, skip, trials, wait_for};
+use verbatim_tests::process::{another_boot, binary, skip, trials, wait_for, when};
 use verbatim_tests::tree;
 
 /// Samples of each command and manner.
@@ -109,8 +109,12 @@ impl World {
         let mut disk = Disk::read(&to);
         let log = self.path("log");
         self.run(&to, &trace::wrapper(log.to_str().expect("plain")));
-        let log = wait_for("strace ends", LOG_MAX, || {
-            fs::read(&log).ok().filter(|log| trace::is_over(log))
+        let log = wait_for("the log of strace has its last line", LOG_MAX, || {
+            let bytes = fs::read(&log).map_err(|error| error.to_string())?;
+            when(bytes, |bytes| trace::is_over(bytes)).map_err(|bytes| {
+                let end = &bytes[bytes.len().saturating_sub(500)..];
+                format!("{} bytes that end with {}", bytes.len(), String::from_utf8_lossy(end))
+            })
         });
         disk.replay(&trace::parse(&log));
         disk

@@ -12,6 +12,7 @@ use verbatim_files::journal;
 use verbatim_proto::Extent;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_tests::pair::{Backend, Copied, DEADLINE, Pair, read};
+use verbatim_tests::process::{contents, wait_for};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 use verbatim_tests::tree;
 
@@ -161,21 +162,21 @@ fn hidden(folder: &Path, end: &str) -> Option<PathBuf> {
 }
 
 /// Waits for a journal that says something and then says nothing more for a while.
+#[track_caller]
 fn wait_for_journal(folder: &Path) -> PathBuf {
-    let begin = Instant::now();
     let mut last = (0, Instant::now());
-    loop {
+    let what = "a journal has more than 1000 bytes and has not grown for 0.3 s";
+    wait_for(what, DEADLINE, || {
         let journal = hidden(folder, ".verbatim-journal");
         let len = journal.as_ref().and_then(|path| fs::metadata(path).ok()).map_or(0, |m| m.len());
         if len != last.0 {
             last = (len, Instant::now());
         }
-        if len > 1000 && last.1.elapsed() > Duration::from_millis(300) {
-            return journal.expect("it was just there");
+        match len > 1000 && last.1.elapsed() > Duration::from_millis(300) {
+            true => Ok(journal.expect("it was just there")),
+            false => Err(format!("{len} bytes, for {:?}; {}", last.1.elapsed(), contents(folder))),
         }
-        assert!(begin.elapsed() < DEADLINE, "no journal in {}", folder.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    })
 }
 
 /// Cuts a copy short in the middle; forgets half of what its journal says, of data and of

@@ -19,7 +19,7 @@ use verbatim_proto::{
 };
 use verbatim_tests::pair::{Backend, DEADLINE, Pair};
 use verbatim_tests::port::Port;
-use verbatim_tests::process::{Home, Serve, wait_for};
+use verbatim_tests::process::{Home, Serve, seen, wait_for};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -41,15 +41,23 @@ fn watch(path: &str, exclude: &[&str]) -> Watch {
 }
 
 async fn next(watching: &mut Watching) -> Heard {
+    next_of(watching, || "nothing".into()).await
+}
+
+/// The next of several; `so_far` says what was heard before, for a message.
+async fn next_of(watching: &mut Watching, so_far: impl Fn() -> String) -> Heard {
     let heard = tokio::time::timeout(DEADLINE, watching.next()).await;
-    heard.expect("in time").unwrap_or_else(|error| panic!("it ended: {error}"))
+    let heard = heard
+        .unwrap_or_else(|_| panic!("the watch tells nothing for {DEADLINE:?}, after {}", so_far()));
+    heard.unwrap_or_else(|error| panic!("the watch ended: {error}"))
 }
 
 /// Listens until all of these paths were told, and returns all that were.
 async fn hear(watching: &mut Watching, wanted: &[&str]) -> BTreeSet<String> {
     let mut heard = BTreeSet::new();
     while !wanted.iter().all(|path| heard.contains(*path)) {
-        match next(watching).await {
+        let told = next_of(watching, || format!("{heard:?}, wanted: {wanted:?}")).await;
+        match told {
             Heard::Changed(changes) if !changes.rescan => {
                 heard.extend(changes.changes.iter().map(|change| change.path.to_string()));
             }
@@ -63,13 +71,31 @@ fn rescan() -> Heard {
     Heard::Changed(Changes::rescan())
 }
 
-/// Whether this process watches a folder.
-fn is_watched(folder: &Path) -> bool {
-    let inode = format!(" ino:{:x} ", fs::metadata(folder).expect("there").ino());
+/// The watches of this process, as the kernel writes them.
+fn watches() -> Vec<String> {
     let infos = fs::read_dir("/proc/self/fdinfo").expect("the kernel tells");
     // Descriptors come and go while this looks.
-    let mut texts = infos.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    texts.any(|text| text.lines().any(|line| line.starts_with("inotify ") && line.contains(&inode)))
+    let texts = infos.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    let lines = texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
+    lines.filter(|line| line.starts_with("inotify ")).collect()
+}
+
+/// What the kernel writes in the line of a watch of this folder.
+fn inode_of(folder: &Path) -> String {
+    format!(" ino:{:x} ", fs::metadata(folder).expect("there").ino())
+}
+
+/// Whether this process watches a folder.
+fn is_watched(folder: &Path) -> bool {
+    let inode = inode_of(folder);
+    watches().iter().any(|line| line.contains(&inode))
+}
+
+/// Ok where this process does not watch a folder; else the watches that it has.
+fn is_not_watched(folder: &Path) -> Result<(), String> {
+    let (inode, watches) = (inode_of(folder), watches());
+    let done = !watches.iter().any(|line| line.contains(&inode));
+    seen(done, format!("{} is{inode}; {watches:?}", folder.display()))
 }
 
 #[test]
@@ -89,7 +115,7 @@ fn what_changes_on_the_server_is_told_until_the_client_leaves() {
         fs::rename(folder.join("deep"), folder.join("other")).expect("renames");
         hear(&mut watching, &["deep", "other"]).await;
         drop(watching);
-        wait_for("the watch is gone", DEADLINE, || (!is_watched(&folder)).then_some(()));
+        wait_for("the server watches nothing", DEADLINE, || is_not_watched(&folder));
     });
 }
 
@@ -168,7 +194,7 @@ fn what_cannot_be_watched_is_refused_and_a_session_has_few_watches() {
         assert_eq!(answer().await, (6, None), "there is room again");
         drop((outbox, receiver));
         let folder = pair.served("ro");
-        wait_for("the watches are gone", DEADLINE, || (!is_watched(&folder)).then_some(()));
+        wait_for("the server watches nothing", DEADLINE, || is_not_watched(&folder));
     });
 }
 

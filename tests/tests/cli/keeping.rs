@@ -2,7 +2,7 @@
 //! from anybody: setuid bits, file capabilities, files of root. Compared by
 //! status and attributes here, and by rsync where it is installed.
 
-use crate::process::{Ended, Home, Running, Serve, Signal, skip, wait_for};
+use crate::process::{Ended, Home, Running, Serve, Signal, exists, skip, wait_for, when};
 use crate::resuming::told;
 use crate::stopping::BEGIN_MAX;
 use crate::{bytes, is_root, text, works};
@@ -514,10 +514,12 @@ fn folders_are_finished_by_the_session_that_comes_last() {
             "in/up" => (text(&at("data/tree")), serve.at(to)),
             _ => (serve.at("data/tree"), text(&at(to))),
         };
-        let copy = serve.start_cp(&["-rp", "--json", "--bwlimit", "2M", &from, &target]);
-        wait_for("some files arrive", BEGIN_MAX, || {
-            let arrived = at(to).exists() && tree::walk(&at(to)).len() > FILES / 8;
-            arrived.then_some(())
+        let mut copy = serve.start_cp(&["-rp", "--json", "--bwlimit", "2M", &from, &target]);
+        let what = format!("more than {} files and folders are in {to}", FILES / 8);
+        wait_for(&what, BEGIN_MAX, || {
+            exists(&at(to)).map_err(|missing| (missing, copy.report()))?;
+            let arrived = when(tree::walk(&at(to)).len(), |count| *count > FILES / 8);
+            arrived.map_err(|count| (count.to_string(), copy.report()))
         });
         serve.signal(Signal::KILL);
         serve.end();

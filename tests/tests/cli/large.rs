@@ -1,7 +1,7 @@
 //! A file larger than 4 GiB, where 32 bits end, and the memory that both sides
 //! take for it: a bound that does not grow with the file.
 
-use crate::process::{Home, Running, Serve, skip, wait_for};
+use crate::process::{Home, Running, Serve, seen, skip, wait_for};
 use crate::text;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -71,7 +71,7 @@ fn watch(copy: &mut Running, serve: &Serve) -> (u64, u64) {
     wait_for("the copy ends", COPY_MAX, || {
         client = client.max(anon_kib(copy.id()).unwrap_or(0));
         server = server.max(anon_kib(serve.id()).unwrap_or(0));
-        copy.has_ended().then_some(())
+        seen(copy.has_ended(), copy.report())
     });
     (client, server)
 }

@@ -1,7 +1,7 @@
 //! The log of a server that has a line for every file. Its standard error is a socket
 //! of datagrams here, so that each of its writes is seen for itself.
 
-use crate::process::{Home, Running, Signal, wait_for};
+use crate::process::{Home, Running, Signal, Text, seen, wait_for};
 use crate::text;
 use serde_json::Value;
 use std::fs;
@@ -11,6 +11,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use verbatim_tests::output::Report;
 
 /// Files that are copied, each with its line.
 const FILES: usize = 500;
@@ -67,10 +68,16 @@ impl Logged {
         all.filter(|line| line["fields"]["message"] == message).collect()
     }
 
+    /// Waits until it has written so many lines with this message.
+    #[track_caller]
     fn wait_for(&mut self, message: &str, count: usize) -> Vec<Value> {
-        wait_for(message, WAIT_MAX, || {
+        let what = format!("the server has written {count} lines with the message {message:?}");
+        wait_for(&what, WAIT_MAX, || {
             self.take();
-            Some(self.lines(message)).filter(|lines| lines.len() >= count)
+            let lines = self.lines(message);
+            let found = lines.len();
+            let all = || format!("{found} lines; all that was written:\n{}", self.writes.concat());
+            if found >= count { Ok(lines) } else { Err(Text(all())) }
         })
     }
 
@@ -81,7 +88,7 @@ impl Logged {
         let mut copy = Running::start(self.home.command("rdma-cp", &["-r", &from, &to]));
         wait_for("the copy ends", WAIT_MAX, || {
             self.take();
-            copy.has_ended().then_some(())
+            seen(copy.has_ended(), copy.report())
         });
         copy.end().done();
     }
@@ -91,7 +98,8 @@ impl Logged {
         rustix::process::kill_process(id, signal).expect("our own child takes signals");
         wait_for("the server ends", WAIT_MAX, || {
             self.take();
-            self.child.try_wait().expect("our own child")
+            let ended = self.child.try_wait().expect("our own child");
+            ended.ok_or_else(|| (Report::of(&mut self.child, &[]), Text(self.writes.concat())))
         });
         self.take();
     }

@@ -2,7 +2,7 @@
 //! what is cut short is told, stores nothing and leaves nothing behind. Nothing
 //! but the file goes to standard output.
 
-use crate::process::{Ended, Serve, Signal, wait_for};
+use crate::process::{Ended, Serve, Signal, contents, seen, wait_for, when};
 use crate::{World, bytes, names};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use verbatim_tests::holding::Holding;
+use verbatim_tests::output::{Output, Report};
 use verbatim_tests::place::Place;
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 
@@ -82,13 +83,15 @@ impl Piped {
     }
 
     /// Waits for its end, with what it said.
+    #[track_caller]
     fn end(&mut self) -> Ended {
         drop(self.0.stdin.take());
-        let status = wait_for("rdma-cp ends", COMMAND_MAX, || self.0.try_wait().expect("ours"));
-        let mut stderr = String::new();
-        let said = self.0.stderr.take().expect("piped").read_to_string(&mut stderr);
-        said.expect("reads");
-        Ended { code: status.code(), stdout: String::new(), stderr }
+        let mut stderr = Output::of(self.0.stderr.take().expect("piped"));
+        let status = wait_for("rdma-cp ends", COMMAND_MAX, || {
+            let ended = self.0.try_wait().expect("ours");
+            ended.ok_or_else(|| Report::of(&mut self.0, &[("stderr", &stderr)]))
+        });
+        Ended { code: status.code(), stdout: String::new(), stderr: stderr.all() }
     }
 }
 
@@ -196,6 +199,13 @@ fn leaving_nothing(serve: &Serve, copies: impl FnOnce()) {
     before.comes_back(serve);
 }
 
+/// Waits until the server has removed what there was of an upload.
+#[track_caller]
+fn wait_for_nothing_in(folder: &Path) {
+    let what = format!("nothing is left in {}", folder.display());
+    wait_for(&what, COMMAND_MAX, || seen(names(folder).is_empty(), contents(folder)));
+}
+
 /// A file so long that its copy is cut in the middle.
 fn long(dir: &Path) -> Vec<u8> {
     let content = bytes(4, 64 * CHUNK);
@@ -245,8 +255,8 @@ fn orphaned(timeout: &str) -> (Place, Piped, Vec<u8>, Vec<u8>) {
     let taken = copy.take(3 * CHUNK);
     // It is in the middle of the next chunk then.
     let stdout = copy.0.stdout.as_ref().expect("piped");
-    wait_for("the pipe is full", COMMAND_MAX, || {
-        (ioctl_fionread(stdout).expect("a pipe") >= PIPE_BYTES).then_some(())
+    wait_for(&format!("{PIPE_BYTES} bytes wait in the pipe"), COMMAND_MAX, || {
+        when(ioctl_fionread(stdout).expect("a pipe"), |bytes| *bytes >= PIPE_BYTES)
     });
     place.kill(serve);
     (place, copy, content, taken)
@@ -343,7 +353,9 @@ fn a_server_that_dies_stores_nothing_of_a_pipe_and_ends_what_has_no_version_yet(
     let mut down = Piped::cp(&serve, &["--timeout", "2", &serve.at("data/long"), "-"]);
     let mut first = vec![0; 1000];
     down.0.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    wait_for("some of it is stored", COMMAND_MAX, || (!names(&landing).is_empty()).then_some(()));
+    wait_for("the server has a partial file of the upload", COMMAND_MAX, || {
+        seen(!names(&landing).is_empty(), contents(&landing))
+    });
     serve.signal(Signal::KILL);
     drop(serve);
     down.end().refused(3, &["data/long", "what went through the pipe is not all of it"]);
@@ -361,14 +373,17 @@ fn a_client_that_dies_or_is_interrupted_stores_nothing() {
             let mut copy = Piped::cp(&serve, &["-", &serve.at("in/x")]);
             let mut stdin = copy.0.stdin.take().unwrap();
             stdin.write_all(&bytes(5, 3 * CHUNK)).unwrap();
-            wait_for("it is begun", COMMAND_MAX, || (!names(&landing).is_empty()).then_some(()));
+            wait_for("the server has a partial file of the upload", COMMAND_MAX, || {
+                let begun = !names(&landing).is_empty();
+                seen(begun, (contents(&landing), Report::of(&mut copy.0, &[])))
+            });
             let id = rustix::process::Pid::from_raw(copy.0.id() as i32).unwrap();
             rustix::process::kill_process(id, signal).unwrap();
             let ended = copy.end();
             assert_eq!(ended.code, (signal == Signal::INT).then_some(130), "{ended:?}");
             // It waited for input, and the rest of that goes nowhere.
             drop(stdin);
-            wait_for("nothing is left", COMMAND_MAX, || names(&landing).is_empty().then_some(()));
+            wait_for_nothing_in(&landing);
         }
     });
 }
@@ -399,9 +414,7 @@ fn an_input_that_cannot_be_read_stores_nothing() {
             .stderr(Stdio::piped());
         let mut copy = Piped(command.spawn().unwrap());
         copy.end().refused(1, &["cannot read standard input", "nothing is stored"]);
-        wait_for("nothing is left", COMMAND_MAX, || {
-            names(&dir.path().join("in")).is_empty().then_some(())
-        });
+        wait_for_nothing_in(&dir.path().join("in"));
     });
 }
 

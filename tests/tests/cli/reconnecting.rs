@@ -2,10 +2,11 @@
 //! client finishes by itself, tells each file once, and says what happened. A
 //! server that never comes back ends it in time, and Ctrl-C ends it at once.
 
-use crate::process::{Home, Running, Signal, wait_for};
-use crate::resuming::{BIG_BYTES, SLOWLY, make_settled, told, wait_for_growth};
+use crate::process::{Home, Running, Signal, seen, wait_for};
+use crate::resuming::{BIG_BYTES, SLOWLY, make_settled, told};
+use crate::resuming::{wait_for_big_alone, wait_for_growth};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
-use crate::{assert_same, bytes, names, text};
+use crate::{assert_same, bytes, text};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
@@ -37,7 +38,7 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
             journal = wait_for_growth(&mut copy, &landing, journal);
             place.kill(serve);
             std::thread::sleep(Duration::from_millis(300));
-            assert!(!copy.has_ended(), "it does not wait for the server: {:?}", copy.end());
+            copy.assert_runs("the copy does not wait for the server");
             serve = place.serve();
         }
         let ended = copy.end().done();
@@ -48,9 +49,7 @@ fn a_server_that_is_killed_and_restarted_does_not_end_the_copy() {
         assert_eq!(events(&ended.stdout, "reconnected").len(), 2, "{ended:?}");
         assert_eq!(events(&ended.stdout, "file").len(), 1, "{ended:?}");
         assert_same(&from, &landing.join("big"));
-        wait_for("only the file is there", BEGIN_MAX, || {
-            (names(&landing) == ["big"]).then_some(())
-        });
+        wait_for_big_alone(&landing);
     }
 }
 
@@ -82,17 +81,20 @@ fn a_tree_of_small_files_is_told_once_each_whatever_happens_to_the_server() {
             false => ["--json".to_owned(), "-r".into(), serve.at("data/tree"), place.text("out")],
         };
         let mut copy = serve.start_cp(&command);
-        let arrived = |count: usize| {
-            let folders = || fs::read_dir(&landing).into_iter().flatten().flatten();
+        let arrived = || {
+            let folders = fs::read_dir(&landing).into_iter().flatten().flatten();
             let whole = |folder: fs::DirEntry| {
                 let entries = fs::read_dir(folder.path()).into_iter().flatten().flatten();
                 entries.filter(|e| !e.file_name().to_string_lossy().starts_with('.')).count()
             };
-            (folders().map(whole).sum::<usize>() >= count).then_some(())
+            folders.map(whole).sum::<usize>()
         };
         let mut restarts = 0;
         for count in [1, FILES / 3, 2 * FILES / 3] {
-            wait_for("some files arrive", BEGIN_MAX, || arrived(count));
+            wait_for(&format!("{count} files have arrived"), BEGIN_MAX, || {
+                let now = arrived();
+                seen(now >= count, (now, copy.report()))
+            });
             if copy.has_ended() {
                 break;
             }

@@ -6,7 +6,7 @@
 #![allow(clippy::print_stdout)] // a failing seed prints itself
 
 use crate::process::{Ended, Home, Running, Serve, Signal};
-use crate::process::{another_boot, skip, trials, wait_for};
+use crate::process::{another_boot, contents, seen, skip, trials, wait_for, when};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
 use crate::{World, assert_same, bytes, names, text};
 use std::fs;
@@ -25,19 +25,30 @@ const KILLS: u64 = 30;
 pub(crate) const BIG_BYTES: usize = 96 << 20;
 
 /// Waits until a journal in the folder speaks of a dozen chunks.
+#[track_caller]
 pub(crate) fn wait_for_journal(copy: &mut Running, folder: &Path) {
     wait_for_growth(copy, folder, 0);
 }
 
 /// Waits until a journal in the folder speaks of a dozen chunks more than when it was `before`
 /// bytes long; says how long it is then.
+#[track_caller]
 pub(crate) fn wait_for_growth(copy: &mut Running, folder: &Path, before: u64) -> u64 {
-    wait_for("some of the copy is verified", BEGIN_MAX, || {
-        assert!(!copy.has_ended(), "the copy ended before it was looked at");
+    let what = format!("the copy has a journal of more than {} bytes", before + 2000);
+    wait_for(&what, BEGIN_MAX, || {
+        copy.assert_runs("the copy ended before it was looked at");
         let journals = names(folder).into_iter().filter(|name| name.ends_with("-journal"));
         let longest = journals.filter_map(|name| Some(fs::metadata(folder.join(name)).ok()?.len()));
-        longest.max().filter(|longest| *longest > before + 2000)
+        let longest = longest.max().filter(|longest| *longest > before + 2000);
+        longest.ok_or_else(|| (contents(folder), copy.report()))
     })
+}
+
+/// Waits until there is nothing but the file that was copied.
+#[track_caller]
+pub(crate) fn wait_for_big_alone(folder: &Path) {
+    let what = format!("only the file big is in {}", folder.display());
+    wait_for(&what, BEGIN_MAX, || when(names(folder), |names| *names == ["big"]));
 }
 
 /// Makes a file, and waits until a later write would change its time.
@@ -95,7 +106,7 @@ fn an_interrupted_upload_keeps_what_is_verified_and_goes_on() {
     copy.end().refused(130, &[]);
     assert!(!landing.join("big").exists(), "a partial file has the final name");
     serve.cp(&command).done();
-    wait_for("only the file is there", BEGIN_MAX, || (names(&landing) == ["big"]).then_some(()));
+    wait_for_big_alone(&landing);
     assert_eq!(fs::metadata(landing.join("big")).unwrap().len(), BIG_BYTES as u64);
 }
 
@@ -153,9 +164,7 @@ fn rewrite_behind_its_time(path: &Path) {
 /// Runs the upload again; says how much the server had, and how much of that was hashed again.
 fn finish_upload(world: &World, command: &[String]) -> (u64, u64) {
     let done = world.serve.cp(command).done();
-    wait_for("only the file is there", BEGIN_MAX, || {
-        (names(&world.path("in")) == ["big"]).then_some(())
-    });
+    wait_for_big_alone(&world.path("in"));
     assert_eq!(fs::metadata(world.path("in/big")).expect("it is there").len(), BIG_BYTES as u64);
     assert_same(&world.path("big"), &world.path("in/big"));
     (told(&done.stdout, "resumed_bytes"), told(&done.stdout, "rehashed_bytes"))
@@ -295,9 +304,7 @@ fn a_client_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         }
         serve.cp(&command).done();
         check(&landing.join("big"), &content);
-        wait_for("only the file is there", BEGIN_MAX, || {
-            (names(&landing) == ["big"]).then_some(())
-        });
+        wait_for_big_alone(&landing);
         before.comes_back(&serve);
     }
 }
@@ -335,8 +342,9 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
         let mut copy = serve.start_cp(&command);
         for seed in 0..trials(KILLS) {
             // The copy that runs comes back by itself, unless that was its end.
-            wait_for("it comes back or ends", BEGIN_MAX, || {
-                (copy.has_ended() || serve.log().contains("session began")).then_some(())
+            wait_for("the copy has a session with the new server, or ends", BEGIN_MAX, || {
+                let done = copy.has_ended() || serve.log().contains("session began");
+                seen(done, (copy.report(), serve.report()))
             });
             if copy.has_ended() {
                 if had_begun(copy.end()) {
@@ -358,9 +366,7 @@ fn a_server_killed_at_random_moments_leaves_only_whole_files_and_finishes() {
             serve.cp(&command).done();
         }
         check(&landing.join("big"), &content);
-        wait_for("only the file is there", BEGIN_MAX, || {
-            (names(&landing) == ["big"]).then_some(())
-        });
+        wait_for_big_alone(&landing);
     }
 }
 

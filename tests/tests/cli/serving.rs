@@ -1,7 +1,7 @@
 //! How `rdma-serve` starts, and refuses to: addresses, exports, configuration,
 //! two servers of one user on one machine, and what it tidies when it starts.
 
-use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::process::{Home, Running, Serve, Signal, Text, contents, seen, wait_for};
 use crate::{World, assert_same, exports, make_samples, names, text};
 use std::fs;
 use std::path::Path;
@@ -200,10 +200,11 @@ fn old_leftovers_of_uploads_are_removed_and_nothing_else() {
     rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let mut serve = Serve::start(&exports(dir.path()));
     for name in [".big.0123456789abcdef.verbatim-part", "sub/.big.", ".small.77-3"] {
-        wait_for("it is said", Duration::from_secs(20), || {
+        let what = format!("the server logs that the leftover {name} was removed");
+        wait_for(&what, Duration::from_secs(20), || {
             let log = serve.log();
             let said = |line: &str| line.contains("leftover removed") && line.contains(name);
-            log.lines().any(said).then_some(())
+            seen(log.lines().any(said), (Text(log), contents(&dir.path().join("in"))))
         });
     }
     serve.signal(Signal::TERM);

@@ -1,7 +1,7 @@
 //! How a server stops: at once when it is idle, after its copies when it is not.
 //! How copies are cut short, and go on, is in `resuming`.
 
-use crate::process::{Home, Running, Serve, Signal, wait_for};
+use crate::process::{Home, Running, Serve, Signal, contents, seen, wait_for};
 use crate::{World, bytes, names, text};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,11 +21,13 @@ pub(crate) fn make_sparse(path: &Path, gib: u64) {
 }
 
 /// Waits until the first bytes have landed in a folder that was empty.
+#[track_caller]
 pub(crate) fn wait_for_bytes(copy: &mut Running, folder: &Path) {
-    wait_for("the copy begins", BEGIN_MAX, || {
-        assert!(!copy.has_ended(), "the copy ended before it was looked at");
+    wait_for("the copy has begun: a file in its target has blocks", BEGIN_MAX, || {
+        copy.assert_runs("the copy ended before it was looked at");
         let blocks = |name: &String| fs::metadata(folder.join(name)).map_or(0, |m| m.blocks());
-        names(folder).iter().any(|name| blocks(name) > 0).then_some(())
+        let done = names(folder).iter().any(|name| blocks(name) > 0);
+        seen(done, (contents(folder), copy.report()))
     });
 }
 

@@ -2,7 +2,7 @@
 //! given, left in a local door, or met before. Everything else ends with exit
 //! code 3 and says what to do.
 
-use crate::process::{Home, Running, Serve, skip, wait_for};
+use crate::process::{Home, Running, Serve, Text, seen, skip, wait_for};
 use crate::{World, exports, make_samples, names, text, works};
 use std::io::Write;
 use std::net::TcpListener;
@@ -125,9 +125,9 @@ fn at_a_terminal(home: &Home, arguments: &[&str], typed: &str) -> crate::process
     let mut running = Running::start(command);
     // Stays open: an end of input would be an answer.
     let mut keyboard = running.stdin();
-    wait_for("it asks", Duration::from_secs(20), || {
+    wait_for("rdma-cp asks whether to trust the server", Duration::from_secs(20), || {
         let shown = std::fs::read_to_string(&screen).unwrap_or_default();
-        shown.contains("Trust it from now on").then_some(())
+        seen(shown.contains("Trust it from now on"), (Text(shown), running.report()))
     });
     keyboard.write_all(typed.as_bytes()).expect("it is typed");
     running.end()

@@ -3,7 +3,7 @@
 //! group of their own, `operate`.
 
 use crate::http::{get, request, series};
-use crate::process::{Home, Serve, wait_for};
+use crate::process::{Home, Serve, Text, contents, seen, wait_for, when};
 use crate::{World, text};
 use serde_json::Value;
 use std::fs;
@@ -27,7 +27,9 @@ fn what_is_copied_is_counted_once_and_by_direction() {
     assert_eq!((moved(at, "read"), moved(at, "write")), (0.0, 0.0));
     let a_bytes = fs::metadata(world.path("data/a.bin")).unwrap().len() as f64;
     world.serve.cp(&[world.serve.at("data/a.bin"), world.text("out")]).done();
-    wait_for("the windows are back", WAIT_MAX, || (moved(at, "read") > 0.0).then_some(()));
+    wait_for("the server counts bytes that were read", WAIT_MAX, || {
+        when(moved(at, "read"), |bytes| *bytes > 0.0)
+    });
     world.serve.cp(&["-r", &world.text("data"), &world.serve.at("in")]).done();
     assert_eq!(moved(at, "read"), a_bytes);
     assert_eq!(moved(at, "write"), a_bytes + 1.0 + 70_000.0);
@@ -61,13 +63,14 @@ fn the_status_tells_who_is_in_and_what_went_wrong() {
     let status = || -> Value { serde_json::from_str(&get(at, "/api/v1/status").body).unwrap() };
     let slow = ["--bwlimit", "4M", &text(&big), &world.serve.at("in/big")].map(str::to_owned);
     let mut copy = world.serve.start_cp(&slow);
-    let seen = wait_for("the copy shows", WAIT_MAX, || {
-        assert!(!copy.has_ended(), "it was over before it was seen");
+    let what = "the status shows done_bytes of the file that is copied";
+    let shown = wait_for(what, WAIT_MAX, || {
+        copy.assert_runs("the copy was over before the status showed it");
         let status = status();
-        let file = status["sessions"][0]["files"][0].clone();
-        (file["done_bytes"].as_u64()? > 0).then_some(status)
+        let bytes = status["sessions"][0]["files"][0]["done_bytes"].as_u64();
+        when(status, |_| bytes > Some(0)).map_err(|status| (Text(status), copy.report()))
     });
-    let session = &seen["sessions"][0];
+    let session = &shown["sessions"][0];
     assert_eq!(session["transport"], "tcp");
     assert_eq!(session["who"], "local");
     assert!(session["agent"].as_str().unwrap().starts_with("rdma-cp "), "{session}");
@@ -75,8 +78,9 @@ fn the_status_tells_who_is_in_and_what_went_wrong() {
     assert_eq!((&file["path"], &file["direction"]), (&"in/big".into(), &"write".into()));
     assert_eq!(file["bytes"], 24 << 20);
     drop(copy);
-    wait_for("the session goes", WAIT_MAX, || {
-        status()["sessions"].as_array()?.is_empty().then_some(())
+    wait_for("the status shows no session", WAIT_MAX, || {
+        let sessions = status()["sessions"].clone();
+        seen(sessions.as_array().is_some_and(Vec::is_empty), Text(sessions))
     });
     world.serve.cp(&[&text(&big), &world.serve.at("data/new")]).refused(1, &["read-only"]);
     let status = status();
@@ -146,13 +150,14 @@ fn json_logs_at_the_level_of_rust_log_are_an_object_a_line_and_hold_no_secret() 
     let arguments = ["--listen", "127.0.0.1:0", "--metrics", "off", "--config"];
     let mut command = home.command("rdma-serve", &arguments);
     command.arg(&config).arg(&data).env("RUST_LOG", "trace");
-    let serve = crate::process::Running::start(command);
+    let mut serve = crate::process::Running::start(command);
     // The port is the name of the door it leaves.
-    let port = wait_for("it listens", WAIT_MAX, || {
-        let mut doors = fs::read_dir(home.state().join("local")).ok()?.flatten();
+    let port = wait_for("the server has left a door and listens", WAIT_MAX, || {
+        let mut doors = fs::read_dir(home.state().join("local")).into_iter().flatten().flatten();
         let port = doors.find_map(|door| door.path().file_stem()?.to_str()?.parse::<u16>().ok());
         // The door is there a moment before.
-        port.filter(|port| is_listening(*port))
+        let listening = port.filter(|port| is_listening(*port));
+        listening.ok_or_else(|| (port, contents(&home.state().join("local")), serve.report()))
     });
     let from = format!("rdma://127.0.0.1:{port}/data/a.bin");
     let to = text(&dir.path().join("out"));

@@ -13,7 +13,7 @@ use verbatim_server::config::{Config, Metrics};
 use verbatim_server::export::{Export, Mode};
 use verbatim_server::{Server, ServerOptions};
 use verbatim_tests::http::get;
-use verbatim_tests::process::{Home, wait_for};
+use verbatim_tests::process::{Home, Text, wait_for};
 
 pub struct Served {
     pub metrics: SocketAddr,
@@ -62,11 +62,14 @@ impl Served {
     }
 
     /// Waits until the status has a finding of this check.
+    #[track_caller]
     pub fn finding(&self, check: &str) -> Value {
-        wait_for("a finding", SEEN_MAX, || {
-            let status = get(self.metrics, "/api/v1/status").body;
-            let status: Value = serde_json::from_str(&status).ok()?;
-            status["findings"].as_array()?.iter().find(|it| it["check"] == check).cloned()
+        let what = format!("the status has a finding of the check {check}");
+        wait_for(&what, SEEN_MAX, || {
+            let body = get(self.metrics, "/api/v1/status").body;
+            let status: Value = serde_json::from_str(&body).unwrap_or_default();
+            let mut findings = status["findings"].as_array().into_iter().flatten();
+            findings.find(|it| it["check"] == check).cloned().ok_or(Text(body))
         })
     }
 }
@@ -101,12 +104,12 @@ impl std::io::Write for Log {
 }
 
 /// Waits until a line with all of these words is logged.
+#[track_caller]
 pub fn logged(words: &[&str]) -> String {
-    wait_for(&format!("a line with {words:?}"), SEEN_MAX, || {
-        let log = LOG.lock();
-        let log = String::from_utf8_lossy(&log);
+    wait_for(&format!("the log has a line with all of {words:?}"), SEEN_MAX, || {
+        let log = String::from_utf8_lossy(&LOG.lock()).into_owned();
         let line = log.lines().find(|line| words.iter().all(|it| line.contains(it)));
-        line.map(str::to_owned)
+        line.map(str::to_owned).ok_or(Text(log))
     })
 }
 

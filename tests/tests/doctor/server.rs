@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_tests::http::get;
 use verbatim_tests::port::Port;
-use verbatim_tests::process::{Home, Running, Serve, wait_for};
+use verbatim_tests::process::{Home, Running, Serve, Text, seen, wait_for};
 
 struct World {
     serve: Serve,
@@ -62,9 +62,10 @@ fn a_server_is_tried_for_real_over_tcp() {
     }
     // It was a guest like any other, and left.
     let status = || get(serve.metrics.expect("it shows metrics"), "/api/v1/status").body;
-    wait_for("the doctor leaves", SEEN_MAX, || {
+    wait_for("the doctor has left: the server has no session", SEEN_MAX, || {
         let status: Value = serde_json::from_str(&status()).expect("JSON");
-        (status["sessions"].as_array().is_some_and(Vec::is_empty)).then_some(())
+        let sessions = &status["sessions"];
+        seen(sessions.as_array().is_some_and(Vec::is_empty), Text(sessions.clone()))
     });
 }
 

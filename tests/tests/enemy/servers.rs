@@ -118,6 +118,7 @@ fn copy_by(
     connect.port = liar.port;
     connect.fingerprint = Some(liar.fingerprint);
     connect.timeout = Duration::from_secs(3);
+    #[allow(clippy::print_stdout)] // a test that fails shows it
     let copied = job.try_run().inspect_err(|error| println!("not copied: {error}")).ok();
     assert_eq!(snapshot(&pair.served("outside")), before, "what nobody asked for was touched");
     (pair, copied)

@@ -54,11 +54,18 @@ fn a_reader_keeps_its_version_or_is_told_and_the_next_open_gets_the_new_one() {
     let third = noise(5 * MIB, 3);
     fs::write(source.path("next"), &third).expect("writes");
     fs::rename(source.path("next"), source.path("big")).expect("renames");
-    let is_third = || (fs::read(mounted.path("big")).ok()? == third).then_some(());
-    wait_for("the third version is seen", STAND_MAX, is_third);
+    wait_for("the mount shows the third version of big", STAND_MAX, || {
+        let read = fs::read(mounted.path("big"));
+        let done = read.as_ref().is_ok_and(|read| *read == third);
+        seen(done, read.map(|read| format!("{} bytes of something else", read.len())))
+    });
     fs::remove_file(source.path("big")).expect("removes");
-    let gone = || fs::metadata(mounted.path("big")).err().map(|error| error.kind());
-    let kind = wait_for("it is gone", STAND_MAX, gone);
+    let kind = wait_for("the mount shows no file big", STAND_MAX, || {
+        match fs::metadata(mounted.path("big")) {
+            Ok(meta) => Err(format!("a file of {} bytes", meta.len())),
+            Err(error) => Ok(error.kind()),
+        }
+    });
     assert_eq!(kind, std::io::ErrorKind::NotFound);
     drop(reader);
     mounted.end();

@@ -42,15 +42,14 @@ fn a_filled_mount_becomes_a_folder_that_needs_no_sync() {
     let mut mounted = Mounted::start_on(&source.home, &from, &cache, at, &flags);
     // Somebody who reads is waited for.
     let reader = fs::File::open(mounted.path("a/big")).expect("opens");
-    let tree = || {
-        let hidden = fs::read_dir(parent.path()).expect("lists").flatten();
-        hidden.map(|it| it.path()).find(|it| it.join("a/b/twin").exists() && it != &place)
-    };
-    wait_for("the tree is made", STAND_MAX, tree);
-    let fetched = wait_for("all is here", STAND_MAX, || {
-        let status = mounted.status();
-        (status["fill"]["state"] == "complete").then(|| status["fetched_bytes"].clone())
+    let what = format!("a folder beside {} has the file a/b/twin", place.display());
+    wait_for(&what, STAND_MAX, || {
+        let beside = fs::read_dir(parent.path()).expect("lists").flatten();
+        let mut beside = beside.map(|it| it.path()).filter(|it| it != &place);
+        let made = beside.any(|it| it.join("a/b/twin").exists());
+        seen(made, (contents(parent.path()), mounted.running.as_mut().map(Running::report)))
     });
+    let fetched = mounted.wait_for_fill()["fetched_bytes"].clone();
     let content = noise(9 * MIB + 77, 1);
     for offset in [0, 4 * MIB, 9 * MIB] {
         let mut bytes = [0; 77];
@@ -111,12 +110,15 @@ fn what_changes_while_a_filled_mount_is_in_use_is_in_the_folder() {
     let mut mounted = Mounted::start_on(&source.home, &from, &cache, at, &flags);
     let reader = fs::File::open(mounted.path("read")).expect("opens");
     // The mirror gives the tree its mode at its end.
-    let tree = || {
+    let what = format!("the folder beside {} has mode 751", place.display());
+    wait_for(&what, STAND_MAX, || {
         let mut beside = fs::read_dir(parent.path()).expect("lists").flatten();
-        let tree = beside.find(|it| it.path() != place)?;
-        (tree.metadata().ok()?.mode() & 0o777 == 0o751).then_some(())
-    };
-    wait_for("the tree is made", STAND_MAX, tree);
+        let tree = beside.find(|it| it.path() != place);
+        let mode = tree.as_ref().and_then(|tree| Some(tree.metadata().ok()?.mode() & 0o777));
+        let found = tree.map(|tree| tree.path());
+        let found = format!("{found:?} has mode {:o}", mode.unwrap_or_default());
+        seen(mode == Some(0o751), (found, mounted.running.as_mut().map(Running::report)))
+    });
     std::thread::sleep(SETTLED);
     fs::write(source.path("old"), noise(4000, 2)).expect("writes");
     fs::write(source.path("new"), noise(5000, 3)).expect("writes");
@@ -144,12 +146,9 @@ fn a_fill_counts_what_is_here_as_here_and_what_changes_as_it_becomes() {
     std::thread::sleep(SETTLED);
     let cache = Arc::new(tempfile::tempdir().expect("folder"));
     let full = |mounted: &Mounted| {
-        let done = || {
-            let status = mounted.status();
-            (status["fill"]["state"] != "filling" && status["fill"]["state"] != "off")
-                .then_some(status)
-        };
-        wait_for("the fill ends", STAND_MAX, done)
+        mounted.wait_for_status("the fill has ended", |status| {
+            status["fill"]["state"] != "filling" && status["fill"]["state"] != "off"
+        })
     };
     let mut fetched = Vec::new();
     for _ in 0..2 {

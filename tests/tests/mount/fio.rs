@@ -28,7 +28,7 @@ fn fio(folder: &Path, way: &[&str]) {
     command.args(["--verify=crc32c", "--verify_interval=4096", "--verify_fatal=1"]);
     command.arg("--verify_state_save=0").args(way);
     let mut running = Running::start(command);
-    wait_for(&format!("fio {way:?}"), FIO_MAX, || running.has_ended().then_some(()));
+    wait_for(&format!("fio {way:?} ends"), FIO_MAX, || seen(running.has_ended(), running.report()));
     running.end().done();
 }
 

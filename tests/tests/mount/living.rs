@@ -69,12 +69,14 @@ fn in_the_background_it_stands_when_the_command_ends_and_umount_ends_it() {
     assert_eq!(fs::read(guard.path("file")).expect("reads"), b"hello");
     let gone = Command::new("umount").arg(guard.path("")).status().expect("umount runs");
     assert!(gone.success());
-    let free = || {
-        let lock = fs::File::open(guard.cache.path().join("lock")).ok()?;
+    wait_for("the daemon has released the lock of its cache", STAND_MAX, || {
         use rustix::fs::{FlockOperation, flock};
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()
-    };
-    wait_for("the daemon lets go of its cache", STAND_MAX, free);
+        let said = || Text(fs::read_to_string(&log).unwrap_or_default());
+        let lock = fs::File::open(guard.cache.path().join("lock"));
+        let lock = lock.map_err(|error| (error.to_string(), said()))?;
+        let taken = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+        taken.map_err(|error| (error.to_string(), said()))
+    });
     assert!(log.exists());
 }
 
@@ -103,8 +105,8 @@ fn in_the_background_it_finds_what_it_was_given_from_where_it_was_started() {
     // Who the server is stands in its state, which is looked at again.
     source.kill();
     source.start();
-    let later = || fs::read(guard.path("later")).ok();
-    assert_eq!(wait_for("the server is reached again", STAND_MAX, later), b"again");
+    let what = "the file later can be read: the server is reached again";
+    assert_eq!(wait_for(what, STAND_MAX, || fs::read(guard.path("later"))), b"again");
 }
 
 #[test]
@@ -148,6 +150,7 @@ fn place() -> (PathBuf, Mounted) {
 }
 
 /// Mounts by a command that may do something to it first; it stands if it does not end.
+#[track_caller]
 fn begun(source: &Source, at: &Path, cache: &Path, wrapper: &[&str], flags: &[&str]) -> Running {
     let from = source.serve().at("data");
     let text = |path: &Path| path.to_str().expect("text").to_owned();
@@ -156,8 +159,9 @@ fn begun(source: &Source, at: &Path, cache: &Path, wrapper: &[&str], flags: &[&s
     let mut running =
         Running::start(source.home.again().wrapped(wrapper).command("rdma-mount", &words));
     let place = at.canonicalize().expect("it is there");
-    wait_for("it stands or ends", STAND_MAX, || {
-        (is_mounted(&place) || running.has_ended()).then_some(())
+    let what = format!("something is mounted on {}, or rdma-mount ends", place.display());
+    wait_for(&what, STAND_MAX, || {
+        seen(is_mounted(&place) || running.has_ended(), running.report())
     });
     running
 }
@@ -210,8 +214,13 @@ fn a_mount_on_a_link_goes_and_a_dead_one_behind_it_is_cleared() {
     running.end();
     assert!(is_mounted(&at), "a dead mount is left");
     let mut running = begun(&source, &link, guard.cache.path(), &[], &["--foreground"]);
-    let alive = || fs::read(link.join("file")).ok().or(running.has_ended().then(Vec::new));
-    assert_eq!(wait_for("it stands", STAND_MAX, alive), b"hello");
+    let file = link.join("file");
+    let what = "the next mount shows the file, or rdma-mount ends";
+    let alive = wait_for(what, STAND_MAX, || match fs::read(&file) {
+        Err(_) if running.has_ended() => Ok(Vec::new()),
+        read => read.map_err(|error| (error, running.report())),
+    });
+    assert_eq!(alive, b"hello", "{:?}", running.report());
     running.signal(Signal::TERM);
     running.end().done();
     assert!(!is_mounted(&at), "it is left behind");
@@ -234,7 +243,8 @@ fn a_terminal_that_goes_away_ends_a_mount_unless_it_was_told_to_outlive_it() {
     let mut running = begun(&source, &at, cache, &["nohup"], &["--foreground"]);
     running.signal(Signal::HUP);
     std::thread::sleep(Duration::from_millis(300));
-    assert!(!running.has_ended() && is_mounted(&at));
+    running.assert_runs("SIGHUP ended what nohup protects");
+    assert!(is_mounted(&at), "{:?}", running.report());
     assert_eq!(fs::read(guard.path("file")).expect("reads"), b"hello");
     running.signal(Signal::TERM);
     running.end().done();
@@ -279,10 +289,12 @@ fn a_hundred_mounts_leave_nothing_behind() {
     let held = || Holding::of(source.serve().id());
     let before = held();
     (0..trials(90)).for_each(|_| cycle());
-    wait_for("the server holds no more than before", STAND_MAX, || {
-        let now = held();
-        let few = now.descriptors <= before.descriptors + 2 && now.threads <= before.threads + 2;
-        (few && now.anonymous_kib <= before.anonymous_kib + HELD_KIB_MORE_MAX).then_some(())
+    wait_for(&format!("the server holds no more than {before:?}"), STAND_MAX, || {
+        when(held(), |now| {
+            now.descriptors <= before.descriptors + 2
+                && now.threads <= before.threads + 2
+                && now.anonymous_kib <= before.anonymous_kib + HELD_KIB_MORE_MAX
+        })
     });
     let text = fs::read_to_string("/proc/self/mountinfo").expect("tells");
     assert!(!text.contains(cache.path().to_str().expect("text")), "{}", mounts());
@@ -314,12 +326,13 @@ fn the_status_tells_how_far_the_fill_is_and_which_way_files_are_read() {
     };
     let filled = || {
         let told: serde_json::Value = serde_json::from_str(&status(true)).expect("JSON");
-        (told["fill"]["state"] == "complete").then_some(told)
+        when(told, |told| told["fill"]["state"] == "complete").map_err(Text)
     };
-    wait_for("all is here", STAND_MAX, filled);
+    wait_for("rdma-mount --status says that the fill is complete", STAND_MAX, filled);
     // Both folders are remembered, and count from when they are there.
-    let names = || reading::files_of(mounted.cache.path(), "names").len();
-    wait_for("names are kept", STAND_MAX, || (names() == 2).then_some(()));
+    wait_for("the cache has the names of two folders", STAND_MAX, || {
+        when(reading::files_of(mounted.cache.path(), "names"), |files| files.len() == 2)
+    });
     let told = filled().expect("it stays complete");
     assert_eq!(
         (&told["fill"]["files"], &told["fill"]["failed"]),
@@ -410,8 +423,8 @@ fn a_mount_shows_its_numbers_at_a_port_and_is_ready_while_its_server_is_there() 
     assert_eq!((answers("/healthz"), answers("/readyz"), answers("/")), (200, 200, 404));
     assert_eq!(request(address, "GET", "/metrics", "elsewhere.example").status, 403);
     source.kill();
-    let unready = || Some(get(address, "/readyz")).filter(|answer| answer.status == 503);
-    let why = wait_for("it is not ready", STAND_MAX, unready).body;
+    let unready = || when(get(address, "/readyz"), |answer| answer.status == 503);
+    let why = wait_for("/readyz answers 503, as the server is gone", STAND_MAX, unready).body;
     assert!(why.contains("127.0.0.1:") || why.contains("server"), "{why}");
     assert_eq!(answers("/healthz"), 200);
     assert_eq!(series(&get(address, "/metrics").body, &up), Some(0.0));
@@ -433,11 +446,11 @@ fn a_mount_writes_its_numbers_and_tells_how_far_the_fill_is() {
     let file = folder.path().join("mine.prom");
     let flags = ["--fill", "--json", "--metrics-file", file.to_str().expect("text")];
     let mut mounted = source.mount(&flags);
-    let first = || fs::read_to_string(&file).ok();
-    let text = wait_for("numbers are written", STAND_MAX, first);
+    let text = wait_for("the file of the numbers is there", STAND_MAX, || {
+        fs::read_to_string(&file).map_err(|error| (error, contents(folder.path())))
+    });
     assert!(text.contains("rdma_mount_server_up{run=\"mine\"} 1"), "{text}");
-    let complete = || (mounted.status()["fill"]["state"] == "complete").then_some(());
-    wait_for("all is here", STAND_MAX, complete);
+    mounted.wait_for_fill();
     assert_eq!(fs::read(mounted.path("f3")).expect("reads"), noise(9000, 3));
     // Told once a second, and what was not is told at the end.
     let running = mounted.running.take().expect("it runs");

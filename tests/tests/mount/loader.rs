@@ -108,10 +108,12 @@ fn a_loader_whose_server_is_killed_and_comes_back_reads_all_of_it_without_an_err
     let fetched = || mounted.status()["fetched_bytes"].as_u64().expect("a number");
     for part in [6, 3] {
         let some = whole_bytes(&source) / part;
-        wait_for("a part of it is here", STAND_MAX, || (fetched() > some).then_some(()));
+        mounted.wait_for_status(&format!("more than {some} bytes are fetched"), |status| {
+            status["fetched_bytes"].as_u64().expect("a number") > some
+        });
         source.kill();
-        wait_for("it is missed", STAND_MAX, || {
-            (mounted.status()["server"]["up"] == false).then_some(())
+        mounted.wait_for_status("the status says that the server is not up", |status| {
+            status["server"]["up"] == false
         });
         source.start();
     }
@@ -213,8 +215,8 @@ fn a_loader_whose_dataset_is_replaced_gets_each_file_of_one_version() {
     });
     for number in 0..MANY {
         let path = mounted.path(&format!("{number}"));
-        let last = || (version_of(&path, number)? == LAST).then_some(());
-        wait_for("the last version is seen", STAND_MAX, last);
+        let what = format!("the file {number} can be read, as its last version {LAST}");
+        wait_for(&what, STAND_MAX, || when(version_of(&path, number), |it| *it == Some(LAST)));
     }
     mounted.end();
 }

@@ -33,8 +33,10 @@ fn what_is_here_is_served_on_and_the_rest_waits_for_the_server_or_fails_in_time(
     let missing = fs::metadata(mounted.path("unknown")).expect_err("nobody knows");
     assert_eq!(errno(&missing), EIO, "{missing}");
     source.start();
-    let back = || reader.read_exact_at(&mut bytes, far).ok();
-    wait_for("it reads again", STAND_MAX, back);
+    wait_for("the reader that had an error reads again", STAND_MAX, || {
+        let read = reader.read_exact_at(&mut bytes, far);
+        read.map_err(|error| (error, Text(mounted.status())))
+    });
     assert!(fs::read(mounted.path("big")).expect("reads") == big);
     mounted.end();
 }
@@ -55,14 +57,16 @@ fn a_fill_waits_for_a_server_that_is_away_for_long_and_brings_all_of_it() {
     std::thread::sleep(SETTLED);
     let mounted = source.mount(&["--fill=4M", "--timeout", "2"]);
     let fill = || mounted.status()["fill"].clone();
-    let begun = || (fill()["files"].as_u64() > Some(1)).then_some(());
-    wait_for("it has begun", STAND_MAX, begun);
+    wait_for("the fill has brought more than one file", STAND_MAX, || {
+        when(fill(), |fill| fill["files"].as_u64() > Some(1)).map_err(Text)
+    });
     source.kill();
     // Longer than what is under way waits, and some folders after each other.
     std::thread::sleep(Duration::from_secs(8));
     assert_eq!(fill()["state"], "filling");
     source.start();
-    let told = wait_for("it is over", STAND_MAX, || (fill()["state"] != "filling").then(fill));
+    let over = |fill: &serde_json::Value| fill["state"] != "filling";
+    let told = wait_for("the fill is over", STAND_MAX, || when(fill(), over).map_err(Text));
     let seen = (&told["state"], &told["files"], &told["failed"]);
     assert_eq!(seen, (&"complete".into(), &FOLDERS.into(), &0.into()));
     mounted.end();
@@ -116,7 +120,7 @@ fn a_daemon_that_is_killed_frees_its_readers_and_the_next_one_clears_the_place()
     assert!(is_mounted(at.path()), "nobody has cleared it");
     let from = source.serve().at("data");
     let again = Mounted::start_on(&source.home, &from, &cache, at, &[]);
-    let read = || fs::read(again.path("big")).ok();
-    assert!(wait_for("it reads", STAND_MAX, read) == big);
+    let what = "the file big can be read through the next mount";
+    assert!(wait_for(what, STAND_MAX, || fs::read(again.path("big"))) == big);
     again.end();
 }

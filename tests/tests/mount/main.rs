@@ -30,7 +30,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use verbatim_tests::port::Port;
-use verbatim_tests::process::{Home, Running, Serve, Signal, skip, wait_for};
+use verbatim_tests::process::{Home, Running, Serve, Signal, Text, contents};
+use verbatim_tests::process::{seen, skip, wait_for, when};
 
 /// How long a mount may take to stand, and to go.
 const STAND_MAX: Duration = Duration::from_secs(30);
@@ -93,6 +94,7 @@ impl Source {
     }
 
     /// Starts a server, where the one before was.
+    #[track_caller]
     fn start(&mut self) {
         let export = format!("data={}", self.dir.path().display());
         self.serve = Some(Serve::of(&self.home, &self.port.text(), &[&export]));
@@ -104,11 +106,13 @@ impl Source {
     }
 
     /// Mounts it, with a cache of its own.
+    #[track_caller]
     fn mount(&self, arguments: &[&str]) -> Mounted {
         self.mount_with(&Arc::new(tempfile::tempdir().expect("a folder")), arguments)
     }
 
     /// Mounts it with this cache.
+    #[track_caller]
     fn mount_with(&self, cache: &Arc<TempDir>, arguments: &[&str]) -> Mounted {
         Mounted::start(&self.home, &self.serve().at("data"), cache, arguments)
     }
@@ -122,11 +126,13 @@ struct Mounted {
 }
 
 impl Mounted {
+    #[track_caller]
     fn start(home: &Home, source: &str, cache: &Arc<TempDir>, arguments: &[&str]) -> Self {
         let at = tempfile::tempdir().expect("a folder");
         Self::start_on(home, source, cache, at, arguments)
     }
 
+    #[track_caller]
     fn start_on(
         home: &Home,
         source: &str,
@@ -140,13 +146,14 @@ impl Mounted {
         all.push(cache.path().as_ref());
         all.extend(arguments.iter().map(OsStr::new));
         let mut running = Running::start(home.command("rdma-mount", &all));
-        let stands = wait_for("the mount stands", STAND_MAX, || {
+        let what = format!("something is mounted on {}", at.path().display());
+        wait_for(&what, STAND_MAX, || {
             let stands = is_mounted(at.path());
-            (stands || running.has_ended()).then_some(stands)
+            if !stands {
+                running.assert_runs("rdma-mount ended before its mount stood");
+            }
+            seen(stands, running.report())
         });
-        if !stands {
-            panic!("it ended: {:#?}", running.end());
-        }
         Self { running: Some(running), cache: cache.clone(), at: Some(at) }
     }
 
@@ -165,7 +172,24 @@ impl Mounted {
         serde_json::from_slice(&bytes[..len.expect("it has a status")]).expect("JSON")
     }
 
+    /// Waits until its status is as it should be; returns that.
+    #[track_caller]
+    fn wait_for_status(
+        &self,
+        what: &str,
+        mut done: impl FnMut(&serde_json::Value) -> bool,
+    ) -> serde_json::Value {
+        wait_for(what, STAND_MAX, || when(self.status(), &mut done).map_err(Text))
+    }
+
+    /// Waits until all of the source is in the cache.
+    #[track_caller]
+    fn wait_for_fill(&self) -> serde_json::Value {
+        self.wait_for_status("the fill is complete", |it| it["fill"]["state"] == "complete")
+    }
+
     /// Ends it as a user would; fails unless it ends well and leaves nothing.
+    #[track_caller]
     fn end(mut self) {
         let running = self.running.take().expect("it runs");
         running.signal(Signal::TERM);

@@ -160,8 +160,7 @@ fn without_its_server_a_mount_lets_others_read_no_more_than_with_it() {
     mounted.end();
     let filled = Arc::new(tempfile::tempdir().expect("folder"));
     let mounted = source.mount_with(&filled, &["--allow-other", "--fill"]);
-    let done = || (mounted.status()["fill"]["state"] == "complete").then_some(());
-    wait_for("all is here", STAND_MAX, done);
+    mounted.wait_for_fill();
     mounted.end();
     source.kill();
 

@@ -51,8 +51,8 @@ fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
     for at in [20, 27, 34] {
         read_page(&stride, &content, at * MIB).expect("reads");
     }
-    wait_for("the next stride is here", STAND_MAX, || {
-        (fetched(&mounted) == 13 * MIB).then_some(())
+    wait_for(&format!("{} bytes are fetched: the next stride", 13 * MIB), STAND_MAX, || {
+        when(fetched(&mounted), |bytes| *bytes == 13 * MIB)
     });
     for at in 0..64 {
         read_page(&go_on, &content, at * 4096).expect("reads");
@@ -65,14 +65,16 @@ fn who_jumps_costs_what_it_touched_and_who_strides_or_goes_on_is_expected() {
         })
     };
     // Runs of blocks come in any order: all of them have come when no more do for a second.
-    let mut seen = (fetched(&mounted), Instant::now());
-    wait_for("what follows is here", STAND_MAX, || {
+    let mut last = (fetched(&mounted), Instant::now());
+    let what = format!("{} bytes and the block at {} are fetched, and no more", 15 * MIB, 2 * MIB);
+    wait_for(&what, STAND_MAX, || {
         let now = fetched(&mounted);
-        if now != seen.0 {
-            seen = (now, Instant::now());
+        if now != last.0 {
+            last = (now, Instant::now());
         }
-        let quiet = seen.1.elapsed() >= Duration::from_secs(1);
-        (now >= 15 * MIB && quiet && is_here()).then_some(())
+        let quiet = last.1.elapsed();
+        let done = now >= 15 * MIB && quiet >= Duration::from_secs(1) && is_here();
+        seen(done, format!("{now} bytes, for {quiet:?}"))
     });
     source.kill();
     read_page(&stride, &content, 41 * MIB).expect("it was expected");

@@ -23,8 +23,8 @@ fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
     }
     let mut source = Source::new(fill);
     let mounted = source.mount(&["--watch", "--timeout", "5"]);
-    let watched = || (mounted.status()["watched"] == true).then_some(());
-    wait_for("changes are told", STAND_MAX, watched);
+    let watched = |what: &str| mounted.wait_for_status(what, |status| status["watched"] == true);
+    watched("the status says watched");
     let stat = |name: &str| fs::metadata(mounted.path(name)).map(|it| (it.len(), it.mtime()));
     for name in ["a/b/file", "a/b/other", "a/b/gone", "top", "a", "a/b"] {
         stat(name).expect("is there");
@@ -42,34 +42,41 @@ fn what_changes_is_forgotten_by_the_kernel_long_before_it_would_ask_again() {
     fs::remove_file(source.path("a/b/gone")).expect("removes");
     fs::rename(source.path("top"), source.path("a/b/other")).expect("renames");
     let time = |path| fs::metadata(path).expect("is there").mtime_nsec();
-    let same = |name| time(mounted.path(name)) == time(source.path(name));
-    let seen = || {
-        let longer = stat("a/b/file").is_ok_and(|(len, _)| len == 5);
-        let gone = [stat("a/b/gone"), stat("top")].iter().all(Result::is_err);
-        (longer && gone && same("a/b")).then_some(())
-    };
-    wait_for("all of it is seen", STAND_MAX, seen);
+    let times = |name| [time(mounted.path(name)), time(source.path(name))];
+    let what = "the mount shows file longer, gone and top gone, and the new time of a/b";
+    wait_for(what, STAND_MAX, || {
+        let (file, gone) = (stat("a/b/file"), [stat("a/b/gone"), stat("top")]);
+        let names =
+            file.as_ref().is_ok_and(|(len, _)| *len == 5) && gone.iter().all(Result::is_err);
+        let times = names.then(|| times("a/b"));
+        seen(times.is_some_and(|times| times[0] == times[1]), (file, gone, times))
+    });
     assert!(begin.elapsed() < SEEN_MAX, "{:?}", begin.elapsed());
     // A name that the kernel does not know changes the folder that it is in, and nothing else.
     for name in ["added", "a/b/added"] {
         let folder = name.trim_end_matches("added");
-        let as_it_is = || same(folder).then_some(());
-        wait_for("it is seen, and believed for long", STAND_MAX, as_it_is);
+        let what = format!("the folder {folder:?} has the same time here and at the source");
+        let as_it_is = || when(times(folder), |times| times[0] == times[1]);
+        wait_for(&what, STAND_MAX, as_it_is);
         let begin = Instant::now();
         fs::write(source.path(name), b"new").expect("writes");
-        wait_for("its time is seen", STAND_MAX, as_it_is);
+        wait_for(&format!("{what}, after {name} was made"), STAND_MAX, as_it_is);
         assert!(begin.elapsed() < SEEN_MAX, "{folder}: {:?}", begin.elapsed());
     }
     assert_eq!(inside.end().done().stdout.trim(), mounted.path("a/b").to_str().expect("text"));
     assert_eq!(fs::read(mounted.path("a/b/file")).expect("reads"), b"newer");
     // A server that comes back is watched again, and what happened meanwhile is seen.
     source.kill();
-    wait_for("it is lost", STAND_MAX, || (mounted.status()["watched"] == false).then_some(()));
+    mounted.wait_for_status("the status says not watched, as the server is gone", |status| {
+        status["watched"] == false
+    });
     fs::write(source.path("a/b/file"), b"newest").expect("writes");
     source.start();
-    let newest = || stat("a/b/file").is_ok_and(|(len, _)| len == 6).then_some(());
-    wait_for("it is seen", STAND_MAX, newest);
-    wait_for("changes are told again", STAND_MAX, watched);
+    wait_for("the mount shows 6 bytes of a/b/file", STAND_MAX, || {
+        let stat = stat("a/b/file");
+        seen(stat.as_ref().is_ok_and(|(len, _)| *len == 6), (stat, Text(mounted.status())))
+    });
+    watched("the status says watched again, as the server is back");
     mounted.end();
 }
 
@@ -85,7 +92,8 @@ fn a_folder_that_stays_open_tells_its_time_as_it_becomes() {
     time();
     fs::write(source.path("a/b/new"), b"new").expect("writes");
     let now = fs::metadata(source.path("a/b")).expect("is there").mtime_nsec();
-    wait_for("its time is seen", STAND_MAX, || (time() == now).then_some(()));
+    let what = format!("the open folder has the time of the source, {now} ns in its second");
+    wait_for(&what, STAND_MAX, || when(time(), |time| *time == now));
     fs::remove_dir_all(source.path("a/b")).expect("removes");
     std::thread::sleep(Duration::from_millis(1_100));
     assert_eq!(time(), now, "one that is gone is what it was");
@@ -110,11 +118,11 @@ fn a_folder_that_stays_open_shows_what_is_there_when_it_is_read_again() {
     assert!(names().contains(&"gone".to_owned()));
     fs::write(source.path("a/b/new"), b"new").expect("writes");
     fs::remove_file(source.path("a/b/gone")).expect("removes");
-    let seen = || {
-        let names = names();
-        let has = |name: &str| names.iter().any(|it| it == name);
-        (has("new") && has("file") && !has("gone")).then_some(())
-    };
-    wait_for("the change is seen", STAND_MAX, seen);
+    wait_for("the open folder lists new and file, and not gone", STAND_MAX, || {
+        when(names(), |names| {
+            let has = |name: &str| names.iter().any(|it| it == name);
+            has("new") && has("file") && !has("gone")
+        })
+    });
     mounted.end();
 }

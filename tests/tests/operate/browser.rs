@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use tempfile::TempDir;
-use verbatim_tests::process::wait_for;
+use verbatim_tests::process::{Text, wait_for};
 
 /// How long the browser may take for one answer; a busy machine starts it slowly.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -106,17 +106,29 @@ impl Browser {
     }
 
     /// Waits until an expression is true on the page.
+    #[track_caller]
     pub fn wait_until(&mut self, what: &str, expression: &str) {
         wait_for(what, SHOW_MAX, || {
             std::thread::sleep(Duration::from_millis(100));
-            (self.value(expression) == true).then_some(())
+            let value = self.value(expression);
+            if value == true {
+                return Ok(());
+            }
+            let shown = self.value("document.body.innerText");
+            let shown = shown.as_str().unwrap_or("no text").to_owned();
+            let complaints = &self.complaints;
+            Err(Text(format!(
+                "{expression} is {value}; the page complained of {complaints:?} and shows:\n{shown}"
+            )))
         });
     }
 
     /// Waits until the page shows these words.
+    #[track_caller]
     pub fn wait_for_text(&mut self, words: &str) {
         let words = serde_json::to_string(words).expect("text");
-        self.wait_until(&words.clone(), &format!("document.body.innerText.includes({words})"));
+        let what = format!("the page shows {words}");
+        self.wait_until(&what, &format!("document.body.innerText.includes({words})"));
     }
 
     /// A picture of what is there, as base64 of a PNG.

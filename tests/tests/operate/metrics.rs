@@ -14,7 +14,7 @@ use verbatim_proto::message::{OpenFile, ReadRequest};
 use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
 use verbatim_proto::{ClientMessage, FileId, WirePath};
 use verbatim_tests::http::get;
-use verbatim_tests::process::{Home, Running, Signal, wait_for};
+use verbatim_tests::process::{Home, Running, Signal, exists, wait_for, when};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Rule};
 use verbatim_tests::raw::Raw;
 
@@ -47,8 +47,9 @@ fn grow<T>(watched: &Watched, names: &[&str], cause: impl FnOnce() -> T) -> T {
     }
     let made = cause();
     for name in names {
-        wait_for(&format!("{name} grows"), MOVE_MAX, || {
-            (of(&look(watched), name) > of(&before, name)).then_some(())
+        let before = of(&before, name);
+        wait_for(&format!("{name} is more than {before}"), MOVE_MAX, || {
+            when(of(&look(watched), name), |now| *now > before)
         });
     }
     made
@@ -58,9 +59,9 @@ fn grow<T>(watched: &Watched, names: &[&str], cause: impl FnOnce() -> T) -> T {
 fn the_docs_name_every_metric_and_no_other() {
     let watched = Watched::start();
     // Ports are looked at soon after the server began.
-    let shown = wait_for("ports show", MOVE_MAX, || {
+    let shown = wait_for("the server shows port_bytes_total", MOVE_MAX, || {
         let names = look(&watched).into_keys().map(|name| family(&name).to_owned());
-        Some(names.collect::<BTreeSet<_>>()).filter(|names| names.contains("port_bytes_total"))
+        when(names.collect::<BTreeSet<_>>(), |names| names.contains("port_bytes_total"))
     });
     let docs = fs::read_to_string(root().join("docs/metrics.md")).expect("the docs");
     let table = docs.split("## Metrics").nth(1).and_then(|rest| rest.split("\n## ").next());
@@ -120,9 +121,10 @@ fn each_metric_moves_with_what_is_copied() {
         // Of its own: others may be in the cache by now.
         watched.make("data/cached", 24 * MIB);
         let before = look(&watched)[HIT];
-        wait_for("the file is in the cache", MOVE_MAX, || {
+        let what = format!("a copy finds its file in the cache: {HIT} is more than {before}");
+        wait_for(&what, MOVE_MAX, || {
             cp(&["-f", &watched.at("data/cached"), &out]).done();
-            (look(&watched)[HIT] > before).then_some(())
+            when(look(&watched)[HIT], |now| *now > before)
         });
     });
     // While a client is in, and gone with it.
@@ -130,8 +132,8 @@ fn each_metric_moves_with_what_is_copied() {
     let slow = ["-q", "--bwlimit", "256K", &format!("{out}/big"), &watched.at("in/slow")];
     let all_are_zero = || {
         for name in held {
-            wait_for(&format!("{name} is zero"), MOVE_MAX, || {
-                (look(&watched)[name] == 0.0).then_some(())
+            wait_for(&format!("the server shows {name} as 0"), MOVE_MAX, || {
+                when(look(&watched)[name], |now| *now == 0.0)
             });
         }
     };
@@ -146,17 +148,44 @@ fn a_client_that_watches_is_in_and_holds_nothing() {
     let watched = Watched::start();
     watched.make("data/a", MIB);
     let words = ["-q", "--watch", &watched.at("data"), &watched.text("out/mirror")];
-    let watcher = Running::start(watched.home.command("rdma-sync", &words));
-    wait_for("it is copied", MOVE_MAX, || watched.path("out/mirror/a").exists().then_some(()));
-    let holds = || {
-        let now = look(&watched);
-        let links = now.iter().filter(|(name, _)| name.starts_with("links"));
-        (now["sessions"], links.map(|(_, count)| count).sum::<f64>(), now["regions"])
-    };
-    wait_for("it waits", MOVE_MAX, || (holds() == (1.0, 0.0, 0.0)).then_some(()));
+    let mut watcher = Running::start(watched.home.command("rdma-sync", &words));
+    wait_for("rdma-sync has copied the file data/a", MOVE_MAX, || {
+        exists(&watched.path("out/mirror/a")).map_err(|missing| (missing, watcher.report()))
+    });
+    let idle = Held { sessions: 1.0, links: 0.0, regions: 0.0, links_lost: 0.0 };
+    wait_for("rdma-sync waits for changes: a session without links and regions", MOVE_MAX, || {
+        when(Held::now(&watched), |held| *held == idle).map_err(|held| (held, watcher.report()))
+    });
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(holds(), (1.0, 0.0, 0.0), "it goes on to");
+    let held = Held::now(&watched);
+    assert_eq!(held, idle, "a second later: {:?}", watcher.report());
     drop(watcher);
+}
+
+/// What a server shows of its clients.
+#[derive(Debug, PartialEq)]
+struct Held {
+    sessions: f64,
+    links: f64,
+    regions: f64,
+    /// Of clients that went on without them: one that closes its links loses none.
+    links_lost: f64,
+}
+
+impl Held {
+    fn now(watched: &Watched) -> Self {
+        let now = look(watched);
+        let sum = |family: &str| {
+            let series = now.iter().filter(|(name, _)| name.starts_with(family));
+            series.map(|(_, count)| count).sum()
+        };
+        Self {
+            sessions: now["sessions"],
+            links: sum("links{"),
+            regions: now["regions"],
+            links_lost: sum("links_lost_total"),
+        }
+    }
 }
 
 #[test]
@@ -173,9 +202,9 @@ fn each_metric_of_trouble_moves_with_its_cause() {
     grow(&watched, &changed, || {
         let slow = ["-q", "--bwlimit", "8M", &watched.at("data/big"), &out];
         let slow = Running::start(watched.home.command("rdma-cp", &slow));
-        wait_for("it is read", MOVE_MAX, || {
-            (look(&watched)["bytes_total{direction=\"read\",transport=\"tcp\"}"] > 0.0)
-                .then_some(())
+        wait_for("the copy reads: the server shows bytes read over TCP", MOVE_MAX, || {
+            let bytes = look(&watched)["bytes_total{direction=\"read\",transport=\"tcp\"}"];
+            when(bytes, |bytes| *bytes > 0.0)
         });
         let file = fs::File::options().append(true).open(&big).expect("opens");
         file.set_len(24 * MIB as u64 + 1).expect("it grows");
@@ -278,7 +307,7 @@ fn what_ports_count_is_shown_in_bytes() {
     ];
     for (name, value) in expected {
         wait_for(&format!("{name} is {value}"), MOVE_MAX, || {
-            (look(&watched).get(&name) == Some(&value)).then_some(())
+            when(look(&watched).remove(&name), |now| *now == Some(value))
         });
     }
     let changed = [

@@ -42,11 +42,12 @@ fn the_page_shows_a_copy_and_a_device_that_fails() {
     let percent = "parseInt([...document.querySelectorAll('.file')].find(of => \
                    of.innerText.includes('checkpoint-1200')).querySelector('.percent').innerText)";
     let moving = format!("(() => {{ try {{ return {percent} > 0 }} catch {{ return false }} }})()");
-    browser.wait_until("the copy moves", &moving);
+    browser.wait_until("the page shows more than 0 % of the download", &moving);
     let before = browser.value(percent).as_i64().expect("a number");
-    browser.wait_until("it moves on", &format!("{percent} > {before}"));
+    let what = format!("the page shows more than {before} % of the download");
+    browser.wait_until(&what, &format!("{percent} > {before}"));
     browser.wait_until(
-        "it is plotted",
+        "the page plots a rate of TCP",
         "document.querySelector('[data-of=tcp]').getAttribute('points').split(' ')\
          .some(point => parseFloat(point.split(',')[1]) < 100)",
     );

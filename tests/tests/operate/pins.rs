@@ -11,7 +11,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 use verbatim_tests::http::{get, series};
-use verbatim_tests::process::{Home, Running, Serve, wait_for};
+use verbatim_tests::process::{Home, Running, Serve, wait_for, when};
 
 /// How long an emulated machine may take for what a real one does in a second.
 const MOVE_MAX: Duration = Duration::from_secs(60);
@@ -56,6 +56,7 @@ fn a_full_pin_budget_fires_its_alert() {
     assert!(value("links{transport=\"verbs\"}") >= 1.0 && value("slots") >= 1.0);
     drop(copies);
     for name in ["pinned_bytes", "regions", "slots", "queue_pairs{state=\"rts\"}"] {
-        wait_for(&format!("{name} is zero"), MOVE_MAX, || (value(name) == 0.0).then_some(()));
+        let what = format!("the server shows {name} as 0, as its clients are gone");
+        wait_for(&what, MOVE_MAX, || when(value(name), |value| *value == 0.0));
     }
 }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use verbatim_tests::http::get;
 use verbatim_tests::port::Port;
-use verbatim_tests::process::{Home, Running, memory, skip, wait_for};
+use verbatim_tests::process::{Home, Running, Text, memory, seen, skip, wait_for};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Rule};
 
 /// How long Prometheus may take to answer, and an alert to fire.
@@ -54,10 +54,14 @@ impl Prometheus {
             .stderr(Stdio::inherit())
             .spawn()
             .expect("prometheus runs");
-        let prometheus = Self { child, address, _port: port };
-        wait_for("prometheus is ready", WAIT_MAX, || {
-            std::net::TcpStream::connect(address).ok()?;
-            (get(address, "/-/ready").status == 200).then_some(())
+        let mut prometheus = Self { child, address, _port: port };
+        wait_for("prometheus answers that it is ready", WAIT_MAX, || {
+            let ended = prometheus.child.try_wait().expect("our own child");
+            let refused =
+                |error: std::io::Error| format!("{error}; how prometheus ended: {ended:?}");
+            std::net::TcpStream::connect(address).map_err(refused)?;
+            let answer = get(address, "/-/ready");
+            seen(answer.status == 200, format!("{answer:?}"))
         });
         prometheus
     }
@@ -70,16 +74,32 @@ impl Prometheus {
         answer["data"]["result"].as_array().cloned().unwrap_or_default()
     }
 
+    #[track_caller]
     pub fn wait_for_alert(&self, name: &str) {
         self.wait_for_alert_of(name, "");
     }
 
     /// Waits until an alert fires that has this label.
+    #[track_caller]
     fn wait_for_alert_of(&self, name: &str, label: &str) {
-        wait_for(name, WAIT_MAX, || {
+        wait_for(&format!("the alert {name} {label} fires"), WAIT_MAX, || {
             std::thread::sleep(Duration::from_millis(200));
             let firing = format!("ALERTS{{alertname=\"{name}\",alertstate=\"firing\",{label}}}");
-            (!self.query(&firing).is_empty()).then_some(())
+            match self.query(&firing).is_empty() {
+                true => Err(Text(format!("all alerts: {}", Value::from(self.query("ALERTS"))))),
+                false => Ok(()),
+            }
+        });
+    }
+
+    /// Waits until a query finds something.
+    #[track_caller]
+    fn wait_for_series(&self, query: &str) {
+        wait_for(&format!("prometheus finds something for {query}"), WAIT_MAX, || {
+            match self.query(query).is_empty() {
+                true => Err(Text(format!("what it scraped: {}", Value::from(self.query("up"))))),
+                false => Ok(()),
+            }
         });
     }
 }
@@ -139,9 +159,7 @@ fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
     let mut watched = Watched::serve(dir, home);
     let series = memory();
     let prometheus = Prometheus::start(series.path(), watched.metrics);
-    wait_for("it is scraped", WAIT_MAX, || {
-        (!prometheus.query("rdma_serve_sessions").is_empty()).then_some(())
-    });
+    prometheus.wait_for_series("rdma_serve_sessions");
     let early = prometheus.query("ALERTS{alertname!=\"RdmaServeDiskNearlyFull\"}");
     let early: Vec<_> = early.iter().map(|alert| &alert["metric"]["alertname"]).collect();
     let expected = |name: &&Value| **name != "RdmaServeCertificateExpiring";
@@ -151,9 +169,7 @@ fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
     let start = |words: &[&str]| Running::start(watched.home.command("rdma-cp", words));
     // A client is in all the time, and hardly anything moves when another one is done.
     let slow = start(&["-q", "--bwlimit", "256K", &watched.text("data/big"), &up]);
-    wait_for("a client is in", WAIT_MAX, || {
-        (!prometheus.query("rdma_serve_sessions > 0").is_empty()).then_some(())
-    });
+    prometheus.wait_for_series("rdma_serve_sessions > 0");
     let fast = start(&["--bwlimit", "30M", &big, &out]);
     prometheus.wait_for_alert("RdmaServeThroughputDrop");
     fast.end().done();
@@ -163,10 +179,12 @@ fn every_panel_has_data_after_a_copy_and_every_alert_fires() {
     let queries = queries();
     assert!(queries.len() > 15, "only {} queries", queries.len());
     for query in &queries {
-        let is_optional = query.starts_with(OPTIONAL);
-        wait_for(query, WAIT_MAX, || {
-            (!prometheus.query(query).is_empty() || is_optional).then_some(())
-        });
+        if query.starts_with(OPTIONAL) {
+            // It must be a query all the same.
+            prometheus.query(query);
+        } else {
+            prometheus.wait_for_series(query);
+        }
     }
 
     // This machine's devices are files, so every session is over TCP.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::time::Duration;
 use verbatim_tests::http::get;
-use verbatim_tests::process::{Running, wait_for};
+use verbatim_tests::process::{Running, Text, wait_for};
 
 /// How long the status may take to have something in every list.
 const FULL_MAX: Duration = Duration::from_secs(30);
@@ -31,10 +31,15 @@ fn the_status_is_what_its_schema_says() {
     watched.home.cp(&[&big, &watched.at("data/new")]).refused(1, &["read-only"]);
     let slow = ["-q", "--bwlimit", "1M", &big, &watched.at("in")];
     let copy = Running::start(watched.home.command("rdma-cp", &slow));
-    let status = wait_for("every list has something in it", FULL_MAX, || {
+    let status = wait_for("every list of the status has something in it", FULL_MAX, || {
         let status = get(watched.metrics, "/api/v1/status").body;
         let status: Value = serde_json::from_str(&status).expect("JSON");
-        LISTS.iter().all(|list| status.pointer(list).is_some()).then_some(status)
+        let lacks = |list: &&&str| status.pointer(list).is_none();
+        let lacking: Vec<_> = LISTS.iter().filter(lacks).collect();
+        match lacking.is_empty() {
+            true => Ok(status),
+            false => Err(Text(format!("no {lacking:?} in {status:#}"))),
+        }
     });
     drop(copy);
     let schema = fs::read_to_string(root().join("docs/status.schema.json")).expect("the schema");

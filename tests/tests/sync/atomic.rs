@@ -3,7 +3,7 @@
 //! and where two folders cannot be exchanged that is said before anything is done.
 
 use crate::faithful::{everything, rsync};
-use crate::process::{Running, Signal, skip, wait_for};
+use crate::process::{Running, Signal, seen, skip, wait_for};
 use crate::{BOTH, Way, World, changes, mounting, summary, text, tree, write};
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -98,10 +98,12 @@ fn a_run_that_is_killed_leaves_the_old_tree_and_is_gone_on_with() {
             let all = tree::walk(&world.path(".")).into_iter();
             all.filter(|path| path.to_string_lossy().ends_with("journal")).collect::<Vec<_>>()
         };
-        wait_for("some of it is there", Duration::from_secs(30), || {
-            assert!(!run.has_ended(), "{way:?}: it ended early");
-            let noted = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.len() > 1500);
-            journal(&world).iter().any(noted).then_some(())
+        wait_for("a journal has more than 1500 bytes", Duration::from_secs(30), || {
+            run.assert_runs(&format!("{way:?}: it ended early"));
+            let bytes = |path: PathBuf| (fs::metadata(&path).map_or(0, |meta| meta.len()), path);
+            let journals: Vec<_> = journal(&world).into_iter().map(bytes).collect();
+            let noted = journals.iter().any(|(bytes, _)| *bytes > 1500);
+            seen(noted, (journals, run.report()))
         });
         run.signal(Signal::KILL);
         assert_eq!(run.end().code, None, "it was killed");
@@ -118,9 +120,9 @@ fn a_run_that_is_killed_leaves_the_old_tree_and_is_gone_on_with() {
         // What another run left is not gone on with, and does not stay.
         write(source.join("large"), &tree::content(2, 48 << 20));
         let mut run = world.start(way, &slow);
-        wait_for("some of it is there", Duration::from_secs(30), || {
-            assert!(!run.has_ended(), "{way:?}: it ended early");
-            (!journal(&world).is_empty()).then_some(())
+        wait_for("rdma-sync has a journal", Duration::from_secs(30), || {
+            run.assert_runs(&format!("{way:?}: it ended early"));
+            seen(!journal(&world).is_empty(), (parts(&world), run.report()))
         });
         run.signal(Signal::KILL);
         run.end();

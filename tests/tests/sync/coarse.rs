@@ -4,7 +4,7 @@
 
 use crate::faithful::{list, set_attribute};
 use crate::mounting::{self, Mount};
-use crate::process::{Ended, Running, Signal, skip, wait_for};
+use crate::process::{Ended, Running, Signal, Text, seen, skip, wait_for};
 use crate::{BOTH, Way, World, changes, summary, text, tree, write};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 use std::fs;
@@ -163,15 +163,19 @@ fn who_follows_a_source_copies_what_it_is_told_of_within_the_same_second() {
         let (source, target) = (coarse.world.source(), coarse.target());
         plant(&source);
         let status = text(&coarse.world.path("status"));
-        let run = coarse.start("", "rdma-sync", &["--watch", "--status-file", &status]);
+        let mut run = coarse.start("", "rdma-sync", &["--watch", "--status-file", &status]);
         let flags = ["--wait", &status, "--wait-timeout", "30"];
         Running::start(coarse.world.home.command("rdma-sync", &flags)).end().done();
         // One of several names is told, and all is compared.
         for (name, bytes) in [("small", b"other"), ("small", b"third"), ("named", b"again")] {
             let fraction = 987_654_300 + i64::from(bytes[0]);
             write_at(&source.join(name), bytes, SECOND, fraction);
-            wait_for("the change is at the target", SOON, || {
-                (fs::read(target.join(name)).ok()? == bytes).then_some(())
+            wait_for(&format!("the target has the new content of {name}"), SOON, || {
+                let there = fs::read(target.join(name));
+                let done = there.as_ref().is_ok_and(|there| there == bytes);
+                let there = there.map(|there| String::from_utf8_lossy(&there).into_owned());
+                let status = Text(fs::read_to_string(&status).unwrap_or_default());
+                seen(done, (there, status, run.report()))
             });
         }
         run.signal(Signal::TERM);

@@ -2,7 +2,7 @@
 //! and slow writers included; a server that is killed is waited for; and whoever
 //! asks is told how it is, by the status file, by systemd's socket and by --wait.
 
-use crate::process::{Running, Signal, wait_for};
+use crate::process::{Ended, Running, Signal, Text, seen, wait_for, when};
 use crate::{BOTH, LET_GO_MAX, Way, World, is_held, text, tree, write};
 use serde_json::Value;
 use std::fs;
@@ -48,11 +48,14 @@ impl Following {
         loop {
             let run = Self::run(&world, way, "100%");
             let mut following = Self { world, way, run };
-            let has_ended = wait_for("it has the target or ends", SOON, || {
+            let has_ended = wait_for("rdma-sync has made a pass, or ends", SOON, || {
                 let (has_ended, status) = (following.run.has_ended(), following.status());
                 let passed = status["passes"].as_u64() > Some(0);
                 let has_it = status["process"] == following.run.id() && passed;
-                (has_ended || has_it).then_some(has_ended)
+                match has_ended || has_it {
+                    true => Ok(has_ended),
+                    false => Err((Text(status), following.run.report())),
+                }
             });
             if !has_ended {
                 return following;
@@ -64,6 +67,7 @@ impl Following {
     }
 
     /// Waits as a job would.
+    #[track_caller]
     fn wait(&self) {
         let status = text(&status(&self.world));
         let flags = ["--wait", &status, "--wait-timeout", "30"];
@@ -71,6 +75,7 @@ impl Following {
     }
 
     /// Waits until the target is equal; says how long that took.
+    #[track_caller]
     fn follows(&mut self, what: &str) -> Duration {
         let begin = Instant::now();
         let (source, target) = (self.world.source(), self.world.target(self.way));
@@ -80,8 +85,14 @@ impl Following {
                 return begin.elapsed();
             }
             let status = fs::read_to_string(status(&self.world)).unwrap_or_default();
-            assert!(!self.run.has_ended(), "{what}: it ended: {status}");
-            assert!(begin.elapsed() < SOON, "{what}: {different:?}: {status}");
+            let seen = format!("different: {different:?}; status: {status}");
+            self.run.assert_runs(&format!("{what} is not at the target; {seen}"));
+            let (late, limit_s) = (begin.elapsed() >= SOON, SOON.as_secs());
+            assert!(
+                !late,
+                "{what}: not at the target within {limit_s} s; {seen}; {:?}",
+                self.run.report()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -91,8 +102,11 @@ impl Following {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
+    #[track_caller]
     fn wait_for_state(&self, state: &str) {
-        wait_for(state, SOON, || (self.status()["state"] == state).then_some(()));
+        wait_for(&format!("the state in the status file is {state:?}"), SOON, || {
+            when(self.status(), |status| status["state"] == state).map_err(Text)
+        });
     }
 }
 
@@ -117,10 +131,10 @@ fn what_changes_is_soon_at_the_target() {
         let source = following.world.source();
         // A machine may be busy for a while, and is not for ever.
         let mut number = 0;
-        wait_for("a file takes less than a second", SOON, || {
+        wait_for("a file is at the target in less than a second", SOON, || {
             write(source.join("new/file"), &tree::content(number, 5000));
             number += 1;
-            (following.follows("a file") < Duration::from_secs(1)).then_some(())
+            when(following.follows("a file"), |took| *took < Duration::from_secs(1))
         });
         following.wait();
         let passes = |following: &Following| following.status()["passes"].as_u64().expect("some");
@@ -170,10 +184,10 @@ fn a_target_is_held_between_two_passes_and_no_longer() {
         let Following { run, world, .. } = following;
         run.signal(Signal::TERM);
         assert_eq!(run.end().code, Some(130));
-        wait_for("the target is let go of", SOON, || {
+        wait_for("another rdma-sync may have the target", SOON, || {
             let ended = world.sync(way, more);
-            let held = ended.stderr.contains("is being synchronised");
-            (!held).then(|| ended.done())
+            let held = |ended: &Ended| ended.stderr.contains("is being synchronised");
+            when(ended, |ended| !held(ended)).map(Ended::done)
         });
     }
 }
@@ -214,7 +228,7 @@ fn a_server_that_is_killed_and_restarted_is_followed_again() {
             write(source.join(format!("meanwhile/{round}")), &tree::content(round, 3000));
             let bad = if way == Way::Down { "lost" } else { "behind" };
             following.wait_for_state(bad);
-            assert!(!following.run.has_ended(), "it does not wait for the server");
+            following.run.assert_runs("rdma-sync does not wait for the server");
             following.world.serve_again();
             following.follows("what changed meanwhile");
             write(source.join("afterwards"), &tree::content(round + 10, 3000));
@@ -295,10 +309,11 @@ fn names_of_one_file_change_together_and_a_folder_may_go() {
         // Most of what is left: more than may go, however it is looked at.
         fs::remove_dir_all(source.join("a")).expect("removes");
         fs::remove_dir_all(source.join("more")).expect("removes");
-        wait_for("it says that nothing is deleted", SOON, || {
+        let what = "the status is behind, with the error that nothing is deleted";
+        wait_for(what, SOON, || {
             let status = following.status();
             let said = status["error"].to_string().contains("nothing is deleted");
-            (status["state"] == "behind" && said).then_some(())
+            seen(status["state"] == "behind" && said, Text(status))
         });
     }
 }

@@ -3,7 +3,7 @@
 //! nothing else. Moments are random; a failing seed is printed, and `SEED=n`
 //! replays it. `VERBATIM_TRIALS=n` tries n times as many.
 
-use crate::process::{Running, Signal, trials};
+use crate::process::{Running, Signal, seen, trials, wait_for};
 use crate::{BOTH, Way, World, changes, is_held, text, tree, write};
 use std::fs;
 use std::time::{Duration, Instant};
@@ -195,9 +195,11 @@ fn a_server_that_is_killed_and_comes_back_is_gone_on_with() {
         let mut world = World::new();
         fill(&world);
         let mut run = world.start(way, &["--delete", "--bwlimit", "30M", "--json"]);
-        crate::process::wait_for("it moves data", Duration::from_secs(20), || {
-            assert!(!run.has_ended(), "{way:?}: it ended early");
-            (tree::walk(&world.target(way)).len() > 100).then_some(())
+        let what = "rdma-sync has made more than 100 entries in the target";
+        wait_for(what, Duration::from_secs(20), || {
+            run.assert_runs(&format!("{way:?}: it ended early"));
+            let made = tree::walk(&world.target(way)).len();
+            seen(made > 100, (made, run.report()))
         });
         world.serve.signal(Signal::KILL);
         world.serve_again();
@@ -224,10 +226,14 @@ fn deletes_stop_when_somebody_asks_for_it() {
     let mut run = world.start(crate::Way::Down, &["--delete", "--max-delete", "100%"]);
     // The last goes first.
     let last = gone.join(format!("{:05}", MANY - 1));
-    crate::process::wait_for("it deletes", Duration::from_secs(60), || {
-        assert!(!run.has_ended(), "it ended early");
+    wait_for("rdma-sync has deleted the last file", Duration::from_secs(60), || {
+        run.assert_runs("rdma-sync ended early");
+        if last.exists() {
+            return Err(run.report());
+        }
         // At once: every moment is one in which more is deleted.
-        (!last.exists()).then(|| run.signal(Signal::INT))
+        run.signal(Signal::INT);
+        Ok(())
     });
     assert_eq!(run.end().code, Some(130));
     assert!(gone.join("00000").exists(), "all of it was deleted before anybody was heard");

@@ -73,6 +73,7 @@ impl World {
     }
 
     /// Starts the server again where it was; it must have been killed.
+    #[track_caller]
     pub fn serve_again(&mut self) {
         self.serve.gone();
         self.serve = Serve::of(&self.home, &self.port.text(), &exports(self.dir.path()));
@@ -126,11 +127,13 @@ impl World {
     }
 
     /// Runs rdma-sync with these flags, to its end.
+    #[track_caller]
     pub fn sync(&self, way: Way, flags: &[&str]) -> Ended {
         self.start(way, flags).end()
     }
 
     /// The same, behind one that was killed: the server may still be at its work.
+    #[track_caller]
     pub fn sync_again(&self, way: Way, flags: &[&str]) -> Ended {
         let begin = Instant::now();
         loop {

@@ -1,7 +1,7 @@
 //! What a mirror refuses, and what it says: places that make no sense, a target
 //! that somebody else is at, and what cannot be reached.
 
-use crate::process::Running;
+use crate::process::{Running, seen, wait_for};
 use crate::{BOTH, Way, World, text, tree, write};
 use std::fs;
 
@@ -53,9 +53,11 @@ fn a_second_run_says_who_has_the_target() {
         let world = World::new();
         write(world.source().join("large"), &tree::content(1, 8 << 20));
         let mut first = world.start(way, &["--bwlimit", "1M"]);
-        crate::process::wait_for("the first is at it", std::time::Duration::from_secs(20), || {
-            assert!(!first.has_ended(), "{way:?}: it ended early");
-            (!tree::parts(&world.path(".")).is_empty()).then_some(())
+        let what = "the first rdma-sync has a partial file";
+        wait_for(what, std::time::Duration::from_secs(20), || {
+            first.assert_runs(&format!("{way:?}: it ended early"));
+            let parts = tree::parts(&world.path("."));
+            seen(!parts.is_empty(), (tree::walk(&world.path(".")), first.report()))
         });
         let ended = world.sync(way, &[]).refused(1, &["is being synchronised by"]);
         let who = match way {

@@ -53,11 +53,15 @@ impl Rude {
     }
 
     /// Waits for the answer that `wanted` takes. Grants and verdicts are kept, the rest is not.
+    #[track_caller]
     fn hear<T>(&mut self, what: &str, mut wanted: impl FnMut(&ServerMessage) -> Option<T>) -> T {
-        let begin = Instant::now();
+        let (begin, mut last) = (Instant::now(), None);
         loop {
-            assert!(begin.elapsed() < ANSWER_MAX, "no {what}");
-            let message = self.raw.next(what).expect("the server is there");
+            let late = begin.elapsed() >= ANSWER_MAX;
+            assert!(!late, "the server sends no {what} in {ANSWER_MAX:?}; heard last: {last:?}");
+            let message = self.raw.next(what).unwrap_or_else(|| {
+                panic!("the server hung up before it sent a {what}; heard last: {last:?}")
+            });
             if let ServerMessage::Write(WriteReply::Granted { verdicts, grants }) = &message {
                 self.verdicts.extend(verdicts.iter().cloned());
                 self.grants.extend(grants.iter().copied());
@@ -65,6 +69,7 @@ impl Rude {
             if let Some(answer) = wanted(&message) {
                 return answer;
             }
+            last = Some(message);
         }
     }
 
@@ -170,7 +175,8 @@ impl Rude {
         let (begin, mut done) = (Instant::now(), Vec::new());
         while done.len() < count {
             link.poll(&mut done)?;
-            assert!(begin.elapsed() < ANSWER_MAX, "the writes do not end");
+            let late = begin.elapsed() >= ANSWER_MAX;
+            assert!(!late, "{count} writes have not completed in {ANSWER_MAX:?}; so far: {done:?}");
             std::thread::sleep(Duration::from_micros(100));
         }
         done.into_iter().try_for_each(|done| match done {

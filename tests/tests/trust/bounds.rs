@@ -2,7 +2,7 @@
 //! hears what it may have; and the rate of one client, which is kept and told nobody
 //! as a failure.
 
-use crate::process::{Running, wait_for};
+use crate::process::{Running, contents, seen, wait_for};
 use crate::{FOLLOW_MAX, World, names, text};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{
@@ -85,7 +85,9 @@ fn who_asks_for_more_than_a_session_may_have_is_told_what_that_is() {
     let make = ClientMessage::Make { request: 1, entries };
     assert_eq!(told(vec![make]), "more than 256 entries to make at a time");
     // Nothing of it is left behind, and others are served.
-    wait_for("it is tidied up", FOLLOW_MAX, || names(&world.path("in")).is_empty().then_some(()));
+    wait_for("the server has removed all temporary files from in", FOLLOW_MAX, || {
+        seen(names(&world.path("in")).is_empty(), contents(&world.path("in")))
+    });
     world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
 }
 

@@ -2,7 +2,7 @@
 //! and tokens: the right ones, those of another authority, those that are over, and
 //! those of another name.
 
-use crate::process::{Ended, Running, wait_for};
+use crate::process::{Ended, Running, wait_for, when};
 use crate::{FOLLOW_MAX, World, names};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
@@ -188,14 +188,14 @@ fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
     all.extend(["--bwlimit", "512K", &from, &out].map(str::to_owned));
     let home = crate::process::Home::new();
     let mut copy = Running::start(home.command("rdma-cp", &all));
-    world.wait_until_begun();
-    let refused = wait_for("nobody is let in any more", FOLLOW_MAX, || {
-        let ended = cp(&world, "ca.pem", "alice", &["--list", &list]);
-        (ended.code != Some(0)).then_some(ended)
+    world.wait_until_begun(&mut copy);
+    let what = "rdma-cp does not trust the server any more: its certificate has expired";
+    let refused = wait_for(what, FOLLOW_MAX, || {
+        when(cp(&world, "ca.pem", "alice", &["--list", &list]), |ended| ended.code != Some(0))
     });
     refused.refused(3, &["its certificate does not do: it has expired"]);
     // Who was let in knew the server: its session goes on to its end.
-    assert!(!copy.has_ended(), "the copy was too short to show anything");
+    copy.assert_runs("the copy was too short to show anything");
     copy.end().done();
     assert_eq!(names(&world.path("out")), ["large"]);
     assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));

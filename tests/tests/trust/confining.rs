@@ -1,7 +1,7 @@
 //! What the server's process gives up before it serves anybody: files that it does
 //! not serve, and being root.
 
-use crate::process::{Home, NOBODY, Serve, skip, wait_for};
+use crate::process::{Home, NOBODY, Serve, Text, skip, wait_for};
 use crate::{FOLLOW_MAX, World, text};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::sync::Arc;
@@ -44,11 +44,14 @@ fn follows_a_link_out(landlock: bool) -> bool {
     // Gone first, so that what is there later is read anew.
     world.serve.said("keys=0 tokens=0");
     symlink(&outside, &tokens).expect("a link");
-    wait_for("the server looks at it", FOLLOW_MAX, || {
+    wait_for("the server has followed the link, or says that it may not", FOLLOW_MAX, || {
         let log = world.serve.log();
         let read = log.rsplit("keys=0 tokens=0").next().unwrap_or_default();
         let denied = read.contains("keys not read") && read.contains("ermission denied");
-        if denied { Some(false) } else { read.contains("tokens=1").then_some(true) }
+        match denied || read.contains("tokens=1") {
+            true => Ok(!denied),
+            false => Err(Text(log)),
+        }
     })
 }
 

@@ -1,7 +1,7 @@
 //! What an export says about who may use it: names, addresses, being hidden, and
 //! how much may be written.
 
-use crate::process::{Running, Serve, Signal, wait_for};
+use crate::process::{Running, Serve, Signal, Text, wait_for};
 use crate::{FOLLOW_MAX, World, names};
 use verbatim_tests::http;
 
@@ -111,12 +111,16 @@ fn neither_the_page_nor_the_status_tells_of_a_hidden_export() {
     put("data/not-here");
     let _copies = (slowly("veiled/large", "out/a"), slowly("data/large", "out/b"));
     let page = world.serve.metrics.expect("it has a page");
-    let told = wait_for("both are under way", FOLLOW_MAX, || {
+    let what = "both copies have opened their file, and the status tells of data/large";
+    let told = wait_for(what, FOLLOW_MAX, || {
         let told = http::get(page, "/api/v1/status").body;
-        let opened = http::get(page, "/metrics").body;
+        let metrics = http::get(page, "/metrics").body;
         let name = r#"rdma_serve_operations_total{operation="open",outcome="ok"}"#;
-        let both = http::series(&opened, name).is_some_and(|count| count >= 2.0);
-        (both && told.contains("data/large")).then_some(told)
+        let opened = http::series(&metrics, name);
+        match opened >= Some(2.0) && told.contains("data/large") {
+            true => Ok(told),
+            false => Err((opened, Text(told))),
+        }
     });
     assert!(told.contains("data/not-here"), "errors are told: {told}");
     assert!(!told.contains("veiled") && !told.contains("not-there"), "{told}");

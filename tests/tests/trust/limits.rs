@@ -1,7 +1,7 @@
 //! Limits of the door, each hit by a client that goes too far, with another that
 //! is served meanwhile.
 
-use crate::process::{Home, Running, Signal, wait_for};
+use crate::process::{Home, Running, Signal, Text, seen, wait_for, when};
 use crate::{FOLLOW_MAX, World, folders};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -24,12 +24,14 @@ fn with_limits(limits: &str) -> World {
 
 /// So many who come and say nothing.
 fn silent(world: &World, count: usize) -> Vec<TcpStream> {
-    (0..count).map(|_| TcpStream::connect(world.serve.address).unwrap()).collect()
+    (0..count).map(|_| TcpStream::connect(world.serve.address).expect("it listens")).collect()
 }
 
+/// Waits until the server has no more room for connections of this address.
+#[track_caller]
 fn wait_until_full(world: &World) {
-    wait_for("it is full", FOLLOW_MAX, || {
-        world.serve.log().contains("connection sent away").then_some(())
+    wait_for("the server logs that it sent a connection away", FOLLOW_MAX, || {
+        when(world.serve.log(), |log| log.contains("connection sent away")).map_err(Text)
     });
 }
 
@@ -37,8 +39,8 @@ fn wait_until_full(world: &World) {
 fn a_full_server_says_so_to_who_comes_next_and_serves_who_is_in() {
     let world = with_limits("sessions_max = 1");
     let (from, out) = (world.serve.at("data/large"), world.text("out"));
-    let first = world.serve.start_cp(&["--bwlimit", "2M", &from, &out]);
-    world.wait_until_begun();
+    let mut first = world.serve.start_cp(&["--bwlimit", "2M", &from, &out]);
+    world.wait_until_begun(&mut first);
     let second = world.serve.cp(&["--list", &world.serve.at("data")]);
     second.refused(3, &["the server is full: it has 1 sessions; try again"]);
     first.end().done();
@@ -95,16 +97,15 @@ fn who_says_nothing_takes_no_session_and_is_sent_away_in_time() {
     let mut silent = silent(&world, 300);
     let begin = Instant::now();
     // All of this address's room is taken: it says so in the log, and closes what is too much.
-    wait_for("it is sent away", FOLLOW_MAX, || {
-        world.serve.log().contains("connection sent away").then_some(())
-    });
+    wait_until_full(&world);
     // All stay here: what makes room again is the server's doing.
     let first = &mut silent[0];
     first.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the first was sent away too");
     assert!(begin.elapsed() < Duration::from_secs(8));
-    let listed = || world.serve.cp(&["--list", &world.serve.at("data")]).code == Some(0);
-    wait_for("there is room again", FOLLOW_MAX, || listed().then_some(()));
+    wait_for("the server has room again: rdma-cp may list data", FOLLOW_MAX, || {
+        when(world.serve.cp(&["--list", &world.serve.at("data")]), |ended| ended.code == Some(0))
+    });
     drop(silent);
 }
 
@@ -151,9 +152,12 @@ fn a_data_connection_takes_no_room_of_those_who_wait() {
     data.write_all(&[&JOIN_MAGIC[..], &secret].concat()).unwrap();
     world.serve.signal(Signal::CONT);
     let metrics = world.serve.metrics.expect("it shows them");
-    wait_for("the link is up", FOLLOW_MAX, || {
+    wait_for("the server shows one link over TCP", FOLLOW_MAX, || {
         let shown = get(metrics, "/metrics").body;
-        shown.contains("rdma_serve_links{transport=\"tcp\"} 1\n").then_some(())
+        let links = shown.lines().filter(|line| line.starts_with("rdma_serve_links{"));
+        let links: Vec<_> = links.map(str::to_owned).collect();
+        let done = links.iter().any(|line| line == "rdma_serve_links{transport=\"tcp\"} 1");
+        seen(done, (links, Text(world.serve.log())))
     });
 }
 
@@ -246,8 +250,9 @@ fn a_server_stops_although_a_job_of_it_hangs() {
     let _ = std::fs::remove_file(&keys);
     let made = std::process::Command::new("mkfifo").arg(&keys).status().unwrap();
     assert!(made.success());
-    let open = || std::fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&keys).ok();
-    let _pipe = wait_for("it reads its keys", FOLLOW_MAX, open);
+    let open = || std::fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&keys);
+    let what = "the server opens the pipe in the place of its keys, to read them";
+    let _pipe = wait_for(what, FOLLOW_MAX, || open().map_err(|e| (e, world.serve.report())));
     let begin = Instant::now();
     world.serve.signal(Signal::TERM);
     world.serve.said(" stopped");

@@ -75,16 +75,20 @@ impl World {
     }
 
     /// Runs `rdma-token` on the state of this server.
+    #[track_caller]
     fn token(&self, arguments: &[&str]) -> Ended {
         Running::start(self.home.command("rdma-token", arguments)).end()
     }
 
     /// Makes a token, and returns it once the server lets it in.
+    #[track_caller]
     fn add(&self, name: &str, arguments: &[&str]) -> String {
         let added = self.token(&[&["add", name][..], arguments].concat()).done();
         let token = added.stdout.trim().to_owned();
-        let known = || self.cp(&token, &["--list", &self.serve.at("")]).code == Some(0);
-        process::wait_for("the token is let in", FOLLOW_MAX, || known().then_some(()));
+        process::wait_for(&format!("the server accepts the token {name}"), FOLLOW_MAX, || {
+            let ended = self.cp(&token, &["--list", &self.serve.at("")]);
+            process::seen(ended.code == Some(0), (ended, process::Text(self.serve.log())))
+        });
         token
     }
 
@@ -99,19 +103,22 @@ impl World {
 
     /// Begins to copy `data/large` to `out` with this token, so slowly that it never ends by
     /// itself; returns when it has begun.
+    #[track_caller]
     fn start_slowly(&self, token: &str) -> (Home, Running) {
         let (from, out) = (self.serve.at("data/large"), self.text("out"));
         let slow = ["--bwlimit", "256K", "--timeout", "30", &from, &out];
         let (home, command) = self.command(token, &slow);
-        let running = Running::start(command);
-        self.wait_until_begun();
+        let mut running = Running::start(command);
+        self.wait_until_begun(&mut running);
         (home, running)
     }
 
-    /// Waits for the first file in `out`.
-    fn wait_until_begun(&self) {
-        process::wait_for("the copy has begun", FOLLOW_MAX, || {
-            (!names(&self.path("out")).is_empty()).then_some(())
+    /// Waits for the first file in `out`, which this copy makes.
+    #[track_caller]
+    fn wait_until_begun(&self, copy: &mut Running) {
+        process::wait_for("the copy has begun: a file is in out", FOLLOW_MAX, || {
+            let begun = !names(&self.path("out")).is_empty();
+            process::seen(begun, (copy.report(), process::Text(self.serve.log())))
         });
     }
 
@@ -133,6 +140,7 @@ impl World {
     }
 
     /// Runs it to its end.
+    #[track_caller]
     fn cp(&self, token: &str, arguments: &[&str]) -> Ended {
         let (_home, command) = self.command(token, arguments);
         Running::start(command).end()

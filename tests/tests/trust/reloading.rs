@@ -2,7 +2,7 @@
 //! reach is served, who was copying goes on, and what is no good changes nothing.
 
 use crate::certificates::Maker;
-use crate::process::{Home, NOBODY, Serve, Signal, skip, wait_for};
+use crate::process::{Home, NOBODY, Serve, Signal, Text, seen, skip, wait_for};
 use crate::{FOLLOW_MAX, text};
 use serde_json::Value;
 use std::fs;
@@ -51,9 +51,10 @@ fn what_is_added_is_served_and_who_was_copying_goes_on() {
     let (listed, before) = (serve.cp(&["--list", &serve.at("")]).done(), child_of(&serve));
     assert!(listed.stdout.contains("first") && !listed.stdout.contains("second"), "{listed:?}");
     let copy = ["--json", "--bwlimit=2M", &serve.at("first/file"), &text(&out.join("kept"))];
-    let copying = serve.start_cp(&copy);
-    let begun = || fs::read_dir(&out).expect("ours").next().map(drop);
-    wait_for("it has begun", FOLLOW_MAX, begun);
+    let mut copying = serve.start_cp(&copy);
+    wait_for("the copy has begun: a file is in out", FOLLOW_MAX, || {
+        seen(!crate::names(&out).is_empty(), copying.report())
+    });
 
     configure(&config, "", &[("first", first.path()), ("second", second.path())]);
     serve.signal(Signal::HUP);
@@ -73,8 +74,11 @@ fn what_is_added_is_served_and_who_was_copying_goes_on() {
     assert_eq!(fs::read(out.join("kept")).expect("copied"), vec![7; 6 << 20]);
     serve.signal(Signal::TERM);
     assert_eq!(serve.end(), Some(0));
-    let gone = || !Path::new(&format!("/proc/{}", after.unwrap_or(0))).exists();
-    wait_for("the server is gone", FOLLOW_MAX, || gone().then_some(()));
+    let after = after.unwrap_or(0);
+    wait_for(&format!("process {after}, which served, is gone"), FOLLOW_MAX, || {
+        let status = fs::read_to_string(format!("/proc/{after}/status"));
+        seen(!Path::new(&format!("/proc/{after}")).exists(), status.map(Text))
+    });
 }
 
 #[test]
@@ -268,9 +272,9 @@ fn a_server_ends_with_the_parent_that_holds_its_port() {
     let child = child_of(&serve).expect("it serves");
     assert!(status(child).contains("Uid:\t65534") && status(serve.id()).contains("Uid:\t0"));
     serve.signal(Signal::KILL);
-    wait_for("it is gone, too", FOLLOW_MAX, || {
+    wait_for(&format!("process {child}, which serves, is gone, too"), FOLLOW_MAX, || {
         let status = status(child);
-        (status.is_empty() || status.contains("State:\tZ")).then_some(())
+        seen(status.is_empty() || status.contains("State:\tZ"), Text(status))
     });
 }
 

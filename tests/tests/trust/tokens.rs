@@ -1,13 +1,14 @@
 //! Named tokens: what one is good for, where a client takes it from, and that
 //! its end is the end of what runs under it.
 
-use crate::process::{Home, Running, wait_for};
+use crate::process::{Home, Running, Text, seen, wait_for, when};
 use crate::{FOLLOW_MAX, World, folders, names, text};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use verbatim_tests::holding::Holding;
+use verbatim_tests::output::Report;
 
 #[test]
 fn a_token_is_good_for_its_exports_and_modes() {
@@ -44,13 +45,14 @@ fn a_token_that_is_revoked_while_its_file_cannot_be_read_is_so_when_it_can() {
     // It can look at files, and open none.
     limit_files(&world, Some(0));
     world.token(&["revoke", "alice"]).done();
-    wait_for("it complains", FOLLOW_MAX, || {
-        world.serve.log().contains("keys not read").then_some(())
+    wait_for("the server logs that it cannot read its keys", FOLLOW_MAX, || {
+        when(world.serve.log(), |log| log.contains("keys not read")).map_err(Text)
     });
     limit_files(&world, getrlimit(Resource::Nofile).maximum);
-    let refused =
-        || (world.cp(&token, &["--list", &world.serve.at("")]).code == Some(3)).then_some(());
-    wait_for("the token is not let in", FOLLOW_MAX, refused);
+    wait_for("the server refuses the token that was revoked", FOLLOW_MAX, || {
+        let ended = world.cp(&token, &["--list", &world.serve.at("")]);
+        seen(ended.code == Some(3), (ended, Text(world.serve.log())))
+    });
     assert_eq!(world.serve.log().matches("keys not read").count(), 1, "once is enough");
 }
 
@@ -113,8 +115,8 @@ fn the_client_takes_its_token_from_the_first_place_that_has_one() {
         Running::start(command).end()
     };
     let let_in = |variables: &[(&str, &str)]| {
-        wait_for("the token is let in", FOLLOW_MAX, || {
-            (run(variables).code == Some(0)).then_some(())
+        wait_for("the server accepts the token", FOLLOW_MAX, || {
+            when(run(variables), |ended| ended.code == Some(0))
         });
     };
     let_in(&[("RDMA_TOKEN", token.trim())]);
@@ -170,8 +172,10 @@ fn the_line_of_a_share_is_all_the_other_side_needs() {
     let output = dir.path().join("line");
     command.stdout(fs::File::create(&output).unwrap()).stderr(std::process::Stdio::null());
     let mut serving = command.spawn().unwrap();
-    let line = wait_for("the line is printed", FOLLOW_MAX, || {
-        fs::read_to_string(&output).ok().filter(|text| text.ends_with('\n'))
+    let line = wait_for("rdma-serve has printed the line of a share", FOLLOW_MAX, || {
+        let printed = fs::read_to_string(&output).unwrap_or_default();
+        let done = |printed: &String| printed.ends_with('\n');
+        when(printed, done).map_err(|printed| (printed, Report::of(&mut serving, &[])))
     });
     // As a person would: the line, in a shell, with the commands on the path.
     let other = Home::new();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use verbatim_tests::http::{get, series};
-use verbatim_tests::process::{Home, Running, Serve, wait_for};
+use verbatim_tests::process::{Home, Running, Serve, seen, wait_for, when};
 use verbatim_tests::tree;
 
 const MIB: usize = 1 << 20;
@@ -178,14 +178,16 @@ fn a_budget_that_is_full_is_seen_from_outside() {
     };
     let copies: Vec<Running> = (0..4).map(slow).collect();
     // What the rule for the alert asks, of numbers of one moment.
-    wait_for("the budget is full", super::BEGIN_MAX, || {
-        let seen = get(metrics, "/metrics").body;
-        let of = |name: &str| series(&seen, &format!("rdma_serve_{name}"));
-        (of("pinned_bytes")? > 0.9 * of("pinned_limit_bytes")?).then_some(())
+    wait_for("more than 0.9 of what the server may pin is pinned", super::BEGIN_MAX, || {
+        let page = get(metrics, "/metrics").body;
+        let of = |name: &str| series(&page, &format!("rdma_serve_{name}"));
+        let (pinned, limit) = (of("pinned_bytes"), of("pinned_limit_bytes"));
+        let is_full = pinned.zip(limit).is_some_and(|(pinned, limit)| pinned > 0.9 * limit);
+        seen(is_full, format!("pinned_bytes {pinned:?}, pinned_limit_bytes {limit:?}"))
     });
     drop(copies);
     for name in ["pinned_bytes", "regions", "slots"] {
-        let zero = || (value(name) == 0.0).then_some(());
-        wait_for(&format!("{name} is zero"), super::BEGIN_MAX, zero);
+        let what = format!("the server shows {name} as 0, as its clients are gone");
+        wait_for(&what, super::BEGIN_MAX, || when(value(name), |value| *value == 0.0));
     }
 }

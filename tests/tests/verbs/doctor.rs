@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use verbatim_tests::process::{Ended, Home, Running, Serve, skip, wait_for};
+use verbatim_tests::process::{Ended, Home, Running, Serve, seen, skip, wait_for};
 
 fn doctor(home: &Home, arguments: &[&str]) -> Ended {
     let ended = Running::start(home.command("rdma-doctor", arguments)).end();
@@ -126,13 +126,19 @@ impl Patient {
 
     /// Waits until its port is in this state, and has its address or not: the kernel follows the
     /// network device on a thread of its own.
+    #[track_caller]
     fn is(&self, state: &str, addressed: bool) {
         let port = Path::new("/sys/class/infiniband/rxesick/ports/1");
         let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-        wait_for(&format!("the port is {state}"), PORT_MAX, || {
-            let gids = std::fs::read_dir(port.join("gids")).ok()?.flatten();
-            let has = gids.map(|gid| read(gid.path())).any(|gid| gid.contains("ffff:0a4d:0001"));
-            (read(port.join("state")).contains(state) && has == addressed).then_some(())
+        let what = format!("the port is {state}, and that it has 10.77.0.1 is {addressed}");
+        wait_for(&what, PORT_MAX, || {
+            let gids = std::fs::read_dir(port.join("gids")).map_err(|error| error.to_string())?;
+            let gids: Vec<String> = gids.flatten().map(|gid| read(gid.path())).collect();
+            let has = gids.iter().any(|gid| gid.contains("ffff:0a4d:0001"));
+            let now = read(port.join("state"));
+            let done = now.contains(state) && has == addressed;
+            let used = gids.iter().map(|gid| gid.trim()).filter(|gid| gid.contains("ffff:"));
+            seen(done, format!("{}; IPv4 addresses {:?}", now.trim(), used.collect::<Vec<_>>()))
         });
     }
 }

@@ -5,7 +5,7 @@
 use super::{assert_verbs, both_ways, is_same, serve_big, summary};
 use crate::budget::pinned_by;
 use std::fs;
-use verbatim_tests::process::{skip, wait_for};
+use verbatim_tests::process::{seen, skip, wait_for, when};
 
 const NAME: &str = "slots_are_in_huge_pages_while_there_are_some";
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
@@ -33,16 +33,18 @@ fn slots_are_in_huge_pages_while_there_are_some() {
     for (command, folder, reads) in both_ways(&serve, dir.path(), "--bwlimit=4M") {
         let mut copy = serve.start_cp(&command);
         let side = if reads { copy.id() } else { serve.id() };
-        let huge = wait_for("huge pages in use", super::BEGIN_MAX, || {
-            assert!(!copy.has_ended(), "the copy ended without huge pages");
-            Some(huge_of(side)).filter(|bytes| *bytes > 0)
+        let what = format!("process {side} has memory in huge pages");
+        let huge = wait_for(&what, super::BEGIN_MAX, || {
+            copy.assert_runs("the copy ended without huge pages");
+            when(huge_of(side), |bytes| *bytes > 0).map_err(|bytes| (bytes, copy.report()))
         });
         assert!(huge % (2 << 20) == 0 && huge <= 64 << 20, "{huge} bytes");
         if !reads {
             // They are mapped first, and registered a moment later.
-            wait_for("slots in huge pages are pinned as others are", super::BEGIN_MAX, || {
-                assert!(!copy.has_ended(), "the copy ended and nothing was seen pinned");
-                (pinned_by(serve.id()) > 0).then_some(())
+            wait_for("the server has pinned its slots in huge pages", super::BEGIN_MAX, || {
+                copy.assert_runs("the copy ended and nothing was seen pinned");
+                let pinned = pinned_by(serve.id());
+                seen(pinned > 0, (pinned, copy.report()))
             });
         }
         let done = copy.end().done();
@@ -51,8 +53,8 @@ fn slots_are_in_huge_pages_while_there_are_some() {
         assert!(summary(&done)["huge_page_bytes"].as_u64() > Some(0), "{}", summary(&done));
     }
     assert!(serve.log().contains("huge_pages_free=32"), "{}", serve.log());
-    wait_for("the server gives them back", super::BEGIN_MAX, || {
-        (huge_of(serve.id()) == 0).then_some(())
+    wait_for("the server has no bytes in huge pages any more", super::BEGIN_MAX, || {
+        when(huge_of(serve.id()), |bytes| *bytes == 0)
     });
     // None are left: ordinary pages do.
     fs::write(COUNT, "0").expect("writes");

@@ -22,7 +22,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use verbatim_tests::holding::{Devices, Holding};
 use verbatim_tests::http::{get, series};
-use verbatim_tests::process::{Ended, Home, Running, Serve, Signal, wait_for};
+use verbatim_tests::process::{Ended, Home, Running, Serve, Signal};
+use verbatim_tests::process::{contents, exists, seen, wait_for};
 use verbatim_tests::tree;
 
 /// A file whose copy takes two seconds, slowly.
@@ -109,13 +110,14 @@ fn guest(command: &str) {
 }
 
 /// Waits until a partial file is there, and something in its journal.
+#[track_caller]
 fn wait_for_journal(copy: &mut Running, folder: &Path) {
-    wait_for("some of the copy is verified", BEGIN_MAX, || {
-        assert!(!copy.has_ended(), "the copy ended before it was looked at");
+    wait_for("the copy has a journal of more than 600 bytes in its target", BEGIN_MAX, || {
+        copy.assert_runs("the copy ended before it was looked at");
         let entries = fs::read_dir(folder).expect("lists").flatten();
         let journals = entries.filter(|e| e.file_name().as_encoded_bytes().ends_with(b"-journal"));
         let longest = journals.filter_map(|entry| Some(entry.metadata().ok()?.len())).max();
-        (longest > Some(600)).then_some(())
+        seen(longest > Some(600), (contents(folder), copy.report()))
     });
 }
 
@@ -166,9 +168,13 @@ fn a_client_killed_at_any_moment_goes_on_over_verbs() {
             assert!(summary(&done)["resumed_bytes"].as_u64() > Some(0), "{done:?}");
         }
     }
-    wait_for("the devices and the server have given all back", BEGIN_MAX, || {
-        let few = Holding::of(serve.id()).descriptors <= descriptors + POOL_DESCRIPTORS_MAX;
-        (Devices::now().is_within(&idle) && registered(&serve) == 0.0 && few).then_some(())
+    let what = format!("the devices and the server are as before: {idle:?}, {descriptors} files");
+    wait_for(&what, BEGIN_MAX, || {
+        let (now, devices, registered) =
+            (Holding::of(serve.id()), Devices::now(), registered(&serve));
+        let few = now.descriptors <= descriptors + POOL_DESCRIPTORS_MAX;
+        let done = devices.is_within(&idle) && registered == 0.0 && few;
+        seen(done, (devices, now, format!("{registered} registered")))
     });
 }
 

@@ -15,9 +15,9 @@ fn what_is_read_through_a_mount_comes_over_verbs() {
     let words =
         [serve.at("data"), path(&at), "--foreground".into(), "--cache".into(), path(&cache)];
     let mut mount = Running::start(serve.home().command("rdma-mount", &words));
-    wait_for("the mount stands", BEGIN_MAX, || {
-        assert!(!mount.has_ended(), "it ended");
-        at.join("small").exists().then_some(())
+    wait_for("the mount shows the file small", BEGIN_MAX, || {
+        mount.assert_runs("rdma-mount ended before it showed a file");
+        exists(&at.join("small")).map_err(|missing| (missing, mount.report()))
     });
     for name in ["big", "small"] {
         assert!(is_same(dir.path().join("data").join(name), at.join(name)), "{name}");

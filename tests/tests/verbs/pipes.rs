@@ -5,8 +5,9 @@ use super::{BEGIN_MAX, BIG_BYTES, SLOWLY};
 use std::fs::{self, File};
 use std::process::{Child, Stdio};
 use std::time::Duration;
+use verbatim_tests::output::Report;
 use verbatim_tests::place::Place;
-use verbatim_tests::process::wait_for;
+use verbatim_tests::process::{Text, wait_for, when};
 use verbatim_tests::tree;
 
 /// How long the rest of the copy may take, and a server to come back.
@@ -36,11 +37,18 @@ fn a_copy_to_a_pipe_goes_on_over_verbs_when_its_server_restarts() {
     command.stderr(File::create(&said).expect("a file")).stdin(Stdio::null());
     let mut copy = Ours(command.spawn().expect("it starts"));
     let came = || fs::metadata(&out).map_or(0, |out| out.len());
-    wait_for("some of it came", BEGIN_MAX, || (came() > 4 << 20).then_some(()));
+    wait_for("more than 4 MiB came out of the pipe", BEGIN_MAX, || {
+        let said = fs::read_to_string(&said).unwrap_or_default();
+        when(came(), |bytes| *bytes > 4 << 20).map_err(|bytes| (bytes, Text(said)))
+    });
     place.kill(serve);
     let before = came();
     let _serve = place.serve();
-    let status = wait_for("the copy ends", END_MAX, || copy.0.try_wait().expect("ours"));
+    let status = wait_for("rdma-cp ends", END_MAX, || {
+        let said = fs::read_to_string(&said).unwrap_or_default();
+        let ended = copy.0.try_wait().expect("ours");
+        ended.ok_or_else(|| (came(), Text(said), Report::of(&mut copy.0, &[])))
+    });
     let said = fs::read_to_string(&said).expect("reads");
     assert!(status.success() && before < content.len() as u64, "{before} bytes came; {said}");
     assert!(fs::read(&out).expect("reads") == content, "{} bytes came", came());

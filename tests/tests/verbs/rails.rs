@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use verbatim_tests::http::{get, series};
-use verbatim_tests::process::{Home, Running, Serve, Signal, wait_for};
+use verbatim_tests::process::{Home, Running, Serve, Signal, seen, wait_for, when};
 use verbatim_tests::tree;
 
 /// A second Soft-RoCE device, on a network device of its own; gone with this value.
@@ -35,8 +35,8 @@ impl SecondRail {
         run("rdma", &["link", "add", DEVICE, "type", "rxe", "netdev", NETDEV]);
         wait_for("the second device has its address", PORT_MAX, || {
             let gid = format!("/sys/class/infiniband/{DEVICE}/ports/1/gids/1");
-            let gid = fs::read_to_string(gid).unwrap_or_default();
-            gid.contains("ffff:0a09:0101").then_some(())
+            let gid = fs::read_to_string(gid).map_err(|error| error.to_string())?;
+            when(gid, |gid| gid.contains("ffff:0a09:0101"))
         });
         Self
     }
@@ -69,11 +69,14 @@ fn sent_by(device: &str) -> u64 {
 }
 
 /// Waits until a device has sent so many more packets.
+#[track_caller]
 fn wait_for_traffic(copy: &mut Running, device: &str, packets: u64) {
     let before = sent_by(device);
-    wait_for(&format!("{device} carries"), Duration::from_secs(30), || {
-        assert!(!copy.has_ended(), "the copy ended before {device} carried");
-        (sent_by(device) >= before + packets).then_some(())
+    let what = format!("{device} has sent {packets} packets more than {before}");
+    wait_for(&what, Duration::from_secs(30), || {
+        copy.assert_runs(&format!("the copy ended before {device} carried"));
+        let now = sent_by(device);
+        seen(now >= before + packets, (now, copy.report()))
     });
 }
 
@@ -156,9 +159,10 @@ fn when_all_rails_are_down_tcp_carries_until_one_is_back() {
     let told = copy_slowly(|serve, copy| {
         ip_link(NETDEV, "down");
         ip_link("eth0", "down");
-        wait_for("there are links over TCP", Duration::from_secs(30), || {
-            assert!(!copy.has_ended(), "the copy ended before there were links over TCP");
-            (tcp_links(serve) > 0.0).then_some(())
+        wait_for("the server has links over TCP", Duration::from_secs(30), || {
+            copy.assert_runs("the copy ended before there were links over TCP");
+            let links = tcp_links(serve);
+            seen(links > 0.0, (links, copy.report()))
         });
         ip_link("eth0", "up");
         wait_for_traffic(copy, "rxe0", 100);
