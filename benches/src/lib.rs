@@ -306,7 +306,9 @@ impl Serve {
         command.arg("--state").arg(state);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().expect("rdma-serve starts: build it first, with the profile of this bench");
+        let child = command
+            .spawn()
+            .expect("rdma-serve starts: build it first, with the profile of this bench");
         let (state, bins) = (state.to_owned(), bins.to_owned());
         let serve = Self { child, port, state, bins };
         wait_for("rdma-serve", port);

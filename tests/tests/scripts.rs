@@ -192,17 +192,17 @@ fn a_guest_test_that_fails_is_run_once_more_in_a_guest_of_its_own() {
              printf 'ok a 5\\nFAILED b 2500\\nok ab 7\\n' >$out/results; touch $out/rc
              echo first >$out/log/b
              boot() {{ cat $out/jobs; echo {second} >$out/results; touch $out/rc; echo second >$out/log/b; }}
-             way=boot; run_again && report; status=$?; cat $VERBATIM_RECORD $out/first/log/b; exit $status"
+             way=boot status=0; { run_again && report; } || status=$?; cat $VERBATIM_RECORD $out/first/log/b; exit $status"
         );
         loaded("tests/softroce/run", &lines)
     };
     let (code, said) = after("ok b 4");
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("\n/x/verbs-1 b 120\nFLAKY b: "), "only what failed: {said}");
+    assert!(said.starts_with("/x/verbs-1 b 120\nFLAKY b: "), "only what failed: {said}");
     assert!(said.contains("3 passed; 0 failed"), "{said}");
     let record =
         "ok\t0.005\tguest/verbs a\nFLAKY\t2.500\tguest/verbs b\nok\t0.007\tguest/verbs ab\nfirst\n";
-    assert!(said.ends_with(record), "{said}");
+    assert!(said.contains(record), "{said}");
     let (code, said) = after("FAILED b 4");
     assert_eq!(code, Some(1), "{said}");
     assert!(

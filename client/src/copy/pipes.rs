@@ -1,7 +1,8 @@
 //! Copies from and to a pipe, as the user asked for them: what makes sense, and
 //! what becomes work for a session.
 
-use super::{CopyError, CopyOptions, Plan, remote};
+use super::plan::Plan;
+use super::{CopyError, CopyOptions, remote};
 use crate::location::{Location, Remote};
 use crate::rules::Task;
 use crate::session::{ClientError, FromPipe, Session, ToPipe, Work};

@@ -1,4 +1,5 @@
-//! The runner's command line. `tests/run` is its only caller, so it is terse.
+//! The command line of the runner: which programs and tests, and how many at once.
+//! Only `tests/run` calls it, so an option that is missing or wrong ends it with one line.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! The test programs that cargo built, and the tests in them.
+//! The test programs that cargo built, as its JSON messages name them, and the tests in
+//! them, as each program lists them. Owns no process longer than a listing takes.
 
 use crate::options::Options;
 use serde_json::Value;
