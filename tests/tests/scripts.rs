@@ -192,7 +192,7 @@ fn a_guest_test_that_fails_is_run_once_more_in_a_guest_of_its_own() {
              printf 'ok a 5\\nFAILED b 2500\\nok ab 7\\n' >$out/results; touch $out/rc
              echo first >$out/log/b
              boot() {{ cat $out/jobs; echo {second} >$out/results; touch $out/rc; echo second >$out/log/b; }}
-             way=boot status=0; { run_again && report; } || status=$?; cat $VERBATIM_RECORD $out/first/log/b; exit $status"
+             way=boot status=0; {{ run_again && report; }} || status=$?; cat $VERBATIM_RECORD $out/first/log/b; exit $status"
         );
         loaded("tests/softroce/run", &lines)
     };
