@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(30);
 
 /// A mirror that follows.
-struct Following {
-    world: World,
-    way: Way,
-    run: Running,
+pub(crate) struct Following {
+    pub world: World,
+    pub way: Way,
+    pub run: Running,
 }
 
 impl Following {
-    fn start(world: World, way: Way) -> Self {
+    pub fn start(world: World, way: Way) -> Self {
         Self::start_with(world, way, "100%")
     }
 
@@ -68,7 +68,7 @@ impl Following {
 
     /// Waits as a job would.
     #[track_caller]
-    fn wait(&self) {
+    pub fn wait(&self) {
         let status = text(&status(&self.world));
         let flags = ["--wait", &status, "--wait-timeout", "30"];
         Running::start(self.world.home.command("rdma-sync", &flags)).end().done();
@@ -76,7 +76,7 @@ impl Following {
 
     /// Waits until the target is equal; says how long that took.
     #[track_caller]
-    fn follows(&mut self, what: &str) -> Duration {
+    pub fn follows(&mut self, what: &str) -> Duration {
         let begin = Instant::now();
         let (source, target) = (self.world.source(), self.world.target(self.way));
         loop {

@@ -6,6 +6,7 @@
 
 mod atomic;
 mod coarse;
+mod exchange;
 mod faithful;
 mod following;
 mod killing;

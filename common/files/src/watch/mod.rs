@@ -7,6 +7,7 @@
 //! that another machine makes to a file system both have mounted.
 
 mod coalesce;
+mod folders;
 mod kernel;
 mod tree;
 mod watcher;

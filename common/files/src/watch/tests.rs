@@ -1,6 +1,7 @@
 //! Watching with the real kernel: what is told of files that are written, of
-//! folders that come, move and go, and of what the kernel could not tell. The
-//! last test lets a mirror follow a tree that changes at random.
+//! folders that come, move and go, and of what the kernel could not tell. Names
+//! that change hands are in `exchange`. The last test lets a mirror follow a tree
+//! that changes at random.
 
 use super::kernel::{Kernel, watches_exhausted};
 use super::*;
@@ -10,10 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::mpsc;
 use verbatim_proto::Change;
+
+mod exchange;
 
 /// The longest anything may take to be told.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -310,9 +313,20 @@ fn what_was_made_before_its_folder_was_watched_is_found_and_what_left_is_let_go(
 
 /// How many watches the kernel has for it.
 fn watches(watcher: &Watcher) -> usize {
+    kernel_watches(watcher).len()
+}
+
+/// The inode of each watch that the kernel has for it, by the number of the watch.
+fn kernel_watches(watcher: &Watcher) -> BTreeMap<i32, u64> {
     let info = format!("/proc/self/fdinfo/{}", watcher.kernel.as_fd().as_raw_fd());
     let info = fs::read_to_string(info).expect("the kernel tells");
-    info.lines().filter(|line| line.starts_with("inotify ")).count()
+    let watches = info.lines().filter_map(|line| {
+        let word = |key| line.split(' ').find_map(|word| word.strip_prefix(key));
+        let number = line.starts_with("inotify ").then(|| word("wd:"))??;
+        let number = i32::from_str_radix(number, 16).expect("a number");
+        Some((number, u64::from_str_radix(word("ino:")?, 16).expect("an inode")))
+    });
+    watches.collect()
 }
 
 fn watcher(folder: &Path, excludes: Excludes) -> Watcher {

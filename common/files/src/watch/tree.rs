@@ -42,6 +42,16 @@ impl Tree {
         folder == self.root
     }
 
+    /// Whether a folder is watched.
+    pub fn has(&self, folder: i32) -> bool {
+        self.folders.contains_key(&folder)
+    }
+
+    /// Whether a folder has this name in another, or is the root, which has none.
+    pub fn is_at(&self, parent: i32, name: &[u8], folder: i32) -> bool {
+        self.is_root(folder) || self.child(parent, name) == Some(folder)
+    }
+
     /// Where a folder is; none for one that is not known, or deeper than any path.
     pub fn path(&self, folder: i32) -> Option<WirePath> {
         let mut names: Vec<&[u8]> = Vec::new();
@@ -71,7 +81,7 @@ impl Tree {
     /// Puts a folder in its place. Returns what is not watched any more: another folder that had
     /// the place, and all below it. A folder that was elsewhere is moved.
     pub fn insert(&mut self, parent: i32, name: &[u8], folder: i32) -> Vec<i32> {
-        if self.is_root(folder) || self.child(parent, name) == Some(folder) {
+        if self.is_at(parent, name, folder) {
             return Vec::new();
         }
         let gone = self.child(parent, name).map_or_else(Vec::new, |other| self.remove(other));

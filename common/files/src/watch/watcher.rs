@@ -1,25 +1,23 @@
-//! A tree that is watched: every folder of it has a watch, what the kernel tells
-//! becomes signs for the coalescer, and folders that come and go are watched or
-//! forgotten. A folder is watched before it is read, so what is made in it
-//! meanwhile is seen by one or the other. One that is not ours to read is watched
-//! when it is. When the kernel lost count, all is watched anew. Owns the watches;
-//! never follows a link. Driven by the thread in `mod.rs`.
+//! A tree that is watched: every folder of it has a watch, and what the kernel
+//! tells becomes signs for the coalescer. When the kernel lost count, all is
+//! watched anew. Owns the watches; never follows a link. Which folders have a
+//! watch is decided in `folders`. Driven by the thread in `mod.rs`.
 
 use super::coalesce::{Coalescer, Sign, Timing};
+use super::folders::descend;
 use super::kernel::{Happened, Kernel, watches_exhausted, watches_max};
 use super::tree::Tree;
 use crate::folder::{Folder, stat_name};
 use crate::reap::is_leftover;
-use crate::walk::{Walk, identity_of};
+use crate::walk::identity_of;
+use rustix::fs::FileType;
 use rustix::fs::inotify::ReadFlags;
-use rustix::fs::{FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
-use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Excludes, Fault, WirePath};
 
 /// Folders that one watch may have: about 64 MiB here, and more in the kernel.
@@ -37,19 +35,19 @@ pub(super) struct Watched {
 
 /// A watched tree.
 pub(super) struct Watcher {
-    watched: Watched,
-    root: OwnedFd,
+    pub(super) watched: Watched,
+    pub(super) root: OwnedFd,
     identity: (u32, u32, u64),
     pub kernel: Kernel,
     pub(super) tree: Tree,
     pub pending: Coalescer,
     /// Folders that could not be read when they were met. When that changes, their attributes
     /// do, or those of a folder that they are in.
-    unread: HashSet<WirePath>,
+    pub(super) unread: HashSet<WirePath>,
     /// The folder that was last looked into, by number: a burst is often in one folder.
-    recent: Option<(i32, OwnedFd)>,
+    pub(super) recent: Option<(i32, OwnedFd)>,
     pub(super) folders_max: usize,
-    going: Going,
+    pub(super) going: Going,
 }
 
 /// Says whether to go on.
@@ -57,7 +55,7 @@ pub(super) type Going = Box<dyn Fn() -> bool + Send>;
 
 /// What is done with what is found in a folder that is watched from now on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Notice {
+pub(super) enum Notice {
     /// Nothing: everything is looked at anyway.
     None,
     /// Each entry is a sign.
@@ -180,13 +178,6 @@ impl Watcher {
         if what.intersects(came | went) {
             self.pending.note(parent, Sign::Touched, now);
         }
-        if is_folder && what.intersects(came | went) {
-            // What stood there is gone, or is found again where it is now.
-            if let Some(old) = self.tree.child(folder, name) {
-                self.forget(old);
-            }
-            self.unread.retain(|unread| unread != &path && !unread.is_below(&path));
-        }
         let sign = if what.contains(ReadFlags::MODIFY) {
             Sign::Written
         } else if what.contains(ReadFlags::ATTRIB) {
@@ -200,40 +191,15 @@ impl Watcher {
             Sign::Complete
         };
         self.pending.note(path.clone(), sign, now);
-        if is_folder && what.intersects(came) {
+        if is_folder && what.intersects(came | went) {
+            // Behind a folder that left, too: two folders that are exchanged both come first, and
+            // the second then leaves the name that the first one has.
             let notice = if sign == Sign::Below { Notice::None } else { Notice::Each };
-            self.plant_new(folder, name, &path, notice, now)?;
+            self.look_again(folder, name, &path, notice, now)?;
         }
         if is_folder && what.contains(ReadFlags::ATTRIB) {
             self.read_again(&path, now)?;
         }
-        Ok(())
-    }
-
-    /// Watches what could not be read before, here and below, if that is ours to read now.
-    fn read_again(&mut self, path: &WirePath, now: Duration) -> Result<(), Fault> {
-        let here = |unread: &WirePath| unread == path || unread.is_below(path);
-        let again: Vec<WirePath> = self.unread.extract_if(here).collect();
-        for path in again {
-            // One whose folder went is found where that is now.
-            let parent = self.tree.find(&path.parent());
-            let (Some(parent), Some(name)) = (parent, path.name()) else { continue };
-            if descend(&self.root, &path).is_ok() {
-                self.pending.note(path.clone(), Sign::Below, now);
-                self.plant_new(parent, name, &path, Notice::None, now)?;
-            } else {
-                self.unread.insert(path);
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes a folder that cannot be read. All of it is looked at: whoever does so tells why not,
-    /// or finds what is in it if that was a moment ago.
-    fn leave_unread(&mut self, path: WirePath, now: Duration) -> Result<(), Fault> {
-        self.check_room(&path)?;
-        self.pending.note(path.clone(), Sign::Below, now);
-        self.unread.insert(path);
         Ok(())
     }
 
@@ -251,126 +217,12 @@ impl Watcher {
     fn open(&mut self, folder: i32) -> Option<&OwnedFd> {
         if self.recent.as_ref().is_none_or(|(number, _)| *number != folder) {
             let fd = descend(&self.root, &self.tree.path(folder)?).ok()?;
+            if !self.is_watch_of(folder, fd.as_fd()) {
+                return None;
+            }
             self.recent = Some((folder, fd));
         }
         self.recent.as_ref().map(|(_, fd)| fd)
-    }
-
-    /// Watches a folder that came, and all in it.
-    fn plant_new(
-        &mut self,
-        parent: i32,
-        name: &[u8],
-        path: &WirePath,
-        notice: Notice,
-        now: Duration,
-    ) -> Result<(), Fault> {
-        let fd = match descend(&self.root, path) {
-            Ok(fd) => fd,
-            // What is gone again is told by whoever looks at it.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
-            Err(_) => return self.leave_unread(path.clone(), now),
-        };
-        let Some(number) = self.watch(parent, name, fd.as_fd(), path, now)? else { return Ok(()) };
-        self.plant(number, path, fd, notice, now)
-    }
-
-    /// Watches all below a folder that is watched.
-    fn plant(
-        &mut self,
-        number: i32,
-        base: &WirePath,
-        folder: OwnedFd,
-        notice: Notice,
-        now: Duration,
-    ) -> Result<(), Fault> {
-        let mut walk = Walk::new(folder, true)?;
-        let mut parents = vec![number];
-        while let Some(found) = walk.next() {
-            let Entry { path: below, kind, .. } = match found {
-                Ok(entry) => entry,
-                // What is gone again, or has a name that cannot be told: a scan tells.
-                Err((_, fault)) if fault.code != Code::Denied => continue,
-                Err((below, _)) => {
-                    let (path, name) = (base.join(&below), below.name().unwrap_or_default());
-                    let left_out = self.watched.excludes.excludes(&path, true);
-                    if !left_out && !is_leftover(name) && self.tree.find(&path).is_none() {
-                        self.leave_unread(path, now)?;
-                    }
-                    continue;
-                }
-            };
-            let (path, is_folder) = (base.join(&below), kind == EntryKind::Folder);
-            let name = below.name().unwrap_or_default();
-            if is_leftover(name) || self.watched.excludes.excludes(&path, is_folder) {
-                walk.leave();
-                continue;
-            }
-            if is_folder {
-                parents.truncate(below.names().count());
-                let parent = parents.last().copied().unwrap_or(number);
-                let watched = match walk.entered() {
-                    Some(fd) => self.watch(parent, name, fd, &path, now)?,
-                    None => None,
-                };
-                match watched {
-                    Some(number) => parents.push(number),
-                    None => walk.leave(),
-                }
-            }
-            if notice == Notice::Each {
-                let sign = if kind == EntryKind::File { Sign::Found } else { Sign::Complete };
-                self.pending.note(path, sign, now);
-            }
-        }
-        Ok(())
-    }
-
-    /// Watches one open folder. None for one that went meanwhile, or is not ours to read.
-    fn watch(
-        &mut self,
-        parent: i32,
-        name: &[u8],
-        folder: BorrowedFd<'_>,
-        path: &WirePath,
-        now: Duration,
-    ) -> Result<Option<i32>, Fault> {
-        if !(self.going)() {
-            return Err(Fault::new(Code::Interrupted, "watching was ended"));
-        }
-        self.check_room(path)?;
-        let number = match self.kernel.watch(folder) {
-            Ok(number) => number,
-            Err(Errno::NOSPC | Errno::NOMEM) => return Err(watches_exhausted(path, watches_max())),
-            Err(Errno::NOENT) => return Ok(None),
-            Err(_) => return self.leave_unread(path.clone(), now).map(|()| None),
-        };
-        for gone in self.tree.insert(parent, name, number) {
-            self.kernel.unwatch(gone);
-        }
-        Ok(Some(number))
-    }
-
-    /// Says if there are too many folders for one more.
-    fn check_room(&self, path: &WirePath) -> Result<(), Fault> {
-        if self.tree.len() + self.unread.len() < self.folders_max {
-            return Ok(());
-        }
-        let text = format!(
-            "cannot watch {path}: more than {} folders; exclude some, or watch less",
-            self.folders_max
-        );
-        Err(Fault::new(Code::Limit, text))
-    }
-
-    /// Watches a folder, and all below it, no longer.
-    fn forget(&mut self, folder: i32) {
-        for gone in self.tree.remove(folder) {
-            self.kernel.unwatch(gone);
-            if self.recent.as_ref().is_some_and(|(number, _)| *number == gone) {
-                self.recent = None;
-            }
-        }
     }
 }
 
@@ -379,16 +231,6 @@ fn watch_root(kernel: &Kernel, root: &OwnedFd, base: &WirePath) -> Result<i32, F
         Errno::NOSPC | Errno::NOMEM => watches_exhausted(base, watches_max()),
         other => Fault::from_io(format!("cannot watch folder {base}"), &other.into()),
     })
-}
-
-/// Opens a folder below another, name by name, and follows no link.
-fn descend(root: &OwnedFd, path: &WirePath) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = openat(root, c".", flags, Mode::empty())?;
-    for name in path.names() {
-        at = openat(&at, OsStr::from_bytes(name), flags, Mode::empty())?;
-    }
-    Ok(at)
 }
 
 fn is_file(mode: u16) -> bool {
