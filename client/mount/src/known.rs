@@ -3,20 +3,24 @@
 //! read when one begins without.
 
 use super::MountOptions;
-use super::cache::Cache;
+use super::cache::{Cache, Key};
 use verbatim_control::Fingerprint;
 use verbatim_proto::{Code, Digest, Fault};
 
+/// The kind of file that a server is kept in.
+const KIND: &str = "server";
+
 /// Notes the server of a source. Where that fails there is nothing to show without it.
 pub(super) fn note(cache: &Cache, options: &MountOptions, server: &str) {
-    if let Err(error) = std::fs::write(cache.folder().join(name(options)), server) {
+    if let Err(error) = cache.keep_beside(KIND, &key(options), server.as_bytes()) {
         tracing::warn!(cause = %error, "this cache cannot be shown without the server");
     }
 }
 
 /// The server of a source that was mounted before.
 pub(super) fn server(cache: &Cache, options: &MountOptions) -> Result<String, Fault> {
-    let text = std::fs::read_to_string(cache.folder().join(name(options))).unwrap_or_default();
+    let kept = cache.beside(KIND, &key(options)).unwrap_or_default();
+    let text = String::from_utf8(kept).unwrap_or_default();
     if text.parse::<Fingerprint>().is_err() {
         let (source, cache) = (&options.name, options.cache.display());
         let text = format!("nothing of {source} is in the cache {cache}");
@@ -25,8 +29,9 @@ pub(super) fn server(cache: &Cache, options: &MountOptions) -> Result<String, Fa
     Ok(text)
 }
 
-fn name(options: &MountOptions) -> String {
+/// What the server of a source is kept under.
+fn key(options: &MountOptions) -> Key {
     let source = format!("{} {}", options.remote.peer(), options.remote.path);
     let Digest(value) = Digest::of(source.as_bytes());
-    format!("server-{}", value[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    *value.first_chunk().expect("a digest is longer")
 }

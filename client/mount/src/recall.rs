@@ -19,6 +19,9 @@ const WAITING_MAX: usize = 64;
 /// How long a mount that ends waits for them.
 const FINISH_MAX: Duration = Duration::from_secs(5);
 
+/// The kind of file that the root is kept in.
+const ROOT: &str = "root";
+
 /// The name that something has in what is kept of itself.
 const ITSELF: &[u8] = b"itself";
 
@@ -52,7 +55,7 @@ impl Recall {
                         note(keeper.cache.keep_names(&key, &listing.encode()));
                     }
                     Waiting::KeepRoot(key, listing) => {
-                        note(keeper.cache.keep_root(&key, &listing.encode()));
+                        note(keeper.cache.keep_beside(ROOT, &key, &listing.encode()));
                     }
                     Waiting::Tell(done) => drop(done.send(())),
                 }
@@ -116,7 +119,7 @@ impl Recall {
 
     /// What the root was. Reads files, as all of these do.
     pub fn root(&self, path: &WirePath) -> Option<Facts> {
-        let kept = Listing::decode(&self.content.cache.root(&self.key(path, "at"))?)?;
+        let kept = Listing::decode(&self.content.cache.beside(ROOT, &self.key(path, "at"))?)?;
         kept.find(ITSELF).filter(|facts| facts.kind == Kind::Folder)
     }
 

@@ -6,6 +6,7 @@
 use super::super::flights::Flights;
 use super::blocks::{BLOCK_BYTES, Block, FILE_BYTES_MAX, State, block_count, block_extent};
 use super::notes::Notes;
+use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
@@ -53,7 +54,7 @@ impl CacheFile {
         journal: File,
     ) -> io::Result<Self> {
         data.set_len(info.size)?;
-        let notes = Notes::begin(journal, info)?;
+        let notes = Notes::begin(journal, info, &key)?;
         let state = State::of(info.size);
         Ok(Self::of(key, (info.size, info.mtime_ns, version), data, notes, state))
     }
@@ -70,9 +71,9 @@ impl CacheFile {
 
     /// What is there, with its notes in this file; `None` when it is of no use, and an error when
     /// that is not known.
-    pub fn load(key: super::Key, data: File, journal: &Path) -> io::Result<Option<Self>> {
+    pub fn load(key: super::Key, data: File, journal: File) -> io::Result<Option<Self>> {
         let mut found = Vec::new();
-        let notes = Notes::load(journal, |block, at| found.push((block, at)))?;
+        let notes = Notes::load(journal, &key, |block, at| found.push((block, at)))?;
         let fits = |notes: &Notes| notes.version().filter(|it| it.0 <= FILE_BYTES_MAX);
         let Some((notes, of)) = notes.and_then(|it| fits(&it).map(|of| (it, of))) else {
             return Ok(None);
@@ -82,6 +83,17 @@ impl CacheFile {
             state.claim(block, at);
         }
         Ok(Some(Self::of(key, of, data, notes, state)))
+    }
+
+    /// Makes the data as long as the version: what lies behind its end is cut. False where it
+    /// cannot be, or another mount uses it. Only for who has the turn, with a lock on the data.
+    pub fn fit(&self) -> bool {
+        if self.data.metadata().is_ok_and(|found| found.len() == self.size) {
+            return true;
+        }
+        let is_alone = flock(&self.data, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let is_fit = is_alone && self.data.set_len(self.size).is_ok();
+        flock(&self.data, FlockOperation::NonBlockingLockShared).is_ok() && is_fit
     }
 
     /// Writes its notes anew, if most of them are of no use any more. Only for who is alone.

@@ -8,6 +8,7 @@ mod blocks;
 mod file;
 mod names;
 mod notes;
+mod plain;
 mod room;
 mod share;
 mod verified;
@@ -15,11 +16,12 @@ mod verified;
 pub use blocks::{BLOCK_BYTES, FILE_BYTES_MAX, block_extent};
 pub use file::CacheFile;
 
+use plain::Plain;
 use room::Oldest;
 use rustix::fs::{FlockOperation, flock};
 use share::{SHARERS_MAX, Share, Turn};
 use std::collections::HashMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -45,6 +47,7 @@ const PAGE_BYTES: u64 = 4096;
 /// The cache.
 pub struct Cache {
     folder: PathBuf,
+    plain: Plain,
     bytes_max: u64,
     /// What fitted when the disk was found full, and when that was.
     full: Mutex<Option<(u64, Instant)>>,
@@ -72,7 +75,8 @@ impl Cache {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| cannot(&e))?;
         // Looked at before: what is uncounted then, nobody of this boot was at.
         let is_new = is_new(folder);
-        let Some(mut share) = Share::join(folder).map_err(|e| cannot(&e))? else {
+        let plain = Plain::learn(folder);
+        let Some(mut share) = Share::join(folder, plain).map_err(|e| cannot(&e))? else {
             let text = format!("{SHARERS_MAX} mounts use the cache {} already", folder.display());
             return Err(Fault::new(Code::Limit, text));
         };
@@ -83,6 +87,7 @@ impl Cache {
         }
         Ok(Self {
             folder: folder.to_owned(),
+            plain,
             bytes_max,
             full: Mutex::default(),
             share,
@@ -91,11 +96,6 @@ impl Cache {
             evictions: AtomicU64::new(0),
             verified: Verified::default(),
         })
-    }
-
-    /// Where it is.
-    pub fn folder(&self) -> &Path {
-        &self.folder
     }
 
     fn files(&self) -> MutexGuard<'_, Open> {
@@ -147,13 +147,13 @@ impl Cache {
     /// Opens what is there, and locks it against whoever wants its room. `None` when nothing is
     /// that is of use; where that cannot be found out, too many files are open say, an error.
     fn load(&self, key: &Key, _: &Turn<'_>) -> io::Result<Option<CacheFile>> {
-        let file = match OpenOptions::new().read(true).write(true).open(self.path(key, "data")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        flock(&file, FlockOperation::NonBlockingLockShared)?;
+        let Some(data) = self.open_data(key)? else { return Ok(None) };
+        let Some(notes) = self.open_notes(key)? else { return Ok(None) };
+        flock(&data, FlockOperation::NonBlockingLockShared)?;
+        let found = CacheFile::load(*key, data, notes)?;
+        // Whoever reads past this process reads to the end of the data, wherever that is.
+        let Some(file) = found.filter(CacheFile::fit) else { return Ok(None) };
         let journal = self.path(key, "journal");
-        let Some(file) = CacheFile::load(*key, file, &journal)? else { return Ok(None) };
         if self.verified.has(&file) {
             file.verified();
         }
@@ -165,6 +165,14 @@ impl Cache {
             self.share.add(file.noted_bytes() as i64 - before as i64);
         }
         Ok(Some(file))
+    }
+
+    fn open_data(&self, key: &Key) -> io::Result<Option<File>> {
+        self.plain.open(&self.path(key, "data"), OpenOptions::new().read(true).write(true))
+    }
+
+    fn open_notes(&self, key: &Key) -> io::Result<Option<File>> {
+        self.plain.open(&self.path(key, "journal"), OpenOptions::new().read(true).append(true))
     }
 
     /// A new version of a file, which takes the place of what was there, and what `first` makes
@@ -248,7 +256,7 @@ impl Cache {
     /// Takes a version's name away; returns the room that its users give back in the end.
     fn remove(&self, key: &Key, _: &Turn<'_>) -> u64 {
         let (data, journal) = (self.path(key, "data"), self.path(key, "journal"));
-        let taken = |path| fs::metadata(path).map_or(0, |found| found.blocks() * 512);
+        let taken = |path| fs::symlink_metadata(path).map_or(0, |found| found.blocks() * 512);
         let bytes = taken(&data) + taken(&journal);
         // The journal first: without it the data says nothing. What is gone is no harm.
         let _ = fs::remove_file(journal);

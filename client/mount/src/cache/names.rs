@@ -1,16 +1,23 @@
 //! What was told of folders, kept for when the server is away: one small file for each,
-//! with a digest over all of it, among the versions, where it counts and goes as they
-//! do; of the root of a source beside them, where it stays. What is damaged says nothing.
-//! Who asks, and for what, is the business of `recall`.
+//! with a digest over all of it and what it is kept under, among the versions, where it
+//! counts and goes as they do; of the root of a source beside them, where it stays, and
+//! which server that is. What is damaged, or of something else, says nothing. Who asks,
+//! and for what, is the business of `recall` and `known`.
 
 use super::{Cache, Key, PAGE_BYTES};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use verbatim_proto::Digest;
 
-const MAGIC: [u8; 8] = *b"VBTMNAM2";
+const MAGIC: [u8; 8] = *b"VBTMNAM3";
+
+/// What stands before what was told.
+const HEAD_BYTES: usize = MAGIC.len() + 32;
+
+/// How much is compared at a time.
+const COMPARED_BYTES: usize = 64 << 10;
 
 /// The most that one file may hold.
 const NAMES_BYTES_MAX: u64 = 512 << 20;
@@ -19,16 +26,18 @@ impl Cache {
     /// Keeps what was told, unless it is what is there.
     pub fn keep_names(&self, key: &Key, body: &[u8]) -> io::Result<()> {
         let path = self.path(key, "names");
-        if let Ok(file) = File::open(&path) {
-            if holds(&file, body) {
-                super::room::touch(&file);
-                return Ok(());
-            }
-            let old = file.metadata().map_or(0, |found| found.blocks() * 512);
-            fs::remove_file(&path)?;
-            self.share.add(-(old as i64));
+        let head = head_of(key, body);
+        if let Ok(Some(file)) = self.plain.open_to_read(&path)
+            && holds(&file, &head, body)
+        {
+            super::room::touch(&file);
+            return Ok(());
         }
-        let len = (body.len() as u64 + 40).next_multiple_of(PAGE_BYTES);
+        if let Ok(old) = fs::symlink_metadata(&path) {
+            fs::remove_file(&path)?;
+            self.share.add(-((old.blocks() * 512) as i64));
+        }
+        let len = (body.len() as u64 + HEAD_BYTES as u64).next_multiple_of(PAGE_BYTES);
         if !self.make_room(None, len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -38,7 +47,7 @@ impl Cache {
             .recursive(true)
             .mode(0o700)
             .create(path.parent().expect("it is in a part of the cache"))?;
-        let written = write(&path, body);
+        let written = self.plain.replace(&path, &[&head, body]);
         if written.is_err() {
             self.share.add(-(len as i64));
         }
@@ -47,55 +56,60 @@ impl Cache {
 
     /// What was told and is whole.
     pub fn names(&self, key: &Key) -> Option<Vec<u8>> {
-        read(&self.path(key, "names"))
+        self.read_body(&self.path(key, "names"), key)
     }
 
-    /// Keeps what the root of a source is. One for each source, and little: it neither counts nor
-    /// goes, because without it nobody but who mounts could come in.
-    pub fn keep_root(&self, key: &Key, body: &[u8]) -> io::Result<()> {
-        let path = self.root_path(key);
-        let is_there = File::open(&path).is_ok_and(|file| holds(&file, body));
-        if is_there { Ok(()) } else { write(&path, body) }
+    /// Keeps one thing of a source beside the versions. Little: it neither counts nor goes, because
+    /// without it nobody but who mounts could come in, or nobody at all.
+    pub fn keep_beside(&self, kind: &str, key: &Key, body: &[u8]) -> io::Result<()> {
+        let (path, head) = (self.path_beside(kind, key), head_of(key, body));
+        let there = self.plain.open_to_read(&path);
+        match there.is_ok_and(|file| file.is_some_and(|file| holds(&file, &head, body))) {
+            true => Ok(()),
+            false => self.plain.replace(&path, &[&head, body]),
+        }
     }
 
-    /// What the root of a source was.
-    pub fn root(&self, key: &Key) -> Option<Vec<u8>> {
-        read(&self.root_path(key))
+    /// What was kept of it, and is whole.
+    pub fn beside(&self, kind: &str, key: &Key) -> Option<Vec<u8>> {
+        self.read_body(&self.path_beside(kind, key), key)
     }
 
-    fn root_path(&self, key: &Key) -> PathBuf {
+    fn path_beside(&self, kind: &str, key: &Key) -> PathBuf {
         let name: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.folder.join(format!("root-{name}"))
+        self.folder.join(format!("{kind}-{name}"))
+    }
+
+    fn read_body(&self, path: &Path, key: &Key) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let file = self.plain.open_to_read(path).ok()??;
+        file.take(NAMES_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        let body = bytes.get(HEAD_BYTES..)?;
+        if bytes[..HEAD_BYTES] != head_of(key, body) {
+            return None;
+        }
+        bytes.drain(..HEAD_BYTES);
+        Some(bytes)
     }
 }
 
-/// Whether a file is of just this.
-fn holds(mut file: &File, body: &[u8]) -> bool {
-    let mut head = [0; 40];
-    file.read_exact(&mut head).is_ok() && head[8..] == Digest::of(body).0
+/// What stands before what was told: a digest over it and over what it is kept under.
+fn head_of(key: &Key, body: &[u8]) -> [u8; HEAD_BYTES] {
+    let Digest(digest) = Digest::of(&[&key[..], &Digest::of(body).0].concat());
+    let mut head = [0; HEAD_BYTES];
+    head[..MAGIC.len()].copy_from_slice(&MAGIC);
+    head[MAGIC.len()..].copy_from_slice(&digest);
+    head
 }
 
-/// Writes it aside first: whoever reads finds all of it, or what was there.
-fn write(path: &Path, body: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension(format!("names-{}", std::process::id()));
-    let mut new = OpenOptions::new();
-    let opened = new.write(true).create(true).truncate(true).mode(0o600).open(&aside);
-    let written = opened.and_then(|mut file| {
-        file.write_all(&MAGIC)?;
-        file.write_all(&Digest::of(body).0)?;
-        file.write_all(body)?;
-        fs::rename(&aside, path)
-    });
-    if written.is_err() {
-        let _ = fs::remove_file(&aside);
-    }
-    written
-}
-
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(NAMES_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    let digest = Digest(*bytes.strip_prefix(&MAGIC)?.first_chunk()?);
-    bytes.drain(..40);
-    (Digest::of(&bytes) == digest).then_some(bytes)
+/// Whether a file is of just this. All of it is looked at: what is damaged must not stay in the
+/// place of what is good.
+fn holds(mut file: &File, head: &[u8; HEAD_BYTES], body: &[u8]) -> bool {
+    let is_as_long = file.metadata().is_ok_and(|it| it.len() == (head.len() + body.len()) as u64);
+    let mut there = vec![0; COMPARED_BYTES.min(body.len()).max(head.len())];
+    let mut is_next = |part: &[u8]| {
+        let there = &mut there[..part.len()];
+        file.read_exact(there).is_ok() && there == part
+    };
+    is_as_long && is_next(head) && body.chunks(COMPARED_BYTES).all(is_next)
 }

@@ -1,15 +1,16 @@
 //! What is noted of the blocks of a version: a journal as a resumed copy has it, which
 //! all mounts that use the version append to. What stands in it is a claim, to be
-//! checked by hashing; a note that is lost costs a fetch. Called by `file` alone.
+//! checked by hashing; a note that is lost costs a fetch. Notes say what they are kept
+//! under, so that those of another file are not taken for these. Called by `file` alone.
 
-use super::PAGE_BYTES;
 use super::blocks::{BLOCK_BYTES, block_extent};
+use super::{Key, PAGE_BYTES};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use verbatim_files::journal::{self, Head};
+use verbatim_files::journal::{self, BOOT_BYTES, Head};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Digest, Extent};
 
@@ -28,20 +29,16 @@ pub(super) struct Notes {
 
 impl Notes {
     /// Begins in an empty file.
-    pub fn begin(mut file: File, info: &FileInfo) -> io::Result<Self> {
-        let head = Head::now(info, &file);
+    pub fn begin(mut file: File, info: &FileInfo, key: &Key) -> io::Result<Self> {
+        let head = Head { stay: place_of(key), ..Head::now(info, &file) };
         journal::begin(&mut file, &head)?;
         let seen = file.metadata()?.len();
         Ok(Self { file, head, seen, count: 0 })
     }
 
-    /// Reads what is there: each block with where its note is, in order. `None` when there are no
-    /// notes, or they are of no use.
-    pub fn load(path: &Path, mut each: impl FnMut(u32, u64)) -> io::Result<Option<Self>> {
-        let file = match OpenOptions::new().read(true).append(true).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
+    /// Reads what is there: each block with where its note is, in order. `None` when they are of
+    /// no use, or of another file.
+    pub fn load(file: File, key: &Key, mut each: impl FnMut(u32, u64)) -> io::Result<Option<Self>> {
         let mut count = 0;
         let read = journal::read_placed(&file, |head, extent, _, at| {
             count += 1;
@@ -49,7 +46,10 @@ impl Notes {
                 each(block, at);
             }
         });
-        let Some((head, good)) = read else { return Ok(None) };
+        let is_of_this = |head: &Head| head.stay == place_of(key);
+        let Some((head, good)) = read.filter(|(head, _)| is_of_this(head)) else {
+            return Ok(None);
+        };
         // Go on behind the last good record; what is cut there would hide all that follows.
         if file.metadata()?.len() > good {
             file.set_len(good)?;
@@ -129,6 +129,18 @@ impl Notes {
         Ok(found)
     }
 }
+
+/// What notes say of where they are kept, in the place of the boot and the mount that the journal
+/// of a copy names: here nothing is believed within one either.
+fn place_of(key: &Key) -> [u8; BOOT_BYTES] {
+    let mut place = [0; BOOT_BYTES];
+    place[..KEPT_UNDER.len()].copy_from_slice(&KEPT_UNDER);
+    place[KEPT_UNDER.len()..][..key.len()].copy_from_slice(key);
+    place
+}
+
+/// What a key stands behind.
+const KEPT_UNDER: [u8; 8] = *b"CACHEKEY";
 
 /// The block that an extent is, if it is one.
 fn block_of(extent: Extent, size: u64) -> Option<u32> {

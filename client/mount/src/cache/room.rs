@@ -8,7 +8,7 @@ use super::file::CacheFile;
 use super::{Cache, Key};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BinaryHeap;
-use std::fs::{self, File, FileTimes, OpenOptions};
+use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -145,7 +145,7 @@ impl Cache {
             return;
         }
         let Ok(turn) = self.share.turn() else { return };
-        let Ok(data) = File::open(&path) else { return };
+        let Ok(Some(data)) = self.plain.open_to_read(&path) else { return };
         if flock(&data, FlockOperation::NonBlockingLockExclusive).is_ok() {
             self.share.add(-(self.remove(key, &turn) as i64));
         }
@@ -154,7 +154,7 @@ impl Cache {
     /// Has names go that nobody asked for since.
     fn evict_names(&self, key: &Key, used: SystemTime) -> Option<bool> {
         let path = self.path(key, "names");
-        let found = fs::metadata(&path).ok()?;
+        let found = fs::symlink_metadata(&path).ok()?;
         if found.modified().ok()? != used {
             return None;
         }
@@ -169,17 +169,21 @@ impl Cache {
     fn evict(&self, key: &Key, used: SystemTime, len: u64) -> Option<bool> {
         let turn = self.share.turn().ok()?;
         let path = self.path(key, "data");
-        let data = OpenOptions::new().read(true).write(true).open(&path).ok()?;
-        let found = data.metadata().ok()?;
+        let found = fs::symlink_metadata(&path).ok()?;
         if found.modified().ok()? != used {
             return None;
         }
-        // Whoever uses it, here or in another process, has a lock.
-        flock(&data, FlockOperation::NonBlockingLockExclusive).ok()?;
-        let large = match found.blocks() * 512 > WHOLE_BYTES_MAX {
-            // One that cannot be looked at just now stays.
-            true => CacheFile::load(*key, data, &self.path(key, "journal")).ok()?,
-            false => None,
+        let mut data = self.open_data(key).ok()?;
+        if let Some(data) = &data {
+            // Whoever uses it, here or in another process, has a lock.
+            flock(data, FlockOperation::NonBlockingLockExclusive).ok()?;
+        }
+        // One that cannot be looked at just now stays.
+        let notes = self.open_notes(key).ok()?;
+        let is_large = found.blocks() * 512 > WHOLE_BYTES_MAX;
+        let large = match notes.zip(data.take_if(|_| is_large)) {
+            Some((notes, data)) => CacheFile::load(*key, data, notes).ok()?,
+            None => None,
         };
         self.evictions.fetch_add(1, Ordering::Relaxed);
         let mut freed = 0;

@@ -3,10 +3,11 @@
 //! bytes in the folder of the cache, so that a process that dies lets go of everything.
 //! Never touches what is kept; called by `Cache`.
 
+use super::plain::Plain;
 use rustix::fs::{FlockOperation, flock};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -54,23 +55,27 @@ pub struct Turn<'a>(MutexGuard<'a, File>);
 
 impl Share {
     /// Comes in; none when as many are in as may be.
-    pub fn join(folder: &Path) -> io::Result<Option<Self>> {
-        let mut files = Vec::with_capacity(SHARERS_MAX);
-        for place in 0..SHARERS_MAX {
-            let name = if place == 0 { "lock".to_owned() } else { format!("lock.{place}") };
-            files.push(open(&folder.join(name))?);
+    pub fn join(folder: &Path, plain: Plain) -> io::Result<Option<Self>> {
+        // Nobody removes what another mount has just made in the place of something damaged.
+        let making = File::open(folder)?;
+        let _ = within(TURN_MAX, || lock(&making).then_some(()));
+        let open = |name: &str| plain.open_or_make(&folder.join(name));
+        let mut files = vec![open("lock")?];
+        for place in 1..SHARERS_MAX {
+            files.push(open(&format!("lock.{place}"))?);
         }
+        let (total, turn) = (open("bytes")?, open("turn")?);
+        drop(making);
         let found = within(JOIN_MAX, || files.iter().position(lock));
         let Some(own) = found else { return Ok(None) };
         let _own = files.swap_remove(own);
-        let total = open(&folder.join("bytes"))?;
         let mut share = Self {
             _own,
             places: Mutex::new(files),
             total: Mutex::new(total),
             taken: AtomicU64::new(0),
             settled: AtomicU64::new(0),
-            turn: Mutex::new(open(&folder.join("turn"))?),
+            turn: Mutex::new(turn),
             uncounted: false,
         };
         share.uncounted = share.begin();
@@ -195,10 +200,6 @@ impl Drop for Turn<'_> {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
-}
-
 fn lock(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
@@ -244,7 +245,8 @@ mod tests {
     #[test]
     fn several_count_together_and_one_is_alone_only_when_it_is() {
         let dir = tempfile::tempdir().expect("folder");
-        let join = || Share::join(dir.path()).expect("joins").expect("there is a place");
+        let plain = Plain::learn(dir.path());
+        let join = || Share::join(dir.path(), plain).expect("joins").expect("there is a place");
         let one = join();
         assert!(one.uncounted && one.alone().is_some());
         assert!(join().uncounted, "who began it has not counted yet");
@@ -277,7 +279,7 @@ mod tests {
         drop(two);
         let alone = one.alone().expect("the other is gone");
         let came = std::thread::scope(|scope| {
-            let late = scope.spawn(|| Share::join(dir.path()).expect("joins").is_some());
+            let late = scope.spawn(|| Share::join(dir.path(), plain).expect("joins").is_some());
             std::thread::sleep(Duration::from_millis(50));
             let waits = !late.is_finished();
             drop(alone);

@@ -118,9 +118,8 @@ fn a_file_that_is_too_large_is_refused_before_its_blocks_are_counted() {
     // Nor is a journal believed that says so.
     drop(whole(&cache, 2, SIZE));
     let journal = dir.path().join("02").join(format!("{}.journal", "02".repeat(16)));
-    let mut file = OpenOptions::new().write(true).open(journal).expect("opens");
-    let head = verbatim_files::journal::Head::now(&info(1 << 60), &file);
-    verbatim_files::journal::begin(&mut file, &head).expect("writes");
+    let file = OpenOptions::new().write(true).open(journal).expect("opens");
+    notes::Notes::begin(file, &info(1 << 60), &[2; 16]).expect("writes");
     assert!(cache.find(&[2; 16]).is_none());
     assert!(cache.created(&[2; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
 }
@@ -416,4 +415,63 @@ fn what_was_verified_whole_is_not_hashed_again_unless_somebody_touched_it() {
     drop(file);
     let file = cache.find(&[1; 16]).expect("is there");
     assert!(!file.has(0), "not all of it is verified, and nothing is remembered");
+}
+
+#[test]
+fn data_that_is_too_long_is_cut_unless_another_mount_uses_it() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let used = whole(&cache, 1, SIZE);
+    let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
+    let long = |by: u64| {
+        let file = OpenOptions::new().append(true).open(&data).expect("opens");
+        io::Write::write_all(&mut &file, &vec![7; by as usize]).expect("appends");
+    };
+    long(5);
+    let other = Cache::open(dir.path(), 1 << 30).expect("opens");
+    assert!(other.find(&[1; 16]).is_none(), "it is not cut under its user, nor is it used");
+    drop(used);
+    let file = other.find(&[1; 16]).expect("is there");
+    assert!(file.is_whole() && file.back(), "all of it is good");
+    assert_eq!(file.data().metadata().expect("is there").len(), SIZE, "the kernel reads to there");
+    drop(file);
+    drop(whole(&cache, 2, 0));
+    let empty = dir.path().join("02").join(format!("{}.data", "02".repeat(16)));
+    fs::write(&empty, b"a tail").expect("writes");
+    assert!(cache.find(&[2; 16]).expect("is there").back_verified());
+    assert_eq!(fs::metadata(&empty).expect("is there").len(), 0);
+}
+
+#[test]
+fn what_is_kept_under_one_key_is_not_found_under_another() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    (1..=2).for_each(|key| drop(whole(&cache, key, SIZE)));
+    (1..=2).for_each(|key| cache.keep_names(&[key; 16], &[key; 99]).expect("keeps"));
+    (1..=2).for_each(|key| cache.keep_beside("root", &[key; 16], &[key]).expect("keeps"));
+    let of = |key: &str| dir.path().join(key).join(key.repeat(16));
+    let swap = |one: &Path, other: &Path| {
+        let aside = dir.path().join("aside");
+        fs::rename(one, &aside).expect("renames");
+        fs::rename(other, one).expect("renames");
+        fs::rename(&aside, other).expect("renames");
+    };
+    for kind in ["data", "journal", "names"] {
+        swap(&of("01").with_extension(kind), &of("02").with_extension(kind));
+    }
+    let beside = |key: &str| dir.path().join(format!("root-{}", key.repeat(16)));
+    swap(&beside("01"), &beside("02"));
+    for key in [[1; 16], [2; 16]] {
+        assert!(cache.find(&key).is_none());
+        assert_eq!((cache.names(&key), cache.beside("root", &key)), (None, None));
+    }
+    // What is told again takes the place of what was damaged.
+    cache.keep_names(&[1; 16], &[1; 99]).expect("keeps");
+    let names = of("01").with_extension("names");
+    let mut bytes = fs::read(&names).expect("reads");
+    *bytes.last_mut().expect("there are some") ^= 1;
+    fs::write(&names, bytes).expect("writes");
+    assert_eq!(cache.names(&[1; 16]), None);
+    cache.keep_names(&[1; 16], &[1; 99]).expect("keeps");
+    assert_eq!(cache.names(&[1; 16]), Some(vec![1; 99]));
 }

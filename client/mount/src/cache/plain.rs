@@ -1,0 +1,181 @@
+//! Which files of the cache folder are used: regular ones that this process could have
+//! made, with one name. A link, a fifo, a file of another user and one that others may
+//! write are not opened, so nothing outside of the cache is ever read, cut or written.
+//! Knows nothing of what is in them. Called by all of `cache`.
+
+use rustix::fs::OFlags;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The permission bits of all files of the cache.
+const MODE: u32 = 0o600;
+
+/// The bits that let others write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// How often a file is looked for or made that other mounts make and remove too.
+const TRIES_MAX: usize = 8;
+
+/// How files look that this process makes in the cache folder.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plain {
+    owner: u32,
+    /// The bits for others that the file system gives every file.
+    others: u32,
+}
+
+impl Plain {
+    /// Makes a file in the folder, looks at it, and removes it. Some file systems have one owner
+    /// and one mode for all files, and some map root to another user.
+    pub fn learn(folder: &Path) -> Self {
+        let path = aside(&folder.join("owner"));
+        let made = new().open(&path).and_then(|file| file.metadata());
+        let _ = fs::remove_file(&path);
+        // A full disk has no room for it.
+        let usual = || (rustix::process::geteuid().as_raw(), 0);
+        let (owner, others) =
+            made.map_or_else(|_| usual(), |made| (made.uid(), made.mode() & OTHERS_WRITE));
+        Self { owner, others }
+    }
+
+    /// Opens a file; none where there is none, or one that this process did not make. Where that
+    /// cannot be found out, too many files are open say, an error.
+    pub fn open(&self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
+        // Before it is opened: who opens a fifo may wait for ever.
+        let may = match self.look(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            looked => looked?,
+        };
+        if !may {
+            return Ok(None);
+        }
+        let opened = options.clone().custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path);
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let is_ours = self.is_ours(&file.metadata()?);
+        Ok(is_ours.then_some(file))
+    }
+
+    /// Opens a file to read it.
+    pub fn open_to_read(&self, path: &Path) -> io::Result<Option<File>> {
+        self.open(path, OpenOptions::new().read(true))
+    }
+
+    /// Opens a file that stays in the cache folder, or makes it. What is in its place and is not
+    /// to be used is removed: only one at a time may do so.
+    pub fn open_or_make(&self, path: &Path) -> io::Result<File> {
+        for _ in 0..TRIES_MAX {
+            if let Some(file) = self.open(path, OpenOptions::new().read(true).write(true))? {
+                return Ok(file);
+            }
+            self.clear(path)?;
+            match new().open(path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made,
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Puts a file in place, written aside first: whoever opens it finds all of it, or what was
+    /// there before.
+    pub fn replace(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+        let aside = aside(path);
+        let written = new().open(&aside).and_then(|mut file| {
+            parts.iter().try_for_each(|part| file.write_all(part))?;
+            fs::rename(&aside, path)
+        });
+        if written.is_err() {
+            let _ = fs::remove_file(&aside);
+        }
+        written
+    }
+
+    /// Whether what is there may be used; a folder is an error, and stays.
+    fn look(&self, path: &Path) -> io::Result<bool> {
+        let found = fs::symlink_metadata(path)?;
+        match found.is_dir() {
+            true => Err(io::ErrorKind::IsADirectory.into()),
+            false => Ok(self.is_ours(&found)),
+        }
+    }
+
+    fn is_ours(&self, found: &Metadata) -> bool {
+        let others = found.mode() & OTHERS_WRITE & !self.others;
+        found.is_file() && found.nlink() == 1 && found.uid() == self.owner && others == 0
+    }
+
+    /// Removes what must not be used.
+    fn clear(&self, path: &Path) -> io::Result<()> {
+        match self.look(path) {
+            Ok(false) => fs::remove_file(path),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What makes a file of the cache.
+fn new() -> OpenOptions {
+    let mut new = OpenOptions::new();
+    new.read(true).write(true).create_new(true).mode(MODE);
+    new
+}
+
+/// A name for what is written before it takes the place of this file. No two are the same in one
+/// process; what a dead one with the same number has left goes.
+fn aside(path: &Path) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let aside = path.with_extension(format!("names-{}-{next}", std::process::id()));
+    let _ = fs::remove_file(&aside);
+    aside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn only_a_plain_file_of_this_user_with_one_name_is_opened() {
+        let dir = tempfile::tempdir().expect("folder");
+        let at = |name: &str| dir.path().join(name);
+        let plain = Plain::learn(dir.path());
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0, "nothing is left");
+        let is_opened = |name: &str| plain.open_to_read(&at(name)).expect("is known").is_some();
+        for name in ["good", "linked", "open to all"] {
+            plain.replace(&at(name), &[b"a", b"b"]).expect("writes");
+            assert!(is_opened(name) && fs::read(at(name)).expect("reads") == b"ab");
+        }
+        symlink("good", at("link")).expect("links");
+        fs::hard_link(at("linked"), at("other name")).expect("links");
+        fs::set_permissions(at("open to all"), fs::Permissions::from_mode(0o602)).expect("sets");
+        for name in ["link", "linked", "other name", "open to all", "nothing"] {
+            assert!(!is_opened(name), "{name}");
+        }
+        fs::create_dir(at("folder")).expect("makes");
+        let folder = plain.open_to_read(&at("folder")).expect_err("is no file");
+        assert_eq!(folder.kind(), io::ErrorKind::IsADirectory);
+        assert!(plain.open_or_make(&at("folder")).is_err() && at("folder").exists());
+    }
+
+    #[test]
+    fn what_is_in_the_place_of_a_lock_goes_and_where_it_leads_stays() {
+        let dir = tempfile::tempdir().expect("folder");
+        let (lock, outside) = (dir.path().join("lock"), dir.path().join("outside"));
+        let plain = Plain::learn(dir.path());
+        fs::write(&outside, b"of somebody").expect("writes");
+        symlink(&outside, &lock).expect("links");
+        let mut made = plain.open_or_make(&lock).expect("is made");
+        made.write_all(b"x").expect("writes");
+        assert_eq!(fs::read(&outside).expect("reads"), b"of somebody");
+        let again = plain.open_or_make(&lock).expect("is there");
+        assert_eq!(again.metadata().expect("is there").ino(), made.metadata().expect("is").ino());
+    }
+}
