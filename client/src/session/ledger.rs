@@ -8,6 +8,8 @@
 //! a position could skip a file in silence, a set of names cannot.
 
 use crate::report::{Failure, Planned, Summary};
+use crate::sync::spool::Spool;
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use verbatim_proto::message::EntryKind;
@@ -24,7 +26,7 @@ const FAULTS_MAX: usize = 1 << 16;
 const NAMED_BYTES: usize = 256;
 
 /// Names one file, folder or link of a copy, whichever session meets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Item(u128);
 
 impl Item {
@@ -76,8 +78,13 @@ pub(crate) struct Ledger {
     /// Why some of what is over failed, `FAULTS_MAX` of them.
     faults: HashMap<Item, Fault>,
     left: HashMap<Item, Left>,
+    /// What did not fit, while that is no failure yet.
+    held_back: Option<Spool<HeldBack>>,
     peer: String,
 }
+
+/// Something that did not fit: what it is in the books, its name, and why.
+type HeldBack = (Item, String, Fault);
 
 impl Ledger {
     pub fn new(peer: &str) -> Self {
@@ -88,6 +95,7 @@ impl Ledger {
             told: HashSet::new(),
             faults: HashMap::new(),
             left: HashMap::new(),
+            held_back: None,
             peer: peer.into(),
         }
     }
@@ -141,8 +149,41 @@ impl Ledger {
         }
     }
 
+    /// From now on what does not fit is no failure: room may be made for it.
+    pub fn hold_back(&mut self) {
+        self.held_back = Some(Spool::default());
+    }
+
+    /// How much did not fit so far.
+    pub fn held_back(&self) -> u64 {
+        self.held_back.as_ref().map_or(0, Spool::count)
+    }
+
+    /// The session is at its end: what did not fit is left to the next one.
+    pub fn leave_held_back(&mut self) {
+        let Some(mut held_back) = self.held_back.take() else { return };
+        while let Ok(page) = held_back.take_first()
+            && !page.is_empty()
+        {
+            page.into_iter().for_each(|(item, label, _)| self.leave(item, label, true));
+        }
+    }
+
+    /// From now on it is one; what did not fit so far is the caller's.
+    pub fn release_held_back(&mut self) -> Option<Spool<HeldBack>> {
+        self.held_back.take()
+    }
+
     /// Something failed for good; says how to tell it, if it was not told before.
     pub fn failed(&mut self, item: Item, path: String, fault: Fault) -> Option<Failure> {
+        if let Some(held_back) = &mut self.held_back
+            && fault.code == Code::NoSpace
+            && !self.over.contains(&item)
+            && held_back.push(&(item, path.clone(), fault.clone())).is_ok()
+        {
+            self.left.remove(&item);
+            return None;
+        }
         self.left.remove(&item);
         self.told.remove(&item);
         if !self.over.insert(item) {

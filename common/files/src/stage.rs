@@ -9,9 +9,9 @@
 //! target, also what was the target before an exchange, is nobody's and is removed.
 //! While it is filled it has another name still. Held like any target, and so is
 //! the target. Nobody else's work is lost: a target that changed meanwhile is not
-//! exchanged, nor is one that something is mounted on or in. Made by both sides for
-//! their own target.
+//! exchanged, nor is one that something is mounted on or in. Both sides make theirs.
 
+mod revert;
 use crate::folder::{Folder, stat_name};
 use crate::hold::{Hold, NotHeld};
 use crate::identity::{nanoseconds, stat_open};

@@ -166,7 +166,8 @@ pub enum Edit {
         /// Whether it is a folder.
         is_folder: bool,
     },
-    /// Remove what a copy that was cut short left, unless somebody goes on with it.
+    /// Remove what a copy that was cut short left, unless somebody goes on with it. In a tree that
+    /// is built beside a target, anything else becomes what the target has there, if anything.
     Sweep {
         /// Where it is, export first.
         path: WirePath,

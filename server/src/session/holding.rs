@@ -95,7 +95,8 @@ impl Drop for Held {
 pub(super) struct Keeping {
     /// Whether nobody waits for answers any more.
     pub over: Arc<AtomicBool>,
-    pub _held: (Vec<Arc<Held>>, Vec<Arc<Staging>>),
+    pub _held: Vec<Arc<Held>>,
+    pub stages: Vec<Arc<Staging>>,
 }
 
 impl Keeping {
@@ -105,6 +106,13 @@ impl Keeping {
             true => Err(Fault::new(Code::Interrupted, "the client is gone")),
             false => Ok(()),
         }
+    }
+
+    /// The tree beside a target that a path is in, and the path from the root of that tree.
+    pub fn staging_of(&self, path: &WirePath) -> Option<(&Staging, WirePath)> {
+        let staging = self.stages.iter().find(|staging| path.is_below(staging.path()))?;
+        let below = path.as_bytes().get(staging.path().as_bytes().len()..)?;
+        Some((staging, WirePath::parse(below).ok()?))
     }
 }
 

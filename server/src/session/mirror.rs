@@ -51,7 +51,8 @@ impl Mirrors {
 
     /// What a job keeps that changes targets.
     pub fn keep(&self) -> Keeping {
-        Keeping { over: self.over.clone(), _held: (self.holds.clone(), self.stages.clone()) }
+        let (holds, stages) = (self.holds.clone(), self.stages.clone());
+        Keeping { over: self.over.clone(), _held: holds, stages }
     }
 }
 
@@ -271,7 +272,10 @@ pub(super) fn change_all(
                 Ok(())
             }
             Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
-            Edit::Sweep { .. } => export.folder.sweep(&path),
+            Edit::Sweep { path: whole } => match keeping.staging_of(whole) {
+                Some((staging, below)) => staging.revert(&path, &below),
+                None => export.folder.sweep(&path),
+            },
         }
     };
     let answers = changes.iter().map(&mut change_one).collect();

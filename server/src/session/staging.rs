@@ -32,6 +32,17 @@ impl Staging {
         self.stage.as_ref().expect("it is there until this is dropped")
     }
 
+    /// Where the tree is, export first.
+    pub fn path(&self) -> &WirePath {
+        &self.told.path
+    }
+
+    /// Makes something of the tree what the target has: at `path` below the export, and at `below`
+    /// of the tree.
+    pub fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault> {
+        self.stage().revert(&self.export.folder, path, below)
+    }
+
     /// The target as it is, opened to be walked.
     pub fn open_target(&self) -> Option<OwnedFd> {
         self.stage().open_target()

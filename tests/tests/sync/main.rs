@@ -9,6 +9,7 @@ mod coarse;
 mod exchange;
 mod faithful;
 mod following;
+mod full;
 mod killing;
 mod mirroring;
 mod mounting;

@@ -3,11 +3,12 @@
 //! meanwhile. Files wait for the page before them, which makes their folders.
 //! Owns what waits; `doing` adds to it, the session brings what became of it.
 
-use super::Mirroring;
 use super::doing::Asked;
+use super::{Aside, Mirroring};
 use crate::session::endings::Mark;
 use crate::session::{Core, Download, Event};
 use std::sync::Arc;
+use verbatim_files::stage::Stage;
 use verbatim_files::{Folder, Over, Rules};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::plan::What;
@@ -67,11 +68,15 @@ impl Core {
         }
         let steps = std::mem::take(&mut mirror.deeds.steps);
         mirror.deeds.behind = Some(files);
-        let (rules, is_shared) = (mirror.of.rules, mirror.of.aside.is_some());
+        let (rules, aside) = (mirror.of.rules, mirror.of.aside.clone());
         self.job(move || {
             let mut dropped = Dropped::default();
+            let stage = match &aside {
+                Some(Aside::Here(stage)) => Some(&**stage),
+                _ => None,
+            };
             let mut perform =
-                |deed| perform(&folder, &rules, is_shared, deed).map(|lost| dropped += lost);
+                |deed| perform(&folder, &rules, stage, deed).map(|lost| dropped += lost);
             let done = steps.into_iter().map(|(deed, asked)| (asked, perform(deed))).collect();
             Event::DeedsDone(DeedsDone(done, dropped))
         });
@@ -99,13 +104,17 @@ impl Core {
 fn perform(
     folder: &Arc<Folder>,
     rules: &Rules,
-    is_shared: bool,
+    stage: Option<&Stage>,
     deed: Deed,
 ) -> Result<Dropped, Fault> {
     let what = match deed {
         Deed::Step(what) => what,
         Deed::Sweep(path) => {
-            if let Err(fault) = folder.sweep(&path) {
+            let swept = match stage {
+                Some(stage) => stage.revert(folder, &path, &path),
+                None => folder.sweep(&path),
+            };
+            if let Err(fault) = swept {
                 tracing::debug!(path = %path, cause = %fault, "leftover stays");
             }
             return Ok(Dropped::default());
@@ -125,14 +134,14 @@ fn perform(
             }
         }
         What::Describe { node } | What::Finish { node } => {
-            if is_shared && node.kind == EntryKind::File {
+            if stage.is_some() && node.kind == EntryKind::File {
                 folder.own(&node.path, &|_| Ok(()))?;
             }
             return folder.describe_any(&node.path, &node.meta, rules);
         }
         What::Link { path, to, .. } => folder.link(&path, &to)?,
         What::Delete { path, is_folder } => folder.remove(&path, is_folder)?,
-        What::Fetch { .. } | What::Skip { .. } | What::Refuse { .. } => {}
+        What::Fetch { .. } | What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => {}
     }
     Ok(Dropped::default())
 }

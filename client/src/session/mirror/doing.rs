@@ -60,7 +60,9 @@ impl Core {
                 let item = Item::gone(mirror.number, path);
                 return self.tell_change(item, "delete", path, &Why::GONE, 0);
             }
-            What::OpenUp { .. } | What::Skip { .. } | What::Refuse { .. } => return,
+            What::OpenUp { .. } | What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => {
+                return;
+            }
         };
         let path = step.what.path();
         if step.why.is_empty() || path.is_root() && mirror.is_export() {
@@ -227,7 +229,7 @@ impl Core {
                 gone = Some((below, is_folder));
                 Edit::Remove { path, is_folder }
             }
-            What::Skip { .. } | What::Refuse { .. } => return,
+            What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => return,
         };
         mirror.changes.push((change, Asked { item, label, gone }));
     }

@@ -61,7 +61,7 @@ impl Core {
         let failed = self.ledger.summary.failed;
         if failed > 0 {
             let text = format!("{failed} not done, so the target stays as it was; run it again");
-            return self.put_in_place(mirror, Err(Fault::new(Code::Changed, text)));
+            return self.put_in_place(mirror, Err(Fault::new(Code::Limit, text)));
         }
         let changed = self.ledger.summary.changes > 0;
         mirror.phase = Phase::Publishing(true);

@@ -4,7 +4,8 @@
 //! one begins the comparison anew: what was done is equal by then.
 //!
 //! Order: everything as it is found; then large new files, when all of the target
-//! was seen and may have them under another name; then links, when the files they
+//! was seen and may have them under another name; then, where something did not fit,
+//! `clearing` makes room and all begins anew; then links, when the files they
 //! name are there; then what interrupted copies left is swept away; then deletes,
 //! the last first; then what was waiting for a folder to be deleted; then the
 //! metadata of folders. `sides` feeds the comparison, `beside` says what may be alike,
@@ -13,6 +14,7 @@
 //! place behind it, `replies` takes what the server says; this file says which come when.
 
 mod beside;
+mod clearing;
 mod deeds;
 mod doing;
 mod holding;
@@ -28,6 +30,7 @@ use super::ledger::Item;
 use crate::rules::Task;
 use crate::sync::spool::Spool;
 use beside::Beside;
+use clearing::Clearing;
 use deeds::Deeds;
 use doing::Asked;
 use likely::Likely;
@@ -67,6 +70,8 @@ enum Phase {
     Comparing,
     /// New files that waited for all of the target to be seen.
     Fetching,
+    /// What interrupted runs left is removed where something did not fit.
+    Clearing,
     Linking,
     Sweeping,
     Deleting,
@@ -93,6 +98,8 @@ pub(super) struct Mirroring {
     there: usize,
     links: Spool<What>,
     deletes: Spool<What>,
+    /// What only the tree beside the target may have, where nothing is deleted.
+    reverts: Spool<What>,
     late: Spool<What>,
     late_paths: HashSet<WirePath>,
     late_links: Spool<What>,
@@ -113,6 +120,8 @@ pub(super) struct Mirroring {
     judged: bool,
     /// Nothing may be deleted.
     refused: bool,
+    /// Whether room is made for what did not fit.
+    clearing: Clearing,
     /// There is more to do, whatever comes.
     pub eager: bool,
     since: Instant,
@@ -132,6 +141,7 @@ impl Mirroring {
             there: 0,
             links: Spool::default(),
             deletes: Spool::default(),
+            reverts: Spool::default(),
             late: Spool::default(),
             late_paths: HashSet::new(),
             late_links: Spool::default(),
@@ -145,6 +155,7 @@ impl Mirroring {
             asked: None,
             judged: false,
             refused: false,
+            clearing: Clearing::default(),
             eager: false,
             since: Instant::now(),
             of,
@@ -196,7 +207,11 @@ impl Core {
     pub(super) fn add_mirror(&mut self, number: u32, of: Mirror) {
         // Whoever began the first session held the target with it; the others do it here.
         let again = self.ledger.summary.reconnects > 0;
-        let holds = again && self.rules.task == Task::Copy && of.way == Way::Up;
+        let copies = self.rules.task == Task::Copy;
+        let holds = again && copies && of.way == Way::Up;
+        if copies {
+            self.ledger.hold_back();
+        }
         self.mirror = Some(Box::new(Mirroring::new(number, of, holds)));
     }
 
@@ -227,6 +242,7 @@ impl Core {
             Phase::Fetching if self.mirror_load(mirror) >= QUEUE_LOW => mirror.eager = false,
             Phase::Fetching => self.do_spooled(mirror, |of| of.fresh.take_first())?,
             _ if !self.is_settled(mirror) => mirror.eager = false,
+            Phase::Clearing => self.clear(mirror)?,
             Phase::Linking => self.do_spooled(mirror, |of| of.links.take_first())?,
             Phase::Deleting => {
                 if mirror.deletes.count() > 0 && self.may_delete(mirror) {
@@ -322,7 +338,7 @@ impl Core {
         let page = take(mirror)?;
         if page.is_empty() {
             mirror.phase = match mirror.phase {
-                Phase::Fetching => Phase::Linking,
+                Phase::Fetching => Phase::Clearing,
                 Phase::Linking => Phase::Sweeping,
                 Phase::Deleting => Phase::Late,
                 Phase::Late => Phase::LinkingLate,
@@ -342,17 +358,14 @@ impl Core {
     /// the next run may go on with it.
     fn sweep(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
         let wanted = self.ledger.summary.failed == 0 && self.rules.task == Task::Copy;
-        let page = if wanted { mirror.leftovers.take_first()? } else { Vec::new() };
-        if page.is_empty() {
+        if !wanted || !self.sweep_page(mirror)? {
             mirror.phase = Phase::Deleting;
-            return Ok(());
         }
-        page.into_iter().for_each(|path| self.do_sweep(mirror, path));
-        mirror.eager = true;
         Ok(())
     }
 
     pub(super) fn leave_mirror(&mut self) {
+        self.ledger.leave_held_back();
         if let Some(mirror) = self.mirror.take().filter(|mirror| !mirror.is_done()) {
             let (number, label) = mirror.label();
             self.ledger.leave(Item::rest(number), label, false);

@@ -26,6 +26,7 @@ impl Core {
             }
             What::Link { .. } => mirror.links.push(&step.what),
             What::Delete { .. } => mirror.deletes.push(&step.what),
+            What::Revert { .. } => mirror.reverts.push(&step.what),
             // How an export itself looks is for who exports it to say.
             What::Finish { node } if node.path.is_root() && mirror.is_export() => Ok(()),
             What::Finish { .. } => mirror.finishes.push(&step.what),

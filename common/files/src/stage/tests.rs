@@ -186,3 +186,59 @@ fn what_others_do_to_the_target_meanwhile_is_not_lost() {
         fs::write(place.at("target/sub/file"), b"1").expect("writes");
     }
 }
+
+#[test]
+fn what_an_interrupted_run_left_becomes_what_the_target_has() {
+    let place = Place::new();
+    fs::create_dir_all(place.at("target/both")).expect("makes");
+    for name in ["same", "replaced", "both/kept"] {
+        fs::write(place.at("target").join(name), b"old").expect("writes");
+    }
+    std::os::unix::fs::symlink("old", place.at("target/link")).expect("links");
+    let stage = place.stage("a");
+    let tree = place.tree(&stage);
+    let shown = |name: &str| fs::read_to_string(tree.join(name)).ok();
+    let replace = |name: &str| {
+        fs::write(tree.join("new"), b"replaced").expect("writes");
+        fs::rename(tree.join("new"), tree.join(name)).expect("renames");
+    };
+    replace("replaced");
+    replace("link");
+    replace("only here");
+    fs::create_dir_all(tree.join("folder/empty")).expect("makes");
+    fs::write(tree.join("folder/file"), b"").expect("writes");
+    let part = ".x.0123456789abcdef.verbatim-part";
+    fs::write(tree.join(part), b"part of a copy").expect("writes");
+    let folder = place.folder.below(stage.path()).expect("opens");
+    // The last first, as whoever removes folders does it; and what is not there.
+    let all = [
+        "same",
+        "replaced",
+        "only here",
+        "link",
+        "folder/file",
+        "folder/empty",
+        "folder",
+        "both/kept",
+        "both",
+        part,
+        "nowhere/at all",
+        "nowhere",
+    ];
+    for name in all.iter().rev() {
+        let path = WirePath::parse(name.as_bytes()).expect("plain");
+        stage.revert(&folder, &path, &path).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+    }
+    for name in ["same", "replaced", "both/kept"] {
+        assert_eq!(shown(name).as_deref(), Some("old"), "{name}");
+    }
+    assert_eq!(fs::read_link(tree.join("link")).expect("a link"), PathBuf::from("old"));
+    let mut left: Vec<_> = fs::read_dir(&tree).expect("lists").collect();
+    assert_eq!(left.len(), 4, "{:?}", left.drain(..).map(Result::unwrap));
+    // A folder in which something is left stays.
+    fs::create_dir(tree.join("folder")).expect("makes");
+    fs::write(tree.join("folder/left out"), b"").expect("writes");
+    let path = WirePath::parse(b"folder").expect("plain");
+    stage.revert(&folder, &path, &path).expect("is no fault");
+    assert!(tree.join("folder/left out").exists());
+}

@@ -326,8 +326,14 @@ impl Diff {
 
     /// Something that only the target has.
     fn extra(&mut self, node: &Node) {
-        if self.options.delete && !node.path.is_root() {
+        if node.path.is_root() {
+            return;
+        }
+        if self.options.delete {
             self.delete(node.path.clone(), node.is_folder());
+        } else if self.options.apart && !self.options.fold_case {
+            let what = What::Revert { path: node.path.clone() };
+            self.steps.push_back(Step { what, why: Why::default() });
         }
     }
 

@@ -106,6 +106,12 @@ pub enum What {
         /// Whether it is a folder.
         is_folder: bool,
     },
+    /// Make what only a tree beside the target has what the target itself has: nothing, unless an
+    /// interrupted run replaced it. A folder comes before what is in it.
+    Revert {
+        /// Where it is.
+        path: WirePath,
+    },
     /// Leave out what no copy can keep: a fifo, socket or device.
     Skip {
         /// Where it is.
@@ -132,6 +138,7 @@ impl What {
             Self::OpenUp { path }
             | Self::Link { path, .. }
             | Self::Delete { path, .. }
+            | Self::Revert { path }
             | Self::Skip { path }
             | Self::Refuse { path, .. } => path,
         }

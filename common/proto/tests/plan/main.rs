@@ -293,6 +293,22 @@ fn names_that_differ_in_case_are_one_where_the_target_says_so() {
 }
 
 #[test]
+fn what_only_a_tree_beside_the_target_has_is_deleted_or_reverted() {
+    let (source, target) = (small(&["a"]).found(1), small(&["a", "b/c"]).found(2));
+    let whats = |options: Options| {
+        let steps = plan(&source, &target, options, 2).0;
+        steps.into_iter().map(|step| step.what).collect::<Vec<_>>()
+    };
+    let revert = |name: &str| What::Revert { path: path(name) };
+    let apart = Options { apart: true, ..Options::default() };
+    assert_eq!(whats(apart), [revert("b"), revert("b/c")]);
+    assert_eq!(whats(Options { fold_case: true, ..apart }), [], "it may be a name of the source");
+    assert_eq!(whats(Options::default()), [], "of a target itself it stays");
+    let deleted = whats(Options { delete: true, ..apart });
+    assert!(deleted.iter().all(|what| !matches!(what, What::Revert { .. })), "{deleted:?}");
+}
+
+#[test]
 fn files_of_their_own_do_not_stay_names_of_one_file() {
     let source = small(&["a", "b", "c"]);
     let mut target = source.clone();
