@@ -146,6 +146,10 @@ pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
             "copy folders with -r; one in the place of a file stays: move it, or name another target"
         }
         Code::Exists => "name another target",
+        Code::Special => {
+            "read it with cat, or a folder with tar, and copy the output: \
+             cat FILE | rdma-cp - HOST:/EXPORT/NAME"
+        }
         Code::BadPath => {
             "names must fit both sides, and links that lead out of an export are not followed"
         }

@@ -11,6 +11,7 @@ use crate::memo::Memo;
 use crate::meta;
 use rustix::fs::Statx;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -20,6 +21,21 @@ use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, Meta, Survey, WireP
 
 /// What the kernel counts allocation in, whatever the file system's own blocks are.
 const BLOCK_BYTES: u64 = 512;
+
+/// Refuses a file whose size is 0 although it has content, as files of /proc are: a copy of it
+/// would be empty. Costs one read, of empty files only.
+fn is_empty(file: &File, identity: &Identity, name: &str) -> Result<(), Fault> {
+    let unread = |e: std::io::Error| Fault::from_io(format!("cannot read {name}"), &e);
+    if file.read_at(&mut [0], 0).map_err(unread)? == 0 {
+        return Ok(());
+    }
+    // A file that somebody wrote to just now has another size by now: `check` will say so.
+    if identity.now(file).map_err(unread)?.size > 0 {
+        return Ok(());
+    }
+    let text = format!("cannot copy {name}: its size is 0 but it has content");
+    Err(Fault::new(Code::Special, text))
+}
 
 /// A source of a copy.
 #[derive(Debug)]
@@ -79,6 +95,9 @@ impl Source {
             let text =
                 format!("cannot read {name}: {} bytes are more than can be copied", stat.stx_size);
             return Err(Fault::new(Code::Limit, text));
+        }
+        if identity.size == 0 {
+            is_empty(&file, &identity, &name)?;
         }
         Ok(Self {
             file: Arc::new(file),
@@ -366,6 +385,18 @@ mod tests {
         assert_eq!(source.check(), Ok(()));
         file.write_all_at(&[1], 30 * GRAIN_BYTES + 3).expect("fills a hole");
         let identity = Identity::of(&file).expect("identity");
+        let source = Source { identity, ..source };
+        assert_eq!(source.check().expect_err("changed").code, Code::Changed);
+    }
+
+    #[test]
+    fn an_empty_file_that_is_written_to_while_it_is_opened_changed_and_is_not_refused() {
+        let file = tempfile::tempfile().expect("file");
+        let identity = Identity::of(&file).expect("identity");
+        assert_eq!(is_empty(&file, &identity, "a.bin"), Ok(()));
+        file.write_all_at(&[1], 0).expect("writes");
+        assert_eq!(is_empty(&file, &identity, "a.bin"), Ok(()));
+        let source = Source::new(file, "a.bin").expect("source");
         let source = Source { identity, ..source };
         assert_eq!(source.check().expect_err("changed").code, Code::Changed);
     }

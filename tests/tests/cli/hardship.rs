@@ -106,3 +106,34 @@ fn a_file_that_is_too_long_to_be_copied_fails_alone() {
         assert_eq!(names(&world.path(target)), rest, "{target}");
     }
 }
+
+#[test]
+fn a_file_of_size_0_that_has_content_is_refused_by_name() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    make_samples(dir.path());
+    let all = [exports(dir.path()).to_vec(), vec!["proc=/proc".into()]].concat();
+    let serve = Serve::of(&Arc::new(Home::new()), "127.0.0.1:0", &all);
+    let (down, up) = (dir.path().join("out"), dir.path().join("in"));
+    let said = ["version: its size is 0 but it has content", "hint: read it with cat"];
+    serve.cp(&[serve.at("proc/version"), text(&down)]).refused(1, &said);
+    serve.cp(&["/proc/version".into(), serve.at("in")]).refused(1, &said);
+    let piped = serve.cp(&[serve.at("proc/version"), "-".into()]).refused(1, &said);
+    assert_eq!(piped.stdout, "", "nothing is written");
+    let said = ["drivers: its size is 0 but it has content", "hint: read it with cat"];
+    for (source, target) in
+        [(serve.at("proc/tty"), text(&down)), ("/proc/tty".into(), serve.at("in"))]
+    {
+        let sync = serve.home().command("rdma-sync", &[source + "/", target]);
+        Running::start(sync).end().refused(1, &said);
+    }
+    for folder in [&down, &up] {
+        let files: Vec<_> =
+            names(folder).into_iter().filter(|it| folder.join(it).is_file()).collect();
+        assert_eq!(files, [""; 0], "no empty copy is left");
+    }
+    // One that is as empty as its size says is copied.
+    serve.cp(&[serve.at("data/sub/empty"), text(&down)]).done();
+    serve.cp(&[text(&dir.path().join("data/sub/empty")), serve.at("in")]).done();
+    assert_eq!(fs::metadata(down.join("empty")).expect("copied").len(), 0);
+    assert_eq!(fs::metadata(up.join("empty")).expect("copied").len(), 0);
+}
