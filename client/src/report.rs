@@ -174,6 +174,9 @@ pub struct Progress {
     pub links: usize,
     /// Since the copy began.
     pub elapsed: Duration,
+    /// Whether zeros of holes are hashed, on this side or by the server: no byte moves for them,
+    /// and they take as long as hashing data.
+    pub hashing_holes: bool,
     /// Set while the server owes an answer.
     pub quiet: Option<Quiet>,
 }

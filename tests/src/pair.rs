@@ -344,8 +344,9 @@ impl Job {
         match receiver.recv_timeout(DEADLINE) {
             Ok(result) => {
                 let told = std::mem::take(&mut *lock(&told));
-                let Told { done, failed, skipped, .. } = told;
-                let copied = result.map(|summary| Copied { summary, done, failed, skipped });
+                let Told { done, failed, skipped, underway, .. } = told;
+                let copied =
+                    result.map(|summary| Copied { summary, done, failed, skipped, underway });
                 if let (Ok(copied), Transport::Verbs) = (&copied, transport) {
                     copied.assert_verbs();
                 }
@@ -387,6 +388,8 @@ pub struct Copied {
     pub failed: Vec<Failure>,
     /// What was left alone.
     pub skipped: Vec<Skipped>,
+    /// How far it was told to be while some bytes were done and some were not.
+    pub underway: Vec<Progress>,
 }
 
 impl Copied {
@@ -442,6 +445,7 @@ struct Told {
     failed: Vec<Failure>,
     skipped: Vec<Skipped>,
     progress: Progress,
+    underway: Vec<Progress>,
 }
 
 struct Recorder {
@@ -463,7 +467,12 @@ impl Observer for Recorder {
     }
 
     fn progress(&mut self, progress: &Progress) {
-        lock(&self.told).progress = progress.clone();
+        let mut told = lock(&self.told);
+        told.progress = progress.clone();
+        if progress.bytes > 0 && progress.bytes < progress.bytes_known {
+            told.underway.push(progress.clone());
+        }
+        drop(told);
         if self.moved.as_ref().is_some_and(|(bytes, _)| progress.bytes >= *bytes)
             && let Some((_, sender)) = self.moved.take()
         {

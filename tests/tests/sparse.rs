@@ -150,6 +150,22 @@ fn of_five_gib_only_the_data_crosses_the_links() {
     assert_eq!(net.counts().bytes, 2 * layout.data_bytes(), "as the network counts it, up");
 }
 
+#[test]
+fn progress_says_that_holes_are_hashed_and_not_that_the_server_is_silent() {
+    let layout = Layout::new("hollow", 6 << 30, &[]);
+    let pair = Pair::in_memory(Backend::Tcp);
+    layout.make(&pair.served("ro/hollow"));
+    for up in [false, true] {
+        let job = if up { pair.up(&["hollow"], "rw") } else { pair.down(&["ro/hollow"], "") };
+        let copied = job.run().whole();
+        assert!(!copied.underway.is_empty(), "up: {up}: nothing was told of {copied:?}");
+        for progress in &copied.underway {
+            assert_eq!(progress.quiet, None, "up: {up}: {progress:?}");
+            assert!(progress.hashing_holes, "up: {up}: {progress:?}");
+        }
+    }
+}
+
 /// A file from here: 48 MiB, of which two thirds are holes between data.
 fn striped() -> Layout {
     let data: Vec<(u64, u64)> = (0..16).map(|i| (i * (3 << 20), 1 << 20)).collect();

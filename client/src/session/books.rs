@@ -15,6 +15,7 @@ impl Core {
             searching: !self.trees.is_found() || self.is_streaming() || self.is_comparing(),
             links: self.links.up_count(),
             elapsed: self.now(),
+            hashing_holes: self.is_hashing_holes() || self.write.awaits_holes(),
             quiet: self.quiet(),
             ..self.progress.clone()
         }
@@ -35,7 +36,13 @@ impl Core {
         let awaits = awaits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
         let so_far = self.moment.saturating_duration_since(self.quiet_since);
         let quiet = Quiet { so_far, at_most: self.options.timeout };
-        (awaits && self.hashing == 0).then_some(quiet)
+        // What this side is still hashing is no answer of the server's.
+        (awaits && self.hashing == 0 && !self.is_hashing_holes()).then_some(quiet)
+    }
+
+    /// Whether this side hashes zeros of holes, which takes as long as hashing data.
+    fn is_hashing_holes(&self) -> bool {
+        self.read.is_hashing_holes() || self.write.is_hashing_holes()
     }
 
     /// Begins where earlier sessions of the copy ended.

@@ -196,8 +196,19 @@ impl Voice {
     }
 }
 
-/// What is to come: how long a silent server is waited for, or how long the rest takes.
+/// What is to come: how long a silent server is waited for, or how long the rest takes; and that
+/// holes are hashed, where no data moves for that.
 fn outlook(progress: &Progress, rate: f64) -> String {
+    let rest = rest(progress, rate);
+    if !progress.hashing_holes {
+        return rest;
+    }
+    // Not rounded up: 100 % are done when nothing is left.
+    let percent = (100.0 * progress.bytes as f64 / progress.bytes_known.max(1) as f64) as u64;
+    format!("hashing holes, {percent} % done, {rest}")
+}
+
+fn rest(progress: &Progress, rate: f64) -> String {
     match progress.quiet.filter(|quiet| quiet.so_far >= QUIET_MIN) {
         Some(Quiet { so_far, at_most }) => {
             let (so_far, at_most) = (so_far.as_secs(), at_most.as_secs());
@@ -316,6 +327,18 @@ mod tests {
         assert_eq!(outlook(&searching, 10.0), "looking for more");
         let silent = Progress { quiet: quiet(Duration::from_secs(9)), ..searching };
         assert_eq!(outlook(&silent, 10.0), "no answer for 9 s, giving up at 60 s");
+    }
+
+    #[test]
+    fn holes_that_are_hashed_are_named_with_a_percentage() {
+        let tib = 1 << 40;
+        let part = Progress { bytes: tib / 4, bytes_known: tib, ..Progress::default() };
+        let holes = Progress { hashing_holes: true, ..part.clone() };
+        let rate = (tib / 4) as f64 / 30.0;
+        assert_eq!(outlook(&holes, rate), "hashing holes, 25 % done, 2 minutes left");
+        assert_eq!(outlook(&part, rate), "2 minutes left");
+        let begun = Progress { hashing_holes: true, ..Progress::default() };
+        assert_eq!(outlook(&begun, 0.0), "hashing holes, 0 % done, looking for more");
     }
 
     #[test]

@@ -30,6 +30,11 @@ impl ReadClient {
         self.chunk_done(zero.window);
     }
 
+    /// Whether zeros of holes are hashed, or wait for it.
+    pub fn is_hashing_holes(&self) -> bool {
+        !self.zeros.is_idle()
+    }
+
     pub(super) fn holes(&mut self, list: WindowHoles) -> Result<(), Fault> {
         let WindowHoles { window, holes } = list;
         if self.windows.contains_key(&window) {

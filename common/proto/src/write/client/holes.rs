@@ -31,6 +31,16 @@ impl WriteClient {
         file.root.insert_run(extent.offset, digests);
     }
 
+    /// Whether zeros of holes are hashed here, or wait for it.
+    pub fn is_hashing_holes(&self) -> bool {
+        !self.zeros.is_idle()
+    }
+
+    /// Whether the server has holes to make and to hash.
+    pub fn awaits_holes(&self) -> bool {
+        self.lists > 0
+    }
+
     pub(super) fn zeroed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
         let file = self.files.get_mut(&id).filter(|file| file.naming);
         let file = file.ok_or_else(|| unexpected("answer to holes", id))?;
