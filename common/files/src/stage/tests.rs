@@ -210,7 +210,8 @@ fn what_an_interrupted_run_left_becomes_what_the_target_has() {
     let part = ".x.0123456789abcdef.verbatim-part";
     fs::write(tree.join(part), b"part of a copy").expect("writes");
     let folder = place.folder.below(stage.path()).expect("opens");
-    // The last first, as whoever removes folders does it; and what is not there.
+    // What is in a folder before the folder, as whoever removes folders does it; and what is not
+    // there.
     let all = [
         "same",
         "replaced",
@@ -225,7 +226,7 @@ fn what_an_interrupted_run_left_becomes_what_the_target_has() {
         "nowhere/at all",
         "nowhere",
     ];
-    for name in all.iter().rev() {
+    for name in all {
         let path = WirePath::parse(name.as_bytes()).expect("plain");
         stage.revert(&folder, &path, &path).unwrap_or_else(|fault| panic!("{name}: {fault}"));
     }
