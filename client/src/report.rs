@@ -247,8 +247,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes of these that an earlier run had copied.
     pub resumed_bytes: u64,
-    /// Bytes of a source that were hashed again because the server had them already and what
-    /// was hashed before could not be trusted.
+    /// Bytes that either side hashed again to go on with a copy: of a partial file that was not
+    /// known to be on disk, and of the source of an upload whose digests were not stored.
     pub rehashed_bytes: u64,
     /// Bytes that links carried, those that were moved again included.
     pub moved_bytes: u64,

@@ -4,6 +4,7 @@
 //! large file lasts when a copy is cut short, and a later one goes on with it.
 
 use crate::basis::{Basis, Old};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use verbatim_control::Fingerprint;
 use verbatim_files::space::Room;
@@ -74,9 +75,12 @@ impl Sink {
         size >= LASTING_BYTES_MIN
     }
 
-    /// Takes up what an earlier run left, if anything.
-    pub fn resume(&self) -> Option<Have> {
-        let (target, have) = Target::find_lasting(&self.folder, &self.path, &self.key())?;
+    /// Takes up what an earlier run left, if anything. Adds to `hashed` the bytes of it that are
+    /// hashed again.
+    pub fn resume(&self, hashed: &AtomicU64) -> Option<Have> {
+        let (over, key) = (AtomicBool::new(false), self.key());
+        let found = Target::find_lasting_unless((&over, hashed), &self.folder, &self.path, &key);
+        let (target, have) = found?;
         if have.version.is_none() {
             // Its source was so young that what is there now cannot be told from it.
             target.discard();

@@ -13,6 +13,8 @@ pub(crate) struct Stats {
     pub moved: AtomicU64,
     /// Bytes of these that were holes.
     pub holes: AtomicU64,
+    /// Bytes of partial files that this side hashed again before it went on with them.
+    pub rehashed: AtomicU64,
     pub hash_ns: AtomicU64,
     pub disk_ns: AtomicU64,
     pub link_ns: AtomicU64,

@@ -77,6 +77,7 @@ impl Core {
         summary.rdma.reads_done += posted.reads_done;
         summary.rdma.writes_done += posted.writes_done;
         summary.moved_bytes += self.stats.moved.load(Ordering::Relaxed);
+        summary.rehashed_bytes += self.stats.rehashed.load(Ordering::Relaxed);
         summary.hole_bytes += self.stats.holes.load(Ordering::Relaxed);
         summary.limited_by = self.stats.limit();
         summary.mismatches += self.read.mismatches() + self.write.mismatches();

@@ -8,7 +8,7 @@ use crate::report::Observer;
 use std::time::{Duration, Instant};
 use verbatim_control::{ControlError, Fingerprint};
 use verbatim_files::Over;
-use verbatim_proto::message::{ClientMessage, REPLACE_NOTHING_VERSION};
+use verbatim_proto::message::{ClientMessage, REHASHED_VERSION, REPLACE_NOTHING_VERSION};
 use verbatim_proto::{Code, Fault};
 
 /// How often an observer hears of progress.
@@ -38,6 +38,9 @@ impl Session {
         self.core.attach_all();
         if self.core.rules.over() == Over::Nothing && self.core.version >= REPLACE_NOTHING_VERSION {
             self.core.sending.push_back(ClientMessage::ReplaceNothing);
+        }
+        if self.core.version >= REHASHED_VERSION {
+            self.core.sending.push_back(ClientMessage::TellRehashed);
         }
         let begin = self.core.moment;
         let mut last = begin;

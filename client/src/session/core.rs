@@ -265,6 +265,10 @@ impl Core {
             ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
             ServerMessage::Mirror(reply) => self.mirror_reply(reply),
             ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
+            ServerMessage::Rehashed { bytes } => {
+                let sum = &mut self.ledger.summary.rehashed_bytes;
+                *sum = sum.saturating_add(bytes);
+            }
             // A server that tells us that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
                 self.broke(Fault::new(Code::LinkLost, text));

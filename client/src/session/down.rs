@@ -145,7 +145,8 @@ impl Core {
             if Sink::may_resume(size) {
                 self.downloads.resuming.insert(id, (remote, file));
                 // After another boot all that is left is hashed, which takes as long as it takes.
-                self.job(move || Event::Resumed(id, sink.resume().map(Box::new)));
+                let stats = self.stats.clone();
+                self.job(move || Event::Resumed(id, sink.resume(&stats.rehashed).map(Box::new)));
             } else {
                 self.open_download(id, remote, file, None);
             }

@@ -367,7 +367,7 @@ async fn an_end_of_another_version_is_told_so() {
         let client = greet(near, PEER, &trust, Own::default(), ("test".into(), 1));
         let (client, _server) = tokio::join!(client, server.accept(far));
         let text = fault_text(&client.unwrap_err(), Code::Version);
-        let spoken = "verbatim/4 or verbatim/3 or verbatim/2 or verbatim/1";
+        let spoken = "verbatim/5 or verbatim/4 or verbatim/3 or verbatim/2 or verbatim/1";
         assert_eq!(
             text,
             format!("no common protocol version: host7:20490 does not speak {spoken}")

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use verbatim_proto::read::Have;
 use verbatim_proto::units::RANGES_MAX;
 use verbatim_proto::{Digest, ExtentSet, RootBuilder};
@@ -87,11 +87,13 @@ pub(crate) fn begin(folder: &OpenFolder, names: &Names, mode: u32, lock: Lock) -
 
 /// Finds a partial file, its journal, and what of it is verified: what was flushed in this boot
 /// and mount, or is in memory alone, and of the rest what still hashes so, which is flushed and the
-/// journal remembers. None when `over` turns true, because nobody waits for it any more.
+/// journal remembers. None when `over` turns true, because nobody waits for it any more. Bytes that
+/// are hashed again are added to `hashed`, also those that turn out wrong.
 pub(crate) fn find(
     folder: &OpenFolder,
     names: &Names,
     over: &AtomicBool,
+    hashed: &AtomicU64,
 ) -> Option<(File, File, Have)> {
     let (flags, lock) = (OFlags::RDWR, LOCK);
     let part = open_held(folder, &names.part, flags, 0, lock).ok()?;
@@ -121,7 +123,10 @@ pub(crate) fn find(
     let mut kept: Vec<Range<u64>> = Vec::new();
     journal::read_placed(&journal, |_, extent, digests, at| {
         let hashes = |now: Vec<Digest>| now == digests;
-        let there = || hash_extent(&part, length, extent).is_ok_and(hashes);
+        let there = || {
+            hashed.fetch_add(extent.len, Ordering::Relaxed);
+            hash_extent(&part, length, extent).is_ok_and(hashes)
+        };
         let few = extents.range_count() < RANGES_MAX && at < good;
         let wanted = few && !over.load(Ordering::Relaxed);
         if wanted && !extents.intersects(extent) && (at < believed || there()) {

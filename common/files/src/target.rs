@@ -18,7 +18,7 @@ use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
@@ -102,19 +102,19 @@ impl Target {
     /// Finds what an earlier run left under this `key`, and what of it is verified: as its
     /// journal says of what was flushed within one boot and mount, by hashing the rest again.
     pub fn find_lasting(folder: &Folder, path: &WirePath, key: &Digest) -> Option<(Self, Have)> {
-        Self::find_lasting_unless(&AtomicBool::new(false), folder, path, key)
+        Self::find_lasting_unless((&AtomicBool::new(false), &AtomicU64::new(0)), folder, path, key)
     }
 
-    /// The same, until `over` turns true: who waited for it may be gone.
+    /// The same, until `over` turns true. Adds to `hashed` the bytes that it hashes again.
     pub fn find_lasting_unless(
-        over: &AtomicBool,
+        (over, hashed): (&AtomicBool, &AtomicU64),
         folder: &Folder,
         path: &WirePath,
         key: &Digest,
     ) -> Option<(Self, Have)> {
         let (parent, name) = place(folder, path).ok()?;
         let names = partial::Names::new(name, key);
-        let (file, journal, have) = partial::find(&parent, &names, over)?;
+        let (file, journal, have) = partial::find(&parent, &names, over, hashed)?;
         let journal = Some((journal, names.journal));
         Some((Self::of(file, parent, Some(names.part), path, journal), have))
     }

@@ -5,6 +5,9 @@ use crate::units::FILE_BYTES_MAX;
 use crate::{Code, Fault, FileId, WirePath};
 use serde::{Deserialize, Serialize};
 
+/// From this version on a server knows `TellRehashed`.
+pub const REHASHED_VERSION: usize = 5;
+
 /// What is known of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {

@@ -5,7 +5,7 @@
 pub use crate::entry::{Entry, EntryKind, NewEntry};
 pub use crate::holes::{Holes, WindowHoles};
 pub use crate::ids::{FileId, LinkId, Region, Tag, WindowId};
-pub use crate::info::{CreateFile, FileInfo};
+pub use crate::info::{CreateFile, FileInfo, REHASHED_VERSION};
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
 pub use crate::offer::{Offer, Taken};
@@ -16,7 +16,8 @@ use crate::{Digest, Extent, Fault, Look, Scan, Ties, WatchReply, WatchRequest, W
 use serde::{Deserialize, Serialize};
 
 /// The protocol versions this build speaks, newest first, as offered in ALPN; the last is 1.
-pub const VERSIONS: &[&[u8]] = &[b"verbatim/4", b"verbatim/3", b"verbatim/2", b"verbatim/1"];
+pub const VERSIONS: &[&[u8]] =
+    &[b"verbatim/5", b"verbatim/4", b"verbatim/3", b"verbatim/2", b"verbatim/1"];
 
 /// From this version on a server knows `TellTies`.
 pub const TIES_VERSION: usize = 2;
@@ -84,6 +85,8 @@ pub enum ClientMessage {
     /// From now on no file or link takes the place of anything: who comes too late hears
     /// `Code::Exists`. Nothing is answered.
     ReplaceNothing,
+    /// From now on say with `Created` what was hashed again for it. Nothing is answered.
+    TellRehashed,
 }
 
 /// What a server says.
@@ -150,6 +153,11 @@ pub enum ServerMessage {
         request: u32,
         /// One for each entry that is told, in the same order; none of what is no file of anybody.
         ties: Vec<Option<Ties>>,
+    },
+    /// What `TellRehashed` asked for, before `Created`: bytes of partial files, where any.
+    Rehashed {
+        /// How many.
+        bytes: u64,
     },
 }
 

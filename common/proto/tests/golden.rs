@@ -56,9 +56,9 @@ macro_rules! variants {
 }
 
 variants!(ClientMessage: Hello Attach Fence Stat Scan ScanMore Make Read Write Bye Watch Mirror Probe
-    TellTies ReplaceNothing => client());
+    TellTies ReplaceNothing TellRehashed => client());
 variants!(ServerMessage: Welcome Refused Attached Fenced Stated Page Made Read Write Working Dropped
-    Watch Mirror Probed Ties => server());
+    Watch Mirror Probed Ties Rehashed => server());
 variants!(ReadRequest: Open Release Refresh Close => read_requests());
 variants!(ReadReply: Opened Lease Failed Closed Holes Rails => read_replies());
 variants!(WriteRequest: Create Sent Commit Discard Holes End Spots Offer => write_requests());
@@ -145,6 +145,7 @@ fn client() -> Vec<ClientMessage> {
         ClientMessage::Probe(ProbeRequest { link: LinkId { index: 3, epoch: 1 }, bytes: 1 << 20 }),
         ClientMessage::TellTies,
         ClientMessage::ReplaceNothing,
+        ClientMessage::TellRehashed,
     ]
 }
 
@@ -173,6 +174,7 @@ fn server() -> Vec<ServerMessage> {
             bytes: 1 << 20,
         })),
         ServerMessage::Ties { request, ties: vec![None, Some(tied(None)), Some(tied(Some(9)))] },
+        ServerMessage::Rehashed { bytes: 300 },
     ]
 }
 
@@ -716,8 +718,12 @@ ClientMessage::TellTies
     010000000d
 ClientMessage::ReplaceNothing
     010000000e
+ClientMessage::TellRehashed
+    010000000f
 ServerMessage::Ties
     140000000e07030001e80707020001e807070201ac020109
+ServerMessage::Rehashed
+    030000000fac02
 MirrorRequest::Begin
     07000000000703782f7901
 MirrorRequest::Walk

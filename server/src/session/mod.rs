@@ -292,6 +292,7 @@ impl Session {
             ClientMessage::Probe(request) => self.probe(request)?,
             ClientMessage::TellTies => self.catalog.ties = true,
             ClientMessage::ReplaceNothing => self.writing.over = Over::Nothing,
+            ClientMessage::TellRehashed => self.writing.tells_rehashed = true,
         }
         Ok(())
     }
@@ -318,7 +319,7 @@ impl Session {
             Event::Found(file, survey) => self.reading.machine.found(file, survey),
             Event::Prepared(id, answer, window) => self.prepared(id, answer, window),
             Event::Closed(answers) => self.reading.machine.closed(answers),
-            Event::Created(answers) => self.created(answers),
+            Event::Created(answers) => self.created(answers)?,
             Event::Zeroed(id, extent, answer) => self.writing.machine.zeroed(id, extent, answer),
             Event::Taken(offer, answer) => self.writing.machine.taken(&offer, answer),
             Event::Committed(answers, dropped) => {

@@ -12,7 +12,7 @@ use crate::worker::{Chunk, Command, Landing, Lies};
 use slots::Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
@@ -33,6 +33,10 @@ pub(super) struct Writing {
     pub sizes: HashMap<FileId, u64>,
     /// What files and links of this client may take the place of.
     pub over: Over,
+    /// Whether the client is told what was hashed again.
+    pub tells_rehashed: bool,
+    /// Bytes of partial files that were hashed again, and not yet told.
+    rehashed: Arc<AtomicU64>,
     slots: HashMap<SlotId, Slot>,
     next_slot: u32,
     /// Slots that links want and that cannot be pinned yet.
@@ -134,7 +138,7 @@ impl Session {
     /// Makes temporary files that have their places.
     pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Place)>) {
         let (reach, view) = (self.reach.clone(), self.view.clone());
-        let over = self.mirrors.over.clone();
+        let (over, rehashed) = (self.mirrors.over.clone(), self.writing.rehashed.clone());
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |(request, place): (CreateFile, Place)| {
@@ -164,7 +168,8 @@ impl Session {
                 let key = format!("{} {} {size} {mtime_ns}", view.who, request.path);
                 let key = Digest::of(key.as_bytes());
                 wait_for_release(&export.folder, &path, &key, until);
-                let (target, have) = create_lasting(&over, &export.folder, &path, info, &key)?;
+                let how = (&*over, &*rehashed);
+                let (target, have) = create_lasting(how, &export.folder, &path, info, &key)?;
                 let there = have.as_ref().map_or(0, |have| have.extents.bytes());
                 if let Err(fault) = fits(info.room().saturating_sub(there)) {
                     if have.is_none() {
@@ -179,7 +184,14 @@ impl Session {
         });
     }
 
-    pub(super) fn created(&mut self, answers: Vec<(FileId, Result<Created, Fault>)>) {
+    pub(super) fn created(
+        &mut self,
+        answers: Vec<(FileId, Result<Created, Fault>)>,
+    ) -> Result<(), End> {
+        let bytes = self.writing.rehashed.swap(0, Ordering::Relaxed);
+        if self.writing.tells_rehashed && bytes > 0 {
+            self.send(ServerMessage::Rehashed { bytes })?;
+        }
         self.offer_spots(&answers);
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
@@ -198,6 +210,7 @@ impl Session {
             }
         }
         self.writing.machine.created(told);
+        Ok(())
     }
 
     /// Gives a chunk to the worker that has its link.
@@ -320,15 +333,15 @@ pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
 pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
-/// left.
+/// left, unless its client is gone; counts the bytes of it that are hashed again.
 fn create_lasting(
-    over: &AtomicBool,
+    (over, rehashed): (&AtomicBool, &AtomicU64),
     folder: &Folder,
     path: &WirePath,
     info: &FileInfo,
     key: &Digest,
 ) -> Result<(Target, Option<Have>), Fault> {
-    let found = Target::find_lasting_unless(over, folder, path, key);
+    let found = Target::find_lasting_unless((over, rehashed), folder, path, key);
     if over.load(Ordering::Relaxed) {
         // What is there is for who comes back.
         return Err(Fault::new(Code::LinkLost, "the client is gone"));
@@ -372,7 +385,10 @@ mod tests {
         let size = LASTING_BYTES_MIN;
         let info = FileInfo { size, mode: 0o600, mtime_ns: 5, allocated: 0, version: None };
         drop(Target::create_lasting(&folder, &path, &info, &key).expect("begins"));
-        let create = |over| create_lasting(&AtomicBool::new(over), &folder, &path, &info, &key);
+        let create = |over| {
+            let how = (&AtomicBool::new(over), &AtomicU64::new(0));
+            create_lasting(how, &folder, &path, &info, &key)
+        };
         let gone = create(true).map(drop).expect_err("nobody is there");
         assert_eq!(gone.code, Code::LinkLost);
         let (_, have) = create(false).expect("it goes on");

@@ -8,7 +8,7 @@
 use crate::process::{Ended, Home, Running, Serve, Signal};
 use crate::process::{another_boot, contents, seen, skip, trials, wait_for, when};
 use crate::stopping::{BEGIN_MAX, make_sparse, wait_for_bytes};
-use crate::{World, assert_same, bytes, names, text};
+use crate::{World, assert_same, bytes, exports, names, text};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -167,6 +167,11 @@ fn finish_upload(world: &World, command: &[String]) -> (u64, u64) {
     wait_for_big_alone(&world.path("in"));
     assert_eq!(fs::metadata(world.path("in/big")).expect("it is there").len(), BIG_BYTES as u64);
     assert_same(&world.path("big"), &world.path("in/big"));
+    resumed_and_rehashed(&done)
+}
+
+/// How much was there of an earlier run, and how much either side hashed again.
+fn resumed_and_rehashed(done: &Ended) -> (u64, u64) {
     (told(&done.stdout, "resumed_bytes"), told(&done.stdout, "rehashed_bytes"))
 }
 
@@ -187,6 +192,39 @@ fn an_upload_without_its_notes_hashes_what_the_server_has() {
     fs::remove_dir_all(world.serve.home().state().join("uploads")).unwrap();
     let (resumed, rehashed) = finish_upload(&world, &command);
     assert!(resumed > 0 && rehashed == resumed, "{rehashed} of {resumed}");
+}
+
+#[test]
+fn a_download_that_goes_on_after_a_boot_counts_what_it_hashes_again() {
+    let (world, _, out) = cut_download();
+    let Some(wrapper) = another_boot(world.dir.path()) else {
+        return skip("counting what is hashed after a boot", "not root, or no unshare");
+    };
+    let wrapper = wrapper.each_ref().map(String::as_str);
+    let command = ["--json".to_owned(), world.serve.at("data/big"), text(&out)];
+    let done = world.serve.home().again().wrapped(&wrapper).cp(&command).done();
+    let (resumed, rehashed) = resumed_and_rehashed(&done);
+    assert!(resumed > 0 && rehashed == resumed, "{rehashed} of {resumed}: {done:?}");
+}
+
+#[test]
+fn an_upload_that_goes_on_after_a_boot_of_the_server_counts_what_that_hashes_again() {
+    let (world, command) = cut_upload();
+    let World { mut serve, dir } = world;
+    let Some(wrapper) = another_boot(dir.path()) else {
+        return skip("counting what a server hashes after a boot", "not root, or no unshare");
+    };
+    let wrapper = wrapper.each_ref().map(String::as_str);
+    serve.signal(Signal::TERM);
+    serve.gone();
+    let home = Arc::new(serve.home().again().wrapped(&wrapper));
+    let again = Serve::of(&home, &serve.address.to_string(), &exports(dir.path()));
+    let done = serve.home().again().cp(&command).done();
+    wait_for_big_alone(&dir.path().join("in"));
+    assert_same(&dir.path().join("big"), &dir.path().join("in/big"));
+    let (resumed, rehashed) = resumed_and_rehashed(&done);
+    assert!(resumed > 0 && rehashed == resumed, "{rehashed} of {resumed}: {done:?}");
+    drop(again);
 }
 
 #[test]

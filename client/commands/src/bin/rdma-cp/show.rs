@@ -65,7 +65,7 @@ impl Show {
         }
         if summary.rehashed_bytes > 0 {
             let bytes = BinaryBytes(summary.rehashed_bytes);
-            note!("{bytes} that the server had were hashed again");
+            note!("{bytes} were hashed again to go on with them");
         }
         if summary.hole_bytes > 0 {
             note!("{} were holes, and not moved", BinaryBytes(summary.hole_bytes));
