@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use std::ffi::OsStr;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use verbatim_proto::habits::{ACL_ACCESS, ACL_MASK};
 use verbatim_proto::meta::{Keeps, Xattr};
@@ -42,7 +42,7 @@ pub enum Kind {
     File,
     /// A folder.
     Folder,
-    /// A symbolic link: it has no mode and no attributes of its own.
+    /// A symbolic link: it has no mode of its own, and none of its attributes is kept.
     Link,
 }
 
@@ -197,7 +197,7 @@ pub fn xattrs_of(fd: impl AsFd, trusted: bool, what: &str) -> Result<Vec<Xattr>,
 /// Reads the extended attributes of a name in an open folder, or in the one that this thread is
 /// in. It need not be opened for it. None where it has none, whoever is told.
 pub(crate) fn xattrs_at(
-    folder: Option<&OwnedFd>,
+    folder: Option<BorrowedFd<'_>>,
     name: &OsStr,
     trusted: bool,
     what: &impl std::fmt::Display,

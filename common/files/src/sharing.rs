@@ -61,7 +61,7 @@ struct Filling<'a> {
     reflinks: bool,
     /// Whether it was.
     made: bool,
-    /// The first name of files with several names, where they are not shared.
+    /// The first name of files and links with several names, where they are not shared.
     twins: HashMap<Twin, WirePath>,
     /// The folders it is in, the innermost last; they get their metadata when all is in them.
     open: Vec<Node>,
@@ -84,13 +84,7 @@ impl Filling<'_> {
                 Ok(())
             }
             EntryKind::File => self.add_file(&node),
-            EntryKind::Symlink { target } => match self.share(self.from, &node.path, &node.path) {
-                Ok(()) => Ok(()),
-                Err(_) => {
-                    let keep = Some((&node.meta, &Rules::of_user()));
-                    self.to.make_symlink(&node.path, target, keep, Over::Anything).map(drop)
-                }
-            },
+            EntryKind::Symlink { target } => self.add_link(&node, target),
             EntryKind::Special => self.share(self.from, &node.path, &node.path),
         }
     }
@@ -121,6 +115,18 @@ impl Filling<'_> {
                 self.remember(node)
             }
         }
+    }
+
+    fn add_link(&mut self, node: &Node, target: &[u8]) -> Result<(), Fault> {
+        if let Some(first) = node.twin.and_then(|twin| self.twins.get(&twin)) {
+            return self.share(self.to, first, &node.path);
+        }
+        if self.share(self.from, &node.path, &node.path).is_ok() {
+            return Ok(());
+        }
+        let keep = Some((&node.meta, &Rules::of_user()));
+        self.to.make_symlink(&node.path, target, keep, Over::Anything)?;
+        self.remember(node)
     }
 
     fn remember(&mut self, node: &Node) -> Result<(), Fault> {

@@ -102,17 +102,22 @@ impl Sight<'_> {
             return Ok(Seen::Folder);
         }
         let mut meta = of_status(&stat);
-        let is_bare = || self.plain || self.bare.is_some_and(|look| look.knows(&stat));
-        if entry.kind == EntryKind::File && !is_bare() {
-            let folder = (!inside).then_some(fd);
+        let is_file = entry.kind == EntryKind::File;
+        let is_link = matches!(entry.kind, EntryKind::Symlink { .. });
+        // Files bring theirs when they are copied; those of a link are told here or nowhere.
+        let asks = is_link || is_file && !self.plain;
+        if asks && !self.bare.is_some_and(|look| look.knows(&stat)) {
+            let folder = (!inside).then_some(fd.as_fd());
             match xattrs_at(folder, name, self.trusted, path) {
                 Ok(Some(xattrs)) => meta.xattrs = xattrs,
                 Ok(None) => self.bare.iter().for_each(|look| look.note(&stat)),
+                // They are counted as not kept: no reason to leave out the link.
+                Err(_) if is_link => {}
                 Err(fault) if fault.code == Code::NotFound => return gone_or_not(fd, name, path),
                 Err(fault) => return Err(fault),
             }
         }
-        let linked = entry.kind == EntryKind::File && stat.stx_nlink > 1;
+        let linked = (is_file || is_link) && stat.stx_nlink > 1;
         let is_same = |other: &OwnedFd| {
             stat_name(other, name).is_ok_and(|other| twin_of(&other) == twin_of(&stat))
         };

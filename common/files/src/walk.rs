@@ -6,7 +6,7 @@
 
 use crate::folder::{Folder, entry_of, stat_name};
 use crate::identity::stat_open;
-use crate::meta::{of_status, xattrs_of};
+use crate::meta::{of_status, xattrs_at, xattrs_of};
 use crate::ties::{named_at, ties_of};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use std::collections::VecDeque;
@@ -178,8 +178,12 @@ impl Walk {
         let mut ties = None;
         let found = stat_name(fd, name).and_then(|stat| {
             let mut entry = entry_of(fd, name, path.clone(), &stat)?;
-            if self.describe.is_some() && matches!(entry.kind, EntryKind::Symlink { .. }) {
-                entry.meta = Some(Box::new(of_status(&stat)));
+            let is_link = matches!(entry.kind, EntryKind::Symlink { .. });
+            if let Some(describe) = self.describe.filter(|_| is_link && self.following.is_none()) {
+                // Told to be counted as not kept; where they cannot be read, the link is copied.
+                let xattrs = xattrs_at(Some(fd), name, describe.trusted, path);
+                let xattrs = xattrs.ok().flatten().unwrap_or_default();
+                entry.meta = Some(Box::new(Meta { xattrs, ..of_status(&stat) }));
             }
             ties = self.tells_ties.then(|| ties_of(&stat, || named_at(fd, name)));
             Ok(entry)

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::entry::EntryKind;
 
+/// The version from which on a server says which symbolic links are names of one.
+pub const LINK_TWINS_VERSION: usize = 5;
+
 /// One thing in a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
@@ -19,13 +22,14 @@ pub struct Node {
     pub size: u64,
     /// All else that is kept of it.
     pub meta: Meta,
-    /// Of a file that has several names: which file it is.
+    /// Of a file or symbolic link that has several names: which one it is. Links have it from
+    /// `LINK_TWINS_VERSION` on.
     pub twin: Option<Twin>,
     /// The digest of a file's content, where it was asked for.
     pub digest: Option<Digest>,
 }
 
-/// Which file of a machine something is: all names of one file have the same.
+/// Which file or link of a machine something is: all names of one have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Twin {
     /// The device.

@@ -11,6 +11,7 @@ mod faithful;
 mod following;
 mod full;
 mod killing;
+mod links;
 mod mirroring;
 mod mounting;
 mod owners;

@@ -16,7 +16,7 @@ use verbatim_proto::alike::digest_of;
 use verbatim_proto::message::{ClientMessage, EntryKind};
 use verbatim_proto::mirror::{ALIKE_VERSION, MirrorRequest, PLAIN_VERSION, TreeScan};
 use verbatim_proto::plan::Side;
-use verbatim_proto::tree::{Found, path_of};
+use verbatim_proto::tree::{Found, LINK_TWINS_VERSION, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{Code, Digest, Fault, Meta, Node, WirePath};
 
@@ -259,7 +259,7 @@ impl Core {
             if !mirror.of.rules.give_away {
                 (kept.uid, kept.gid) = (node.meta.uid, node.meta.gid);
             }
-            if matches!(node.kind, EntryKind::Symlink { .. }) {
+            if is_link(&node.kind) {
                 // Nobody compares that of a link.
                 kept.mode = node.meta.mode;
             }
@@ -296,6 +296,11 @@ impl Core {
         leftovers: Vec<WirePath>,
         done: bool,
     ) {
+        if self.version < LINK_TWINS_VERSION {
+            // One side would say which links are one and the other would not.
+            let links = found.iter_mut().flatten().filter(|node| is_link(&node.kind));
+            links.for_each(|node| node.twin = None);
+        }
         if side == Side::Target {
             self.note_target(mirror, &found, leftovers, done);
         }
@@ -358,6 +363,10 @@ impl Core {
     }
 }
 
+fn is_link(kind: &EntryKind) -> bool {
+    matches!(kind, EntryKind::Symlink { .. })
+}
+
 impl Mirroring {
     /// Whether all of the target was looked at, and nothing is in it. Then nothing of the source is
     /// compared with anything, whatever comes to be there later.
@@ -373,7 +382,12 @@ impl Mirroring {
             EntryKind::Symlink { .. } => Kind::Link,
             EntryKind::Special => return meta,
         };
-        expected(&meta, kind, &self.of.rules)
+        let kept = expected(&meta, kind, &self.of.rules);
+        match kind {
+            // They are not compared, and whoever makes the link counts them as not kept.
+            Kind::Link => Meta { xattrs: meta.xattrs, ..kept },
+            _ => kept,
+        }
     }
 
     /// Where owners cannot be set none is wrong: a folder may hand down its group.

@@ -1,5 +1,5 @@
-//! Files with several names. The first name of a file that the merge meets is
-//! copied like any file; the others become links to it. At the target a file
+//! Files and symbolic links with several names, called files here. The first name of
+//! one that the merge meets is copied or made; the others become links to it. At the target a file
 //! with several names is kept only for one file of the source: whoever comes
 //! second gets a file of its own, or a change to one would change the other.
 //!

@@ -269,18 +269,27 @@ impl Diff {
         self.folders.push(Open { node, why, dirty: false, shut, names: HashSet::new() });
     }
 
+    /// Links what is another name of something that came before, unless it is that already. True
+    /// where it is not.
+    fn is_first(&mut self, node: &Node, there: Option<&Node>, same: Option<&Node>) -> bool {
+        match self.links.role(node.twin, same.and_then(|same| same.twin)) {
+            Role::Leader => return true,
+            Role::Right => {}
+            Role::Follower(to) => {
+                let (new, late) = (there.is_none(), there.is_some_and(Node::is_folder));
+                let why = Why { new, kind: !new && same.is_none(), link: true, ..Why::default() };
+                self.change(What::Link { path: node.path.clone(), to, late }, why);
+            }
+        }
+        false
+    }
+
     fn wanted_file(&mut self, node: Box<Node>, there: Option<&Node>) {
         let late = there.is_some_and(Node::is_folder);
         let file = there.filter(|there| there.kind == EntryKind::File);
         let was = file.and_then(|file| file.twin);
-        match self.links.role(node.twin, was) {
-            Role::Right => return,
-            Role::Follower(to) => {
-                let new = there.is_none();
-                let why = Why { new, kind: !new && file.is_none(), link: true, ..Why::default() };
-                return self.change(What::Link { path: node.path, to, late }, why);
-            }
-            Role::Leader => {}
+        if !self.is_first(&node, there, file) {
+            return;
         }
         let Some(file) = file else {
             self.links.lead(&node.path, node.twin, None);
@@ -309,16 +318,21 @@ impl Diff {
 
     fn wanted_link(&mut self, node: Box<Node>, there: Option<&Node>) {
         let late = there.is_some_and(Node::is_folder);
-        let why = match there {
-            None => Why::NEW,
-            Some(there) => match &there.kind {
-                EntryKind::Symlink { .. } => Why {
-                    content: node.kind != there.kind,
-                    ..metadata(&node, there, &self.options)
-                },
-                _ => Why::KIND,
+        let link = there.filter(|there| matches!(there.kind, EntryKind::Symlink { .. }));
+        if !self.is_first(&node, there, link) {
+            return;
+        }
+        let was = link.and_then(|link| link.twin);
+        let why = match (there, link) {
+            (None, _) => Why::NEW,
+            (Some(_), None) => Why::KIND,
+            (Some(_), Some(link)) => Why {
+                content: node.kind != link.kind,
+                link: !self.links.may_keep(was),
+                ..metadata(&node, link, &self.options)
             },
         };
+        self.links.lead(&node.path, node.twin, was.filter(|_| why.is_empty()));
         if !why.is_empty() {
             self.change(What::Symlink { node, late }, why);
         }

@@ -73,7 +73,7 @@ pub enum What {
         /// Whether a folder is in its place, which is deleted first.
         late: bool,
     },
-    /// Give a file another name, when all files are there.
+    /// Give a file or symbolic link another name, when all of them are there.
     Link {
         /// The name.
         path: WirePath,

@@ -108,6 +108,9 @@ fn tree(checksum: bool) -> impl Strategy<Value = Tree> {
     })
 }
 
+/// The first inode of links that may have several names.
+const LINKS: u64 = 50;
+
 fn add(
     tree: &mut Tree,
     path: WirePath,
@@ -128,7 +131,14 @@ fn add(
     let content = if checksum { content } else { (size * 3 + meta.mtime_ns as u64) as u8 };
     let thing = match kind {
         0..=1 => Thing::Folder(meta),
-        2..=3 => Thing::Link(vec![b'x' + content % 2], Meta { mode: 0, ..meta }),
+        // A link of several names, perhaps; no file has the inode of a link.
+        2..=3 => {
+            tree.next += 1;
+            let inode = if kind == 2 { LINKS + twin } else { tree.next };
+            let link = (vec![b'x' + content % 2], Meta { mode: 0, ..meta });
+            tree.links.entry(inode).or_insert(link);
+            Thing::Link(inode)
+        }
         4 => Thing::Special,
         // A file of several names, perhaps.
         5..=7 => {
@@ -259,7 +269,8 @@ fn same_names(source: &Tree, result: &Tree, steps: &[Step]) -> bool {
     let files: Vec<_> = source
         .things
         .iter()
-        .filter(|(path, thing)| matches!(thing, Thing::File(_)) && !excused(steps, path))
+        .filter(|(_, thing)| matches!(thing, Thing::File(_) | Thing::Link(_)))
+        .filter(|(path, _)| !excused(steps, path))
         .collect();
     files.iter().all(|(a, thing_a)| {
         files.iter().all(|(b, thing_b)| {

@@ -15,7 +15,8 @@ pub const NOW: i64 = 1_000_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Thing {
     Folder(Meta),
-    Link(Vec<u8>, Meta),
+    /// An inode, in `links`.
+    Link(u64),
     /// An inode.
     File(u64),
     Special,
@@ -33,6 +34,8 @@ pub struct Inode {
 pub struct Tree {
     pub things: BTreeMap<WirePath, Thing>,
     pub inodes: BTreeMap<u64, Inode>,
+    /// Where symbolic links lead, and what else they are.
+    pub links: BTreeMap<u64, (Vec<u8>, Meta)>,
     pub next: u64,
 }
 
@@ -51,14 +54,19 @@ impl Tree {
             let (path, meta) = (path.clone(), meta.clone());
             Node { path, kind, size: 0, meta, twin, digest }
         };
+        let names = self.things.values().filter(|other| *other == thing).count();
+        let twin_of = |inode: u64| (names > 1).then_some(Twin { device, inode });
         match thing {
             Thing::Folder(meta) => plain(EntryKind::Folder, meta),
             Thing::Special => plain(EntryKind::Special, &Meta::default()),
-            Thing::Link(target, meta) => plain(EntryKind::Symlink { target: target.clone() }, meta),
+            Thing::Link(inode) => {
+                let (target, meta) = &self.links[inode];
+                let kind = EntryKind::Symlink { target: target.clone() };
+                Node { twin: twin_of(*inode), ..plain(kind, meta) }
+            }
             Thing::File(inode) => {
                 let Inode { content, size, meta } = &self.inodes[inode];
-                let names = self.things.values().filter(|other| *other == thing).count();
-                let twin = (names > 1).then_some(Twin { device, inode: *inode });
+                let twin = twin_of(*inode);
                 let digest = Some(Digest::of(&[*content]));
                 Node { size: *size, twin, digest, ..plain(EntryKind::File, meta) }
             }
@@ -138,7 +146,9 @@ impl Tree {
             }
             What::Symlink { node, .. } => {
                 let EntryKind::Symlink { target } = &node.kind else { panic!("no link") };
-                self.put(&node.path, Thing::Link(target.clone(), node.meta.clone()));
+                self.next += 1;
+                self.links.insert(self.next, (target.clone(), node.meta.clone()));
+                self.put(&node.path, Thing::Link(self.next));
             }
             What::Describe { node } => {
                 let Some(Thing::File(inode)) = self.things.get(&node.path) else {
@@ -175,11 +185,13 @@ impl Tree {
     /// What is at a path, inodes told by their first name: equal where trees are.
     pub fn shown(&self, path: &WirePath) -> Option<(String, Option<WirePath>)> {
         let thing = self.things.get(path)?;
+        let first = || {
+            let first = self.things.iter().find(|(_, other)| *other == thing);
+            first.map(|(path, _)| path.clone())
+        };
         Some(match thing {
-            Thing::File(inode) => {
-                let first = self.things.iter().find(|(_, other)| *other == thing);
-                (format!("{:?}", self.inodes[inode]), first.map(|(path, _)| path.clone()))
-            }
+            Thing::File(inode) => (format!("{:?}", self.inodes[inode]), first()),
+            Thing::Link(inode) => (format!("{:?}", self.links[inode]), first()),
             other => (format!("{other:?}"), None),
         })
     }
