@@ -33,6 +33,9 @@ pub(crate) struct Achieved {
     pub moved: Option<Instant>,
     /// For how long it was there.
     pub stood: Duration,
+    /// For how long of that, at its end, the server had not said what it owed. That was waiting
+    /// for the server, and counts as such.
+    pub silent: Duration,
 }
 
 /// Decides whether to try again.
@@ -54,7 +57,8 @@ impl Patience {
     /// A session is over.
     pub fn learn(&mut self, achieved: Achieved, now: Instant) {
         let finished = achieved.over > self.best.over;
-        let stood = (achieved.stood >= STOOD_MIN.min(self.timeout)).then_some(now);
+        let stood = achieved.stood >= STOOD_MIN.min(self.timeout);
+        let stood = stood.then(|| now.checked_sub(achieved.silent).unwrap_or(now));
         let alive = achieved.moved.max(stood);
         if finished || achieved.found_bytes > self.best.found_bytes {
             self.best = achieved;
@@ -159,6 +163,16 @@ mod tests {
             assert_eq!(patience.left(lost), timeout, "it compared, and finished no file");
             assert_eq!(patience.pause(lost + timeout, 0), None);
         }
+    }
+
+    #[test]
+    fn a_server_that_was_silent_before_it_was_lost_is_not_waited_for_twice() {
+        let begin = Instant::now();
+        let mut patience = Patience::new(10 * SECOND, begin);
+        let lost = begin + 3600 * SECOND;
+        let (stood, silent) = (3600 * SECOND, 7 * SECOND);
+        patience.learn(Achieved { stood, silent, ..Achieved::default() }, lost);
+        assert_eq!(patience.left(lost), 3 * SECOND);
     }
 
     #[test]

@@ -15,8 +15,11 @@ use std::time::{Duration, Instant};
 use verbatim_control::ControlError;
 use verbatim_proto::{Code, Fault};
 
-/// The shortest time one try at connecting gets.
+/// The shortest time one try at connecting gets, also where less of the timeout is left.
 const CONNECT_MIN: Duration = Duration::from_secs(1);
+
+/// What part of the timeout that may be at most: all of it together ends soon behind it.
+const CONNECT_PART: u32 = 10;
 
 /// A copy that can begin.
 pub(crate) struct Begun<T> {
@@ -71,9 +74,9 @@ pub(crate) async fn begin<T>(
             Err(CopyError::Client(error)) if may_go_on(fault_of(&error).code) => fault_of(&error),
             Err(error) => return Err(error),
         };
+        let (stood, silent) = (stands.elapsed(), session.silent());
         drop(session);
-        let stood = stands.elapsed();
-        patience.learn(Achieved { stood, ..Achieved::default() }, Instant::now());
+        patience.learn(Achieved { stood, silent, ..Achieved::default() }, Instant::now());
         let mut again =
             Again { peer: &peer, options: &options, patience: &mut patience, work: &[] };
         match again.connect(lost, observer, stop).await {
@@ -123,6 +126,8 @@ pub(crate) async fn copy(
         ledger = copied.ledger;
         let fault = match broken {
             Some(fault) if may_go_on(fault.code) => fault,
+            // Who says nothing for the whole of the timeout hears no goodbye either.
+            end if end.as_ref().is_some_and(|fault| fault.code == Code::TimedOut) => break end,
             end => {
                 session.close().await;
                 break end;
@@ -223,7 +228,8 @@ impl Again<'_> {
             tracing::debug!(peer, cause = text, attempt, "server lost");
             observer.retrying(&Retry { peer, cause: text, attempt, pause, left });
             let mut options = self.options.clone();
-            let patient = left.saturating_sub(pause).max(CONNECT_MIN);
+            let least = CONNECT_MIN.min(self.options.timeout / CONNECT_PART);
+            let patient = left.saturating_sub(pause).max(least);
             options.connect.timeout = options.connect.timeout.min(patient);
             let try_it = async {
                 tokio::time::sleep(pause).await;

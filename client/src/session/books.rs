@@ -45,6 +45,12 @@ impl Core {
         self.read.is_hashing_holes() || self.write.is_hashing_holes()
     }
 
+    /// The server hashed so much of a partial file again.
+    pub(super) fn rehashed(&mut self, bytes: u64) {
+        let sum = &mut self.ledger.summary.rehashed_bytes;
+        *sum = sum.saturating_add(bytes);
+    }
+
     /// Begins where earlier sessions of the copy ended.
     pub(super) fn take_up(&mut self, ledger: Ledger) {
         let Summary { files, bytes, .. } = ledger.summary;

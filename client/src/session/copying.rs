@@ -72,6 +72,8 @@ impl Session {
                 break;
             }
         }
+        // Before what this side finishes alone, which is no silence of the server's.
+        let silent = self.core.silent();
         if self.core.broken.is_some() {
             self.end_alone(&mut moved, stop).await;
         }
@@ -82,7 +84,7 @@ impl Session {
         let ledger = self.core.hand_over();
         let (over, found_bytes) = (ledger.over_count(), self.core.found_bytes);
         let stood = self.core.moment.saturating_duration_since(begin);
-        let achieved = Achieved { over, found_bytes, moved: moved.at, stood };
+        let achieved = Achieved { over, found_bytes, moved: moved.at, stood, silent };
         Copied { ledger, achieved, broken: self.core.broken.clone() }
     }
 

@@ -13,6 +13,7 @@ use super::ledger::{Item, Ledger};
 use super::links::Links;
 use super::mirror::{Gathered, Mirroring, Owners};
 use super::serving::Serving;
+use super::silence::Silence;
 use super::telling::Reports;
 use super::trees::Trees;
 use super::up::Uploads;
@@ -91,6 +92,7 @@ pub(super) struct Core {
     pub moment: Instant,
     /// Since when nothing was heard, or asked.
     pub quiet_since: Instant,
+    pub silence: Silence,
     /// For how long this process did not run though it was to, which no deadline counts.
     pub absent: Duration,
     /// Hashing on this machine, during which nobody owes us an answer.
@@ -120,6 +122,7 @@ impl Core {
         if late >= LATE_MIN {
             self.absent += late;
             self.quiet_since += late;
+            self.silence.excuse(late);
         }
     }
 
@@ -242,6 +245,9 @@ impl Core {
 
     pub(super) fn message(&mut self, message: ServerMessage) {
         tracing::trace!(content = ?message, "message received");
+        if self.hears(&message) {
+            return;
+        }
         let now = self.now();
         self.quiet_since = self.moment;
         self.read.touch(now);
@@ -265,10 +271,7 @@ impl Core {
             ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
             ServerMessage::Mirror(reply) => self.mirror_reply(reply),
             ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
-            ServerMessage::Rehashed { bytes } => {
-                let sum = &mut self.ledger.summary.rehashed_bytes;
-                *sum = sum.saturating_add(bytes);
-            }
+            ServerMessage::Rehashed { bytes } => self.rehashed(bytes),
             // A server that tells us that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
                 self.broke(Fault::new(Code::LinkLost, text));

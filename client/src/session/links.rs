@@ -83,6 +83,7 @@ impl Core {
     /// A read over a link ended; one that landed shows that its link works.
     pub(super) fn used(&mut self, link: LinkId, outcome: &Outcome) {
         if matches!(outcome, Outcome::Landed(_)) {
+            self.silence.heard(self.moment);
             self.links.losses_in_a_row = 0;
             self.carrier.carried(link);
         }

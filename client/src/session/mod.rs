@@ -27,6 +27,7 @@ mod pipes;
 mod queue;
 mod rails;
 mod serving;
+mod silence;
 mod telling;
 mod trees;
 mod up;
@@ -45,6 +46,7 @@ use compare::Compares;
 use core::Core;
 use down::Downloads;
 use links::Links;
+use silence::Silence;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -297,6 +299,7 @@ impl Session {
             asking: false,
             moment: Instant::now(),
             quiet_since: Instant::now(),
+            silence: Silence::new(Instant::now()),
             absent: Duration::ZERO,
             hashing: 0,
             broken: None,
@@ -318,7 +321,8 @@ impl Session {
     pub async fn close(self) {
         // The server notices either way.
         let _ = self.outbox.push(&ClientMessage::Bye);
-        let _ = tokio::time::timeout(CLOSE_MAX, self.outbox.close()).await;
+        let at_most = CLOSE_MAX.min(self.core.options.timeout / CLOSE_PART);
+        let _ = tokio::time::timeout(at_most, self.outbox.close()).await;
     }
 
     /// A turn for a caller that waits for an answer: an ended session gives none.
@@ -332,6 +336,7 @@ impl Session {
     async fn turn(&mut self) -> Result<(), ClientError> {
         self.core.advance();
         self.core.go_back();
+        self.core.listen();
         while let Some(message) = self.core.sending.pop_front() {
             tracing::trace!(content = ?message, "message sent");
             self.outbox.push(&message)?;
@@ -390,3 +395,6 @@ enum Woken {
 
 /// How long saying goodbye may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// What part of the timeout it may take: nobody is owed anything by then.
+const CLOSE_PART: u32 = 10;

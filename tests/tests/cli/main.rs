@@ -17,6 +17,7 @@ mod pipes;
 mod reconnecting;
 mod resuming;
 mod serving;
+mod silent;
 mod space;
 mod stopping;
 mod telling;

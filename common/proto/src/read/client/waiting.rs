@@ -34,7 +34,7 @@ impl ReadClient {
     }
 
     /// Whether something is left to do and not all of it is this side's to do.
-    fn awaits_server(&self) -> bool {
+    pub fn awaits_server(&self) -> bool {
         !self.is_idle() && self.zeros.is_idle() && !self.awaits_taker()
     }
 }

@@ -48,7 +48,7 @@ impl WriteClient {
     }
 
     /// Whether something is left to do and not all of it is this side's to do.
-    fn awaits_server(&self) -> bool {
+    pub fn awaits_server(&self) -> bool {
         let waits = self.files.values().any(|file| !file.awaits_source());
         waits && self.zeros.is_idle()
     }
