@@ -108,6 +108,7 @@ impl Sink {
             Some(target) => {
                 target.set_mode(info.mode);
                 target.set_room(room);
+                target.keep_sparse(&info)?;
             }
             None => state.room = room,
         }
@@ -126,7 +127,11 @@ impl Sink {
         let (folder, path) = (&self.folder, &self.path);
         let target = match info.size >= LASTING_BYTES_MIN {
             true => Target::create_lasting(folder, path, &info, &self.key())?,
-            false => Target::create(folder, path, info.size, info.mode)?,
+            false => {
+                let target = Target::create(folder, path, info.size, info.mode)?;
+                target.keep_sparse(&info)?;
+                target
+            }
         };
         target.set_room(state.room.take());
         Ok(state.target.insert(Arc::new(target)).clone())

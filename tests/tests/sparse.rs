@@ -18,6 +18,10 @@ use verbatim_tests::tree;
 
 const GRAIN: u64 = GRAIN_BYTES;
 
+/// What a file system stores as a whole, and how far such blocks lie apart in `fine`.
+const BLOCK: u64 = 4096;
+const FINE_STEP: u64 = 128 << 10;
+
 /// What a file is made of: its size, and where data of which length is.
 struct Layout {
     name: &'static str,
@@ -166,9 +170,107 @@ fn progress_says_that_holes_are_hashed_and_not_that_the_server_is_silent() {
     }
 }
 
+/// A file of this many blocks of 4 KiB, one every 128 KiB, and a hole at its end: data is in
+/// every grain.
+fn fine(name: &'static str, blocks: u64) -> Layout {
+    let data: Vec<(u64, u64)> = (0..blocks).map(|i| (i * FINE_STEP, BLOCK)).collect();
+    Layout::new(name, blocks * FINE_STEP, &data)
+}
+
+fn allocated(path: &Path) -> u64 {
+    fs::metadata(path).expect("there").blocks() * 512
+}
+
+/// Fails unless a copy has the bytes of its source, and takes little more room.
+#[track_caller]
+fn assert_as_sparse(source: &Path, copy: &Path) {
+    assert!(read(copy) == read(source), "{} has other bytes", copy.display());
+    let (had, has) = (allocated(source), allocated(copy));
+    let most = had + had / 10 + (64 << 10);
+    assert!(has <= most, "{} takes {has} bytes, its source {had}", copy.display());
+}
+
+fn finely_there_and_back(pair: &Pair) {
+    // One that lasts, one that does not, and one of a single grain, whose digest is its root.
+    let last = (31 * FINE_STEP + 5000, 10);
+    let mut odd = fine("odd", 31);
+    odd.size += 9000;
+    odd.data.push(last);
+    for layout in [fine("large", 256), fine("small", 33), odd, fine("grain", 2)] {
+        let name = layout.name;
+        let (source, copy) = (pair.served("ro").join(name), pair.local(name));
+        layout.make(&source);
+        let down = pair.down(&[&format!("ro/{name}")], "").run().whole();
+        assert_eq!(down.summary.moved_bytes, layout.data_bytes(), "holes below a grain are moved");
+        assert_as_sparse(&source, &copy);
+        pair.up(&[name], "rw").run().whole();
+        assert_as_sparse(&source, &pair.served("rw").join(name));
+    }
+}
+
+#[test]
+fn a_finely_sparse_file_takes_the_room_of_its_data_over_tcp() {
+    finely_there_and_back(&Pair::start(Backend::Tcp));
+    finely_there_and_back(&Pair::in_memory(Backend::Tcp));
+}
+
+#[test]
+fn a_finely_sparse_file_takes_the_room_of_its_data_over_sim() {
+    finely_there_and_back(&Pair::in_memory(Backend::sim()));
+}
+
+#[test]
+fn small_sparse_files_take_the_room_of_their_data() {
+    let pair = Pair::in_memory(Backend::Tcp);
+    for index in 0..50_u64 {
+        // With data at their start, in their middle or at their end, or with none.
+        let size = 12_000 + index * 1000;
+        let data = [Some(0), Some(8192), Some((size - 1) / BLOCK * BLOCK), None];
+        let data = data[index as usize % 4].map(|at| (at, 100));
+        let layout = Layout { name: "", size, data: data.into_iter().collect() };
+        layout.make(&pair.served("ro").join(index.to_string()));
+    }
+    pair.down(&["ro"], "copy").run().whole();
+    pair.up(&["copy"], "rw/copy").run().whole();
+    for index in 0..50 {
+        let source = pair.served("ro").join(index.to_string());
+        for copy in [pair.local("copy"), pair.served("rw/copy")] {
+            let copy = copy.join(index.to_string());
+            assert!(read(&copy) == read(&source), "{} has other bytes", copy.display());
+            let (had, has) = (allocated(&source), allocated(&copy));
+            assert!(has <= had, "{} takes {has} bytes, its source {had}", copy.display());
+        }
+    }
+}
+
+#[test]
+fn a_file_whose_zeros_are_stored_keeps_them_stored() {
+    let pair = Pair::in_memory(Backend::Tcp);
+    let layout = fine("dense", 160);
+    let source = pair.served("ro/dense");
+    layout.make(&source);
+    let bytes = read(&source);
+    fs::write(&source, &bytes).expect("writes the zeros too");
+    assert!(allocated(&source) >= layout.size, "the source is sparse itself");
+    pair.down(&["ro/dense"], "").run().whole();
+    pair.up(&["dense"], "rw").run().whole();
+    for copy in [pair.local("dense"), pair.served("rw/dense")] {
+        assert!(read(&copy) == bytes, "{} has other bytes", copy.display());
+        let stored = allocated(&copy);
+        assert!(stored >= layout.size, "{} takes {stored} bytes", copy.display());
+    }
+}
+
 /// A file from here: 48 MiB, of which two thirds are holes between data.
 fn striped() -> Layout {
     let data: Vec<(u64, u64)> = (0..16).map(|i| (i * (3 << 20), 1 << 20)).collect();
+    Layout::new("striped", 48 << 20, &data)
+}
+
+/// The same with most of its data a hole too, though none of a whole grain.
+fn finely_striped() -> Layout {
+    let blocks = |start| (0..8).map(move |i| (start + i * FINE_STEP, BLOCK));
+    let data: Vec<(u64, u64)> = (0..16).flat_map(|i| blocks(i * (3 << 20))).collect();
     Layout::new("striped", 48 << 20, &data)
 }
 
@@ -197,9 +299,8 @@ fn wait_for_journal(folder: &Path) -> PathBuf {
 
 /// Cuts a copy short in the middle; forgets half of what its journal says, of data and of
 /// holes, and makes garbage of all that is not noted; and has the same copy go on.
-fn goes_on(up: bool) {
+fn goes_on(up: bool, layout: &Layout) {
     let pair = Pair::in_memory(Backend::Tcp);
-    let layout = striped();
     let direction = if up { Direction::Up } else { Direction::Down };
     let (source, folder) = match up {
         true => (pair.local("striped"), pair.served("rw")),
@@ -227,18 +328,16 @@ fn goes_on(up: bool) {
     let journal = stopper.join().expect("finds a journal");
     assert_eq!((cut.summary.files, cut.summary.failed), (0, 1));
     drop(proxy);
-    let noted = forget_half(&journal, &layout);
+    let noted = forget_half(&journal, layout);
     let part = hidden(&folder, ".verbatim-part").expect("there");
     let part = File::options().write(true).open(part).expect("opens");
     for grain in (0..layout.size / GRAIN).filter(|grain| !noted.contains(grain)) {
         part.write_all_at(&[0xEE; GRAIN_BYTES as usize], grain * GRAIN).expect("writes");
     }
     let done = wait_until_free(job);
-    assert!(read(&folder.join("striped")) == read(&source), "the copy is another");
+    assert_as_sparse(&source, &folder.join("striped"));
     assert_eq!(done.done[0].digest.to_string(), digest_of(&source));
     let data = layout.data_bytes();
-    let stored = fs::metadata(folder.join("striped")).expect("there").blocks() * 512;
-    assert!(stored <= data + (64 << 10), "{stored} bytes are stored for {data}");
     let moved = done.summary.moved_bytes;
     assert!((1..data).contains(&moved), "{moved} bytes of {data} were moved again");
     let (made, holes) = (done.summary.hole_bytes, layout.size - data);
@@ -273,12 +372,22 @@ fn forget_half(path: &Path, layout: &Layout) -> Vec<u64> {
 
 #[test]
 fn a_sparse_download_goes_on_in_the_middle() {
-    goes_on(false);
+    goes_on(false, &striped());
 }
 
 #[test]
 fn a_sparse_upload_goes_on_in_the_middle() {
-    goes_on(true);
+    goes_on(true, &striped());
+}
+
+#[test]
+fn a_finely_sparse_download_goes_on_and_replaces_garbage_by_zeros() {
+    goes_on(false, &finely_striped());
+}
+
+#[test]
+fn a_finely_sparse_upload_goes_on_and_replaces_garbage_by_zeros() {
+    goes_on(true, &finely_striped());
 }
 
 /// Fills a hole of the source while the copy waits for a stalled link.

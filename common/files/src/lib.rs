@@ -38,6 +38,7 @@ pub mod space;
 pub mod stage;
 mod stale;
 mod stamp;
+mod storage;
 pub mod target;
 mod ties;
 pub mod tree;

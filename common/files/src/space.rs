@@ -6,7 +6,8 @@
 //! It must never refuse what would fit. So only what the source has allocated
 //! counts (a sparse file takes no more than its data), small files and file
 //! systems that do not tell their size are not looked at, and what was written
-//! is no longer counted, whether it became a hole or not. What it cannot know:
+//! is no longer counted. What became a hole took none of the room, so the rest of
+//! its file may still need it; but never more than the rest has bytes. What it cannot know:
 //! quotas, compression, zeros that will become holes, and what others write
 //! meanwhile; those end in the file system's own error, or are refused here
 //! although compression might have made them fit.
@@ -27,6 +28,8 @@ static NEEDED: Mutex<Vec<(u64, Weak<AtomicU64>)>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Room {
     left: Arc<AtomicU64>,
+    /// How many bytes of the file are not there yet, holes among them.
+    rest: AtomicU64,
 }
 
 impl Room {
@@ -35,9 +38,14 @@ impl Room {
         bytes >= LOOK_BYTES_MIN
     }
 
-    /// Sets `bytes` aside for `path` on the file system of an open folder; none where it does not
-    /// say how much there is.
-    pub fn take(folder: impl AsFd, path: &WirePath, bytes: u64) -> Result<Option<Self>, Fault> {
+    /// Sets `bytes` aside for the `rest` of `path` on the file system of an open folder; none where
+    /// it does not say how much there is.
+    pub fn take(
+        folder: impl AsFd,
+        path: &WirePath,
+        bytes: u64,
+        rest: u64,
+    ) -> Result<Option<Self>, Fault> {
         let Ok(stat) = fstatvfs(folder) else { return Ok(None) };
         let Some(free) = free_bytes(&stat, rustix::process::geteuid().is_root()) else {
             return Ok(None);
@@ -56,14 +64,20 @@ impl Room {
         }
         let left = Arc::new(AtomicU64::new(bytes));
         needed.push((stat.f_fsid, Arc::downgrade(&left)));
-        Ok(Some(Self { left }))
+        Ok(Some(Self { left, rest: AtomicU64::new(rest) }))
     }
 
-    /// Some of it was written, and is counted by the file system from now on.
-    pub fn used(&self, bytes: u64) {
-        let less = |left: u64| Some(left.saturating_sub(bytes));
-        // It always answers with some.
-        let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    /// So much of it was written, and is counted by the file system from now on; `done` bytes of
+    /// the file are there with that, holes among them.
+    pub fn used(&self, stored: u64, done: u64) {
+        let update = |number: &AtomicU64, less: &dyn Fn(u64) -> u64| {
+            let less = |now| Some(less(now));
+            // It always answers with some.
+            number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default()
+        };
+        let before = update(&self.rest, &|rest| rest.saturating_sub(done));
+        let rest = before.saturating_sub(done);
+        update(&self.left, &|left| left.saturating_sub(stored).min(rest));
     }
 }
 
@@ -110,16 +124,33 @@ mod tests {
         };
         // Others write here meanwhile: leave them room.
         let most = free() / 8 * 5;
-        let first = Room::take(&folder, &path, most).expect("fits").expect("is looked at");
-        let fault = Room::take(&folder, &path, most).expect_err("both do not fit");
+        let first = Room::take(&folder, &path, most, most).expect("fits").expect("is looked at");
+        let fault = Room::take(&folder, &path, most, most).expect_err("both do not fit");
         assert_eq!(fault.code, Code::NoSpace);
         let words = [&format!("({most} bytes)"), "no space: it needs ", " are free, of which "];
         assert!(words.iter().all(|words| fault.text.contains(*words)), "{fault}");
-        first.used(most);
-        let second = Room::take(&folder, &path, most).expect("the first is written");
+        first.used(most, most);
+        let second = Room::take(&folder, &path, most, most).expect("the first is written");
         drop(second);
         drop(first);
-        assert!(Room::take(&folder, &path, most).expect("fits again").is_some());
+        assert!(Room::take(&folder, &path, most, most).expect("fits again").is_some());
+    }
+
+    #[test]
+    fn holes_of_a_file_leave_the_room_of_its_data_set_aside() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = std::fs::File::open(dir.path()).expect("opens");
+        let path = WirePath::parse(b"a").expect("plain");
+        let room = Room::take(&folder, &path, 100, 1000).expect("fits").expect("is looked at");
+        let left = |stored, done| {
+            room.used(stored, done);
+            room.left.load(Ordering::Relaxed)
+        };
+        assert_eq!(left(0, 500), 100, "holes took nothing");
+        assert_eq!(left(10, 300), 90);
+        // Whatever the source takes, no more than this can be written.
+        assert_eq!(left(0, 150), 50);
+        assert_eq!(left(0, 50), 0);
     }
 
     #[test]

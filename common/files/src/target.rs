@@ -5,7 +5,7 @@
 //! with it.
 
 use crate::folder::{Folder, stat_name};
-use crate::holes::{ZEROS, hash_zeros};
+use crate::holes::hash_zeros;
 use crate::journal::{self, Head};
 use crate::lanes::Lanes;
 use crate::meta::{self, Kind, Rules};
@@ -13,6 +13,7 @@ use crate::naming::{Over, create_new, create_unnamed, link, mode_of_new, rename,
 use crate::opened::OpenFolder;
 use crate::partial::{self, Begun};
 use crate::space::Room;
+use crate::storage::{HOLE_BYTES_MIN, Storage};
 use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, fadvise, fallocate, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -44,8 +45,8 @@ pub struct Target {
     /// How long it is to be, where that was not known when it was made.
     end: OnceLock<u64>,
     gone: AtomicBool,
-    /// What was set aside for it.
-    room: OnceLock<Room>,
+    /// How its bytes take room.
+    storage: Storage,
 }
 
 impl Target {
@@ -82,7 +83,9 @@ impl Target {
         let names = partial::Names::new(name, key);
         let begun = partial::begin(&parent, &names, info.mode, partial::LOCK);
         let Some(Begun { part: file, mut journal, is_new }) = begun else {
-            return Self::create(folder, path, info.size, info.mode);
+            let target = Self::create(folder, path, info.size, info.mode)?;
+            target.keep_sparse(info)?;
+            return Ok(target);
         };
         // The journal first: what an older one says of this file would be said of holes.
         let head = Head::now(info, &journal);
@@ -92,6 +95,7 @@ impl Target {
         made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         let journal = Some((journal, names.journal));
         let target = Self::of(file, parent, Some(names.part), path, journal);
+        target.keep_sparse(info)?;
         // What is new has it, but that its owner may write until it is whole.
         if !is_new || info.mode & 0o200 == 0 {
             target.set_mode(info.mode);
@@ -140,9 +144,9 @@ impl Target {
         journal: Option<(File, Vec<u8>)>,
     ) -> Self {
         let (mode, gone) = (Mutex::new(None), AtomicBool::new(false));
-        let (path, room, end) = (path.clone(), OnceLock::new(), OnceLock::new());
-        let lanes = Lanes::default();
-        Self { file, lanes, folder, temporary, path, journal, mode, end, gone, room }
+        let (path, end) = (path.clone(), OnceLock::new());
+        let (lanes, storage) = (Lanes::default(), Storage::default());
+        Self { file, lanes, folder, temporary, path, journal, mode, end, gone, storage }
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -163,13 +167,24 @@ impl Target {
             let text = format!("cannot create {path}: a folder is in its place");
             return Err(Fault::new(Code::IsFolder, text));
         }
-        Room::take(&*parent, path, bytes)
+        Room::take(&*parent, path, bytes, info.size.saturating_sub(had))
     }
 
     /// Takes the room that was set aside, and gives it back as it is written.
     pub fn set_room(&self, room: Option<Room>) {
-        // One that has room keeps it: a file is begun once.
-        room.into_iter().for_each(|room| drop(self.room.set(room)));
+        self.storage.set_room(room);
+    }
+
+    /// Says what room its source takes, before anything is written: where that is sparse, blocks of
+    /// zeros become holes.
+    pub fn keep_sparse(&self, info: &FileInfo) -> Result<(), Fault> {
+        let grown = self.storage.keep_sparse(&self.file, info);
+        grown.map_err(|e| Fault::from_io(format!("cannot create {}", self.path), &e))
+    }
+
+    /// Whether blocks of zeros become holes in it: then it must not be written behind its back.
+    pub fn is_sparse(&self) -> bool {
+        self.storage.is_sparse()
     }
 
     /// Says what mode the source has, for a file that an earlier run made. From now on nobody may
@@ -262,14 +277,8 @@ impl Target {
     /// Writes bytes at an offset. Zeros become a hole where the file system can: a sparse file
     /// stays sparse, and what was there before is gone all the same.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Fault> {
-        if let Some(room) = self.room.get() {
-            room.used(bytes.len() as u64);
-        }
-        let extent = Extent::new(offset, bytes.len() as u64);
-        if bytes.len() >= HOLE_BYTES_MIN && is_zero(bytes) && self.punch(extent) {
-            return Ok(());
-        }
-        self.write(bytes, offset)
+        let result = self.storage.write(&self.file, bytes, offset);
+        result.map_err(|e| self.write_fault(&e))
     }
 
     /// The file, for whoever has a device write to it. It must be as long as it is to be.
@@ -291,9 +300,7 @@ impl Target {
 
     /// Reads what a device wrote, to verify it.
     pub fn read_landed(&self, into: &mut [u8], offset: u64) -> Result<(), Fault> {
-        if let Some(room) = self.room.get() {
-            room.used(into.len() as u64);
-        }
+        self.storage.stored(into.len() as u64);
         let result = self.file.read_exact_at(into, offset);
         result.map_err(|e| Fault::from_io(format!("cannot read what landed of {}", self.path), &e))
     }
@@ -307,28 +314,17 @@ impl Target {
         size: u64,
         may: impl FnOnce(u64) -> Result<(), Fault>,
     ) -> Result<Vec<Digest>, Fault> {
-        if size < HOLE_BYTES_MIN as u64 || !self.punch(extent) {
+        if size < HOLE_BYTES_MIN as u64 || !self.storage.punch(&self.file, extent) {
             may(extent.len)?;
-            let end = extent.offset + extent.len;
-            for offset in (extent.offset..end).step_by(ZEROS.len()) {
-                let len = (end - offset).min(ZEROS.len() as u64);
-                self.write(&ZEROS[..len as usize], offset)?;
-            }
+            self.storage.fill(&self.file, extent).map_err(|e| self.write_fault(&e))?;
         }
         let digests = hash_zeros(size, extent);
         self.verified(extent, &digests)?;
         Ok(digests)
     }
 
-    /// Makes a range a hole; false where the file system cannot.
-    fn punch(&self, extent: Extent) -> bool {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.file, hole, extent.offset, extent.len).is_ok()
-    }
-
-    fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Fault> {
-        let result = self.file.write_all_at(bytes, offset);
-        result.map_err(|e| Fault::from_io(format!("cannot write {}", self.path), &e))
+    fn write_fault(&self, error: &std::io::Error) -> Fault {
+        Fault::from_io(format!("cannot write {}", self.path), error)
     }
 
     /// Gives it its final name.
@@ -367,14 +363,6 @@ fn place<'a>(folder: &Folder, path: &'a WirePath) -> Result<(Arc<OpenFolder>, &'
 
 fn is_folder(mode: u16) -> bool {
     FileType::from_raw_mode(mode.into()) == FileType::Directory
-}
-
-/// The shortest run of zeros that becomes a hole. Nothing in a file that is shorter does.
-const HOLE_BYTES_MIN: usize = 64 << 10;
-
-/// Whether all bytes are zero; other data is told by its first bytes.
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(1024).all(|part| part.iter().fold(0, |seen, byte| seen | byte) == 0)
 }
 
 #[cfg(test)]
@@ -718,45 +706,6 @@ mod tests {
                 }
             }
             assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 2, "nothing else is left");
-        }
-    }
-
-    #[test]
-    fn zeros_become_holes_and_replace_what_was_there() {
-        use std::os::unix::fs::MetadataExt;
-        let dir = tempfile::tempdir().expect("folder");
-        let folder = Folder::open(dir.path()).expect("opens");
-        let target = Target::create(&folder, &path("a"), 1 << 20, 0o644).expect("creates");
-        target.write_at(&vec![7; 1 << 20], 0).expect("writes");
-        target.write_at(&vec![0; 1 << 20], 0).expect("punches");
-        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
-        let copy = dir.path().join("a");
-        assert_eq!(fs::read(&copy).expect("reads"), vec![0; 1 << 20]);
-        assert_eq!(fs::metadata(&copy).expect("there").blocks(), 0, "a hole takes no blocks");
-    }
-
-    #[test]
-    fn a_stream_is_as_long_as_it_is_said_to_be_also_where_it_ends_with_zeros() {
-        let dir = tempfile::tempdir().expect("folder");
-        let folder = Folder::open(dir.path()).expect("opens");
-        let target = Target::create(&folder, &path("a"), 0, 0o644).expect("creates");
-        target.write_at(&vec![7; 1 << 18], 0).expect("writes");
-        target.write_at(&vec![0; 1 << 18], 1 << 18).expect("punches");
-        target.end_at(1 << 19);
-        assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
-        assert_eq!(fs::metadata(dir.path().join("a")).expect("there").len(), 1 << 19);
-    }
-
-    #[test]
-    fn a_short_file_is_as_long_as_its_source_also_where_a_peer_calls_it_a_hole() {
-        let dir = tempfile::tempdir().expect("folder");
-        let folder = Folder::open(dir.path()).expect("opens");
-        for size in [1, 4096, HOLE_BYTES_MIN as u64 - 1, HOLE_BYTES_MIN as u64] {
-            let target = Target::create(&folder, &path("a"), size, 0o644).expect("creates");
-            target.zero(Extent::new(0, size), size, |_| Ok(())).expect("zeroes");
-            assert_eq!(Target::commit(&[Arc::new(target)]), vec![Ok(())]);
-            let copy = fs::read(dir.path().join("a")).expect("reads");
-            assert_eq!(copy, vec![0; size as usize]);
         }
     }
 

@@ -1,7 +1,7 @@
 //! What one side tells the other of a file before any of it moves, on the way
 //! down and on the way up alike. Plain values; part of the messages.
 
-use crate::units::FILE_BYTES_MAX;
+use crate::units::{BLOCK_BYTES, FILE_BYTES_MAX};
 use crate::{Code, Fault, FileId, WirePath};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,12 @@ impl FileInfo {
     pub fn room(&self) -> u64 {
         self.size.min(self.allocated)
     }
+
+    /// Whether it takes at least a block less than it has bytes: its copy does not store blocks of
+    /// zeros. True also of what is compressed or not yet allocated at the source.
+    pub fn is_sparse(&self) -> bool {
+        self.size.saturating_sub(self.allocated) >= BLOCK_BYTES
+    }
 }
 
 /// A file to create.
@@ -52,4 +58,23 @@ pub struct CreateFile {
     pub info: FileInfo,
     /// Whether its size is not known yet: it is what `End` will say.
     pub stream: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_sparse_from_a_block_on_that_it_does_not_take() {
+        let info = |size, allocated| {
+            let info = FileInfo { size, mode: 0o644, mtime_ns: 0, allocated, version: None };
+            info.is_sparse()
+        };
+        for (size, allocated) in [(0, 0), (1, 4096), (4095, 0), (5000, 8192), (8191, 4096)] {
+            assert!(!info(size, allocated), "{allocated} of {size}");
+        }
+        for (size, allocated) in [(4096, 0), (8192, 4096), (u64::MAX, 0)] {
+            assert!(info(size, allocated), "{allocated} of {size}");
+        }
+    }
 }

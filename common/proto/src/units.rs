@@ -4,6 +4,9 @@
 /// What digests are computed and cached for: 256 KiB.
 pub const GRAIN_BYTES: u64 = 256 << 10;
 
+/// What file systems store as a whole, as a rule: shorter runs of zeros save nothing.
+pub const BLOCK_BYTES: u64 = 4096;
+
 /// The default unit of transfer, retry and verification: 1 MiB.
 pub const CHUNK_BYTES_DEFAULT: u32 = 1 << 20;
 

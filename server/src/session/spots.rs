@@ -92,7 +92,9 @@ impl Session {
             let (landed, _) = answer.as_ref().ok()?;
             let size = *self.writing.sizes.get(id)?;
             let long = (FILE_BYTES_MIN..STREAM_BYTES_MAX).contains(&size);
-            (long && (landed.target.is_in_memory() || on_demand)).then_some(*id)
+            // Registering a range gives it all of its room, and a sparse file has only its data's.
+            let takes = long && !landed.target.is_sparse();
+            (takes && (landed.target.is_in_memory() || on_demand)).then_some(*id)
         };
         let files: Vec<FileId> = answers.iter().filter_map(takes).collect();
         if !files.is_empty() {

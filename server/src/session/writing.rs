@@ -162,6 +162,7 @@ impl Session {
                     let room = Target::room_for(&export.folder, &path, info, 0)?;
                     let target = Target::create(&export.folder, &path, info.size, info.mode)?;
                     target.set_room(room);
+                    target.keep_sparse(info)?;
                     return Ok((landed(target, request.path), None));
                 }
                 let (size, mtime_ns) = (info.size, info.mtime_ns);
@@ -349,6 +350,7 @@ fn create_lasting(
     if let Some((target, have)) = found {
         if have.is_of(info) {
             target.set_mode(info.mode);
+            target.keep_sparse(info)?;
             target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
             return Ok((target, Some(have)));
         }

@@ -6,6 +6,7 @@ use crate::mounting::{Mount, tmpfs};
 use crate::process::{Ended, Running, skip};
 use crate::{BOTH, Way, World, text, tree, write};
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The disk of a target: one of the files below fits, two do not.
@@ -204,4 +205,52 @@ fn what_does_not_fit_although_nothing_is_left_behind_is_reported_once() {
         assert_eq!(fs::read(small.target().join("small")).expect("fits"), b"small");
         assert!(!small.target().join("huge").exists(), "{way:?}");
     }
+}
+
+/// A file of this many MiB with 4 KiB of data every 128 KiB, `shift` bytes behind that place.
+fn make_finely_sparse(path: &Path, mib: u64, shift: u64) {
+    const STEP: u64 = 128 << 10;
+    let file = fs::File::create(path).expect("creates");
+    file.set_len(mib << 20).expect("grows");
+    for at in (0..mib << 20).step_by(STEP as usize) {
+        file.write_all_at(&tree::content(at + shift, 4096), at + shift).expect("writes");
+    }
+}
+
+#[test]
+fn a_finely_sparse_file_fits_a_disk_that_its_data_fits() {
+    if no_small_disk("a_finely_sparse_file_fits") {
+        return;
+    }
+    for way in BOTH {
+        for flags in [&[][..], &["--atomic"]] {
+            let small = Small::new(way).expect("there was one");
+            let (source, target) = (small.source("fine"), small.target().join("fine"));
+            // 3 MiB of data in 96 MiB.
+            make_finely_sparse(&source, 96, 0);
+            small.sync(flags).done();
+            assert_as_sparse(&source, &target);
+            // Data where holes were, and holes where data was.
+            make_finely_sparse(&source, 96, 8192);
+            small.sync(flags).done();
+            assert_as_sparse(&source, &target);
+            // What changed is little, and the rest is taken from the file that is replaced.
+            let file = fs::OpenOptions::new().write(true).open(&source).expect("opens");
+            file.write_all_at(&[7; 100], (5 << 20) + 9).expect("writes");
+            small.sync(flags).done();
+            assert_as_sparse(&source, &target);
+            small.assert_nothing_is_left();
+        }
+    }
+}
+
+/// Fails unless a copy has the bytes of its source, and takes little more room.
+#[track_caller]
+fn assert_as_sparse(source: &Path, copy: &Path) {
+    let bytes = |path: &Path| fs::read(path).expect("reads");
+    assert!(bytes(copy) == bytes(source), "{} has other bytes", copy.display());
+    let allocated = |path: &Path| fs::metadata(path).expect("there").blocks() * 512;
+    let (had, has) = (allocated(source), allocated(copy));
+    let most = had + had / 10 + (64 << 10);
+    assert!(has <= most, "{} takes {has} bytes, its source {had}", copy.display());
 }

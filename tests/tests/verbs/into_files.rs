@@ -5,6 +5,7 @@
 use super::budget::serve_with;
 use super::{assert_verbs, folders, is_same, summary};
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use verbatim_tests::process::Serve;
@@ -107,5 +108,38 @@ fn an_upload_to_a_disk_is_written_by_a_device_that_pages_on_demand() {
     } else {
         // Soft-RoCE of older kernels pins every page, and those of a disk cannot be.
         assert_eq!(in_place, 0, "on {kernel}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; run tests/softroce/run"]
+fn a_finely_sparse_file_takes_the_room_of_its_data_over_verbs() {
+    let dir = folders();
+    let source = dir.path().join("data/f");
+    // 4 KiB of data every 128 KiB, one file that lasts and one that does not.
+    for mib in [17, 3] {
+        let file = fs::File::create(&source).expect("creates");
+        file.set_len(mib << 20).expect("grows");
+        for at in (0..mib << 20).step_by(128 << 10) {
+            file.write_all_at(&tree::content(at, 4096), at).expect("writes");
+        }
+        let allocated = |path: &Path| fs::metadata(path).expect("there").blocks() * 512;
+        let had = allocated(&source);
+        for into_files in [true, false] {
+            let serve = serve_with(dir.path(), &format!("write_into_files = {into_files}"));
+            let out = dir.path().join("out/f");
+            let down = serve.cp(&["--json", &serve.at("data/f"), &out.display().to_string()]);
+            assert_verbs(&down.done(), true);
+            let from = source.display().to_string();
+            let up = serve.cp(&["--json", &from, &serve.at("in/")]);
+            assert_verbs(&up.done(), false);
+            for copy in [out, dir.path().join("in/f")] {
+                assert!(is_same(source.clone(), copy.clone()), "{}", copy.display());
+                let has = allocated(&copy);
+                let most = had + had / 10 + (64 << 10);
+                assert!(has <= most, "{} takes {has} bytes, its source {had}", copy.display());
+                fs::remove_file(&copy).expect("removes");
+            }
+        }
     }
 }
