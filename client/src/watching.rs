@@ -23,6 +23,8 @@ use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
 pub enum Heard {
     /// What changed.
     Changed(Changes),
+    /// So many changes of a local folder were found that no event told; they are told next.
+    Healed(u64),
     /// Nothing can be heard just now, and why. It is tried again, and then begins with `rescan`.
     Lost(Fault),
 }

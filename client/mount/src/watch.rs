@@ -26,6 +26,8 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
                 }
                 tree.watched.store(true, Ordering::Relaxed);
             }
+            // Of local folders alone, and told as a change.
+            Ok(Heard::Healed(_)) => {}
             Ok(Heard::Lost(fault)) => {
                 tree.watched.store(false, Ordering::Relaxed);
                 tracing::warn!(cause = fault.text, "changes are not told for now");

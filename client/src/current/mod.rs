@@ -110,6 +110,7 @@ impl<P: Passes> Current<P> {
                     self.lost = Some(fault.to_string());
                     self.tell(State::Lost, self.lost.clone());
                 }
+                Some(Heard::Healed(count)) => self.status.healed += count,
                 Some(Heard::Changed(changes)) => {
                     self.lost = None;
                     self.pass(&changes, stop).await?;

@@ -59,6 +59,9 @@ pub struct Status {
     pub changes: u64,
     /// The bytes of files that were copied by all passes.
     pub bytes: u64,
+    /// Changes of a local source that no event told and a comparison found.
+    #[serde(default)]
+    pub healed: u64,
     /// How much of the last pass failed.
     pub failed: u64,
     /// How long the last pass took.
@@ -79,6 +82,7 @@ impl Status {
             passes: 0,
             changes: 0,
             bytes: 0,
+            healed: 0,
             failed: 0,
             pass_seconds: 0.0,
         }

@@ -38,6 +38,7 @@ impl Local {
         let tell = move |told| drop(sender.blocking_send(told));
         let excludes = self.excludes.clone();
         let watching = verbatim_files::Watching::begin(folder, base, excludes, timing, tell)?;
+        let mut healed = false;
         loop {
             let told = tokio::select! {
                 told = told.recv() => told,
@@ -54,6 +55,15 @@ impl Local {
                         return Ok(());
                     }
                     watching.more();
+                }
+                Some(Told::Healed(count, path)) => {
+                    // Once: whatever the cause is, more may follow.
+                    if !std::mem::replace(&mut healed, true) {
+                        tracing::warn!(%path, count, "change found that no event told");
+                    }
+                    if out.send(Ok(Heard::Healed(count))).await.is_err() {
+                        return Ok(());
+                    }
                 }
                 Some(Told::Ended(fault)) => {
                     // Below its parent a folder has a short name; the user gave a longer one.

@@ -38,6 +38,7 @@ pub struct ServeMetrics {
     fallbacks: Family<FellBack, Counter>,
     links_lost: Family<OfLink, Counter>,
     notifications: Family<OfLink, Counter>,
+    watch_healed: Counter,
     /// One reply at a time: levels are set, then written.
     shown: Mutex<Shown>,
 }
@@ -69,6 +70,11 @@ impl ServeMetrics {
                 &mut registry,
                 "notifications",
                 "Notified one-sided writes of clients that arrived",
+            ),
+            watch_healed: add(
+                &mut registry,
+                "watch_healed",
+                "Changes in watched folders that no event told and a comparison found",
             ),
             shown: Mutex::new(Shown::new(&mut registry, version)),
             registry: {
@@ -169,6 +175,11 @@ impl ServeMetrics {
     /// Counts a notified write that arrived.
     pub fn notified(&self, transport: Transport) {
         self.notifications.get_or_create(&OfLink { transport }).inc();
+    }
+
+    /// Counts changes in watched folders that a comparison found.
+    pub fn watch_healed(&self, count: u64) {
+        self.watch_healed.inc_by(count);
     }
 
     /// Writes everything, in the format `CONTENT_TYPE` says.

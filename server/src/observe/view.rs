@@ -292,6 +292,11 @@ impl View {
         self.place.metrics.link_lost(transport);
     }
 
+    /// A comparison found changes in a folder that the client watches, which no event told.
+    pub fn watch_healed(&self, count: u64) {
+        self.place.metrics.watch_healed(count);
+    }
+
     /// The session moves to TCP; only the first reason counts, and a lost device once behind it.
     pub fn fell_back(&self, reason: Fallback) {
         let told = 1 << reason as u64;

@@ -6,7 +6,7 @@
 use super::{End, Event, Session};
 use crate::places::Place;
 use crate::shares;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use tokio::sync::mpsc;
 use verbatim_files::watch::Timing;
 use verbatim_files::{Told, Watching};
@@ -20,6 +20,8 @@ const WATCHES_MAX: usize = 4;
 #[derive(Default)]
 pub(super) struct Watches {
     watches: HashMap<u32, Watching>,
+    /// Those of which a change was found that no event told.
+    healed: HashSet<u32>,
 }
 
 impl Session {
@@ -37,6 +39,7 @@ impl Session {
             }
             WatchRequest::End { request } => {
                 watches.remove(&request);
+                self.watches.healed.remove(&request);
                 Ok(())
             }
         }
@@ -75,9 +78,19 @@ impl Session {
             Told::Changed(changes) => {
                 self.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
             }
+            Told::Healed(count, path) => {
+                self.view.watch_healed(count);
+                // Once for each watch: whatever the cause is, more may follow.
+                if self.watches.healed.insert(request) {
+                    let session = self.id;
+                    tracing::warn!(session, %path, count, "change found that no event told");
+                }
+                Ok(())
+            }
             Told::Ended(fault) => {
                 tracing::info!(session = self.id, cause = %fault, "watch ended");
                 self.watches.watches.remove(&request);
+                self.watches.healed.remove(&request);
                 self.send(ended(request, fault))
             }
         }

@@ -97,7 +97,7 @@ impl Following {
         }
     }
 
-    fn status(&self) -> Value {
+    pub fn status(&self) -> Value {
         let text = fs::read_to_string(status(&self.world)).expect("there is a status");
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }

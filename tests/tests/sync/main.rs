@@ -10,6 +10,7 @@ mod exchange;
 mod faithful;
 mod following;
 mod full;
+mod healing;
 mod killing;
 mod links;
 mod mirroring;

@@ -31,6 +31,10 @@ pub struct Timing {
     pub writing_max: Duration,
     /// Between two looks whether the folder is where it was.
     pub place_check: Duration,
+    /// Before each comparison of the tree with its watches and change times; none is never.
+    pub compare: Option<Duration>,
+    /// How long a difference that a comparison finds waits for its event.
+    pub doubt: Duration,
 }
 
 impl Default for Timing {
@@ -41,6 +45,9 @@ impl Default for Timing {
             settle: Duration::from_secs(2),
             writing_max: Duration::from_secs(30),
             place_check: Duration::from_secs(2),
+            compare: Some(Duration::from_secs(30)),
+            // A single write may take so long, and its event comes behind it.
+            doubt: Duration::from_secs(10),
         }
     }
 }
@@ -118,6 +125,15 @@ impl Coalescer {
         self.pending.clear();
         self.bytes = 0;
         self.rescan = true;
+    }
+
+    /// Whether a path waits to be told, by itself or with all that a folder above it has.
+    pub fn waits(&self, path: &WirePath) -> bool {
+        let above =
+            std::iter::successors(Some(path.clone()), |at| (!at.is_root()).then(|| at.parent()));
+        self.rescan
+            || self.pending.contains_key(path)
+            || above.into_iter().any(|at| self.pending.get(&at).is_some_and(|it| it.below))
     }
 
     /// When there is something to tell.

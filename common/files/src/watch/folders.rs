@@ -157,6 +157,7 @@ impl Watcher {
             }
             let gone = self.tree.insert(parent, name, number);
             self.release(gone);
+            self.compared.came(number);
             // Behind the one that had its name: that takes no room any more.
             return self.check_room(path).map(|()| Some(number));
         }
@@ -165,12 +166,18 @@ impl Watcher {
 
     /// Whether a watch is that of an open folder.
     pub(super) fn is_watch_of(&self, number: i32, folder: BorrowedFd<'_>) -> bool {
+        self.number_of(folder) == Some(number)
+    }
+
+    /// The number of the watch that an open folder has.
+    pub(super) fn number_of(&self, folder: BorrowedFd<'_>) -> Option<i32> {
         // The kernel tells the number of a watch to whoever asks for it again.
-        let Ok(found) = self.kernel.watch(folder) else { return false };
-        if !self.tree.has(found) {
-            self.kernel.unwatch(found);
+        let found = self.kernel.watch(folder).ok()?;
+        if self.tree.has(found) {
+            return Some(found);
         }
-        found == number
+        self.kernel.unwatch(found);
+        None
     }
 
     /// Says if there are too many folders.
@@ -195,6 +202,7 @@ impl Watcher {
     fn release(&mut self, gone: Vec<i32>) {
         for gone in gone {
             self.kernel.unwatch(gone);
+            self.compared.went(gone);
             if self.recent.as_ref().is_some_and(|(number, _)| *number == gone) {
                 self.recent = None;
             }

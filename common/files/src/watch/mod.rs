@@ -3,10 +3,12 @@
 //! caller never does. Used by the server for its clients, and by the client for
 //! what it sends.
 //!
-//! What is not seen: a store through somebody's shared mapping, and changes
-//! that another machine makes to a file system both have mounted.
+//! What no event tells, as writes through a name outside of the tree, is found by
+//! a slow comparison (`compare`). Not seen: changes that another machine makes to
+//! a file system both have mounted, unless they show in its change times.
 
 mod coalesce;
+mod compare;
 mod folders;
 mod kernel;
 mod tree;
@@ -33,6 +35,9 @@ const AGAIN_MIN: Duration = Duration::from_secs(1);
 pub enum Told {
     /// What changed. The first says `rescan`: from then on nothing is missed.
     Changed(Changes),
+    /// Differences that no event told and a comparison found: how many, and where the first is.
+    /// What they are is told as changes; this is told without being asked for.
+    Healed(u64, WirePath),
     /// It cannot be watched, or no longer, and why. Nothing is told behind this.
     Ended(Fault),
 }
@@ -115,6 +120,7 @@ impl<T: FnMut(Told)> Turn<T> {
         let shared = self.shared.clone();
         let going = Box::new(move || !shared.stopped.load(Ordering::Acquire));
         let mut watcher = Watcher::begin(watched, timing, going)?;
+        watcher.told(&Changes::rescan());
         (self.tell)(Told::Changed(Changes::rescan()));
         let mut place_checked = Duration::ZERO;
         loop {
@@ -129,10 +135,15 @@ impl<T: FnMut(Told)> Turn<T> {
                 watcher.check_place()?;
                 place_checked = now;
             }
+            watcher.compare(now)?;
+            if let Some((count, path)) = watcher.compared.healed.take() {
+                (self.tell)(Told::Healed(count, path));
+            }
             if !self.shared.wanted.load(Ordering::Acquire) {
                 continue;
             }
             if let Some(changes) = watcher.pending.take(self.begin.elapsed()) {
+                watcher.told(&changes);
                 // Before it is told: who is told may ask for more at once.
                 self.shared.wanted.store(false, Ordering::Release);
                 (self.tell)(Told::Changed(changes));
@@ -144,6 +155,7 @@ impl<T: FnMut(Told)> Turn<T> {
     fn wait(&self, watcher: &Watcher, at_most: Duration) -> Result<(), Fault> {
         let wanted = self.shared.wanted.load(Ordering::Acquire);
         let due = watcher.pending.due().filter(|_| wanted);
+        let due = due.into_iter().chain(watcher.compared.due()).min();
         let left = due.map(|due| due.saturating_sub(self.begin.elapsed()));
         let timeout = left.unwrap_or(at_most).min(at_most);
         self.poll(Some(watcher), timeout)

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use verbatim_proto::Change;
 
+mod compare;
 mod exchange;
 
 /// The longest anything may take to be told.
@@ -28,6 +29,8 @@ const TIMING: Timing = Timing {
     settle: Duration::from_millis(400),
     writing_max: Duration::from_millis(1500),
     place_check: Duration::from_millis(100),
+    compare: None,
+    doubt: Duration::ZERO,
 };
 
 /// The same for who asks what is told before a file settles: a busy machine gets to it before.
@@ -487,6 +490,7 @@ fn follow(seed: u64) {
         match listener.told.recv_timeout(TIMING.settle + TIMING.quiet) {
             Ok(Told::Changed(changes)) => mirror.apply(&root, &changes),
             Ok(Told::Ended(fault)) => panic!("SEED={seed}: {fault}"),
+            Ok(Told::Healed(_, path)) => panic!("SEED={seed}: compared, at {path}"),
             // Silence is no sign that all was told, where who tells it waits for a processor.
             Err(_) if done && mirror == Mirror::of(&root) => break,
             Err(_) => {}

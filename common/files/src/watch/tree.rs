@@ -3,14 +3,18 @@
 //! more. Pure; asks nobody whether it is right. Used by `watcher`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use verbatim_proto::WirePath;
+
+/// Where a folder is: the one it is in, and its name.
+pub(super) type Key = (i32, Box<[u8]>);
 
 /// The watched folders.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: i32,
     folders: HashMap<i32, Place>,
-    names: BTreeMap<(i32, Box<[u8]>), i32>,
+    names: BTreeMap<Key, i32>,
 }
 
 #[derive(Debug)]
@@ -35,6 +39,11 @@ impl Tree {
     /// How many folders there are.
     pub fn len(&self) -> usize {
         self.folders.len()
+    }
+
+    /// The root.
+    pub fn root(&self) -> i32 {
+        self.root
     }
 
     /// Whether a folder is the root.
@@ -93,6 +102,30 @@ impl Tree {
         gone
     }
 
+    /// The folder behind this place, in an order that stays; none behind the last.
+    pub fn behind(&self, place: Option<&Key>) -> Option<(Key, i32)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.names.range((from, Bound::Unbounded)).next();
+        next.map(|(key, folder)| (key.clone(), *folder))
+    }
+
+    /// The folders that are in one.
+    fn children(&self, folder: i32) -> impl Iterator<Item = i32> {
+        let below = self.names.range((folder, Box::default())..);
+        below.take_while(move |((parent, _), _)| *parent == folder).map(|(_, child)| *child)
+    }
+
+    /// A folder and all below it.
+    pub fn with_all_below(&self, folder: i32) -> Vec<i32> {
+        let mut all = vec![folder];
+        let mut next = 0;
+        while let Some(&folder) = all.get(next) {
+            next += 1;
+            all.extend(self.children(folder));
+        }
+        all
+    }
+
     /// Forgets a folder and all below it; returns them.
     pub fn remove(&mut self, folder: i32) -> Vec<i32> {
         let mut gone = Vec::new();
@@ -100,11 +133,7 @@ impl Tree {
         while let Some(folder) = next.pop() {
             let Some(place) = self.folders.remove(&folder) else { continue };
             self.names.remove(&(place.parent, place.name));
-            let below =
-                self.names.range((folder, Box::default())..).map(|(key, child)| (key, *child));
-            next.extend(
-                below.take_while(|((parent, _), _)| *parent == folder).map(|(_, child)| child),
-            );
+            next.extend(self.children(folder));
             gone.push(folder);
         }
         gone

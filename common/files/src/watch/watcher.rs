@@ -4,6 +4,7 @@
 //! watch is decided in `folders`. Driven by the thread in `mod.rs`.
 
 use super::coalesce::{Coalescer, Sign, Timing};
+use super::compare::Comparison;
 use super::folders::descend;
 use super::kernel::{Happened, Kernel, watches_exhausted, watches_max};
 use super::tree::Tree;
@@ -41,6 +42,7 @@ pub(super) struct Watcher {
     pub kernel: Kernel,
     pub(super) tree: Tree,
     pub pending: Coalescer,
+    pub(super) compared: Comparison,
     /// Folders that could not be read when they were met. When that changes, their attributes
     /// do, or those of a folder that they are in.
     pub(super) unread: HashSet<WirePath>,
@@ -76,11 +78,13 @@ impl Watcher {
             kernel,
             tree: Tree::new(number),
             pending: Coalescer::new(timing),
+            compared: Comparison::new(&timing),
             unread: HashSet::new(),
             recent: None,
             folders_max: FOLDERS_MAX,
             going,
         };
+        watcher.compared.came(number);
         watcher.plant_root(number)?;
         // All of it is looked at first, so nothing of this need be told.
         watcher.pending = Coalescer::new(timing);
@@ -95,6 +99,8 @@ impl Watcher {
         self.kernel = Kernel::new()?;
         let number = watch_root(&self.kernel, &self.root, &self.watched.base)?;
         self.tree = Tree::new(number);
+        self.compared.begin_again();
+        self.compared.came(number);
         self.pending.rescan();
         self.plant_root(number)
     }
@@ -177,6 +183,7 @@ impl Watcher {
         let went = ReadFlags::DELETE | ReadFlags::MOVED_FROM;
         if what.intersects(came | went) {
             self.pending.note(parent, Sign::Touched, now);
+            self.compared.stir(folder);
         }
         let sign = if what.contains(ReadFlags::MODIFY) {
             Sign::Written
@@ -214,7 +221,7 @@ impl Watcher {
     }
 
     /// Opens a watched folder, if it is still where it was.
-    fn open(&mut self, folder: i32) -> Option<&OwnedFd> {
+    pub(super) fn open(&mut self, folder: i32) -> Option<&OwnedFd> {
         if self.recent.as_ref().is_none_or(|(number, _)| *number != folder) {
             let fd = descend(&self.root, &self.tree.path(folder)?).ok()?;
             if !self.is_watch_of(folder, fd.as_fd()) {
