@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod churn;
 pub mod dice;
 pub mod holding;
 pub mod hostile;

@@ -173,14 +173,20 @@ fn entries(root: &Path) -> BTreeMap<PathBuf, Entry> {
             Ok((metadata, kind))
         });
         let (metadata, kind) = match looked {
-            // It was there a moment ago.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            // It was there a moment ago, or was of another kind, as what it is in may have been.
+            Err(error) if is_of_change(error.kind()) => continue,
             looked => looked.expect("looks at an entry"),
         };
         let name = path.strip_prefix(root).expect("below the root").to_owned();
         found.insert(name, Entry { kind, mode: metadata.permissions().mode() & 0o7777 });
     }
     found
+}
+
+/// What a look at an entry says that vanished, or was replaced by one of another kind.
+fn is_of_change(kind: std::io::ErrorKind) -> bool {
+    use std::io::ErrorKind::{InvalidInput, IsADirectory, NotADirectory, NotFound};
+    matches!(kind, InvalidInput | IsADirectory | NotADirectory | NotFound)
 }
 
 /// Every path below a folder, links not followed. Entries that vanish meanwhile are left out.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+mod churning;
 mod coarse;
 mod exchange;
 mod faithful;

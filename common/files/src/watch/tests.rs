@@ -18,6 +18,7 @@ use verbatim_proto::Change;
 
 mod compare;
 mod exchange;
+mod random;
 
 /// The longest anything may take to be told.
 const DEADLINE: Duration = Duration::from_secs(20);
