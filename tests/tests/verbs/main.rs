@@ -5,6 +5,7 @@
 mod budget;
 mod choosing;
 mod doctor;
+mod following;
 mod huge;
 mod into_files;
 mod mount;
