@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use verbatim_proto::{
     ClientMessage, Code, Fault, ServerMessage,
     message::{Hello, Proof},
+    units::{FRAME_BYTES_MAX, GREETING_BYTES_MAX},
 };
 
 /// Whom a server lets in.
@@ -240,6 +241,7 @@ impl Acceptor {
         let (read, write) = tokio::io::split(stream);
         let sender = Sender::new(write);
         let mut receiver = Receiver::new(read);
+        receiver.limit(GREETING_BYTES_MAX);
         let hello = match receiver.recv().await? {
             Some(ClientMessage::Hello(hello)) => hello,
             Some(_) => {
@@ -257,7 +259,10 @@ impl Acceptor {
             return refuse(sender, Fault::new(Code::Protocol, text)).await;
         }
         match self.policy().identify(hello.proof.as_ref(), &exporter, shown, unix_now()) {
-            Ok(who) => Ok(Accepted { sender, receiver, hello, who, request }),
+            Ok(who) => {
+                receiver.limit(FRAME_BYTES_MAX);
+                Ok(Accepted { sender, receiver, hello, who, request })
+            }
             Err(text) => refuse(sender, Fault::new(Code::NotAuthenticated, text)).await,
         }
     }

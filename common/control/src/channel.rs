@@ -7,6 +7,7 @@ use crate::ControlError;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{io, marker::PhantomData};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_proto::wire::{self, PREFIX_BYTES};
 
 /// The half that sends messages of one kind.
@@ -85,14 +86,27 @@ pub struct Receiver<M> {
     taken: usize,
     /// How long the last message was.
     frame_bytes: usize,
+    /// How long a message may be.
+    frame_bytes_max: usize,
     kind: PhantomData<fn() -> M>,
 }
 
 impl<M: DeserializeOwned> Receiver<M> {
     /// Receives over this stream.
     pub fn new(io: impl AsyncRead + Send + Unpin + 'static) -> Self {
-        let io = Box::new(io);
-        Self { io, arrived: Vec::new(), taken: 0, frame_bytes: 0, kind: PhantomData }
+        Self {
+            io: Box::new(io),
+            arrived: Vec::new(),
+            taken: 0,
+            frame_bytes: 0,
+            frame_bytes_max: FRAME_BYTES_MAX,
+            kind: PhantomData,
+        }
+    }
+
+    /// Takes no larger message from now on.
+    pub(crate) fn limit(&mut self, frame_bytes_max: usize) {
+        self.frame_bytes_max = frame_bytes_max;
     }
 
     /// Waits for the next message; none when the peer said goodbye between two frames.
@@ -106,8 +120,9 @@ impl<M: DeserializeOwned> Receiver<M> {
             }
             self.arrived.drain(..self.taken);
             self.taken = 0;
-            self.arrived.reserve(STEP_BYTES);
-            let read = (&mut self.io).take(STEP_BYTES as u64).read_buf(&mut self.arrived).await;
+            let step = STEP_BYTES.min(PREFIX_BYTES + self.frame_bytes_max);
+            self.arrived.reserve(step);
+            let read = (&mut self.io).take(step as u64).read_buf(&mut self.arrived).await;
             if read.map_err(|e| ControlError::broken(&e))? > 0 {
                 continue;
             }
@@ -124,7 +139,8 @@ impl<M: DeserializeOwned> Receiver<M> {
         let Some((prefix, rest)) = rest.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
         };
-        let Some(body) = rest.get(..wire::body_bytes(*prefix)?) else { return Ok(None) };
+        let body_bytes = wire::body_bytes(*prefix, self.frame_bytes_max)?;
+        let Some(body) = rest.get(..body_bytes) else { return Ok(None) };
         let message = wire::decode(body)?;
         self.frame_bytes = PREFIX_BYTES + body.len();
         self.taken += self.frame_bytes;
@@ -155,7 +171,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
     use tokio::{io::duplex, time::timeout};
-    use verbatim_proto::{units::FRAME_BYTES_MAX, wire::WireError};
+    use verbatim_proto::wire::WireError;
 
     /// Polls a future and drops it before it is done.
     async fn poke<T: std::fmt::Debug>(future: impl Future<Output = T>) {
@@ -211,7 +227,8 @@ mod tests {
         let mut receiver = Receiver::<String>::new(far);
         near.write_all(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes()).await.unwrap();
         let bytes = FRAME_BYTES_MAX + 1;
-        let expected = Err(ControlError::Wire(WireError::TooLarge { bytes }));
+        let expected =
+            Err(ControlError::Wire(WireError::TooLarge { bytes, most: FRAME_BYTES_MAX }));
         // One that is taken would wait for its body.
         let told = tokio::time::timeout(std::time::Duration::from_secs(5), receiver.recv()).await;
         assert_eq!(told, Ok(expected));

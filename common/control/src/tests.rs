@@ -20,9 +20,9 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use verbatim_proto::{
-    ClientMessage, Code, ServerMessage,
+    ClientMessage, Code, Look, ServerMessage, WirePath,
     message::{Hello, Proof, VERSIONS, Welcome},
-    units::CHUNK_BYTES_DEFAULT,
+    units::{CHUNK_BYTES_DEFAULT, GREETING_BYTES_MAX},
 };
 
 const PEER: &str = "host7:20490";
@@ -247,6 +247,32 @@ async fn a_client_that_does_not_greet_first_is_refused() {
         let (_sender, accepted) = tokio::join!(client, acceptor.accept(far));
         fault_text(&accepted.unwrap_err(), code);
     }
+}
+
+#[tokio::test]
+async fn a_stranger_may_send_a_greeting_and_no_larger_frame() {
+    let world = World::new();
+    let acceptor = world.acceptor(anyone());
+    let (near, far) = duplex(1 << 16);
+    let client = async {
+        let mut stream = tls_by_hand(near, world.identity.fingerprint()).await;
+        stream.write_all(&(GREETING_BYTES_MAX as u32 + 1).to_le_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+        stream
+    };
+    // One that is taken would wait for its body.
+    let (_client, accepted) = tokio::join!(client, acceptor.accept(far));
+    let told = accepted.unwrap_err().to_string();
+    assert_eq!(told, "frame of 4097 bytes is larger than 4096");
+
+    // Who is known may send what a session takes.
+    let (client, server) = meet(&acceptor, &world.pinned(), None).await;
+    let ((mut sender, ..), mut accepted) = (client.unwrap(), server.unwrap());
+    let paths = vec![WirePath::parse(&[b'x'; 200]).unwrap(); 100];
+    let large = ClientMessage::Stat { request: 1, look: Look { follow: true, paths } };
+    sender.send(&large).await.unwrap();
+    sender.flush().await.unwrap();
+    assert_eq!(accepted.receiver.recv().await, Ok(Some(large)));
 }
 
 #[tokio::test]

@@ -80,6 +80,10 @@ pub const OFFERS_MAX: usize = 4;
 /// The largest control frame, length prefix not counted: 1 MiB.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
+/// The largest control frame of a client that is not welcomed yet: 4 KiB. A greeting takes a
+/// tenth of it, and nobody knows yet who sends it.
+pub const GREETING_BYTES_MAX: usize = 4 << 10;
+
 /// The longest path, in bytes.
 pub const PATH_BYTES_MAX: usize = 32 << 10;
 

@@ -11,10 +11,12 @@ pub const PREFIX_BYTES: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// The frame would be larger than the cap.
-    #[error("frame of {bytes} bytes is larger than {FRAME_BYTES_MAX}")]
+    #[error("frame of {bytes} bytes is larger than {most}")]
     TooLarge {
         /// What its prefix said.
         bytes: usize,
+        /// The cap.
+        most: usize,
     },
     /// The bytes are not a message of this protocol.
     #[error("frame is not a message: {0}")]
@@ -27,16 +29,16 @@ pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, WireError> {
     frame = postcard::to_extend(message, frame).map_err(|e| WireError::Malformed(e.to_string()))?;
     let bytes = frame.len() - PREFIX_BYTES;
     if bytes > FRAME_BYTES_MAX {
-        return Err(WireError::TooLarge { bytes });
+        return Err(WireError::TooLarge { bytes, most: FRAME_BYTES_MAX });
     }
     frame[..PREFIX_BYTES].copy_from_slice(&(bytes as u32).to_le_bytes());
     Ok(frame)
 }
 
-/// Reads the length in front of a frame.
-pub fn body_bytes(prefix: [u8; PREFIX_BYTES]) -> Result<usize, WireError> {
+/// Reads the length in front of a frame, which may have `most` bytes.
+pub fn body_bytes(prefix: [u8; PREFIX_BYTES], most: usize) -> Result<usize, WireError> {
     let bytes = u32::from_le_bytes(prefix) as usize;
-    if bytes > FRAME_BYTES_MAX { Err(WireError::TooLarge { bytes }) } else { Ok(bytes) }
+    if bytes > most { Err(WireError::TooLarge { bytes, most }) } else { Ok(bytes) }
 }
 
 /// Decodes the body of a frame; all of it must be used.

@@ -23,6 +23,7 @@ use verbatim_proto::mirror::{About, Edit, MirrorReply, MirrorRequest, Staged, Tr
 use verbatim_proto::owners::{Owner, OwnerName};
 use verbatim_proto::probing::{ProbeRequest, Probed};
 use verbatim_proto::tree::{Node, Twin};
+use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_proto::wire::{body_bytes, decode, encode};
 use verbatim_proto::{
     Change, Changes, ClientMessage, Code, Digest, Dropped, Extent, Fault, FileId, Habits, Kept,
@@ -386,7 +387,7 @@ fn compare<E: Golden>(table: &mut BTreeMap<String, String>) -> String {
     for sample in E::samples() {
         let frame = encode(&sample).expect("a sample is below the cap");
         let (prefix, body) = frame.split_first_chunk().expect("every frame has a prefix");
-        assert_eq!(body_bytes(*prefix), Ok(body.len()));
+        assert_eq!(body_bytes(*prefix, FRAME_BYTES_MAX), Ok(body.len()));
         assert_eq!(decode::<E>(body).as_ref(), Ok(&sample));
 
         let count = seen.entry(sample.name_of()).or_default();

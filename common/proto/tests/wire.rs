@@ -300,7 +300,7 @@ where
 {
     let frame = encode(message).expect("it is below the cap");
     let (prefix, body) = frame.split_first_chunk().expect("every frame has a prefix");
-    prop_assert_eq!(body_bytes(*prefix), Ok(body.len()));
+    prop_assert_eq!(body_bytes(*prefix, FRAME_BYTES_MAX), Ok(body.len()));
     let back = decode::<M>(body);
     prop_assert_eq!(back.as_ref(), Ok(message));
     for cut in 0..body.len() {
@@ -334,11 +334,11 @@ proptest! {
 
     #[test]
     fn a_prefix_above_the_cap_is_refused(bytes in any::<u32>()) {
-        let answer = body_bytes(bytes.to_le_bytes());
+        let answer = body_bytes(bytes.to_le_bytes(), FRAME_BYTES_MAX);
         let bytes = bytes as usize;
         match bytes <= FRAME_BYTES_MAX {
             true => prop_assert_eq!(answer, Ok(bytes)),
-            false => prop_assert_eq!(answer, Err(WireError::TooLarge { bytes })),
+            false => prop_assert_eq!(answer, Err(WireError::TooLarge { bytes, most: FRAME_BYTES_MAX })),
         }
     }
 }
@@ -433,7 +433,10 @@ fn a_message_larger_than_the_cap_is_not_made() {
     let frame = encode(&fits(vec![FileId(0); most])).expect("exactly the cap");
     assert_eq!(frame.len(), PREFIX_BYTES + FRAME_BYTES_MAX);
     let bytes = FRAME_BYTES_MAX + 1;
-    assert_eq!(encode(&fits(vec![FileId(0); most + 1])), Err(WireError::TooLarge { bytes }));
+    assert_eq!(
+        encode(&fits(vec![FileId(0); most + 1])),
+        Err(WireError::TooLarge { bytes, most: FRAME_BYTES_MAX })
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use verbatim_client::size::{parse_bytes, show_bytes};
 use verbatim_control::{ClientKey, Fingerprint};
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::{ClientMessage, ServerMessage};
-use verbatim_proto::units::PATH_BYTES_MAX;
+use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::wire::{PREFIX_BYTES, body_bytes, decode, encode};
 use verbatim_proto::{Filter, Pattern, WirePath};
 use verbatim_server::config::Config;
@@ -18,7 +18,7 @@ use verbatim_server::config::Config;
 /// A frame that is a message is the message that it says, and says nothing else.
 pub fn frames(bytes: &[u8]) {
     if let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() {
-        let _ = body_bytes(*prefix);
+        let _ = body_bytes(*prefix, FRAME_BYTES_MAX);
     }
     again::<ClientMessage>(bytes);
     again::<ServerMessage>(bytes);
