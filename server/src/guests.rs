@@ -1,8 +1,8 @@
-//! Those who come to the door: each connection waits on the doorstep, is told to
-//! be a client or a data connection by its first byte, proves who it is, and gets
-//! a session. A data connection whose secret came with it goes straight in. Owns
-//! the number of sessions and their numbers. Never accepts a connection itself and
-//! never stops the server: `listener` does.
+//! Accept path: each connection waits on the doorstep, is told to be a client or a
+//! data connection by its first byte, proves who it is, and gets a session; all of
+//! it before one deadline. A data connection whose secret came with it goes straight
+//! in. Owns the number of sessions and their numbers. Never accepts a connection
+//! itself and never stops the server: `listener` does.
 
 use crate::config::Limits;
 use crate::doorstep::{Arrival, Doorstep};
@@ -10,16 +10,18 @@ use crate::joins::Arrived;
 use crate::keyring::Watch;
 use crate::observe::Guest;
 use crate::reach::{Reach, Visitor};
+use crate::refusals::{Refusal, Refusals};
 use crate::session::{Event, Session, Shared};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use verbatim_control::{Acceptor, Outbox, SENT_AWAY};
+use tokio::time::{Instant, timeout_at};
+use verbatim_control::{Accepted, Acceptor, ControlError, Outbox, SENT_AWAY};
 use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC, SECRET_BYTES};
 use verbatim_proto::message::{ServerMessage, Welcome};
 use verbatim_proto::units::is_chunk_size;
@@ -28,6 +30,10 @@ use verbatim_telemetry::labels::Entry;
 
 /// What is read of a connection that is sent away: more than a greeting of TLS.
 const FIRST_WORDS_BYTES: usize = 4096;
+
+/// How long a connection may be silent where the doorstep is crowded; elsewhere as long as it may
+/// take to prove who it is. Also how often it is looked whether it is crowded.
+const SILENCE_WHERE_CROWDED: Duration = Duration::from_secs(1);
 
 /// Who came to the door.
 pub(crate) enum Caller {
@@ -43,6 +49,7 @@ pub(crate) struct Guests {
     keys: Watch,
     shared: Arc<Shared>,
     doorstep: Arc<Doorstep>,
+    refusals: Arc<Refusals>,
     started: Instant,
     sessions_max: u32,
     next_session: AtomicU64,
@@ -65,6 +72,7 @@ impl Guests {
             shared,
             sessions_max: limits.sessions_max,
             doorstep,
+            refusals: Arc::default(),
             started: Instant::now(),
             next_session: AtomicU64::new(1),
             handshake: Duration::from_secs(limits.handshake_seconds.into()),
@@ -89,10 +97,12 @@ impl Guests {
 
     /// Says that there is no room, here and to who came: as far as that costs nothing.
     fn send_away(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
-        tracing::warn!(%peer, cause, "connection sent away");
-        let place = &self.shared.observatory;
-        place.metrics.entered(Entry::Full);
-        place.trouble(peer, Code::Limit, format!("connection sent away: {cause}"));
+        self.shared.observatory.metrics.entered(Entry::Full);
+        if self.refusals.is_logged(Refusal::SentAway) {
+            tracing::warn!(%peer, cause, "connection sent away");
+            let text = format!("connection sent away: {cause}");
+            self.shared.observatory.trouble(peer, Code::Limit, text);
+        }
         // What it said is read: a connection that ends with something unread is cut at once, and
         // what it was told is lost with it. By the system itself, because the runtime knows nothing
         // yet of a connection that just came, and would do neither.
@@ -111,26 +121,28 @@ impl Guests {
         }
     }
 
-    /// Finds out what a connection is, and serves it until it is over.
+    /// Finds out what a connection is, and serves it until it is over. What it has to prove it
+    /// proves before one deadline, whatever it says meanwhile.
     async fn ask(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
         stopping: watch::Receiver<bool>,
-        arrival: Arrival,
+        mut arrival: Arrival,
     ) {
-        let mut first = [0];
-        let peeked = tokio::time::timeout(self.handshake, stream.peek(&mut first)).await;
-        if !matches!(peeked, Ok(Ok(1))) {
-            tracing::debug!(%peer, "connection said nothing");
+        let deadline = Instant::now() + self.handshake;
+        let Some(first) = self.first_byte(&stream, peer, &mut arrival, deadline).await else {
             return;
-        }
-        if first[0] == JOIN_MAGIC[0] {
-            let joined = tokio::time::timeout(self.handshake, self.join(stream, &arrival)).await;
+        };
+        if first == JOIN_MAGIC[0] {
+            let joined = timeout_at(deadline, self.join(stream, &arrival)).await;
             drop(arrival);
             match joined {
                 Ok(Some((session, event))) => drop(session.send(event).await),
-                _ => tracing::warn!(%peer, "data connection without a valid secret"),
+                _ if self.refusals.is_logged(Refusal::NoSecret) => {
+                    tracing::warn!(%peer, "data connection without a valid secret");
+                }
+                _ => {}
             }
             return;
         }
@@ -138,22 +150,71 @@ impl Guests {
             tracing::debug!(%peer, %error, "connection cannot be kept alive");
         }
         let local = stream.local_addr().map(|address| address.ip()).ok();
-        let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake) else {
+        // The other half is for the handshake itself.
+        let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake / 2) else {
             return self.send_away(&stream, peer, "too many handshakes wait before it");
         };
         tokio::time::sleep(wait).await;
-        match self.acceptor.accept(stream).await {
+        let accepted = timeout_at(deadline, self.acceptor.accept(stream)).await;
+        match accepted.unwrap_or_else(|_| Err(self.late())) {
             Ok(accepted) => {
                 drop(arrival);
                 self.serve(accepted, peer, local, stopping).await;
             }
             Err(error) => {
-                tracing::warn!(%peer, %error, "client not let in");
                 let place = &self.shared.observatory;
                 place.metrics.entered(Entry::Refused);
-                place.trouble(peer, Code::NotAuthenticated, format!("client not let in: {error}"));
+                if self.refusals.is_logged(Refusal::NotLetIn) {
+                    tracing::warn!(%peer, %error, "client not let in");
+                    let text = format!("client not let in: {error}");
+                    place.trouble(peer, Code::NotAuthenticated, text);
+                }
             }
         }
+    }
+
+    /// Waits for the first byte of a connection, which is left for who reads on. None if it is
+    /// silent for too long, hung up, or had to leave for others; then nobody waits for it any more.
+    async fn first_byte(
+        &self,
+        stream: &TcpStream,
+        peer: SocketAddr,
+        arrival: &mut Arrival,
+        deadline: Instant,
+    ) -> Option<u8> {
+        let mut first = [0];
+        let began = Instant::now();
+        loop {
+            let look = deadline.min(Instant::now() + SILENCE_WHERE_CROWDED);
+            let heard = tokio::select! {
+                heard = timeout_at(look, stream.peek(&mut first)) => heard,
+                () = arrival.sent_away() => {
+                    self.send_away(stream, peer, "it was silent, and others came");
+                    return None;
+                }
+            };
+            match heard {
+                Ok(Ok(1)) if arrival.spoke() => return Some(first[0]),
+                // It spoke as it had to leave.
+                Ok(Ok(1)) => self.send_away(stream, peer, "it was silent, and others came"),
+                Ok(_) => tracing::debug!(%peer, "connection said nothing"),
+                Err(_) if Instant::now() >= deadline => {
+                    tracing::debug!(%peer, "connection said nothing in time");
+                }
+                Err(_) if self.doorstep.is_crowded() => {
+                    let seconds = began.elapsed().as_secs();
+                    tracing::debug!(%peer, seconds, "connection said nothing, and many wait");
+                }
+                Err(_) => continue,
+            }
+            return None;
+        }
+    }
+
+    /// Why a client that took too long is not let in.
+    fn late(&self) -> ControlError {
+        let what = "the client's greeting".into();
+        ControlError::TimedOut { what, seconds: self.handshake.as_secs_f64() }
     }
 
     /// Reads what a data connection begins with, and finds its session.
@@ -172,7 +233,7 @@ impl Guests {
             }
             SEALED_MAGIC => {
                 // A handshake, and so it waits for its turn as those of clients do.
-                let wait = arrival.turn(self.started.elapsed(), self.handshake)?;
+                let wait = arrival.turn(self.started.elapsed(), self.handshake / 2)?;
                 tokio::time::sleep(wait).await;
                 let (sealed, secret) = self.acceptor.accept_data(stream).await.ok()?;
                 (secret, Arrived::Sealed(Box::new(sealed)))
@@ -186,12 +247,12 @@ impl Guests {
 
     async fn serve(
         &self,
-        accepted: verbatim_control::Accepted,
+        accepted: Accepted,
         peer: SocketAddr,
         local: Option<IpAddr>,
         stopping: watch::Receiver<bool>,
     ) {
-        let verbatim_control::Accepted { sender, receiver, hello, who, request } = accepted;
+        let Accepted { sender, receiver, hello, who, request } = accepted;
         let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
         let outbox = Outbox::new(sender, self.shared.idle);
@@ -205,8 +266,10 @@ impl Guests {
                 _ => format!("this client has {own} of the server's {all} sessions; try again"),
             };
             self.shared.observatory.metrics.entered(Entry::Full);
-            self.shared.observatory.trouble(peer, Code::Limit, text.clone());
-            tracing::warn!(session = id, %peer, cause = text, "no room for a session");
+            if self.refusals.is_logged(Refusal::NoSession) {
+                self.shared.observatory.trouble(peer, Code::Limit, text.clone());
+                tracing::warn!(session = id, %peer, cause = text, "no room for a session");
+            }
             ServerMessage::Refused(Fault::new(Code::Limit, text))
         } else if is_chunk_size(hello.chunk_bytes) {
             let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();

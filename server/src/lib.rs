@@ -26,6 +26,7 @@ pub mod range;
 mod rdma;
 mod reach;
 mod reaper;
+mod refusals;
 mod session;
 mod shares;
 pub mod span;

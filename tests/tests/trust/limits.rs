@@ -3,8 +3,10 @@
 
 use crate::process::{Home, Running, Signal, Text, seen, wait_for, when};
 use crate::{FOLLOW_MAX, World, folders};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddrV4, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +27,27 @@ fn with_limits(limits: &str) -> World {
 /// So many who come and say nothing.
 fn silent(world: &World, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| TcpStream::connect(world.serve.address).expect("it listens")).collect()
+}
+
+/// So many who say that a handshake comes, and nothing more.
+fn stalled(world: &World, count: usize) -> Vec<TcpStream> {
+    let stall = |mut stream: TcpStream| {
+        stream.write_all(&[0x16]).expect("it is open");
+        stream
+    };
+    (0..count).flat_map(|_| silent(world, 1)).map(stall).collect()
+}
+
+/// So many who come from an address of their own and say nothing.
+fn silent_from(world: &World, last: u8, count: usize) -> Vec<OwnedFd> {
+    let connect = || {
+        let kind = (AddressFamily::INET, SocketType::STREAM);
+        let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+        bind(&socket, &SocketAddrV4::new([127, 0, 0, last].into(), 0))?;
+        rustix::net::connect(&socket, &world.serve.address)?;
+        rustix::io::Result::Ok(socket)
+    };
+    (0..count).map(|_| connect().expect("it listens")).collect()
 }
 
 /// Waits until the server has no more room for connections of this address.
@@ -101,7 +124,7 @@ fn who_says_nothing_takes_no_session_and_is_sent_away_in_time() {
     // All stay here: what makes room again is the server's doing.
     let first = &mut silent[0];
     first.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the first was sent away too");
+    first.read_to_end(&mut Vec::new()).expect("the first was sent away too");
     assert!(begin.elapsed() < Duration::from_secs(8));
     wait_for("the server has room again: rdma-cp may list data", FOLLOW_MAX, || {
         when(world.serve.cp(&["--list", &world.serve.at("data")]), |ended| ended.code == Some(0))
@@ -114,18 +137,75 @@ fn silent_connections_leave_room_for_those_who_speak() {
     let world = with_limits("sessions_max = 2\nhandshake_seconds = 30");
     let _silent = silent(&world, 200);
     world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
-    // When there is no room any more, who comes is told so.
+    // When there is no room any more, the oldest of them leave.
     let _more = silent(&world, 60);
+    wait_until_full(&world);
+    world.serve.cp(&["--list", &world.serve.at("data")]).done();
+}
+
+#[test]
+fn stalled_handshakes_of_one_address_are_too_many_at_some_point() {
+    let world = with_limits("handshake_seconds = 60");
+    let _stalled = stalled(&world, 257);
     wait_until_full(&world);
     let full = world.serve.cp(&["--list", &world.serve.at("data")]);
     full.refused(3, &["sent it away: too many come at once; try again"]);
 }
 
 #[test]
+fn strangers_who_fill_the_server_keep_no_copy_out() {
+    let world = with_limits("handshake_seconds = 60");
+    let crowd: Vec<_> = (2..=5).map(|last| silent_from(&world, last, 256)).collect();
+    world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
+    let log = world.serve.log();
+    let away = |line: &str| line.contains("sent away") && line.contains("peer=127.0.0.1:");
+    assert!(!log.lines().any(away), "the copy was sent away once: {log}");
+    // Where so many come, they have a second to say something.
+    let gone = |stream: &OwnedFd| {
+        let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        recv(stream, &mut [0; 1], peek) != Err(rustix::io::Errno::AGAIN)
+    };
+    wait_for("half of the strangers are gone", FOLLOW_MAX, || {
+        let left = crowd.iter().flatten().filter(|stream| !gone(stream)).count();
+        seen(left <= 512, left)
+    });
+}
+
+#[test]
+fn a_late_first_byte_does_not_lengthen_the_time_to_say_who_one_is() {
+    let world = with_limits("handshake_seconds = 4");
+    let mut stream = TcpStream::connect(world.serve.address).expect("it listens");
+    let begin = Instant::now();
+    std::thread::sleep(Duration::from_millis(3500));
+    stream.write_all(&[0x16]).expect("it is open");
+    stream.set_read_timeout(Some(FOLLOW_MAX)).expect("a time");
+    let end = stream.read_to_end(&mut Vec::new());
+    let took = begin.elapsed();
+    // Four seconds from the byte would be seven and a half.
+    assert!(end.is_ok() && took < Duration::from_secs(7), "after {took:?}: {end:?}");
+}
+
+#[test]
+fn a_flood_of_refused_connections_is_a_few_lines_and_a_summary() {
+    let world = with_limits("handshake_seconds = 60");
+    let _stalled = stalled(&world, 256);
+    // The first of these that is sent away has heard so.
+    let _flood = silent(&world, 500);
+    wait_for("the server logs how many more it sent away", FOLLOW_MAX, || {
+        let summary = "more connections refused, not logged singly";
+        when(world.serve.log(), |log| log.contains(summary)).map_err(Text)
+    });
+    let log = world.serve.log();
+    let lines = log.lines().filter(|line| line.contains("connection sent away")).count();
+    assert!((1..=20).contains(&lines), "{lines} lines: {log}");
+}
+
+#[test]
 fn a_copy_that_comes_when_too_many_do_is_let_in_later() {
     let world = with_limits("handshake_seconds = 3");
     // All the room of this address, for three seconds.
-    let _silent = silent(&world, 256);
+    let _stalled = stalled(&world, 257);
+    wait_until_full(&world);
     let copy = world.serve.cp(&[world.serve.at("data/large"), world.text("out")]);
     copy.done();
     assert!(world.serve.log().contains("connection sent away"), "{}", world.serve.log());
@@ -164,7 +244,7 @@ fn a_data_connection_takes_no_room_of_those_who_wait() {
 #[test]
 fn everybody_who_is_sent_away_is_told_so() {
     let world = with_limits("handshake_seconds = 60");
-    let _silent = silent(&world, 257);
+    let _stalled = stalled(&world, 257);
     wait_until_full(&world);
     // All at once, and all have spoken before the server looks.
     world.serve.signal(Signal::STOP);
