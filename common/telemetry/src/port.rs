@@ -1,8 +1,9 @@
 //! A port for people and machines that watch a daemon. Plain HTTP/1.1, only for
 //! reading, one request a connection, a bounded number of connections, each with a
-//! deadline. Who comes when its address has all the places it may have is sent away,
-//! so that nobody takes those of others, or of this machine. What is at a path,
-//! whoever has the port says; nothing is changed by asking.
+//! deadline. When an address that has all the connections it may have opens another,
+//! its oldest is closed, so that slow ones do not keep a scrape out, and nobody takes
+//! the places of others, or of this machine. What is at a path, whoever has the port
+//! says; nothing is changed by asking.
 //! One that listens on loopback answers only to names of this machine, so that a web
 //! page of elsewhere cannot read it through the browser of whoever runs the daemon.
 
@@ -18,6 +19,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
 /// Connections at a time from one address (a /64 of IPv6), all those of this machine being one.
 const CONNECTIONS_PER_ADDRESS_MAX: usize = 8;
@@ -140,10 +142,7 @@ impl Port {
                     continue;
                 }
             };
-            let Some(place) = places.take(Caller::of(&stream, peer)) else {
-                tracing::debug!(%peer, "watcher sent away: its address has enough connections");
-                continue;
-            };
+            let mut place = places.take(Caller::of(&stream, peer));
             let at = at.clone();
             tokio::spawn(async move {
                 let answer = service_fn(|request: Request<Incoming>| {
@@ -156,12 +155,17 @@ impl Port {
                     .header_read_timeout(REQUEST_MAX)
                     .max_buf_size(HEAD_BYTES_MAX)
                     .serve_connection(TokioIo::new(stream), answer);
-                match tokio::time::timeout(CONNECTION_MAX, connection).await {
+                let ended = tokio::select! {
+                    ended = tokio::time::timeout(CONNECTION_MAX, connection) => ended,
+                    _ = &mut place.closed => {
+                        return tracing::debug!(%peer, "watcher closed: others came");
+                    }
+                };
+                match ended {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(%peer, %error, "watcher lost"),
                     Err(_) => tracing::debug!(%peer, "watcher took too long"),
                 }
-                drop(place);
             });
         }
     }
@@ -189,43 +193,73 @@ impl Caller {
     }
 }
 
-/// How many connections who has. Holds an entry only for who has one, so these are few.
+/// The connections there are, the oldest first: never more than the limits above together.
 #[derive(Default)]
-struct Places(Mutex<BTreeMap<Caller, usize>>);
+struct Places(Mutex<Taken>);
+
+#[derive(Default)]
+struct Taken {
+    /// How many have come so far: the number of the next.
+    came: u64,
+    /// Whose each connection is. Dropping its sender closes it.
+    connections: BTreeMap<u64, (Caller, oneshot::Sender<()>)>,
+}
 
 impl Places {
-    /// Takes a place, if one is free for this caller.
-    fn take(self: &Arc<Self>, caller: Caller) -> Option<Place> {
+    /// Takes a place. Where this caller has all it may have, its oldest connection is closed for
+    /// the new one; where other machines have all they may have, the oldest of the one with the
+    /// most.
+    fn take(self: &Arc<Self>, caller: Caller) -> Place {
         let mut taken = self.taken();
-        let own = taken.get(&caller).copied().unwrap_or_default();
-        let others = taken.iter().filter(|(who, _)| **who != Caller::ThisMachine);
+        let counts = taken.counts();
+        let of_others = counts.iter().filter(|(who, _)| **who != Caller::ThisMachine);
         let is_full = caller != Caller::ThisMachine
-            && others.map(|(_, count)| count).sum::<usize>() >= CONNECTIONS_OF_OTHERS_MAX;
-        if is_full || own >= CONNECTIONS_PER_ADDRESS_MAX {
-            return None;
+            && of_others.clone().map(|(_, count)| count).sum::<usize>()
+                >= CONNECTIONS_OF_OTHERS_MAX;
+        if counts.get(&caller).is_some_and(|own| *own >= CONNECTIONS_PER_ADDRESS_MAX) {
+            taken.close_oldest(caller);
+        } else if is_full && let Some((&most, _)) = of_others.max_by_key(|(_, count)| **count) {
+            taken.close_oldest(most);
         }
-        taken.insert(caller, own + 1);
-        Some(Place { places: self.clone(), caller })
+        let number = taken.came;
+        taken.came += 1;
+        let (close, closed) = oneshot::channel();
+        taken.connections.insert(number, (caller, close));
+        Place { places: self.clone(), number, closed }
     }
 
-    fn taken(&self) -> MutexGuard<'_, BTreeMap<Caller, usize>> {
+    fn taken(&self) -> MutexGuard<'_, Taken> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Taken {
+    fn counts(&self) -> BTreeMap<Caller, usize> {
+        let mut counts = BTreeMap::new();
+        for (caller, _) in self.connections.values() {
+            *counts.entry(*caller).or_default() += 1;
+        }
+        counts
+    }
+
+    fn close_oldest(&mut self, of: Caller) {
+        let oldest = self.connections.iter().find(|(_, (caller, _))| *caller == of);
+        if let Some((&number, _)) = oldest {
+            self.connections.remove(&number);
+        }
     }
 }
 
 /// The place of one connection, free again when it is dropped.
 struct Place {
     places: Arc<Places>,
-    caller: Caller,
+    number: u64,
+    closed: oneshot::Receiver<()>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.places.taken();
-        match taken.get_mut(&self.caller) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(taken.remove(&self.caller)),
-        }
+        self.places.taken().connections.remove(&self.number);
     }
 }
 
@@ -266,6 +300,7 @@ fn is_local_name(host: Option<&HeaderValue>) -> bool {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::oneshot::error::TryRecvError;
 
     #[test]
     fn only_names_of_this_machine_are_answered_on_loopback() {
@@ -283,20 +318,28 @@ mod tests {
     fn nobody_takes_the_places_of_others_or_of_this_machine() {
         let places = Arc::new(Places::default());
         let other = |number: u8| Caller::Other(IpAddr::from([10, 0, 0, number]));
-        let greedy = |caller| -> Vec<Place> {
-            std::iter::from_fn(|| places.take(caller)).take(1000).collect()
+        let take = |caller, count: usize| -> Vec<Place> {
+            (0..count).map(|_| places.take(caller)).collect()
         };
-        let first = greedy(other(1));
-        assert_eq!(first.len(), CONNECTIONS_PER_ADDRESS_MAX);
-        assert!(places.take(other(2)).is_some());
-        let rest: Vec<_> = (2..100).flat_map(|number| greedy(other(number))).collect();
-        assert_eq!(first.len() + rest.len(), CONNECTIONS_OF_OTHERS_MAX);
-        let here = greedy(Caller::ThisMachine);
-        assert_eq!(here.len(), CONNECTIONS_PER_ADDRESS_MAX);
-        drop(first);
-        assert!(places.take(other(200)).is_some() && places.take(Caller::ThisMachine).is_none());
-        drop((here, rest));
-        assert!(places.taken().is_empty(), "who is gone is forgotten");
+        let open = |places: &mut [Place]| -> usize {
+            places
+                .iter_mut()
+                .filter_map(|one| one.closed.try_recv().err())
+                .filter(|e| *e == TryRecvError::Empty)
+                .count()
+        };
+        let mut here = take(Caller::ThisMachine, CONNECTIONS_PER_ADDRESS_MAX);
+        let mut scrape = take(other(9), 1);
+        let mut greedy = take(other(1), 100);
+        assert_eq!(open(&mut greedy), CONNECTIONS_PER_ADDRESS_MAX);
+        assert_eq!(open(&mut greedy[92..]), CONNECTIONS_PER_ADDRESS_MAX, "the newest");
+        let mut rest: Vec<_> = (2..9).flat_map(|number| take(other(number), 8)).collect();
+        let others = open(&mut greedy) + open(&mut rest) + open(&mut scrape);
+        assert_eq!(others, CONNECTIONS_OF_OTHERS_MAX);
+        assert_eq!(open(&mut scrape), 1, "it has fewer than those who take all they can");
+        assert_eq!(open(&mut here), CONNECTIONS_PER_ADDRESS_MAX);
+        drop((here, rest, greedy, scrape));
+        assert!(places.taken().connections.is_empty(), "who is gone is forgotten");
     }
 
     async fn asked(at: SocketAddr) -> std::io::Result<String> {
@@ -308,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_too_many_of_an_address_is_closed_at_once() {
+    async fn slow_requests_keep_no_scrape_out() {
         let port = Port::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a free port");
         let at = port.address();
         let serving = tokio::spawn(port.serve("/", |_| Some(Answer::well(None))));
@@ -317,15 +360,10 @@ mod tests {
         for _ in 0..CONNECTIONS_PER_ADDRESS_MAX {
             silent.push(TcpStream::connect(at).await.expect("it listens"));
         }
-        let refused = tokio::time::timeout(REQUEST_MAX / 2, asked(at)).await.expect("at once");
-        assert!(refused.is_err() || refused.is_ok_and(|answer| answer.is_empty()));
-        drop(silent);
-        let answered = async {
-            while !asked(at).await.is_ok_and(|answer| answer.starts_with("HTTP/1.0 200")) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(REQUEST_MAX / 2, answered).await.expect("their places are free again");
+        let answer = tokio::time::timeout(REQUEST_MAX / 2, asked(at)).await.expect("at once");
+        assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.0 200")), "{answer:?}");
+        let end = silent[0].read(&mut [0]).await;
+        assert!(matches!(end, Ok(0) | Err(_)), "the oldest is closed: {end:?}");
         serving.abort();
     }
 }
