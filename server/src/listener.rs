@@ -17,8 +17,8 @@ use crate::quota::{Counts, Keeper};
 use crate::rdma::Rdma;
 use crate::reach::{ExportFolder, Exports};
 use crate::reaper::Reaper;
-use crate::session::{HASHED_WALKS_MAX, Shared};
-use crate::shares::Shares;
+use crate::session::Shared;
+use crate::shares::{HASHED_WALKS_MAX, Shares};
 use crate::worker::ServerWorker;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -379,7 +379,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         sim: options.sim,
         rdma,
         observatory: Observatory::new(options.root.unwrap_or_else(|| "/".into())),
-        paces: Paces::new(config.limits.client_mb_per_second),
+        paces: Paces::new(config.limits.client_mb_per_second, config.limits.name_mb_per_second),
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
         hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),

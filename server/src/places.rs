@@ -2,8 +2,9 @@
 //! watches. Who has as many as are left gets no more, so one client has half of
 //! them at most, two have a third each, and who comes next finds some; the same
 //! holds among the sessions of one client. The first few are anybody's, as long as
-//! there are any. Owns these counts: a place is given
-//! back when it is dropped. Who is one client is for `shares` to say.
+//! there are any. All clients of one name have three quarters at most, from however
+//! many addresses they come. Owns these counts: a place is given back when it is
+//! dropped. Who is one client is for `shares` to say.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,13 +16,14 @@ const FEW: usize = 4;
 /// All places of one kind.
 #[derive(Debug)]
 pub(crate) struct Places {
+    all: usize,
     left: Mutex<usize>,
 }
 
 impl Places {
     /// So many, and nobody has any.
     pub fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { left: Mutex::new(max) })
+        Arc::new(Self { all: max, left: Mutex::new(max) })
     }
 
     /// How many nobody has.
@@ -34,25 +36,36 @@ impl Places {
     }
 }
 
-/// Who takes places: a client of all there are, or a session of what its client may have.
+/// Who takes places: a name or a client of all there are, a client of what its name may have, or
+/// a session of what its client may have.
 #[derive(Debug)]
 pub(crate) struct Taker {
     places: Arc<Places>,
-    client: Option<Arc<Taker>>,
+    /// Of whose places it takes some.
+    of: Option<Arc<Taker>>,
+    /// How many a name may have; a client has no such number.
+    most: Option<usize>,
     /// How many it has; changed while nobody else takes any.
     has: AtomicUsize,
 }
 
 impl Taker {
-    /// A client.
+    /// A client whose name does not count.
+    #[cfg(test)]
     pub fn new(places: &Arc<Places>) -> Arc<Self> {
-        Arc::new(Self { places: places.clone(), client: None, has: AtomicUsize::new(0) })
+        Arc::new(Self { places: places.clone(), of: None, most: None, has: AtomicUsize::new(0) })
     }
 
-    /// A session of this client.
-    pub fn session(self: &Arc<Self>) -> Arc<Self> {
-        let (places, client) = (self.places.clone(), Some(self.clone()));
-        Arc::new(Self { places, client, has: AtomicUsize::new(0) })
+    /// A name, which has three quarters of all places at most.
+    pub fn named(places: &Arc<Places>) -> Arc<Self> {
+        let most = Some((places.all / 4 * 3).max(FEW));
+        Arc::new(Self { places: places.clone(), of: None, most, has: AtomicUsize::new(0) })
+    }
+
+    /// A client of this name, or a session of this client.
+    pub fn part(self: &Arc<Self>) -> Arc<Self> {
+        let (places, of) = (self.places.clone(), Some(self.clone()));
+        Arc::new(Self { places, of, most: None, has: AtomicUsize::new(0) })
     }
 
     /// Takes so many places at once; none if that is more than it may have now.
@@ -62,7 +75,7 @@ impl Taker {
             return None;
         }
         *left -= count;
-        for taker in self.and_client() {
+        for taker in self.and_above() {
             taker.has.fetch_add(count, Ordering::Relaxed);
         }
         Some(Place { taker: self.clone(), count })
@@ -75,12 +88,21 @@ impl Taker {
 
     /// How many more it may have, when so many are left to all.
     fn room(&self, left: usize) -> usize {
-        let room = self.client.as_ref().map_or(left, |client| client.room(left));
-        if self.has() < FEW { room } else { room.saturating_sub(self.has()) }
+        if let Some(most) = self.most {
+            return left.min(most.saturating_sub(self.has()));
+        }
+        let beside = |left: usize| {
+            if self.has() < FEW { left } else { left.saturating_sub(self.has()) }
+        };
+        match &self.of {
+            None => beside(left),
+            Some(name) if name.most.is_some() => beside(left).min(name.room(left)),
+            Some(client) => beside(client.room(left)),
+        }
     }
 
-    fn and_client(&self) -> impl Iterator<Item = &Self> {
-        std::iter::once(self).chain(self.client.as_deref())
+    fn and_above(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |taker| taker.of.as_deref())
     }
 }
 
@@ -95,7 +117,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut left = self.taker.places.lock();
         *left += self.count;
-        for taker in self.taker.and_client() {
+        for taker in self.taker.and_above() {
             taker.has.fetch_sub(self.count, Ordering::Relaxed);
         }
     }
@@ -136,10 +158,25 @@ mod tests {
     fn sessions_of_a_client_leave_each_other_some_and_the_half_of_others_alone() {
         let places = Places::new(1000);
         let client = Taker::new(&places);
-        let taken: Vec<_> = (0..20).flat_map(|_| take_all(&client.session())).collect();
+        let taken: Vec<_> = (0..20).flat_map(|_| take_all(&client.part())).collect();
         assert!((450..=500).contains(&taken.len()), "{}", taken.len());
         let first = Places::new(900);
-        assert_eq!(take_all(&Taker::new(&first).session()).len(), 300, "a session that is alone");
+        assert_eq!(take_all(&Taker::new(&first).part()).len(), 300, "a session that is alone");
+    }
+
+    #[test]
+    fn a_name_at_many_addresses_has_three_quarters_at_most_and_each_address_half() {
+        let places = Places::new(1000);
+        let name = Taker::named(&places);
+        let taken: Vec<_> = (0..10).map(|_| take_all(&name.part().part())).collect();
+        // A session that is alone has a third of all.
+        assert_eq!(taken[0].len(), 334);
+        let held: usize = taken.iter().map(Vec::len).sum();
+        assert!((700..=750).contains(&held), "{held}");
+        let other = Taker::named(&places).part();
+        assert!(take_all(&other).len() >= 125, "another name finds some");
+        let few = Places::new(2);
+        assert_eq!(take_all(&Taker::named(&few).part()).len(), 2, "few places are anybody's");
     }
 
     #[test]
@@ -157,7 +194,7 @@ mod tests {
     fn a_client_may_have_the_only_places() {
         let places = Places::new(2);
         let client = Taker::new(&places);
-        let taken = take_all(&client.session());
+        let taken = take_all(&client.part());
         assert_eq!((taken.len(), places.left()), (2, 0));
     }
 }

@@ -1,6 +1,7 @@
 //! What a client may have with all its sessions of what all clients share: not all
 //! there is, so that one that asks for much, or for what takes long, leaves some to
-//! the others. Owns who counts as one client, as `paces` does; `places` counts.
+//! the others; and what all clients of one name may have, because a token may be used
+//! at many addresses. Owns who counts as one client, as `paces` does; `places` counts.
 
 use crate::config::Limits;
 use crate::doorstep::{ARRIVALS_MAX, network_of};
@@ -16,8 +17,17 @@ pub const FILE_THREADS_MAX: usize = 32;
 /// Of these, for one client.
 pub(crate) const CLIENT_THREADS_MAX: usize = FILE_THREADS_MAX / 4 * 3;
 
+/// Of these, for all clients of one name: eight are left to others.
+const NAME_THREADS_MAX: usize = CLIENT_THREADS_MAX;
+
+/// Walks of all clients that may hash at a time: half of the threads there are for files.
+pub(crate) const HASHED_WALKS_MAX: usize = 16;
+
 /// Walks of one client that may hash at a time, of those of all.
 const CLIENT_HASHED_WALKS_MAX: usize = 4;
+
+/// Of these, for all clients of one name.
+const NAME_HASHED_WALKS_MAX: usize = HASHED_WALKS_MAX / 4 * 3;
 
 /// Folders that all clients may watch: each has a thread.
 pub(crate) const WATCHES_MAX: usize = 256;
@@ -28,11 +38,18 @@ const RESERVED_DESCRIPTORS: usize = 1024;
 
 /// The shares of all clients that are here, and what they are of.
 pub(crate) struct Shares {
-    clients: Mutex<HashMap<(String, IpAddr), Arc<Share>>>,
+    clients: Mutex<Clients>,
     pub sessions: Arc<Places>,
     pub watches: Arc<Places>,
     /// Descriptors of files that are open for clients.
     pub files: Arc<Places>,
+}
+
+/// Those who are here.
+#[derive(Default)]
+struct Clients {
+    names: HashMap<String, Arc<Named>>,
+    shares: HashMap<(String, IpAddr), Arc<Share>>,
 }
 
 impl Shares {
@@ -50,9 +67,12 @@ impl Shares {
     pub fn of(&self, who: &str, address: IpAddr) -> Arc<Share> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         // No more than there are sessions, and what these left behind.
-        clients.retain(|_, share| share.is_used());
-        let share = clients.entry((who.to_owned(), network_of(address)));
-        share.or_insert_with(|| Arc::new(Share::new(self))).clone()
+        clients.shares.retain(|_, share| share.is_used());
+        clients.names.retain(|_, name| Arc::strong_count(name) > 1);
+        let name = clients.names.entry(who.to_owned());
+        let name = name.or_insert_with(|| Arc::new(Named::new(self))).clone();
+        let share = clients.shares.entry((who.to_owned(), network_of(address)));
+        share.or_insert_with(|| Arc::new(Share::new(name))).clone()
     }
 }
 
@@ -64,8 +84,30 @@ fn for_files(limits: &Limits, descriptors: usize) -> usize {
     descriptors.saturating_sub(connections + RESERVED_DESCRIPTORS).max(descriptors / 4)
 }
 
+/// What all clients of one name have.
+pub(crate) struct Named {
+    pub threads: Arc<Semaphore>,
+    pub hashed_walks: Arc<Semaphore>,
+    sessions: Arc<Taker>,
+    watches: Arc<Taker>,
+    files: Arc<Taker>,
+}
+
+impl Named {
+    fn new(of: &Shares) -> Self {
+        Self {
+            threads: Arc::new(Semaphore::new(NAME_THREADS_MAX)),
+            hashed_walks: Arc::new(Semaphore::new(NAME_HASHED_WALKS_MAX)),
+            sessions: Taker::named(&of.sessions),
+            watches: Taker::named(&of.watches),
+            files: Taker::named(&of.files),
+        }
+    }
+}
+
 /// What one client has.
 pub(crate) struct Share {
+    pub name: Arc<Named>,
     pub threads: Arc<Semaphore>,
     pub hashed_walks: Arc<Semaphore>,
     pub sessions: Arc<Taker>,
@@ -74,19 +116,20 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    fn new(of: &Shares) -> Self {
+    fn new(name: Arc<Named>) -> Self {
         Self {
             threads: Arc::new(Semaphore::new(CLIENT_THREADS_MAX)),
             hashed_walks: Arc::new(Semaphore::new(CLIENT_HASHED_WALKS_MAX)),
-            sessions: Taker::new(&of.sessions),
-            watches: Taker::new(&of.watches),
-            files: Taker::new(&of.files),
+            sessions: name.sessions.part(),
+            watches: name.watches.part(),
+            files: name.files.part(),
+            name,
         }
     }
 
     /// Whether somebody has it, or something of it: work may go on when its session is over.
     fn is_used(self: &Arc<Self>) -> bool {
-        let Self { threads, hashed_walks, sessions, watches, files } = &**self;
+        let Self { threads, hashed_walks, sessions, watches, files, .. } = &**self;
         let takers = [sessions, watches, files].map(Arc::strong_count);
         let counts = [Arc::strong_count(self), Arc::strong_count(threads)];
         let counts = counts.into_iter().chain([Arc::strong_count(hashed_walks)]).chain(takers);
@@ -113,7 +156,24 @@ mod tests {
         assert!(first.threads.available_permits() < FILE_THREADS_MAX, "some are left to others");
         drop((first, others));
         shares.of("carol", here);
-        assert_eq!(shares.clients.lock().unwrap().len(), 1, "who is gone is forgotten");
+        assert_eq!(shares.clients.lock().unwrap().shares.len(), 1, "who is gone is forgotten");
+    }
+
+    #[test]
+    fn a_name_at_many_addresses_leaves_threads_and_sessions_to_others() {
+        let shares = shares();
+        let at = |last: u8| shares.of("alice", IpAddr::from([10, 0, 0, last]));
+        let clients: Vec<_> = (1..=10).map(at).collect();
+        assert!(clients.iter().all(|client| Arc::ptr_eq(&client.name, &clients[0].name)));
+        let threads = clients[0].name.threads.available_permits();
+        assert!(threads < FILE_THREADS_MAX, "{threads} of {FILE_THREADS_MAX}");
+        let all = |client: &Arc<Share>| {
+            std::iter::from_fn(|| client.sessions.take(1)).collect::<Vec<_>>()
+        };
+        let taken: Vec<_> = clients.iter().flat_map(all).collect();
+        assert!((1500..=1536).contains(&taken.len()), "{}", taken.len());
+        let bob = shares.of("bob", IpAddr::from([10, 0, 0, 1]));
+        assert!(all(&bob).len() >= 256, "others find some");
     }
 
     #[test]
@@ -122,12 +182,12 @@ mod tests {
         let here = IpAddr::from([10, 0, 0, 1]);
         let of = |who| shares.of(who, here);
         let thread = of("alice").threads.clone().try_acquire_owned().expect("it is free");
-        let file = of("bob").files.session().take(1).expect("it is free");
+        let file = of("bob").files.part().take(1).expect("it is free");
         let (alice, bob) = (of("alice").threads.available_permits(), of("bob").files.has());
         assert_eq!((alice, bob), (CLIENT_THREADS_MAX - 1, 1));
         drop((thread, file));
         of("carol");
-        assert_eq!(shares.clients.lock().unwrap().len(), 1);
+        assert_eq!(shares.clients.lock().unwrap().shares.len(), 1);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Limits {
     pub idle_seconds: u32,
     /// What one client may move in a second, in MiB; 0 stands for all it can.
     pub client_mb_per_second: u32,
+    /// What all clients of one name may move in a second, in MiB; 0 stands for all they can.
+    pub name_mb_per_second: u32,
 }
 
 /// Certificates of the user's own authority.
@@ -115,6 +117,7 @@ impl Default for Limits {
             handshakes_per_second_per_address: 100,
             idle_seconds: 300,
             client_mb_per_second: 0,
+            name_mb_per_second: 0,
         }
     }
 }

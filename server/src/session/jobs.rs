@@ -48,7 +48,7 @@ impl Session {
 
     /// Starts file work on the blocking pool; its event comes back to this session.
     pub(super) fn job(&mut self, work: impl FnOnce() -> Event + Send + 'static) {
-        self.job_within([&self.share.threads].map(Arc::clone), work);
+        self.job_within([&self.share.threads, &self.share.name.threads].map(Arc::clone), work);
     }
 
     /// The same, once there is room in all of these, which several sessions share. It is waited for

@@ -57,7 +57,6 @@ use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
-pub(crate) use walks::HASHED_WALKS_MAX;
 use watching::Watches;
 use writing::Writing;
 
@@ -186,7 +185,7 @@ impl Session {
             links: Links::default(),
             held: None,
             pacing,
-            opening: Opening::new(share.files.session()),
+            opening: Opening::new(share.files.part()),
             share,
             reading: Reading::default(),
             writing: Writing::default(),

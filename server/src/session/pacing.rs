@@ -5,14 +5,13 @@
 use super::{End, Session, Shared};
 use crate::observe::View;
 use crate::paces::Pace;
-use std::sync::Arc;
 use std::time::Duration;
 use verbatim_proto::read::Prepare;
 
 /// The pace of a session.
 #[derive(Default)]
 pub(super) struct Pacing {
-    pace: Option<Arc<Pace>>,
+    pace: Option<Pace>,
     /// Whether windows wait for their time.
     put_off: bool,
     told: bool,
@@ -101,7 +100,11 @@ impl Session {
     fn tell_held_back(&mut self) {
         if !std::mem::replace(&mut self.pacing.told, true) {
             let (session, who) = (self.id, &self.view.who);
-            tracing::info!(session, who, "held back by limits.client_mb_per_second");
+            tracing::info!(
+                session,
+                who,
+                "held back by limits.client_mb_per_second or name_mb_per_second"
+            );
         }
     }
 }

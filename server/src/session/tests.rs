@@ -12,6 +12,7 @@ use crate::export::{Export, Mode};
 use crate::listener::{ServerOptions, share};
 use crate::observe::Guest;
 use crate::reach::Visitor;
+use crate::shares::HASHED_WALKS_MAX;
 use crate::worker::TOLD_MAX;
 use std::collections::VecDeque;
 use std::path::Path;

@@ -29,9 +29,6 @@ pub(super) const WALKS_MAX: usize = 4;
 /// pages unevenly.
 const AHEAD_PAGES: usize = 2;
 
-/// Walks of all clients that may hash at a time: half of the threads there are for files.
-pub(crate) const HASHED_WALKS_MAX: usize = 16;
-
 /// The walks of a session that are not over, by the requests that began them.
 pub(super) type Walks = HashMap<u32, Turn>;
 
@@ -106,8 +103,10 @@ impl Session {
         let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
         match digests {
             true => {
-                let Share { hashed_walks, threads, .. } = &*self.share;
-                let rooms = [hashed_walks, &self.shared.hashed_walks, threads].map(Arc::clone);
+                let Share { name, hashed_walks, threads, .. } = &*self.share;
+                let walks = [hashed_walks, &name.hashed_walks, &self.shared.hashed_walks];
+                let rooms = [walks[0], walks[1], walks[2], threads, &name.threads];
+                let rooms = rooms.map(Arc::clone);
                 self.job_within(rooms, work);
             }
             false => self.job(work),

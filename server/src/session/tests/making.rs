@@ -64,7 +64,9 @@ impl Pairs {
         let [hashed_walks, threads] = [share.hashed_walks.clone(), Arc::new(Semaphore::new(0))];
         let [sessions, watches, files] =
             [&share.sessions, &share.watches, &share.files].map(Arc::clone);
-        scene.session.share = Arc::new(Share { threads, hashed_walks, sessions, watches, files });
+        let name = share.name.clone();
+        let own = Share { name, threads, hashed_walks, sessions, watches, files };
+        scene.session.share = Arc::new(own);
         Self { scene, share }
     }
 
