@@ -5,7 +5,7 @@
 use crate::report::SkipReason;
 use verbatim_files::Over;
 use verbatim_proto::message::{Entry, EntryKind};
-use verbatim_proto::{Excludes, Resolution, WirePath};
+use verbatim_proto::{Excludes, Fault, Resolution, WirePath};
 
 /// The rules of one copy.
 #[derive(Clone, Debug, Default)]
@@ -55,9 +55,9 @@ impl Rules {
     }
 
     /// Whether a source is left out by its own name, as what is in a tree is.
-    pub(crate) fn leave_out(&self, name: Option<&[u8]>, kind: &EntryKind) -> bool {
+    pub(crate) fn leave_out(&self, name: Option<&[u8]>, kind: &EntryKind) -> Result<bool, Fault> {
         let path = name.and_then(|name| WirePath::parse(name).ok());
-        path.is_some_and(|path| self.exclude.excludes(&path, *kind == EntryKind::Folder))
+        path.map_or(Ok(false), |path| self.exclude.excludes(&path, *kind == EntryKind::Folder))
     }
 
     /// What a file or link may take the place of when it is whole. Somebody may have come first

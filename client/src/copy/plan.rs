@@ -86,10 +86,15 @@ impl Plan {
         let mut inside = Inside::of_path(target, &options.rules);
         for (source, entry) in sources {
             let name = source.path.name().filter(|_| !source.contents);
-            if options.rules.leave_out(name, &entry.kind) {
-                continue;
-            }
             let label = source.to_string();
+            match options.rules.leave_out(name, &entry.kind) {
+                Ok(false) => {}
+                Ok(true) => continue,
+                Err(fault) => {
+                    self.fail(label, fault);
+                    continue;
+                }
+            }
             let made = match place(request, state, &entry.kind, source.contents) {
                 Ok(place) => {
                     let end = place.below(target, source.path.name().unwrap_or_default());
@@ -223,7 +228,7 @@ impl Plan {
     ) -> Result<Option<WirePath>, Fault> {
         let contents = is_contents(path.as_os_str().as_bytes());
         let name = name_of(path).ok().filter(|_| !contents);
-        if rules.leave_out(name, kind) {
+        if rules.leave_out(name, kind)? {
             return Ok(None);
         }
         let place = place(request, state, kind, contents).map_err(|refusal| fault_of(&refusal))?;

@@ -205,17 +205,20 @@ fn next_page(
     let mut bytes = 0;
     while entries.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX {
         match walk.next()? {
-            Ok(entry) if is_excluded(rules, &entry) => walk.leave(),
-            Ok(entry) => {
-                bytes += entry.weight();
-                entries.push(entry);
-            }
+            Ok(entry) => match is_excluded(rules, &entry) {
+                Ok(true) => walk.leave(),
+                Ok(false) => {
+                    bytes += entry.weight();
+                    entries.push(entry);
+                }
+                Err(fault) => faults.push((entry.path, fault)),
+            },
             Err(fault) => faults.push(fault),
         }
     }
     Some(walk)
 }
 
-fn is_excluded(rules: &Rules, entry: &Entry) -> bool {
+fn is_excluded(rules: &Rules, entry: &Entry) -> Result<bool, Fault> {
     rules.exclude.excludes(&entry.path, entry.kind == EntryKind::Folder)
 }

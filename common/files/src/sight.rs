@@ -95,7 +95,7 @@ impl Sight<'_> {
             Err(error) if gone(&error) => return Ok(Seen::Nothing),
             Err(error) => return Err(Fault::from_io(format!("cannot look at {path}"), &error)),
         };
-        if self.filter.excludes(path, entry.kind == EntryKind::Folder) {
+        if self.filter.excludes(path, entry.kind == EntryKind::Folder)? {
             return Ok(Seen::Nothing);
         }
         if entry.kind == EntryKind::Folder {

@@ -3,15 +3,25 @@
 //! wildcards, and by both sides for what a copy leaves out.
 //!
 //! Names are bytes. Where they are UTF-8 a `?` is one character, elsewhere one
-//! byte. The time to match grows with pattern times name, whatever the pattern.
+//! byte. The time to match grows with pattern times name, whatever the pattern. All
+//! patterns of a scan together take so many steps for one path and no more: a peer
+//! that sends what takes long gets an error, and not the processor.
 
 use crate::{Code, Fault, WirePath};
+use std::cell::{Cell, OnceCell};
 
 /// The most patterns of one scan.
 pub const EXCLUDES_MAX: usize = 256;
 
 /// The longest pattern, in bytes.
 pub const PATTERN_BYTES_MAX: usize = 1024;
+
+/// How often `**` may stand in a pattern.
+pub const DEPTHS_MAX: usize = 4;
+
+/// Steps that all patterns of a scan may take for one path, each the comparison of two letters or
+/// two names: about a millisecond. `*.o` takes about ten.
+pub const STEPS_MAX: u64 = 1 << 18;
 
 /// A pattern of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,12 +84,12 @@ impl Pattern {
 
     /// Whether a name is one of those it stands for.
     pub fn matches(&self, name: &[u8]) -> bool {
-        wild(
-            &self.tokens,
-            &letters(name),
-            |token| *token == Token::Any,
-            |token, letter| token.takes(*letter),
-        )
+        self.fits(&letters(name), &Cell::new(u64::MAX))
+    }
+
+    fn fits(&self, name: &[u32], steps: &Cell<u64>) -> bool {
+        let takes = |token: &Token, letter: &u32| token.takes(*letter);
+        wild(&self.tokens, name, |token| *token == Token::Any, takes, steps)
     }
 
     /// The same as a shell has it: a name that begins with a dot is hidden, unless the pattern
@@ -137,11 +147,12 @@ impl Excludes {
         &self.texts
     }
 
-    /// Whether a path of a tree is left out, where the folders it is in are not.
-    pub fn excludes(&self, path: &WirePath, is_folder: bool) -> bool {
-        let fits = |rule: &Rule| (is_folder || !rule.only_folders) && rule.matches(path);
-        // The root of a tree has no name; whether it is copied was decided by who named it.
-        !path.is_root() && self.rules.iter().any(fits)
+    /// Whether a path of a tree is left out, where the folders it is in are not. An error where it
+    /// takes too many steps to say.
+    pub fn excludes(&self, path: &WirePath, is_folder: bool) -> Result<bool, Fault> {
+        let Some(looked) = Looked::at(path, is_folder) else { return Ok(false) };
+        let fits = self.rules.iter().any(|rule| looked.fits(rule));
+        looked.said(fits)
     }
 }
 
@@ -175,11 +186,56 @@ impl Filter {
         &self.texts
     }
 
-    /// Whether a path of a tree is left out, where the folders it is in are not.
-    pub fn excludes(&self, path: &WirePath, is_folder: bool) -> bool {
-        let fits = |rule: &Rule| (is_folder || !rule.only_folders) && rule.matches(path);
-        let last = self.rules.iter().rev().find(|(_, rule)| fits(rule));
-        !path.is_root() && last.is_some_and(|(back, _)| !back)
+    /// Whether a path of a tree is left out, where the folders it is in are not. An error where it
+    /// takes too many steps to say.
+    pub fn excludes(&self, path: &WirePath, is_folder: bool) -> Result<bool, Fault> {
+        let Some(looked) = Looked::at(path, is_folder) else { return Ok(false) };
+        let last = self.rules.iter().rev().find(|(_, rule)| looked.fits(rule));
+        looked.said(last.is_some_and(|(back, _)| !back))
+    }
+}
+
+/// A path while rules are tried on it.
+struct Looked<'a> {
+    path: &'a WirePath,
+    is_folder: bool,
+    /// Its last name.
+    last: Vec<u32>,
+    /// All of its names, for rules that want them.
+    names: OnceCell<Vec<Vec<u32>>>,
+    steps: Cell<u64>,
+}
+
+impl<'a> Looked<'a> {
+    /// None at the root of a tree, which has no name; whether it is copied was decided by who named
+    /// it.
+    fn at(path: &'a WirePath, is_folder: bool) -> Option<Self> {
+        let last = letters(path.name()?);
+        let (names, steps) = (OnceCell::new(), Cell::new(STEPS_MAX));
+        Some(Self { path, is_folder, last, names, steps })
+    }
+
+    fn fits(&self, rule: &Rule) -> bool {
+        if rule.only_folders && !self.is_folder {
+            return false;
+        }
+        let names = match rule.anchored {
+            true => self.names.get_or_init(|| self.path.names().map(letters).collect()),
+            false => std::slice::from_ref(&self.last),
+        };
+        let fits = |pattern: &Option<Pattern>, name: &Vec<u32>| {
+            pattern.as_ref().is_some_and(|pattern| pattern.fits(name, &self.steps))
+        };
+        wild(&rule.names, names, Option::is_none, fits, &self.steps)
+    }
+
+    /// What was found, unless steps were missing for it.
+    fn said(&self, fits: bool) -> Result<bool, Fault> {
+        if self.steps.get() > 0 {
+            return Ok(fits);
+        }
+        let text = format!("the patterns of what is left out take too long to match {}", self.path);
+        Err(Fault::new(Code::Limit, text))
     }
 }
 
@@ -196,34 +252,33 @@ impl Rule {
         let names = body.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
         let names: Vec<_> =
             names.map(|name| (name != b"**").then(|| Pattern::parse(name))).collect();
+        if names.iter().filter(|name| name.is_none()).count() > DEPTHS_MAX {
+            let text = format!("pattern {:.40} has more than {DEPTHS_MAX} `**`", shown());
+            return Err(Fault::new(Code::Limit, text));
+        }
         if names.is_empty() {
             let text = format!("pattern {:?} has no name in it", shown());
             return Err(Fault::new(Code::BadPath, text));
         }
         Ok(Self { anchored, names, only_folders })
     }
-
-    fn matches(&self, path: &WirePath) -> bool {
-        let fits = |pattern: &Option<Pattern>, name: &&[u8]| {
-            pattern.as_ref().is_some_and(|pattern| pattern.matches(name))
-        };
-        let all: Vec<&[u8]> = path.names().collect();
-        let from = if self.anchored { 0 } else { all.len().saturating_sub(1) };
-        wild(&self.names, &all[from..], Option::is_none, fits)
-    }
 }
 
 /// Whether a list of patterns fits a list of things, where some patterns stand for any run.
-/// Only the last such run is ever made longer, so it takes at most the product of both lengths.
+/// Only the last such run is ever made longer, so it takes at most the product of both lengths;
+/// and no more steps than are left, without which nothing fits.
 fn wild<P, T>(
     patterns: &[P],
     things: &[T],
     is_run: impl Fn(&P) -> bool,
     fits: impl Fn(&P, &T) -> bool,
+    steps: &Cell<u64>,
 ) -> bool {
     let (mut at, mut seen) = (0, 0);
     let mut last_run: Option<(usize, usize)> = None;
     loop {
+        let Some(left) = steps.get().checked_sub(1) else { return false };
+        steps.set(left);
         match (patterns.get(at), things.get(seen)) {
             (Some(pattern), _) if is_run(pattern) => {
                 last_run = Some((at, seen));
@@ -304,12 +359,16 @@ mod tests {
         };
         let path = |text: &str| WirePath::parse(text.as_bytes()).expect("plain");
         let rules = filter(&["*.o", "!keep.o", "/keep.o", "build/"]);
-        assert!(rules.excludes(&path("a/b.o"), false));
-        assert!(!rules.excludes(&path("a/keep.o"), false));
-        assert!(rules.excludes(&path("keep.o"), false), "from the root it is left out again");
-        assert!(rules.excludes(&path("a/build"), true) && !rules.excludes(&path("build"), false));
-        assert!(!filter(&["*"]).excludes(&WirePath::root(), true), "the root was named");
-        assert!(filter(&["\\!a"]).excludes(&path("!a"), false), "a backslash takes it literally");
+        let excludes = |rules: &Filter, path: WirePath, is_folder| {
+            rules.excludes(&path, is_folder).expect("few steps")
+        };
+        assert!(excludes(&rules, path("a/b.o"), false));
+        assert!(!excludes(&rules, path("a/keep.o"), false));
+        assert!(excludes(&rules, path("keep.o"), false), "from the root it is left out again");
+        assert!(excludes(&rules, path("a/build"), true));
+        assert!(!excludes(&rules, path("build"), false));
+        assert!(!excludes(&filter(&["*"]), WirePath::root(), true), "the root was named");
+        assert!(excludes(&filter(&["\\!a"]), path("!a"), false), "a backslash takes it literally");
     }
 
     fn fits(pattern: &str, name: &str) -> bool {
@@ -387,7 +446,7 @@ mod tests {
     fn excluded(patterns: &[&str], path: &str, is_folder: bool) -> bool {
         let texts = patterns.iter().map(|text| text.as_bytes().to_vec()).collect();
         let path = WirePath::parse(path.as_bytes()).expect("plain");
-        Excludes::parse(texts).expect("patterns").excludes(&path, is_folder)
+        Excludes::parse(texts).expect("patterns").excludes(&path, is_folder).expect("few steps")
     }
 
     #[test]
@@ -403,6 +462,29 @@ mod tests {
         assert!(excluded(&["cache/"], "a/cache", true) && !excluded(&["cache/"], "a/cache", false));
         assert!(!excluded(&[], "a", false));
         assert!(!excluded(&["**", "/**", "*"], "", true), "the root of a tree stays");
+    }
+
+    #[test]
+    fn patterns_that_take_long_are_an_error_and_take_no_time() {
+        let deep = |name: &str, depth| {
+            WirePath::parse(vec![name; depth].join("/").as_bytes()).expect("plain")
+        };
+        let attack = format!("**/*[qrstuvwxyza]{}", "/x".repeat(70)).into_bytes();
+        let attack = vec![attack; EXCLUDES_MAX];
+        // All but the last name fit.
+        let path = deep("x", 126).with(b"b").expect("plain");
+        let told = Excludes::parse(attack.clone()).expect("parses").excludes(&path, true);
+        let fault = told.expect_err("it takes too long");
+        assert!(fault.code == Code::Limit && fault.text.contains("take too long"), "{fault:?}");
+        let told = Filter::parse(attack).expect("parses").excludes(&path, true);
+        assert!(told.is_err(), "{told:?}");
+        // As many patterns as there may be, of the usual kind, on a deep path with long names.
+        let usual =
+            (0..EXCLUDES_MAX).map(|number| format!("/data/**/cache{number}/*.o").into_bytes());
+        let usual = Excludes::parse(usual.collect()).expect("parses");
+        assert_eq!(usual.excludes(&deep(&"long".repeat(60), 100), false), Ok(false));
+        let many = Excludes::parse(vec![b"**/a/**/b/**/c/**/d/**".to_vec()]).expect_err("five");
+        assert!(many.text.contains("more than 4"), "{many:?}");
     }
 
     #[test]

@@ -275,10 +275,19 @@ fn next_page(scan: Scan, over: &AtomicBool) -> Page {
         && !over.load(Ordering::Relaxed)
     {
         match walk.next() {
-            Some(Ok(entry)) if exclude.excludes(&entry.path, entry.kind == EntryKind::Folder) => {
-                walk.leave();
-            }
             Some(Ok(entry)) => {
+                match exclude.excludes(&entry.path, entry.kind == EntryKind::Folder) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        walk.leave();
+                        continue;
+                    }
+                    // The next path would take as long.
+                    Err(fault) => {
+                        page.faults.push((entry.path, fault));
+                        return page;
+                    }
+                }
                 bytes += entry.weight();
                 page.entries.push(entry);
                 if walk.tells_ties() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use verbatim_proto::message::{
     CreateFile, EntryKind, FileInfo, NewEntry, OpenFile, ReadRequest, WriteRequest,
 };
+use verbatim_proto::pattern::EXCLUDES_MAX;
 use verbatim_proto::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{ClientMessage, FileId, Scan, ServerMessage, WirePath};
 use verbatim_tests::raw::Raw;
@@ -106,6 +107,35 @@ fn a_page_has_an_end_and_the_next_is_asked_for() {
     assert_eq!(page(&mut raw), (PAGE_ENTRIES_MAX, false));
     raw.say(ClientMessage::ScanMore { request: 1 });
     assert_eq!(page(&mut raw), (10, true));
+}
+
+#[test]
+fn patterns_that_take_long_end_a_scan_and_keep_no_thread() {
+    let world = World::new(&[]);
+    let deep = vec!["x"; 126].join("/");
+    std::fs::create_dir_all(world.path(&format!("data/many/{deep}/b"))).expect("folders");
+    let mut raw = Raw::connect(&world.options());
+    let pattern = format!("**/*[qrstuvwxyza]{}", "/x".repeat(70)).into_bytes();
+    let ClientMessage::Scan { request, scan: plain } = scan(1) else { panic!("a scan") };
+    let exclude = vec![pattern; EXCLUDES_MAX];
+    raw.say(ClientMessage::Scan { request, scan: Scan { exclude, ..plain } });
+    let (faults, done) = raw.hear("page", |message| match message {
+        ServerMessage::Page { faults, done, .. } => Some((faults.clone(), *done)),
+        _ => None,
+    });
+    let [(_, fault)] = &faults[..] else { panic!("one fault: {faults:?}") };
+    assert!(fault.text.contains("take too long to match") && done, "{fault:?}");
+    let many = vec![b"**/a/**/b/**/c/**/d/**".to_vec()];
+    let ClientMessage::Scan { scan: plain, .. } = scan(2) else { panic!("a scan") };
+    raw.say(ClientMessage::Scan { request: 2, scan: Scan { exclude: many, ..plain } });
+    let told = raw.hear("refusal", |message| match message {
+        ServerMessage::Page { request: 2, faults, .. } => {
+            faults.first().map(|(_, fault)| fault.text.clone())
+        }
+        ServerMessage::Refused(fault) => Some(fault.text.clone()),
+        _ => None,
+    });
+    assert!(told.contains("more than 4 `**`"), "{told}");
 }
 
 const PACED: &str = r#"

@@ -306,7 +306,8 @@ impl Watcher {
             if let (false, Ok(stat)) = (is_leftover(&name), stat) {
                 let mode = FileType::from_raw_mode(stat.stx_mode.into());
                 let is_folder = mode == FileType::Directory;
-                if !self.watched.excludes.excludes(&path, is_folder) {
+                // A path that takes too long to match ends the watch when it is planted.
+                if self.watched.excludes.excludes(&path, is_folder) == Ok(false) {
                     look.names = look.names.wrapping_add(self.compared.hash(&name));
                     if is_folder {
                         self.look_at_folder(&look, &name, path, now);

@@ -94,7 +94,7 @@ impl Watcher {
                 Err((_, fault)) if fault.code != Code::Denied => continue,
                 Err((below, _)) => {
                     let (path, name) = (base.join(&below), below.name().unwrap_or_default());
-                    let left_out = self.watched.excludes.excludes(&path, true);
+                    let left_out = self.watched.excludes.excludes(&path, true)?;
                     if !left_out && !is_leftover(name) && self.tree.find(&path).is_none() {
                         self.leave_unread(path, now)?;
                     }
@@ -103,7 +103,7 @@ impl Watcher {
             };
             let (path, is_folder) = (base.join(&below), kind == EntryKind::Folder);
             let name = below.name().unwrap_or_default();
-            if is_leftover(name) || self.watched.excludes.excludes(&path, is_folder) {
+            if is_leftover(name) || self.watched.excludes.excludes(&path, is_folder)? {
                 walk.leave();
                 continue;
             }

@@ -176,7 +176,7 @@ impl Watcher {
         let Some(parent) = self.tree.path(folder) else { return Ok(()) };
         let Ok(path) = parent.with(name) else { return Ok(()) };
         let is_folder = what.contains(ReadFlags::ISDIR);
-        if is_leftover(name) || self.watched.excludes.excludes(&path, is_folder) {
+        if is_leftover(name) || self.watched.excludes.excludes(&path, is_folder)? {
             return Ok(());
         }
         let came = ReadFlags::CREATE | ReadFlags::MOVED_TO;
