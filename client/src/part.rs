@@ -3,7 +3,7 @@
 //! alone; taken by whoever asked for it, once. A chunk that is all of this part stays in
 //! the buffer that it came in.
 
-use crate::spares::{Bytes, Spares};
+use crate::spares::{Bytes, Spares, ZEROS_MAX};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,9 @@ use verbatim_proto::{Digest, Extent};
 
 /// The most that one part may be, so that what is under way is bounded.
 pub const PART_BYTES_MAX: u64 = 4 << 20;
+
+// All of a part may be a hole.
+const _: () = assert!(PART_BYTES_MAX as usize <= ZEROS_MAX);
 
 /// Whether somebody waits for something on its way, who may come when it has long been asked for.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +99,7 @@ impl PartBuffer {
     pub fn put_zeros(&self, extent: Extent, size: u64) -> Vec<Digest> {
         let digests = hash_zeros(size, extent);
         if let Some(mut landed) = self.place(extent) {
-            landed.insert(extent, Bytes::Copied(vec![0; extent.len as usize]), &digests);
+            landed.insert(extent, Bytes::Zeros(extent.len as usize), &digests);
         }
         digests
     }
@@ -154,9 +157,10 @@ impl Landed {
         done
     }
 
-    /// How many bytes landed.
+    /// How many bytes came, and take memory: those of holes do neither.
     pub fn byte_count(&self) -> u64 {
-        self.pieces.values().map(|bytes| bytes.len() as u64).sum()
+        let came = self.pieces.values().filter(|bytes| !matches!(bytes, Bytes::Zeros(_)));
+        came.map(|bytes| bytes.len() as u64).sum()
     }
 
     /// What came last is what is there: bytes and digests are of one another.
@@ -168,11 +172,11 @@ impl Landed {
         for begin in over {
             let Some(old) = self.pieces.remove(&begin) else { continue };
             if begin < extent.offset {
-                let head = old[..(extent.offset - begin) as usize].to_vec();
-                self.pieces.insert(begin, Bytes::Copied(head));
+                self.pieces.insert(begin, old.part(0..(extent.offset - begin) as usize));
             }
-            if let Some(tail) = old.get((end - begin) as usize..).filter(|it| !it.is_empty()) {
-                self.pieces.insert(end, Bytes::Copied(tail.to_vec()));
+            let tail = (end - begin) as usize..old.len();
+            if !tail.is_empty() {
+                self.pieces.insert(end, old.part(tail));
             }
         }
         self.pieces.insert(extent.offset, bytes);
@@ -208,6 +212,23 @@ mod tests {
         let bytes = landed.at(GRAIN_BYTES, GRAIN_BYTES as usize).expect("they are here");
         let digest = Digest::of_grain(GRAIN_BYTES, SIZE, bytes);
         assert_eq!(landed.digests[&GRAIN_BYTES], digest);
+    }
+
+    #[test]
+    fn holes_are_zeros_with_their_digests_and_take_no_memory() {
+        let (spares, size) = (Arc::<Spares>::default(), PART_BYTES_MAX);
+        let want = Extent::new(0, size);
+        let part = PartBuffer::new(Part { size, version: None, want }, Haste::default(), &spares);
+        let digests = part.put_zeros(want, size);
+        assert_eq!(digests, Digest::of_grains(0, size, &vec![0; size as usize]));
+        let bytes = vec![7; GRAIN_BYTES as usize];
+        part.put(GRAIN_BYTES, &bytes, &Digest::of_grains(GRAIN_BYTES, size, &bytes));
+        let landed = part.take().expect("all of it landed");
+        assert_eq!(landed.byte_count(), GRAIN_BYTES, "the rest is two holes");
+        let all = landed.gather(0, size as usize).expect("all of it is here");
+        let (head, rest) = all.split_at(GRAIN_BYTES as usize);
+        let (data, tail) = rest.split_at(GRAIN_BYTES as usize);
+        assert!(data == bytes && [head, tail].concat().iter().all(|byte| *byte == 0));
     }
 
     #[test]

@@ -2,11 +2,18 @@
 //! which a worker gets another one, so that nothing is copied. Buffers are used again: fresh
 //! memory has to be zeroed by the kernel, page by page. Used by parts of files and by pipes.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use verbatim_fabric::Buffer;
 
 /// What buffers that wait to be used again may take.
 const SPARE_BYTES_MAX: usize = 16 << 20;
+
+/// The longest run of zeros that `Bytes` stand for.
+pub const ZEROS_MAX: usize = 4 << 20;
+
+/// Zeros that nobody writes to: the kernel gives all of them the same page.
+static ZEROS: [u8; ZEROS_MAX] = [0; ZEROS_MAX];
 
 /// Bytes that follow one another.
 pub enum Bytes {
@@ -14,6 +21,18 @@ pub enum Bytes {
     Buffered(Buffer),
     /// In memory of their own.
     Copied(Vec<u8>),
+    /// So many zeros, `ZEROS_MAX` at most, which take no memory.
+    Zeros(usize),
+}
+
+impl Bytes {
+    /// Some of these bytes, in memory of their own.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Zeros(_) => Self::Zeros(range.len()),
+            Self::Buffered(_) | Self::Copied(_) => Self::Copied(self[range].to_vec()),
+        }
+    }
 }
 
 impl std::ops::Deref for Bytes {
@@ -23,6 +42,7 @@ impl std::ops::Deref for Bytes {
         match self {
             Self::Buffered(buffer) => buffer,
             Self::Copied(bytes) => bytes,
+            Self::Zeros(len) => &ZEROS[..*len],
         }
     }
 }

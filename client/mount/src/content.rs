@@ -138,7 +138,7 @@ impl Content {
                 Err(fault) if fault.code == Code::Changed => return Err(Refusal::Outdated),
                 Err(fault) => return Err(Refusal::Fault(fault)),
             };
-            self.counts.fetched(want.len);
+            self.counts.fetched(landed.byte_count());
             if info.mtime_ns != facts.mtime_ns {
                 return Err(Refusal::Outdated);
             }
@@ -184,6 +184,12 @@ impl Content {
             self.hot.add(&file, flight, brought.byte_count(), kept);
         }
         Ok(file)
+    }
+
+    /// How much of a file is allocated at the source: of a sparse one less than it is long.
+    pub async fn allocated(&self, path: &WirePath, facts: Facts) -> Result<u64, Fault> {
+        let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
+        self.line.fetch(path, part, Haste::default()).await.map(|came| came.info.allocated)
     }
 
     /// The metadata of a file as it is there now.

@@ -187,16 +187,25 @@ impl Filling {
         Brought::Failed
     }
 
+    /// Whether so many bytes fit in the cache beside what is there.
+    fn has_room(&self, bytes: u64) -> bool {
+        let (used, most, _) = self.content.cache.usage();
+        bytes == 0 || used.saturating_add(bytes) <= most
+    }
+
     /// Brings what is missing of a version.
     async fn version(&self, path: &WirePath, facts: Facts) -> Result<Brought, Refusal> {
         let content = &self.content;
-        let has_room = |bytes: u64| {
-            let (used, most, _) = content.cache.usage();
-            used + bytes <= most
+        let found = content.cached(path, facts).await;
+        let (new, missing) =
+            (found.is_none(), found.map_or(facts.size, |file| file.missing(0..=u32::MAX)));
+        // Of a sparse file only what is allocated takes room.
+        let most = match self.has_room(missing) {
+            true => u64::MAX,
+            false => content.allocated(path, facts).await.map_err(Refusal::Fault)?,
         };
         // Opening it brings its first block, for which nothing may have to go.
-        let new = content.cached(path, facts).await.is_none();
-        if new && !has_room(facts.size) {
+        if !self.has_room(missing.min(most)) {
             return Ok(Brought::Full);
         }
         let first = if new { facts.size.min(BLOCK_BYTES) } else { 0 };
@@ -204,14 +213,20 @@ impl Filling {
         let file = content.open(path, facts, false).await?;
         if new {
             pass.came(content.counts.fetched_bytes.load(Ordering::Relaxed));
-            self.fetched.fetch_add(first, Ordering::Relaxed);
+            let came = file.flights.at_hand(0).map_or(first, |brought| brought.byte_count());
+            self.fetched.fetch_add(came, Ordering::Relaxed);
         }
         drop(pass);
-        if !has_room(file.missing(0..=u32::MAX)) {
+        if !self.has_room(file.missing(0..=u32::MAX).min(most)) {
             return Ok(Brought::Full);
         }
         for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
             let len = PART_BYTES_MAX.min(file.size - offset);
+            // What is allocated may be less than comes: a source may compress.
+            let missing = file.missing(file.blocks_of(offset, len));
+            if most < u64::MAX && !self.has_room(missing.min(most)) {
+                return Ok(Brought::Full);
+            }
             self.part(path, &file, offset, len).await.map_err(Refusal::Fault)?;
         }
         // What came and could not be kept is not here.
@@ -221,7 +236,7 @@ impl Filling {
                 content.cache.used(&file);
                 Ok(Brought::All)
             }
-            missing if has_room(missing) => Ok(Brought::Failed),
+            missing if self.has_room(missing.min(most)) => Ok(Brought::Failed),
             _ => Ok(Brought::Full),
         }
     }
@@ -235,14 +250,15 @@ impl Filling {
     ) -> Result<(), Fault> {
         let missing = file.missing(file.blocks_of(offset, len));
         let pass = self.content.gate.pass(missing).await;
-        self.content.bring(path, file, offset, len).await?;
-        if missing > 0 {
+        let came = self.content.bring(path, file, offset, len).await?;
+        // A hole says nothing of the link.
+        if came > 0 {
             pass.came(self.content.counts.fetched_bytes.load(Ordering::Relaxed));
         }
         drop(pass);
         self.progress.bytes.fetch_add(len, Ordering::Relaxed);
         // Only what came over the network counts.
-        let bytes = self.fetched.fetch_add(missing, Ordering::Relaxed) + missing;
+        let bytes = self.fetched.fetch_add(came, Ordering::Relaxed) + came;
         if let Some(rate) = self.rate {
             let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
             sleep(due.saturating_sub(self.begin.elapsed())).await;

@@ -77,18 +77,25 @@ impl Content {
         true
     }
 
-    /// Brings what is missing of a range for nobody yet, and waits for it.
+    /// Brings what is missing of a range for nobody yet, and waits for it; says how many bytes
+    /// came: those of holes do not.
     pub async fn bring(
         self: &Arc<Self>,
         path: &WirePath,
         file: &Arc<CacheFile>,
         offset: u64,
         len: u64,
-    ) -> Result<(), Fault> {
+    ) -> Result<u64, Fault> {
+        let (mut bytes, mut last) = (0, None);
         for (_, mut flight) in self.want(path, file, offset, len, false).await {
-            ended(&mut flight).await?;
+            let brought = ended(&mut flight).await?;
+            // The blocks of one flight follow one another.
+            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &brought)) {
+                bytes += brought.byte_count();
+            }
+            last = Some(brought);
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Has what is missing of a range brought, and joins what is on its way.
@@ -159,12 +166,13 @@ impl Content {
         let came = self.line.fetch(&path, part, flight.haste.clone()).await;
         match came {
             Ok(came) => {
-                self.counts.fetched(want.len);
+                let came_bytes = came.landed.byte_count();
+                self.counts.fetched(came_bytes);
                 let brought = Arc::new(came.landed);
                 let (this, kept, bytes) = (self.clone(), file.clone(), brought.clone());
                 let kept = blocking(move || this.keep(&kept, &absent, &bytes)).await;
                 file.flights.end(&flight, Ok(brought));
-                self.hot.add(&file, flight, want.len, kept);
+                self.hot.add(&file, flight, came_bytes, kept);
             }
             Err(fault) => {
                 let cause = &fault.text;

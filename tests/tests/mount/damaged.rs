@@ -32,7 +32,12 @@ fn tree(generation: u64) -> Tree {
                 let seed = (folder * 100 + at * 2 + copy) as u64;
                 // Every other file stays what it was.
                 let seed = seed + 1000 * generation * (copy as u64);
-                tree.push((format!("{name}/f{at}.{copy}"), noise(*size, seed)));
+                let mut content = noise(*size, seed);
+                // The cache has a hole in the larger ones.
+                if *size >= 70_000 {
+                    content[size / 4..size / 2].fill(0);
+                }
+                tree.push((format!("{name}/f{at}.{copy}"), content));
             }
         }
     }

@@ -1,9 +1,10 @@
 //! `rdma-mount` as a user runs it, on real servers over loopback and the kernel's own
 //! FUSE: what readers get (`reading`), and fio (`fio`), and the loaders of a training run
-//! (`loader`), whose files are (`owning`), what is fetched for whom (`patterns`), what they get when the source or
-//! the cache changes (`changing`) or the cache was damaged (`damaged`), when the server or the daemon is lost (`losing`), when
-//! the disk of the cache is full (`full`), how a mount comes and goes (`living`), and how
-//! the system makes it (`system`). A stage of its own in `tests/run`; where /dev/fuse
+//! (`loader`), of sparse files (`holes`), whose files are (`owning`), what is fetched for
+//! whom (`patterns`), what they get when the source or the cache changes (`changing`) or
+//! the cache was damaged (`damaged`), when the server or the daemon is lost (`losing`),
+//! when the disk of the cache is full (`full`), how a mount comes and goes (`living`), and
+//! how the system makes it (`system`). A stage of its own in `tests/run`; where /dev/fuse
 //! cannot be used every test says so and is skipped.
 
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@ mod damaged;
 mod detaching;
 mod fio;
 mod full;
+mod holes;
 mod living;
 mod loader;
 mod losing;

@@ -1,11 +1,12 @@
 //! One version of one file in the cache: a sparse file of blocks, and notes of those
-//! that were verified. What an earlier run or another mount noted is a claim: a block is
+//! that were verified. Zeros of a block are holes too (`zeros`). What an earlier run or another mount noted is a claim: a block is
 //! hashed again before it is used the first time. A block that is given to a reader was
 //! verified by this run, when it arrived or when it was found.
 
 use super::super::flights::Flights;
 use super::blocks::{BLOCK_BYTES, Block, FILE_BYTES_MAX, State, block_count, block_extent};
 use super::notes::Notes;
+use super::zeros::Pages;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
@@ -234,11 +235,17 @@ impl CacheFile {
         Some(self.data.read_exact_at(bytes, offset))
     }
 
-    /// Keeps a verified block, and returns how much more of the disk its notes take; none if it
-    /// was there. One that cannot be kept is fetched again when it is wanted.
-    pub fn store(&self, block: u32, bytes: &[u8], digests: &[Digest]) -> io::Result<Option<u64>> {
+    /// Keeps a verified block, and returns how much of the disk that takes beyond its data: its
+    /// notes, and zeros that could not be a hole; none if it was there. One that cannot be kept is
+    /// fetched again when it is wanted.
+    pub(super) fn store(
+        &self,
+        block: u32,
+        pages: &Pages<'_>,
+        digests: &[Digest],
+    ) -> io::Result<Option<u64>> {
         let extent = block_extent(block, self.size);
-        assert_eq!(extent.len, bytes.len() as u64, "a block is kept whole");
+        assert_eq!(extent.len, pages.byte_count(), "a block is kept whole");
         if !self.placed {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -247,10 +254,10 @@ impl CacheFile {
         if self.state().blocks[block as usize] == Block::Present {
             return Ok(None);
         }
-        self.data.write_all_at(bytes, extent.offset)?;
+        let zeroed = pages.write(&self.data, extent.offset)?;
         let noted = self.notes().append(extent, digests)?;
         self.state().came(block);
-        Ok(Some(noted))
+        Ok(Some(noted + zeroed))
     }
 
     /// How much of the disk its notes take.

@@ -12,6 +12,7 @@ mod plain;
 mod room;
 mod share;
 mod verified;
+mod zeros;
 
 pub use blocks::{BLOCK_BYTES, FILE_BYTES_MAX, block_extent};
 pub use file::CacheFile;
@@ -31,6 +32,7 @@ use std::time::{Duration, Instant};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Code, Digest, Fault};
 use verified::Verified;
+use zeros::Pages;
 
 /// What a version is found by: server and path.
 pub type Key = [u8; 16];
@@ -264,7 +266,7 @@ impl Cache {
         bytes
     }
 
-    /// Keeps a verified block, if there is room or room can be made.
+    /// Keeps a verified block, if there is room or room can be made. Pages of zeros take none.
     pub fn store(
         &self,
         file: &CacheFile,
@@ -277,14 +279,16 @@ impl Cache {
         }
         // Of one that was replaced the space goes with its last reader.
         let counts = !file.replaced.load(Ordering::Relaxed);
-        let len = (bytes.len() as u64).next_multiple_of(PAGE_BYTES);
+        let pages = Pages::of(bytes);
+        let len = pages.data_bytes();
         for _ in 0..FULL_TRIES {
-            if counts && !self.make_room(Some(file), len) {
+            // For a hole, which takes nothing but its note, no block of the file itself goes.
+            if counts && !self.make_room((len > 0).then_some(file), len) {
                 break;
             }
-            let stored = file.store(block, bytes, digests);
+            let stored = file.store(block, &pages, digests);
             match stored {
-                Ok(Some(noted)) if counts && noted > 0 => self.share.add(noted as i64),
+                Ok(Some(more)) if counts && more > 0 => self.share.add(more as i64),
                 Ok(Some(_)) => {}
                 _ if counts => self.share.add(-(len as i64)),
                 _ => {}

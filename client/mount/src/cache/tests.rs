@@ -475,3 +475,75 @@ fn what_is_kept_under_one_key_is_not_found_under_another() {
     cache.keep_names(&[1; 16], &[1; 99]).expect("keeps");
     assert_eq!(cache.names(&[1; 16]), Some(vec![1; 99]));
 }
+
+/// Keeps a block that is zeros but for a page in its middle, or but for nothing.
+fn keep_sparse(cache: &Cache, file: &CacheFile, block: u32, data: bool) -> Vec<u8> {
+    let extent = block_extent(block, file.size);
+    let mut bytes = vec![0; extent.len as usize];
+    if data {
+        bytes[(5 * PAGE_BYTES) as usize] = 1;
+    }
+    let digests = Digest::of_grains(extent.offset, file.size, &bytes);
+    cache.store(file, block, &bytes, &digests).expect("keeps");
+    bytes
+}
+
+#[test]
+fn zeros_take_no_room_are_counted_so_and_are_found_again() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
+    let kept: Vec<Vec<u8>> =
+        (0..=3).map(|block| keep_sparse(&cache, &file, block, block == 1)).collect();
+    assert_eq!(cache.usage().0, PAGE_BYTES + NOTES_BYTES, "one page has data");
+    assert_eq!(file.data().metadata().expect("is there").blocks() * 512, PAGE_BYTES);
+    assert!(file.back_verified(), "the kernel may read it");
+    drop((file, cache));
+    fs::remove_file(dir.path().join("bytes")).expect("removes");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    cache.count();
+    assert_eq!(cache.usage().0, PAGE_BYTES + NOTES_BYTES, "as the disk has it");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert!(file.absent(0..=3).is_empty());
+    for (block, bytes) in (0..).zip(kept) {
+        let extent = block_extent(block, SIZE);
+        assert!(file.read(extent.offset, bytes.len()).expect("there").expect("reads") == bytes);
+    }
+    assert_eq!(file.punch(), Some(0), "a hole frees nothing");
+}
+
+#[test]
+fn a_hole_that_was_damaged_is_a_hole_again() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
+    (0..=3).for_each(|block| drop(keep_sparse(&cache, &file, block, false)));
+    drop((file, cache));
+    let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
+    let damaged = OpenOptions::new().write(true).open(&data).expect("opens");
+    damaged.write_all_at(&[4; 9000], 2 * BLOCK_BYTES + 77).expect("damages");
+    let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
+    let file = cache.find(&[1; 16]).expect("is there");
+    assert_eq!(file.absent(0..=3), [2]);
+    let zeros = keep_sparse(&cache, &file, 2, false);
+    let read = file.read(2 * BLOCK_BYTES, zeros.len()).expect("there").expect("reads");
+    assert!(read == zeros && file.is_whole());
+    assert_eq!(fs::metadata(&data).expect("is there").blocks(), 0);
+}
+
+#[test]
+fn notes_of_holes_are_bounded_by_the_size_of_the_cache() {
+    let dir = tempfile::tempdir().expect("folder");
+    let cache = Cache::open(dir.path(), 2 * NOTES_BYTES).expect("opens");
+    let file = cache.created(&[1; 16], &info(200 * BLOCK_BYTES), 9).expect("creates");
+    let zeros = vec![0; BLOCK_BYTES as usize];
+    let kept = (0..200).take_while(|block| {
+        let extent = block_extent(*block, file.size);
+        let digests = Digest::of_grains(extent.offset, file.size, &zeros);
+        cache.store(&file, *block, &zeros, &digests).is_ok()
+    });
+    let kept = kept.count() as u32;
+    assert!((20..100).contains(&kept), "{kept} are kept");
+    assert!(cache.usage().0 <= 3 * NOTES_BYTES, "{}", cache.usage().0);
+    assert!(file.absent(0..=kept - 1).is_empty(), "what is kept stays");
+}

@@ -1,0 +1,140 @@
+//! Which pages of a block have something in them: only these are written to the cache
+//! file. Pages of zeros stay holes, or become holes, so that a sparse file takes no more
+//! room here than at its source, and reads as zeros all the same. Knows no notes and no
+//! versions. Called by `Cache::store` and `CacheFile::store`.
+
+use super::PAGE_BYTES;
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+/// A page of zeros.
+static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+
+/// A verified block, in runs of pages of one kind.
+pub(super) struct Pages<'a> {
+    bytes: &'a [u8],
+    /// Where each run is, and whether it is zeros.
+    runs: Vec<(Range<usize>, bool)>,
+}
+
+impl<'a> Pages<'a> {
+    /// Looks at all bytes of a block. A page with data is told by its first bytes.
+    pub fn of(bytes: &'a [u8]) -> Self {
+        let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+        for (start, page) in (0..).step_by(ZEROS.len()).zip(bytes.chunks(ZEROS.len())) {
+            let (end, is_zero) = (start + page.len(), *page == ZEROS[..page.len()]);
+            match runs.last_mut().filter(|run| run.1 == is_zero) {
+                Some((run, _)) => run.end = end,
+                None => runs.push((start..end, is_zero)),
+            }
+        }
+        Self { bytes, runs }
+    }
+
+    /// How long the block is.
+    pub fn byte_count(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// How much of the disk its data takes.
+    pub fn data_bytes(&self) -> u64 {
+        let data = self.runs.iter().filter(|(_, is_zero)| !is_zero);
+        data.map(|(run, _)| (run.len() as u64).next_multiple_of(PAGE_BYTES)).sum()
+    }
+
+    /// Writes the block there; returns how many bytes of zeros had to be written, because the file
+    /// system makes no holes. Other mounts may read it meanwhile: what was verified stays as it is.
+    pub fn write(&self, file: &File, offset: u64) -> io::Result<u64> {
+        let has_zeros = self.runs.iter().any(|(_, is_zero)| *is_zero);
+        // Only a block that was damaged, or that somebody else stores too, has something there.
+        let was_hole = has_zeros && is_hole(file, offset, self.byte_count());
+        let mut zeroed = 0;
+        for (run, is_zero) in &self.runs {
+            let (at, bytes) = (offset + run.start as u64, &self.bytes[run.clone()]);
+            if *is_zero && (was_hole || punch(file, at, bytes.len() as u64)) {
+                continue;
+            }
+            file.write_all_at(bytes, at)?;
+            zeroed += if *is_zero { bytes.len() as u64 } else { 0 };
+        }
+        Ok(zeroed)
+    }
+}
+
+/// Whether nothing is stored in a range; what a file system does not tell is data.
+fn is_hole(file: &File, offset: u64, len: u64) -> bool {
+    match seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => data >= offset + len,
+        Err(error) => error == Errno::NXIO,
+    }
+}
+
+fn punch(file: &File, offset: u64, len: u64) -> bool {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(file, hole, offset, len).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    const PAGE: usize = PAGE_BYTES as usize;
+
+    /// A block of pages that are data where this says so, and a short page at its end.
+    fn block(data: &[bool], tail: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = data.iter().flat_map(|it| [u8::from(*it) * 7; PAGE]).collect();
+        bytes.extend(vec![9; tail]);
+        bytes
+    }
+
+    #[test]
+    fn runs_of_pages_cover_a_block_and_one_byte_makes_data_of_a_page() {
+        let mut bytes = block(&[true, false, false, true, false], 5);
+        bytes[2 * PAGE + 17] = 1;
+        let pages = Pages::of(&bytes);
+        let expected = [
+            (0..PAGE, false),
+            (PAGE..2 * PAGE, true),
+            (2 * PAGE..4 * PAGE, false),
+            (4 * PAGE..5 * PAGE, true),
+            (5 * PAGE..5 * PAGE + 5, false),
+        ];
+        assert_eq!(pages.runs, expected);
+        assert_eq!((pages.data_bytes(), pages.byte_count()), (4 * PAGE_BYTES, bytes.len() as u64));
+        assert_eq!((Pages::of(&[]).data_bytes(), Pages::of(&[0; 3]).data_bytes()), (0, 0));
+        assert_eq!(Pages::of(&[0, 1, 0]).data_bytes(), PAGE_BYTES);
+    }
+
+    #[test]
+    fn zeros_are_holes_whatever_was_there() {
+        let offset = 3 * PAGE_BYTES;
+        let bytes = block(&[false, true, false, false], 5);
+        for is_damaged in [false, true] {
+            let file = tempfile::tempfile().expect("file");
+            file.set_len(9 * PAGE_BYTES).expect("grows");
+            if is_damaged {
+                file.write_all_at(&[1; 9 * PAGE], 0).expect("writes");
+            }
+            let before = file.metadata().expect("is there").blocks();
+            let zeroed = Pages::of(&bytes).write(&file, offset).expect("writes");
+            let mut read = vec![1; 9 * PAGE];
+            file.read_exact_at(&mut read, 0).expect("reads");
+            let (head, rest) = read.split_at(offset as usize);
+            let (written, tail) = rest.split_at(bytes.len());
+            let around = u8::from(is_damaged);
+            assert!(written == bytes && head.iter().chain(tail).all(|byte| *byte == around));
+            let after = file.metadata().expect("is there").blocks();
+            let pages = |count: u64| count * PAGE_BYTES / 512;
+            match is_damaged {
+                _ if zeroed > 0 => assert_eq!(zeroed, 3 * PAGE_BYTES, "no holes here"),
+                true => assert_eq!(after, before - pages(3)),
+                false => assert_eq!(after, before + pages(2)),
+            }
+        }
+    }
+}
