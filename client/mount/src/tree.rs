@@ -61,6 +61,7 @@ impl Trouble {
             (_, Code::BadPath) => Errno::ENAMETOOLONG,
             (_, Code::NoSpace) => Errno::ENOSPC,
             (_, Code::Limit) => Errno::EFBIG,
+            (_, Code::Special) => Errno::EOPNOTSUPP,
             _ => Errno::EIO,
         }
     }

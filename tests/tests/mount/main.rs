@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use verbatim_tests::port::Port;
-use verbatim_tests::process::{Home, Running, Serve, Signal, Text, contents};
+use verbatim_tests::process::{Ended, Home, Running, Serve, Signal, Text, contents};
 use verbatim_tests::process::{seen, skip, wait_for, when};
 
 /// How long a mount may take to stand, and to go.
@@ -191,14 +191,16 @@ impl Mounted {
         self.wait_for_status("the fill is complete", |it| it["fill"]["state"] == "complete")
     }
 
-    /// Ends it as a user would; fails unless it ends well and leaves nothing.
+    /// Ends it as a user would, and returns what it said; fails unless it ends well and leaves
+    /// nothing.
     #[track_caller]
-    fn end(mut self) {
+    fn end(mut self) -> Ended {
         let running = self.running.take().expect("it runs");
         running.signal(Signal::TERM);
-        running.end().done();
+        let ended = running.end().done();
         let at = self.at.as_ref().expect("it has a place").path();
         assert!(!is_mounted(at), "it is still mounted");
+        ended
     }
 }
 
@@ -234,6 +236,7 @@ fn errno(error: &std::io::Error) -> i32 {
 
 const EIO: i32 = 5;
 const EFBIG: i32 = 27;
+const EOPNOTSUPP: i32 = 95;
 const ESTALE: i32 = 116;
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;

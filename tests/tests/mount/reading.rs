@@ -247,6 +247,40 @@ fn a_file_that_is_too_large_is_an_error_to_its_reader_and_to_nobody_else() {
     mounted.end();
 }
 
+#[test]
+fn a_file_of_size_0_that_has_content_is_refused_by_name() {
+    if !can_mount("a_file_of_size_0_that_has_content_is_refused_by_name") {
+        return;
+    }
+    let home = Arc::new(Home::new());
+    let empty = tempfile::tempdir().expect("a folder");
+    fs::write(empty.path().join("empty"), b"").expect("writes");
+    let exports = ["proc=/proc".to_owned(), format!("data={}", empty.path().display())];
+    let serve = Serve::of(&home, "127.0.0.1:0", &exports);
+    let cache = Arc::new(tempfile::tempdir().expect("a folder"));
+    let said = |ended: Ended, words: &str| assert!(ended.stderr.contains(words), "{ended:#?}");
+    let mounted = Mounted::start(&home, &serve.at("proc"), &cache, &[]);
+    // Twice: nothing of the first try is taken for an empty file.
+    for _ in 0..2 {
+        assert_eq!(fs::metadata(mounted.path("version")).expect("is there").len(), 0);
+        let read = fs::read(mounted.path("version")).map_err(|error| errno(&error));
+        assert_eq!(read, Err(EOPNOTSUPP), "{}", mounted.status());
+    }
+    let files = data_files(cache.path());
+    assert!(files.is_empty(), "an empty file is kept: {files:?}");
+    said(mounted.end(), "path=proc/version cause=\"cannot copy version: its size is 0 but");
+    // Nor does the fill take it for one.
+    let mounted = Mounted::start(&home, &serve.at("proc/tty"), &cache, &["--fill"]);
+    let told = mounted.wait_for_status("the fill ends", |it| it["fill"]["state"] != "filling");
+    assert_eq!(told["fill"]["state"], "incomplete", "{told}");
+    said(mounted.end(), "path=proc/tty/drivers cause=\"cannot copy tty/drivers: its size is 0 but");
+    // One that is as empty as its size says is read.
+    std::thread::sleep(SETTLED);
+    let mounted = Mounted::start(&home, &serve.at("data"), &cache, &[]);
+    assert_eq!(fs::read(mounted.path("empty")).expect("reads"), b"");
+    mounted.end();
+}
+
 /// The files that hold content.
 pub fn data_files(cache: &Path) -> Vec<PathBuf> {
     files_of(cache, "data")
