@@ -31,7 +31,7 @@ pub(crate) struct Paces {
     /// Of all clients of a name.
     name: Option<u64>,
     started: Instant,
-    buckets: Mutex<HashMap<(String, Option<IpAddr>), Arc<Bucket>>>,
+    buckets: Mutex<HashMap<Owner, Arc<Bucket>>>,
 }
 
 impl Paces {
@@ -72,6 +72,9 @@ impl Paces {
         Some(Pace { buckets: wanted.into_iter().map(bucket).collect() })
     }
 }
+
+/// Whose a bucket is: a client's, with its address, or a name's.
+type Owner = (String, Option<IpAddr>);
 
 /// What one client takes from: the bucket of its name first, then its own.
 pub(crate) struct Pace {
