@@ -111,35 +111,44 @@ fn an_upload_to_a_disk_is_written_by_a_device_that_pages_on_demand() {
     }
 }
 
+/// Makes a file of so many MiB with 4 KiB of data every 128 KiB; returns how much room it takes.
+fn make_finely_sparse(path: &Path, mib: u64) -> u64 {
+    let file = fs::File::create(path).expect("creates");
+    file.set_len(mib << 20).expect("grows");
+    for at in (0..mib << 20).step_by(128 << 10) {
+        file.write_all_at(&tree::content(at, 4096), at).expect("writes");
+    }
+    allocated(path)
+}
+
+fn allocated(path: &Path) -> u64 {
+    fs::metadata(path).expect("there").blocks() * 512
+}
+
 #[test]
 #[ignore = "needs an RDMA device; run tests/softroce/run"]
 fn a_finely_sparse_file_takes_the_room_of_its_data_over_verbs() {
     let dir = folders();
-    let source = dir.path().join("data/f");
-    // 4 KiB of data every 128 KiB, one file that lasts and one that does not.
-    for mib in [17, 3] {
-        let file = fs::File::create(&source).expect("creates");
-        file.set_len(mib << 20).expect("grows");
-        for at in (0..mib << 20).step_by(128 << 10) {
-            file.write_all_at(&tree::content(at, 4096), at).expect("writes");
-        }
-        let allocated = |path: &Path| fs::metadata(path).expect("there").blocks() * 512;
-        let had = allocated(&source);
-        for into_files in [true, false] {
-            let serve = serve_with(dir.path(), &format!("write_into_files = {into_files}"));
-            let out = dir.path().join("out/f");
-            let down = serve.cp(&["--json", &serve.at("data/f"), &out.display().to_string()]);
-            assert_verbs(&down.done(), true);
-            let from = source.display().to_string();
-            let up = serve.cp(&["--json", &from, &serve.at("in/")]);
-            assert_verbs(&up.done(), false);
-            for copy in [out, dir.path().join("in/f")] {
-                assert!(is_same(source.clone(), copy.clone()), "{}", copy.display());
-                let has = allocated(&copy);
-                let most = had + had / 10 + (64 << 10);
-                assert!(has <= most, "{} takes {has} bytes, its source {had}", copy.display());
-                fs::remove_file(&copy).expect("removes");
-            }
+    let (source, out) = (dir.path().join("data/f"), dir.path().join("out/f"));
+    // One file that lasts and one that does not.
+    for (mib, into_files) in [(17, true), (17, false), (3, true), (3, false)] {
+        let serve = serve_with(dir.path(), &format!("write_into_files = {into_files}"));
+        for reads in [true, false] {
+            // Anew each time: in memory, a device that reads the holes of a file fills them.
+            let had = make_finely_sparse(&source, mib);
+            let (from, to) = match reads {
+                true => (serve.at("data/f"), out.display().to_string()),
+                false => (source.display().to_string(), serve.at("in/")),
+            };
+            assert_verbs(&serve.cp(&["--json", &from, &to]).done(), reads);
+            let copy = if reads { out.clone() } else { dir.path().join("in/f") };
+            let case = format!("{mib} MiB, into files: {into_files}, reads: {reads}");
+            let has = allocated(&copy);
+            let most = had + had / 10 + (64 << 10);
+            assert!(has <= most, "{case}: the copy takes {has} bytes, its source took {had}");
+            assert!(is_same(source.clone(), copy.clone()), "{case}");
+            fs::remove_file(&copy).expect("removes");
+            fs::remove_file(&source).expect("removes");
         }
     }
 }
