@@ -1,7 +1,8 @@
 //! What went wrong, as it crosses the wire and as the user is told. The code
 //! says what, the class says what may be done about it, the text says on what.
 
-use serde::{Deserialize, Serialize};
+use crate::text::cleaned;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What may be done about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,6 +88,7 @@ pub struct Fault {
     /// What went wrong.
     pub code: Code,
     /// On what and why: lower case, no final stop.
+    #[serde(deserialize_with = "heard")]
     pub text: String,
 }
 
@@ -123,6 +125,11 @@ impl Fault {
 
 /// The longest text in bytes; a path of any length may be in it, and a frame has a bound.
 const TEXT_BYTES_MAX: usize = 1024;
+
+/// Reads the text of a peer: as short as ours, and harmless.
+fn heard<'de, D: Deserializer<'de>>(message: D) -> Result<String, D::Error> {
+    Ok(shortened(cleaned(message)?))
+}
 
 /// Takes what is too much out of the middle: what was tried is in front, the cause at the end.
 fn shortened(text: String) -> String {

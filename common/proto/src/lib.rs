@@ -31,6 +31,7 @@ pub mod rails;
 pub mod read;
 pub mod resolution;
 pub mod spots;
+pub mod text;
 mod touched;
 pub mod tree;
 mod turns;

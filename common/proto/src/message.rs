@@ -186,6 +186,7 @@ pub struct Proof {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// Program and version, for the log.
+    #[serde(deserialize_with = "crate::text::cleaned")]
     pub agent: String,
     /// Names this session in the server's log.
     pub session: u64,

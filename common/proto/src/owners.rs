@@ -19,7 +19,8 @@ pub struct Owner {
 pub struct OwnerName {
     /// Whether it is a group.
     pub is_group: bool,
-    /// The name.
+    /// The name. No account has one that is cleaned.
+    #[serde(deserialize_with = "crate::text::cleaned")]
     pub name: String,
 }
 

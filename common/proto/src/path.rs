@@ -3,6 +3,7 @@
 //! server still resolves it beneath the export's folder, because links move.
 
 use crate::fault::{Code, Fault};
+use crate::text::{clean, is_harmful};
 use crate::units::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
@@ -149,14 +150,7 @@ impl WirePath {
         if plain {
             return text;
         }
-        let mut shown = String::with_capacity(text.len());
-        for letter in text.chars() {
-            match letter.is_control() {
-                true => shown.extend(letter.escape_default()),
-                false => shown.push(letter),
-            }
-        }
-        shown.into()
+        if text.contains(is_harmful) { clean(&text).into_owned().into() } else { text }
     }
 }
 

@@ -66,6 +66,7 @@ pub struct SealedAnswer {
     /// What to begin with, inside TLS; it works once.
     pub secret: JoinSecret,
     /// Why nothing else will do, for the user.
+    #[serde(deserialize_with = "crate::text::cleaned")]
     pub reason: String,
 }
 

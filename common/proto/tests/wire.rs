@@ -38,9 +38,14 @@ fn path() -> impl Strategy<Value = WirePath> {
         .prop_filter_map("a path that is refused", |names| WirePath::parse(&names.join(&b'/')).ok())
 }
 
+/// Text as it is heard: nothing in it acts on a terminal.
+fn text() -> impl Strategy<Value = String> {
+    ".{0,20}".prop_map(|text| verbatim_proto::text::clean(&text).into_owned())
+}
+
 fn fault() -> impl Strategy<Value = Fault> {
     let codes = vec![Code::NotFound, Code::Mismatch, Code::Limit, Code::Interrupted];
-    (prop::sample::select(codes), ".{0,20}").prop_map(|(code, text)| Fault::new(code, text))
+    (prop::sample::select(codes), text()).prop_map(|(code, text)| Fault::new(code, text))
 }
 
 fn file() -> impl Strategy<Value = FileId> {
@@ -262,7 +267,7 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
     ];
     let page = (any::<u32>(), list(entry()), list((path(), fault())), any::<bool>());
     prop_oneof![
-        (".{0,20}", any::<u64>(), any::<u16>()).prop_map(|(agent, session, links_max)| {
+        (text(), any::<u64>(), any::<u16>()).prop_map(|(agent, session, links_max)| {
             ServerMessage::Welcome(Welcome { agent, session, links_max })
         }),
         fault().prop_map(ServerMessage::Refused),

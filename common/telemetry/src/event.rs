@@ -202,10 +202,20 @@ impl<W: Write> Write for Shown<'_, W> {
         }
         text.chars().try_for_each(|letter| match letter {
             '\n' | '\t' if self.lines => self.to.write_char(letter),
-            _ if letter.is_control() => write!(self.to, "{}", letter.escape_default()),
+            _ if letter.is_control() || is_turn(letter) => {
+                write!(self.to, "{}", letter.escape_default())
+            }
             _ => self.to.write_char(letter),
         })
     }
+}
+
+/// Whether a character turns the direction of what is written behind it, or ends a line for some.
+fn is_turn(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    )
 }
 
 /// Escapes what is written through it, as the inside of a string of JSON.

@@ -9,6 +9,7 @@ mod clients;
 mod mirrors;
 mod races;
 mod servers;
+mod texts;
 
 use std::path::{Path, PathBuf};
 

@@ -299,14 +299,7 @@ pub fn port_json(Port { place, refused }: &Port) -> Value {
 
 /// Makes text of the other side harmless to a terminal.
 pub fn clean(text: &str) -> String {
-    let mut cleaned = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter.is_control() {
-            true => cleaned.extend(letter.escape_default()),
-            false => cleaned.push(letter),
-        }
-    }
-    cleaned
+    verbatim_proto::text::clean(text).into_owned()
 }
 
 #[cfg(test)]
