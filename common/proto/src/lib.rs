@@ -12,6 +12,7 @@ pub mod digest;
 pub mod entry;
 pub mod extent;
 pub mod fault;
+mod greeting;
 pub mod habits;
 pub mod holes;
 pub mod ids;
