@@ -24,22 +24,29 @@ impl Target {
     /// not be replaced: it stays, and the file that came too late goes.
     pub fn commit_over(over: Over, batch: &[Arc<Self>]) -> Vec<Result<(), Fault>> {
         let mut answers = flush_all(batch);
-        let mut folders: Vec<&Arc<OpenFolder>> = Vec::new();
+        // Each once, just before the names in it: one may have been moved since it was opened.
+        let mut folders: Vec<(&Arc<OpenFolder>, bool)> = Vec::new();
         for (target, answer) in batch.iter().zip(&mut answers) {
             if answer.is_err() {
                 // What was not written is not in the page cache any more either, and the system
                 // says so once: whoever went on with it would find nothing wrong.
                 target.discard();
-            } else {
+                continue;
+            }
+            let known = folders.iter().find(|(known, _)| Arc::ptr_eq(known, target.folder()));
+            let in_place = known.map_or_else(|| target.folder().is_in_place(), |(_, is)| *is);
+            if known.is_none() {
+                folders.push((target.folder(), in_place));
+            }
+            if in_place {
                 *answer = target.rename(over);
-                let known = folders.iter().any(|known| Arc::ptr_eq(known, target.folder()));
-                if answer.is_ok() && !known {
-                    folders.push(target.folder());
-                }
+            } else {
+                target.discard();
+                *answer = Err(target.misplaced());
             }
         }
-        for folder in folders {
-            if let Err(error) = fsync(&**folder) {
+        for (folder, _) in folders.iter().filter(|(_, in_place)| *in_place) {
+            if let Err(error) = fsync(&***folder) {
                 let fault = Fault::from_io("cannot flush the folder", &error.into());
                 answers.iter_mut().for_each(|answer| *answer = Err(fault.clone()));
             }

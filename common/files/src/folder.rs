@@ -6,13 +6,14 @@
 //! Below another, the target of a mirror, no link is followed at all: what is
 //! written there stays under the name it was meant for.
 
+use crate::beneath::open_beneath;
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
 use crate::naming::{Over, rename, temporary_name};
 use crate::opened::{OpenFolder, Parents};
 use crate::ties::{named_of, ties_of};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
-use rustix::fs::{mkdirat, openat, openat2, readlinkat, statx, symlinkat, unlinkat};
+use rustix::fs::{mkdirat, readlinkat, statx, symlinkat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -134,21 +135,41 @@ impl Folder {
         self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| refused(&what, path, e))
     }
 
-    /// Opens the folder that `path` is in, from a few kept open.
+    /// Opens the folder that `path` is in, from a few kept open. Each is looked for under its path
+    /// again: between that and a change in it are one or two system calls.
     pub fn open_parent(&self, path: &WirePath) -> Result<Arc<OpenFolder>, Fault> {
+        // One that was moved may have left this folder, and what others put there with it.
+        self.parent_if(path, OpenFolder::is_in_place)
+    }
+
+    /// The same for a temporary file: whoever gives it its name looks where its folder is then.
+    pub(crate) fn open_parent_of_temporary(
+        &self,
+        path: &WirePath,
+    ) -> Result<Arc<OpenFolder>, Fault> {
+        // One that was removed has no name, and takes none.
+        self.parent_if(path, |kept| rustix::fs::fstat(kept).is_ok_and(|stat| stat.st_nlink > 0))
+    }
+
+    fn parent_if(
+        &self,
+        path: &WirePath,
+        is_good: impl FnOnce(&OpenFolder) -> bool,
+    ) -> Result<Arc<OpenFolder>, Fault> {
         let parent = path.parent_bytes();
         if parent.is_empty() {
             return Ok(self.fd.clone());
         }
         if let Some(kept) = self.parents.find(parent) {
-            // One that was removed has no name, and takes none.
-            if rustix::fs::fstat(&*kept).is_ok_and(|stat| stat.st_nlink > 0) {
+            if is_good(&kept) {
                 return Ok(kept);
             }
             self.parents.forget(&kept);
         }
         let parent = path.parent();
-        let fd = Arc::new(OpenFolder::new(self.open_folder(&parent)?));
+        let fd = self.open_folder(&parent)?;
+        let way = self.way(ResolveFlags::empty());
+        let fd = Arc::new(OpenFolder::below(fd, &self.fd, parent.clone(), way));
         self.parents.keep(parent, &fd);
         Ok(fd)
     }
@@ -269,22 +290,8 @@ impl Folder {
     }
 
     fn resolve(&self, path: &WirePath, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
-        let (from, mut rest, links) = self.begin_at(path);
-        if rest.is_empty() {
-            return openat(from, c".", flags | OFlags::CLOEXEC, Mode::empty());
-        }
-        // Longer than the kernel takes at a time: in steps, each beneath the folder reached so
-        // far. A link that climbs out of its step is refused, even if it stays in the export.
-        let mut reached: Option<OwnedFd> = None;
-        while rest.len() > PATH_STEP_MAX {
-            let cut = rest[..=PATH_STEP_MAX].iter().rposition(|&byte| byte == b'/');
-            let cut = cut.ok_or(rustix::io::Errno::NAMETOOLONG)?;
-            let at = reached.as_ref().map_or(from, AsFd::as_fd);
-            let folder = OFlags::PATH | OFlags::DIRECTORY;
-            reached = Some(self.resolve_step(at, &rest[..cut], folder, links)?);
-            rest = &rest[cut + 1..];
-        }
-        self.resolve_step(reached.as_ref().map_or(from, AsFd::as_fd), rest, flags, links)
+        let (from, rest, links) = self.begin_at(path);
+        open_beneath(from, rest, flags, self.way(links))
     }
 
     /// The open folder that a path is looked up from, the rest of the path, and what of links.
@@ -300,35 +307,14 @@ impl Folder {
         }
     }
 
-    /// Opens a path below what was reached so far, and beneath it unless the folder is free.
-    fn resolve_step(
-        &self,
-        at: BorrowedFd<'_>,
-        path: &[u8],
-        flags: OFlags,
-        links: ResolveFlags,
-    ) -> Result<OwnedFd, rustix::io::Errno> {
-        let resolve = match self.beneath {
+    /// How a path is resolved: beneath the folder, unless that is free.
+    fn way(&self, links: ResolveFlags) -> ResolveFlags {
+        match self.beneath {
             true => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | links,
             false => links,
-        };
-        let (path, flags) = (OsStr::from_bytes(path), flags | OFlags::CLOEXEC);
-        // The kernel asks to try again when a rename raced with the look-up.
-        for _ in 0..RESOLVE_TRIES_MAX {
-            match openat2(at, path, flags, Mode::empty(), resolve) {
-                Err(rustix::io::Errno::AGAIN) => {}
-                result => return result,
-            }
         }
-        Err(rustix::io::Errno::AGAIN)
     }
 }
-
-/// The longest path that the kernel takes, without the zero behind it.
-const PATH_STEP_MAX: usize = 4095;
-
-/// How often a look-up that raced with a rename is tried.
-const RESOLVE_TRIES_MAX: usize = 64;
 
 fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
     match error {
@@ -426,14 +412,28 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_was_renamed_is_soon_not_written_to_under_its_old_name() {
+    fn a_folder_that_was_moved_away_is_not_written_to_under_its_old_path() {
         let (keep, folder) = sample();
         folder.open_parent(&path("sub/new")).expect("opens");
-        let sub = keep.path().join("export/sub");
-        fs::rename(&sub, keep.path().join("export/moved")).expect("renames");
-        std::thread::sleep(crate::opened::PARENT_LIFE);
+        fs::rename(keep.path().join("export/sub"), keep.path().join("moved")).expect("renames");
         let fault = folder.open_parent(&path("sub/new")).expect_err("it is gone");
         assert_eq!(fault.code, Code::NotFound);
+        // Another may have its path.
+        fs::create_dir(keep.path().join("export/sub")).expect("makes");
+        folder.make_folder(&path("sub/made"), 0o700, false).expect("makes");
+        assert!(keep.path().join("export/sub/made").exists());
+        assert!(!keep.path().join("moved/made").exists(), "outside of the folder");
+    }
+
+    #[test]
+    fn what_others_put_into_a_folder_that_was_moved_away_is_not_linked_back() {
+        let (keep, folder) = sample();
+        let (secret, link) = (path("sub/secret"), path("link to it"));
+        folder.open_parent(&secret).expect("opens");
+        fs::rename(keep.path().join("export/sub"), keep.path().join("moved")).expect("renames");
+        fs::write(keep.path().join("moved/secret"), b"of others").expect("writes");
+        assert_eq!(folder.link(&link, &secret).expect_err("gone").code, Code::NotFound);
+        assert!(!keep.path().join("export/link to it").exists());
     }
 
     #[test]

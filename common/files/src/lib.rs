@@ -8,6 +8,7 @@
 pub mod accounts;
 mod alter;
 pub mod bare;
+mod beneath;
 pub mod checked;
 mod commit;
 pub mod folder;

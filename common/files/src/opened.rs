@@ -1,9 +1,12 @@
-//! A folder that is open, and what is known of its file system: where files are
-//! nowhere but in memory, nothing waits for a disk, and a file without a name is
-//! cheap to make. A few are kept for the next file in them. Made by `folder`, used
-//! by `target` and `commit`.
+//! A folder that is open, where it was found, and what is known of its file system:
+//! where files are nowhere but in memory, nothing waits for a disk, and a file
+//! without a name is cheap to make. A few are kept for the next file in them, and
+//! looked for again each time, because a folder that is open goes where it is moved.
+//! Made by `folder`, used by `target` and `commit`.
 
+use crate::beneath::open_beneath;
 use crate::identity::kind_of_file_system;
+use rustix::fs::{OFlags, ResolveFlags, fstat};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +20,17 @@ const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58F6];
 pub struct OpenFolder {
     fd: OwnedFd,
     in_memory: bool,
+    found: Option<Found>,
+}
+
+/// Where a folder was found.
+#[derive(Debug)]
+struct Found {
+    root: Arc<OpenFolder>,
+    path: WirePath,
+    resolve: ResolveFlags,
+    /// Its device and inode.
+    is: (u64, u64),
 }
 
 impl OpenFolder {
@@ -24,7 +38,29 @@ impl OpenFolder {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         let kind = kind_of_file_system(&fd);
         let in_memory = kind.is_some_and(|kind| IN_MEMORY.contains(&kind));
-        Self { fd, in_memory }
+        Self { fd, in_memory, found: None }
+    }
+
+    /// The same of a folder that was found at `path` below another.
+    pub(crate) fn below(
+        fd: OwnedFd,
+        root: &Arc<Self>,
+        path: WirePath,
+        resolve: ResolveFlags,
+    ) -> Self {
+        // One that cannot be looked at is nowhere.
+        let is = fstat(&fd).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+        let found = Some(Found { root: root.clone(), path, resolve, is });
+        Self { found, ..Self::new(fd) }
+    }
+
+    /// Whether it is still where it was found. One that was moved or removed is not.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let Some(Found { root, path, resolve, is }) = &self.found else { return true };
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        open_beneath(root.as_fd(), path.as_bytes(), flags, *resolve)
+            .and_then(fstat)
+            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == *is)
     }
 
     /// Whether what is in it is in memory alone.
@@ -42,8 +78,8 @@ impl AsFd for OpenFolder {
 /// Folders kept open.
 const PARENTS_MAX: usize = 32;
 
-/// How long one is kept: a folder that was renamed meanwhile is soon found under its new name.
-pub(crate) const PARENT_LIFE: Duration = Duration::from_millis(500);
+/// How long one is kept.
+const PARENT_LIFE: Duration = Duration::from_millis(500);
 
 /// Folders that files were made in, kept open for the next ones; the oldest come first.
 #[derive(Debug, Default)]

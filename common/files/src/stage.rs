@@ -160,7 +160,7 @@ impl Stage {
             Fault::new(Code::Changed, text)
         };
         let is_old = |name: &[u8]| twin_at(&self.parent, name) == self.target().map(|o| o.folder);
-        if !is_old(&self.name) {
+        if !is_old(&self.name) || !self.parent.is_in_place() {
             return Err(changed());
         }
         match &self.old {

@@ -327,6 +327,12 @@ impl Target {
         Fault::from_io(format!("cannot write {}", self.path), error)
     }
 
+    /// What is answered where its folder has left its place.
+    pub(crate) fn misplaced(&self) -> Fault {
+        let text = format!("cannot rename into {}: its folder was moved or removed", self.path);
+        Fault::new(Code::NotFound, text)
+    }
+
     /// Gives it its final name.
     pub(crate) fn rename(&self, over: Over) -> Result<(), Fault> {
         // The journal first: without it the other file is only a temporary one.
@@ -358,7 +364,7 @@ impl Drop for Target {
 fn place<'a>(folder: &Folder, path: &'a WirePath) -> Result<(Arc<OpenFolder>, &'a [u8]), Fault> {
     let name = path.name();
     let no_name = || Fault::new(Code::IsFolder, format!("cannot create {path}: no name"));
-    Ok((folder.open_parent(path)?, name.ok_or_else(no_name)?))
+    Ok((folder.open_parent_of_temporary(path)?, name.ok_or_else(no_name)?))
 }
 
 fn is_folder(mode: u16) -> bool {
@@ -387,6 +393,23 @@ mod tests {
                 assert_eq!(Target::commit(&[Arc::new(target)]), [Ok(())]);
                 fs::remove_dir_all(&below).expect("removes");
             }
+        }
+    }
+
+    #[test]
+    fn a_file_whose_folder_was_moved_away_gets_no_name_there() {
+        for (dir, folder) in folders() {
+            let below = dir.path().join("sub");
+            fs::create_dir(&below).expect("makes");
+            let target = Target::create(&folder, &path("sub/a"), 1, 0o600).expect("creates");
+            target.write_at(b"x", 0).expect("writes");
+            let outside = tempfile::tempdir_in(dir.path().parent().expect("a folder"));
+            let outside = outside.expect("a folder");
+            fs::rename(&below, outside.path().join("sub")).expect("renames");
+            let answer = Target::commit(&[Arc::new(target)]).remove(0);
+            assert_eq!(answer.expect_err("it is gone").code, Code::NotFound);
+            let left = fs::read_dir(outside.path().join("sub")).expect("reads").count();
+            assert_eq!(left, 0, "nothing is left there");
         }
     }
 
