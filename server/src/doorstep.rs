@@ -30,7 +30,7 @@ const NETWORKS_MAX: usize = 8192;
 /// For how long nobody may have come so that many may come at once.
 const BURST: Duration = Duration::from_secs(1);
 
-/// All who stand there.
+/// The connections that have not yet proven who they are.
 pub(crate) struct Doorstep {
     each: Duration,
     each_of_address: Duration,
@@ -39,18 +39,18 @@ pub(crate) struct Doorstep {
 
 #[derive(Default)]
 struct State {
-    /// How many have come so far: the number of the next.
+    /// How many connections have come so far: the number of the next.
     came: u64,
-    /// All who stand there, by number: the oldest first.
+    /// The connections that stand there, by number: the oldest first.
     standing: BTreeMap<u64, Standing>,
     free_at: Duration,
     networks: HashMap<Network, Caller>,
 }
 
-/// One who stands there.
+/// A connection that stands there.
 struct Standing {
     networks: Networks,
-    /// Sends it away; none once it has said something.
+    /// Dropping it sends the connection away; none once the connection has sent a byte.
     silent: Option<oneshot::Sender<()>>,
 }
 
@@ -148,7 +148,7 @@ impl State {
     }
 }
 
-/// One who stands there; dropping it leaves.
+/// The place of one connection; dropping it gives the place back.
 pub(crate) struct Arrival {
     doorstep: Arc<Doorstep>,
     networks: Networks,
@@ -358,7 +358,11 @@ mod tests {
             crowds.iter_mut().zip(&left).all(|(crowd, &left)| gone(&mut crowd[..left]) == left);
         assert!(oldest, "the oldest of each");
         drop((more, crowds, honest));
-        assert_eq!(doorstep.state().standing.len(), 0, "who was sent away is not counted twice");
+        assert_eq!(
+            doorstep.state().standing.len(),
+            0,
+            "an evicted connection is not counted twice"
+        );
     }
 
     #[test]
@@ -375,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn who_spoke_stays_and_where_all_did_nobody_leaves() {
+    fn a_connection_that_spoke_keeps_its_place() {
         let doorstep = Doorstep::new(1000, 1000);
         let mut first = doorstep.spoken(address(1), ARRIVALS_PER_ADDRESS_MAX - 1);
         let mut silent = doorstep.silent(address(1), 1);

@@ -121,8 +121,8 @@ impl Guests {
         }
     }
 
-    /// Finds out what a connection is, and serves it until it is over. What it has to prove it
-    /// proves before one deadline, whatever it says meanwhile.
+    /// Finds out what a connection is, and serves it until it is over. From accept to authenticated
+    /// there is one deadline, whatever the connection sends meanwhile.
     async fn ask(
         &self,
         stream: TcpStream,
@@ -173,8 +173,8 @@ impl Guests {
         }
     }
 
-    /// Waits for the first byte of a connection, which is left for who reads on. None if it is
-    /// silent for too long, hung up, or had to leave for others; then nobody waits for it any more.
+    /// Waits for the first byte of a connection, and leaves it unread. None if the connection was
+    /// silent for too long, was closed, or was evicted for another one.
     async fn first_byte(
         &self,
         stream: &TcpStream,
@@ -195,7 +195,7 @@ impl Guests {
             };
             match heard {
                 Ok(Ok(1)) if arrival.spoke() => return Some(first[0]),
-                // It spoke as it had to leave.
+                // Its byte came just after it was evicted.
                 Ok(Ok(1)) => self.send_away(stream, peer, "it was silent, and others came"),
                 Ok(_) => tracing::debug!(%peer, "connection said nothing"),
                 Err(_) if Instant::now() >= deadline => {

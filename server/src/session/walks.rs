@@ -104,10 +104,9 @@ impl Session {
         match digests {
             true => {
                 let Share { name, hashed_walks, threads, .. } = &*self.share;
-                let walks = [hashed_walks, &name.hashed_walks, &self.shared.hashed_walks];
-                let rooms = [walks[0], walks[1], walks[2], threads, &name.threads];
-                let rooms = rooms.map(Arc::clone);
-                self.job_within(rooms, work);
+                let all = &self.shared.hashed_walks;
+                let rooms = [hashed_walks, &name.hashed_walks, all, threads, &name.threads];
+                self.job_within(rooms.map(Arc::clone), work);
             }
             false => self.job(work),
         }
