@@ -117,6 +117,7 @@ impl Guests {
             Caller::Expected(session, event) => drop(session.send(event).await),
             Caller::Stranger(stream, peer, arrival) => {
                 self.ask(stream, peer, stopping, arrival).await;
+                self.shared.trimmer.left();
             }
         }
     }

@@ -208,6 +208,7 @@ impl Server {
         let written = self.shared.written.clone();
         let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
         watching.spawn(place.clone().watch(self.shared.clone(), self.config.exports.clone()));
+        watching.spawn(self.shared.trimmer.clone().run());
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), self.shared.clone()));
         }
@@ -383,6 +384,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
         hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),
+        trimmer: Arc::default(),
     })
 }
 

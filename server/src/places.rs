@@ -1,5 +1,5 @@
 //! Places of one kind that all clients share: sessions, descriptors of files,
-//! watches. Who has as many as are left gets no more, so one client has half of
+//! watches, bytes of memory. Who has as many as are left gets no more, so one client has half of
 //! them at most, two have a third each, and who comes next finds some; the same
 //! holds among the sessions of one client. The first few are anybody's, as long as
 //! there are any. All clients of one name have three quarters at most, from however
@@ -24,6 +24,16 @@ impl Places {
     /// So many, and nobody has any.
     pub fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { all: max, left: Mutex::new(max) })
+    }
+
+    /// How many there are.
+    pub fn all(&self) -> usize {
+        self.all
+    }
+
+    /// How many somebody has.
+    pub fn taken(&self) -> usize {
+        self.all - self.left()
     }
 
     /// How many nobody has.

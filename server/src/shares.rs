@@ -5,6 +5,7 @@
 
 use crate::config::Limits;
 use crate::doorstep::{ARRIVALS_MAX, network_of};
+use crate::memory;
 use crate::places::{Places, Taker};
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -43,6 +44,8 @@ pub(crate) struct Shares {
     pub watches: Arc<Places>,
     /// Descriptors of files that are open for clients.
     pub files: Arc<Places>,
+    /// Bytes of memory that are kept for clients.
+    pub memory: Arc<Places>,
 }
 
 /// Those who are here.
@@ -60,6 +63,7 @@ impl Shares {
             sessions: Places::new(limits.sessions_max as usize),
             watches: Places::new(WATCHES_MAX),
             files: Places::new(for_files(limits, descriptors)),
+            memory: Places::new(memory::budget_bytes(limits)),
         }
     }
 
@@ -91,6 +95,7 @@ pub(crate) struct Named {
     sessions: Arc<Taker>,
     watches: Arc<Taker>,
     files: Arc<Taker>,
+    memory: Arc<Taker>,
 }
 
 impl Named {
@@ -101,6 +106,7 @@ impl Named {
             sessions: Taker::named(&of.sessions),
             watches: Taker::named(&of.watches),
             files: Taker::named(&of.files),
+            memory: Taker::named(&of.memory),
         }
     }
 }
@@ -113,6 +119,7 @@ pub(crate) struct Share {
     pub sessions: Arc<Taker>,
     pub watches: Arc<Taker>,
     pub files: Arc<Taker>,
+    pub memory: Arc<Taker>,
 }
 
 impl Share {
@@ -123,14 +130,15 @@ impl Share {
             sessions: name.sessions.part(),
             watches: name.watches.part(),
             files: name.files.part(),
+            memory: name.memory.part(),
             name,
         }
     }
 
     /// Whether somebody has it, or something of it: work may go on when its session is over.
     fn is_used(self: &Arc<Self>) -> bool {
-        let Self { threads, hashed_walks, sessions, watches, files, .. } = &**self;
-        let takers = [sessions, watches, files].map(Arc::strong_count);
+        let Self { threads, hashed_walks, sessions, watches, files, memory, .. } = &**self;
+        let takers = [sessions, watches, files, memory].map(Arc::strong_count);
         let counts = [Arc::strong_count(self), Arc::strong_count(threads)];
         let counts = counts.into_iter().chain([Arc::strong_count(hashed_walks)]).chain(takers);
         counts.max() > Some(1)

@@ -44,6 +44,20 @@ impl Raw {
         })
     }
 
+    /// Says something if the server takes it within this time; whether it did. One that was not
+    /// taken is lost, and so is the session.
+    pub fn say_within(&mut self, message: ClientMessage, limit: Duration) -> bool {
+        let sender = &mut self.connection.sender;
+        let said = self.runtime.block_on(async {
+            tokio::time::timeout(limit, async {
+                sender.send(&message).await?;
+                sender.flush().await
+            })
+            .await
+        });
+        matches!(said, Ok(Ok(())))
+    }
+
     /// Waits for the next message; none when the server hung up.
     #[track_caller]
     pub fn next(&mut self, what: &str) -> Option<ServerMessage> {

@@ -4,11 +4,13 @@
 //! what was read or written stays counted here. `connect` and `accept` make them.
 
 use crate::ControlError;
+use crate::budget::{Budget, FREE_BYTES, Lender, Loan, borrow};
 use serde::{Serialize, de::DeserializeOwned};
-use std::{io, marker::PhantomData};
+use std::{io, marker::PhantomData, sync::Arc};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_proto::wire::{self, PREFIX_BYTES};
+use verbatim_proto::{Code, Fault};
 
 /// The half that sends messages of one kind.
 pub struct Sender<M> {
@@ -88,6 +90,10 @@ pub struct Receiver<M> {
     frame_bytes: usize,
     /// How long a message may be.
     frame_bytes_max: usize,
+    lender: Lender,
+    /// Memory that was lent for `arrived`, and how much.
+    loans: Vec<Loan>,
+    lent_bytes: usize,
     kind: PhantomData<fn() -> M>,
 }
 
@@ -100,6 +106,9 @@ impl<M: DeserializeOwned> Receiver<M> {
             taken: 0,
             frame_bytes: 0,
             frame_bytes_max: FRAME_BYTES_MAX,
+            lender: None,
+            loans: Vec::new(),
+            lent_bytes: 0,
             kind: PhantomData,
         }
     }
@@ -107,6 +116,11 @@ impl<M: DeserializeOwned> Receiver<M> {
     /// Takes no larger message from now on.
     pub(crate) fn limit(&mut self, frame_bytes_max: usize) {
         self.frame_bytes_max = frame_bytes_max;
+    }
+
+    /// Has the memory for long messages lent from now on.
+    pub fn lend_from(&mut self, lender: Arc<dyn Budget>) {
+        self.lender = Some(lender);
     }
 
     /// Waits for the next message; none when the peer said goodbye between two frames.
@@ -121,7 +135,7 @@ impl<M: DeserializeOwned> Receiver<M> {
             self.arrived.drain(..self.taken);
             self.taken = 0;
             let step = STEP_BYTES.min(PREFIX_BYTES + self.frame_bytes_max);
-            self.arrived.reserve(step);
+            self.make_room(step)?;
             let read = (&mut self.io).take(step as u64).read_buf(&mut self.arrived).await;
             if read.map_err(|e| ControlError::broken(&e))? > 0 {
                 continue;
@@ -131,6 +145,22 @@ impl<M: DeserializeOwned> Receiver<M> {
             }
             return Err(ControlError::Closed { cause: "the peer stopped inside a frame".into() });
         }
+    }
+
+    /// Makes room for so many bytes more; where nothing is under way, no more room than that.
+    fn make_room(&mut self, step: usize) -> Result<(), ControlError> {
+        if self.arrived.is_empty() && self.arrived.capacity() > FREE_BYTES {
+            self.arrived = Vec::new();
+            self.loans = Vec::new();
+            self.lent_bytes = 0;
+        }
+        self.arrived.reserve(step);
+        let more = self.arrived.capacity().saturating_sub(FREE_BYTES + self.lent_bytes);
+        if more > 0 {
+            self.loans.push(borrow(&self.lender, more).ok_or_else(unlent)?);
+            self.lent_bytes += more;
+        }
+        Ok(())
     }
 
     /// The next message, if all of it came with those before it.
@@ -160,6 +190,12 @@ impl<M> std::fmt::Debug for Receiver<M> {
     }
 }
 
+fn unlent() -> ControlError {
+    let text = "a long message comes, and the server has no memory for it: this client, or all \
+                together, have what limits.memory_mb allows";
+    ControlError::Refused(Fault::new(Code::Limit, text))
+}
+
 /// How much is read at a time: 64 KiB.
 const STEP_BYTES: usize = 64 << 10;
 
@@ -169,6 +205,7 @@ const UNSENT_BYTES_MAX: usize = 256 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::tests::Purse;
     use std::time::Duration;
     use tokio::{io::duplex, time::timeout};
     use verbatim_proto::wire::WireError;
@@ -257,6 +294,32 @@ mod tests {
         let (error, received) = tokio::join!(send, receiver.recv());
         assert!(received.unwrap().unwrap() == word);
         assert!(matches!(error, ControlError::Wire(WireError::TooLarge { .. })));
+    }
+
+    #[tokio::test]
+    async fn memory_for_a_long_message_is_lent_and_given_back_after_it() {
+        let (near, far) = duplex(1 << 12);
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::<String>::new(far));
+        let purse = Purse::of(3 << 20);
+        receiver.lend_from(Arc::new(purse.clone()));
+        let word = "x".repeat(900 << 10);
+        let send = async {
+            sender.send(&word).await.unwrap();
+            sender.flush().await.unwrap();
+        };
+        let ((), received) = tokio::join!(send, receiver.recv());
+        assert!(received.unwrap().unwrap() == word);
+        assert!(purse.left() < (3 << 20) - (800 << 10), "{} left", purse.left());
+        poke(receiver.recv()).await;
+        assert_eq!(purse.left(), 3 << 20);
+        assert!(receiver.arrived.capacity() <= 2 * STEP_BYTES);
+        // Somebody else has most of it now.
+        let _loan = purse.lend(purse.left() - (300 << 10)).expect("it is there");
+        let refused = tokio::select! {
+            sent = sender.send(&word) => panic!("nobody takes it: {sent:?}"),
+            refused = receiver.recv() => refused.expect_err("there is no memory for it"),
+        };
+        assert!(refused.to_string().contains("limits.memory_mb"), "{refused}");
     }
 
     #[tokio::test]

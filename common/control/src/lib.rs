@@ -11,6 +11,7 @@
 
 mod accept;
 mod authority;
+mod budget;
 mod channel;
 mod connect;
 mod data;
@@ -32,6 +33,7 @@ mod tests;
 
 pub use accept::{Accepted, Acceptor, Policy, Who, check_listen};
 pub use authority::{Authority, CertificateFiles, Named};
+pub use budget::{Budget, Loan};
 pub use channel::{Receiver, Sender};
 pub use connect::{ConnectOptions, Connection, connect};
 pub use data::{Sealed, join_sealed};
@@ -40,7 +42,7 @@ pub use identity::{Fingerprint, ServerIdentity};
 pub use keys::{AuthorizedKeys, ClientKey, PublicKey};
 pub use known::{Known, KnownServers};
 pub use local::LocalDoor;
-pub use outbox::Outbox;
+pub use outbox::{Outbox, Unread};
 pub use settings::ClientSettings;
 pub use tls::SENT_AWAY;
 pub use tokens::{Grant, Token, TokenStore, Tokens, unix_now};

@@ -11,6 +11,7 @@
 //! from huge pages where there are some (`pages`).
 
 mod from_files;
+mod heap;
 mod pages;
 mod spare;
 
@@ -19,6 +20,7 @@ use crate::error::FabricError;
 use crate::verbs::LocalRegions;
 pub(crate) use from_files::Part;
 pub use from_files::{FROM_FILE_BYTES_MIN, FromFiles};
+pub use heap::trim_heap;
 use memmap2::{Advice, Mmap, MmapOptions, MmapRaw};
 use pages::Pages;
 pub use pages::{huge_page_bytes, huge_page_bytes_peak, huge_pages_free};

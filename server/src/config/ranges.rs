@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use verbatim_proto::units::LINKS_MAX;
 
 /// Each key with a number, and its least and greatest.
-pub(super) const RANGES: [(&str, RangeInclusive<i64>); 25] = [
+pub(super) const RANGES: [(&str, RangeInclusive<i64>); 26] = [
     ("workers", 0..=256),
     ("drain_seconds", 0..=3600),
     ("limits.sessions_max", 1..=65536),
@@ -16,6 +16,7 @@ pub(super) const RANGES: [(&str, RangeInclusive<i64>); 25] = [
     ("limits.idle_seconds", 10..=86400),
     ("limits.client_mb_per_second", 0..=1_000_000),
     ("limits.name_mb_per_second", 0..=1_000_000),
+    ("limits.memory_mb", 0..=16_777_216),
     ("cache.size_mb", 1..=65536),
     ("uploads.keep_hours", 0..=87600),
     ("rdma.port", 0..=255),

@@ -25,6 +25,9 @@ pub struct Limits {
     pub client_mb_per_second: u32,
     /// What all clients of one name may move in a second, in MiB; 0 stands for all they can.
     pub name_mb_per_second: u32,
+    /// What all clients together may have the server keep in memory, in MiB; 0 stands for a
+    /// quarter of the machine's.
+    pub memory_mb: u32,
 }
 
 /// Certificates of the user's own authority.
@@ -118,6 +121,7 @@ impl Default for Limits {
             idle_seconds: 300,
             client_mb_per_second: 0,
             name_mb_per_second: 0,
+            memory_mb: 0,
         }
     }
 }

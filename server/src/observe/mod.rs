@@ -213,6 +213,8 @@ impl Observatory {
             pinned_bytes: sum(&|view| view.domain.pinned_bytes()),
             pinned_bytes_max: shared.rdma.pinned_bytes_max(),
             slots: sum(&|view| load(&view.slots)),
+            client_bytes: shared.shares.memory.taken() as u64,
+            client_bytes_max: shared.shares.memory.all() as u64,
             cache_lookups: (cache.hits, cache.misses),
             cache_entries: cache.entries,
             cache_bytes: cache.bytes,

@@ -64,6 +64,7 @@ struct Session {
     read_bytes: u64,
     written_bytes: u64,
     spared_bytes: u64,
+    memory_bytes: u64,
     files: Vec<File>,
 }
 
@@ -122,6 +123,8 @@ struct Memory {
     pinned_bytes_max: u64,
     slots: u64,
     huge_page_bytes: u64,
+    client_bytes: u64,
+    client_bytes_max: u64,
 }
 
 #[derive(Serialize)]
@@ -173,6 +176,8 @@ impl Observatory {
                 pinned_bytes_max: levels.pinned_bytes_max,
                 slots: levels.slots,
                 huge_page_bytes: verbatim_fabric::memory::huge_page_bytes(),
+                client_bytes: levels.client_bytes,
+                client_bytes_max: levels.client_bytes_max,
             },
             cache: Cache {
                 kept_in: match shared.hashing.cache().home() {
@@ -265,6 +270,7 @@ fn session(view: &View) -> Session {
         read_bytes: view.moved[Direction::Read as usize].load(Relaxed),
         written_bytes: view.moved[Direction::Write as usize].load(Relaxed),
         spared_bytes: view.spared.load(Relaxed),
+        memory_bytes: view.memory_bytes(),
         files,
     }
 }

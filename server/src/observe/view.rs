@@ -5,12 +5,13 @@
 //! neither files nor errors are shown: those are logged.
 
 use super::{Observatory, lock};
+use crate::places::Taker;
 use crate::rails::SessionDomain;
 use crate::session::Event;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
 use verbatim_proto::{Code, Fault, WirePath};
@@ -55,6 +56,8 @@ pub(crate) struct View {
     pub ending: AtomicU64,
     /// Upload slots.
     pub slots: AtomicU64,
+    /// What it has of the memory for clients.
+    memory: OnceLock<Arc<Taker>>,
     pub files: Mutex<HashMap<(Direction, FileId), Moving>>,
     /// Links that are up, by transport.
     links: [AtomicU64; 3],
@@ -88,12 +91,23 @@ impl View {
             spared: AtomicU64::new(0),
             ending: AtomicU64::new(0),
             slots: AtomicU64::new(0),
+            memory: OnceLock::new(),
             files: Mutex::default(),
             links: Default::default(),
             fell_back: AtomicU64::new(0),
             discreet,
             place,
         }
+    }
+
+    /// Says where the memory of the session is counted.
+    pub fn keeps(&self, memory: Arc<Taker>) {
+        self.memory.get_or_init(|| memory);
+    }
+
+    /// Bytes of memory that are kept for it.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.get().map_or(0, |memory| memory.has() as u64)
     }
 
     /// Keeps an error that the client was told, and counts it.

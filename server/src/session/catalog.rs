@@ -21,6 +21,9 @@ const SCANS_MAX: usize = 8;
 /// Requests to make things that may wait for the one before: as many as a client has under way.
 pub(super) const MAKES_MAX: usize = 64;
 
+/// From so many on the bytes count that they take.
+pub(super) const MAKES_HEARD_MAX: usize = 2;
+
 /// The scans of a session, `None` while a page is being made; and what is to be made, in
 /// order, because a folder comes before what is in it.
 #[derive(Default)]

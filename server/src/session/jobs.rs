@@ -1,10 +1,11 @@
 //! File work of a session: each job runs on the blocking pool and tells its session
 //! one event, whatever becomes of it. Owns how many a client may have asked for, and
-//! whether it is heard: who asks for more than is done waits, and no queue grows. How
+//! whether it is heard: a client that asks for more than is done, or does not read
+//! what it is answered, waits, and no queue grows. How
 //! many of its jobs run at a time is its share of the pool; those that wait end with
 //! their session. What is done is said by `reading`, `writing`, `catalog` and `mirror`.
 
-use super::catalog::MAKES_MAX;
+use super::catalog::{MAKES_HEARD_MAX, MAKES_MAX};
 use super::walks::WALKS_MAX;
 use super::{EVENTS_MAX, Event, Session};
 use crate::shares::CLIENT_THREADS_MAX;
@@ -31,19 +32,36 @@ const _: () = assert!(WALKS_MAX < 8, "walks that hash may wait for others for ho
 pub(super) const AHEAD_BYTES_MAX: usize = FRAME_BYTES_MAX;
 
 impl Session {
-    /// Notes how long a message was that was heard.
+    /// Notes how long a message was that was heard. It counts while there is enough to do, and
+    /// where there is no memory for more it counts as all there may be.
     pub(super) fn note_heard(&mut self, bytes: usize) {
-        let ahead = if self.jobs < JOBS_HEARD_MAX { 0 } else { self.ahead_bytes + bytes };
-        self.ahead_bytes = ahead;
+        if !self.has_enough_to_do() {
+            self.ahead_bytes = 0;
+            self.ahead.clear();
+            return;
+        }
+        match self.memory.take(bytes) {
+            Some(place) => {
+                self.ahead.push(place);
+                self.ahead_bytes += bytes;
+            }
+            None => self.ahead_bytes = AHEAD_BYTES_MAX,
+        }
+    }
+
+    fn has_enough_to_do(&self) -> bool {
+        self.jobs >= JOBS_HEARD_MAX || self.catalog.makes_waiting() >= MAKES_HEARD_MAX
     }
 
     /// Whether the next message is taken: not before what it depends on is done, nor while there
-    /// is enough to do. All jobs end without another one.
+    /// is enough to do or to read. All jobs end without another one, but they begin none while
+    /// there is much to read.
     pub(super) fn hears(&self) -> bool {
         let waits = self.held.is_some() || self.links.making.joins();
-        let behind = self.jobs >= JOBS_HEARD_MAX && self.ahead_bytes >= AHEAD_BYTES_MAX;
+        let behind = self.has_enough_to_do() && self.ahead_bytes >= AHEAD_BYTES_MAX;
+        let unread = self.outbox.unread().is_much();
         let busy = self.jobs >= JOBS_MAX || self.catalog.makes_waiting() >= MAKES_MAX;
-        !(waits || behind || busy)
+        !(waits || behind || busy || unread)
     }
 
     /// Starts file work on the blocking pool; its event comes back to this session.
@@ -52,7 +70,7 @@ impl Session {
     }
 
     /// The same, once there is room in all of these, which several sessions share. It is waited for
-    /// in this order.
+    /// in this order; and not begun while its session has much that is not read.
     pub(super) fn job_within<const ROOMS: usize>(
         &mut self,
         rooms: [Arc<Semaphore>; ROOMS],
@@ -65,18 +83,28 @@ impl Session {
                 drop(places);
             });
         };
+        let unread = self.outbox.unread().clone();
         let places = rooms.iter().map(|room| room.clone().try_acquire_owned().ok());
-        if let Some(places) = places.collect() {
+        if !unread.is_much()
+            && let Some(places) = places.collect()
+        {
             return run(places);
         }
         let events = self.events.clone();
         tokio::spawn(async move {
             let places = async {
-                let mut places = Vec::with_capacity(ROOMS);
-                for room in rooms {
-                    places.push(room.acquire_owned().await.expect("it is never closed"));
+                loop {
+                    unread.less().await;
+                    let mut places = Vec::with_capacity(ROOMS);
+                    for room in &rooms {
+                        let place = room.clone().acquire_owned().await;
+                        places.push(place.expect("it is never closed"));
+                    }
+                    // What others were answered meanwhile may be unread too.
+                    if !unread.is_much() {
+                        return places;
+                    }
                 }
-                places
             };
             tokio::select! {
                 places = places => run(places),

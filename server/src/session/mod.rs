@@ -30,8 +30,10 @@ mod windows;
 mod writing;
 
 use crate::joins::Arrived;
+use crate::memory::Lender;
 use crate::observe::View;
 use crate::pins::Ring;
+use crate::places::{Place, Taker};
 use crate::rails::SessionDomain;
 use crate::reach::Reach;
 use crate::shares::Share;
@@ -122,8 +124,9 @@ pub(crate) struct Session {
     pub reach: Arc<Reach>,
     events: mpsc::Sender<Event>,
     jobs: usize,
-    /// Bytes of messages that were heard in front of them.
+    /// Bytes of messages that were heard in front of them, and the memory they count for.
     ahead_bytes: usize,
+    ahead: Vec<Place>,
     /// Whether a job could not tell what became of it.
     unheard: Arc<AtomicBool>,
     links: Links,
@@ -131,6 +134,10 @@ pub(crate) struct Session {
     held: Option<ports::Held>,
     pacing: Pacing,
     share: Arc<Share>,
+    /// What it may have of the client's memory.
+    memory: Arc<Taker>,
+    /// Since when it lacks some for a window or a slot.
+    lacks_memory: Option<Instant>,
     opening: Opening,
     reading: Reading,
     writing: Writing,
@@ -168,6 +175,9 @@ impl Session {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let pacing = Pacing::of(&shared, &view);
         let share = shared.shares.of(&view.who, view.peer.ip());
+        let memory = share.memory.part();
+        view.keeps(memory.clone());
+        let outbox = outbox.lent_by(Arc::new(Lender(memory.clone())));
         let mut session = Self {
             id: view.id,
             shared,
@@ -181,12 +191,15 @@ impl Session {
             events,
             jobs: 0,
             ahead_bytes: 0,
+            ahead: Vec::new(),
             unheard: Arc::default(),
             links: Links::default(),
             held: None,
             pacing,
-            opening: Opening::new(share.files.part()),
+            opening: Opening::new(share.files.part(), memory.clone()),
             share,
+            memory,
+            lacks_memory: None,
             reading: Reading::default(),
             writing: Writing::default(),
             spots: Spots::default(),
@@ -210,6 +223,8 @@ impl Session {
     ) {
         let mut working = tokio::time::interval(Duration::from_secs(WORKING_SECONDS));
         let mut heard = Instant::now();
+        let unread = self.outbox.unread().clone();
+        receiver.lend_from(Arc::new(Lender(self.memory.clone())));
         let end = loop {
             if *stopping.borrow() && self.is_idle() {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
@@ -223,6 +238,7 @@ impl Session {
                     match message {
                         Ok(Some(message)) => self.messages(message, &mut receiver),
                         Ok(None) => Err(End::Bye),
+                        Err(ControlError::Refused(fault)) => Err(End::Refused(fault)),
                         Err(error) => Err(End::Lost(error)),
                     }
                 }
@@ -232,6 +248,8 @@ impl Session {
                     let mut events = std::iter::once(event).chain(rest);
                     events.try_for_each(|event| self.event(event).and_then(|()| self.run_effects()))
                 }
+                // Then it is heard again.
+                () = unread.less(), if unread.is_much() => Ok(()),
                 _ = working.tick() => {
                     self.tick(heard.elapsed()).and_then(|()| self.check_standing(&policy))
                 }
@@ -361,7 +379,10 @@ impl Session {
     }
 
     pub(crate) fn send(&self, message: ServerMessage) -> Result<(), End> {
-        self.outbox.push(&message).map_err(End::Lost)
+        self.outbox.push(&message).map_err(|error| match error {
+            ControlError::Refused(fault) => End::Refused(fault),
+            error => End::Lost(error),
+        })
     }
 
     async fn finish(mut self, end: End) {
@@ -385,7 +406,7 @@ impl Session {
                 tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
                 self.view.trouble(&fault);
                 // It is over either way.
-                let _ = self.outbox.push(&ServerMessage::Refused(fault));
+                let _ = self.outbox.push_last(&ServerMessage::Refused(fault));
             }
         }
         if let Err(error) = self.outbox.close().await {

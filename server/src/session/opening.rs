@@ -1,10 +1,11 @@
-//! Files that a client wants to read or write, until there are descriptors for
-//! them: no client has so many open that none are left to others, and to the server
+//! Files that a client wants to read or write, until there are descriptors and memory
+//! for them: no client has so many open that none are left to others, and to the server
 //! itself. A file waits as long as its session has others open, whose end makes
 //! room; where it has none files wait for a while, and then each fails alone. Owns
 //! what waits; `reading` and `writing` open what has a place.
 
 use super::{Event, Session};
+use crate::memory::file_bytes;
 use crate::places::{Place, Taker};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,9 +28,24 @@ const WRITE_DESCRIPTORS: usize = 2;
 /// What one takes that lasts: the same, and that of its journal.
 const LASTING_DESCRIPTORS: usize = 3;
 
+/// What an open file has: descriptors, and memory for what is known of it.
+pub(crate) struct Room {
+    _descriptors: Place,
+    _memory: Place,
+}
+
+#[cfg(test)]
+impl Room {
+    /// Two of these places.
+    pub fn of(places: &Arc<Taker>) -> Option<Self> {
+        Some(Self { _descriptors: places.take(1)?, _memory: places.take(1)? })
+    }
+}
+
 /// The files of a session that wait, as many as its machines let it have.
 pub(super) struct Opening {
     pub places: Arc<Taker>,
+    memory: Arc<Taker>,
     reads: VecDeque<OpenFile>,
     writes: VecDeque<CreateFile>,
     /// Since when none is open and one waits.
@@ -37,9 +53,9 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    pub fn new(places: Arc<Taker>) -> Self {
+    pub fn new(places: Arc<Taker>, memory: Arc<Taker>) -> Self {
         let (reads, writes) = Default::default();
-        Self { places, reads, writes, since: None }
+        Self { places, memory, reads, writes, since: None }
     }
 
     pub fn waits(&self) -> bool {
@@ -67,9 +83,12 @@ impl Session {
     /// every second: what others close tells nobody.
     pub(super) fn open_waiting(&mut self) {
         while self.opening.waits() {
-            let Opening { places, reads, writes, .. } = &mut self.opening;
-            let reads = placed(places, reads, |_| READ_DESCRIPTORS);
-            let writes = placed(places, writes, descriptors_of);
+            let Opening { places, memory, reads, writes, .. } = &mut self.opening;
+            let from = (&*places, &*memory);
+            let reads = placed(from, reads, |it| (READ_DESCRIPTORS, file_bytes(&it.path, None)));
+            let writes = placed(from, writes, |it| {
+                (descriptors_of(it), file_bytes(&it.path, Some(it.info.size)))
+            });
             if reads.is_empty() && writes.is_empty() {
                 break;
             }
@@ -105,13 +124,14 @@ impl Session {
 
 /// Takes as many as have places now, in order, and no more than a message may name.
 fn placed<T>(
-    places: &Arc<Taker>,
+    (places, memory): (&Arc<Taker>, &Arc<Taker>),
     files: &mut VecDeque<T>,
-    descriptors: impl Fn(&T) -> usize,
-) -> Vec<(T, Place)> {
+    wants: impl Fn(&T) -> (usize, usize),
+) -> Vec<(T, Room)> {
     let next = || {
-        let place = places.take(descriptors(files.front()?))?;
-        files.pop_front().zip(Some(place))
+        let (descriptors, bytes) = wants(files.front()?);
+        let room = Room { _descriptors: places.take(descriptors)?, _memory: memory.take(bytes)? };
+        files.pop_front().zip(Some(room))
     };
     std::iter::from_fn(next).take(BATCH_FILES_MAX).collect()
 }
@@ -125,8 +145,9 @@ fn descriptors_of(file: &CreateFile) -> usize {
 
 fn none_free() -> Fault {
     let text = format!(
-        "the server had no descriptor for it in {} s: this client has its share of them, or \
-         others have the rest; run fewer copies at a time, or raise LimitNOFILE of the server",
+        "the server had no descriptor or no memory for it in {} s: this client has its share of \
+         them, or others have the rest; run fewer copies at a time, or raise LimitNOFILE or \
+         limits.memory_mb of the server",
         PLACES_WAIT_MAX.as_secs()
     );
     Fault::new(Code::Limit, text)

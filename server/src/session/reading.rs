@@ -1,6 +1,7 @@
 //! What reading costs the server: opening, hashing, registering, checking again.
 //! Each is a job; the machine says which and when. `windows` makes the windows.
 
+use super::opening::Room;
 use super::spots::go_on_if;
 use super::windows::Making;
 use super::{End, Event, Session, Shared, catalog::open_source};
@@ -25,7 +26,7 @@ pub(super) struct Reading {
     files: FileMap<Arc<Open>>,
     windows: HashMap<WindowId, Window>,
     /// Staging slots to use again.
-    spare: Vec<SharedSlot>,
+    spare: Vec<Packed>,
     /// How long windows of large files are.
     window_bytes: u64,
     /// Whether windows wait until more may be pinned.
@@ -62,20 +63,27 @@ pub(crate) struct Open {
     /// Why some of it could not be sent.
     fault: OnceLock<Fault>,
     /// Behind the source, which is closed before it is given back.
-    _place: Place,
+    _room: Room,
 }
 
 /// A file that was opened, and the holes it begins with.
 pub(crate) type Opened = (Arc<Open>, Survey);
+
+/// Where small files are packed: a slot, made anew if there is none to use again, and the memory
+/// it takes.
+pub(crate) struct Packed {
+    pub slot: Option<SharedSlot>,
+    pub memory: Place,
+}
 
 /// A registered window.
 pub(crate) struct Window {
     /// What takes it back from the client.
     pub number: u64,
     /// The slot that small files were packed into, to use again.
-    pub packed: Option<SharedSlot>,
-    /// Whether it is a copy of a range that could not be registered itself.
-    pub copied: bool,
+    pub packed: Option<Packed>,
+    /// The memory it takes, if it is a copy of a range that could not be registered itself.
+    pub copied: Option<Place>,
     /// What the client has of it.
     pub taken: Taken,
 }
@@ -120,7 +128,7 @@ impl Session {
     }
 
     /// Opens files that have their places.
-    pub(super) fn open_placed(&mut self, files: Vec<(OpenFile, Place)>) {
+    pub(super) fn open_placed(&mut self, files: Vec<(OpenFile, Room)>) {
         let (shared, reach) = (self.shared.clone(), self.reach.clone());
         self.job(move || Event::Opened(open_all(&shared, &reach, files)));
     }
@@ -164,15 +172,21 @@ impl Session {
             self.pace_gave_back(&prepare);
             return self.put_off(prepare);
         };
-        let shared = self.shared.clone();
-        let domain = self.domain.clone();
-        let spare = if prepare.packed { self.reading.spare.pop() } else { None };
+        let packed = if prepare.packed { self.slot_to_pack() } else { None };
+        if prepare.packed && packed.is_none() {
+            self.lacks_memory.get_or_insert_with(tokio::time::Instant::now);
+            self.pace_gave_back(&prepare);
+            return self.put_off(prepare);
+        }
+        let (shared, domain) = (self.shared.clone(), self.domain.clone());
         let (cell, view) = (self.reading.window_bytes, self.view.clone());
+        let memory = self.memory.clone();
         self.job(move || {
-            let job = Making { shared: &shared, domain: &domain, cell, fresh: prepare.fresh };
-            let (answer, window) = match prepare.packed {
-                true => job.pack(spare, &pieces, pin),
-                false => job.map(&pieces[0], pin),
+            let fresh = prepare.fresh;
+            let job = Making { shared: &shared, domain: &domain, memory: &memory, cell, fresh };
+            let (answer, window) = match packed {
+                Some(packed) => job.pack(packed, &pieces, pin),
+                None => job.map(&pieces[0], pin),
             };
             for ((open, _), made) in pieces.iter().zip(&answer.pieces) {
                 if let (Some(open), Err(fault)) = (open, made) {
@@ -189,7 +203,16 @@ impl Session {
         });
     }
 
-    /// A window cannot be pinned now: a shorter one, or later.
+    /// A slot for small files: one that was used before, or memory for another.
+    fn slot_to_pack(&mut self) -> Option<Packed> {
+        let anew = || {
+            let memory = self.memory.take(PACK_BYTES_MAX as usize)?;
+            Some(Packed { slot: None, memory })
+        };
+        self.reading.spare.pop().or_else(anew)
+    }
+
+    /// A window cannot be made now: a shorter one, or later.
     pub(super) fn put_off(&mut self, prepare: Prepare) {
         self.reading.machine.put_off(prepare);
         let bytes = self.window_bytes();
@@ -217,7 +240,7 @@ impl Session {
     }
 
     pub(super) fn prepared(&mut self, id: WindowId, answer: Prepared, window: Option<Window>) {
-        if window.as_ref().is_some_and(|window| window.copied) {
+        if window.as_ref().is_some_and(|window| window.copied.is_some()) {
             self.reading.machine.lease_at_most(self.shared.rdma.copied_windows_max);
         }
         self.reading.windows.extend(window.map(|window| (id, window)));
@@ -251,7 +274,7 @@ impl Session {
 fn open_all(
     shared: &Shared,
     reach: &Reach,
-    files: Vec<(OpenFile, Place)>,
+    files: Vec<(OpenFile, Room)>,
 ) -> Vec<(FileId, Result<Opened, Fault>)> {
     let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
@@ -260,12 +283,12 @@ fn open_all(
         let survey = shared.surveys.of(&source, 0);
         Ok((export, path, source, survey))
     };
-    let open_one = |(request, place): (OpenFile, Place)| {
+    let open_one = |(request, room): (OpenFile, Room)| {
         let opened = open(&request.path).map(|(export, path, source, survey)| {
             let (bytes, began) = (source.identity().size, Instant::now());
             let noted = Noted { path: request.path, bytes, began };
             let fault = OnceLock::new();
-            (Arc::new(Open { export, path, noted, source, fault, _place: place }), survey)
+            (Arc::new(Open { export, path, noted, source, fault, _room: room }), survey)
         });
         (request.file, opened)
     };

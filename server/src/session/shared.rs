@@ -4,6 +4,7 @@
 use super::holding::{Holders, Keepers};
 use crate::hashing::Hashing;
 use crate::joins::Joins;
+use crate::memory::Trimmer;
 use crate::observe::Observatory;
 use crate::paces::Paces;
 use crate::quota::Counts;
@@ -51,4 +52,6 @@ pub(crate) struct Shared {
     pub idle: Duration,
     /// Room for walks that hash.
     pub hashed_walks: Arc<Semaphore>,
+    /// What gives memory back when clients are gone.
+    pub trimmer: Arc<Trimmer>,
 }

@@ -3,6 +3,7 @@
 //! ends is tested in `tests/`.
 
 mod bounds;
+mod memory;
 
 use super::jobs::event_of;
 use super::mirror::MIRROR_IDLE_MAX;

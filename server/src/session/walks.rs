@@ -6,6 +6,8 @@
 use super::catalog::open_source;
 use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
+use crate::memory::WALK_BYTES;
+use crate::places::Place;
 use crate::reach::{ExportFolder, Reach};
 use crate::shares::Share;
 use std::collections::{HashMap, VecDeque};
@@ -40,6 +42,8 @@ pub(super) struct Turn {
     pub(super) ready: VecDeque<(TreePage, bool)>,
     /// The walk, while no job makes a page of it; none when it is over.
     resting: Option<Box<Walking>>,
+    /// For the pages.
+    _memory: Place,
 }
 
 /// A page that the client has.
@@ -74,7 +78,13 @@ impl Session {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let turn = Turn { asked: Some(None), ready: VecDeque::new(), resting: None };
+        let Some(memory) = self.memory.take(WALK_BYTES) else {
+            let text = "the server has no memory for another walk: this client, or all together, \
+                        have what limits.memory_mb allows";
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        };
+        let (asked, ready) = (Some(None), VecDeque::new());
+        let turn = Turn { asked, ready, resting: None, _memory: memory };
         walks.insert(request, turn);
         let reach = self.reach.clone();
         let staging = self.staging_at(&walk.path);

@@ -4,9 +4,10 @@
 //! in hand; never through a mapping, which may be cut short.
 
 use super::Shared;
-use super::reading::{Open, Window};
+use super::reading::{Open, Packed, Window};
 use crate::observe::Taken;
 use crate::pins::Pin;
+use crate::places::{Place, Taker};
 use crate::rails::{Offered, SessionDomain};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use verbatim_proto::{Code, Digest, Extent, Fault};
 pub(super) struct Making<'j> {
     pub shared: &'j Shared,
     pub domain: &'j SessionDomain,
+    /// Where copies take theirs from.
+    pub memory: &'j Arc<Taker>,
     /// How long windows of this client are.
     pub cell: u64,
     pub fresh: bool,
@@ -38,7 +41,7 @@ impl Making<'_> {
         match self.try_map(open.as_deref(), *extent, pin) {
             Ok((offered, copied, digests)) => {
                 let bytes = extent.len;
-                prepared(offered, None, (copied, bytes), vec![Ok(digests)])
+                prepared(offered, None, copied, (bytes, vec![Ok(digests)]))
             }
             Err(fault) => (unprepared(vec![Err(fault)]), None),
         }
@@ -49,8 +52,8 @@ impl Making<'_> {
         open: Option<&Open>,
         extent: Extent,
         pin: Arc<Pin>,
-    ) -> Result<(Offered, bool, Vec<Digest>), Fault> {
-        let Self { shared, domain, cell, fresh } = *self;
+    ) -> Result<(Offered, Option<Place>, Vec<Digest>), Fault> {
+        let Self { shared, domain, memory, cell, fresh } = *self;
         let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
         let anew = if fresh { Some(open.again(shared)?) } else { None };
         let source = anew.as_ref().unwrap_or(&open.source);
@@ -62,29 +65,37 @@ impl Making<'_> {
         let mapped = MappedFile::new(source.file().clone(), extent.offset, extent.len as usize)
             .and_then(|mapped| domain.offer(Memory::File(mapped), pin.clone()));
         let refused = match mapped {
-            Ok(offered) => return Ok((offered, false, digests)),
+            Ok(offered) => return Ok((offered, None, digests)),
             Err(error @ (FabricError::Device { .. } | FabricError::System { .. })) => error,
             Err(error) => return Err(fault(error)),
         };
         // Old kernels register no read-only mapping, some file systems map nothing, and of a file
         // that shrank there is nothing to map.
         tracing::debug!(path = %open.path, error = %refused, "window is a copy");
+        let taken = memory.take(extent.len as usize).ok_or_else(|| {
+            let text = format!(
+                "no memory for a copy of {} bytes of {}: this client, or all together, have what \
+                 limits.memory_mb of the server allows",
+                extent.len, open.path
+            );
+            Fault::new(Code::Limit, text)
+        })?;
         let copy = copy_window(source, extent)?;
-        Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, true, digests))
+        Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, Some(taken), digests))
     }
 
     /// Makes a window of many small files: in one slot, but for the longer of them, which links
     /// without a device send from the files themselves.
     pub fn pack(
         &self,
-        spare: Option<SharedSlot>,
+        packed: Packed,
         pieces: &[(Option<Arc<Open>>, Extent)],
         pin: Arc<Pin>,
     ) -> (Prepared, Option<Window>) {
         let Self { domain, .. } = *self;
         let has_device = domain.has_device();
         let make = if has_device { SharedSlot::for_device } else { SharedSlot::new };
-        let slot = match spare.map_or_else(|| make(PACK_BYTES_MAX as usize), Ok) {
+        let slot = match packed.slot.map_or_else(|| make(PACK_BYTES_MAX as usize), Ok) {
             Ok(slot) => slot,
             Err(error) => {
                 let fault = Fault::new(Code::Limit, error.to_string());
@@ -110,7 +121,10 @@ impl Making<'_> {
             false => Memory::Gathered(slot.clone(), Arc::new(from_files)),
         };
         match domain.offer(memory, pin) {
-            Ok(offered) => prepared(offered, Some(slot), (false, at as u64), answers),
+            Ok(offered) => {
+                let packed = Packed { slot: Some(slot), memory: packed.memory };
+                prepared(offered, Some(packed), None, (at as u64, answers))
+            }
             Err(error) => {
                 let fault = Fault::new(Code::Limit, error.to_string());
                 (unprepared(vec![Err(fault); pieces.len()]), None)
@@ -144,9 +158,9 @@ impl Making<'_> {
 /// What the machine is told of a window that was made, and what is kept of it.
 fn prepared(
     offered: Offered,
-    packed: Option<SharedSlot>,
-    (copied, bytes): (bool, u64),
-    pieces: Vec<Result<Vec<Digest>, Fault>>,
+    packed: Option<Packed>,
+    copied: Option<Place>,
+    (bytes, pieces): (u64, Vec<Result<Vec<Digest>, Fault>>),
 ) -> (Prepared, Option<Window>) {
     let Offered { number, region, rails } = offered;
     let taken = Taken { file: None, bytes, leased: Instant::now() };

@@ -4,9 +4,9 @@
 
 mod slots;
 
+use super::opening::Room;
 use super::{End, Event, Session};
 use crate::observe::Noted;
-use crate::places::Place;
 use crate::quota::{self, Quota};
 use crate::worker::{Chunk, Command, Landing, Lies};
 use slots::Slot;
@@ -55,7 +55,7 @@ pub(crate) struct Landed {
     quota: Option<Arc<Quota>>,
     began: Instant,
     /// Behind the target, which is closed before it is given back.
-    _place: Arc<Place>,
+    _room: Arc<Room>,
 }
 
 impl Landed {
@@ -136,19 +136,19 @@ impl Session {
     }
 
     /// Makes temporary files that have their places.
-    pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Place)>) {
+    pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Room)>) {
         let (reach, view) = (self.reach.clone(), self.view.clone());
         let (over, rehashed) = (self.mirrors.over.clone(), self.writing.rehashed.clone());
         self.job(move || {
             let until = Instant::now() + HELD_MAX;
-            let create_one = |(request, place): (CreateFile, Place)| {
+            let create_one = |(request, room): (CreateFile, Room)| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
                 export.writable("create", &request.path)?;
                 let landed = |target, path| {
                     let rules = export.rules;
                     let (quota, began) = (export.quota.clone(), Instant::now());
-                    let (target, place) = (Arc::new(target), Arc::new(place));
-                    Landed { target, rules, path, quota, began, _place: place }
+                    let (target, room) = (Arc::new(target), Arc::new(room));
+                    Landed { target, rules, path, quota, began, _room: room }
                 };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
@@ -375,8 +375,8 @@ mod tests {
         let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
         let quota = Some(Arc::new(Quota::new("in", 6000, 0)));
         let (rules, began) = (Rules::of_user(), Instant::now());
-        let place = Taker::new(&Places::new(1)).take(1).map(Arc::new).expect("a place");
-        Landed { target, rules, path, quota, began, _place: place }
+        let room = Arc::new(Room::of(&Taker::new(&Places::new(2))).expect("room"));
+        Landed { target, rules, path, quota, began, _room: room }
     }
 
     #[test]

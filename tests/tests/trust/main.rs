@@ -9,6 +9,7 @@ mod certificates;
 mod confining;
 mod exports;
 mod limits;
+mod memory;
 mod reloading;
 mod sealing;
 mod tokens;

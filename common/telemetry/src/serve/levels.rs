@@ -33,6 +33,10 @@ pub struct Levels {
     pub pinned_bytes_max: u64,
     /// Upload slots that clients hold.
     pub slots: u64,
+    /// Bytes of memory that are kept for clients.
+    pub client_bytes: u64,
+    /// Bytes that may be.
+    pub client_bytes_max: u64,
     /// Digest windows found in the cache, and not found.
     pub cache_lookups: (u64, u64),
     /// Windows in the cache.
@@ -89,6 +93,8 @@ pub(super) struct Shown {
     pinned: Gauge,
     pinned_max: Gauge,
     slots: Gauge,
+    client: Gauge,
+    client_max: Gauge,
     cache_lookups: Family<OfResult, Counter>,
     cache_entries: Gauge,
     cache_bytes: Gauge,
@@ -115,6 +121,8 @@ impl Shown {
             pinned: add(to, "pinned_bytes", "Memory that is pinned for RDMA devices"),
             pinned_max: add(to, "pinned_limit_bytes", "Memory that may be pinned"),
             slots: add(to, "slots", "Upload slots that clients hold"),
+            client: add(to, "client_memory_bytes", "Memory that is kept for clients"),
+            client_max: add(to, "client_memory_limit_bytes", "Memory that may be"),
             cache_lookups: add(to, "cache_lookups", "Windows looked up in the digest cache"),
             cache_entries: add(to, "cache_entries", "Windows in the digest cache"),
             cache_bytes: add(to, "cache_bytes", "What the digest cache takes"),
@@ -153,6 +161,8 @@ impl Shown {
         gauge(&self.pinned, levels.pinned_bytes);
         gauge(&self.pinned_max, levels.pinned_bytes_max);
         gauge(&self.slots, levels.slots);
+        gauge(&self.client, levels.client_bytes);
+        gauge(&self.client_max, levels.client_bytes_max);
         let (hits, misses) = levels.cache_lookups;
         for (result, count) in [("hit", hits), ("miss", misses)] {
             store(&self.cache_lookups.get_or_create(&OfResult { result }), count);

@@ -62,10 +62,10 @@ impl Pairs {
         let mut scene = Scene::new(change);
         let share = scene.session.share.clone();
         let [hashed_walks, threads] = [share.hashed_walks.clone(), Arc::new(Semaphore::new(0))];
-        let [sessions, watches, files] =
-            [&share.sessions, &share.watches, &share.files].map(Arc::clone);
+        let [sessions, watches, files, memory] =
+            [&share.sessions, &share.watches, &share.files, &share.memory].map(Arc::clone);
         let name = share.name.clone();
-        let own = Share { name, threads, hashed_walks, sessions, watches, files };
+        let own = Share { name, threads, hashed_walks, sessions, watches, files, memory };
         scene.session.share = Arc::new(own);
         Self { scene, share }
     }

@@ -4,6 +4,7 @@
 
 use super::super::spots::go_on_if;
 use super::super::{End, Session};
+use crate::places::Place;
 use std::sync::atomic::Ordering;
 use verbatim_fabric::{FabricError, Memory, SharedSlot, SparePages};
 use verbatim_proto::message::{LinkId, ServerMessage};
@@ -17,6 +18,7 @@ pub(super) struct Slot {
     /// What takes it back from the link.
     pub number: u64,
     pub memory: SharedSlot,
+    _taken: Place,
 }
 
 impl Session {
@@ -29,9 +31,18 @@ impl Session {
         let in_turns = SparePages::new(self.chunk_bytes as usize);
         self.writing.wanting.remove(&link);
         for made in 0..count {
-            if self.has_slots(link) && !self.has_room_for_slot() {
+            if !self.has_room_for_slot() {
+                // Others of its links have them all; it gets some when one of those has ended.
+                if made == 0 && !self.has_slots(link) {
+                    self.writing.wanting.insert(link, count);
+                }
                 break;
             }
+            let Some(taken) = self.memory.take(self.chunk_bytes as usize) else {
+                self.lacks_memory.get_or_insert_with(tokio::time::Instant::now);
+                self.writing.wanting.insert(link, count - made);
+                break;
+            };
             let rail = self.rail_of(link);
             let Some(pin) = self.domain.pin_slot(rail, u64::from(self.chunk_bytes)) else {
                 self.writing.wanting.insert(link, count - made);
@@ -60,7 +71,8 @@ impl Session {
             };
             let id = SlotId(self.writing.next_slot);
             self.writing.next_slot += 1;
-            self.writing.slots.insert(id, Slot { link, number: offered.number, memory });
+            let slot = Slot { link, number: offered.number, memory, _taken: taken };
+            self.writing.slots.insert(id, slot);
             slots.push((id, offered.region, self.chunk_bytes));
         }
         self.show_slots();
@@ -80,8 +92,7 @@ impl Session {
         self.writing.slots.values().any(|slot| slot.link == link)
     }
 
-    /// Whether another slot is within what uploads may take. A link has one in any case: without
-    /// it nothing could be written over it.
+    /// Whether another slot is within what uploads of a session may take. One always is.
     fn has_room_for_slot(&self) -> bool {
         let count = self.writing.slots.len() as u64 + 1;
         count * u64::from(self.chunk_bytes) <= self.shared.rdma.upload_bytes_max
