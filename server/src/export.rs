@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use verbatim_files::Rules;
+use verbatim_files::{Cost, Rules};
 use verbatim_proto::Fault;
 use verbatim_proto::units::NAME_BYTES_MAX;
 
@@ -70,6 +70,9 @@ pub struct Export {
     /// What clients may write into it, in MiB; 0 is no limit.
     #[serde(default)]
     pub quota_mb: u64,
+    /// How many files, folders and symbolic links clients may make in it; 0 is no limit.
+    #[serde(default)]
+    pub quota_files: u64,
 }
 
 /// What a name in a certificate may do: `:ro` behind it, or what the export allows.
@@ -83,6 +86,9 @@ fn grant(text: &str) -> (String, bool) {
 
 /// The largest quota, in MiB: an exbibyte.
 const QUOTA_MB_MAX: u64 = 1 << 40;
+
+/// The largest quota of files: more than any file system has.
+const QUOTA_FILES_MAX: u64 = 1 << 48;
 
 fn yes() -> bool {
     true
@@ -139,6 +145,7 @@ impl Export {
                 hidden: false,
                 encryption: Encryption::Off,
                 quota_mb: 0,
+                quota_files: 0,
             }),
         }
     }
@@ -155,11 +162,15 @@ impl Export {
                 });
             }
         }
-        if self.quota_mb > QUOTA_MB_MAX {
+        let quotas = [
+            ("quota_mb", self.quota_mb, QUOTA_MB_MAX),
+            ("quota_files", self.quota_files, QUOTA_FILES_MAX),
+        ];
+        if let Some((key, value, max)) = quotas.into_iter().find(|(_, value, max)| value > max) {
             return Err(ConfigError::BadExport {
                 export: name,
-                why: format!("quota_mb = {} is out of range", self.quota_mb),
-                hint: format!("it must be from 0, no limit, to {QUOTA_MB_MAX}"),
+                why: format!("{key} = {value} is out of range"),
+                hint: format!("it must be from 0, no limit, to {max}"),
             });
         }
         Ok(Self { name, ..self })
@@ -174,11 +185,16 @@ impl Export {
         Gate { tokens, certificates, addresses, gids, hidden: self.hidden, sealed }
     }
 
-    /// What may be written into it, where that is bounded.
+    /// Whether it is bounded what may be written into it, or made in it.
+    pub(crate) fn has_quota(&self) -> bool {
+        self.quota_mb > 0 || self.quota_files > 0
+    }
+
+    /// What may be written into it and made in it, where that is bounded.
     pub(crate) fn quota(&self, before: &Counts) -> Option<Arc<Quota>> {
-        let used = before.of(&self.name);
-        let quota = || Arc::new(Quota::new(&self.name, self.quota_mb << 20, used));
-        (self.quota_mb > 0).then(quota)
+        let limit = |max: u64| if max > 0 { max } else { u64::MAX };
+        let max = Cost { bytes: limit(self.quota_mb << 20), files: limit(self.quota_files) };
+        self.has_quota().then(|| Arc::new(Quota::new(&self.name, max, before.of(&self.name))))
     }
 
     /// What of metadata may arrive in it. Only root can give files away.

@@ -6,7 +6,7 @@ use crate::cache::DigestCache;
 use crate::config::{Config, ConfigError, Metrics, Tls};
 use crate::confine::User;
 use crate::devices::Devices;
-use crate::export::{Owner, check_exports};
+use crate::export::{Export, Owner, check_exports};
 use crate::guests::Guests;
 use crate::hashing::Hashing;
 use crate::joins::Joins;
@@ -35,7 +35,7 @@ use verbatim_control::{
 };
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_files::Folder;
+use verbatim_files::{Charge, Folder};
 use verbatim_proto::Fault;
 
 /// What a server is started with, beside its configuration.
@@ -334,12 +334,15 @@ const BACKLOG: u32 = 1024;
 /// What all sessions of a server with this configuration share.
 pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
     let mut exports = Exports::new();
-    let written = match config.exports.iter().any(|export| export.quota_mb > 0) {
+    let written = match config.exports.iter().any(Export::has_quota) {
         true => Counts::load(&config.state_dir())?,
         false => Counts::default(),
     };
     for export in &config.exports {
-        let folder = Arc::new(Folder::open(&export.path).map_err(ServerError::Export)?);
+        let quota = export.quota(&written);
+        let charge = quota.clone().map(|quota| quota as Arc<dyn Charge>);
+        let folder = Folder::open(&export.path).map_err(ServerError::Export)?;
+        let folder = Arc::new(folder.charging(charge));
         let rules = export.rules();
         if export.owner == Owner::Client && !rules.give_away {
             let name = &export.name;
@@ -348,7 +351,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
                 "owner is client, but only root, or a user with keep_chown, can give files away"
             );
         }
-        let (mode, gate, quota) = (export.mode, export.gate(), export.quota(&written));
+        let (mode, gate) = (export.mode, export.gate());
         let open = Arc::new(ExportFolder { folder, mode, rules, gate, quota });
         exports.insert(export.name.clone().into_bytes(), open);
     }

@@ -1,24 +1,26 @@
-//! What clients may still write into an export: bytes are taken as they arrive,
-//! from every session, and never given back. Owns that count, and the file in the
-//! state folder that keeps it over a restart: written once a second where it
-//! changed, and when the server stops, so a server that is killed forgets what was
-//! written in its last second. A file that cannot be read keeps the server from
-//! starting, and so does one that is cut short or damaged, which its first line tells:
-//! counted from nothing, a quota would be used twice. Who writes asks it first.
+//! What clients may still write into an export, in bytes and in files: content is
+//! taken as it arrives, from every session, and never given back; what takes an inode
+//! is taken before it is made (`files::charge`), and given back only where it was not
+//! made, or was removed before it got its name. What is replaced or removed later stays
+//! counted.
+//! Owns that count, and the file in the state folder that keeps it over a restart:
+//! written once a second where it changed, and when the server stops, so a server that
+//! is killed forgets what was written in its last second. A file that cannot be read
+//! keeps the server from starting, and so does one that is cut short or damaged, which
+//! its first line tells: counted from nothing, a quota would be used twice.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use verbatim_control::ControlError;
-use verbatim_files::Rules;
 use verbatim_files::meta::{Kind, allowed};
+use verbatim_files::{Charge, Cost, Rules};
 use verbatim_proto::{Code, Digest, Fault, Meta};
 
 /// How often counts are written that changed.
@@ -31,38 +33,63 @@ const SAVE_TIME_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Quota {
     export: String,
-    bytes_max: u64,
-    used: AtomicU64,
+    /// What may be taken; all there is of what has no limit.
+    max: Cost,
+    used: Mutex<Cost>,
 }
 
 impl Quota {
-    pub fn new(export: &str, bytes_max: u64, used: u64) -> Self {
-        Self { export: export.into(), bytes_max, used: AtomicU64::new(used) }
+    pub fn new(export: &str, max: Cost, used: Cost) -> Self {
+        Self { export: export.into(), max, used: Mutex::new(used) }
     }
 
-    /// Whether this many bytes would fit now; nothing is taken.
-    pub fn check(&self, bytes: u64) -> Result<(), Fault> {
-        let left = self.bytes_max.saturating_sub(self.used.load(Ordering::Relaxed));
-        if bytes <= left { Ok(()) } else { Err(self.over(bytes, left)) }
+    /// Whether this would fit now; nothing is taken.
+    pub fn check(&self, cost: Cost) -> Result<(), Fault> {
+        let used = *self.used();
+        self.with(used, cost).map(drop)
     }
 
-    /// Takes this many bytes, or none.
-    pub fn take(&self, bytes: u64) -> Result<(), Fault> {
-        let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.bytes_max);
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            if bytes == 0 { Some(used) } else { more(used) }
-        });
-        taken.map(|_| ()).map_err(|used| self.over(bytes, self.bytes_max.saturating_sub(used)))
+    /// What is used when this is taken as well. Nothing of a kind never is too much of it.
+    fn with(&self, used: Cost, more: Cost) -> Result<Cost, Fault> {
+        let (Self { export, max, .. }, sum) = (self, used.and(more));
+        let why = if more.bytes > 0 && sum.bytes > max.bytes {
+            let (left, bytes, max) = (left(max.bytes, used.bytes), more.bytes, max.bytes);
+            format!(
+                "{left} of {max} bytes are left, {bytes} are needed; ask who runs the server to \
+                 raise quota_mb"
+            )
+        } else if more.files > 0 && sum.files > max.files {
+            let (left, max) = (left(max.files, used.files), max.files);
+            format!(
+                "{left} of {max} files, folders and links are left; ask who runs the server to \
+                 raise quota_files"
+            )
+        } else {
+            return Ok(sum);
+        };
+        Err(Fault::new(Code::NoSpace, format!("the quota of {export} is used up: {why}")))
     }
 
-    fn over(&self, bytes: u64, left: u64) -> Fault {
-        let Self { export, bytes_max, .. } = self;
-        let text = format!(
-            "the quota of {export} is used up: {left} of {bytes_max} bytes are left, {bytes} are \
-             needed; ask who runs the server to raise quota_mb"
-        );
-        Fault::new(Code::NoSpace, text)
+    fn used(&self) -> MutexGuard<'_, Cost> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Charge for Quota {
+    fn take(&self, cost: Cost) -> Result<(), Fault> {
+        let mut used = self.used();
+        *used = self.with(*used, cost)?;
+        Ok(())
+    }
+
+    fn give_back(&self, cost: Cost) {
+        let mut used = self.used();
+        *used = Cost { bytes: left(used.bytes, cost.bytes), files: left(used.files, cost.files) };
+    }
+}
+
+fn left(max: u64, used: u64) -> u64 {
+    max.saturating_sub(used)
 }
 
 /// About how many bytes of extended attributes these rules let be written, at most.
@@ -73,14 +100,17 @@ pub(crate) fn attribute_bytes(meta: &Meta, rules: &Rules) -> u64 {
 
 /// Takes this many bytes where there is a quota.
 pub(crate) fn take(quota: Option<&Arc<Quota>>, bytes: u64) -> Result<(), Fault> {
-    quota.map_or(Ok(()), |quota| quota.take(bytes))
+    quota.map_or(Ok(()), |quota| quota.take(Cost::of_bytes(bytes)))
 }
 
-/// What was written so far, by export, as it is kept.
+/// What was written and made so far, by export, as it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     #[serde(default)]
     written_bytes: BTreeMap<String, u64>,
+    /// Older servers did not count them.
+    #[serde(default)]
+    made_files: BTreeMap<String, u64>,
 }
 
 impl Counts {
@@ -100,15 +130,18 @@ impl Counts {
         }
     }
 
-    /// What was written into an export before this server began.
-    pub fn of(&self, export: &str) -> u64 {
-        self.written_bytes.get(export).copied().unwrap_or(0)
+    /// What was written into an export, and made in it, before this server began.
+    pub fn of(&self, export: &str) -> Cost {
+        let count = |counts: &BTreeMap<String, u64>| counts.get(export).copied().unwrap_or(0);
+        Cost { bytes: count(&self.written_bytes), files: count(&self.made_files) }
     }
 
     /// Takes the counts as they are now. Exports that are not there now keep theirs.
     fn update<'a>(&mut self, quotas: impl Iterator<Item = &'a Arc<Quota>>) {
         for quota in quotas {
-            self.written_bytes.insert(quota.export.clone(), quota.used.load(Ordering::Relaxed));
+            let Cost { bytes, files } = *quota.used();
+            self.written_bytes.insert(quota.export.clone(), bytes);
+            self.made_files.insert(quota.export.clone(), files);
         }
     }
 
@@ -209,32 +242,67 @@ fn path(state_dir: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    /// A quota of 100 bytes and 9 files.
+    fn quota(used: Cost) -> Arc<Quota> {
+        Arc::new(Quota::new("in", Cost { bytes: 100, files: 9 }, used))
+    }
+
+    fn cost(bytes: u64, files: u64) -> Cost {
+        Cost { bytes, files }
+    }
+
     #[test]
     fn bytes_are_taken_until_none_are_left() {
-        let quota = Quota::new("in", 100, 0);
-        assert!(quota.check(100).is_ok() && quota.check(101).is_err());
-        quota.take(60).unwrap();
-        let fault = quota.take(41).unwrap_err();
+        let quota = quota(Cost::default());
+        let take = |bytes| quota.take(cost(bytes, 0));
+        assert!(quota.check(cost(100, 0)).is_ok() && quota.check(cost(101, 0)).is_err());
+        take(60).unwrap();
+        let fault = take(41).unwrap_err();
         assert_eq!(fault.code, Code::NoSpace);
         assert!(fault.text.contains("40 of 100 bytes are left, 41 are needed"), "{fault}");
-        quota.take(40).unwrap();
-        assert!(quota.take(1).is_err() && quota.take(0).is_ok());
+        assert!(fault.text.contains("quota_mb"), "{fault}");
+        take(40).unwrap();
+        assert!(take(1).is_err() && take(0).is_ok());
+    }
+
+    #[test]
+    fn files_are_taken_until_none_are_left_and_bytes_with_them_or_not_at_all() {
+        let quota = quota(Cost::default());
+        quota.take(cost(10, 8)).unwrap();
+        let fault = quota.take(cost(10, 2)).unwrap_err();
+        assert!(fault.text.contains("1 of 9 files, folders and links are left"), "{fault}");
+        assert!(fault.text.contains("quota_files") && fault.code == Code::NoSpace, "{fault}");
+        quota.take(cost(90, 1)).expect("nothing was taken by what was refused");
+        quota.give_back(cost(30, 1));
+        assert!(quota.take(cost(31, 1)).is_err() && quota.take(cost(30, 1)).is_ok());
+        let unbounded = Quota::new("in", cost(u64::MAX, 2), Cost::default());
+        unbounded.take(cost(u64::MAX, 1)).expect("bytes have no limit");
+        assert!(unbounded.take(cost(u64::MAX, 1)).is_ok() && unbounded.take(cost(0, 1)).is_err());
     }
 
     #[tokio::test]
     async fn what_was_written_is_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
         let kept = || Counts::load(dir.path()).unwrap();
-        let quota = Arc::new(Quota::new("in", 100, 0));
+        let quota = quota(Cost::default());
         let keeper = Keeper::start(vec![quota.clone()], dir.path().into(), kept());
-        quota.take(60).unwrap();
+        quota.take(cost(60, 5)).unwrap();
         keeper.end().await;
-        assert_eq!((kept().of("in"), kept().of("other")), (60, 0));
+        assert_eq!((kept().of("in"), kept().of("other")), (cost(60, 5), Cost::default()));
         // A quota that was lowered meanwhile leaves nothing, and forgets nothing.
-        let lower = Arc::new(Quota::new("in", 50, 60));
-        assert!(lower.take(1).is_err() && lower.take(0).is_ok());
+        let lower = Arc::new(Quota::new("in", cost(50, 4), cost(60, 5)));
+        assert!(lower.take(cost(1, 0)).is_err() && lower.take(Cost::default()).is_ok());
+        assert!(lower.take(cost(0, 1)).is_err());
         Keeper::start(vec![lower], dir.path().into(), kept()).end().await;
-        assert_eq!(kept().of("in"), 60);
+        assert_eq!(kept().of("in"), cost(60, 5));
+    }
+
+    #[test]
+    fn counts_of_a_server_that_counted_no_files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let counts = "[written_bytes]\nin = 60\n";
+        std::fs::write(path(dir.path()), format!("{}\n{counts}", seal(counts))).unwrap();
+        assert_eq!(Counts::load(dir.path()).unwrap().of("in"), cost(60, 0));
     }
 
     #[test]
@@ -254,8 +322,9 @@ mod tests {
     #[test]
     fn a_file_cut_at_any_length_or_with_any_bit_flipped_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let counts =
-            Counts { written_bytes: [("in".to_owned(), 1234), ("up".to_owned(), 7)].into() };
+        let written_bytes = [("in".to_owned(), 1234), ("up".to_owned(), 7)].into();
+        let made_files = [("in".to_owned(), 56), ("up".to_owned(), 0)].into();
+        let counts = Counts { written_bytes, made_files };
         counts.save(dir.path()).unwrap();
         assert_eq!(Counts::load(dir.path()).unwrap(), counts);
         let whole = std::fs::read(path(dir.path())).unwrap();
@@ -285,8 +354,8 @@ mod tests {
             let _ = ended.recv_timeout(SAVE_TIME_MAX);
             std::fs::read(pipe)
         });
-        let quota = Arc::new(Quota::new("in", 100, 0));
-        quota.take(60).unwrap();
+        let quota = quota(Cost::default());
+        quota.take(cost(60, 1)).unwrap();
         let (quotas, state_dir) = (vec![quota], dir.path().to_owned());
         let mut keeping = Keeping { quotas, state_dir, kept: Counts::default() };
         let begin = std::time::Instant::now();

@@ -22,7 +22,8 @@ pub(crate) struct ExportFolder {
     pub rules: Rules,
     /// Who may use it.
     pub gate: Gate,
-    /// What may still be written into it, where that is bounded.
+    /// What may still be written into it and made in it, where that is bounded. Its folder asks the
+    /// same before anything is made.
     pub quota: Option<Arc<Quota>>,
 }
 

@@ -3,6 +3,7 @@
 //! folder it is done in as they were, because that folder was finished before.
 //! Called by both sides of a mirror for their own target.
 
+use crate::charge::Cost;
 use crate::folder::{Folder, stat_name};
 use crate::meta::{self, Kind, Rules};
 use crate::naming::temporary_name;
@@ -24,7 +25,8 @@ impl Folder {
         let no_name = || Fault::new(Code::BadPath, format!("{what}: no name"));
         let (name, file) = (path.name().ok_or_else(no_name)?, to.name().ok_or_else(no_name)?);
         let (parent, origin) = (self.open_parent(path)?, self.open_parent(to)?);
-        self.within(path, &*parent, |parent| {
+        let charged = self.charge(Cost::NAME)?;
+        let linked = self.within(path, &*parent, |parent| {
             let temporary = temporary_name(name);
             let (temporary, name) = (OsStr::from_bytes(&temporary), OsStr::from_bytes(name));
             // The name itself, not what it leads to: a link in its place is none of ours.
@@ -33,8 +35,8 @@ impl Folder {
             // Of two names of one file the first stays where it was.
             let _ = unlinkat(parent, temporary, AtFlags::empty());
             renamed
-        })
-        .map_err(fault)
+        });
+        linked.map(|()| charged.keep()).map_err(fault)
     }
 
     /// Removes something; a folder only if it is empty. What is gone already is no fault.

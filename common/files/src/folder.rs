@@ -7,6 +7,7 @@
 //! written there stays under the name it was meant for.
 
 use crate::beneath::open_beneath;
+use crate::charge::{Charge, Cost};
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
 use crate::naming::{Over, rename, temporary_name};
@@ -33,6 +34,8 @@ pub struct Folder {
     /// Below this no link is followed.
     plain: Option<(WirePath, OwnedFd)>,
     parents: Parents,
+    /// Asked before anything is made in it.
+    bound: Option<Arc<dyn Charge>>,
     /// The device number and the id of its own file system.
     file_system: OnceLock<Option<((u32, u32), u64)>>,
 }
@@ -58,18 +61,29 @@ impl Folder {
     pub fn below(&self, path: &WirePath) -> Result<Self, Fault> {
         let fd = Arc::new(OpenFolder::new(self.open_folder(path)?));
         let path = self.path.join(OsStr::from_bytes(path.as_bytes()));
-        Self::of(path, fd, self.beneath).plain_below(&WirePath::root())
+        let bound = self.bound.clone();
+        Self { bound, ..Self::of(path, fd, self.beneath) }.plain_below(&WirePath::root())
     }
 
     /// The same folder for another owner.
     pub fn share(&self) -> Self {
-        let (path, fd) = (self.path.clone(), self.fd.clone());
-        Self::of(path, fd, self.beneath)
+        let (path, fd, bound) = (self.path.clone(), self.fd.clone(), self.bound.clone());
+        Self { bound, ..Self::of(path, fd, self.beneath) }
+    }
+
+    /// The same folder, where this is asked before anything is made.
+    pub fn charging(self, bound: Option<Arc<dyn Charge>>) -> Self {
+        Self { bound, ..self }
+    }
+
+    /// Who is asked before anything is made in it.
+    pub(crate) fn bound(&self) -> Option<&Arc<dyn Charge>> {
+        self.bound.as_ref()
     }
 
     fn of(path: PathBuf, fd: Arc<OpenFolder>, beneath: bool) -> Self {
         let (parents, file_system) = (Parents::default(), OnceLock::new());
-        Self { path, fd, beneath, plain: None, parents, file_system }
+        Self { path, fd, beneath, plain: None, parents, bound: None, file_system }
     }
 
     /// The same folder, where no link below `base` is followed. Links that lead to `base` are,
@@ -203,25 +217,42 @@ impl Folder {
         let Some(name) = path.name() else { return Ok(()) };
         let what = format!("cannot make folder {path}");
         let parent = self.open_parent(path)?;
+        let charged = match self.charge(Cost::INODE) {
+            Ok(charged) => charged,
+            // One that is there costs nothing.
+            Err(full) => match stat_name(&*parent, OsStr::from_bytes(name)) {
+                Ok(_) => return self.use_folder(path, unfinished),
+                Err(_) => return Err(full),
+            },
+        };
         let mode = Mode::from_raw_mode(mode & 0o777 | 0o700);
         match mkdirat(&*parent, OsStr::from_bytes(name), mode) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::EXIST) => match self.stat(path, self.follows(path)) {
-                Ok(Entry { kind: EntryKind::Folder, .. }) => {
-                    if unfinished {
-                        // Where it cannot be opened up, what is made in it says why.
-                        let _ = self.open_up(path);
-                    }
-                    Ok(())
-                }
-                // A link may lead to a folder elsewhere: it is not in the way, it is refused.
-                Err(fault) if fault.code != Code::NotFound => Err(fault),
-                Ok(Entry { kind: EntryKind::Symlink { .. }, .. }) => {
-                    Err(Fault::new(Code::NotFolder, format!("{what}: a link is in its place")))
-                }
-                _ => Err(Fault::new(Code::NotFolder, format!("{what}: a file is in its place"))),
-            },
+            Ok(()) => {
+                charged.keep();
+                Ok(())
+            }
+            Err(rustix::io::Errno::EXIST) => self.use_folder(path, unfinished),
             Err(error) => Err(Fault::from_io(&what, &error.into())),
+        }
+    }
+
+    /// Takes the folder that is at a path for one that was to be made there.
+    fn use_folder(&self, path: &WirePath, unfinished: bool) -> Result<(), Fault> {
+        let what = || format!("cannot make folder {path}");
+        match self.stat(path, self.follows(path)) {
+            Ok(Entry { kind: EntryKind::Folder, .. }) => {
+                if unfinished {
+                    // Where it cannot be opened up, what is made in it says why.
+                    let _ = self.open_up(path);
+                }
+                Ok(())
+            }
+            // A link may lead to a folder elsewhere: it is not in the way, it is refused.
+            Err(fault) if fault.code != Code::NotFound => Err(fault),
+            Ok(Entry { kind: EntryKind::Symlink { .. }, .. }) => {
+                Err(Fault::new(Code::NotFolder, format!("{}: a link is in its place", what())))
+            }
+            _ => Err(Fault::new(Code::NotFolder, format!("{}: a file is in its place", what()))),
         }
     }
 
@@ -232,6 +263,8 @@ impl Folder {
             Err(fault) if fault.code == Code::NotFolder => {
                 let Some(name) = path.name() else { return Err(fault) };
                 let parent = self.open_parent(path)?;
+                // Nothing is removed for a folder that would be one too many.
+                drop(self.charge(Cost::INODE)?);
                 unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty()).map_err(|e| {
                     Fault::from_io(format!("cannot remove {path} for a folder"), &e.into())
                 })?;
@@ -275,6 +308,7 @@ impl Folder {
         let parent = self.open_parent(path)?;
         let hidden = temporary_name(name);
         let temporary = OsStr::from_bytes(&hidden);
+        let charged = self.charge(Cost::INODE.and(Cost::of_bytes(target.len() as u64)))?;
         symlinkat(OsStr::from_bytes(target), &*parent, temporary)
             .map_err(|error| Fault::from_io(&what, &error.into()))?;
         let kept = keep.map_or(Ok(Dropped::default()), |(meta, rules)| {
@@ -282,11 +316,11 @@ impl Folder {
         });
         let renamed =
             kept.and_then(|dropped| rename(&parent, &hidden, name, over).map(|()| dropped));
-        renamed.map_err(|error| {
-            // The first error is what matters; the link may stay if this fails too.
-            let _ = unlinkat(&*parent, temporary, AtFlags::empty());
-            over.fault(&what, error)
-        })
+        // The first error is what matters; the link may stay if removing it fails too.
+        if renamed.is_ok() || unlinkat(&*parent, temporary, AtFlags::empty()).is_err() {
+            charged.keep();
+        }
+        renamed.map_err(|error| over.fault(&what, error))
     }
 
     fn resolve(&self, path: &WirePath, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {

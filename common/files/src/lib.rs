@@ -9,6 +9,7 @@ pub mod accounts;
 mod alter;
 pub mod bare;
 mod beneath;
+mod charge;
 pub mod checked;
 mod commit;
 pub mod folder;
@@ -46,6 +47,7 @@ pub mod tree;
 pub mod walk;
 pub mod watch;
 
+pub use charge::{Charge, Cost};
 pub use folder::Folder;
 pub use identity::Identity;
 pub use meta::Rules;

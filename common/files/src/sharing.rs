@@ -4,6 +4,7 @@
 //! whoever gives it other metadata makes it its own first (`Folder::own`).
 //! Called by `stage`; never touches the first tree.
 
+use crate::charge::Cost;
 use crate::folder::Folder;
 use crate::identity::stat_open;
 use crate::meta::{self, Kind, Rules, of_status, xattrs_of};
@@ -140,7 +141,9 @@ impl Filling<'_> {
     fn share(&self, of: &Folder, path: &WirePath, new: &WirePath) -> Result<(), Fault> {
         let (from, to) = (of.open_parent(path)?, self.to.open_parent(new)?);
         let name = |path: &WirePath| OsStr::from_bytes(path.name().unwrap_or_default()).to_owned();
+        let charged = self.to.charge(Cost::NAME)?;
         linkat(&*from, name(path), &*to, name(new), AtFlags::empty())
+            .map(|()| charged.keep())
             .map_err(|e| Fault::from_io(format!("cannot link {new}"), &e.into()))
     }
 }
@@ -188,6 +191,7 @@ fn copy(
     let rules = Rules::of_user();
     let parent = to.open_parent(new)?;
     let name = new.name().unwrap_or_default();
+    let charged = to.charge(Cost::INODE)?;
     let made = create_new(&parent, name, 0o600).map_err(|e| Fault::from_io(&what, &e.into()))?;
     let copied = match ioctl_ficlone(&made, &file) {
         Ok(()) => Ok(true),
@@ -205,9 +209,10 @@ fn copy(
         }
         Ok(copied)
     });
-    if !matches!(copied, Ok(true)) {
-        // The first error is what matters; what may stay goes with all of the tree.
-        let _ = unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty());
+    // The first error is what matters; what may stay goes with all of the tree.
+    let stays = || unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty()).is_err();
+    if matches!(copied, Ok(true)) || stays() {
+        charged.keep();
     }
     copied
 }

@@ -13,6 +13,7 @@
 
 mod labels;
 mod revert;
+use crate::charge::Cost;
 use crate::folder::{Folder, stat_name};
 use crate::hold::{Hold, NotHeld};
 use crate::identity::stat_open;
@@ -97,11 +98,14 @@ impl Stage {
             (Some(ready), _) => ready,
             (None, Some(target)) => {
                 let to = |name: &[u8]| folder.below(&path.parent().with(name)?);
-                build(&parent, &labels, |name| fill(target, &to(name)?, may), &what)?
+                let fill = |name: &[u8]| fill(target, &to(name)?, may);
+                build((folder, &parent), &labels, fill, &what)?
             }
             (None, None) => {
                 let stamp = Stamp::default();
+                let charged = folder.charge(Cost::INODE).map_err(NotHeld::Fault)?;
                 make(&parent, &labels.of(State::Filled(stamp))).map_err(fault)?;
+                charged.keep();
                 Ready { aside: labels.of(State::Filled(stamp)), stamp, reflinks: false }
             }
         };
@@ -234,14 +238,16 @@ fn take_up(
 
 /// Makes a tree that has all that the target has.
 fn build(
-    parent: &OpenFolder,
+    (folder, parent): (&Folder, &OpenFolder),
     labels: &Labels<'_>,
     fill: impl Fn(&[u8]) -> Result<Filled, Fault>,
     what: &str,
 ) -> Result<Ready, NotHeld> {
     let fault = |e: Errno| NotHeld::Fault(Fault::from_io(what, &e.into()));
     let filling = labels.of(State::Filling);
+    let charged = folder.charge(Cost::INODE).map_err(NotHeld::Fault)?;
     make(parent, &filling).map_err(fault)?;
+    charged.keep();
     can_exchange(parent, &filling, &labels.of(State::Trying))
         .map_err(|e| NotHeld::Fault(explain(e, what)))?;
     let _held = hold(parent, &filling, open_tree(parent, &filling).map_err(fault)?, what)?;

@@ -4,6 +4,7 @@
 //! not committed removes it, unless it was made to last: then a later run goes on
 //! with it.
 
+use crate::charge::{Charged, Cost};
 use crate::folder::{Folder, stat_name};
 use crate::holes::hash_zeros;
 use crate::journal::{self, Head};
@@ -45,6 +46,8 @@ pub struct Target {
     /// How long it is to be, where that was not known when it was made.
     end: OnceLock<u64>,
     gone: AtomicBool,
+    /// What it costs, until it is known whether it stays.
+    charged: Mutex<Option<Charged>>,
     /// How its bytes take room.
     storage: Storage,
 }
@@ -55,6 +58,7 @@ impl Target {
     pub fn create(folder: &Folder, path: &WirePath, size: u64, mode: u32) -> Result<Self, Fault> {
         let (parent, name) = place(folder, path)?;
         let what = || format!("cannot create {path}");
+        let charged = folder.charge(Cost::INODE)?;
         let made = match parent.is_in_memory().then(|| create_unnamed(&parent, mode)) {
             Some(Ok(file)) => Ok((file, None)),
             _ => {
@@ -63,11 +67,12 @@ impl Target {
             }
         };
         let (file, temporary) = made.map_err(|e| Fault::from_io(what(), &e.into()))?;
+        let target = Self::of(file, parent, temporary, path, None).costing(charged);
         // A shorter one never has a hole, so that its bytes alone make it as long as it is.
         if size >= HOLE_BYTES_MIN as u64 {
-            file.set_len(size).map_err(|e| Fault::from_io(what(), &e))?;
+            target.file.set_len(size).map_err(|e| Fault::from_io(what(), &e))?;
         }
-        Ok(Self::of(file, parent, temporary, path, None))
+        Ok(target)
     }
 
     /// Makes a temporary file that a later run finds again under the same `key`, with a journal
@@ -81,8 +86,10 @@ impl Target {
     ) -> Result<Self, Fault> {
         let (parent, name) = place(folder, path)?;
         let names = partial::Names::new(name, key);
+        let charged = folder.charge(Cost::INODE.and(Cost::JOURNAL))?;
         let begun = partial::begin(&parent, &names, info.mode, partial::LOCK);
         let Some(Begun { part: file, mut journal, is_new }) = begun else {
+            drop(charged);
             let target = Self::create(folder, path, info.size, info.mode)?;
             target.keep_sparse(info)?;
             return Ok(target);
@@ -92,9 +99,11 @@ impl Target {
         let made = journal::begin(&mut journal, &head)
             .and_then(|()| file.set_len(0))
             .and_then(|()| file.set_len(info.size));
-        made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         let journal = Some((journal, names.journal));
         let target = Self::of(file, parent, Some(names.part), path, journal);
+        // One that was there was counted when it was made.
+        let target = if is_new { target.costing(charged) } else { target };
+        made.map_err(|e| Fault::from_io(format!("cannot create {path}"), &e))?;
         target.keep_sparse(info)?;
         // What is new has it, but that its owner may write until it is whole.
         if !is_new || info.mode & 0o200 == 0 {
@@ -146,7 +155,20 @@ impl Target {
         let (mode, gone) = (Mutex::new(None), AtomicBool::new(false));
         let (path, end) = (path.clone(), OnceLock::new());
         let (lanes, storage) = (Lanes::default(), Storage::default());
-        Self { file, lanes, folder, temporary, path, journal, mode, end, gone, storage }
+        let charged = Mutex::default();
+        Self { file, lanes, folder, temporary, path, journal, mode, end, gone, charged, storage }
+    }
+
+    /// The same, which costs this where it stays.
+    fn costing(mut self, charged: Charged) -> Self {
+        self.charged = Mutex::new(Some(charged));
+        self
+    }
+
+    /// It is known whether it stays.
+    fn settle(&self, stays: bool) {
+        let charged = self.charged.lock().unwrap_or_else(PoisonError::into_inner).take();
+        charged.filter(|_| stays).into_iter().for_each(Charged::keep);
     }
 
     /// Sets room aside for a file that is about to be written, of which `had` bytes are there.
@@ -261,11 +283,11 @@ impl Target {
     pub fn discard(&self) {
         if !self.gone.swap(true, Ordering::Relaxed) {
             // Somebody may have removed them already; there is nobody to tell.
-            let remove = |name: &[u8]| {
-                let _ = unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty());
+            let stays = |name: &&Vec<u8>| {
+                unlinkat(&*self.folder, OsStr::from_bytes(name), AtFlags::empty()).is_err()
             };
-            self.journal.iter().for_each(|(_, name)| remove(name));
-            self.temporary.iter().for_each(|name| remove(name));
+            let journal = self.journal.iter().map(|(_, name)| name);
+            self.settle(journal.chain(&self.temporary).filter(stays).count() > 0);
         }
     }
 
@@ -348,6 +370,7 @@ impl Target {
             self.discard();
         }
         self.gone.store(true, Ordering::Relaxed);
+        self.settle(true);
         result.map_err(|e| over.fault(format_args!("cannot rename into {}", self.path), e))
     }
 }
@@ -357,6 +380,7 @@ impl Drop for Target {
         if self.journal.is_none() {
             self.discard();
         }
+        self.settle(true);
     }
 }
 

@@ -262,7 +262,9 @@ pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
             "see the owner and mode of the path, and for RDMA ports the gids of its export"
         }
         Code::ReadOnly => "export it with :rw, or mount it rw, if clients may write there",
-        Code::NoSpace => "make room in the file system of the export, or raise its quota_mb",
+        Code::NoSpace => {
+            "make room in the file system of the export, or raise its quota_mb or quota_files"
+        }
         Code::Changed => "somebody writes to the file while it is read; export a snapshot",
         Code::Mismatch => "memory, disk or cable alters data: check ECC, SMART and port errors",
         Code::Io => "see the kernel's log for the disk or network of this export",

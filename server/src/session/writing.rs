@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Folder, Over, Rules, Target};
+use verbatim_files::{Cost, Folder, Over, Rules, Target};
 use verbatim_proto::message::{
     CreateFile, FileId, FileInfo, LinkId, Piece, ServerMessage, Tag, Verdict,
 };
@@ -156,9 +156,9 @@ impl Session {
                     return Ok((landed(target, request.path), None));
                 }
                 let info = &request.info;
-                let fits = |bytes| export.quota.as_ref().map_or(Ok(()), |quota| quota.check(bytes));
+                let fits = |cost| export.quota.as_ref().map_or(Ok(()), |quota| quota.check(cost));
                 if info.size < LASTING_BYTES_MIN {
-                    fits(info.room())?;
+                    fits(Cost::INODE.and(Cost::of_bytes(info.room())))?;
                     let room = Target::room_for(&export.folder, &path, info, 0)?;
                     let target = Target::create(&export.folder, &path, info.size, info.mode)?;
                     target.set_room(room);
@@ -170,14 +170,7 @@ impl Session {
                 let key = Digest::of(key.as_bytes());
                 wait_for_release(&export.folder, &path, &key, until);
                 let how = (&*over, &*rehashed);
-                let (target, have) = create_lasting(how, &export.folder, &path, info, &key)?;
-                let there = have.as_ref().map_or(0, |have| have.extents.bytes());
-                if let Err(fault) = fits(info.room().saturating_sub(there)) {
-                    if have.is_none() {
-                        target.discard();
-                    }
-                    return Err(fault);
-                }
+                let (target, have) = create_lasting(how, &export.folder, &path, info, &key, fits)?;
                 Ok((landed(target, request.path), have))
             };
             let created = files.into_iter().map(|it| (it.0.file, create_one(it)));
@@ -334,13 +327,15 @@ pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
 pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
-/// left, unless its client is gone; counts the bytes of it that are hashed again.
+/// left, unless its client is gone; counts the bytes of it that are hashed again. Asks whether what
+/// is to be written fits before anything is made.
 fn create_lasting(
     (over, rehashed): (&AtomicBool, &AtomicU64),
     folder: &Folder,
     path: &WirePath,
     info: &FileInfo,
     key: &Digest,
+    fits: impl Fn(Cost) -> Result<(), Fault>,
 ) -> Result<(Target, Option<Have>), Fault> {
     let found = Target::find_lasting_unless((over, rehashed), folder, path, key);
     if over.load(Ordering::Relaxed) {
@@ -349,6 +344,7 @@ fn create_lasting(
     }
     if let Some((target, have)) = found {
         if have.is_of(info) {
+            fits(Cost::of_bytes(info.room().saturating_sub(have.extents.bytes())))?;
             target.set_mode(info.mode);
             target.keep_sparse(info)?;
             target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
@@ -356,6 +352,7 @@ fn create_lasting(
         }
         target.discard();
     }
+    fits(Cost::INODE.and(Cost::of_bytes(info.room())))?;
     let room = Target::room_for(folder, path, info, 0)?;
     let target = Target::create_lasting(folder, path, info, key)?;
     target.set_room(room);
@@ -373,7 +370,8 @@ mod tests {
         let folder = Folder::open(dir.path()).expect("a folder");
         let path = WirePath::parse(b"a").expect("a path");
         let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
-        let quota = Some(Arc::new(Quota::new("in", 6000, 0)));
+        let max = Cost { bytes: 6000, files: 1 };
+        let quota = Some(Arc::new(Quota::new("in", max, Cost::default())));
         let (rules, began) = (Rules::of_user(), Instant::now());
         let room = Arc::new(Room::of(&Taker::new(&Places::new(2))).expect("room"));
         Landed { target, rules, path, quota, began, _room: room }
@@ -389,7 +387,7 @@ mod tests {
         drop(Target::create_lasting(&folder, &path, &info, &key).expect("begins"));
         let create = |over| {
             let how = (&AtomicBool::new(over), &AtomicU64::new(0));
-            create_lasting(how, &folder, &path, &info, &key)
+            create_lasting(how, &folder, &path, &info, &key, |_| Ok(()))
         };
         let gone = create(true).map(drop).expect_err("nobody is there");
         assert_eq!(gone.code, Code::LinkLost);
@@ -412,10 +410,10 @@ mod tests {
         let (answer, quota) = commit_with(6000);
         let fault = answer.expect_err("it has no room");
         assert!(fault.text.contains("the quota of in is used up"), "{fault}");
-        assert!(quota.check(6000).is_ok(), "nothing was taken");
+        assert!(quota.check(Cost::of_bytes(6000)).is_ok(), "nothing was taken");
         assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 0);
         let (_, quota) = commit_with(1000);
-        assert!(quota.check(5000).is_err(), "it is counted");
+        assert!(quota.check(Cost::of_bytes(5000)).is_err(), "it is counted");
     }
 
     #[test]
