@@ -140,6 +140,13 @@ impl Reach {
         held.iter().find(of).map(|(_, export)| export.clone())
     }
 
+    /// Whether the client may give files of an export to other users.
+    pub fn may_give_away(&self) -> bool {
+        let may =
+            |export: &Arc<ExportFolder>| export.mode == Mode::ReadWrite && export.rules.give_away;
+        self.exports.values().any(may)
+    }
+
     /// The names a client is told.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         let shown = self.exports.iter().filter(|(_, export)| !export.gate.hidden);

@@ -3,6 +3,7 @@
 //! costs the server one page of memory.
 
 use super::mirror::{MirrorEvent, change_all};
+use super::owners::{of_meta, of_ties};
 use super::{End, Event, Session};
 use crate::quota;
 use crate::reach::{ExportFolder, Reach};
@@ -118,6 +119,7 @@ impl Session {
 
     /// Says whose the entries are that are told next.
     fn tell_ties(&mut self, request: u32, ties: Vec<Option<Ties>>) -> Result<(), End> {
+        self.mirrors.told_owners.note(ties.iter().flatten().map(of_ties));
         match ties.is_empty() {
             true => Ok(()),
             false => self.send(ServerMessage::Ties { request, ties }),
@@ -161,6 +163,8 @@ impl Session {
         } else {
             self.catalog.scans.insert(request, scan);
         }
+        let owners = entries.iter().filter_map(|entry| entry.meta.as_deref()).map(of_meta);
+        self.mirrors.told_owners.note(owners);
         self.tell_ties(request, ties)?;
         self.send(ServerMessage::Page { request, entries, faults, done })
     }

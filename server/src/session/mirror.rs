@@ -5,6 +5,7 @@
 //! because both depend on their order.
 
 use super::holding::{Held, Holder, Keeping, Kept};
+use super::owners::ToldOwners;
 use super::staging::Staging;
 use super::walks::{All, Known, Walked, Walks};
 use super::{End, Event, Session};
@@ -35,6 +36,8 @@ pub(super) struct Mirrors {
     pub(super) stages: Vec<Arc<Staging>>,
     /// What is handed on between the sessions of a run.
     pub(super) kept: Option<Arc<Kept>>,
+    /// Whose the entries are that the client was told of.
+    pub(super) told_owners: ToldOwners,
     /// Requests to hold that are being answered.
     pub(super) holding: usize,
     /// Trees that were put in their place, or are being.

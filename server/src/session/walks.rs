@@ -5,6 +5,7 @@
 
 use super::catalog::open_source;
 use super::mirror::MirrorEvent;
+use super::owners::of_meta;
 use super::{End, Event, Session, Shared};
 use crate::memory::WALK_BYTES;
 use crate::places::Place;
@@ -175,6 +176,9 @@ impl Session {
         if done {
             self.mirrors.walks.remove(&request);
         }
+        // Also of a page that the client has: what it asks about those owners is the same.
+        let owners = found.iter().flatten().map(|node| of_meta(&node.meta));
+        self.mirrors.told_owners.note(owners);
         let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
         let reply = match is_known {
             true => MirrorReply::Alike { request, done },

@@ -10,6 +10,7 @@ mod confining;
 mod exports;
 mod limits;
 mod memory;
+mod owners;
 mod quotas;
 mod reloading;
 mod sealing;
