@@ -9,21 +9,19 @@ use crate::basis::Basis;
 use crate::ends::Origin;
 use crate::report::FileDone;
 use crate::worker::Command;
-use rustix::fs::OFlags;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use verbatim_files::holes::hash_zeros;
+use verbatim_files::regular::open_own;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::{ClientMessage, FileId, WriteReply};
 use verbatim_proto::numbered::FileMap;
 use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
 use verbatim_proto::write::{ClientEffect, Post};
-use verbatim_proto::{Code, Digest, Extent, Fault, Survey, WirePath};
+use verbatim_proto::{Digest, Extent, Fault, Survey, WirePath};
 
 /// A file to send.
 #[derive(Clone)]
@@ -134,14 +132,7 @@ impl UploadSource {
             Self::Below(folder, path) => return Source::open(folder, path, label),
             Self::Path(path) => path,
         };
-        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-        let what = format!("cannot open {label}");
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-        let file = file.map_err(|e| Fault::from_io(&what, &e))?;
-        let kind = file.metadata().map_err(|e| Fault::from_io(&what, &e))?.file_type();
-        if !kind.is_file() {
-            return Err(Fault::new(Code::Special, format!("{what}: it is not a regular file")));
-        }
+        let file = open_own(path, &format!("cannot open {label}"))?;
         Source::new(file, label)
     }
 }

@@ -33,9 +33,11 @@ pub struct Folder {
     beneath: bool,
     /// Below this no link is followed.
     plain: Option<(WirePath, OwnedFd)>,
-    parents: Parents,
+    parents: Parents<OpenFolder>,
     /// Asked before anything is made in it.
     bound: Option<Arc<dyn Charge>>,
+    /// Folders in which names are looked at before they are opened.
+    pub(crate) looked_in: Parents<OwnedFd>,
     /// The device number and the id of its own file system.
     file_system: OnceLock<Option<((u32, u32), u64)>>,
 }
@@ -82,8 +84,9 @@ impl Folder {
     }
 
     fn of(path: PathBuf, fd: Arc<OpenFolder>, beneath: bool) -> Self {
-        let (parents, file_system) = (Parents::default(), OnceLock::new());
-        Self { path, fd, beneath, plain: None, parents, bound: None, file_system }
+        let (parents, looked_in) = (Parents::default(), Parents::default());
+        let file_system = OnceLock::new();
+        Self { path, fd, beneath, plain: None, parents, looked_in, bound: None, file_system }
     }
 
     /// The same folder, where no link below `base` is followed. Links that lead to `base` are,
@@ -111,22 +114,6 @@ impl Folder {
     /// The folder itself, open.
     pub fn fd(&self) -> &Arc<OpenFolder> {
         &self.fd
-    }
-
-    /// Opens a regular file for reading, and looks at it. Anything else is refused without
-    /// blocking on it.
-    pub(crate) fn open_file(&self, path: &WirePath) -> Result<(File, Statx), Fault> {
-        let what = || format!("cannot open {path}");
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = self.resolve(path, flags).map_err(|e| refused(&what(), path, e))?;
-        let stat = stat_open(&fd).map_err(|e| Fault::from_io(what(), &e))?;
-        match rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()) {
-            rustix::fs::FileType::RegularFile => Ok((File::from(fd), stat)),
-            rustix::fs::FileType::Directory => {
-                Err(Fault::new(Code::IsFolder, format!("{}: it is a folder", what())))
-            }
-            _ => Err(Fault::new(Code::Special, format!("{}: it is not a regular file", what()))),
-        }
     }
 
     /// The id of the file system of a file in this folder that was looked at. As long as the
@@ -323,9 +310,23 @@ impl Folder {
         renamed.map_err(|error| over.fault(&what, error))
     }
 
-    fn resolve(&self, path: &WirePath, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
+    pub(crate) fn resolve(
+        &self,
+        path: &WirePath,
+        flags: OFlags,
+    ) -> Result<OwnedFd, rustix::io::Errno> {
+        self.resolve_by(path, flags, ResolveFlags::empty())
+    }
+
+    /// The same, and refused where `more` says so.
+    pub(crate) fn resolve_by(
+        &self,
+        path: &WirePath,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, rustix::io::Errno> {
         let (from, rest, links) = self.begin_at(path);
-        open_beneath(from, rest, flags, self.way(links))
+        open_beneath(from, rest, flags, self.way(links | more))
     }
 
     /// The open folder that a path is looked up from, the rest of the path, and what of links.
@@ -350,7 +351,7 @@ impl Folder {
     }
 }
 
-fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
+pub(crate) fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
     match error {
         rustix::io::Errno::XDEV => {
             Fault::new(Code::BadPath, format!("{what}: {path} leads out of its export"))

@@ -31,6 +31,7 @@ pub mod paging;
 pub mod partial;
 mod prune;
 pub mod reap;
+pub mod regular;
 pub mod replace;
 mod reuse;
 mod sharing;

@@ -81,22 +81,28 @@ const PARENTS_MAX: usize = 32;
 /// How long one is kept.
 const PARENT_LIFE: Duration = Duration::from_millis(500);
 
-/// Folders that files were made in, kept open for the next ones; the oldest come first.
-#[derive(Debug, Default)]
-pub(crate) struct Parents(Mutex<Vec<Parent>>);
+/// Folders of files, kept open for the next files in them; the oldest come first.
+#[derive(Debug)]
+pub(crate) struct Parents<T>(Mutex<Vec<Parent<T>>>);
 
 #[derive(Debug)]
-struct Parent {
+struct Parent<T> {
     path: WirePath,
-    fd: Arc<OpenFolder>,
+    fd: Arc<T>,
     opened: Instant,
 }
 
-impl Parents {
+impl<T> Default for Parents<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Parents<T> {
     /// The folder that has this path, unless it was opened too long ago.
-    pub fn find(&self, path: &[u8]) -> Option<Arc<OpenFolder>> {
+    pub fn find(&self, path: &[u8]) -> Option<Arc<T>> {
         let (mut kept, now) = (self.lock(), Instant::now());
-        let is_old = |parent: &&Parent| now.duration_since(parent.opened) >= PARENT_LIFE;
+        let is_old = |parent: &&Parent<T>| now.duration_since(parent.opened) >= PARENT_LIFE;
         let old = kept.iter().take_while(is_old).count();
         kept.drain(..old);
         let found = kept.iter().rfind(|parent| parent.path.as_bytes() == path);
@@ -104,7 +110,7 @@ impl Parents {
     }
 
     /// Keeps a folder that was just opened.
-    pub fn keep(&self, path: WirePath, fd: &Arc<OpenFolder>) {
+    pub fn keep(&self, path: WirePath, fd: &Arc<T>) {
         let mut kept = self.lock();
         if kept.len() == PARENTS_MAX {
             kept.remove(0);
@@ -113,7 +119,7 @@ impl Parents {
     }
 
     /// Lets go of a folder.
-    pub fn forget(&self, fd: &Arc<OpenFolder>) {
+    pub fn forget(&self, fd: &Arc<T>) {
         self.lock().retain(|parent| !Arc::ptr_eq(&parent.fd, fd));
     }
 
@@ -122,7 +128,7 @@ impl Parents {
         self.lock().clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Parent>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Parent<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

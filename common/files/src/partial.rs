@@ -10,6 +10,7 @@ use crate::hold::NO_LOCKS;
 use crate::journal::{self, Reach};
 use crate::naming::{TEMPORARY_SUFFIX, hidden_name};
 use crate::opened::OpenFolder;
+use crate::regular::is_regular_or_absent;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::fs::{flock, openat, statx, unlinkat};
 use rustix::io::Errno;
@@ -166,6 +167,9 @@ fn remove(folder: &OpenFolder, name: &[u8]) {
 
 /// Whether there is a partial file that another process, or another session, has.
 pub(crate) fn is_held(folder: &OpenFolder, names: &Names) -> bool {
+    if !is_regular_or_absent(folder, OsStr::from_bytes(&names.part)) {
+        return false;
+    }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(folder, OsStr::from_bytes(&names.part), flags, Mode::empty());
     let lock = fd.map(|fd| flock(&fd, FlockOperation::NonBlockingLockShared));
@@ -182,6 +186,10 @@ pub(crate) fn open_held(
     lock: Lock,
 ) -> Result<File, NotHeld> {
     let name = OsStr::from_bytes(name);
+    // Others may write in the folder: a device of that name is not opened.
+    if !is_regular_or_absent(folder, name) {
+        return Err(NotHeld::Other);
+    }
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = openat(folder, name, flags, Mode::from_raw_mode(mode & 0o777 | 0o200));
     let file = File::from(opened.map_err(|error| match error {
