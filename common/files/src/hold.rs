@@ -53,14 +53,14 @@ impl AsFd for Hold {
     }
 }
 
-/// Says who a process is, for people.
+/// Says who a process is, for people and for clients: its number and the name of its program.
+/// Nothing of its arguments, which may have secrets in them: the kernel keeps the name apart from
+/// the arguments, and 15 bytes of it.
 pub fn describe_process(id: u32) -> String {
-    let command = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-    let mut words = command.split(|&byte| byte == 0).filter(|word| !word.is_empty());
-    let name = words.next().map(|word| word.rsplit(|&byte| byte == b'/').next().unwrap_or(word));
-    match name {
-        Some(name) => format!("process {id} ({})", String::from_utf8_lossy(name)),
-        None => format!("process {id}"),
+    let name = fs::read(format!("/proc/{id}/comm")).unwrap_or_default();
+    match name.trim_ascii() {
+        [] => format!("process {id}"),
+        name => format!("process {id} ({})", String::from_utf8_lossy(name)),
     }
 }
 
@@ -122,5 +122,25 @@ mod tests {
         assert_eq!(above(open()).first(), which(&**outer.fd()).ok().as_ref());
         drop(hold);
         assert!(Hold::take(open(), "cannot hold").is_ok());
+    }
+
+    #[test]
+    fn a_process_is_described_without_its_arguments() {
+        use std::io::{Read, Write};
+        use std::os::unix::process::CommandExt;
+        use std::process::{Command, Stdio};
+        // As programs do that show in their first argument what they are at.
+        for shown in ["cat --token secret", "/usr/bin/cat --token secret/abc"] {
+            let mut cat = Command::new("cat");
+            let child = cat.arg0(shown).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+            let mut child = child.expect("starts");
+            // One that answers has the name of its program.
+            child.stdin.as_mut().expect("piped").write_all(b"x").expect("listens");
+            child.stdout.as_mut().expect("piped").read_exact(&mut [0]).expect("answers");
+            let described = describe_process(child.id());
+            drop(child.stdin.take());
+            child.wait().expect("ends");
+            assert_eq!(described, format!("process {} (cat)", child.id()));
+        }
     }
 }
