@@ -24,6 +24,9 @@ use verbatim_proto::{Code, Fault, Meta, Node, Twin, WirePath};
 /// plan links them again.
 const LINKED_MAX: usize = 1 << 18;
 
+/// How many bytes their paths may have together: 128 for each, and one may have 32 KiB.
+const LINKED_PATH_BYTES_MAX: usize = 32 << 20;
+
 /// What is copied at a time where the kernel does not do it.
 const STEP_BYTES: usize = 256 << 10;
 
@@ -34,7 +37,8 @@ pub type May<'a> = &'a dyn Fn(u64) -> Result<(), Fault>;
 /// that were cut short left is left out.
 pub(crate) fn fill(from: &Folder, to: &Folder, may: May<'_>) -> Result<Filled, Fault> {
     let (twins, open) = (HashMap::new(), Vec::new());
-    let mut filling = Filling { from, to, may, reflinks: true, made: false, twins, open };
+    let (reflinks, made, twin_bytes) = (true, false, 0);
+    let mut filling = Filling { from, to, may, reflinks, made, twins, twin_bytes, open };
     let mut stamp = Stamp::default();
     for found in walk(from)? {
         let node = found.map_err(|(_, fault)| fault)?;
@@ -64,6 +68,8 @@ struct Filling<'a> {
     made: bool,
     /// The first name of files and links with several names, where they are not shared.
     twins: HashMap<Twin, WirePath>,
+    /// How long these names are together.
+    twin_bytes: usize,
     /// The folders it is in, the innermost last; they get their metadata when all is in them.
     open: Vec<Node>,
 }
@@ -131,8 +137,11 @@ impl Filling<'_> {
     }
 
     fn remember(&mut self, node: &Node) -> Result<(), Fault> {
-        if let Some(twin) = node.twin.filter(|_| self.twins.len() < LINKED_MAX) {
+        let bytes = self.twin_bytes + node.path.as_bytes().len();
+        let is_full = self.twins.len() >= LINKED_MAX || bytes > LINKED_PATH_BYTES_MAX;
+        if let Some(twin) = node.twin.filter(|_| !is_full) {
             self.twins.insert(twin, node.path.clone());
+            self.twin_bytes = bytes;
         }
         Ok(())
     }
@@ -332,5 +341,25 @@ mod tests {
         assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
         let read = |name: &str| fs::read(dir.path().join(name)).expect("reads");
         assert!(read("a") == read("b"));
+    }
+
+    #[test]
+    fn the_names_of_files_with_several_take_no_more_memory_however_long_they_are() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = Folder::open(dir.path()).expect("opens");
+        let (twins, open) = (HashMap::new(), Vec::new());
+        let (from, to, may, reflinks, made) = (&folder, &folder, FREELY, false, false);
+        let mut filling = Filling { from, to, may, reflinks, made, twins, twin_bytes: 0, open };
+        let name = "n".repeat(255);
+        let long = vec![name.as_str(); 120].join("/");
+        for inode in 0..2000 {
+            let (kind, meta, digest) = (EntryKind::File, Meta::default(), None);
+            let twin = Some(Twin { device: 1, inode });
+            let node = Node { path: path(&long), kind, size: 0, meta, twin, digest };
+            filling.remember(&node).expect("remembers, or does not");
+        }
+        let bytes: usize = filling.twins.values().map(|path| path.as_bytes().len()).sum();
+        assert!(bytes <= LINKED_PATH_BYTES_MAX, "{bytes} bytes of {} paths", filling.twins.len());
+        assert!(bytes > LINKED_PATH_BYTES_MAX / 2, "{bytes} bytes are few");
     }
 }
