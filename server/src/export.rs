@@ -67,6 +67,9 @@ pub struct Export {
     /// Whether its data may move where others can read it.
     #[serde(default)]
     pub encryption: Encryption,
+    /// Whether file systems that are mounted in it are part of it.
+    #[serde(default = "yes")]
+    pub cross_mounts: bool,
     /// What clients may write into it, in MiB; 0 is no limit.
     #[serde(default)]
     pub quota_mb: u64,
@@ -144,6 +147,7 @@ impl Export {
                 gids: Vec::new(),
                 hidden: false,
                 encryption: Encryption::Off,
+                cross_mounts: true,
                 quota_mb: 0,
                 quota_files: 0,
             }),

@@ -342,7 +342,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         let quota = export.quota(&written);
         let charge = quota.clone().map(|quota| quota as Arc<dyn Charge>);
         let folder = Folder::open(&export.path).map_err(ServerError::Export)?;
-        let folder = Arc::new(folder.charging(charge));
+        let folder = Arc::new(folder.crossing(export.cross_mounts).charging(charge));
         let rules = export.rules();
         if export.owner == Owner::Client && !rules.give_away {
             let name = &export.name;

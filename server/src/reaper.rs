@@ -74,7 +74,8 @@ fn look_at(
     stop: &AtomicBool,
 ) -> Result<(), Fault> {
     let root = export.folder.open_folder(&WirePath::root())?;
-    for (count, entry) in Walk::new(root, true)?.enumerate() {
+    let walk = Walk::new(root, true)?.crossing(export.folder.crosses());
+    for (count, entry) in walk.enumerate() {
         if stop.load(Ordering::Relaxed) {
             return Ok(());
         }

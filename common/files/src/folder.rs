@@ -13,7 +13,7 @@ use crate::meta::{self, Kind, Rules};
 use crate::naming::{Over, rename, temporary_name};
 use crate::opened::{OpenFolder, Parents};
 use crate::ties::{named_of, ties_of};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::fs::{mkdirat, readlinkat, statx, symlinkat, unlinkat};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,6 +31,8 @@ pub struct Folder {
     path: PathBuf,
     fd: Arc<OpenFolder>,
     beneath: bool,
+    /// Whether what is mounted in it is part of it.
+    crosses: bool,
     /// Below this no link is followed.
     plain: Option<(WirePath, OwnedFd)>,
     parents: Parents<OpenFolder>,
@@ -63,14 +65,15 @@ impl Folder {
     pub fn below(&self, path: &WirePath) -> Result<Self, Fault> {
         let fd = Arc::new(OpenFolder::new(self.open_folder(path)?));
         let path = self.path.join(OsStr::from_bytes(path.as_bytes()));
-        let bound = self.bound.clone();
-        Self { bound, ..Self::of(path, fd, self.beneath) }.plain_below(&WirePath::root())
+        let anew = Self::of(path, fd, self.beneath).crossing(self.crosses);
+        anew.charging(self.bound.clone()).plain_below(&WirePath::root())
     }
 
     /// The same folder for another owner.
     pub fn share(&self) -> Self {
-        let (path, fd, bound) = (self.path.clone(), self.fd.clone(), self.bound.clone());
-        Self { bound, ..Self::of(path, fd, self.beneath) }
+        let (path, fd) = (self.path.clone(), self.fd.clone());
+        let anew = Self::of(path, fd, self.beneath).crossing(self.crosses);
+        anew.charging(self.bound.clone())
     }
 
     /// The same folder, where this is asked before anything is made.
@@ -83,10 +86,21 @@ impl Folder {
         self.bound.as_ref()
     }
 
+    /// The same folder; unless `crosses` says so, nothing that is mounted in it is part of it.
+    pub fn crossing(self, crosses: bool) -> Self {
+        Self { crosses, ..self }
+    }
+
+    /// Whether what is mounted in it is part of it.
+    pub fn crosses(&self) -> bool {
+        self.crosses
+    }
+
     fn of(path: PathBuf, fd: Arc<OpenFolder>, beneath: bool) -> Self {
         let (parents, looked_in) = (Parents::default(), Parents::default());
         let file_system = OnceLock::new();
-        Self { path, fd, beneath, plain: None, parents, looked_in, bound: None, file_system }
+        let (crosses, plain, bound) = (true, None, None);
+        Self { path, fd, beneath, crosses, plain, parents, looked_in, bound, file_system }
     }
 
     /// The same folder, where no link below `base` is followed. Links that lead to `base` are,
@@ -133,7 +147,8 @@ impl Folder {
     /// Opens a folder below.
     pub fn open_folder(&self, path: &WirePath) -> Result<OwnedFd, Fault> {
         let what = format!("cannot open folder {path}");
-        self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| refused(&what, path, e))
+        self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY)
+            .map_err(|e| self.refused(&what, path, e))
     }
 
     /// Opens the folder that `path` is in, from a few kept open. Each is looked for under its path
@@ -191,7 +206,7 @@ impl Folder {
         let what = format!("cannot look at {path}");
         let mut flags = OFlags::PATH;
         flags.set(OFlags::NOFOLLOW, !follow);
-        let fd = self.resolve(path, flags).map_err(|e| refused(&what, path, e))?;
+        let fd = self.resolve(path, flags).map_err(|e| self.refused(&what, path, e))?;
         let stat = stat_open(&fd).map_err(|e| Fault::from_io(&what, &e))?;
         let entry = entry_of(&fd, c"", path.clone(), &stat);
         let entry = entry.map_err(|e| Fault::from_io(&what, &e))?;
@@ -344,26 +359,26 @@ impl Folder {
 
     /// How a path is resolved: beneath the folder, unless that is free.
     fn way(&self, links: ResolveFlags) -> ResolveFlags {
-        match self.beneath {
-            true => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | links,
-            false => links,
-        }
+        let mut way = links;
+        way.set(ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS, self.beneath);
+        way.set(ResolveFlags::NO_XDEV, !self.crosses || links.contains(ResolveFlags::NO_XDEV));
+        way
     }
-}
 
-pub(crate) fn refused(what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
-    match error {
-        rustix::io::Errno::XDEV => {
-            Fault::new(Code::BadPath, format!("{what}: {path} leads out of its export"))
-        }
-        rustix::io::Errno::LOOP => {
-            let text = format!(
-                "{what}: {path} leads out of its export or in a circle, or through a link where \
-                 none is followed"
-            );
-            Fault::new(Code::BadPath, text)
-        }
-        other => Fault::from_io(what, &other.into()),
+    /// Says why a path was not resolved.
+    pub(crate) fn refused(&self, what: &str, path: &WirePath, error: rustix::io::Errno) -> Fault {
+        let why = match error {
+            rustix::io::Errno::XDEV if self.crosses => "leads out of its export",
+            rustix::io::Errno::XDEV => {
+                "leads out of its export, or into what is mounted in it, which the export leaves \
+                 out (cross_mounts = false)"
+            }
+            rustix::io::Errno::LOOP => {
+                "leads out of its export or in a circle, or through a link where none is followed"
+            }
+            other => return Fault::from_io(what, &other.into()),
+        };
+        Fault::new(Code::BadPath, format!("{what}: {path} {why}"))
     }
 }
 
@@ -387,6 +402,11 @@ pub(crate) fn entry_of(
     let size = if kind == EntryKind::File { stat.stx_size } else { 0 };
     let mode = u32::from(stat.stx_mode) & 0o7777;
     Ok(Entry { path, kind, size, mode, mtime_ns: nanoseconds(&stat.stx_mtime), meta: None })
+}
+
+/// Whether something is mounted at a name that was looked at.
+pub(crate) fn is_mount_point(stat: &Statx) -> bool {
+    stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
 }
 
 /// The status of a name in an open folder, of the link itself where it is one.

@@ -4,7 +4,7 @@
 //! place of a file between these two calls has it opened. Never follows a path that
 //! `folder` would not. Called by all that read files of a folder.
 
-use crate::folder::{Folder, refused};
+use crate::folder::Folder;
 use crate::identity::stat_open;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, statx};
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ impl Folder {
     /// unless it takes the place of a file in the moment before.
     pub(crate) fn open_file(&self, path: &WirePath) -> Result<(File, Statx), Fault> {
         let what = || format!("cannot open {path}");
-        let cannot = |error: Errno| refused(&what(), path, error);
+        let cannot = |error: Errno| self.refused(&what(), path, error);
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let mut seen = self.glance(path);
         for _ in 0..LOOKS_MAX {

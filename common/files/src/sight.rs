@@ -4,7 +4,7 @@
 //! Called by the walk of a tree that is mirrored, which tells them in order.
 
 use crate::bare::Look;
-use crate::folder::{entry_of, stat_name};
+use crate::folder::{entry_of, is_mount_point, stat_name};
 use crate::limit::processors;
 use crate::meta::{of_status, xattrs_at};
 use rustix::fs::{CWD, Statx};
@@ -35,6 +35,8 @@ pub(crate) struct Sight<'a> {
     pub trusted: bool,
     /// Whether files are told without attributes.
     pub plain: bool,
+    /// Whether what is mounted there is told.
+    pub crosses: bool,
     /// Which files need not be asked for theirs.
     pub bare: Option<Look<'a>>,
 }
@@ -95,6 +97,9 @@ impl Sight<'_> {
             Err(error) if gone(&error) => return Ok(Seen::Nothing),
             Err(error) => return Err(Fault::from_io(format!("cannot look at {path}"), &error)),
         };
+        if !self.crosses && is_mount_point(&stat) {
+            return Ok(Seen::Nothing);
+        }
         if self.filter.excludes(path, entry.kind == EntryKind::Folder)? {
             return Ok(Seen::Nothing);
         }
@@ -193,8 +198,15 @@ mod tests {
         let folder: OwnedFd = fs::File::open(dir.path()).expect("opens").into();
         let filter = Filter::parse(vec![b"*9".to_vec()]).expect("plain");
         let (beside, bare) = (None, None);
-        let sight =
-            Sight { folder: &folder, beside, filter: &filter, trusted: true, plain: false, bare };
+        let sight = Sight {
+            folder: &folder,
+            beside,
+            filter: &filter,
+            trusted: true,
+            plain: false,
+            crosses: true,
+            bare,
+        };
         let before = std::env::current_dir().expect("there");
         let path = |number: usize| WirePath::parse(format!("{number:04}").as_bytes());
         let mut spotted: Vec<Spotted> =
@@ -224,7 +236,7 @@ mod tests {
         let device = twin_of(&crate::identity::stat_open(folder).expect("there")).device;
         let bare = Look { bare, device, now };
         let (beside, trusted, plain, bare) = (None, true, false, Some(bare));
-        let sight = Sight { folder, beside, filter: &filter, trusted, plain, bare };
+        let sight = Sight { folder, beside, filter: &filter, trusted, plain, crosses: true, bare };
         let told = |name: &str| match sight.look(&mut WirePath::parse(name.as_bytes())?, false)? {
             Seen::Node(node) => Ok((name.to_string(), node.meta.xattrs.len())),
             _ => Err(Fault::new(Code::NotFound, name)),

@@ -43,6 +43,8 @@ pub struct TreeWalk {
     trusted: bool,
     /// Whether files are told without attributes.
     plain: bool,
+    /// Whether what is mounted in it is told.
+    crosses: bool,
     /// Files that need not be asked for theirs.
     bare: Option<Arc<Bare>>,
     /// Where they are kept for the next walk.
@@ -83,6 +85,7 @@ impl TreeWalk {
             filter,
             trusted,
             plain: false,
+            crosses: true,
             bare: None,
             kept: None,
             avoid: None,
@@ -93,6 +96,11 @@ impl TreeWalk {
             name: Vec::new(),
             over: Arc::default(),
         }
+    }
+
+    /// Leaves out what is mounted in the tree, and where, unless `crosses` says so.
+    pub fn crossing(self, crosses: bool) -> Self {
+        Self { crosses, ..self }
     }
 
     /// Asks no file for its attributes that is known to have none, and notes which have none.
@@ -238,6 +246,7 @@ impl TreeWalk {
             filter: &self.filter,
             trusted: self.trusted,
             plain: self.plain,
+            crosses: self.crosses,
             bare: known.map(look),
         };
         sight.look_at(&mut spotted);

@@ -4,7 +4,7 @@
 //! a folder it is in is an error, so that no walk is endless.
 //! Used by the server for scans and by the client for uploads.
 
-use crate::folder::{Folder, entry_of, stat_name};
+use crate::folder::{Folder, entry_of, is_mount_point, stat_name};
 use crate::identity::stat_open;
 use crate::meta::{of_status, xattrs_at, xattrs_of};
 use crate::ties::{named_at, ties_of};
@@ -28,6 +28,8 @@ pub struct Walk {
     /// Whether the last entry was a folder, and the walk is in it.
     entered: bool,
     describe: Option<Describe>,
+    /// Whether what is mounted in it is told.
+    crosses: bool,
     /// What comes before the next name.
     owed: VecDeque<Found>,
     /// Whether ties are told, and those of what came last.
@@ -61,6 +63,7 @@ impl Walk {
             following: None,
             entered: false,
             describe: None,
+            crosses: true,
             owed: VecDeque::new(),
             tells_ties: false,
             ties: None,
@@ -80,6 +83,11 @@ impl Walk {
             self.owe_folder(entry)?;
         }
         Ok(self)
+    }
+
+    /// Leaves out what is mounted in the folder, and where, unless `crosses` says so.
+    pub fn crossing(self, crosses: bool) -> Self {
+        Self { crosses, ..self }
     }
 
     /// Tells whose things are, behind each of them.
@@ -124,6 +132,7 @@ impl Walk {
         let mut walk = Self::new(folder.open_folder(&base)?, recursive)?;
         let level = &mut walk.levels[0];
         level.identity = Some(identity_of(level.fd()?, &level.path)?);
+        walk.crosses = folder.crosses();
         walk.following = Some((folder, base));
         Ok(walk)
     }
@@ -177,6 +186,9 @@ impl Walk {
         let fd = level.fd()?;
         let mut ties = None;
         let found = stat_name(fd, name).and_then(|stat| {
+            if !self.crosses && is_mount_point(&stat) {
+                return Err(std::io::ErrorKind::NotFound.into());
+            }
             let mut entry = entry_of(fd, name, path.clone(), &stat)?;
             let is_link = matches!(entry.kind, EntryKind::Symlink { .. });
             if let Some(describe) = self.describe.filter(|_| is_link && self.following.is_none()) {
@@ -190,7 +202,7 @@ impl Walk {
         });
         let entry = match found {
             Ok(entry) => entry,
-            // It was there a moment ago; nobody asked for this one.
+            // It was there a moment ago, or is left out; nobody asked for this one.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Fault::from_io(format!("cannot look at {path}"), &error)),
         };

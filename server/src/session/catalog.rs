@@ -256,7 +256,8 @@ fn begin(reach: &Reach, scan: ScanRequest, ties: bool) -> Result<Scan, Fault> {
     let (export, below) = reach.resolve(&path)?;
     let mut walk = match follow {
         true => Walk::following(export.folder.share(), below, recursive)?,
-        false => Walk::new(export.folder.open_folder(&below)?, recursive)?,
+        false => Walk::new(export.folder.open_folder(&below)?, recursive)?
+            .crossing(export.folder.crosses()),
     };
     if describe {
         walk = walk.describing(Describe { trusted: export.rules.privileged_xattrs })?;

@@ -213,6 +213,7 @@ fn begin_walk(
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
+    let walk = walk.crossing(export.folder.crosses());
     let walk = walk.knowing(hasher.shared.bare.clone()).until(hasher.over.clone());
     let mut walk = walk.avoiding(scan.avoid).beside(beside);
     match all {

@@ -1,8 +1,11 @@
 //! What an export says about who may use it: names, addresses, being hidden, and
 //! how much may be written.
 
-use crate::process::{Running, Serve, Signal, Text, wait_for};
-use crate::{FOLLOW_MAX, World, names};
+use crate::process::{Home, Running, Serve, Signal, Text, skip, wait_for};
+use crate::{FOLLOW_MAX, World, folders, names, text};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
 use verbatim_tests::http;
 
 const TOML: &str = r#"
@@ -147,4 +150,72 @@ fn a_server_that_lets_in_anybody_says_what_is_open() {
     };
     fetch("veiled/small").done();
     fetch("data/small").refused(1, &["no export is called data"]);
+}
+
+/// Mounts something in `data/inner`, binds a folder to `data/bound`, then runs what follows.
+const MOUNTED: &str = "mount -t tmpfs none \"$0\"/inner && echo >\"$0\"/inner/file && \
+                       mount --bind \"$0\"/../apart \"$0\"/bound && exec \"$@\"";
+
+/// Two exports of one folder, of which one leaves out what is mounted there.
+const CROSSING: &str = r#"
+[[export]]
+name = "all"
+path = "DIR/data"
+mode = "rw"
+
+[[export]]
+name = "one"
+path = "DIR/data"
+mode = "rw"
+cross_mounts = false
+"#;
+
+/// A server that has file systems in its export which nobody else sees; none where that cannot be.
+fn with_mounts() -> Option<World> {
+    let dir = folders();
+    for folder in ["data/inner", "data/bound", "apart"] {
+        std::fs::create_dir(dir.path().join(folder)).expect("a folder");
+    }
+    std::fs::write(dir.path().join("apart/file"), b"").expect("a file");
+    let data = text(&dir.path().join("data"));
+    let wrapper = ["unshare", "-m", "sh", "-c", MOUNTED, &data];
+    let able = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
+    if !able.is_ok_and(|output| output.status.success()) {
+        return None;
+    }
+    let home = Arc::new(Home::new().wrapped(&wrapper));
+    let config = dir.path().join("serve.toml");
+    std::fs::write(&config, CROSSING.replace("DIR", &text(dir.path()))).expect("a file");
+    let serve = Serve::of(&home, "127.0.0.1:0", &["--config", &text(&config)]);
+    Some(World { serve, dir, home })
+}
+
+#[test]
+fn mounts_in_an_export_are_left_out_where_cross_mounts_is_false() {
+    let name = "mounts_in_an_export_are_left_out_where_cross_mounts_is_false";
+    let Some(world) = with_mounts() else { return skip(name, "nothing can be mounted here") };
+    let token = world.add("alice", &["--export", "*:rw"]);
+    let cp = |arguments: &[&str]| world.cp(&token, arguments);
+    let at = |path: &str| world.serve.at(path);
+    let within = |folder: &Path| names(folder).join(" ");
+    cp(&[&at("all/inner/file"), &world.text("out")]).done();
+    cp(&["-r", &at("all"), &world.text("out/all")]).done();
+    assert_eq!(within(&world.path("out/all/inner")), "file", "the default crosses mounts");
+    cp(&["-r", &at("one"), &world.text("out/one")]).done();
+    assert_eq!(within(&world.path("out/one")), "large small");
+    let listed = cp(&["--list", &at("one/")]).done().stdout;
+    assert!(!listed.contains("inner") && !listed.contains("bound"), "{listed}");
+    for mounted in ["one/inner/file", "one/bound/file"] {
+        let below = &mounted[4..];
+        cp(&[&at(mounted), &world.text("out")]).refused(1, &[below, "cross_mounts = false"]);
+    }
+    let new = cp(&[&world.text("data/small"), &at("one/inner/new")]);
+    new.refused(1, &["inner", "cross_mounts = false"]);
+    // A mirror walks its trees in another way.
+    let home = Home::new();
+    let trusted = ["--fingerprint", &world.serve.fingerprint, &at("one"), &world.text("mirror")];
+    let mut sync = home.command("rdma-sync", &trusted);
+    sync.env("RDMA_TOKEN", &token);
+    Running::start(sync).end().done();
+    assert_eq!(within(&world.path("mirror")), "large small");
 }

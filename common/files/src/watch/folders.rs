@@ -85,7 +85,7 @@ impl Watcher {
         notice: Notice,
         now: Duration,
     ) -> Result<(), Fault> {
-        let mut walk = Walk::new(folder, true)?;
+        let mut walk = Walk::new(folder, true)?.crossing(self.watched.folder.crosses());
         let mut parents = vec![number];
         while let Some(found) = walk.next() {
             let Entry { path: below, kind, .. } = match found {
