@@ -1,7 +1,7 @@
 //! What the server's process gives up before it serves anybody: files that it does
-//! not serve, and being root.
+//! not serve, being root, and leaving its memory behind when it dies.
 
-use crate::process::{Home, NOBODY, Serve, Text, skip, wait_for};
+use crate::process::{Home, NOBODY, Running, Serve, Signal, Text, seen, skip, wait_for};
 use crate::{FOLLOW_MAX, World, text};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::sync::Arc;
@@ -144,4 +144,53 @@ fn a_user_who_keeps_chown_gives_files_away_and_has_no_other_power() {
     std::fs::write(&secret, b"of root").unwrap();
     std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
     cp(&[&serve.at("in/secret"), &text(&path("out"))]).refused(1, &["permission denied"]);
+}
+
+/// Goes to a folder, and allows core dumps of any size there.
+const DUMPING: &str = "cd \"$0\" && ulimit -c unlimited && exec \"$@\"";
+
+/// Waits until a process may leave no core dump, and may not change that.
+#[track_caller]
+fn wait_for_no_dumps(what: &str, id: u32) {
+    wait_for(&format!("{what} forbids its core dumps"), FOLLOW_MAX, || {
+        let limits = std::fs::read_to_string(format!("/proc/{id}/limits")).unwrap_or_default();
+        let line = limits.lines().find(|line| line.starts_with("Max core file size"));
+        let words: Vec<_> = line.unwrap_or_default().split_whitespace().skip(4).take(2).collect();
+        seen(words == ["0", "0"], line.map(str::to_owned))
+    });
+}
+
+#[test]
+fn a_process_that_dies_leaves_no_core_dump() {
+    let name = "a_process_that_dies_leaves_no_core_dump";
+    let place = tempfile::tempdir().expect("a folder");
+    let wrapper = ["sh", "-c", DUMPING, &text(place.path())];
+    let able = std::process::Command::new("sh").args(&wrapper[1..]).arg("true").output();
+    if !able.is_ok_and(|output| output.status.success()) {
+        return skip(name, "this user may leave no core dumps anyway");
+    }
+    let (dir, home) = (crate::folders(), Arc::new(Home::new().wrapped(&wrapper)));
+    let serve = World::start(&home, &dir, &[]);
+    wait_for_no_dumps("rdma-serve", serve.id());
+    serve.signal(Signal::ABORT);
+    assert_eq!(serve.end(), None, "it was killed");
+    // The others wait for a server that says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = format!("rdma://{}/data", silent.local_addr().expect("its address"));
+    let to = text(&dir.path().join("out"));
+    for (command, arguments) in [
+        ("rdma-cp", &[at.as_str(), &to][..]),
+        ("rdma-sync", &[&at, &to]),
+        ("rdma-mount", &["--foreground", &at, &to]),
+        ("rdma-doctor", &[&at]),
+    ] {
+        if command == "rdma-mount" && !std::path::Path::new("/dev/fuse").exists() {
+            continue;
+        }
+        let running = Running::start(home.command(command, arguments));
+        wait_for_no_dumps(command, running.id());
+        running.signal(Signal::ABORT);
+        running.end();
+    }
+    assert_eq!(crate::names(place.path()), [""; 0], "nothing was dumped");
 }

@@ -89,6 +89,7 @@ fn expiry(text: &str) -> Result<Expiry, String> {
 }
 
 fn main() -> ExitCode {
+    verbatim_control::forbid_core_dumps();
     let flags = verbatim_usage::parse::<Flags>();
     let state = match (flags.state, Config::find(flags.config.as_deref())) {
         (Some(state), _) => state,

@@ -26,6 +26,7 @@ use verbatim_proto::message::Entry;
 use verbatim_usage::{note, out, print_out};
 
 fn main() -> ExitCode {
+    verbatim_control::forbid_core_dumps();
     let flags = verbatim_usage::parse::<Flags>();
     flags.voice.start_logs();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -29,6 +29,7 @@ use verbatim_fabric::ports::Machine;
 use verbatim_usage::{is_all_taken, note, out};
 
 fn main() -> ExitCode {
+    verbatim_control::forbid_core_dumps();
     let flags = verbatim_usage::parse::<Flags>();
     flags.voice.start_logs();
     let json = flags.voice.json;

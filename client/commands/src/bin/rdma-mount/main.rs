@@ -28,6 +28,7 @@ use verbatim_mount::{Mount, MountError, MountOptions, is_away};
 use verbatim_telemetry::port::Port;
 
 fn main() -> ExitCode {
+    verbatim_control::forbid_core_dumps();
     let flags = match Flags::read() {
         Ok(flags) => flags,
         Err((error, json)) => return error.told(json),

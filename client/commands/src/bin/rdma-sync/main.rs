@@ -25,6 +25,7 @@ use verbatim_client::sync::follow::follow;
 use verbatim_client::sync::{server_of, sync};
 
 fn main() -> ExitCode {
+    verbatim_control::forbid_core_dumps();
     let flags = Flags::read();
     flags.voice.start_logs();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -169,6 +169,7 @@ fn metrics_listen(text: &str) -> Result<String, String> {
 }
 
 fn main() -> ExitCode {
+    verbatim_control::forbid_core_dumps();
     let flags = verbatim_usage::parse::<Flags>();
     let (config, text) = match flags.config() {
         Ok(configured) => configured,
