@@ -1,10 +1,10 @@
 //! Places of one kind that all clients share: sessions, descriptors of files,
-//! watches, bytes of memory. Who has as many as are left gets no more, so one client has half of
-//! them at most, two have a third each, and who comes next finds some; the same
-//! holds among the sessions of one client. The first few are anybody's, as long as
-//! there are any. All clients of one name have three quarters at most, from however
-//! many addresses they come. Owns these counts: a place is given back when it is
-//! dropped. Who is one client is for `shares` to say.
+//! watches, folders that these watch, bytes of memory. Who has as many as are left
+//! gets no more, so one client has half of them at most, two have a third each, and
+//! who comes next finds some; the same holds among the sessions of one client. The
+//! first few are anybody's, as long as there are any. All clients of one name have
+//! three quarters at most, from however many addresses they come. Owns these counts: a
+//! place is given back when it is dropped. Who is one client is for `shares` to say.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,6 +91,11 @@ impl Taker {
         Some(Place { taker: self.clone(), count })
     }
 
+    /// None at first, to be held one after the other.
+    pub fn none(self: &Arc<Self>) -> Place {
+        Place { taker: self.clone(), count: 0 }
+    }
+
     /// How many it has.
     pub fn has(&self) -> usize {
         self.has.load(Ordering::Relaxed)
@@ -121,6 +126,21 @@ impl Taker {
 pub(crate) struct Place {
     taker: Arc<Taker>,
     count: usize,
+}
+
+impl Place {
+    /// Has so many from now on, more or fewer; false, and as before, if that is more than it may.
+    pub fn hold(&mut self, count: usize) -> bool {
+        if count > self.count {
+            let Some(mut more) = self.taker.take(count - self.count) else { return false };
+            self.count += std::mem::take(&mut more.count);
+        } else {
+            // Dropped, and with it these places.
+            drop(Self { taker: self.taker.clone(), count: self.count - count });
+            self.count = count;
+        }
+        true
+    }
 }
 
 impl Drop for Place {
@@ -198,6 +218,20 @@ mod tests {
         assert!(Taker::new(&places).take(5).is_none() && places.left() == 4);
         drop(first);
         assert!(client.take(9).is_some(), "and they are there again");
+    }
+
+    #[test]
+    fn places_that_are_held_grow_and_shrink() {
+        let places = Places::new(100);
+        let client = Taker::new(&places);
+        let mut held = client.none();
+        let mut other = client.none();
+        assert!(held.hold(20) && other.hold(10) && !held.hold(90), "more than it may have");
+        assert_eq!((client.has(), places.left()), (30, 70));
+        assert!(held.hold(5) && held.hold(40));
+        assert_eq!((client.has(), places.left()), (50, 50));
+        drop(held);
+        assert_eq!((client.has(), places.left()), (10, 90));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
+use verbatim_files::watch::watches_max;
 
 /// Threads for file work: opening, hashing, flushing.
 pub const FILE_THREADS_MAX: usize = 32;
@@ -33,6 +34,13 @@ const NAME_HASHED_WALKS_MAX: usize = HASHED_WALKS_MAX / 4 * 3;
 /// Folders that all clients may watch: each has a thread.
 pub(crate) const WATCHES_MAX: usize = 256;
 
+/// Of the folders that the kernel lets this user watch, the part that clients may: the rest is for
+/// other programs of the user, out of four.
+const CLIENT_FOLDERS_QUARTERS: u64 = 3;
+
+/// Folders that clients may watch where the kernel does not say how many it allows.
+const WATCHED_FOLDERS_UNTOLD: u64 = 1 << 18;
+
 /// Descriptors that no file and no connection gets: of keys and quotas, exports, metrics, the
 /// digest cache, devices, and folders that are looked through.
 const RESERVED_DESCRIPTORS: usize = 1024;
@@ -42,6 +50,8 @@ pub(crate) struct Shares {
     clients: Mutex<Clients>,
     pub sessions: Arc<Places>,
     pub watches: Arc<Places>,
+    /// Folders in these watches: the kernel has a number of them for each user.
+    pub watched_folders: Arc<Places>,
     /// Descriptors of files that are open for clients.
     pub files: Arc<Places>,
     /// Bytes of memory that are kept for clients.
@@ -62,6 +72,7 @@ impl Shares {
             clients: Mutex::default(),
             sessions: Places::new(limits.sessions_max as usize),
             watches: Places::new(WATCHES_MAX),
+            watched_folders: Places::new(for_clients(watches_max())),
             files: Places::new(for_files(limits, descriptors)),
             memory: Places::new(memory::budget_bytes(limits)),
         }
@@ -88,12 +99,19 @@ fn for_files(limits: &Limits, descriptors: usize) -> usize {
     descriptors.saturating_sub(connections + RESERVED_DESCRIPTORS).max(descriptors / 4)
 }
 
+/// How many folders clients may watch, of what the kernel allows this user.
+fn for_clients(allowed: Option<u64>) -> usize {
+    let allowed = allowed.unwrap_or(WATCHED_FOLDERS_UNTOLD);
+    usize::try_from(allowed / 4 * CLIENT_FOLDERS_QUARTERS).unwrap_or(usize::MAX)
+}
+
 /// What all clients of one name have.
 pub(crate) struct Named {
     pub threads: Arc<Semaphore>,
     pub hashed_walks: Arc<Semaphore>,
     sessions: Arc<Taker>,
     watches: Arc<Taker>,
+    watched_folders: Arc<Taker>,
     files: Arc<Taker>,
     memory: Arc<Taker>,
 }
@@ -105,6 +123,7 @@ impl Named {
             hashed_walks: Arc::new(Semaphore::new(NAME_HASHED_WALKS_MAX)),
             sessions: Taker::named(&of.sessions),
             watches: Taker::named(&of.watches),
+            watched_folders: Taker::named(&of.watched_folders),
             files: Taker::named(&of.files),
             memory: Taker::named(&of.memory),
         }
@@ -118,6 +137,7 @@ pub(crate) struct Share {
     pub hashed_walks: Arc<Semaphore>,
     pub sessions: Arc<Taker>,
     pub watches: Arc<Taker>,
+    pub watched_folders: Arc<Taker>,
     pub files: Arc<Taker>,
     pub memory: Arc<Taker>,
 }
@@ -129,6 +149,7 @@ impl Share {
             hashed_walks: Arc::new(Semaphore::new(CLIENT_HASHED_WALKS_MAX)),
             sessions: name.sessions.part(),
             watches: name.watches.part(),
+            watched_folders: name.watched_folders.part(),
             files: name.files.part(),
             memory: name.memory.part(),
             name,
@@ -137,8 +158,9 @@ impl Share {
 
     /// Whether somebody has it, or something of it: work may go on when its session is over.
     fn is_used(self: &Arc<Self>) -> bool {
-        let Self { threads, hashed_walks, sessions, watches, files, memory, .. } = &**self;
-        let takers = [sessions, watches, files, memory].map(Arc::strong_count);
+        let Self { sessions, watches, watched_folders, files, memory, .. } = &**self;
+        let takers = [sessions, watches, watched_folders, files, memory].map(Arc::strong_count);
+        let Self { threads, hashed_walks, .. } = &**self;
         let counts = [Arc::strong_count(self), Arc::strong_count(threads)];
         let counts = counts.into_iter().chain([Arc::strong_count(hashed_walks)]).chain(takers);
         counts.max() > Some(1)
@@ -182,6 +204,26 @@ mod tests {
         assert!((1500..=1536).contains(&taken.len()), "{}", taken.len());
         let bob = shares.of("bob", IpAddr::from([10, 0, 0, 1]));
         assert!(all(&bob).len() >= 256, "others find some");
+    }
+
+    #[test]
+    fn clients_leave_folders_to_watch_to_others_and_to_the_rest_of_the_machine() {
+        let shares = Shares { watched_folders: Places::new(for_clients(Some(8192))), ..shares() };
+        let at = |who: &str, last: u8| shares.of(who, IpAddr::from([10, 0, 0, last]));
+        let alice = at("alice", 1);
+        // 128 watches, each of a tree of a thousand folders, as far as there is room.
+        let watch = |_: usize| {
+            let mut held = alice.watched_folders.none();
+            let has = (1..=1000).take_while(|&folders| held.hold(folders)).count();
+            (held, has)
+        };
+        let all: Vec<_> = (0..128).map(watch).collect();
+        assert_eq!(alice.watched_folders.has(), 3072, "half of three quarters of 8192");
+        let mut bob = at("bob", 1).watched_folders.none();
+        assert!(bob.hold(1000), "another client finds some");
+        drop(all);
+        assert_eq!(alice.watched_folders.has(), 0);
+        assert_eq!(for_clients(None), 196_608);
     }
 
     #[test]

@@ -64,7 +64,10 @@ impl Session {
         let (export, below) = self.reach.resolve(&watch.path)?;
         let tell = teller(request, self.events.clone(), place);
         let folder = export.folder.share();
-        let watching = Watching::begin(folder, below, excludes, Timing::default(), tell)?;
+        let mut folders = self.share.watched_folders.none();
+        let room = Box::new(move |count| folders.hold(count));
+        let timing = Timing::default();
+        let watching = Watching::begin_within(room, folder, below, excludes, timing, tell)?;
         tracing::info!(session = self.id, path = %watch.path, "folder watched");
         self.watches.watches.insert(request, watching);
         Ok(())

@@ -8,7 +8,7 @@
 //! Never tells what changed. Called by `watcher`.
 
 use super::coalesce::Sign;
-use super::kernel::{watches_exhausted, watches_max};
+use super::kernel::{share_exhausted, watches_exhausted, watches_max};
 use super::watcher::{Notice, Watcher};
 use crate::reap::is_leftover;
 use crate::walk::Walk;
@@ -181,7 +181,10 @@ impl Watcher {
     }
 
     /// Says if there are too many folders.
-    fn check_room(&self, path: &WirePath) -> Result<(), Fault> {
+    fn check_room(&mut self, path: &WirePath) -> Result<(), Fault> {
+        if !(self.watched.room)(self.tree.len()) {
+            return Err(share_exhausted(path, self.tree.len() - 1, watches_max()));
+        }
         if self.tree.len() + self.unread.len() <= self.folders_max {
             return Ok(());
         }
@@ -207,6 +210,8 @@ impl Watcher {
                 self.recent = None;
             }
         }
+        // For fewer there is room.
+        (self.watched.room)(self.tree.len());
     }
 }
 

@@ -111,8 +111,19 @@ pub(super) fn watches_exhausted(path: &WirePath, limit: Option<u64>) -> Fault {
     Fault::new(Code::Limit, text)
 }
 
-/// How many folders a user may watch.
-pub(super) fn watches_max() -> Option<u64> {
+/// Says that no more folders can be watched for one client.
+pub(super) fn share_exhausted(path: &WirePath, has: usize, limit: Option<u64>) -> Fault {
+    let limit = limit.map_or_else(String::new, |limit| format!(" of {limit}"));
+    let text = format!(
+        "cannot watch {path}: this client's share of the server's limit{limit} watched folders is \
+         reached, with {has} in this watch; raise sysctl fs.inotify.max_user_watches on the \
+         server, or exclude folders"
+    );
+    Fault::new(Code::Limit, text)
+}
+
+/// How many folders a user may watch, where the kernel says so.
+pub fn watches_max() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches").ok()?;
     text.trim().parse().ok()
 }

@@ -15,6 +15,7 @@ mod tree;
 mod watcher;
 
 pub use coalesce::Timing;
+pub use kernel::watches_max;
 
 use crate::Folder;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -29,6 +30,9 @@ use watcher::{Watched, Watcher};
 /// The shortest time between two beginnings: a tree in which too much happens must not keep a
 /// core busy for ever.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
+
+/// Says whether so many folders may be watched, in place of as many as it was last asked for.
+pub type Room = Box<dyn FnMut(usize) -> bool + Send>;
 
 /// What is told of a watched folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,12 +71,24 @@ impl Watching {
         timing: Timing,
         tell: impl FnMut(Told) + Send + 'static,
     ) -> Result<Self, Fault> {
+        Self::begin_within(Box::new(|_| true), folder, base, excludes, timing, tell)
+    }
+
+    /// The same, of no more folders than there is room for.
+    pub fn begin_within(
+        room: Room,
+        folder: Folder,
+        base: WirePath,
+        excludes: Excludes,
+        timing: Timing,
+        tell: impl FnMut(Told) + Send + 'static,
+    ) -> Result<Self, Fault> {
         let cannot = |error: &std::io::Error| Fault::from_io("cannot begin to watch", error);
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let bell = bell.map_err(|error| cannot(&error.into()))?;
         let (wanted, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { bell, wanted, stopped });
-        let watched = Watched { folder, base, excludes };
+        let watched = Watched { folder, base, excludes, room };
         let mut turn = Turn { shared: shared.clone(), begin: Instant::now(), tell };
         let run = move || {
             let Err(fault) = turn.run(watched, timing);

@@ -335,7 +335,7 @@ fn kernel_watches(watcher: &Watcher) -> BTreeMap<i32, u64> {
 
 fn watcher(folder: &Path, excludes: Excludes) -> Watcher {
     let folder = Folder::open(folder).expect("opens");
-    let watched = Watched { folder, base: WirePath::root(), excludes };
+    let watched = Watched { folder, base: WirePath::root(), excludes, room: Box::new(|_| true) };
     Watcher::begin(watched, TIMING, Box::new(|| true)).expect("begins")
 }
 
@@ -386,6 +386,32 @@ fn limits_are_told_with_what_to_do() {
     );
     assert!(kernel::watches_max().is_some_and(|limit| limit > 0));
     drop(Kernel::new().expect("there is one left"));
+}
+
+#[test]
+fn a_watch_without_room_for_a_folder_ends_and_names_the_sysctl() {
+    let dir = tempfile::tempdir().expect("folder");
+    fs::create_dir_all(dir.path().join("a/b")).expect("folders");
+    let mut small = watcher(dir.path(), Excludes::default());
+    let asked = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = asked.clone();
+    small.watched.room = Box::new(move |folders| {
+        seen.lock().expect("whole").push(folders);
+        folders <= 3
+    });
+    small.begin_again().expect("there are three");
+    fs::create_dir(dir.path().join("c")).expect("makes");
+    let happened = small.kernel.read().expect("reads");
+    let fault = small.take(happened, Duration::ZERO).expect_err("a fourth");
+    assert_eq!(fault.code, Code::Limit);
+    for part in ["cannot watch c: this client's share", "3 in this", "fs.inotify.max_user_watches"]
+    {
+        assert!(fault.text.contains(part), "{fault}");
+    }
+    fs::remove_dir(dir.path().join("a/b")).expect("removes");
+    let happened = small.kernel.read().expect("reads");
+    small.take(happened, Duration::ZERO).expect("takes");
+    assert_eq!(asked.lock().expect("whole").last(), Some(&3), "what is gone is given back");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! watched anew. Owns the watches; never follows a link. Which folders have a
 //! watch is decided in `folders`. Driven by the thread in `mod.rs`.
 
+use super::Room;
 use super::coalesce::{Coalescer, Sign, Timing};
 use super::compare::Comparison;
 use super::folders::descend;
@@ -32,6 +33,8 @@ pub(super) struct Watched {
     pub base: WirePath,
     /// What is left out.
     pub excludes: Excludes,
+    /// Whether there is room for so many folders.
+    pub room: Room,
 }
 
 /// A watched tree.

@@ -61,11 +61,18 @@ impl Pairs {
     fn new(change: impl FnOnce(&mut Config)) -> Self {
         let mut scene = Scene::new(change);
         let share = scene.session.share.clone();
-        let [hashed_walks, threads] = [share.hashed_walks.clone(), Arc::new(Semaphore::new(0))];
-        let [sessions, watches, files, memory] =
-            [&share.sessions, &share.watches, &share.files, &share.memory].map(Arc::clone);
-        let name = share.name.clone();
-        let own = Share { name, threads, hashed_walks, sessions, watches, files, memory };
+        let Share { name, hashed_walks, sessions, watches, .. } = &*share;
+        let Share { watched_folders, files, memory, .. } = &*share;
+        let own = Share {
+            name: name.clone(),
+            threads: Arc::new(Semaphore::new(0)),
+            hashed_walks: hashed_walks.clone(),
+            sessions: sessions.clone(),
+            watches: watches.clone(),
+            watched_folders: watched_folders.clone(),
+            files: files.clone(),
+            memory: memory.clone(),
+        };
         scene.session.share = Arc::new(own);
         Self { scene, share }
     }

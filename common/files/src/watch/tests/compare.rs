@@ -120,7 +120,7 @@ fn compare(watcher: &mut Watcher) -> (u64, BTreeSet<String>) {
 fn comparing(root: &Path) -> Watcher {
     let folder = Folder::open(root).expect("opens");
     let excludes = Excludes::default();
-    let watched = Watched { folder, base: WirePath::root(), excludes };
+    let watched = Watched { folder, base: WirePath::root(), excludes, room: Box::new(|_| true) };
     let mut watcher = Watcher::begin(watched, COMPARING, Box::new(|| true)).expect("begins");
     watcher.told(&Changes::rescan());
     watcher
