@@ -250,7 +250,9 @@ impl Session {
     /// What a client asks the machine. What it read and does not match is not taken yet.
     pub(super) fn read(&mut self, request: ReadRequest) {
         if let ReadRequest::Refresh { window, pieces } = &request {
-            let again: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
+            // Nothing has looked at these sizes yet: they may be any.
+            let sizes = pieces.iter().map(|(_, extent)| extent.len);
+            let again = sizes.fold(0, u64::saturating_add);
             if let Some(window) = self.reading.windows.get_mut(window) {
                 window.taken.bytes = window.taken.bytes.saturating_sub(again);
             }

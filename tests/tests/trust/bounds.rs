@@ -10,7 +10,7 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::pattern::EXCLUDES_MAX;
 use verbatim_proto::units::{BATCH_FILES_MAX, OPEN_FILES_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{ClientMessage, FileId, Scan, ServerMessage, WirePath};
+use verbatim_proto::{ClientMessage, Extent, FileId, Scan, ServerMessage, WindowId, WirePath};
 use verbatim_tests::raw::Raw;
 
 fn path(text: &str) -> WirePath {
@@ -90,6 +90,21 @@ fn who_asks_for_more_than_a_session_may_have_is_told_what_that_is() {
         seen(names(&world.path("in")).is_empty(), contents(&world.path("in")))
     });
     world.serve.cp(&[world.serve.at("data/large"), world.text("out")]).done();
+}
+
+#[test]
+fn pieces_whose_sizes_overflow_are_refused_with_their_window() {
+    let world = World::new(&[]);
+    let mut raw = Raw::connect(&world.options());
+    let piece = (FileId(1), Extent { offset: 0, len: u64::MAX });
+    let (window, pieces) = (WindowId(9), vec![piece; 2]);
+    raw.say(ClientMessage::Read(ReadRequest::Refresh { window, pieces }));
+    let told = raw.hear("refusal", |message| match message {
+        ServerMessage::Refused(fault) => Some(fault.text.clone()),
+        _ => None,
+    });
+    assert_eq!(told, "client refreshed a window it does not have");
+    assert!(!world.serve.log().contains("panicked"), "{}", world.serve.log());
 }
 
 #[test]
