@@ -1,13 +1,15 @@
 //! Exports whose data moves encrypted only: nothing of it is seen on the way, and a
 //! client that would rather have it plain gets nothing.
 
-use crate::World;
+use crate::process::{Text, wait_for, when};
+use crate::{FOLLOW_MAX, World};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use verbatim_fabric::tcp::JOIN_MAGIC;
 use verbatim_proto::message::{LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest};
 use verbatim_proto::{ClientMessage, Code, FileId, LinkId, ServerMessage, WirePath};
+use verbatim_tests::http::{get, series};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 use verbatim_tests::raw::Raw;
 
@@ -25,6 +27,9 @@ mode = "rw"
 
 /// What is in every file here, over and over, and in nothing else.
 const MARK: &[u8] = b"this sentence must not be seen on the way. ";
+
+/// Where a server counts links over TCP.
+const LINKS: &str = "rdma_serve_links{transport=\"tcp\"}";
 
 /// Makes a large and a small file full of the mark.
 fn marked(world: &World, folder: &str) {
@@ -123,4 +128,40 @@ fn a_client_that_wants_it_plain_gets_nothing() {
     let mut raw = Raw::connect(&options);
     open(&mut raw, 1, "secret/small").unwrap();
     assert!(matches!(attach(&mut raw, 0), LinkAnswer::Sealed(_)));
+}
+
+#[test]
+fn the_secret_of_a_link_lets_one_connection_in() {
+    let world = World::configured(TOML);
+    let mut raw = Raw::connect(&world.options());
+    open(&mut raw, 1, "data/small").unwrap();
+    let LinkAnswer::Tcp { secret } = attach(&mut raw, 0) else { panic!("it may be plain") };
+    let bring = |secret: &[u8]| {
+        let mut stream = TcpStream::connect(world.serve.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(&[&JOIN_MAGIC[..], secret].concat()).unwrap();
+        stream
+    };
+    let is_closed = |mut stream: TcpStream| {
+        let read = stream.read(&mut [0; 1]);
+        let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        read.as_ref().is_ok_and(|bytes| *bytes == 0) || read.as_ref().is_err_and(reset)
+    };
+    // Altered; and cut off.
+    let mut altered = secret.0;
+    altered[31] ^= 1;
+    assert!(is_closed(bring(&altered)), "an altered secret was let in");
+    let cut = bring(&secret.0[..31]);
+    cut.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(is_closed(cut), "a part of a secret was let in");
+    // As it is: once, and while that connection is there not again.
+    let mut first = bring(&secret.0);
+    wait_for("the server counts the connection as a link", FOLLOW_MAX, || {
+        let metrics = world.serve.metrics.expect("it shows metrics");
+        when(get(metrics, "/metrics").body, |text| series(text, LINKS) >= Some(1.0)).map_err(Text)
+    });
+    assert!(is_closed(bring(&secret.0)), "a secret was good twice");
+    first.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let kind = first.read(&mut [0; 1]).expect_err("it stays").kind();
+    assert_eq!(kind, std::io::ErrorKind::WouldBlock);
 }
