@@ -12,7 +12,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -28,11 +28,20 @@ const SERVE_MAX: Duration = Duration::from_secs(20);
 /// Who has no rights at all.
 pub const NOBODY: u32 = 65534;
 
+/// Where the commands are, if not beside the folder of the running test.
+static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Takes the commands from this folder, from now on. The first call counts.
+#[allow(dead_code, reason = "not every test target attacks other builds")]
+pub fn take_programs_from(folder: &Path) {
+    PROGRAMS.get_or_init(|| folder.to_owned());
+}
+
 /// Finds a command of this build, beside the folder of the running test.
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a file");
-    let folder = test.parent().and_then(Path::parent).expect("tests are built two folders deep");
-    let path = folder.join(name);
+    let beside = test.parent().and_then(Path::parent).expect("tests are built two folders deep");
+    let path = PROGRAMS.get().map_or(beside, PathBuf::as_path).join(name);
     assert!(path.exists(), "{} is missing: run cargo build --workspace first", path.display());
     path
 }

@@ -8,10 +8,13 @@ mod draw;
 mod messages;
 mod read_client;
 mod read_server;
+mod sessions;
 mod stores;
 mod texts;
 mod write_client;
 mod write_server;
+
+pub use sessions::client_message;
 
 /// A name, and what takes the input.
 pub type Target = (&'static str, fn(&[u8]));
