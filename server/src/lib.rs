@@ -16,6 +16,7 @@ mod hashing;
 mod joins;
 mod keyring;
 mod listener;
+mod matching;
 mod memory;
 mod observe;
 mod paces;

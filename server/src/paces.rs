@@ -122,15 +122,22 @@ impl Pace {
 }
 
 /// What one client, or one name, owes.
-struct Bucket {
+pub(crate) struct Bucket {
     bytes_per_second: u64,
     /// When nothing is owed.
     free_at: Mutex<Duration>,
 }
 
 impl Bucket {
-    fn new(bytes_per_second: u64) -> Self {
+    pub fn new(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, free_at: Mutex::default() }
+    }
+
+    /// Counts what was taken already, and says how long until it is paid for.
+    pub fn spend(&self, bytes: u64, now: Duration) -> Option<Duration> {
+        let mut free_at = self.free_at();
+        self.owe(&mut free_at, bytes, now);
+        free_at.checked_sub(now).filter(|wait| !wait.is_zero())
     }
 
     /// Who was idle for long has saved up a burst and no more.
@@ -146,7 +153,7 @@ impl Bucket {
         Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64)
     }
 
-    fn wait(&self, now: Duration) -> Option<Duration> {
+    pub fn wait(&self, now: Duration) -> Option<Duration> {
         self.free_at().checked_sub(now).filter(|wait| !wait.is_zero())
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::config::Limits;
 use crate::doorstep::{ARRIVALS_MAX, network_of};
+use crate::matching::Matching;
 use crate::memory;
 use crate::places::{Places, Taker};
 use std::collections::HashMap;
@@ -83,7 +84,8 @@ impl Shares {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         // No more than there are sessions, and what these left behind.
         clients.shares.retain(|_, share| share.is_used());
-        clients.names.retain(|_, name| Arc::strong_count(name) > 1);
+        // A name that comes back finds what it owes.
+        clients.names.retain(|_, name| Arc::strong_count(name) > 1 || name.matching.owes());
         let name = clients.names.entry(who.to_owned());
         let name = name.or_insert_with(|| Arc::new(Named::new(self))).clone();
         let share = clients.shares.entry((who.to_owned(), network_of(address)));
@@ -109,6 +111,8 @@ fn for_clients(allowed: Option<u64>) -> usize {
 pub(crate) struct Named {
     pub threads: Arc<Semaphore>,
     pub hashed_walks: Arc<Semaphore>,
+    /// What patterns of theirs take.
+    pub matching: Arc<Matching>,
     sessions: Arc<Taker>,
     watches: Arc<Taker>,
     watched_folders: Arc<Taker>,
@@ -121,6 +125,7 @@ impl Named {
         Self {
             threads: Arc::new(Semaphore::new(NAME_THREADS_MAX)),
             hashed_walks: Arc::new(Semaphore::new(NAME_HASHED_WALKS_MAX)),
+            matching: Matching::new(),
             sessions: Taker::named(&of.sessions),
             watches: Taker::named(&of.watches),
             watched_folders: Taker::named(&of.watched_folders),
@@ -224,6 +229,18 @@ mod tests {
         drop(all);
         assert_eq!(alice.watched_folders.has(), 0);
         assert_eq!(for_clients(None), 196_608);
+    }
+
+    #[test]
+    fn a_name_that_comes_back_finds_what_its_patterns_took() {
+        let shares = shares();
+        let here = IpAddr::from([10, 0, 0, 1]);
+        let name = shares.of("alice", here).name.clone();
+        name.matching.take(u64::MAX >> 20);
+        drop(name);
+        shares.of("bob", here);
+        assert!(shares.of("alice", here).name.matching.owes());
+        assert!(!shares.of("bob", here).name.matching.owes());
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub use message::{ClientMessage, FileId, LinkId, Region, ServerMessage, Tag, Win
 pub use meta::{Dropped, Keeps, Kept, Meta};
 pub use mirror::{MirrorReply, MirrorRequest};
 pub use path::WirePath;
-pub use pattern::{Excludes, Filter, Pattern};
+pub use pattern::{Excludes, Filter, Meter, Pattern};
 pub use resolution::Resolution;
 pub use tree::{Node, Twin};
 pub use watching::{Change, Changes, Watch, WatchReply, WatchRequest};

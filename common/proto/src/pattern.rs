@@ -5,10 +5,14 @@
 //! Names are bytes. Where they are UTF-8 a `?` is one character, elsewhere one
 //! byte. The time to match grows with pattern times name, whatever the pattern. All
 //! patterns of a scan together take so many steps for one path and no more: a peer
-//! that sends what takes long gets an error, and not the processor.
+//! that sends what takes long gets an error, and not the processor. Steps that are many
+//! are told to a meter, which may make the thread wait, so that asking over and over
+//! gets a peer no more.
 
 use crate::{Code, Fault, WirePath};
 use std::cell::{Cell, OnceCell};
+use std::fmt;
+use std::sync::Arc;
 
 /// The most patterns of one scan.
 pub const EXCLUDES_MAX: usize = 256;
@@ -22,6 +26,32 @@ pub const DEPTHS_MAX: usize = 4;
 /// Steps that all patterns of a scan may take for one path, each the comparison of two letters or
 /// two names: about a millisecond. `*.o` takes about ten.
 pub const STEPS_MAX: u64 = 1 << 18;
+
+/// Steps for one path that no meter is told of: as many as looking at the path takes anyway.
+const STEPS_FREE: u64 = 1 << 10;
+
+/// Told of paths for which patterns took many steps, and how many; it may wait. Nobody, by default.
+#[derive(Clone, Default)]
+pub struct Meter(Option<Arc<dyn Fn(u64) + Send + Sync>>);
+
+impl Meter {
+    /// Tells this.
+    pub fn new(spend: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(spend)))
+    }
+
+    fn spend(&self, steps: u64) {
+        if let Some(spend) = self.0.as_ref().filter(|_| steps > STEPS_FREE) {
+            spend(steps);
+        }
+    }
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Meter({})", self.0.is_some())
+    }
+}
 
 /// A pattern of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,10 +146,11 @@ impl Token {
 /// Paths that a copy leaves out. A pattern without a slash is of a name at any depth; one with
 /// a slash is of a path from the root of the tree, where `**` stands for any number of folders.
 /// A slash at the end makes it of folders alone. What is in an excluded folder is excluded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Excludes {
     texts: Vec<Vec<u8>>,
     rules: Vec<Rule>,
+    meter: Meter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +170,13 @@ impl Excludes {
             return Err(Fault::new(Code::Limit, text));
         }
         let rules = texts.iter().map(|text| Rule::parse(text)).collect::<Result<_, _>>()?;
-        Ok(Self { texts, rules })
+        Ok(Self { texts, rules, meter: Meter::default() })
+    }
+
+    /// The same, told to a meter.
+    #[must_use]
+    pub fn metered(self, meter: Meter) -> Self {
+        Self { meter, ..self }
     }
 
     /// The patterns as they were written.
@@ -152,18 +189,19 @@ impl Excludes {
     pub fn excludes(&self, path: &WirePath, is_folder: bool) -> Result<bool, Fault> {
         let Some(looked) = Looked::at(path, is_folder) else { return Ok(false) };
         let fits = self.rules.iter().any(|rule| looked.fits(rule));
-        looked.said(fits)
+        looked.said(fits, &self.meter)
     }
 }
 
 /// What a mirror leaves out: patterns as `Excludes` has them, in order, and the last one that
 /// fits decides, as in a `.gitignore`. One with a `!` in front takes back what others left out; but
 /// what is in a folder that is left out is not looked at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Filter {
     texts: Vec<Vec<u8>>,
     /// Whether it takes back, and what.
     rules: Vec<(bool, Rule)>,
+    meter: Meter,
 }
 
 impl Filter {
@@ -178,7 +216,13 @@ impl Filter {
             Ok((body.is_some(), Rule::parse(body.unwrap_or(text))?))
         };
         let rules = texts.iter().map(parse).collect::<Result<_, Fault>>()?;
-        Ok(Self { texts, rules })
+        Ok(Self { texts, rules, meter: Meter::default() })
+    }
+
+    /// The same, told to a meter.
+    #[must_use]
+    pub fn metered(self, meter: Meter) -> Self {
+        Self { meter, ..self }
     }
 
     /// The patterns as they were written.
@@ -191,7 +235,7 @@ impl Filter {
     pub fn excludes(&self, path: &WirePath, is_folder: bool) -> Result<bool, Fault> {
         let Some(looked) = Looked::at(path, is_folder) else { return Ok(false) };
         let last = self.rules.iter().rev().find(|(_, rule)| looked.fits(rule));
-        looked.said(last.is_some_and(|(back, _)| !back))
+        looked.said(last.is_some_and(|(back, _)| !back), &self.meter)
     }
 }
 
@@ -230,7 +274,8 @@ impl<'a> Looked<'a> {
     }
 
     /// What was found, unless steps were missing for it.
-    fn said(&self, fits: bool) -> Result<bool, Fault> {
+    fn said(&self, fits: bool, meter: &Meter) -> Result<bool, Fault> {
+        meter.spend(STEPS_MAX - self.steps.get());
         if self.steps.get() > 0 {
             return Ok(fits);
         }
@@ -350,6 +395,30 @@ const NO_CHARACTER: u32 = char::MAX as u32 + 1;
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_meter_is_told_of_paths_that_took_many_steps_and_of_no_others() {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let taken = Arc::new(AtomicU64::new(0));
+        let told = taken.clone();
+        let meter = Meter::new(move |steps| {
+            told.fetch_add(steps, Ordering::Relaxed);
+        });
+        let long = WirePath::parse("x".repeat(200).as_bytes()).expect("plain");
+        let texts = |text: &[u8]| vec![text.to_vec(); 20];
+        for text in [&b"*.o"[..], b"*[ab]xxxx*c"] {
+            let excludes = Excludes::parse(texts(text)).expect("plain").metered(meter.clone());
+            let filter = Filter::parse(texts(text)).expect("plain").metered(meter.clone());
+            for path in [&long, &WirePath::parse(b"short").expect("plain")] {
+                let before = taken.load(Ordering::Relaxed);
+                assert_eq!(excludes.excludes(path, false), Ok(false));
+                assert_eq!(filter.excludes(path, false), Ok(false));
+                let steps = taken.load(Ordering::Relaxed) - before;
+                let is_long = path.as_bytes().len() > 100;
+                assert_eq!(steps > 2 * STEPS_FREE, is_long, "{steps} steps");
+            }
+        }
+    }
 
     #[test]
     fn the_last_rule_that_fits_decides() {

@@ -14,7 +14,9 @@ use verbatim_files::{Over, Source, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::mirror::Edit;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
-use verbatim_proto::{Code, Dropped, Excludes, Fault, Look, Scan as ScanRequest, Ties, WirePath};
+use verbatim_proto::{
+    Code, Dropped, Excludes, Fault, Look, Meter, Scan as ScanRequest, Ties, WirePath,
+};
 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
@@ -133,9 +135,9 @@ impl Session {
         }
         self.catalog.scans.insert(request, None);
         let (reach, ties) = (self.reach.clone(), self.catalog.ties);
-        let over = self.mirrors.over.clone();
+        let (over, meter) = (self.mirrors.over.clone(), self.share.name.matching.meter());
         self.job(move || {
-            let page = match begin(&reach, scan, ties) {
+            let page = match begin(&reach, scan, ties, meter) {
                 Ok(scan) => next_page(scan, &over),
                 Err(fault) => Page { faults: vec![(WirePath::root(), fault)], ..Page::default() },
             };
@@ -245,9 +247,9 @@ pub(super) fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Sour
     Source::open(&export.folder, path, path)
 }
 
-fn begin(reach: &Reach, scan: ScanRequest, ties: bool) -> Result<Scan, Fault> {
+fn begin(reach: &Reach, scan: ScanRequest, ties: bool, meter: Meter) -> Result<Scan, Fault> {
     let ScanRequest { path, recursive, follow, describe, exclude } = scan;
-    let exclude = Excludes::parse(exclude)?;
+    let exclude = Excludes::parse(exclude)?.metered(meter);
     if path.is_root() {
         let names = reach.names().map(WirePath::parse);
         let entries: Result<Vec<_>, Fault> = names.map(|name| name.map(folder_entry)).collect();

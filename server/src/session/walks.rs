@@ -23,7 +23,7 @@ use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::TreeScan;
 use verbatim_proto::tree::Found;
 use verbatim_proto::units::WINDOW_BYTES;
-use verbatim_proto::{Code, Digest, Fault, Filter, MirrorReply, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Filter, Meter, MirrorReply, WirePath};
 
 /// Walks one client may have at a time.
 pub(super) const WALKS_MAX: usize = 4;
@@ -110,7 +110,8 @@ impl Session {
         digests: bool,
         make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
     ) {
-        let hasher = Hasher { shared: self.shared.clone(), over: self.mirrors.over.clone() };
+        let (shared, over) = (self.shared.clone(), self.mirrors.over.clone());
+        let hasher = Hasher { shared, over, meter: self.share.name.matching.meter() };
         let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
         match digests {
             true => {
@@ -209,7 +210,7 @@ fn begin_walk(
     all: All,
     beside: Option<OwnedFd>,
 ) -> Result<Box<Walking>, Fault> {
-    let filter = Filter::parse(scan.filter)?;
+    let filter = Filter::parse(scan.filter)?.metered(hasher.meter.clone());
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
@@ -228,6 +229,7 @@ fn begin_walk(
 struct Hasher {
     shared: Arc<Shared>,
     over: Arc<AtomicBool>,
+    meter: Meter,
 }
 
 impl Hasher {

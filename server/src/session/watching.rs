@@ -60,7 +60,7 @@ impl Session {
                 "the server watches {all} folders at most, {own} for this client"
             ));
         };
-        let excludes = Excludes::parse(watch.exclude)?;
+        let excludes = Excludes::parse(watch.exclude)?.metered(self.share.name.matching.meter());
         let (export, below) = self.reach.resolve(&watch.path)?;
         let tell = teller(request, self.events.clone(), place);
         let folder = export.folder.share();
