@@ -40,6 +40,9 @@ pub struct Victim {
     after_seconds: u64,
 }
 
+/// What a server may keep in memory for its clients, where it knows such a bound.
+const BUDGET_MB: u64 = 128;
+
 impl Victim {
     /// Starts it. `large_bytes` is how long `export/large` is.
     pub fn start(flags: &Flags, large_bytes: u64) -> Self {
@@ -61,7 +64,16 @@ impl Victim {
         let key = ClientKey::from_token(token.trim()).expect("a token");
         let text = |below: &str| path(below).to_str().expect("plain").to_owned();
         let exports = [format!("export={}", text("export")), format!("in={}:rw", text("in"))];
-        let serve = Serve::of(&home, "127.0.0.1:0", &exports);
+        let mut arguments = exports.to_vec();
+        let config = text("serve.toml");
+        fs::write(&config, format!("[limits]\nmemory_mb = {BUDGET_MB}\n")).expect("a file");
+        let budget = ["--config".to_owned(), config];
+        let check = [&arguments[..], &budget, &["--check-config".to_owned()]].concat();
+        // Older servers have no budget.
+        if Running::start(home.command("rdma-serve", &check)).end().code == Some(0) {
+            arguments.extend(budget);
+        }
+        let serve = Serve::of(&home, "127.0.0.1:0", &arguments);
         let version = Running::start(home.command("rdma-serve", &["--version"])).end().stdout;
         let version = version.lines().next().unwrap_or_default().to_owned();
         let after_seconds = flags.seconds.min(AFTER_SECONDS);
