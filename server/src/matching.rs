@@ -9,9 +9,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use verbatim_proto::Meter;
 
-/// Steps that patterns of all clients of a name may take in a second: an eighth of a processor's.
-/// Few patterns of usual length take none that count.
-const STEPS_PER_SECOND: u64 = 32 << 20;
+/// Steps that patterns of all clients of a name may take in a second: a tenth of a processor's.
+/// Patterns of usual length take none that count, however many there are.
+const STEPS_PER_SECOND: u64 = 24 << 20;
 
 /// Steps of one name.
 pub(crate) struct Matching {

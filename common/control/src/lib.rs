@@ -44,7 +44,7 @@ pub use identity::{Fingerprint, ServerIdentity};
 pub use keys::{AuthorizedKeys, ClientKey, PublicKey};
 pub use known::{Known, KnownServers};
 pub use local::LocalDoor;
-pub use outbox::{Outbox, Unread};
+pub use outbox::{Expected, Outbox, Unread};
 pub use settings::ClientSettings;
 pub use tls::SENT_AWAY;
 pub use tokens::{Grant, Token, TokenStore, Tokens, unix_now};

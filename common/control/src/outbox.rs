@@ -58,6 +58,12 @@ impl Unread {
         }
     }
 
+    /// Counts an answer that is being made as if it were unread already, until this is dropped.
+    pub fn expect(self: &Arc<Self>, bytes: usize) -> Expected {
+        self.add(bytes);
+        Expected { unread: self.clone(), bytes }
+    }
+
     fn add(&self, bytes: usize) -> usize {
         self.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes
     }
@@ -67,6 +73,19 @@ impl Unread {
         if before >= UNREAD_BYTES_MAX && before - bytes < UNREAD_BYTES_MAX {
             self.lessened.notify_waiters();
         }
+    }
+}
+
+/// An answer that is being made.
+#[derive(Debug)]
+pub struct Expected {
+    unread: Arc<Unread>,
+    bytes: usize,
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        self.unread.sent(self.bytes);
     }
 }
 

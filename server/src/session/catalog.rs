@@ -9,6 +9,7 @@ use crate::quota;
 use crate::reach::{ExportFolder, Reach};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use verbatim_control::Expected;
 use verbatim_files::walk::Describe;
 use verbatim_files::{Over, Source, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
@@ -17,6 +18,9 @@ use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PA
 use verbatim_proto::{
     Code, Dropped, Excludes, Fault, Look, Meter, Scan as ScanRequest, Ties, WirePath,
 };
+
+/// How long what is told of one path may be: a link has a target of up to 4 KiB.
+const ANSWER_BYTES: usize = 4 << 10;
 
 /// Scans one client may have at a time.
 const SCANS_MAX: usize = 8;
@@ -57,6 +61,8 @@ pub(crate) struct Looked {
     ties: Vec<Option<Ties>>,
     /// Which of the answers are errors.
     errors: Vec<usize>,
+    /// Until they are sent.
+    _expected: Expected,
 }
 
 impl Looked {
@@ -94,7 +100,8 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         let (reach, telling) = (self.reach.clone(), self.catalog.ties);
-        self.job(move || {
+        let bytes = look.paths.len() * ANSWER_BYTES;
+        self.job_expecting(bytes, move |expected| {
             let mut ties = Vec::new();
             let mut look_at = |path| {
                 let (entry, its) = stat(&reach, path, look.follow)?;
@@ -108,13 +115,13 @@ impl Session {
             };
             let told = look.paths.iter().zip(&answers).map(is_error).enumerate();
             let errors = told.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
-            Event::Stated(request, Looked { answers, ties, errors })
+            Event::Stated(request, Looked { answers, ties, errors, _expected: expected })
         });
         Ok(())
     }
 
     pub(super) fn stated(&mut self, request: u32, looked: Looked) -> Result<(), End> {
-        let Looked { answers, ties, .. } = looked;
+        let Looked { answers, ties, _expected, .. } = looked;
         self.tell_ties(request, ties)?;
         self.send(ServerMessage::Stated { request, answers })
     }

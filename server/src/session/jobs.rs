@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use verbatim_control::Expected;
 use verbatim_proto::units::FRAME_BYTES_MAX;
 
 /// Jobs that one client may have at work when it asks for more. Each tells one event, and what
@@ -69,6 +70,17 @@ impl Session {
         self.job_within([&self.share.threads, &self.share.name.threads].map(Arc::clone), work);
     }
 
+    /// The same of work whose answer may be as long as this, and counts as unread from its begin
+    /// until its event is dropped: where many begin at once, all are done before one is read.
+    pub(super) fn job_expecting(
+        &mut self,
+        bytes: usize,
+        work: impl FnOnce(Expected) -> Event + Send + 'static,
+    ) {
+        let rooms = [&self.share.threads, &self.share.name.threads].map(Arc::clone);
+        self.begin(rooms, bytes, work);
+    }
+
     /// The same, once there is room in all of these, which several sessions share. It is waited for
     /// in this order; and not begun while its session has much that is not read.
     pub(super) fn job_within<const ROOMS: usize>(
@@ -76,14 +88,25 @@ impl Session {
         rooms: [Arc<Semaphore>; ROOMS],
         work: impl FnOnce() -> Event + Send + 'static,
     ) {
+        self.begin(rooms, 0, |_| work());
+    }
+
+    fn begin<const ROOMS: usize>(
+        &mut self,
+        rooms: [Arc<Semaphore>; ROOMS],
+        bytes: usize,
+        work: impl FnOnce(Expected) -> Event + Send + 'static,
+    ) {
         let errand = self.errand(work);
-        let run = |places: Vec<OwnedSemaphorePermit>| {
+        let unread = self.outbox.unread().clone();
+        let expecting = unread.clone();
+        let run = move |places: Vec<OwnedSemaphorePermit>| {
+            let expected = expecting.expect(bytes);
             tokio::task::spawn_blocking(move || {
-                errand();
+                errand(expected);
                 drop(places);
             });
         };
-        let unread = self.outbox.unread().clone();
         let places = rooms.iter().map(|room| room.clone().try_acquire_owned().ok());
         if !unread.is_much()
             && let Some(places) = places.collect()
@@ -116,13 +139,13 @@ impl Session {
 
     fn errand(
         &mut self,
-        work: impl FnOnce() -> Event + Send + 'static,
-    ) -> impl FnOnce() + Send + 'static {
+        work: impl FnOnce(Expected) -> Event + Send + 'static,
+    ) -> impl FnOnce(Expected) + Send + 'static {
         self.jobs += 1;
         let (events, view, asked) = (self.events.clone(), self.view.clone(), Instant::now());
         let unheard = self.unheard.clone();
-        move || {
-            let event = event_of(work);
+        move |expected| {
+            let event = event_of(|| work(expected));
             view.answered(&event, asked.elapsed());
             // A session that is gone needs no answer; one that is there must not wait for it.
             if let Err(TrySendError::Full(_)) = events.try_send(event) {

@@ -7,6 +7,7 @@
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod catalog;
+mod event;
 mod holding;
 mod jobs;
 mod links;
@@ -29,15 +30,14 @@ mod watching;
 mod windows;
 mod writing;
 
-use crate::joins::Arrived;
 use crate::memory::Lender;
 use crate::observe::View;
-use crate::pins::Ring;
 use crate::places::{Place, Taker};
 use crate::rails::SessionDomain;
 use crate::reach::Reach;
 use crate::shares::Share;
 use catalog::Catalog;
+pub(crate) use event::{EVENTS_MAX, Event};
 use jobs::JOBS_MAX;
 use links::Links;
 use mirror::Mirrors;
@@ -53,59 +53,12 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
-use verbatim_fabric::FabricError;
-use verbatim_files::{Over, Told};
-use verbatim_proto::message::{FileId, LinkId, Offer, ServerMessage, Tag, Verdict, WindowId};
-use verbatim_proto::read::Prepared;
+use verbatim_files::Over;
+use verbatim_proto::message::ServerMessage;
 use verbatim_proto::units::WORKING_SECONDS;
-use verbatim_proto::{ClientMessage, Code, Digest, Dropped, Extent, Fault, Kept, Survey};
+use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
 use watching::Watches;
 use writing::Writing;
-
-/// Events that may wait for one session; half of them are for answers of jobs and workers.
-pub(crate) const EVENTS_MAX: usize = 16 << 10;
-
-/// What jobs and workers tell a session.
-pub(crate) enum Event {
-    /// A job panicked: what it would have told will never come.
-    Panicked,
-    Stated(u32, catalog::Looked),
-    Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
-    Found(FileId, Survey),
-    Prepared(WindowId, Prepared, Option<reading::Window>),
-    Closed(Vec<(FileId, Result<Kept, Fault>)>),
-    Created(Vec<(FileId, Result<writing::Created, Fault>)>),
-    Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
-    Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
-    Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
-    Page(u32, catalog::Page),
-    Made(u32, Vec<Result<(), Fault>>, Dropped),
-    Mirror(mirror::MirrorEvent),
-    Pair(making::PairEvent),
-    /// A data connection was made.
-    Joined {
-        link: LinkId,
-        arrived: Arrived,
-    },
-    Notified {
-        link: LinkId,
-        tag: Tag,
-    },
-    Absorbed {
-        tag: Tag,
-        bytes: u64,
-        verdicts: Vec<Verdict>,
-    },
-    Spot(SpotEvent),
-    LinkDead {
-        link: LinkId,
-        why: Option<FabricError>,
-    },
-    /// A watched folder changed.
-    Watched(u32, Told),
-    /// Something is to be known about the pin budget.
-    Pins(Ring),
-}
 
 /// A session and everything it owns.
 pub(crate) struct Session {

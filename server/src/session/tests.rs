@@ -12,6 +12,7 @@ use crate::config::{Config, Metrics};
 use crate::export::{Export, Mode};
 use crate::listener::{ServerOptions, share};
 use crate::observe::Guest;
+use crate::pins::Ring;
 use crate::reach::Visitor;
 use crate::shares::HASHED_WALKS_MAX;
 use crate::worker::TOLD_MAX;
@@ -22,20 +23,20 @@ use verbatim_control::Sender;
 use verbatim_fabric::domain::Access;
 use verbatim_fabric::sim::{Faults, SimClock, SimLink, SimNet};
 use verbatim_fabric::{
-    Buffer, Completion, Full, Limits, Link, Memory, Op, RemoteRange, Ticket, Wake,
+    Buffer, Completion, FabricError, Full, Limits, Link, Memory, Op, RemoteRange, Ticket, Wake,
 };
 use verbatim_files::TreeWalk;
 use verbatim_files::hold::Hold;
 use verbatim_files::paging::next_page;
 use verbatim_proto::alike::{digest_of, ends_page};
 use verbatim_proto::message::{
-    CreateFile, FileInfo, Grant, Lease, LinkAnswer, LinkOffer, OpenFile, Piece, ReadReply,
-    ReadRequest, Region, SentChunk, Verdict, WriteReply, WriteRequest,
+    CreateFile, FileId, FileInfo, Grant, Lease, LinkAnswer, LinkId, LinkOffer, OpenFile, Piece,
+    ReadReply, ReadRequest, Region, SentChunk, Tag, Verdict, WriteReply, WriteRequest,
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::read::ServerEffect;
 use verbatim_proto::units::{GRAIN_BYTES, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
-use verbatim_proto::{Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
+use verbatim_proto::{Digest, Extent, Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
 mod making;
 
