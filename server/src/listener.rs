@@ -208,7 +208,11 @@ impl Server {
         let written = self.shared.written.clone();
         let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
         watching.spawn(place.clone().watch(self.shared.clone(), self.config.exports.clone()));
-        watching.spawn(self.shared.trimmer.clone().run());
+        let shared = self.shared.clone();
+        let let_go = move || {
+            shared.exports.values().for_each(|export| export.folder.forget_old_parents());
+        };
+        watching.spawn(self.shared.trimmer.clone().run(let_go));
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), self.shared.clone()));
         }

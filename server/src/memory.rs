@@ -93,14 +93,19 @@ impl Trimmer {
         self.left.notify_one();
     }
 
-    /// Trims for ever.
-    pub async fn run(self: Arc<Self>) {
+    /// Trims for ever. What else clients leave behind is let go of by `let_go`.
+    pub async fn run(self: Arc<Self>, let_go: impl Fn() + Clone + Send + 'static) {
         loop {
             self.left.notified().await;
             // Those who come together go together, and one look does for all.
             tokio::time::sleep(TRIM_EVERY).await;
             // It looks through all that is free, and nobody who serves should wait for that.
-            let _ = tokio::task::spawn_blocking(trim_heap).await;
+            let let_go = let_go.clone();
+            let trimmed = tokio::task::spawn_blocking(move || {
+                let_go();
+                trim_heap();
+            });
+            let _ = trimmed.await;
         }
     }
 }

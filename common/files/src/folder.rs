@@ -192,6 +192,13 @@ impl Folder {
     /// Looks folders up anew from now on: what has their names may be another tree.
     pub fn forget_parents(&self) {
         self.parents.clear();
+        self.looked_in.clear();
+    }
+
+    /// Lets go of folders that were kept open for files that did not come.
+    pub fn forget_old_parents(&self) {
+        self.parents.forget_old();
+        self.looked_in.forget_old();
     }
 
     /// Says what is at `path`; links on the way are followed, and `follow` says whether the

@@ -101,10 +101,7 @@ impl<T> Default for Parents<T> {
 impl<T> Parents<T> {
     /// The folder that has this path, unless it was opened too long ago.
     pub fn find(&self, path: &[u8]) -> Option<Arc<T>> {
-        let (mut kept, now) = (self.lock(), Instant::now());
-        let is_old = |parent: &&Parent<T>| now.duration_since(parent.opened) >= PARENT_LIFE;
-        let old = kept.iter().take_while(is_old).count();
-        kept.drain(..old);
+        let kept = self.without_old();
         let found = kept.iter().rfind(|parent| parent.path.as_bytes() == path);
         found.map(|parent| parent.fd.clone())
     }
@@ -123,6 +120,19 @@ impl<T> Parents<T> {
         self.lock().retain(|parent| !Arc::ptr_eq(&parent.fd, fd));
     }
 
+    /// Lets go of those that were opened too long ago.
+    pub fn forget_old(&self) {
+        drop(self.without_old());
+    }
+
+    fn without_old(&self) -> MutexGuard<'_, Vec<Parent<T>>> {
+        let (mut kept, now) = (self.lock(), Instant::now());
+        let is_old = |parent: &&Parent<T>| now.duration_since(parent.opened) >= PARENT_LIFE;
+        let old = kept.iter().take_while(is_old).count();
+        kept.drain(..old);
+        kept
+    }
+
     /// Lets go of all.
     pub fn clear(&self) {
         self.lock().clear();
@@ -130,5 +140,21 @@ impl<T> Parents<T> {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Parent<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_kept_for_too_long_is_closed_though_nobody_looks_for_it() {
+        let (kept, fd) = (Parents::default(), Arc::new(7));
+        kept.keep(WirePath::parse(b"a").expect("a path"), &fd);
+        kept.forget_old();
+        assert_eq!(Arc::strong_count(&fd), 2, "it is kept for a while");
+        std::thread::sleep(PARENT_LIFE);
+        kept.forget_old();
+        assert_eq!(Arc::strong_count(&fd), 1);
     }
 }
