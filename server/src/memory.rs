@@ -15,8 +15,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use verbatim_control::{Budget, Loan};
 use verbatim_fabric::memory::trim_heap;
-use verbatim_proto::WirePath;
 use verbatim_proto::units::{CHUNK_BYTES_MAX, FRAME_BYTES_MAX, GRAIN_BYTES, RANGES_MAX};
+use verbatim_proto::{Code, Fault, WirePath};
 
 /// What an open file counts for, beside its path and the ranges of it that are known.
 const FILE_BYTES: usize = 2 << 10;
@@ -69,6 +69,15 @@ fn machine_bytes(root: &Path) -> u64 {
 pub(crate) fn file_bytes(path: &WirePath, size: Option<u64>) -> usize {
     let ranges = size.map_or(0, |size| size.div_ceil(GRAIN_BYTES).min(RANGES_MAX as u64));
     FILE_BYTES + 2 * path.as_bytes().len() + ranges as usize * RANGE_BYTES
+}
+
+/// What a client is told that gets no memory for this.
+pub(crate) fn refusal(what: &str) -> Fault {
+    let text = format!(
+        "the server has no memory for {what}: this client, or all together, have what \
+         limits.memory_mb allows"
+    );
+    Fault::new(Code::Limit, text)
 }
 
 /// Lends a session's connection what is the session's to take.

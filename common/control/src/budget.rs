@@ -4,7 +4,9 @@
 //! it is dropped. Whoever makes the connection says who lends; a client lends itself
 //! whatever it needs.
 
+use crate::ControlError;
 use std::sync::Arc;
+use verbatim_proto::{Code, Fault};
 
 /// What every connection has without asking, each way.
 pub(crate) const FREE_BYTES: usize = 64 << 10;
@@ -21,12 +23,16 @@ pub type Loan = Box<dyn Send + Sync>;
 /// Who lends to a connection; nobody where its memory is not counted.
 pub(crate) type Lender = Option<Arc<dyn Budget>>;
 
-/// Asks for memory. Where there is nobody to ask there is enough.
-pub(crate) fn borrow(lender: &Lender, bytes: usize) -> Option<Loan> {
-    match lender {
-        Some(lender) => lender.lend(bytes),
-        None => Some(Box::new(())),
-    }
+/// Asks for memory, for what the error names. Where there is nobody to ask there is enough.
+pub(crate) fn borrow(lender: &Lender, bytes: usize, what: &str) -> Result<Loan, ControlError> {
+    let Some(lender) = lender else { return Ok(Box::new(())) };
+    lender.lend(bytes).ok_or_else(|| {
+        let text = format!(
+            "the server has no memory for {what}: this client, or all together, have what \
+             limits.memory_mb allows"
+        );
+        ControlError::Refused(Fault::new(Code::Limit, text))
+    })
 }
 
 /// Lends so many bytes in all; how many are left is in here.

@@ -10,7 +10,6 @@ use std::{io, marker::PhantomData, sync::Arc};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_proto::wire::{self, PREFIX_BYTES};
-use verbatim_proto::{Code, Fault};
 
 /// The half that sends messages of one kind.
 pub struct Sender<M> {
@@ -157,7 +156,7 @@ impl<M: DeserializeOwned> Receiver<M> {
         self.arrived.reserve(step);
         let more = self.arrived.capacity().saturating_sub(FREE_BYTES + self.lent_bytes);
         if more > 0 {
-            self.loans.push(borrow(&self.lender, more).ok_or_else(unlent)?);
+            self.loans.push(borrow(&self.lender, more, "a long message")?);
             self.lent_bytes += more;
         }
         Ok(())
@@ -188,12 +187,6 @@ impl<M> std::fmt::Debug for Receiver<M> {
         let bytes = self.arrived.len() - self.taken;
         f.debug_struct("Receiver").field("arrived_bytes", &bytes).finish()
     }
-}
-
-fn unlent() -> ControlError {
-    let text = "a long message comes, and the server has no memory for it: this client, or all \
-                together, have what limits.memory_mb allows";
-    ControlError::Refused(Fault::new(Code::Limit, text))
 }
 
 /// How much is read at a time: 64 KiB.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::task::JoinHandle;
-use verbatim_proto::{Code, Fault, wire};
+use verbatim_proto::wire;
 
 /// Messages that may wait for a peer.
 const MESSAGES_MAX: usize = 16 << 10;
@@ -136,7 +136,7 @@ impl<M: Serialize + Send + Sync + 'static> Outbox<M> {
             return Err(unread());
         }
         let loan = match waiting > FREE_BYTES {
-            true => Some(borrow(&self.lender, frame.len()).ok_or_else(unlent)?),
+            true => Some(borrow(&self.lender, frame.len(), "answers that are not read")?),
             false => None,
         };
         self.queue(Frame(frame, loan))
@@ -177,12 +177,6 @@ fn closed(cause: &str) -> ControlError {
 
 fn unread() -> ControlError {
     closed("the peer does not read what it is sent")
-}
-
-fn unlent() -> ControlError {
-    let text = "answers wait that were not read, and the server has no memory for more of them: \
-                this client, or all together, have what limits.memory_mb allows";
-    ControlError::Refused(Fault::new(Code::Limit, text))
 }
 
 async fn deliver<M: Serialize>(

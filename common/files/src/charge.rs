@@ -4,7 +4,6 @@
 //! was removed before it got its name. A file that is gone again before its maker returns
 //! is not asked for. Never counts content: whoever writes that asks the quota itself.
 
-use crate::folder::Folder;
 use std::fmt::Debug;
 use std::sync::Arc;
 use verbatim_proto::Fault;
@@ -59,6 +58,12 @@ pub(crate) struct Charged {
 }
 
 impl Charged {
+    /// Takes the cost of what is about to be made, where somebody bounds that.
+    pub fn take(charge: Option<Arc<dyn Charge>>, cost: Cost) -> Result<Self, Fault> {
+        charge.as_ref().map_or(Ok(()), |charge| charge.take(cost))?;
+        Ok(Self { charge, cost })
+    }
+
     /// It is there, so this is never given back.
     pub fn keep(mut self) {
         self.charge = None;
@@ -73,18 +78,10 @@ impl Drop for Charged {
     }
 }
 
-impl Folder {
-    /// Takes the cost of what is about to be made in it.
-    pub(crate) fn charge(&self, cost: Cost) -> Result<Charged, Fault> {
-        let charge = self.bound().cloned();
-        charge.as_ref().map_or(Ok(()), |charge| charge.take(cost))?;
-        Ok(Charged { charge, cost })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::Folder;
     use crate::stage::Stage;
     use crate::target::LASTING_BYTES_MIN;
     use crate::{Over, Target};

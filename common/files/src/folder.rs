@@ -7,7 +7,7 @@
 //! written there stays under the name it was meant for.
 
 use crate::beneath::open_beneath;
-use crate::charge::Charge;
+use crate::charge::{Charge, Charged, Cost};
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
 use crate::opened::{OpenFolder, Parents};
@@ -80,9 +80,9 @@ impl Folder {
         Self { bound, ..self }
     }
 
-    /// Who is asked before anything is made in it.
-    pub(crate) fn bound(&self) -> Option<&Arc<dyn Charge>> {
-        self.bound.as_ref()
+    /// Takes the cost of what is about to be made in it.
+    pub(crate) fn charge(&self, cost: Cost) -> Result<Charged, Fault> {
+        Charged::take(self.bound.clone(), cost)
     }
 
     /// The same folder; unless `crosses` says so, nothing that is mounted in it is part of it.

@@ -5,6 +5,7 @@
 use super::{End, Session};
 use crate::pins::Ring;
 use std::time::Duration;
+use tokio::time::Instant;
 use verbatim_proto::{Code, Fault};
 
 /// How long a session waits that has nothing in hand because there is no memory for it.
@@ -28,6 +29,11 @@ impl Session {
                 Err(End::Refused(Fault::new(Code::TimedOut, text)))
             }
         }
+    }
+
+    /// Notes that there was no memory for a window or a slot, and since when there is none.
+    pub(super) fn note_lack_of_memory(&mut self) {
+        self.lacks_memory.get_or_insert_with(Instant::now);
     }
 
     /// Whether windows or slots wait until more may be pinned.

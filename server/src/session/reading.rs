@@ -174,7 +174,7 @@ impl Session {
         };
         let packed = if prepare.packed { self.slot_to_pack() } else { None };
         if prepare.packed && packed.is_none() {
-            self.lacks_memory.get_or_insert_with(tokio::time::Instant::now);
+            self.note_lack_of_memory();
             self.pace_gave_back(&prepare);
             return self.put_off(prepare);
         }

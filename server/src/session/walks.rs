@@ -7,7 +7,7 @@ use super::catalog::open_source;
 use super::mirror::MirrorEvent;
 use super::owners::of_meta;
 use super::{End, Event, Session, Shared};
-use crate::memory::WALK_BYTES;
+use crate::memory::{WALK_BYTES, refusal};
 use crate::places::Place;
 use crate::reach::{ExportFolder, Reach};
 use crate::shares::Share;
@@ -79,11 +79,8 @@ impl Session {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let Some(memory) = self.memory.take(WALK_BYTES) else {
-            let text = "the server has no memory for another walk: this client, or all together, \
-                        have what limits.memory_mb allows";
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
-        };
+        let memory = self.memory.take(WALK_BYTES);
+        let memory = memory.ok_or_else(|| End::Refused(refusal("another walk")))?;
         let (asked, ready) = (Some(None), VecDeque::new());
         let turn = Turn { asked, ready, resting: None, _memory: memory };
         walks.insert(request, turn);

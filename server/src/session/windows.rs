@@ -5,6 +5,7 @@
 
 use super::Shared;
 use super::reading::{Open, Packed, Window};
+use crate::memory::refusal;
 use crate::observe::Taken;
 use crate::pins::Pin;
 use crate::places::{Place, Taker};
@@ -72,14 +73,8 @@ impl Making<'_> {
         // Old kernels register no read-only mapping, some file systems map nothing, and of a file
         // that shrank there is nothing to map.
         tracing::debug!(path = %open.path, error = %refused, "window is a copy");
-        let taken = memory.take(extent.len as usize).ok_or_else(|| {
-            let text = format!(
-                "no memory for a copy of {} bytes of {}: this client, or all together, have what \
-                 limits.memory_mb of the server allows",
-                extent.len, open.path
-            );
-            Fault::new(Code::Limit, text)
-        })?;
+        let what = || format!("a copy of {} bytes of {}", extent.len, open.path);
+        let taken = memory.take(extent.len as usize).ok_or_else(|| refusal(&what()))?;
         let copy = copy_window(source, extent)?;
         Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, Some(taken), digests))
     }

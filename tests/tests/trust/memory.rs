@@ -41,8 +41,8 @@ fn metric(world: &World, name: &str) -> f64 {
     http::series(&page, &format!("rdma_serve_{name}")).unwrap_or_else(|| panic!("{name}: {page}"))
 }
 
-/// The most memory that a server has while it answers what it was asked, and how much of that is
-/// counted. It is done when it needs no more for a while.
+/// The most memory that a server has while it answers its clients, and how much of that it counts.
+/// The server has answered when its memory has not grown for two seconds.
 fn most_memory(world: &World) -> (u64, f64) {
     let (begin, mut grew) = (Instant::now(), Instant::now());
     let (mut top, mut counted) = (0, 0.0_f64);
@@ -57,8 +57,9 @@ fn most_memory(world: &World) -> (u64, f64) {
     (top, counted)
 }
 
-/// A folder whose name is as long as those of few requests that fill all buffers between.
-fn long_names() -> String {
+/// The folder of the links. Its name is long, so that a few thousand requests fill the buffers of
+/// both sockets.
+fn folder_of_links() -> String {
     "x".repeat(80)
 }
 
@@ -66,7 +67,7 @@ fn long_names() -> String {
 fn asks_and_reads_nothing(world: &World) -> Raw {
     let mut raw = Raw::connect(&world.options());
     let path = |number| {
-        WirePath::parse(format!("data/{}/{number}", long_names()).as_bytes()).expect("a path")
+        WirePath::parse(format!("data/{}/{number}", folder_of_links()).as_bytes()).expect("a path")
     };
     let paths: Vec<WirePath> = (0..LOOK_PATHS_MAX).map(path).collect();
     for request in 0..4000 {
@@ -85,7 +86,7 @@ const UNHEARD: Duration = Duration::from_millis(500);
 #[test]
 fn clients_that_read_no_answer_cost_a_bounded_amount_of_memory_and_leave_none_behind() {
     let world = with_limits("[limits]\nmemory_mb = 64\n");
-    let links = world.path("data").join(long_names());
+    let links = world.path("data").join(folder_of_links());
     fs::create_dir_all(&links).expect("folders");
     for number in 0..LOOK_PATHS_MAX {
         symlink("x".repeat(4000), links.join(number.to_string())).expect("a link");

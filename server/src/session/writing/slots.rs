@@ -39,7 +39,7 @@ impl Session {
                 break;
             }
             let Some(taken) = self.memory.take(self.chunk_bytes as usize) else {
-                self.lacks_memory.get_or_insert_with(tokio::time::Instant::now);
+                self.note_lack_of_memory();
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
