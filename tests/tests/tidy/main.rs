@@ -360,7 +360,7 @@ fn wrong_edges(packages: &[(String, Vec<String>)]) -> Vec<String> {
     let mut wrong = Vec::new();
     for (package, needs) in packages {
         let Some((_, allowed)) = known(package) else {
-            wrong.push(format!("{package} is new: add it to EDGES in tests/tests/tidy.rs"));
+            wrong.push(format!("{package} is new: add it to EDGES in tests/tests/tidy/main.rs"));
             continue;
         };
         let Some(allowed) = allowed else { continue };
