@@ -8,10 +8,18 @@
 
 #![forbid(unsafe_code)]
 
+mod sources;
+mod text;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+
+use sources::{
+    FILES_MIN, Source, assert_none, find_in, find_lines, lines_where, metadata, root, rust_sources,
+    sources,
+};
+use text::{functions, is_word, without_text, words};
 
 /// Our packages and which of ours each may depend on, without the `verbatim-` that all names begin
 /// with. Dependencies point one way; those of tests count too. `None` may depend on all.
@@ -64,93 +72,9 @@ const FUNCTION_RATCHET: &[(&str, usize)] = &[];
 const UNSAFE_PATHS: &[&str] =
     &["common/fabric/src/memory.rs", "common/fabric/src/memory/", "common/fabric/src/verbs/"];
 
-/// A rule that saw fewer files than this saw the wrong folder.
-const FILES_MIN: usize = 10;
-
 /// Folders of a developer's machine. Written in halves, so that this file keeps its own rule.
 const MACHINE_PATHS: &[&str] =
     &[concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/fa", "rm")];
-
-/// A text file of the repository.
-struct Source {
-    /// Where it is, from the root of the repository.
-    path: String,
-    text: String,
-}
-
-impl Source {
-    /// Whether the whole file is there for testing or measuring.
-    fn is_test(&self) -> bool {
-        let folders = ["tests", "benches", "examples", "tests.rs"];
-        self.path.split('/').any(|name| folders.contains(&name))
-    }
-
-    /// The code that ships: comments, literals and tests blanked.
-    fn shipped(&self) -> String {
-        if self.is_test() { String::new() } else { without_tests(&without_text(&self.text)) }
-    }
-}
-
-fn root() -> PathBuf {
-    let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it for tests");
-    Path::new(&crate_folder).parent().expect("the crate is in the workspace").to_owned()
-}
-
-/// The text files of the repository, committed or about to be; those that git ignores are not
-/// of it. Without git, every file below the root but the outputs of builds.
-fn sources() -> Vec<Source> {
-    let root = root();
-    let git = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
-        .current_dir(&root)
-        .output();
-    let paths = match git {
-        Ok(output) if output.status.success() => {
-            let names = String::from_utf8(output.stdout).expect("our file names are text");
-            names.split_terminator('\0').map(str::to_owned).collect()
-        }
-        _ => walk(&root, &root),
-    };
-    let read = |path: String| {
-        let text = fs::read_to_string(root.join(&path)).ok()?;
-        Some(Source { path, text })
-    };
-    let sources: Vec<Source> = paths.into_iter().filter_map(read).collect();
-    assert!(sources.len() > FILES_MIN, "only {} files in {}", sources.len(), root.display());
-    sources
-}
-
-fn walk(folder: &Path, root: &Path) -> Vec<String> {
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder of the repository").flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder && ![".git", "target", "cache"].iter().any(|skip| name == **skip) {
-            paths.extend(walk(&path, root));
-        } else if !is_folder {
-            let below = path.strip_prefix(root).expect("it is below the root");
-            paths.push(below.to_str().expect("our file names are text").to_owned());
-        }
-    }
-    paths
-}
-
-fn rust_sources() -> Vec<Source> {
-    let rust: Vec<_> = sources().into_iter().filter(|s| s.path.ends_with(".rs")).collect();
-    assert!(rust.len() > FILES_MIN, "only {} Rust files", rust.len());
-    rust
-}
-
-/// Fails with all violations at once, one a line.
-fn assert_none(rule: &str, violations: &[String]) {
-    assert!(violations.is_empty(), "{rule}:\n  {}\n", violations.join("\n  "));
-}
-
-fn metadata() -> cargo_metadata::Metadata {
-    let manifest = root().join("Cargo.toml");
-    let metadata = cargo_metadata::MetadataCommand::new().manifest_path(manifest).no_deps().exec();
-    metadata.expect("cargo knows the workspace")
-}
 
 // ---- The rules.
 
@@ -406,176 +330,6 @@ fn ratchet(lengths: &BTreeMap<String, usize>, max: usize, list: &[(&str, usize)]
     verdict
 }
 
-/// One function of a file.
-#[derive(Debug, PartialEq)]
-struct Function {
-    name: String,
-    first_line: usize,
-    lines: usize,
-}
-
-/// The functions with a body, nested ones too, in code whose text is already blanked.
-fn functions(code: &str) -> Vec<Function> {
-    let chars: Vec<char> = code.chars().collect();
-    let line_of = |at: usize| chars[..at].iter().filter(|&&c| c == '\n').count() + 1;
-    let mut found = Vec::new();
-    for at in words(&chars, "fn") {
-        let name_at = at + 2 + chars[at + 2..].iter().take_while(|c| c.is_whitespace()).count();
-        let name: String = chars[name_at..].iter().take_while(|c| is_word(**c)).collect();
-        // `fn(u8)` is a type, `fn $name` a macro's.
-        if name.is_empty() {
-            continue;
-        }
-        if let Some(end) = item_end(&chars, name_at).filter(|&end| chars[end] == '}') {
-            let first_line = line_of(at);
-            found.push(Function { name, first_line, lines: line_of(end) - first_line + 1 });
-        }
-    }
-    found
-}
-
-/// Where the item that goes on at `from` ends: its `;`, or the brace that closes its body.
-fn item_end(chars: &[char], from: usize) -> Option<usize> {
-    let (mut depth, mut braces) = (0_usize, 0_usize);
-    for (at, &c) in chars.iter().enumerate().skip(from) {
-        match c {
-            '(' | '[' => depth += 1,
-            ')' | ']' => depth = depth.saturating_sub(1),
-            ';' if depth == 0 && braces == 0 => return Some(at),
-            '{' => braces += 1,
-            '}' if braces <= 1 => return Some(at),
-            '}' => braces -= 1,
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Blanks every item under `#[cfg(test)]` in code whose text is already blanked.
-fn without_tests(code: &str) -> String {
-    const MARK: &str = "#[cfg(test)]";
-    let mut code = code.to_owned();
-    while let Some(start) = code.find(MARK) {
-        let rest: Vec<char> = code[start..].chars().collect();
-        let end = item_end(&rest, MARK.len()).map_or(rest.len(), |end| end + 1);
-        let blank: String = rest[..end].iter().map(|&c| blanked(c)).collect();
-        let tail: String = rest[end..].iter().collect();
-        code = format!("{}{blank}{tail}", &code[..start]);
-    }
-    code
-}
-
-/// Blanks comments and the literals of strings and characters, and keeps every line where it
-/// is.
-fn without_text(source: &str) -> String {
-    let chars: Vec<char> = source.chars().collect();
-    let mut code = String::with_capacity(source.len());
-    let mut at = 0;
-    while at < chars.len() {
-        let end = text_end(&chars, at);
-        if end > at {
-            code.extend(chars[at..end].iter().map(|&c| blanked(c)));
-            at = end;
-        } else if is_word(chars[at]) {
-            // A whole word, so that the r of `for"` or of `r#type` opens nothing.
-            let end = at + chars[at..].iter().take_while(|c| is_word(**c)).count();
-            code.extend(&chars[at..end]);
-            at = end;
-        } else {
-            code.push(chars[at]);
-            at += 1;
-        }
-    }
-    code
-}
-
-/// Where the comment or literal that begins at `at` ends; `at` when none does.
-fn text_end(chars: &[char], at: usize) -> usize {
-    let get = |at: usize| chars.get(at).copied().unwrap_or('\0');
-    match (get(at), get(at + 1)) {
-        ('/', '/') => at + chars[at..].iter().take_while(|&&c| c != '\n').count(),
-        ('/', '*') => block_comment_end(chars, at),
-        ('"', _) => quoted_end(chars, at + 1, '"'),
-        ('b' | 'c', '"') => quoted_end(chars, at + 2, '"'),
-        ('b', '\'') => quoted_end(chars, at + 2, '\''),
-        ('r', '"' | '#') => raw_end(chars, at, at + 1),
-        ('b' | 'c', 'r') => raw_end(chars, at, at + 2),
-        // `'x'` and `'\n'` are characters, `'a` is a lifetime.
-        ('\'', '\\') => quoted_end(chars, at + 1, '\''),
-        ('\'', _) if get(at + 2) == '\'' => at + 3,
-        _ => at,
-    }
-}
-
-fn block_comment_end(chars: &[char], start: usize) -> usize {
-    let (mut at, mut depth) = (start, 0);
-    while at + 1 < chars.len() {
-        match (chars[at], chars[at + 1]) {
-            ('/', '*') => (at, depth) = (at + 2, depth + 1),
-            ('*', '/') if depth == 1 => return at + 2,
-            ('*', '/') => (at, depth) = (at + 2, depth - 1),
-            _ => at += 1,
-        }
-    }
-    chars.len()
-}
-
-fn quoted_end(chars: &[char], mut at: usize, quote: char) -> usize {
-    while at < chars.len() && chars[at] != quote {
-        at += if chars[at] == '\\' { 2 } else { 1 };
-    }
-    (at + 1).min(chars.len())
-}
-
-/// The end of a raw string that begins at `start` and has its hashes at `at`; `start` when it
-/// is none, but a word or a raw name.
-fn raw_end(chars: &[char], start: usize, at: usize) -> usize {
-    let hashes = chars[at..].iter().take_while(|&&c| c == '#').count();
-    if chars.get(at + hashes) != Some(&'"') {
-        return start;
-    }
-    let close: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
-    let body = at + hashes + 1;
-    let found = chars[body..].windows(close.len()).position(|window| window == close);
-    found.map_or(chars.len(), |offset| body + offset + close.len())
-}
-
-fn blanked(c: char) -> char {
-    if c == '\n' { '\n' } else { ' ' }
-}
-
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-/// Where `word` stands alone.
-fn words(chars: &[char], word: &str) -> Vec<usize> {
-    let word: Vec<char> = word.chars().collect();
-    let alone = |at: usize| {
-        let before = at.checked_sub(1).is_some_and(|before| is_word(chars[before]));
-        let after = chars.get(at + word.len()).is_some_and(|&c| is_word(c));
-        !before && !after
-    };
-    let places = chars.windows(word.len()).enumerate().filter(|(_, window)| *window == word);
-    places.map(|(at, _)| at).filter(|&at| alone(at)).collect()
-}
-
-/// The numbers of the lines with `needle` in them.
-fn find_lines(text: &str, needle: &str) -> Vec<usize> {
-    lines_where(text, |line| line.contains(needle))
-}
-
-fn lines_where(text: &str, mut hit: impl FnMut(&str) -> bool) -> Vec<usize> {
-    let numbered = (1..).zip(text.lines());
-    numbered.filter(|(_, line)| hit(line)).map(|(number, _)| number).collect()
-}
-
-/// Runs a line scanner over files; `file:line` of each hit.
-fn find_in(sources: &[Source], scan: impl Fn(&Source) -> Vec<usize>) -> Vec<String> {
-    let hits = |source| scan(source).into_iter().map(|line| format!("{}:{line}", source.path));
-    sources.iter().flat_map(hits).collect()
-}
-
 /// Lines with the word, or with leave to use it.
 fn unsafe_lines(text: &str) -> Vec<usize> {
     lines_where(&without_text(text), |line| {
@@ -693,30 +447,6 @@ fn the_ratchet_only_turns_one_way() {
     let unlisted = BTreeMap::from([("b.rs".to_owned(), 401)]);
     assert_eq!(ratchet(&unlisted, 400, &[]), ["b.rs: 401 lines, at most 400"]);
     assert_eq!(ratchet(&unlisted, 500, &[("a.rs", 501)]), ["a.rs: gone, remove its ratchet entry"]);
-}
-
-#[test]
-fn text_is_blanked_and_code_is_not() {
-    let cases = [
-        (r#"a("x { \" y"); b"#, "a(          ); b"),
-        (r##"a(r#"}"{"#) b"##, "a(        ) b"),
-        ("a /* { /* } */ { */ b // {\nc", "a                   b     \nc"),
-        (r"match c { '{' | '\'' | b'}' => 'a: x }", "match c {     |      |      => 'a: x }"),
-        (r#"fn r#type<'a>(x: &'a str) { for"" }"#, "fn r#type<'a>(x: &'a str) { for   }"),
-        (r#"'\u{7b}' br"\" x"#, "               x"),
-        ("\"two\nlines\" 'é'", "    \n          "),
-    ];
-    for (source, code) in cases {
-        assert_eq!(without_text(source), code, "{source}");
-    }
-}
-
-#[test]
-fn functions_are_measured_from_fn_to_brace() {
-    let source = "impl X {\n    fn a(x: [u8; 4]) -> fn(u8)\n    {\n        \"}\";\n        fn b() {}\n    }\n}\ntrait T { fn c(); }\n";
-    let function =
-        |name: &str, first_line, lines| Function { name: name.into(), first_line, lines };
-    assert_eq!(functions(&without_text(source)), [function("a", 2, 5), function("b", 5, 1)]);
 }
 
 #[test]
