@@ -8,6 +8,9 @@
 
 #![forbid(unsafe_code)]
 
+mod circles;
+mod methods;
+mod modules;
 mod sources;
 mod text;
 
@@ -16,8 +19,8 @@ use std::fs;
 use std::path::Path;
 
 use sources::{
-    FILES_MIN, Source, assert_none, find_in, find_lines, lines_where, metadata, root, rust_sources,
-    sources,
+    FILES_MIN, OURS, Source, assert_none, find_in, find_lines, lines_where, metadata, root,
+    rust_sources, sources,
 };
 use text::{functions, is_word, without_text, words};
 
@@ -43,9 +46,6 @@ const EDGES: &[(&str, Option<&str>)] = &[
     ("benches", None),
     ("gate", Some("proto")),
 ];
-
-/// What the names of our packages begin with.
-const OURS: &str = "verbatim-";
 
 /// The longest file, tests and all.
 const FILE_LINES_MAX: usize = 1000;

@@ -1,11 +1,15 @@
 //! The files of the repository as the rules read them: text files that git knows, the Rust files
 //! among them, and the lines of a file that a scanner hits. Says nothing of what they should be.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::text::{without_tests, without_text};
+
+/// What the names of our packages begin with.
+pub const OURS: &str = "verbatim-";
 
 /// A rule that saw fewer files than this saw the wrong folder.
 pub const FILES_MIN: usize = 10;
@@ -105,4 +109,25 @@ pub fn lines_where(text: &str, mut hit: impl FnMut(&str) -> bool) -> Vec<usize> 
 pub fn find_in(sources: &[Source], scan: impl Fn(&Source) -> Vec<usize>) -> Vec<String> {
     let hits = |source| scan(source).into_iter().map(|line| format!("{}:{line}", source.path));
     sources.iter().flat_map(hits).collect()
+}
+
+/// The libraries and programs of the workspace: the package of each without what the names of all
+/// begin with, and its first file.
+pub fn crate_roots() -> Vec<(String, String)> {
+    let (metadata, root) = (metadata(), root());
+    let mut roots = Vec::new();
+    for package in &metadata.packages {
+        for target in package.targets.iter().filter(|t| t.is_lib() || t.is_bin()) {
+            let name = package.name.strip_prefix(OURS).unwrap_or(&package.name);
+            let file = target.src_path.strip_prefix(&root).expect("it is below the root");
+            roots.push((name.to_owned(), file.to_string()));
+        }
+    }
+    assert!(roots.len() > FILES_MIN, "only {} crates", roots.len());
+    roots
+}
+
+/// Every Rust file by its path.
+pub fn rust_files() -> BTreeMap<String, String> {
+    rust_sources().into_iter().map(|source| (source.path, source.text)).collect()
 }
