@@ -1,29 +1,25 @@
 //! The comparison of a watched tree with its watches. An event that never came
 //! cannot be seen, so every folder is looked at again and again, slowly: a folder
 //! without a watch, a watch without its folder, and a name whose change time is
-//! newer than what was told of it are told as if an event had come. Memory: a few
-//! words for each folder, and the names that were told since the last round. Never
-//! believes a difference at once: its event may be on the way. Called by `mod.rs`;
-//! `watcher` and `folders` say what came, went and was told.
+//! newer than what was told of it are told as if an event had come. Never believes a
+//! difference at once, because its event may be on the way: it waits, is looked at
+//! again, and is told and counted if it is still there. Called by `mod.rs`; `watcher`
+//! says what came, went and was told, `comparison` keeps it.
 
-mod doubts;
-
-use super::coalesce::Timing;
-use super::folders::descend;
+use super::coalesce::Sign;
+use super::comparison::{Doubt, Look, Of, Round, Stamp, now};
 use super::tree::Key;
-use super::watcher::Watcher;
+use super::watcher::{Notice, Watcher, descend};
 use crate::folder::stat_name;
 use crate::identity::nanoseconds;
 use crate::reap::is_leftover;
-use doubts::{Doubt, Of};
+use crate::walk::DEPTH_MAX;
 use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, RandomState};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use verbatim_proto::{Changes, Fault, WirePath};
 
 /// Names that are compared in a second: a million in nine minutes, for half a percent of a
@@ -46,150 +42,6 @@ const DOUBTS_MAX: usize = 8192;
 
 /// What a file system's clock may be behind: a tick of the kernel.
 const TICK: Stamp = 20_000_000;
-
-/// A time of the file system's clock: nanoseconds since 1970.
-type Stamp = i64;
-
-/// What a comparison knows of a tree, and how far it is.
-pub(super) struct Comparison {
-    /// Between the beginnings of two rounds; none is never.
-    every: Option<Duration>,
-    /// How long a difference waits for its event.
-    doubt: Duration,
-    hasher: RandomState,
-    folders: HashMap<i32, Known>,
-    /// The change times that names had when they were told, and when that was.
-    told: HashMap<(i32, u64), (Stamp, Stamp)>,
-    /// When all of the tree was told last.
-    all_told: Stamp,
-    /// When something is to be done again, and when the next round begins.
-    due: Duration,
-    next_round: Duration,
-    round: Round,
-    doubts: Vec<Doubt>,
-    /// Differences that no event told: how many since they were taken last, and the first.
-    pub healed: Option<(u64, WirePath)>,
-}
-
-/// What is known of a watched folder.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    /// When it was looked at last.
-    looked: Stamp,
-    /// When all that is in it was told last.
-    all_told: Stamp,
-    /// A sum of its names, as it was looked at last.
-    names: Option<u64>,
-    /// Whether an event said since then that a name came or went.
-    stirred: bool,
-}
-
-/// Which folders are looked at next.
-#[derive(Default)]
-enum Round {
-    /// None: the round is over.
-    #[default]
-    Over,
-    /// The one behind this one.
-    Behind(Option<Key>),
-    /// This one, of which some names were looked at.
-    In(Look),
-}
-
-/// A folder that is being looked at.
-struct Look {
-    at: Option<Key>,
-    folder: i32,
-    path: WirePath,
-    dir: Dir,
-    began: Stamp,
-    names: u64,
-    /// Whether a name came or went between the last look and this one.
-    stirred: bool,
-}
-
-impl Comparison {
-    pub fn new(timing: &Timing) -> Self {
-        Self {
-            every: timing.compare,
-            doubt: timing.doubt,
-            hasher: RandomState::new(),
-            folders: HashMap::new(),
-            told: HashMap::new(),
-            all_told: now(),
-            due: timing.compare.unwrap_or_default(),
-            next_round: Duration::ZERO,
-            round: Round::Over,
-            doubts: Vec::new(),
-            healed: None,
-        }
-    }
-
-    /// When there is something to do; none is never.
-    pub fn due(&self) -> Option<Duration> {
-        self.every.map(|_| self.due)
-    }
-
-    /// A folder is watched from now on: what is in it is told.
-    pub fn came(&mut self, folder: i32) {
-        let known = Known { looked: 0, all_told: now(), names: None, stirred: false };
-        if self.every.is_some() {
-            self.folders.entry(folder).or_insert(known);
-        }
-    }
-
-    /// A folder is not watched any more.
-    pub fn went(&mut self, folder: i32) {
-        self.folders.remove(&folder);
-    }
-
-    /// An event said that a name came or went.
-    pub fn stir(&mut self, folder: i32) {
-        if let Some(known) = self.folders.get_mut(&folder) {
-            known.stirred = true;
-        }
-    }
-
-    /// Every watch was ended, and all of the tree is told.
-    pub fn begin_again(&mut self) {
-        self.folders.clear();
-        self.round = Round::Over;
-        self.tell_all();
-    }
-
-    /// All of the tree is told.
-    fn tell_all(&mut self) {
-        self.told.clear();
-        self.doubts.clear();
-        self.all_told = now();
-    }
-
-    /// When all that is in a folder was told last.
-    fn all_told(&self, folder: i32) -> Stamp {
-        // One that is not known here is watched since a moment ago.
-        let own = self.folders.get(&folder).map_or(Stamp::MAX, |known| known.all_told);
-        own.max(self.all_told)
-    }
-
-    /// Until when nothing in a folder can be news.
-    fn known_until(&self, folder: i32) -> Stamp {
-        let looked = self.folders.get(&folder).map_or(Stamp::MAX, |known| known.looked);
-        looked.max(self.all_told(folder))
-    }
-
-    fn hash(&self, name: &[u8]) -> u64 {
-        self.hasher.hash_one(name)
-    }
-
-    /// Whether this change of a name was told.
-    fn is_told(&self, folder: i32, name: &[u8], changed: Stamp) -> bool {
-        self.told.get(&(folder, self.hash(name))).is_some_and(|(told, _)| *told == changed)
-    }
-
-    fn heal(&mut self, path: &WirePath) {
-        self.healed.get_or_insert_with(|| (0, path.clone())).0 += 1;
-    }
-}
 
 impl Watcher {
     /// Notes that changes are told, and what they are now: whoever is told looks later.
@@ -359,10 +211,80 @@ impl Watcher {
         }
         self.compared.round = Round::Behind(look.at);
     }
-}
 
-/// The time, as a file that changes now has it.
-fn now() -> Stamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Stamp::try_from(since.as_nanos()).unwrap_or(Stamp::MAX)
+    fn doubt(&mut self, path: WirePath, of: Of, at: Duration) {
+        if !self.pending.waits(&path) {
+            self.compared.doubts.push(Doubt { path, of, at, found: self::now() });
+        }
+    }
+
+    /// Whether a folder that has no watch should have one.
+    fn lacks_watch(&self, path: &WirePath) -> bool {
+        if self.unread.contains(path) || path.names().count() >= DEPTH_MAX {
+            return false;
+        }
+        let Ok(fd) = descend(&self.root, path) else { return false };
+        // A folder that is mounted at two places has one watch.
+        self.number_of(fd.as_fd()).is_none_or(|other| !self.stands(other))
+    }
+
+    /// Whether a watch is that of the folder at its place.
+    fn stands(&self, folder: i32) -> bool {
+        let fd = self.tree.path(folder).and_then(|path| descend(&self.root, &path).ok());
+        fd.is_some_and(|fd: OwnedFd| self.is_watch_of(folder, fd.as_fd()))
+    }
+
+    /// Tells the differences whose events had time to come.
+    fn resolve(&mut self, now: Duration) -> Result<(), Fault> {
+        let doubts = std::mem::take(&mut self.compared.doubts);
+        for doubt in doubts {
+            if now.saturating_sub(doubt.at) < self.compared.doubt {
+                self.compared.doubts.push(doubt);
+            } else if !self.pending.waits(&doubt.path) {
+                self.settle(doubt, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, doubt: Doubt, now: Duration) -> Result<(), Fault> {
+        let Doubt { path, of, found, .. } = doubt;
+        let folder = self.tree.find(&path);
+        let parent = self.tree.find(&path.parent()).zip(path.name());
+        match (of, folder, parent) {
+            (Of::Watch, None, Some((parent, name))) if self.lacks_watch(&path) => {
+                self.pending.note(path.clone(), Sign::Below, now);
+                self.compared.heal(&path);
+                self.look_again(parent, name, &path, Notice::None, now)
+            }
+            (Of::Watch, Some(folder), Some((parent, name))) if !self.stands(folder) => {
+                self.pending.note(path.clone(), Sign::Below, now);
+                self.compared.heal(&path);
+                self.look_again(parent, name, &path, Notice::None, now)
+            }
+            (Of::Names, Some(folder), _) => {
+                let known = self.compared.folders.get(&folder);
+                let stirred = known.is_none_or(|known| known.stirred);
+                if !stirred && self.compared.all_told(folder) < found {
+                    self.compared.heal(&path);
+                    self.pending.note(path, Sign::Below, now);
+                }
+                Ok(())
+            }
+            (Of::Name(until), _, Some((parent, name))) => {
+                let Some((changed, written)) = self.changed(parent, name) else { return Ok(()) };
+                let told = self.compared.is_told(parent, name, changed);
+                if !told && self.compared.all_told(parent) < found {
+                    // Another name of the file that comes or goes elsewhere changes it as well:
+                    // that is compared, and is nothing that was missed.
+                    if written > until {
+                        self.compared.heal(&path);
+                    }
+                    self.pending.note(path, Sign::Complete, now);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
 }

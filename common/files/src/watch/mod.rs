@@ -9,7 +9,7 @@
 
 mod coalesce;
 mod compare;
-mod folders;
+mod comparison;
 mod kernel;
 mod tree;
 mod watcher;
