@@ -9,8 +9,7 @@ mod kept;
 
 pub(crate) use kept::Kept;
 
-use crate::identity::{is_young, kind_of_file_system, nanoseconds};
-use crate::sight::twin_of;
+use crate::identity::{is_young, kind_of_file_system, nanoseconds, twin_of};
 use rustix::fs::Statx;
 use std::fs::read_to_string;
 use std::os::fd::OwnedFd;

@@ -3,8 +3,7 @@
 //! of the machine, and it ends with whoever has it, however that ends. Who that
 //! is, the kernel tells. Called by both sides for their own target.
 
-use crate::identity::stat_open;
-use crate::tree::twin_of;
+use crate::identity::{stat_open, twin_of};
 use rustix::fs::{FlockOperation, Mode, OFlags, Statx, flock, openat};
 use rustix::io::Errno;
 use std::fs;

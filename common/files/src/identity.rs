@@ -10,8 +10,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
-use verbatim_proto::Digest;
 use verbatim_proto::units::RACY_NS;
+use verbatim_proto::{Digest, Twin};
 
 /// The identity of a file's content. The birth time stands for the inode's generation: an
 /// inode that is used again is born again.
@@ -160,6 +160,12 @@ pub(crate) fn kind_of_file_system(fd: impl AsFd) -> Option<u32> {
 /// The status of an open file.
 pub(crate) fn stat_open(file: impl AsFd) -> io::Result<Statx> {
     Ok(statx(file, c"", AtFlags::EMPTY_PATH, ASKED)?)
+}
+
+/// Which file of this machine a status is of.
+pub(crate) fn twin_of(stat: &Statx) -> Twin {
+    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
+    Twin { device, inode: stat.stx_ino }
 }
 
 /// What a status is to tell.

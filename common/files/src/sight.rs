@@ -5,9 +5,10 @@
 
 use crate::bare::Look;
 use crate::folder::{entry_of, is_mount_point, stat_name};
+use crate::identity::twin_of;
 use crate::limit::processors;
 use crate::meta::{of_status, xattrs_at};
-use rustix::fs::{CWD, Statx};
+use rustix::fs::CWD;
 use rustix::process::fchdir;
 use rustix::thread::UnshareFlags;
 use std::ffi::OsStr;
@@ -17,7 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, scope};
 use verbatim_proto::message::EntryKind;
-use verbatim_proto::{Code, Fault, Filter, Node, Twin, WirePath};
+use verbatim_proto::{Code, Fault, Filter, Node, WirePath};
 
 /// The most threads that look at the names of one folder: one more than half of the processors.
 const LOOKERS_MAX: usize = 4;
@@ -158,12 +159,6 @@ fn gone_or_not(fd: &OwnedFd, name: &OsStr, path: &WirePath) -> Result<Seen, Faul
             Err(Fault::new(Code::Io, text))
         }
     }
-}
-
-/// Which file of this machine a status is of.
-pub(crate) fn twin_of(stat: &Statx) -> Twin {
-    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
-    Twin { device, inode: stat.stx_ino }
 }
 
 /// Whether an open folder has no name any more.

@@ -5,7 +5,7 @@
 
 use crate::bare::{Bare, Kept, Look, is_stamped};
 use crate::folder::stat_name;
-use crate::identity::stat_open;
+use crate::identity::{stat_open, twin_of};
 use crate::meta::{of_status, xattrs_of};
 use crate::names::Names;
 use crate::reap::is_leftover;
@@ -26,8 +26,6 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::tree::Found;
 use verbatim_proto::units::{FRAME_BYTES_MAX, PATH_BYTES_MAX};
 use verbatim_proto::{Code, Fault, Filter, Meta, Node, Twin, WirePath};
-
-pub(crate) use crate::sight::twin_of;
 
 /// How many bytes the paths of leftovers may have in a page, which has to fit a frame with all
 /// else, before the page ends; the last one may be as long as paths are.

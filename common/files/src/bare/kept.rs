@@ -11,10 +11,10 @@
 //! their numbers, each with a checksum. It is replaced as a whole.
 
 use super::{Bare, Mark, PART_FILES, PARTS, is_stamped};
+use crate::identity::{stat_open, twin_of};
 use crate::journal::{BOOT_BYTES, seal, stay_of, unseal};
 use crate::replace::replace_large;
-use crate::sight::twin_of;
-use crate::{identity::stat_open, meta::sees_all, mounts, stale};
+use crate::{meta::sees_all, mounts, stale};
 use std::fs::{DirBuilder, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::fd::OwnedFd;

@@ -5,10 +5,10 @@
 
 use super::Stage;
 use crate::folder::{Folder, stat_name};
+use crate::identity::twin_of;
 use crate::naming::temporary_name;
 use crate::opened::OpenFolder;
 use crate::reap::is_leftover;
-use crate::tree::twin_of;
 use rustix::fs::{AtFlags, FileType, Statx, linkat, renameat, unlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
