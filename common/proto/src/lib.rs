@@ -26,6 +26,7 @@ pub mod offer;
 pub mod owners;
 pub mod path;
 pub mod pattern;
+mod piece;
 pub mod plan;
 pub mod probing;
 pub mod rails;

@@ -10,6 +10,7 @@ pub use crate::info::{CreateFile, FileInfo, REHASHED_VERSION};
 use crate::meta::{Dropped, Kept};
 pub use crate::mirror::{MirrorReply, MirrorRequest};
 pub use crate::offer::{Offer, Taken};
+pub use crate::piece::Piece;
 use crate::probing::{ProbeRequest, Probed};
 pub use crate::rails::{JoinSecret, LinkAnswer, LinkOffer, RailAnswer, SealedAnswer, WindowRails};
 pub use crate::spots::{Spot, SpotReply, SpotRequest};
@@ -240,17 +241,6 @@ pub struct Lease {
     pub region: Region,
     /// What is in it: one piece of one large file, or many small files whole.
     pub pieces: Vec<Piece>,
-}
-
-/// A range of a file in a window or a chunk, with the digest of each of its grains.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
-    /// The file.
-    pub file: FileId,
-    /// The range.
-    pub extent: Extent,
-    /// One digest per grain.
-    pub digests: Vec<Digest>,
 }
 
 /// A client asks the write machine.

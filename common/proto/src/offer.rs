@@ -3,7 +3,8 @@
 //! it from a file of its own. Nothing of that file is trusted: what is taken is
 //! hashed, and what was hashed is what is written.
 
-use crate::message::{FileId, Piece};
+use crate::ids::FileId;
+use crate::piece::Piece;
 use crate::{Extent, Fault, WirePath};
 use serde::{Deserialize, Serialize};
 

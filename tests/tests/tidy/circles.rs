@@ -19,7 +19,6 @@ const CIRCLE_RATCHET: &[(&str, usize)] = &[
     ("control", 5),
     ("doctor", 2),
     ("fabric", 12),
-    ("proto", 4),
     ("server", 25),
     ("tests", 2),
 ];

@@ -5,20 +5,12 @@
 
 use super::compare::{content, metadata};
 use super::links::{Links, Role};
+use super::side::Side;
 use super::streams::{Meeting, Streams};
 use super::{Options, Step, What, Why};
 use crate::tree::{EntryKind, Found, Node, path_of};
 use crate::{Code, Fault, WirePath};
 use std::collections::{HashSet, VecDeque};
-
-/// Which of the two trees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// What the target is to be.
-    Source,
-    /// What it is.
-    Target,
-}
 
 /// What comes next.
 #[derive(Debug, PartialEq, Eq)]

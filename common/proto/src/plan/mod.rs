@@ -11,10 +11,12 @@
 mod compare;
 mod links;
 mod merge;
+mod side;
 mod streams;
 
 pub use compare::Why;
-pub use merge::{Counts, Diff, Next, Side};
+pub use merge::{Counts, Diff, Next};
+pub use side::Side;
 
 use crate::tree::Node;
 use crate::{Fault, Habits, WirePath};

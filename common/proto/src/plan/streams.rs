@@ -1,7 +1,7 @@
 //! What waits to be compared: the entries of two trees, each in the order of its
 //! walk, and in the middle of both those that both have alike. Says which is next.
 
-use super::merge::Side;
+use super::side::Side;
 use crate::tree::{Found, path_of};
 use crate::{Code, Fault, WirePath};
 use std::cmp::Ordering;
