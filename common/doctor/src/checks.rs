@@ -1,6 +1,7 @@
 //! Every check there is: pure functions of facts that yield findings. A check is
 //! silent where its fact is missing: what was not told is not wrong.
 
+mod bus;
 mod container;
 mod devices;
 mod exports;

@@ -17,7 +17,6 @@ const CIRCLE_RATCHET: &[(&str, usize)] = &[
     ("client", 32),
     ("client-commands", 2),
     ("control", 5),
-    ("doctor", 2),
     ("fabric", 12),
     ("server", 25),
     ("tests", 2),

@@ -1,7 +1,7 @@
 //! Checks of ports: whether they are up, how large their packets are, which
 //! addresses they have, what they count. How quick they are is in `speed`.
 
-use super::{Case, speed};
+use super::{Case, bus};
 use crate::facts::{DeviceFacts, NetdevFacts, PortFacts};
 use crate::finding::{Finding, Fix, Severity};
 use verbatim_fabric::ports::{Access, DeviceInfo, GidKind, LinkLayer, PortInfo, Transport};
@@ -20,7 +20,7 @@ pub(super) fn check(case: &Case<'_>, found: &mut Vec<Finding>) {
         if device.transport != Transport::Ib || unusable {
             continue;
         }
-        found.extend(speed::bus(&facts.machine.devices, device, more));
+        found.extend(bus::check(&facts.machine.devices, device, more));
         for (port, told) in device.ports.iter().zip(&more.ports) {
             let it = Port { case, device, more, port, told };
             found.extend(it.state());
