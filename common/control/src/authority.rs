@@ -3,7 +3,7 @@
 //! whom a certificate names. Never decides who may do what: the policy and the rules
 //! of exports do. Keys that others can read are refused, as tokens are.
 
-use crate::{ControlError, expiry, private, tls};
+use crate::{ControlError, crypto_provider::provider, expiry, private};
 use rustls::{
     RootCertStore,
     client::WebPkiServerVerifier,
@@ -70,7 +70,7 @@ impl Authority {
 
     /// Makes what checks servers.
     pub(crate) fn of_servers(&self) -> Result<Arc<WebPkiServerVerifier>, ControlError> {
-        WebPkiServerVerifier::builder_with_provider(self.roots.clone(), tls::provider().into())
+        WebPkiServerVerifier::builder_with_provider(self.roots.clone(), provider().into())
             .build()
             .map_err(|e| private::bad(&self.path, e))
     }
@@ -78,7 +78,7 @@ impl Authority {
     /// Makes what checks clients that show a certificate; those that do not come in by a key or
     /// a token, or not at all.
     pub(crate) fn of_clients(&self) -> Result<Arc<dyn ClientCertVerifier>, ControlError> {
-        WebPkiClientVerifier::builder_with_provider(self.roots.clone(), tls::provider().into())
+        WebPkiClientVerifier::builder_with_provider(self.roots.clone(), provider().into())
             .allow_unauthenticated()
             .build()
             .map_err(|e| private::bad(&self.path, e))

@@ -3,7 +3,8 @@
 //! Never carries a token or a seed. `client` and `server` print it and ask for
 //! the hint; the causes are already text, so no source is printed twice.
 
-use crate::{Fingerprint, tls};
+use crate::Fingerprint;
+use rustls::AlertDescription;
 use std::{fmt, io, path::PathBuf};
 use verbatim_proto::{Class, Code, Fault, wire::WireError};
 
@@ -132,7 +133,7 @@ impl ControlError {
     /// Makes an error of a connection that broke under a read or a write.
     pub(crate) fn broken(error: &io::Error) -> Self {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        if let Some(cause) = inner.and_then(tls::not_taken) {
+        if let Some(cause) = inner.and_then(not_taken) {
             let text = format!("the server does not take this side's certificate: {cause}");
             return Self::Refused(Fault::new(Code::NotAuthenticated, text));
         }
@@ -236,20 +237,28 @@ pub enum Voucher {
     },
 }
 
-/// Why a text is not what it should be; never quotes the text, which may be a secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a {what}: {cause}")]
-pub struct ParseError {
-    /// What was expected.
-    pub what: &'static str,
-    /// What is wrong with it.
-    pub cause: &'static str,
-}
-
 /// The operating system's own words: lower case, without Rust's "(os error n)".
 pub(crate) fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
+}
+
+/// Says what the other end found wrong with our certificate, if that is what it says.
+fn not_taken(error: &rustls::Error) -> Option<&'static str> {
+    match error {
+        rustls::Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateExpired => Some("it has expired"),
+            AlertDescription::UnknownCA => Some("it is of another authority"),
+            // Another authority of the same name.
+            AlertDescription::DecryptError => Some("its signature is not right"),
+            AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+                Some("it is not fit for a client")
+            }
+            AlertDescription::UnsupportedCertificate => Some("it is not made for clients"),
+            _ => None,
+        },
+        _ => None,
+    }
 }

@@ -1,20 +1,13 @@
 //! Who a server is: an Ed25519 key and a self-signed certificate in its state
-//! folder, or the certificate of a user's own authority; and the fingerprint people
-//! compare. Never renews by itself, because
+//! folder, or the certificate of a user's own authority. Never renews by itself, because
 //! clients remember the fingerprint. `rdma-serve` loads it once at its start.
 
-use crate::{ControlError, ParseError, authority::Shown, expiry, private};
-use base64::{
-    Engine,
-    alphabet::STANDARD,
-    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
-};
+use crate::{ControlError, Fingerprint, authority::Shown, expiry, private};
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::{
     fmt,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 /// The certificate and private key of a server.
@@ -88,41 +81,6 @@ impl fmt::Debug for ServerIdentity {
     }
 }
 
-/// The SHA-256 of a server's certificate, written as ssh writes it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint([u8; 32]);
-
-impl Fingerprint {
-    /// Computes the fingerprint of a certificate.
-    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Self {
-        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
-        Self(digest.as_ref().try_into().expect("a SHA-256 has 32 bytes"))
-    }
-}
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{FINGERPRINT_PREFIX}{}", BASE64.encode(self.0))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for Fingerprint {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        let bad = |cause| ParseError { what: "fingerprint", cause };
-        let digits = text.strip_prefix(FINGERPRINT_PREFIX).ok_or(bad("it begins with SHA256:"))?;
-        let bytes = BASE64.decode(digits).map_err(|_| bad("SHA256: is followed by base64"))?;
-        bytes.try_into().map(Self).map_err(|_| bad("SHA256: is followed by 43 letters of base64"))
-    }
-}
-
 /// Returns what `read` finds at `path`, or what `make` makes if it was first to keep it there.
 fn settle(
     path: &Path,
@@ -144,18 +102,8 @@ pub(crate) fn unwritable(error: ControlError) -> ControlError {
     error.or_hint("the server keeps its keys there; name a folder that it may use: --state DIR")
 }
 
-/// Base64 as ssh prints it, without padding; padding is taken when read.
-pub(crate) const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_encode_padding(false)
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
-
 /// The name in the certificate. Nobody checks it: the fingerprint is the identity.
 const SUBJECT: &str = "verbatim";
-
-const FINGERPRINT_PREFIX: &str = "SHA256:";
 
 #[cfg(test)]
 mod tests {
@@ -197,18 +145,5 @@ mod tests {
         std::fs::set_permissions(&key, PermissionsExt::from_mode(0o640)).unwrap();
         let error = ServerIdentity::load_or_create(dir.path()).unwrap_err();
         assert!(error.to_string().contains("0640"), "{error}");
-    }
-
-    #[test]
-    fn a_fingerprint_reads_back_what_it_prints() {
-        let print = Fingerprint([7; 32]);
-        let text = print.to_string();
-        assert!(text.starts_with("SHA256:") && !text.ends_with('='), "{text}");
-        assert_eq!(text.parse(), Ok(print));
-        assert_eq!(format!("{text}=").parse(), Ok(print));
-        for bad in ["", "MD5:ab", "SHA256:%%", "SHA256:abcd"] {
-            let error = bad.parse::<Fingerprint>().unwrap_err().to_string();
-            assert!(error.contains("SHA256:"), "{error}");
-        }
     }
 }

@@ -3,7 +3,7 @@
 //! only as a token that somebody asked for, never through `Debug` or an error.
 //! `connect` signs with it, `accept` verifies; the commands make and list keys.
 
-use crate::{ControlError, ParseError, identity::BASE64, private};
+use crate::{ControlError, ParseError, fingerprint::BASE64, private};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::{
     rand::{SecureRandom, SystemRandom},

@@ -2,20 +2,16 @@
 //! ALPN, no resumption, no early data. Owns both configurations and the exporter
 //! that proofs sign; never decides about trust. `connect` and `accept` call it.
 
-use crate::{Authority, ControlError, Distrust, ServerIdentity, authority::Shown};
+use crate::{
+    Authority, ControlError, Distrust, ServerIdentity, authority::Shown, crypto_provider::provider,
+};
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ServerConfig, SupportedProtocolVersion,
     client::{Resumption, danger::ServerCertVerifier},
-    crypto::CryptoProvider,
     server::NoServerSessionStorage,
 };
 use std::{io, sync::Arc};
 use verbatim_proto::{Code, Fault, message::VERSIONS};
-
-/// Returns the cryptography of both ends.
-pub(crate) fn provider() -> CryptoProvider {
-    rustls::crypto::ring::default_provider()
-}
 
 /// Makes the configuration of a server.
 pub(crate) fn server_config(
@@ -132,24 +128,6 @@ fn unfit(cause: &CertificateError) -> String {
         }
         Cause::UnknownIssuer => "it is of another authority".into(),
         other => other.to_string(),
-    }
-}
-
-/// Says what the other end found wrong with our certificate, if that is what it says.
-pub(crate) fn not_taken(error: &rustls::Error) -> Option<&'static str> {
-    match error {
-        rustls::Error::AlertReceived(alert) => match alert {
-            AlertDescription::CertificateExpired => Some("it has expired"),
-            AlertDescription::UnknownCA => Some("it is of another authority"),
-            // Another authority of the same name.
-            AlertDescription::DecryptError => Some("its signature is not right"),
-            AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
-                Some("it is not fit for a client")
-            }
-            AlertDescription::UnsupportedCertificate => Some("it is not made for clients"),
-            _ => None,
-        },
-        _ => None,
     }
 }
 

@@ -4,7 +4,10 @@
 //! sight. The handshake's signature is always checked for real. Nothing secret
 //! is sent to anybody, trusted or not. `connect` calls it.
 
-use crate::{Authority, ControlError, Distrust, Fingerprint, KnownServers, Voucher, tls};
+use crate::{
+    Authority, ControlError, Distrust, Fingerprint, KnownServers, Voucher,
+    crypto_provider::provider,
+};
 use rustls::{
     CertificateError, DigitallySignedStruct, Error, SignatureScheme,
     client::{
@@ -95,7 +98,7 @@ impl Witness {
         expected: Option<Fingerprint>,
         authority: Option<Arc<WebPkiServerVerifier>>,
     ) -> Arc<Self> {
-        let algorithms = tls::provider().signature_verification_algorithms;
+        let algorithms = provider().signature_verification_algorithms;
         Arc::new(Self { expected, presented: OnceLock::new(), algorithms, authority })
     }
 

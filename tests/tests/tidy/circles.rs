@@ -16,7 +16,6 @@ const CIRCLE_RATCHET: &[(&str, usize)] = &[
     ("benches", 4),
     ("client", 32),
     ("client-commands", 2),
-    ("control", 5),
     ("fabric", 12),
     ("server", 25),
     ("tests", 2),
