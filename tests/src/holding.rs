@@ -5,6 +5,7 @@
 
 use crate::http::{get, series};
 use crate::process::{Serve, wait_for};
+use crate::sockets::connected_to;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -94,44 +95,12 @@ impl Served {
     #[track_caller]
     pub fn comes_back(&self) {
         give_back(self.metrics, || {
-            let sockets = sockets_at(self.port);
+            let sockets = connected_to(self.port);
             let files: Vec<_> = self.folders.iter().flat_map(|at| files_in(at)).collect();
             let some = sockets > 0 || !files.is_empty();
             some.then(|| format!("{sockets} connections; open: {files:?}"))
         });
     }
-}
-
-/// The state of a socket that listens, as the kernel writes it.
-const LISTENING: &str = "0A";
-
-/// Whether somebody listens on a port of 127.0.0.1.
-pub fn is_listening(port: u16) -> bool {
-    listener(port).is_some()
-}
-
-/// The line of the kernel's table about the socket that listens on a port of 127.0.0.1.
-pub fn listener(port: u16) -> Option<String> {
-    let end = format!("0100007F:{port:04X}");
-    let table = fs::read_to_string("/proc/self/net/tcp").expect("the kernel tells");
-    let mut sockets = table.lines().skip(1).map(str::trim);
-    let found = sockets.find(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        words[1] == end && words[3] == LISTENING
-    });
-    found.map(str::to_owned)
-}
-
-/// Connections of this process that were made to a port of it, and have not been closed here.
-fn sockets_at(port: u16) -> usize {
-    let port = format!(":{port:04X}");
-    let table = fs::read_to_string("/proc/self/net/tcp").expect("the kernel tells");
-    // A line a socket: its number, its end, the other, its state, and the inode as the tenth.
-    let is_ours = |line: &&str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        words[1].ends_with(&port) && words[3] != LISTENING && words[9] != "0"
-    };
-    table.lines().skip(1).filter(is_ours).count()
 }
 
 /// Files in a folder, or that were, of which this process has descriptors. Folders are not

@@ -3,8 +3,8 @@
 //! the children it starts and ends them, and only them; every wait has a bound.
 //! Used by the tests of the command line. What they check is their own business.
 
-use crate::holding::listener;
 use crate::output::{Output, Report};
+use crate::sockets::listener;
 use crate::wait::LOOK_EVERY;
 use std::ffi::OsStr;
 use std::fs;

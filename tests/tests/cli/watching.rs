@@ -10,8 +10,8 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
-use verbatim_tests::holding::is_listening;
 use verbatim_tests::port::Port;
+use verbatim_tests::sockets::is_listening;
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
 

@@ -18,7 +18,6 @@ const CIRCLE_RATCHET: &[(&str, usize)] = &[
     ("client-commands", 2),
     ("fabric", 12),
     ("server", 25),
-    ("tests", 2),
 ];
 
 /// The imports of each package.
