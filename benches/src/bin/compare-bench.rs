@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use verbatim_benches::compare::goals::{Goal, goals};
 use verbatim_benches::compare::guest::Guest;
+use verbatim_benches::compare::measured::Measured;
 use verbatim_benches::compare::peers::World;
 use verbatim_benches::compare::report::{
-    Measured, goal_table, goals_json, short_table, table, to_bars, to_json,
+    goal_table, goals_json, short_table, table, to_bars, to_json,
 };
 use verbatim_benches::compare::work::{Scale, Work, plan};
 use verbatim_benches::compare::{Limits, crowd, limits, measure};

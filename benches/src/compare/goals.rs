@@ -2,8 +2,8 @@
 //! run. Pure. A goal whose figures were not measured is left out, never met.
 //! Called by `compare-bench`.
 
-use super::peers::Peer;
-use super::report::Measured;
+use super::contender::Peer;
+use super::measured::Measured;
 use crate::raw::Hashing;
 
 /// Something to reach.
@@ -147,7 +147,7 @@ fn memory_goals((work, figures): &Measured) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Figure;
+    use crate::compare::measured::Figure;
     use crate::compare::work::{Scale, plan};
     use crate::{Run, Used};
     use std::time::Duration;

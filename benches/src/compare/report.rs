@@ -1,17 +1,13 @@
 //! What the comparison tells: Markdown tables, JSON, bars. Pure: figures in, text
 //! out. Called by `compare-bench`.
 
-use super::Figure;
+use super::contender::Peer;
 use super::goals::Goal;
-use super::peers::Peer;
-use super::work::Work;
+use super::measured::{Figure, Measured};
 use crate::Used;
 use crate::plot::Bars;
 use serde_json::{Value, json};
 use std::fmt::Write;
-
-/// A workload, and what everybody took for it.
-pub type Measured = (Work, Vec<Figure>);
 
 /// Processor time of fewer bytes than this says nothing: it is counted in hundredths.
 const CPU_BYTES_MIN: u64 = 64_000_000;

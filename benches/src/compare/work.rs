@@ -1,7 +1,7 @@
 //! Workloads: what is copied, and by whom. Each is a folder under the source; what
 //! is in it does not repeat, so that nothing can be saved but by looking.
 
-use super::peers::Peer::{
+use super::contender::Peer::{
     self, Cp, Down, FirstDown, RawDown, RawUp, Rclone, Rsync, RsyncUp, Scp, SyncDown, SyncUp, Tar,
     Up,
 };
