@@ -5,21 +5,10 @@
 
 use crate::error::FabricError;
 use crate::memory::{Memory, random_u64};
+use crate::region::{REGIONS_MAX, RegionHandle};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, PoisonError, RwLock};
-
-/// Regions one domain may have at a time.
-pub const REGIONS_MAX: usize = 4096;
-
-/// What a peer needs to address registered memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionHandle {
-    /// The key.
-    pub key: u64,
-    /// The address of the first byte.
-    pub base: u64,
-}
 
 /// The memory one peer may name: a protection domain. All links to that peer share it, and no
 /// link to another peer knows its keys.

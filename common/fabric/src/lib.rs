@@ -9,15 +9,17 @@ pub mod link;
 pub mod memory;
 pub mod ports;
 pub mod proof;
+pub mod region;
 pub mod sim;
 pub mod slots;
 pub mod tcp;
 pub mod verbs;
 pub mod worker;
 
+pub use domain::{Domain, SoftDomain};
 pub use error::FabricError;
 pub use link::{Completion, Full, Limits, Link, Op, RemoteRange, Ticket, Wake};
 pub use memory::{
-    Buffer, Domain, FROM_FILE_BYTES_MIN, FromFiles, MappedFile, MappedSpot, Memory, RegionHandle,
-    SharedSlot, SoftDomain, SparePages,
+    Buffer, FROM_FILE_BYTES_MIN, FromFiles, MappedFile, MappedSpot, Memory, SharedSlot, SparePages,
 };
+pub use region::RegionHandle;

@@ -15,7 +15,6 @@ mod heap;
 mod pages;
 mod spare;
 
-pub use crate::domain::{Access, Domain, REGIONS_MAX, RegionHandle, SoftDomain};
 use crate::error::FabricError;
 use crate::verbs::LocalRegions;
 pub(crate) use from_files::Part;

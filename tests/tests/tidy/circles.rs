@@ -15,7 +15,6 @@ use super::sources::{assert_none, crate_roots, rust_files};
 const CIRCLE_RATCHET: &[(&str, usize)] = &[
     ("client", 32),
     ("client-commands", 2),
-    ("fabric", 12),
     ("server", 25),
 ];
 

@@ -8,9 +8,10 @@
 
 use super::SimCounts;
 use super::faults::{Fate, Faults, Rng};
+use crate::domain::{Access, SoftDomain};
 use crate::error::FabricError;
 use crate::link::{Completion, Limits, Op, RemoteRange, Ticket};
-use crate::memory::{Access, Buffer, Memory, Part, SoftDomain};
+use crate::memory::{Buffer, Memory, Part};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;

@@ -37,9 +37,9 @@ mod tests;
 
 pub use faults::Faults;
 
+use crate::domain::SoftDomain;
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Link, Op, Ticket, Wake};
-use crate::memory::SoftDomain;
 use net::NetState;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

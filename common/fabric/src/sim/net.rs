@@ -6,9 +6,9 @@
 use super::faults::{Fate, Faults};
 use super::link::{After, Flight, LinkState, op_len};
 use super::{SimClock, SimCounts};
+use crate::domain::SoftDomain;
 use crate::error::FabricError;
 use crate::link::{Completion, Full, Limits, Op, Ticket};
-use crate::memory::SoftDomain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,8 +3,9 @@
 //! moved by hand except where the real one is the subject.
 
 use super::*;
+use crate::domain::Domain;
 use crate::link::RemoteRange;
-use crate::memory::{Buffer, Domain, FromFiles, MappedFile, Memory, SharedSlot};
+use crate::memory::{Buffer, FromFiles, MappedFile, Memory, SharedSlot};
 use std::fs::File;
 use std::io::Write;
 use std::time::{Duration, Instant};

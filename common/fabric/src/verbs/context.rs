@@ -7,7 +7,7 @@
 //! many peers may be made on one, so queues are told apart by names that are never
 //! used again: a number of the device may be, by the time word of it is heard.
 
-use super::device::DeviceList;
+use super::device::{DeviceList, Listed};
 use super::ffi::{self, Plain as _};
 use super::library::{Library, library};
 use crate::error::FabricError;
@@ -108,14 +108,24 @@ impl Context {
         let listed = listed.ok_or_else(|| Reason::NoDriver { device: name.into() })?;
         let unusable =
             |cause: io::Error| Reason::Unusable { device: name.into(), cause: cause.to_string() };
-        listed.open().map(Arc::new).map_err(unusable)
+        Self::open_listed(listed).map(Arc::new).map_err(unusable)
+    }
+
+    fn open_listed(listed: Listed<'_>) -> io::Result<Self> {
+        let library = library().map_err(io::Error::other)?;
+        // SAFETY: the device is in a list that is alive.
+        let raw = unsafe { (library.ibv_open_device)(listed.raw()) };
+        let error = io::Error::last_os_error();
+        let raw = NonNull::new(raw).ok_or(error)?;
+        // SAFETY: just opened, and nobody else has it.
+        unsafe { Self::from_raw(raw, listed.name()) }
     }
 
     /// Takes over a context that was just opened.
     ///
     /// # Safety
     /// `raw` must be open, and nobody else may use or close it.
-    pub(super) unsafe fn from_raw(raw: NonNull<ffi::Context>, name: String) -> io::Result<Self> {
+    unsafe fn from_raw(raw: NonNull<ffi::Context>, name: String) -> io::Result<Self> {
         let library = library().map_err(io::Error::other)?;
         let limits = DeviceLimits::default();
         let (happened, next_queue) = (AtomicU64::new(0), AtomicU64::new(1));

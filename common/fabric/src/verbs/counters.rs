@@ -1,8 +1,10 @@
 //! What the queue pairs of a domain did: the requests they posted and completed, and what
 //! the peer told them. This is how a test knows that verbs ran.
 
-use super::request::READ;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What people call a read, which is counted apart from all else.
+pub(super) const READ: &str = "READ";
 
 /// Requests of the queue pairs of a domain: posted, and completed.
 #[derive(Debug, Default)]

@@ -1,7 +1,6 @@
-//! The devices that libibverbs has a driver for, by name, to be opened. What they
+//! The devices that libibverbs has a driver for, by name; `context` opens them. What they
 //! are and which of them is used, `ports` knows without the library.
 
-use super::context::Context;
 use super::ffi;
 use super::library::library;
 use crate::ports::Reason;
@@ -60,13 +59,7 @@ impl Listed<'_> {
         name.to_string_lossy().into_owned()
     }
 
-    pub fn open(self) -> Result<Context, std::io::Error> {
-        let library = library().map_err(std::io::Error::other)?;
-        // SAFETY: the device is in a list that is alive.
-        let raw = unsafe { (library.ibv_open_device)(self.raw) };
-        let error = std::io::Error::last_os_error();
-        let raw = std::ptr::NonNull::new(raw).ok_or(error)?;
-        // SAFETY: just opened, and nobody else has it.
-        unsafe { Context::from_raw(raw, self.name()) }
+    pub fn raw(self) -> *mut ffi::Device {
+        self.raw
     }
 }

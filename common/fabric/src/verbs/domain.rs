@@ -5,11 +5,13 @@
 use super::context::Context;
 use super::counters::Counters;
 use super::probe;
-use super::region::{DomainLimits, Pd, Registered};
-use crate::domain::{Domain, RegionHandle};
+use super::region::{DomainLimits, Pd};
+use super::registration::Registered;
+use crate::domain::Domain;
 use crate::error::FabricError;
 use crate::memory::{Memory, SharedSlot};
 use crate::ports::Place;
+use crate::region::RegionHandle;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

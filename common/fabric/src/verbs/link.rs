@@ -10,11 +10,12 @@
 
 use super::context::Footing;
 use super::counters::Counters;
-use super::endpoint::Options;
 use super::ffi::{self, Plain as _};
 use super::flights::{Flight, Flights};
+use super::options::Options;
 use super::queue::{POLL_BATCH, Queue};
-use super::region::{count_leaks, local_key};
+use super::region::count_leaks;
+use super::registration::local_key;
 use super::request::{Parts, RECEIVE, Shape, cut, op_len, serial_and_piece};
 use super::status;
 use crate::error::FabricError;

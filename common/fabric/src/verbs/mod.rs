@@ -3,7 +3,8 @@
 //! missing, or there is no device that can be used, `usable` says why.
 //!
 //! From the bottom: `ffi` declares, `library` loads, `context` is an open device
-//! with its events, `region` registered memory, `domain` what one peer may name,
+//! with its events, `region` a piece of memory that a device knows, `registration` what
+//! of ours it is, `domain` what one peer may name,
 //! `queue` one queue pair, `endpoint` makes it, `link` drives it: `request` cuts,
 //! `flights` keeps what is under way. `address` is what both ends tell, `device`
 //! the library's list; `status` explains; `probe` tries files. What there is and
@@ -35,9 +36,11 @@ pub mod ffi;
 mod flights;
 mod library;
 mod link;
+mod options;
 mod probe;
 mod queue;
 mod region;
+mod registration;
 mod request;
 mod status;
 
@@ -50,8 +53,9 @@ pub use address::{ADDRESS_BYTES, Address};
 pub use context::{Context, DeviceLimits};
 pub use counters::Counters;
 pub use domain::VerbsDomain;
-pub use endpoint::{Options, VerbsEndpoint};
+pub use endpoint::VerbsEndpoint;
 pub use link::VerbsLink;
+pub use options::Options;
 pub use probe::{FileWindows, probe, try_file};
 pub(crate) use region::LocalRegions;
 pub use region::{DomainLimits, leaked_count};

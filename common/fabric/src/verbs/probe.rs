@@ -3,7 +3,8 @@
 //! server asks once per export and tells the answer in its log.
 
 use super::context::Context;
-use super::region::{DomainLimits, Pd, Registered};
+use super::region::{DomainLimits, Pd};
+use super::registration::Registered;
 use crate::error::FabricError;
 use crate::memory::{MappedFile, MappedSpot, Memory};
 use rustix::fs::{MemfdFlags, Mode, OFlags};

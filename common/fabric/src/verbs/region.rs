@@ -9,9 +9,8 @@
 use super::context::Context;
 use super::counters::Counters;
 use super::ffi;
-use crate::domain::REGIONS_MAX;
 use crate::error::FabricError;
-use crate::memory::{Buffer, Memory};
+use crate::region::REGIONS_MAX;
 use rustix::process::{Resource, getrlimit};
 use std::ffi::c_int;
 use std::io;
@@ -148,7 +147,7 @@ impl Region {
     /// # Safety
     /// The memory must stay mapped until the region is dropped, writable where `access` says so.
     /// Nothing may rely on its contents while a device that may write to it is at work.
-    unsafe fn register(
+    pub(super) unsafe fn register(
         pd: &Arc<Pd>,
         address: *mut u8,
         len: usize,
@@ -176,32 +175,6 @@ impl Region {
         Ok(Self { raw, bytes, pd: pd.clone(), let_go: None })
     }
 
-    /// Registers memory that a peer may name; the access follows from its kind. Whoever calls
-    /// keeps `memory` as long as the region.
-    fn of_memory(pd: &Arc<Pd>, memory: &Memory) -> Result<Self, FabricError> {
-        let write = ffi::IBV_ACCESS_LOCAL_WRITE | ffi::IBV_ACCESS_REMOTE_WRITE;
-        let (address, access, what) = match memory {
-            Memory::File(window) => {
-                (window.address().cast_mut(), ffi::IBV_ACCESS_REMOTE_READ, FILE_WINDOW)
-            }
-            Memory::Staged(slot) => {
-                (slot.lend_to_device(false), ffi::IBV_ACCESS_REMOTE_READ, "a staging slot")
-            }
-            Memory::Gathered(..) => {
-                return Err(FabricError::Access("a device reads no files".into()));
-            }
-            Memory::Upload(slot) => (slot.lend_to_device(true), write, "an upload slot"),
-            Memory::Spot(spot) => {
-                let paged = if spot.is_on_demand() { ffi::IBV_ACCESS_ON_DEMAND } else { 0 };
-                (spot.address(), write | paged, "a range of a file")
-            }
-        };
-        let len = memory.len().max(1);
-        // SAFETY: the caller keeps the memory. Its bytes are never borrowed where a device may
-        // write (`SharedSlot`), or at all (`MappedFile`, `MappedSpot`).
-        unsafe { Self::register(pd, address, len, access, what) }
-    }
-
     pub fn rkey(&self) -> u32 {
         // SAFETY: the region is registered as long as `self` lives.
         unsafe { (*self.raw.as_ptr()).rkey }
@@ -227,7 +200,7 @@ impl Drop for Region {
 impl Region {
     /// Takes it back from the device, once; whether the device has let go of the memory. Once it
     /// has, no peer reaches it. Where it has not, the memory must never be used again.
-    fn take_back(&mut self) -> bool {
+    pub(super) fn take_back(&mut self) -> bool {
         if let Some(let_go) = self.let_go {
             return let_go;
         }
@@ -246,33 +219,6 @@ impl Region {
     }
 }
 
-/// A region and the memory it is of.
-#[derive(Debug)]
-pub(super) struct Registered {
-    pub region: Region,
-    memory: Option<Memory>,
-}
-
-impl Registered {
-    pub fn new(pd: &Arc<Pd>, memory: Memory) -> Result<Self, FabricError> {
-        let region = Region::of_memory(pd, &memory)?;
-        Ok(Self { region, memory: Some(memory) })
-    }
-
-    /// Ends it; whether the device has let go of the memory.
-    pub fn end(mut self) -> bool {
-        self.region.take_back()
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        if !self.region.take_back() {
-            std::mem::forget(self.memory.take());
-        }
-    }
-}
-
 /// What a buffer is registered as, for this side's own requests: a region per domain it was used
 /// in. Kept in the buffer and ended before its mapping, so that memory mapped there later can
 /// never be reached through it.
@@ -284,6 +230,34 @@ pub(crate) struct LocalRegions {
 }
 
 impl LocalRegions {
+    /// The key of a buffer in this domain; registers it the first time.
+    ///
+    /// # Safety
+    /// The memory is that of the buffer in which these regions are kept. While a request that may
+    /// write to it is posted, nobody else looks at its bytes.
+    pub(super) unsafe fn key_in(
+        &mut self,
+        pd: &Arc<Pd>,
+        address: *mut u8,
+        len: usize,
+    ) -> Result<u32, FabricError> {
+        let Self { regions, stuck } = self;
+        if let Some(region) = regions.iter().find(|region| Arc::ptr_eq(&region.pd, pd)) {
+            return Ok(region.lkey());
+        }
+        let access = ffi::IBV_ACCESS_LOCAL_WRITE;
+        // SAFETY: the region is kept in the buffer and ended before its mapping. The caller
+        // vouches for the rest.
+        let region = unsafe { Region::register(pd, address, len, access, "a buffer") }?;
+        if regions.len() >= REGISTERED_MAX {
+            // The buffer is not in flight, so no request can name the oldest.
+            *stuck |= !regions.remove(0).take_back();
+        }
+        let key = region.lkey();
+        regions.push(region);
+        Ok(key)
+    }
+
     /// Ends all of them; whether every device has let go of the buffer.
     pub fn end(&mut self) -> bool {
         self.regions.drain(..).for_each(|mut region| self.stuck |= !region.take_back());
@@ -302,26 +276,8 @@ impl LocalRegions {
     }
 }
 
-/// The key for naming a buffer in requests of this domain; registers it the first time.
-pub(super) fn local_key(buffer: &mut Buffer, pd: &Arc<Pd>) -> Result<u32, FabricError> {
-    let (LocalRegions { regions, stuck }, address, len) = buffer.registered_and_memory();
-    if let Some(region) = regions.iter().find(|region| Arc::ptr_eq(&region.pd, pd)) {
-        return Ok(region.lkey());
-    }
-    let access = ffi::IBV_ACCESS_LOCAL_WRITE;
-    // SAFETY: the region is kept in the buffer and ended before its mapping. While a request
-    // that may write to it is posted, the buffer belongs to its link, which looks at no byte.
-    let region = unsafe { Region::register(pd, address, len, access, "a buffer") }?;
-    if regions.len() >= REGISTERED_MAX {
-        // The buffer is not in flight, so no request can name the oldest.
-        *stuck |= !regions.remove(0).take_back();
-    }
-    let key = region.lkey();
-    regions.push(region);
-    Ok(key)
-}
-
-const FILE_WINDOW: &str = "a window of a file";
+/// What memory is called that is a window of a file.
+pub(super) const FILE_WINDOW: &str = "a window of a file";
 
 /// Why the kernel does not register memory, and what to do.
 fn refusal(error: &io::Error, bytes: u64, what: &str) -> FabricError {

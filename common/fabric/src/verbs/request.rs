@@ -2,12 +2,10 @@
 //! numbered. Pure: nothing here posts, and the memory that is named is the
 //! caller's to keep.
 
+use super::counters::READ;
 use super::ffi::{self, Plain as _};
 use crate::link::{Op, RemoteRange};
 use crate::memory::Buffer;
-
-/// What people call a read.
-pub(super) const READ: &str = "READ";
 
 /// An operation taken apart.
 pub(super) struct Parts {

@@ -1,9 +1,10 @@
-//! What libibverbs hands out: devices, contexts, domains, regions, queues, and
-//! what it says about them. Only the library makes these; of the ones it hands
-//! out by pointer, only the fields we read are declared.
+//! What libibverbs hands out: devices, contexts, domains, regions, queues, and what it
+//! says about them; and the queue pair that is asked for, which names some of them. Only
+//! the library makes what it hands out by pointer, and only the fields we read are
+//! declared.
 
 use super::Plain;
-use super::work::{RecvWr, SendWr, Wc};
+use super::work::{QpCap, RecvWr, SendWr, Wc};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `struct ibv_device`, up to its transport.
@@ -135,16 +136,28 @@ pub struct Qp {
     pub qp_type: c_uint,
 }
 
-/// `union ibv_gid`: an address of a port. Aligned as its other side, two long integers.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gid {
-    /// Its bytes.
-    pub raw: [u8; 16],
+/// `struct ibv_qp_init_attr`: the queue pair to make.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct QpInitAttr {
+    /// Ours to use: our name of it.
+    pub qp_context: *mut c_void,
+    /// Where requests complete.
+    pub send_cq: *mut Cq,
+    /// Where receives complete.
+    pub recv_cq: *mut Cq,
+    /// A shared receive queue; we have none.
+    pub srq: *mut c_void,
+    /// How much it holds; the library writes what it really holds.
+    pub cap: QpCap,
+    /// `IBV_QPT_*`.
+    pub qp_type: c_uint,
+    /// Whether every request is signalled.
+    pub sq_sig_all: c_int,
 }
 
-// SAFETY: bytes only.
-unsafe impl Plain for Gid {}
+// SAFETY: integers and pointers only.
+unsafe impl Plain for QpInitAttr {}
 
 /// `struct ibv_device_attr`: what a device can do.
 #[repr(C)]

@@ -1,10 +1,9 @@
-//! What we hand to libibverbs: how a queue pair is to be, work requests, and
-//! the completions it hands back. These we make ourselves, so that every byte of
+//! What we hand to libibverbs: the state of a queue pair and its path, work requests,
+//! and the completions it hands back. These we make ourselves, so that every byte of
 //! them is declared, also those of unions we use one side of.
 
 use super::Plain;
-use super::objects::{Cq, Gid};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 
 /// `struct ibv_qp_cap`: how much a queue pair holds.
 #[repr(C)]
@@ -22,28 +21,16 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
-/// `struct ibv_qp_init_attr`: the queue pair to make.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct QpInitAttr {
-    /// Ours to use: our name of it.
-    pub qp_context: *mut c_void,
-    /// Where requests complete.
-    pub send_cq: *mut Cq,
-    /// Where receives complete.
-    pub recv_cq: *mut Cq,
-    /// A shared receive queue; we have none.
-    pub srq: *mut c_void,
-    /// How much it holds; the library writes what it really holds.
-    pub cap: QpCap,
-    /// `IBV_QPT_*`.
-    pub qp_type: c_uint,
-    /// Whether every request is signalled.
-    pub sq_sig_all: c_int,
+/// `union ibv_gid`: an address of a port. Aligned as its other side, two long integers.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Its bytes.
+    pub raw: [u8; 16],
 }
 
-// SAFETY: integers and pointers only.
-unsafe impl Plain for QpInitAttr {}
+// SAFETY: bytes only.
+unsafe impl Plain for Gid {}
 
 /// `struct ibv_global_route`: the part of a path that is routed by GID.
 #[repr(C)]
