@@ -1,13 +1,14 @@
 //! Changes of a tree that are neither a copy nor a new folder: another name for
-//! a file, metadata of what is there, removing. Each leaves the times of the
+//! a file, metadata of what is there, a file made its own, removing. Each leaves the times of the
 //! folder it is done in as they were, because that folder was finished before.
 //! Called by both sides of a mirror for their own target.
 
 use crate::charge::Cost;
 use crate::folder::{Folder, stat_name};
 use crate::meta::{self, Kind, Rules};
-use crate::naming::temporary_name;
+use crate::naming::{Over, rename, temporary_name};
 use crate::reap::{is_leftover, reap};
+use crate::sharing::{May, Way, copy};
 use rustix::fs::{AtFlags, FileType, Mode, Timestamps, linkat, renameat, unlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -140,6 +141,26 @@ impl Folder {
         // Not ours to set where the folder is not ours: then it is as any change leaves it.
         let _ = rustix::fs::futimens(parent, &times);
         done
+    }
+
+    /// Makes a file that has other names, in this tree or elsewhere, one that has none: what it is
+    /// given from then on, the others do not get.
+    pub fn own(&self, path: &WirePath, may: May<'_>) -> Result<(), Fault> {
+        let (file, stat) = match self.open_file(path) {
+            Err(fault) if fault.code == Code::IsFolder => return Ok(()),
+            opened => opened?,
+        };
+        drop(file);
+        let (Some(name), true) = (path.name(), stat.stx_nlink > 1) else { return Ok(()) };
+        let temporary = temporary_name(name);
+        let aside = path.parent().with(&temporary)?;
+        copy((self, path), (self, &aside), Way::Any, may)?;
+        let parent = self.open_parent(path)?;
+        rename(&parent, &temporary, name, Over::Anything).map_err(|e| {
+            // The first error is what matters; what may stay is swept away.
+            let _ = unlinkat(&*parent, OsStr::from_bytes(&temporary), AtFlags::empty());
+            Fault::from_io(format!("cannot replace {path}"), &e.into())
+        })
     }
 }
 

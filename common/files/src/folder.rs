@@ -5,15 +5,23 @@
 //! One folder is free: that of a user who has links of his own tree followed.
 //! Below another, the target of a mirror, no link is followed at all: what is
 //! written there stays under the name it was meant for.
+//!
+//! A file is looked at before it is opened, and compared with that (`regular`). Folders
+//! and links are made here: what is in their place is kept where it will do, replaced
+//! where that was asked for, and else named in the error. Who bounds what may be made
+//! is asked first (`charge`). Files are made by `target`.
 
 use crate::beneath::open_beneath;
 use crate::charge::{Charge, Charged, Cost};
 use crate::identity::{file_system_of, nanoseconds, stat_open};
 use crate::meta::{self, Kind, Rules};
+use crate::naming::{Over, rename, temporary_name};
 use crate::opened::{OpenFolder, Parents};
+use crate::regular::{LOOKS_MAX, is_regular, is_same, require_regular};
 use crate::ties::{named_of, ties_of};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
-use rustix::fs::{readlinkat, statx};
+use rustix::fs::{mkdirat, readlinkat, statx, symlinkat, unlinkat};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -38,7 +46,7 @@ pub struct Folder {
     /// Asked before anything is made in it.
     bound: Option<Arc<dyn Charge>>,
     /// Folders in which names are looked at before they are opened.
-    pub(crate) looked_in: Parents<OwnedFd>,
+    looked_in: Parents<OwnedFd>,
     /// The device number and the id of its own file system.
     file_system: OnceLock<Option<((u32, u32), u64)>>,
 }
@@ -292,6 +300,153 @@ impl Folder {
             other => return Fault::from_io(what, &other.into()),
         };
         Fault::new(Code::BadPath, format!("{what}: {path} {why}"))
+    }
+
+    /// Opens a regular file for reading, and looks at it. Anything else is refused, and not opened
+    /// unless it takes the place of a file in the moment before.
+    pub(crate) fn open_file(&self, path: &WirePath) -> Result<(File, Statx), Fault> {
+        let what = || format!("cannot open {path}");
+        let cannot = |error: Errno| self.refused(&what(), path, error);
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mut seen = self.glance(path);
+        for _ in 0..LOOKS_MAX {
+            let looked = match seen.take() {
+                Some(looked) => looked,
+                None => self.look_closely(path).map_err(cannot)?,
+            };
+            require_regular(&looked, what)?;
+            let fd = self.resolve(path, flags).map_err(cannot)?;
+            let stat = stat_open(&fd).map_err(|e| Fault::from_io(what(), &e))?;
+            if is_same(&looked, &stat) {
+                return Ok((File::from(fd), stat));
+            }
+        }
+        Err(Fault::new(Code::Changed, format!("{}: it is replaced all the time", what())))
+    }
+
+    /// Looks at a name in a folder that is kept, which costs a third of opening its whole path to
+    /// look; none unless it is a regular file there. The folder may have been moved, so this only
+    /// says what may be opened: what is opened is resolved beneath this folder.
+    fn glance(&self, path: &WirePath) -> Option<Statx> {
+        let parent = path.parent_bytes();
+        let kept = match parent.is_empty() {
+            true => None,
+            false => Some(self.looked_in.find(parent).or_else(|| self.keep_looking_in(path))?),
+        };
+        let at = kept.as_ref().map_or(self.fd().as_fd(), |kept| kept.as_fd());
+        // No link is followed, nothing is mounted, and no server of a network file system asked.
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        let name = OsStr::from_bytes(path.name()?);
+        let stat = statx(at, name, flags, StatxFlags::TYPE | StatxFlags::INO).ok()?;
+        is_regular(&stat).then_some(stat)
+    }
+
+    /// Keeps a folder to look in, unless it is on another mount: that could not be unmounted then.
+    fn keep_looking_in(&self, path: &WirePath) -> Option<Arc<OwnedFd>> {
+        let parent = path.parent();
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let fd = Arc::new(self.resolve_by(&parent, flags, ResolveFlags::NO_XDEV).ok()?);
+        self.looked_in.keep(parent, &fd);
+        Some(fd)
+    }
+
+    /// Looks at what would be opened, links and all.
+    fn look_closely(&self, path: &WirePath) -> Result<Statx, Errno> {
+        let fd = self.resolve(path, OFlags::PATH)?;
+        statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE | StatxFlags::INO)
+    }
+
+    /// Makes a folder; an existing one is fine. One that is `unfinished` gets its metadata
+    /// later: until then its owner may use it, also if it was there and said otherwise.
+    pub fn make_folder(&self, path: &WirePath, mode: u32, unfinished: bool) -> Result<(), Fault> {
+        let Some(name) = path.name() else { return Ok(()) };
+        let what = format!("cannot make folder {path}");
+        let parent = self.open_parent(path)?;
+        let charged = match self.charge(Cost::INODE) {
+            Ok(charged) => charged,
+            // One that is there costs nothing.
+            Err(full) => match stat_name(&*parent, OsStr::from_bytes(name)) {
+                Ok(_) => return self.use_folder(path, unfinished),
+                Err(_) => return Err(full),
+            },
+        };
+        let mode = Mode::from_raw_mode(mode & 0o777 | 0o700);
+        match mkdirat(&*parent, OsStr::from_bytes(name), mode) {
+            Ok(()) => {
+                charged.keep();
+                Ok(())
+            }
+            Err(rustix::io::Errno::EXIST) => self.use_folder(path, unfinished),
+            Err(error) => Err(Fault::from_io(&what, &error.into())),
+        }
+    }
+
+    /// Takes the folder that is at a path for one that was to be made there.
+    fn use_folder(&self, path: &WirePath, unfinished: bool) -> Result<(), Fault> {
+        let what = || format!("cannot make folder {path}");
+        match self.stat(path, self.follows(path)) {
+            Ok(Entry { kind: EntryKind::Folder, .. }) => {
+                if unfinished {
+                    // Where it cannot be opened up, what is made in it says why.
+                    let _ = self.open_up(path);
+                }
+                Ok(())
+            }
+            // A link may lead to a folder elsewhere: it is not in the way, it is refused.
+            Err(fault) if fault.code != Code::NotFound => Err(fault),
+            Ok(Entry { kind: EntryKind::Symlink { .. }, .. }) => {
+                Err(Fault::new(Code::NotFolder, format!("{}: a link is in its place", what())))
+            }
+            _ => Err(Fault::new(Code::NotFolder, format!("{}: a file is in its place", what()))),
+        }
+    }
+
+    /// Makes a folder, in place of a file or a link that is no folder. A folder is never
+    /// removed, and nothing is that cannot be replaced.
+    pub fn force_folder(&self, path: &WirePath, mode: u32, unfinished: bool) -> Result<(), Fault> {
+        match self.make_folder(path, mode, unfinished) {
+            Err(fault) if fault.code == Code::NotFolder => {
+                let Some(name) = path.name() else { return Err(fault) };
+                let parent = self.open_parent(path)?;
+                // Nothing is removed for a folder that would be one too many.
+                drop(self.charge(Cost::INODE)?);
+                unlinkat(&*parent, OsStr::from_bytes(name), AtFlags::empty()).map_err(|e| {
+                    Fault::from_io(format!("cannot remove {path} for a folder"), &e.into())
+                })?;
+                self.make_folder(path, mode, unfinished)
+            }
+            made => made,
+        }
+    }
+
+    /// Makes a symbolic link in place of what may be there, but not of a folder. Its owner and
+    /// times are set before it takes its name; says what was not kept.
+    pub fn make_symlink(
+        &self,
+        path: &WirePath,
+        target: &[u8],
+        keep: Option<(&Meta, &Rules)>,
+        over: Over,
+    ) -> Result<Dropped, Fault> {
+        let what = format!("cannot make link {path}");
+        let name = path.name();
+        let name = name.ok_or_else(|| Fault::new(Code::BadPath, format!("{what}: no name")))?;
+        let parent = self.open_parent(path)?;
+        let hidden = temporary_name(name);
+        let temporary = OsStr::from_bytes(&hidden);
+        let charged = self.charge(Cost::INODE.and(Cost::of_bytes(target.len() as u64)))?;
+        symlinkat(OsStr::from_bytes(target), &*parent, temporary)
+            .map_err(|error| Fault::from_io(&what, &error.into()))?;
+        let kept = keep.map_or(Ok(Dropped::default()), |(meta, rules)| {
+            meta::apply_to_link(&*parent, temporary, meta, rules)
+        });
+        let renamed =
+            kept.and_then(|dropped| rename(&parent, &hidden, name, over).map(|()| dropped));
+        // The first error is what matters; the link may stay if removing it fails too.
+        if renamed.is_ok() || unlinkat(&*parent, temporary, AtFlags::empty()).is_err() {
+            charged.keep();
+        }
+        renamed.map_err(|error| over.fault(&what, error))
     }
 }
 

@@ -21,7 +21,6 @@ pub mod identity;
 pub mod journal;
 pub mod lanes;
 pub mod limit;
-mod making;
 pub mod memo;
 pub mod meta;
 pub mod mounts;

@@ -1,79 +1,20 @@
 //! Opening regular files and nothing else: to open a device, a tape or a watchdog, is
 //! to use it, and to open a pipe wakes whoever writes to it. Each name is looked at
 //! first, and what was opened is compared with that: whoever puts a device in the
-//! place of a file between these two calls has it opened. Never follows a path that
-//! `folder` would not. Called by all that read files of a folder.
+//! place of a file between these two calls has it opened. `folder` opens in this way what
+//! is below a folder; a user's own file is opened here.
 
-use crate::folder::Folder;
 use crate::identity::stat_open;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
-use verbatim_proto::{Code, Fault, WirePath};
+use verbatim_proto::{Code, Fault};
 
 /// How often a name is looked at that is another file when it is opened.
-const LOOKS_MAX: usize = 16;
-
-impl Folder {
-    /// Opens a regular file for reading, and looks at it. Anything else is refused, and not opened
-    /// unless it takes the place of a file in the moment before.
-    pub(crate) fn open_file(&self, path: &WirePath) -> Result<(File, Statx), Fault> {
-        let what = || format!("cannot open {path}");
-        let cannot = |error: Errno| self.refused(&what(), path, error);
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let mut seen = self.glance(path);
-        for _ in 0..LOOKS_MAX {
-            let looked = match seen.take() {
-                Some(looked) => looked,
-                None => self.look_closely(path).map_err(cannot)?,
-            };
-            require_regular(&looked, what)?;
-            let fd = self.resolve(path, flags).map_err(cannot)?;
-            let stat = stat_open(&fd).map_err(|e| Fault::from_io(what(), &e))?;
-            if is_same(&looked, &stat) {
-                return Ok((File::from(fd), stat));
-            }
-        }
-        Err(Fault::new(Code::Changed, format!("{}: it is replaced all the time", what())))
-    }
-
-    /// Looks at a name in a folder that is kept, which costs a third of opening its whole path to
-    /// look; none unless it is a regular file there. The folder may have been moved, so this only
-    /// says what may be opened: what is opened is resolved beneath this folder.
-    fn glance(&self, path: &WirePath) -> Option<Statx> {
-        let parent = path.parent_bytes();
-        let kept = match parent.is_empty() {
-            true => None,
-            false => Some(self.looked_in.find(parent).or_else(|| self.keep_looking_in(path))?),
-        };
-        let at = kept.as_ref().map_or(self.fd().as_fd(), |kept| kept.as_fd());
-        // No link is followed, nothing is mounted, and no server of a network file system asked.
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-        let name = OsStr::from_bytes(path.name()?);
-        let stat = statx(at, name, flags, StatxFlags::TYPE | StatxFlags::INO).ok()?;
-        is_regular(&stat).then_some(stat)
-    }
-
-    /// Keeps a folder to look in, unless it is on another mount: that could not be unmounted then.
-    fn keep_looking_in(&self, path: &WirePath) -> Option<Arc<OwnedFd>> {
-        let parent = path.parent();
-        let flags = OFlags::PATH | OFlags::DIRECTORY;
-        let fd = Arc::new(self.resolve_by(&parent, flags, ResolveFlags::NO_XDEV).ok()?);
-        self.looked_in.keep(parent, &fd);
-        Some(fd)
-    }
-
-    /// Looks at what would be opened, links and all.
-    fn look_closely(&self, path: &WirePath) -> Result<Statx, Errno> {
-        let fd = self.resolve(path, OFlags::PATH)?;
-        statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE | StatxFlags::INO)
-    }
-}
+pub(crate) const LOOKS_MAX: usize = 16;
 
 /// Opens a regular file of this user's own, links and all, as `Folder::open_file` does; `what` is
 /// for messages.
@@ -102,11 +43,11 @@ pub(crate) fn is_regular_or_absent(folder: impl AsFd, name: &OsStr) -> bool {
     }
 }
 
-fn is_regular(stat: &Statx) -> bool {
+pub(crate) fn is_regular(stat: &Statx) -> bool {
     FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile
 }
 
-fn require_regular(stat: &Statx, what: impl Fn() -> String) -> Result<(), Fault> {
+pub(crate) fn require_regular(stat: &Statx, what: impl Fn() -> String) -> Result<(), Fault> {
     match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::RegularFile => Ok(()),
         FileType::Directory => {
@@ -117,7 +58,7 @@ fn require_regular(stat: &Statx, what: impl Fn() -> String) -> Result<(), Fault>
 }
 
 /// Whether the file that was opened is the one that was looked at.
-fn is_same(looked: &Statx, opened: &Statx) -> bool {
+pub(crate) fn is_same(looked: &Statx, opened: &Statx) -> bool {
     let of = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
     of(looked) == of(opened) && is_regular(opened)
 }
@@ -125,11 +66,14 @@ fn is_same(looked: &Statx, opened: &Statx) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::Folder;
     use crate::partial::{LOCK, open_held};
     use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
     use rustix::fs::mknodat;
     use std::fs;
     use std::mem::MaybeUninit;
+    use std::os::fd::OwnedFd;
+    use verbatim_proto::WirePath;
 
     fn path(text: &str) -> WirePath {
         WirePath::parse(text.as_bytes()).expect("plain")

@@ -8,7 +8,7 @@ use crate::charge::Cost;
 use crate::folder::Folder;
 use crate::identity::stat_open;
 use crate::meta::{self, Kind, Rules, of_status, xattrs_of};
-use crate::naming::{Over, create_new, rename, temporary_name};
+use crate::naming::{Over, create_new};
 use crate::stamp::{Stamp, walk};
 use rustix::fs::{AtFlags, SeekFrom, copy_file_range, ioctl_ficlone, linkat, seek, unlinkat};
 use rustix::io::Errno;
@@ -159,37 +159,15 @@ impl Filling<'_> {
 
 /// How the content of a file is had.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     /// By reflink, or not at all.
     Reflink,
     Any,
 }
 
-impl Folder {
-    /// Makes a file that has other names, in this tree or elsewhere, one that has none: what it is
-    /// given from then on, the others do not get.
-    pub fn own(&self, path: &WirePath, may: May<'_>) -> Result<(), Fault> {
-        let (file, stat) = match self.open_file(path) {
-            Err(fault) if fault.code == Code::IsFolder => return Ok(()),
-            opened => opened?,
-        };
-        drop(file);
-        let (Some(name), true) = (path.name(), stat.stx_nlink > 1) else { return Ok(()) };
-        let temporary = temporary_name(name);
-        let aside = path.parent().with(&temporary)?;
-        copy((self, path), (self, &aside), Way::Any, may)?;
-        let parent = self.open_parent(path)?;
-        rename(&parent, &temporary, name, Over::Anything).map_err(|e| {
-            // The first error is what matters; what may stay is swept away.
-            let _ = unlinkat(&*parent, OsStr::from_bytes(&temporary), AtFlags::empty());
-            Fault::from_io(format!("cannot replace {path}"), &e.into())
-        })
-    }
-}
-
 /// Makes a file with the content and metadata of another. False if it could only be copied, and
 /// was not to be; nothing is there then.
-fn copy(
+pub(crate) fn copy(
     (from, path): (&Folder, &WirePath),
     (to, new): (&Folder, &WirePath),
     way: Way,

@@ -16,7 +16,6 @@ const METHODS_RATCHET: &[(&str, usize)] = &[
     ("client/src/session/core.rs::Core", 24),
     ("client/src/session/mirror/mod.rs::Mirroring", 5),
     ("client/src/session/mod.rs::Session", 5),
-    ("common/files/src/folder.rs::Folder", 6),
     ("common/proto/src/read/client.rs::ReadClient", 7),
     ("common/proto/src/write/client.rs::WriteClient", 10),
     ("common/proto/src/write/server.rs::WriteServer", 7),
