@@ -3,7 +3,11 @@
 //!
 //! A module and the modules inside it are apart: a child names what its parent defines, a parent
 //! declares its children and hands their names on. So is who imports a name through a re-export:
-//! the file counts that defines the name. The crates of a package count as one.
+//! the file counts that defines the name. The crates of a package count as one. A call of a
+//! method names no file and is not seen.
+//!
+//! To see the circles that are left:
+//! `cargo test -p verbatim-tests --test tidy one_way -- --nocapture`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,8 +17,10 @@ use super::sources::{assert_none, crate_roots, rust_files};
 /// Packages whose circles are still to be cut, with the number of files in circles. It may only
 /// go down.
 const CIRCLE_RATCHET: &[(&str, usize)] = &[
+    // Activities import the core that knows them all.
     ("client", 32),
     ("client-commands", 2),
+    // Activities import the events and services that know them all.
     ("server", 25),
 ];
 
@@ -26,6 +32,11 @@ fn files_of_a_crate_import_one_way() {
     let packages = imports_of(&crate_roots(), &rust_files());
     let all: usize = packages.values().map(BTreeSet::len).sum();
     assert!(all > 500, "only {all} imports");
+    for (package, imports) in &packages {
+        for circle in circles(imports) {
+            println!("{package}: {}", shown(&circle, imports).trim());
+        }
+    }
     assert_none("files import each other", &verdict(&packages, CIRCLE_RATCHET));
 }
 
