@@ -8,7 +8,8 @@
 //! borrowed at all, only copied. Slots that no device knows may have their memory in
 //! turns (`spare`). A `MappedFile` and a `MappedSpot` offer no bytes: a
 //! truncated file would turn a borrow into SIGBUS. What a device will register comes
-//! from huge pages where there are some (`pages`).
+//! from huge pages where there are some (`pages`). All that is mapped here is left out
+//! of core dumps: it has contents of files.
 
 mod from_files;
 mod heap;
@@ -271,6 +272,7 @@ impl MappedFile {
         // SAFETY: memmap2 asks that nobody changes the file under a borrow of the mapping. We
         // never borrow it: only its address and length leave this type, for registration.
         let map = unsafe { options.map(&*file) };
+        let map = map.and_then(|map| map.advise(Advice::DontDump).map(|()| map));
         let map = map.map_err(|e| FabricError::system("cannot map the file", e))?;
         Ok(Self { file, offset, map: Arc::new(map) })
     }
@@ -314,6 +316,7 @@ impl MappedSpot {
     /// is that long.
     pub fn new(file: &File, offset: u64, len: usize) -> Result<Self, FabricError> {
         let map = MmapOptions::new().offset(offset).len(len).map_raw(file);
+        let map = map.and_then(|map| map.advise(Advice::DontDump).map(|()| map));
         let map = map.map_err(|e| FabricError::system("cannot map the file", e))?;
         Ok(Self { map: Arc::new(map), on_demand: false })
     }
@@ -452,6 +455,52 @@ mod tests {
         assert!(spot.is_on_demand());
         // Of the last, touching would be SIGBUS.
         assert_eq!(pages.map(is_mapped), [true, true, false]);
+    }
+
+    /// Whether the kernel leaves the area at an address out of core dumps: `dd` in its flags.
+    fn is_left_out(address: *const u8) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("it is there");
+        let mut is_inside = false;
+        for line in maps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let range =
+                range.map(|(begin, end)| [begin, end].map(|n| usize::from_str_radix(n, 16)));
+            match (range, line.strip_prefix("VmFlags:")) {
+                (Some([Ok(begin), Ok(end)]), _) => {
+                    is_inside = (begin..end).contains(&(address as usize));
+                }
+                (_, Some(flags)) if is_inside => {
+                    return flags.split_whitespace().any(|flag| flag == "dd");
+                }
+                _ => {}
+            }
+        }
+        panic!("{address:?} is mapped nowhere in {maps}");
+    }
+
+    #[test]
+    fn buffers_slots_and_windows_are_left_out_of_core_dumps() {
+        let file = tempfile::tempfile().expect("file");
+        file.set_len(1 << 20).expect("grows");
+        let spot = MappedSpot::new(&file, 0, 1 << 20).expect("maps");
+        let window = MappedFile::new(Arc::new(file), 1 << 12, 100).expect("maps");
+        let mut buffers = [Buffer::new(1), Buffer::new(1 << 20), Buffer::for_device(1 << 20)]
+            .map(|buffer| buffer.expect("buffer"));
+        let slots = [
+            SharedSlot::new(1 << 20),
+            SharedSlot::for_device(1 << 20),
+            SharedSlot::for_device(4 << 20),
+            SparePages::new(1 << 20).slot(),
+        ];
+        let slots = slots.map(|slot| slot.expect("slot"));
+        let of_slot = |slot: &SharedSlot| slot.fill_with(0, 1, |bytes| bytes.as_ptr());
+        let mut areas: Vec<_> = slots.iter().map(of_slot).collect();
+        areas
+            .extend(buffers.iter_mut().map(|buffer| buffer.registered_and_memory().1.cast_const()));
+        areas.extend([spot.address().cast_const(), window.address()]);
+        assert_eq!(areas.into_iter().map(is_left_out).collect::<Vec<_>>(), [true; 9]);
+        let heap = Box::new(1_u8);
+        assert!(!is_left_out(&*heap), "this test looks at the right flags");
     }
 
     #[test]

@@ -149,14 +149,19 @@ fn a_user_who_keeps_chown_gives_files_away_and_has_no_other_power() {
 /// Goes to a folder, and allows core dumps of any size there.
 const DUMPING: &str = "cd \"$0\" && ulimit -c unlimited && exec \"$@\"";
 
-/// Waits until a process may leave no core dump, and may not change that.
+/// Waits until a process may leave no core dump, nor give one to a handler, and may not change
+/// that; and one that is made after all would have no memory in it.
 #[track_caller]
 fn wait_for_no_dumps(what: &str, id: u32) {
     wait_for(&format!("{what} forbids its core dumps"), FOLLOW_MAX, || {
         let limits = std::fs::read_to_string(format!("/proc/{id}/limits")).unwrap_or_default();
         let line = limits.lines().find(|line| line.starts_with("Max core file size"));
         let words: Vec<_> = line.unwrap_or_default().split_whitespace().skip(4).take(2).collect();
-        seen(words == ["0", "0"], line.map(str::to_owned))
+        // Where it is 1, the kernel starts no handler either.
+        let filter = std::fs::read_to_string(format!("/proc/{id}/coredump_filter"));
+        let filter = filter.unwrap_or_default();
+        let forbidden = words == ["1", "1"] && filter.trim() == "00000000";
+        seen(forbidden, (line.map(str::to_owned), filter))
     });
 }
 

@@ -7,6 +7,7 @@
 mod bounds;
 mod certificates;
 mod confining;
+mod core_dumps;
 mod exports;
 mod limits;
 mod memory;

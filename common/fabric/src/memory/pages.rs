@@ -1,8 +1,9 @@
 //! The pages behind buffers and slots: ordinary ones, or huge ones where the machine
 //! has some free, which a device registers in a quarter of the time and finds with
 //! fewer look-ups. A huge page is cut into parts of one length; a part has one owner,
-//! is zero when it is lent, and the page goes with its last part. Never waits for a
-//! huge page and never fails for want of one. Used by `memory` alone.
+//! is zero when it is lent, and the page goes with its last part. All of them are left
+//! out of core dumps. Never waits for a huge page and never fails for want of one. Used
+//! by `memory` alone.
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::io;
@@ -61,7 +62,9 @@ impl Pages {
     /// So many bytes of ordinary pages, at least one.
     pub fn ordinary(len: usize) -> io::Result<Self> {
         let len = len.max(1);
-        Ok(Self { home: Home::Ordinary(MmapMut::map_anon(len)?), len })
+        let map = MmapMut::map_anon(len)?;
+        map.advise(Advice::DontDump)?;
+        Ok(Self { home: Home::Ordinary(map), len })
     }
 
     /// So many bytes of huge pages where there are some, and else of ordinary ones.
@@ -146,6 +149,7 @@ impl Drop for HugeMap {
 fn map_huge(len: usize) -> Option<HugeMap> {
     let map = MmapOptions::new().len(len).huge(Some(HUGE_PAGE_BITS)).map_anon().ok()?;
     map.advise(Advice::PopulateWrite).ok()?;
+    map.advise(Advice::DontDump).ok()?;
     Some(HugeMap::new(map))
 }
 
