@@ -1,5 +1,6 @@
 //! The memory that clients have the server keep for them: answers they have not read,
-//! requests that wait, upload slots, windows that are copies, files that are open.
+//! requests that wait, upload slots, windows that are copies, files that are open,
+//! watched folders and changes in them, names of files in trees that are staged.
 //! All of it is taken from one budget (`limits.memory_mb`), of which a client has
 //! half at most and a name three quarters, as `places` counts. Owns how large that
 //! budget is, what each kind of thing counts for, and that the heap is given back to
@@ -26,6 +27,10 @@ const RANGE_BYTES: usize = 32;
 
 /// What a walk counts for: the pages that are made before they are asked for.
 pub(crate) const WALK_BYTES: usize = 2 * FRAME_BYTES_MAX;
+
+/// What a watched folder counts for: its places in three tables, its name in two of them, and what
+/// its comparison keeps of the names in it.
+pub(crate) const WATCHED_FOLDER_BYTES: usize = 512;
 
 /// The budget where nobody set one is a quarter of the machine's memory, and this at least.
 const BUDGET_BYTES_MIN: u64 = 256 << 20;

@@ -61,7 +61,7 @@ pub(super) async fn prepare(
 fn build(target: &Path, key: &Digest, held: Option<Hold>) -> Result<(Folder, Stage), Fault> {
     let (parent, name) = split(target)?;
     let folder = Folder::open(&parent)?;
-    let stage = Stage::prepare(&folder, &name, key, held, &|_| Ok(()));
+    let stage = Stage::prepare(&folder, &name, key, held, &|_| Ok(()), &mut |_| true);
     let stage = stage.map_err(|error| not_held(error, target))?;
     Ok((folder.below(stage.path())?, stage))
 }

@@ -227,7 +227,14 @@ mod tests {
         fs::write(place.dir.path().join("t/sub/f"), b"x").expect("writes");
         std::os::unix::fs::symlink("x", place.dir.path().join("t/l")).expect("links");
         let prepare = |key: &[u8]| {
-            Stage::prepare(&place.folder, &path("t"), &Digest::of(key), None, &|_| Ok(()))
+            Stage::prepare(
+                &place.folder,
+                &path("t"),
+                &Digest::of(key),
+                None,
+                &|_| Ok(()),
+                &mut |_| true,
+            )
         };
         let stage = prepare(b"a").expect("it is ours");
         let taken = place.taken();

@@ -27,18 +27,33 @@ const LINKED_MAX: usize = 1 << 18;
 /// How many bytes their paths may have together: 128 for each, and one may have 32 KiB.
 const LINKED_PATH_BYTES_MAX: usize = 32 << 20;
 
+/// What each of them takes beside its path.
+const LINKED_BYTES: usize = 64;
+
+/// Room is asked for so many bytes at a time.
+const ROOM_BYTES: usize = 64 << 10;
+
 /// What is copied at a time where the kernel does not do it.
 const STEP_BYTES: usize = 256 << 10;
 
 /// Asked before so many bytes are written, which neither a reflink nor another name takes.
 pub type May<'a> = &'a dyn Fn(u64) -> Result<(), Fault>;
 
+/// Asked whether so many bytes may be kept in memory, in place of as many as it was last asked for.
+pub type Kept<'a> = &'a mut dyn FnMut(usize) -> bool;
+
 /// Fills an empty folder with all that is in another, and gives it the same metadata. What copies
 /// that were cut short left is left out.
-pub(crate) fn fill(from: &Folder, to: &Folder, may: May<'_>) -> Result<Filled, Fault> {
+/// Names of files with several are kept as far as there is `room` for their bytes.
+pub(crate) fn fill(
+    from: &Folder,
+    to: &Folder,
+    may: May<'_>,
+    room: Kept<'_>,
+) -> Result<Filled, Fault> {
     let (twins, open) = (HashMap::new(), Vec::new());
     let (reflinks, made, twin_bytes) = (true, false, 0);
-    let mut filling = Filling { from, to, may, reflinks, made, twins, twin_bytes, open };
+    let mut filling = Filling { from, to, may, room, reflinks, made, twins, twin_bytes, open };
     let mut stamp = Stamp::default();
     for found in walk(from)? {
         let node = found.map_err(|(_, fault)| fault)?;
@@ -62,6 +77,7 @@ struct Filling<'a> {
     from: &'a Folder,
     to: &'a Folder,
     may: May<'a>,
+    room: Kept<'a>,
     /// Whether the file system may be able to.
     reflinks: bool,
     /// Whether it was.
@@ -137,9 +153,11 @@ impl Filling<'_> {
     }
 
     fn remember(&mut self, node: &Node) -> Result<(), Fault> {
+        let Some(twin) = node.twin else { return Ok(()) };
         let bytes = self.twin_bytes + node.path.as_bytes().len();
         let is_full = self.twins.len() >= LINKED_MAX || bytes > LINKED_PATH_BYTES_MAX;
-        if let Some(twin) = node.twin.filter(|_| !is_full) {
+        let places = (self.twins.len() + 1) * LINKED_BYTES;
+        if !is_full && (self.room)((bytes + places).next_multiple_of(ROOM_BYTES)) {
             self.twins.insert(twin, node.path.clone());
             self.twin_bytes = bytes;
         }
@@ -275,7 +293,7 @@ mod tests {
         fs::set_permissions(at("old/sub/shut"), fs::Permissions::from_mode(0o555)).expect("sets");
         let (old, new) = (Folder::open(&at("old")).expect("opens"), Folder::open(&at("new")));
         let new = new.expect("opens");
-        fill(&old, &new, FREELY).expect("fills");
+        fill(&old, &new, FREELY, &mut |_| true).expect("fills");
         let of = |name: &str| fs::symlink_metadata(at(name)).expect("there");
         for name in ["", "a", "link", "sub", "sub/b", "sub/shut", "sub/shut/c"] {
             let (was, is) = (of(&format!("old/{name}")), of(&format!("new/{name}")));
@@ -321,13 +339,15 @@ mod tests {
         assert!(read("a") == read("b"));
     }
 
-    #[test]
-    fn the_names_of_files_with_several_take_no_more_memory_however_long_they_are() {
+    /// How many bytes of names of files with several are kept, where there is room for so many.
+    fn bytes_of_names_within(most: usize) -> usize {
         let dir = tempfile::tempdir().expect("folder");
         let folder = Folder::open(dir.path()).expect("opens");
         let (twins, open) = (HashMap::new(), Vec::new());
         let (from, to, may, reflinks, made) = (&folder, &folder, FREELY, false, false);
-        let mut filling = Filling { from, to, may, reflinks, made, twins, twin_bytes: 0, open };
+        let room: Kept<'_> = &mut |bytes| bytes <= most;
+        let twin_bytes = 0;
+        let mut filling = Filling { from, to, may, room, reflinks, made, twins, twin_bytes, open };
         let name = "n".repeat(255);
         let long = vec![name.as_str(); 120].join("/");
         for inode in 0..2000 {
@@ -336,8 +356,20 @@ mod tests {
             let node = Node { path: path(&long), kind, size: 0, meta, twin, digest };
             filling.remember(&node).expect("remembers, or does not");
         }
-        let bytes: usize = filling.twins.values().map(|path| path.as_bytes().len()).sum();
-        assert!(bytes <= LINKED_PATH_BYTES_MAX, "{bytes} bytes of {} paths", filling.twins.len());
+        filling.twins.values().map(|path| path.as_bytes().len()).sum()
+    }
+
+    #[test]
+    fn the_names_of_files_with_several_take_no_more_memory_however_long_they_are() {
+        let bytes = bytes_of_names_within(usize::MAX);
+        assert!(bytes <= LINKED_PATH_BYTES_MAX, "{bytes} bytes of paths");
         assert!(bytes > LINKED_PATH_BYTES_MAX / 2, "{bytes} bytes are few");
+    }
+
+    #[test]
+    fn the_names_of_files_with_several_are_kept_as_far_as_there_is_room() {
+        let bytes = bytes_of_names_within(1 << 20);
+        assert!(bytes <= 1 << 20, "{bytes} bytes of paths");
+        assert!(bytes > 1 << 19, "{bytes} bytes are few");
     }
 }

@@ -20,7 +20,7 @@ use crate::identity::{stat_open, twin_of};
 use crate::mounts;
 use crate::opened::OpenFolder;
 use crate::prune::{flush_folders, remove_tree};
-use crate::sharing::{Filled, May, fill};
+use crate::sharing::{Filled, Kept, May, fill};
 use crate::stamp::Stamp;
 use crate::tree::FOLDER;
 use labels::{Labels, State};
@@ -61,13 +61,15 @@ struct Old {
 
 impl Stage {
     /// Makes the tree, or finds the one that a run with the same `key` left, and holds both it and
-    /// the target at `path` below `folder`, which may be `held` already. Copies are asked for.
+    /// the target at `path` below `folder`, which may be `held` already. Copies are asked for, and
+    /// so is `room` in memory.
     pub fn prepare(
         folder: &Folder,
         path: &WirePath,
         key: &Digest,
         held: Option<Hold>,
         may: May<'_>,
+        room: Kept<'_>,
     ) -> Result<Self, NotHeld> {
         let what = format!("cannot build a tree beside {path}");
         let fault = |e: Errno| NotHeld::Fault(Fault::from_io(&what, &e.into()));
@@ -98,7 +100,7 @@ impl Stage {
             (Some(ready), _) => ready,
             (None, Some(target)) => {
                 let to = |name: &[u8]| folder.below(&path.parent().with(name)?);
-                let fill = |name: &[u8]| fill(target, &to(name)?, may);
+                let fill = |name: &[u8]| fill(target, &to(name)?, may, room);
                 build((folder, &parent), &labels, fill, &what)?
             }
             (None, None) => {
@@ -240,7 +242,7 @@ fn take_up(
 fn build(
     (folder, parent): (&Folder, &OpenFolder),
     labels: &Labels<'_>,
-    fill: impl Fn(&[u8]) -> Result<Filled, Fault>,
+    mut fill: impl FnMut(&[u8]) -> Result<Filled, Fault>,
     what: &str,
 ) -> Result<Ready, NotHeld> {
     let fault = |e: Errno| NotHeld::Fault(Fault::from_io(what, &e.into()));

@@ -186,7 +186,7 @@ impl Holder<'_> {
 
 /// Tries to hold something until it is held, or has been somebody else's for too long: a client
 /// that was cut off is often back before the last change of its session is done.
-pub(super) fn wait_for_hold<T>(take: impl Fn() -> Result<T, NotHeld>) -> Result<T, NotHeld> {
+pub(super) fn wait_for_hold<T>(mut take: impl FnMut() -> Result<T, NotHeld>) -> Result<T, NotHeld> {
     let until = Instant::now() + HELD_MAX;
     loop {
         match take() {

@@ -92,9 +92,10 @@ impl Session {
         self.may_hold()?;
         let (shared, who) = (self.shared.clone(), self.view.who.clone());
         let (reach, kept) = (self.reach.clone(), self.mirrors.kept.clone());
+        let mut memory = self.memory.none();
         self.job(move || {
             let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
-            let answer = build(&reach, &holder, path, key);
+            let answer = build(&reach, &holder, path, key, &mut |bytes| memory.hold(bytes));
             let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
             Event::Mirror(MirrorEvent::Staged(request, answer))
         });
@@ -148,6 +149,7 @@ fn build(
     holder: &Holder<'_>,
     target: WirePath,
     key: Digest,
+    room: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Staging, Fault> {
     let (export, below) = reach.resolve(&target)?;
     export.writable("change", &target)?;
@@ -163,7 +165,7 @@ fn build(
         let kept = open().ok().and_then(|fd| holder.take_kept(which(fd).ok()?));
         // Listed again with the tree beside it.
         kept.iter().for_each(|hold| unlist(holder.shared, hold.folder));
-        Stage::prepare(&export.folder, &below, &own, kept, &may)
+        Stage::prepare(&export.folder, &below, &own, kept, &may, room)
     });
     let stage = stage.map_err(|error| holder.why_not(error, &target, open))?;
     let path = target.parent().with(stage.path().name().unwrap_or_default())?;

@@ -1,14 +1,15 @@
 //! Folders that a client watches. Each is watched by a thread of its own, which
 //! tells this session one batch for each that the client asks for; what waits
-//! meanwhile is bounded there. Whoever may read a folder may watch it. The end
+//! meanwhile is bounded there, and counts as memory of the client; so do the folders. Whoever may read a folder may watch it. The end
 //! of a session ends its watches.
 
 use super::{End, Event, Session};
+use crate::memory::WATCHED_FOLDER_BYTES;
 use crate::places::Place;
 use crate::shares;
 use std::collections::{HashMap, HashSet};
 use tokio::sync::mpsc;
-use verbatim_files::watch::Timing;
+use verbatim_files::watch::{Rooms, Timing};
 use verbatim_files::{Told, Watching};
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::{Code, Excludes, Fault, Watch, WatchReply, WatchRequest};
@@ -65,9 +66,15 @@ impl Session {
         let tell = teller(request, self.events.clone(), place);
         let folder = export.folder.share();
         let mut folders = self.share.watched_folders.none();
-        let room = Box::new(move |count| folders.hold(count));
+        let (mut of_folders, mut of_changes) = (self.memory.none(), self.memory.none());
+        let rooms = Rooms {
+            folders: Box::new(move |count| {
+                folders.hold(count) && of_folders.hold(count * WATCHED_FOLDER_BYTES)
+            }),
+            memory: Box::new(move |bytes| of_changes.hold(bytes)),
+        };
         let timing = Timing::default();
-        let watching = Watching::begin_within(room, folder, below, excludes, timing, tell)?;
+        let watching = Watching::begin_within(rooms, folder, below, excludes, timing, tell)?;
         tracing::info!(session = self.id, path = %watch.path, "folder watched");
         self.watches.watches.insert(request, watching);
         Ok(())

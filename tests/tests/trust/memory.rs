@@ -6,8 +6,9 @@ use crate::{FOLLOW_MAX, World};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
+use verbatim_proto::message::ServerMessage;
 use verbatim_proto::units::LOOK_PATHS_MAX;
-use verbatim_proto::{ClientMessage, Look, WirePath};
+use verbatim_proto::{ClientMessage, Look, Watch, WatchReply, WatchRequest, WirePath};
 use verbatim_tests::http;
 use verbatim_tests::raw::Raw;
 use verbatim_tests::tree::content;
@@ -107,6 +108,45 @@ fn clients_that_read_no_answer_cost_a_bounded_amount_of_memory_and_leave_none_be
     wait_for("the memory of clients that are gone is given back", FOLLOW_MAX, || {
         let (now, counted) = (anonymous_kib(&world), metric(&world, "client_memory_bytes"));
         seen(now < before + (32 << 10) && counted == 0.0, (before, top, now, counted))
+    });
+}
+
+/// Folders in the one that is watched.
+const FOLDERS: usize = 200;
+
+/// Changes that a watch keeps until its client asks for more, each of a path of this length.
+const CHANGES: usize = 1000;
+const CHANGED_PATH_BYTES: usize = 200;
+
+#[test]
+fn watched_folders_and_changes_that_wait_count_as_memory_of_the_client() {
+    let world = with_limits("");
+    for number in 0..FOLDERS {
+        fs::create_dir(world.path("in").join(format!("folder-{number}"))).unwrap();
+    }
+    let mut raw = Raw::connect(&world.options());
+    let (path, exclude) = (WirePath::parse(b"in").expect("a path"), Vec::new());
+    raw.say(ClientMessage::Watch(WatchRequest::Begin {
+        request: 1,
+        watch: Watch { path, exclude },
+    }));
+    raw.hear("the watch has begun", |message| {
+        matches!(message, ServerMessage::Watch(WatchReply::Changed { .. })).then_some(())
+    });
+    let before = metric(&world, "client_memory_bytes");
+    assert!(before >= (FOLDERS * 300) as f64, "{before} bytes for {FOLDERS} folders");
+    for number in 0..CHANGES {
+        fs::write(world.path("in").join(format!("{number:0CHANGED_PATH_BYTES$}")), b"").unwrap();
+    }
+    let waiting = (CHANGES * CHANGED_PATH_BYTES) as f64;
+    wait_for("changes that wait are counted", FOLLOW_MAX, || {
+        let now = metric(&world, "client_memory_bytes");
+        seen(now >= before + waiting && now < before + 3.0 * waiting, (before, now, waiting))
+    });
+    drop(raw);
+    wait_for("a client that is gone has no memory", FOLLOW_MAX, || {
+        let now = metric(&world, "client_memory_bytes");
+        seen(now == 0.0, now)
     });
 }
 

@@ -30,7 +30,14 @@ impl Place {
 
     fn try_stage(&self, key: &str) -> Result<Stage, NotHeld> {
         let path = WirePath::parse(b"target").expect("plain");
-        Stage::prepare(&self.folder, &path, &Digest::of(key.as_bytes()), None, &|_| Ok(()))
+        Stage::prepare(
+            &self.folder,
+            &path,
+            &Digest::of(key.as_bytes()),
+            None,
+            &|_| Ok(()),
+            &mut |_| true,
+        )
     }
 
     fn tree(&self, stage: &Stage) -> PathBuf {
@@ -64,7 +71,8 @@ fn a_tree_takes_the_place_of_its_target_and_the_old_one_goes() {
     assert!(matches!(place.try_stage("a"), Err(NotHeld::By(_))), "it is held on");
     let path = WirePath::parse(b"target").expect("plain");
     let third =
-        Stage::prepare(&place.folder, &path, &Digest::of(b"a"), held, &|_| Ok(())).expect("by us");
+        Stage::prepare(&place.folder, &path, &Digest::of(b"a"), held, &|_| Ok(()), &mut |_| true)
+            .expect("by us");
     third.discard().expect("removes");
     drop(third);
     assert!(!place.at("target/file").exists() && place.at("target/other").exists());

@@ -1,9 +1,10 @@
 //! What is to be told of a watched tree, and when. Signs of changes come in as
 //! they happen; what they amount to comes out once, when it has been quiet for a
 //! moment and the writer of a file has closed it. Pure: the clock is given, and
-//! no more than `PENDING_MAX` paths wait: beyond that, everything is looked at
-//! again instead. Used by `watcher`.
+//! no more than `PENDING_MAX` paths wait, nor more than there is room for: beyond
+//! that, everything is looked at again instead. Used by `watcher`.
 
+use super::Room;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use verbatim_proto::units::{CHANGES_MAX, FRAME_BYTES_MAX};
@@ -14,6 +15,12 @@ const PENDING_MAX: usize = 4096;
 
 /// What the paths that wait may take, in bytes.
 const PENDING_BYTES_MAX: usize = 1 << 20;
+
+/// What a path that waits takes beside its bytes.
+const PENDING_BYTES: usize = 128;
+
+/// Room is asked for so many bytes at a time.
+const ROOM_BYTES: usize = 16 << 10;
 
 /// What the paths of one batch may take, in bytes, but for the last one.
 const BATCH_BYTES_MAX: usize = FRAME_BYTES_MAX / 4;
@@ -68,12 +75,15 @@ pub(super) enum Sign {
 }
 
 /// What waits to be told.
-#[derive(Debug)]
 pub(super) struct Coalescer {
     timing: Timing,
     pending: BTreeMap<WirePath, Pending>,
     bytes: usize,
     rescan: bool,
+    /// Asked before these take more.
+    room: Room,
+    /// How many bytes there is room for.
+    held: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +105,14 @@ enum State {
 }
 
 impl Coalescer {
+    /// Nothing waits yet, and there is room for all that will.
     pub fn new(timing: Timing) -> Self {
-        Self { timing, pending: BTreeMap::new(), bytes: 0, rescan: false }
+        Self::within(Box::new(|_| true), timing)
+    }
+
+    /// The same, with `room` asked for what will.
+    pub fn within(room: Room, timing: Timing) -> Self {
+        Self { timing, pending: BTreeMap::new(), bytes: 0, rescan: false, room, held: 0 }
     }
 
     /// Takes a sign. Too many, and everything is to be looked at again.
@@ -118,6 +134,19 @@ impl Coalescer {
         }
         let state = State::Complete(now).first(sign, now);
         self.pending.insert(path, Pending { state, since: now, below: sign == Sign::Below });
+        if !self.hold() {
+            self.rescan();
+        }
+    }
+
+    /// Says how much of the room what waits takes now; false where there is none for more.
+    fn hold(&mut self) -> bool {
+        let bytes = self.bytes + self.pending.len() * PENDING_BYTES;
+        let wanted = bytes.next_multiple_of(ROOM_BYTES);
+        if wanted != self.held && (self.room)(wanted) {
+            self.held = wanted;
+        }
+        self.held >= bytes
     }
 
     /// Everything is to be looked at again.
@@ -125,6 +154,7 @@ impl Coalescer {
         self.pending.clear();
         self.bytes = 0;
         self.rescan = true;
+        self.hold();
     }
 
     /// Whether a path waits to be told, by itself or with all that a folder above it has.
@@ -165,6 +195,7 @@ impl Coalescer {
             false
         });
         self.bytes -= bytes;
+        self.hold();
         Some(Changes { changes, rescan: false })
     }
 }
@@ -204,6 +235,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     const QUIET: Duration = Duration::from_millis(50);
 
@@ -351,5 +384,30 @@ mod tests {
         assert_eq!(coalescer.take(at(50)), Some(Changes::rescan()));
         coalescer.note(path("after"), Sign::Complete, at(100));
         assert_eq!(told(&mut coalescer, at(150)), ["after"]);
+    }
+
+    #[test]
+    fn paths_that_wait_take_room_and_without_room_everything_is_looked_at() {
+        let (asked, most) = (Arc::new(AtomicUsize::new(0)), 64 << 10);
+        let room = {
+            let asked = asked.clone();
+            move |bytes| {
+                let fits = bytes <= most;
+                fits.then(|| asked.store(bytes, Relaxed));
+                fits
+            }
+        };
+        let mut coalescer = Coalescer::within(Box::new(room), Timing::default());
+        let long = ["n".repeat(255).as_str(); 3].join("/");
+        let note = |coalescer: &mut Coalescer, number| {
+            coalescer.note(path(&format!("{long}/{number:04}")), Sign::Complete, at(0));
+        };
+        (0..70).for_each(|number| note(&mut coalescer, number));
+        assert_eq!(asked.load(Relaxed), most, "70 paths of 772 bytes");
+        assert_eq!(told(&mut coalescer, at(50)).len(), 70);
+        assert_eq!(asked.load(Relaxed), 0, "what was told is given back");
+        (0..73).for_each(|number| note(&mut coalescer, number));
+        assert_eq!(asked.load(Relaxed), 0, "and so is what nobody tells");
+        assert_eq!(coalescer.take(at(50)), Some(Changes::rescan()));
     }
 }

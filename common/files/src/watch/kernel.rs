@@ -115,9 +115,9 @@ pub(super) fn watches_exhausted(path: &WirePath, limit: Option<u64>) -> Fault {
 pub(super) fn share_exhausted(path: &WirePath, has: usize, limit: Option<u64>) -> Fault {
     let limit = limit.map_or_else(String::new, |limit| format!(" of {limit}"));
     let text = format!(
-        "cannot watch {path}: this client's share of the server's limit{limit} watched folders is \
-         reached, with {has} in this watch; raise sysctl fs.inotify.max_user_watches on the \
-         server, or exclude folders"
+        "cannot watch {path}: this client's share of the server's limit{limit} watched folders, or \
+         of its memory, is reached, with {has} in this watch; raise sysctl \
+         fs.inotify.max_user_watches or limits.memory_mb on the server, or exclude folders"
     );
     Fault::new(Code::Limit, text)
 }

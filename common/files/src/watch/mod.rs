@@ -18,6 +18,7 @@ pub use coalesce::Timing;
 pub use kernel::watches_max;
 
 use crate::Folder;
+use coalesce::Coalescer;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,8 +32,17 @@ use watcher::{Watched, Watcher};
 /// core busy for ever.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 
-/// Says whether so many folders may be watched, in place of as many as it was last asked for.
+/// Says whether a watch may have so many of something, in place of as many as it was last asked for.
 pub type Room = Box<dyn FnMut(usize) -> bool + Send>;
+
+/// What a watch asks for before it takes it.
+pub struct Rooms {
+    /// Folders that are watched.
+    pub folders: Room,
+    /// Bytes of memory for changes that wait to be told. Where there is no room, these are told as
+    /// one look at everything.
+    pub memory: Room,
+}
 
 /// What is told of a watched folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,12 +81,13 @@ impl Watching {
         timing: Timing,
         tell: impl FnMut(Told) + Send + 'static,
     ) -> Result<Self, Fault> {
-        Self::begin_within(Box::new(|_| true), folder, base, excludes, timing, tell)
+        let rooms = Rooms { folders: Box::new(|_| true), memory: Box::new(|_| true) };
+        Self::begin_within(rooms, folder, base, excludes, timing, tell)
     }
 
-    /// The same, of no more folders than there is room for.
+    /// The same, of no more folders than there is room for, and as many changes.
     pub fn begin_within(
-        room: Room,
+        rooms: Rooms,
         folder: Folder,
         base: WirePath,
         excludes: Excludes,
@@ -88,10 +99,11 @@ impl Watching {
         let bell = bell.map_err(|error| cannot(&error.into()))?;
         let (wanted, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { bell, wanted, stopped });
+        let Rooms { folders: room, memory } = rooms;
         let watched = Watched { folder, base, excludes, room };
         let mut turn = Turn { shared: shared.clone(), begin: Instant::now(), tell };
         let run = move || {
-            let Err(fault) = turn.run(watched, timing);
+            let Err(fault) = turn.run(watched, memory, timing);
             if !turn.shared.stopped.load(Ordering::Acquire) {
                 (turn.tell)(Told::Ended(fault));
             }
@@ -132,10 +144,11 @@ struct Turn<T> {
 enum Never {}
 
 impl<T: FnMut(Told)> Turn<T> {
-    fn run(&mut self, watched: Watched, timing: Timing) -> Result<Never, Fault> {
+    fn run(&mut self, watched: Watched, memory: Room, timing: Timing) -> Result<Never, Fault> {
         let shared = self.shared.clone();
         let going = Box::new(move || !shared.stopped.load(Ordering::Acquire));
         let mut watcher = Watcher::begin(watched, timing, going)?;
+        watcher.pending = Coalescer::within(memory, timing);
         watcher.told(&Changes::rescan());
         (self.tell)(Told::Changed(Changes::rescan()));
         let mut place_checked = Duration::ZERO;
