@@ -34,6 +34,7 @@ pub mod reap;
 pub mod regular;
 pub mod replace;
 mod reuse;
+mod rules;
 mod sharing;
 mod sight;
 pub mod source;
