@@ -3,7 +3,7 @@
 //! targets and folders on the other.
 
 use crate::identity::nanoseconds;
-use crate::rules::{ACL_DEFAULT, is_allowed, privileged};
+use crate::rules::{ACL_DEFAULT, is_allowed, mode_of_existing, privileged};
 pub use crate::rules::{Allowed, GIVING, Kind, Rules, allowed, expected};
 use rustix::fs::{AtFlags, Gid, Mode, Statx, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::fs::{chownat, fchmod, fchown, futimens, utimensat};
@@ -184,6 +184,13 @@ pub fn apply(
         }
     }
     set(late, &mut mode, &mut dropped)?;
+    if owner.is_none() && kind == Kind::File && mode & 0o6000 != 0 {
+        // Who may set modes of what is another's must not give another's file these bits.
+        let now = rustix::fs::fstat(&fd).map_err(|e| fault("the mode", e))?;
+        let narrowed = mode_of_existing(mode, (now.st_uid, now.st_gid), rules);
+        dropped.special_bits |= u64::from(narrowed != mode);
+        mode = narrowed;
+    }
     fchmod(&fd, Mode::from_raw_mode(mode)).map_err(|e| fault("the mode", e))?;
     futimens(&fd, &times(meta)).map_err(|e| fault("the times", e))?;
     Ok(dropped)

@@ -134,6 +134,13 @@ fn allowed_mode(meta: &Meta, kind: Kind, owner: (u32, u32), rules: &Rules) -> u3
     mode
 }
 
+/// What of a mode a file gets that is not given away, and has this owner and group: the bits speak
+/// of the user who makes files here, as `allowed_mode` has it.
+pub(crate) fn mode_of_existing(mode: u32, (uid, gid): (u32, u32), rules: &Rules) -> u32 {
+    let now = Meta { mode, uid, gid, ..Meta::default() };
+    allowed_mode(&now, Kind::File, rules.user, rules)
+}
+
 /// Whether an attribute is one that only the powerful may set.
 pub(crate) fn privileged(name: &[u8]) -> bool {
     name.starts_with(b"security.") || name.starts_with(b"trusted.")
@@ -211,6 +218,14 @@ mod tests {
         assert_eq!(mode(&claim(7, 0, 0o6755, &[]), Kind::File, &given), 0o4755);
         let open = Rules { squash: None, ..given };
         assert_eq!(mode(&root(0o6755), Kind::File, &open), 0o6755);
+    }
+
+    #[test]
+    fn a_file_of_another_owner_gets_no_special_bits_from_a_user_who_may_set_its_mode() {
+        let bits = Rules { user: (7, 8), special_bits: true, ..SERVER };
+        assert_eq!(mode_of_existing(0o6755, (7, 8), &bits), 0o6755);
+        assert_eq!(mode_of_existing(0o6755, (0, 8), &bits), 0o2755);
+        assert_eq!(mode_of_existing(0o6755, (7, 0), &bits), 0o4755);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod certificates;
 mod confining;
 mod core_dumps;
 mod exports;
+mod giving;
 mod limits;
 mod memory;
 mod owners;
