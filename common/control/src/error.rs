@@ -249,7 +249,8 @@ pub(crate) fn plain(error: &io::Error) -> String {
 fn not_taken(error: &rustls::Error) -> Option<&'static str> {
     match error {
         rustls::Error::AlertReceived(alert) => match alert {
-            AlertDescription::CertificateExpired => Some("it has expired"),
+            // One that is not valid yet is told in the same words.
+            AlertDescription::CertificateExpired => Some("it has expired, or is not valid yet"),
             AlertDescription::UnknownCA => Some("it is of another authority"),
             // Another authority of the same name.
             AlertDescription::DecryptError => Some("its signature is not right"),

@@ -43,20 +43,45 @@ impl Maker {
 
     /// Makes a certificate for a name, and writes it and its key; without a time, a long one.
     pub fn make(&self, dir: &Path, file: &str, name: &str, ends_in: Option<i64>) {
+        self.sign(dir, file, params_of(name, None, ends_in));
+    }
+
+    /// Signs a certificate, and writes it and its key; who has these may sign others.
+    fn sign(&self, dir: &Path, file: &str, params: CertificateParams) -> Self {
         let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
-        if let Some(seconds) = ends_in {
-            let now = SystemTime::now()
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .expect("after 1970")
-                .as_secs();
-            let ends = Duration::from_secs(now.saturating_add_signed(seconds));
-            params.not_after = date_time_ymd(1970, 1, 1) + ends;
-        }
         let certificate = params.signed_by(&key, &self.0).expect("signs");
         write_pem(&dir.join(format!("{file}.pem")), "CERTIFICATE", certificate.der());
         write_pem(&dir.join(format!("{file}.key")), "PRIVATE KEY", &key.serialize_der());
+        Self(Issuer::new(params, key))
     }
+}
+
+/// What a certificate for a name says of itself, and of when it counts, in seconds from now.
+fn params_of(name: &str, begins_in: Option<i64>, ends_in: Option<i64>) -> CertificateParams {
+    let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    let at = |seconds: i64| {
+        date_time_ymd(1970, 1, 1)
+            + Duration::from_secs(now.as_secs().saturating_add_signed(seconds))
+    };
+    params.not_before = begins_in.map_or(params.not_before, at);
+    params.not_after = ends_in.map_or(params.not_after, at);
+    params
+}
+
+/// The same of an authority.
+fn authority_of(name: &str, ends_in: Option<i64>) -> CertificateParams {
+    let mut params = params_of(name, None, ends_in);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+/// Appends a certificate to the file of another, so that both are shown.
+fn append(dir: &Path, file: &str, other: &str) {
+    let text = |name: &str| std::fs::read_to_string(dir.join(name)).expect("a file");
+    let both = text(file) + &text(other);
+    std::fs::write(dir.join(file), both).expect("our own file");
 }
 
 fn write_pem(path: &Path, kind: &str, der: &[u8]) {
@@ -200,6 +225,60 @@ fn a_certificate_of_the_server_that_ends_keeps_others_out_and_loses_nothing() {
     assert_eq!(names(&world.path("out")), ["large"]);
     assert_eq!(bytes(&world, "out/large"), bytes(&world, "data/large"));
     before.comes_back(&world.serve);
+}
+
+#[test]
+fn a_certificate_that_is_not_valid_yet_is_refused_by_both_ends() {
+    let (world, maker) = world();
+    let dir = world.dir.path();
+    maker.sign(dir, "early", params_of("alice.example", Some(3600), None));
+    maker.make(dir, "alice", "alice.example", None);
+    let list = world.serve.at("");
+    let ended = cp(&world, "ca.pem", "early", &["--list", &list]);
+    ended.refused(3, &["certificate: it has expired, or is not valid yet"]);
+
+    let mut maker = None;
+    let world = World::prepared(TOML, |dir| {
+        let authority = Maker::new(&dir.join("ca.pem"));
+        authority.sign(dir, "server", params_of("127.0.0.1", Some(3600), None));
+        authority.make(dir, "alice", "alice.example", None);
+        maker = Some(authority);
+    });
+    let ended = cp(&world, "ca.pem", "alice", &["--list", &world.serve.at("")]);
+    ended.refused(3, &["its certificate does not do: it is not valid yet"]);
+}
+
+#[test]
+fn a_chain_counts_only_through_authorities_that_may_sign_and_have_not_expired() {
+    let (world, maker) = world();
+    let dir = world.dir.path();
+    // Signed by an authority below: good, over, and one that is none.
+    let good = maker.sign(dir, "good", authority_of("good.example", None));
+    let over = maker.sign(dir, "over", authority_of("over.example", Some(-60)));
+    let bob = params_of("bob.example", None, None);
+    let mut named = bob.clone();
+    named.distinguished_name.push(DnType::CommonName, "bob.example");
+    let no_authority = maker.sign(dir, "bob", named);
+    let list = world.serve.at("");
+    for (who, signer) in [("good", &good), ("over", &over), ("bob", &no_authority)] {
+        let file = format!("by-{who}");
+        signer.make(dir, &file, "alice.example", None);
+        append(dir, &format!("{file}.pem"), &format!("{who}.pem"));
+    }
+    let (small, into) = (world.text("data/small"), world.serve.at("in/"));
+    cp(&world, "ca.pem", "by-good", &[&small, &into]).done();
+    // Without what vouches for its signer.
+    good.make(dir, "alone", "alice.example", None);
+    let refused = |who: &str, why: &str| {
+        cp(&world, "ca.pem", who, &["--list", &list]).refused(3, &[why]);
+    };
+    refused("alone", "certificate: it is of another authority");
+    refused("by-over", "certificate: it has expired");
+    refused("by-bob", "certificate: ");
+    // An authority that comes itself, with a name that an export lets in.
+    maker.sign(dir, "proud", authority_of("alice.example", None));
+    refused("proud", "certificate: ");
+    assert_eq!(names(&world.path("in")), ["small"]);
 }
 
 fn bytes(world: &World, below: &str) -> Vec<u8> {
