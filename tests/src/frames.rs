@@ -42,17 +42,22 @@ pub async fn connect_from(from: Ipv4Addr, to: SocketAddr) -> io::Result<TcpStrea
     socket.connect(to).await
 }
 
+/// Shakes hands with any server, which has to speak one of these protocols.
+pub async fn tls(stream: TcpStream, protocols: &[&[u8]]) -> io::Result<TlsStream<TcpStream>> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_protocol_versions(&[&version::TLS13]).expect("ring has it");
+    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody));
+    let mut config = builder.with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    config.enable_sni = false;
+    let name = ServerName::try_from("verbatim").expect("a DNS name");
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
 impl Frames {
     /// Shakes hands, and says nothing yet. Returns what a proof has to sign as well.
     pub async fn shake(stream: TcpStream) -> io::Result<(Self, [u8; 32])> {
-        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-        let builder = builder.with_protocol_versions(&[&version::TLS13]).expect("ring has it");
-        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody));
-        let mut config = builder.with_no_client_auth();
-        config.alpn_protocols = VERSIONS.iter().map(|version| version.to_vec()).collect();
-        config.enable_sni = false;
-        let name = ServerName::try_from("verbatim").expect("a DNS name");
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        let stream = tls(stream, &VERSIONS).await?;
         let exporter = stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None);
         let exporter = exporter.map_err(io::Error::other)?;
         let (read, out) = tokio::io::split(stream);

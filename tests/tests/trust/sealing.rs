@@ -6,9 +6,11 @@ use crate::{FOLLOW_MAX, World};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
-use verbatim_fabric::tcp::JOIN_MAGIC;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC};
 use verbatim_proto::message::{LinkAnswer, LinkOffer, OpenFile, ReadReply, ReadRequest};
 use verbatim_proto::{ClientMessage, Code, FileId, LinkId, ServerMessage, WirePath};
+use verbatim_tests::frames;
 use verbatim_tests::http::{get, series};
 use verbatim_tests::proxy::{Direction, Harm, Kind, Proxy, Rule};
 use verbatim_tests::raw::Raw;
@@ -164,4 +166,106 @@ fn the_secret_of_a_link_lets_one_connection_in() {
     first.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let kind = first.read(&mut [0; 1]).expect_err("it stays").kind();
     assert_eq!(kind, std::io::ErrorKind::WouldBlock);
+}
+
+/// How long a server may take to hang up: what was not let in waits for nothing.
+const HANG_UP_MAX: Duration = Duration::from_secs(20);
+
+/// The protocol of data connections inside TLS.
+const DATA_PROTOCOL: &[u8] = b"verbatim-data/1";
+
+/// A data connection inside TLS, by hand.
+struct Sealed {
+    runtime: tokio::runtime::Runtime,
+    stream: tokio_rustls::client::TlsStream<tokio::net::TcpStream>,
+}
+
+impl Sealed {
+    /// Shakes hands, and says this secret, or a part of it.
+    fn bring(world: &World, protocol: &[u8], secret: &[u8]) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let stream = runtime.block_on(async {
+            let mut stream = tokio::net::TcpStream::connect(world.serve.address).await?;
+            stream.write_all(&SEALED_MAGIC).await?;
+            let mut stream = frames::tls(stream, &[protocol]).await?;
+            stream.write_all(secret).await?;
+            stream.flush().await?;
+            Ok::<_, std::io::Error>(stream)
+        })?;
+        Ok(Self { runtime, stream })
+    }
+
+    /// Says that nothing more comes.
+    fn shut(&mut self) {
+        self.runtime.block_on(self.stream.shutdown()).expect("it is open");
+    }
+
+    /// Whether the server hangs up within some time. It says nothing of its own on a link.
+    fn is_closed_within(&mut self, limit: Duration) -> bool {
+        self.runtime.block_on(async {
+            let mut heard = [0; 1];
+            match tokio::time::timeout(limit, self.stream.read(&mut heard)).await {
+                Ok(Ok(bytes)) => {
+                    assert_eq!(bytes, 0, "the server says something");
+                    true
+                }
+                Ok(Err(_)) => true,
+                Err(_) => false,
+            }
+        })
+    }
+}
+
+/// Whether the server lets nobody in who brings this.
+fn is_refused(world: &World, secret: &[u8]) -> bool {
+    let brought = Sealed::bring(world, DATA_PROTOCOL, secret);
+    brought.expect("a handshake").is_closed_within(HANG_UP_MAX)
+}
+
+#[test]
+fn the_secret_of_a_sealed_link_lets_one_connection_in() {
+    let world = World::configured(TOML);
+    marked(&world, "in");
+    let options = world.options();
+    let mut raw = Raw::connect(&options);
+    open(&mut raw, 1, "secret/small").unwrap();
+    let sealed = |raw: &mut Raw, index| match attach(raw, index) {
+        LinkAnswer::Sealed(answer) => answer.secret.0,
+        other => panic!("it is not sealed: {other:?}"),
+    };
+    // Altered; and cut off.
+    let secret = sealed(&mut raw, 0);
+    let mut altered = secret;
+    altered[31] ^= 1;
+    assert!(is_refused(&world, &altered), "an altered secret was let in");
+    let mut cut = Sealed::bring(&world, DATA_PROTOCOL, &secret[..31]).unwrap();
+    cut.shut();
+    assert!(cut.is_closed_within(HANG_UP_MAX), "a part of a secret was let in");
+    // In a session of another protocol: neither end takes one for the other.
+    let control = Sealed::bring(&world, b"verbatim/5", &secret);
+    assert!(control.is_err(), "a data connection may speak as control");
+    // That of a plain link of another session, inside TLS.
+    let mut other = Raw::connect(&options);
+    open(&mut other, 1, "data/small").unwrap();
+    let LinkAnswer::Tcp { secret: plain } = attach(&mut other, 0) else { panic!("it is sealed") };
+    assert!(is_refused(&world, &plain.0), "the secret of a plain link was let in");
+    // That of a link which was asked for anew since.
+    let older = sealed(&mut raw, 1);
+    let link = LinkId { index: 1, epoch: 1 };
+    raw.say(ClientMessage::Attach { link, offer: LinkOffer::Tcp });
+    raw.hear("link", |message| matches!(message, ServerMessage::Attached { .. }).then_some(()));
+    assert!(is_refused(&world, &older), "the secret of an older link was let in");
+    // As it is: once, and while that connection is there not again.
+    let mut first = Sealed::bring(&world, DATA_PROTOCOL, &secret).unwrap();
+    let links = || get(world.serve.metrics.expect("it shows metrics"), "/metrics").body;
+    wait_for("the server counts the connection as a link", FOLLOW_MAX, || {
+        when(links(), |text| series(text, LINKS) >= Some(1.0)).map_err(Text)
+    });
+    assert!(is_refused(&world, &secret), "a secret was good twice");
+    assert!(!first.is_closed_within(Duration::from_millis(100)), "it does not stay");
+    // Of a session that has ended, whose link ends with it.
+    let left = sealed(&mut raw, 2);
+    raw.say(ClientMessage::Bye);
+    assert!(first.is_closed_within(HANG_UP_MAX), "a link outlives its session");
+    assert!(is_refused(&world, &left), "the secret of a session that ended was let in");
 }
