@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use verbatim_control::TOKEN_VARIABLE;
 use verbatim_files::mounts::unescape;
 
 /// What the kernel calls mounts of this command.
@@ -208,6 +209,7 @@ fn take_away(path: &Path, lazily: bool) -> Result<(), PlaceError> {
 fn by_helper(path: &Path, lazily: bool) -> io::Result<()> {
     let flags = if lazily { "-uzq" } else { "-uq" };
     let mut command = Command::new("fusermount3");
+    command.env_remove(TOKEN_VARIABLE);
     command.arg(flags).arg("--").arg(path).stdin(Stdio::null()).stderr(Stdio::null());
     match command.status()?.success() {
         true => Ok(()),

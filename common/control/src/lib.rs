@@ -50,7 +50,7 @@ pub use known::{Known, KnownServers};
 pub use local::LocalDoor;
 pub use outbox::{Expected, Outbox, Unread};
 pub use parse_error::ParseError;
-pub use settings::ClientSettings;
+pub use settings::{ClientSettings, TOKEN_VARIABLE};
 pub use tls::SENT_AWAY;
 pub use tokens::{Grant, Token, TokenStore, Tokens, unix_now};
 pub use trust::Trust;

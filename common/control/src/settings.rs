@@ -136,8 +136,8 @@ impl std::fmt::Debug for Server {
 /// Names the file of a token.
 const FILE_VARIABLE: &str = "RDMA_TOKEN_FILE";
 
-/// Holds a token itself.
-const TOKEN_VARIABLE: &str = "RDMA_TOKEN";
+/// Holds a token itself. Commands that need none are started without it.
+pub const TOKEN_VARIABLE: &str = "RDMA_TOKEN";
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,7 @@ mod owners;
 mod quotas;
 mod reloading;
 mod sealing;
+mod secrets;
 mod tokens;
 
 use std::fs;

@@ -25,6 +25,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
+use verbatim_control::TOKEN_VARIABLE;
 use verbatim_server::config::Config;
 use verbatim_server::{ServerError, check, check_metrics, take_port};
 use verbatim_telemetry::notify::Notifier;
@@ -281,6 +282,8 @@ impl Served {
         let mut text = File::from(text);
         text.write_all(self.text.as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
+        // A server has no use for it, and shows its environment to the user it becomes.
+        command.env_remove(TOKEN_VARIABLE);
         command.arg0(NAME).args(std::env::args_os().skip(1)).stdin(Stdio::from(port));
         command.env(KEPT_CONFIG, format!("/proc/self/fd/{}", text.as_raw_fd()));
         command.env(KEPT_BY, std::process::id().to_string()).spawn()
