@@ -4,6 +4,7 @@
 //! and never touches what it names: the binary lays its flags over the public
 //! fields, then calls `Config::check`.
 
+mod file;
 mod ranges;
 mod rdma;
 mod state;
@@ -18,7 +19,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use verbatim_files::limit::processors;
-use verbatim_proto::Fault;
 use verbatim_proto::units::{device_workers_for, workers_for};
 use verbatim_telemetry::Format;
 
@@ -102,11 +102,7 @@ impl Config {
         let service = Path::new(SERVICE_CONFIG);
         let path = asked.or_else(|| service.exists().then_some(service));
         let Some(path) = path else { return Ok(Default::default()) };
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            let what = format!("cannot read {}", path.display());
-            ConfigError::Unreadable { text: Fault::from_io(what, &error).text }
-        })?;
-        Ok((text, path.display().to_string()))
+        Ok((file::text_of(path)?, path.display().to_string()))
     }
 
     /// Reads and checks a configuration; `origin` is where errors say it came from.

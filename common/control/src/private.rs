@@ -3,6 +3,7 @@
 //! never looks at the content. The modules that keep keys call it.
 
 use crate::ControlError;
+use rustix::fs::{FileType, FsWord, Mode, OFlags, statfs};
 use std::{
     fs::{DirBuilder, File, Metadata, Permissions, TryLockError},
     io::{self, Read, Write},
@@ -46,14 +47,14 @@ pub(crate) fn replace_held(path: &Path, bytes: &[u8]) -> Result<File, ControlErr
 
 /// Returns whether somebody holds a file that was written so.
 pub(crate) fn is_held(path: &Path) -> bool {
-    let tried = File::open(path).map(|file| file.try_lock_shared());
+    let tried = open_readable(path).map(|file| file.try_lock_shared());
     matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
 }
 
 /// Removes a file that was written so and that nobody holds any more. What took its place in the
 /// meantime stays.
 pub(crate) fn remove_left(path: &Path) -> io::Result<()> {
-    let left = File::open(path)?;
+    let left = open_readable(path)?;
     // Kept until it is gone.
     if left.try_lock().is_ok() && left.metadata()?.ino() == std::fs::metadata(path)?.ino() {
         std::fs::remove_file(path)?;
@@ -153,12 +154,38 @@ fn stage(path: &Path, bytes: &[u8]) -> Result<NamedTempFile, ControlError> {
 
 /// Opens a file and looks at what was opened, so that nobody can swap it in between.
 fn open(path: &Path) -> Result<Option<(File, Metadata)>, ControlError> {
-    match File::open(path).and_then(|file| file.metadata().map(|metadata| (file, metadata))) {
+    match open_readable(path).and_then(|file| file.metadata().map(|metadata| (file, metadata))) {
         Ok(opened) => Ok(Some(opened)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(cannot("read", path, &e)),
     }
 }
+
+/// Opens what can be read to its end: a regular file, or a pipe without a name, as a shell has it
+/// for `<(command)`. A pipe of a file system would be waited for, and to open a device is to use
+/// it: whoever may write to the folder could have root do that. Takes one descriptor.
+fn open_readable(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    for _ in 0..LOOKS_MAX {
+        let looked = rustix::fs::stat(path)?;
+        let is_nameless = || statfs(path).is_ok_and(|it| it.f_type == PIPEFS_MAGIC);
+        let more = match FileType::from_raw_mode(looked.st_mode) {
+            FileType::RegularFile => OFlags::NONBLOCK,
+            FileType::Fifo if is_nameless() => OFlags::empty(),
+            FileType::Directory => return Err(io::ErrorKind::IsADirectory.into()),
+            _ => return Err(io::Error::other("it is not a regular file")),
+        };
+        let file = File::from(rustix::fs::open(path, flags | more, Mode::empty())?);
+        let now = rustix::fs::fstat(&file)?;
+        if (now.st_dev, now.st_ino) == (looked.st_dev, looked.st_ino) {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::other("it is replaced all the time"))
+}
+
+/// How often a name is looked at that is another file when it is opened.
+const LOOKS_MAX: usize = 16;
 
 fn read_bounded(path: &Path, file: File) -> Result<Vec<u8>, ControlError> {
     // As long as it will be: what a vector grows out of is left behind, and it may be a secret.
@@ -195,6 +222,9 @@ fn cannot(verb: &str, path: &Path, error: &io::Error) -> ControlError {
     ControlError::local(format!("cannot {verb} {}", path.display()), error)
 }
 
+/// The file system of pipes that have no name.
+const PIPEFS_MAGIC: FsWord = 0x5049_5045;
+
 /// Room behind what is expected, so that its end is found without growing.
 const ROOM_BYTES: usize = 64;
 
@@ -204,6 +234,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_folder_that_stays_somebody_elses_is_given_up() {
@@ -240,7 +271,26 @@ mod tests {
 
     #[test]
     fn a_file_without_end_is_not_read_to_its_end() {
-        let error = read_public(Path::new("/dev/zero")).unwrap_err();
+        let file = NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 40).unwrap();
+        let error = read_public(file.path()).unwrap_err();
         assert!(error.to_string().contains("larger than"), "{error}");
+    }
+
+    #[test]
+    fn devices_and_pipes_with_a_name_are_not_opened_and_a_pipe_of_a_shell_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
+        for path in [&*pipe, Path::new("/dev/zero"), Path::new("/dev/tty")] {
+            let error = read_public(path).unwrap_err();
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+        }
+        let (from, mut to) = io::pipe().unwrap();
+        to.write_all(b"text").unwrap();
+        drop(to);
+        let path = format!("/proc/self/fd/{}", from.as_raw_fd());
+        assert_eq!(read_public(Path::new(&path)).unwrap().unwrap(), b"text");
     }
 }

@@ -6,8 +6,7 @@ use crate::{FOLLOW_MAX, World, folders};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use std::io::{Read, Write};
 use std::net::{SocketAddrV4, TcpStream};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbatim_control::SENT_AWAY;
@@ -324,21 +323,25 @@ fn a_server_cannot_gain_privileges() {
 
 #[test]
 fn a_server_stops_although_a_job_of_it_hangs() {
-    let mut world = World::new(&[]);
-    // Its keys are in a pipe that somebody keeps open and never writes to: who reads it waits.
-    let keys = world.home.state().join("authorized_keys");
-    let _ = std::fs::remove_file(&keys);
-    let made = std::process::Command::new("mkfifo").arg(&keys).status().unwrap();
-    assert!(made.success());
-    let open = || std::fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&keys);
-    let what = "the server opens the pipe in the place of its keys, to read them";
-    let _pipe = wait_for(what, FOLLOW_MAX, || open().map_err(|e| (e, world.serve.report())));
+    // Its keys are in a pipe that somebody keeps open and writes no more to: who reads it waits.
+    // It has no name, because one that has is not opened.
+    let (pipe, mut keys) = std::io::pipe().unwrap();
+    let standard_input = format!("/proc/{}/fd/{}", std::process::id(), pipe.as_raw_fd());
+    let wrapper = ["sh", "-c", "exec \"$@\" <\"$0\"", &standard_input];
+    let (dir, home) = (folders(), Arc::new(Home::new().wrapped(&wrapper)));
+    let serve = World::start(&home, &dir, &[]);
+    let mut world = World { serve, dir, home };
+    keys.write_all(b"#").unwrap();
+    let file = world.home.state().join("authorized_keys");
+    let _ = std::fs::remove_file(&file);
+    std::os::unix::fs::symlink("/proc/self/fd/0", &file).unwrap();
+    wait_for("the server reads what is in the pipe in the place of its keys", FOLLOW_MAX, || {
+        let left = rustix::io::ioctl_fionread(&pipe);
+        seen(left == Ok(0), (left, world.serve.report()))
+    });
     let begin = Instant::now();
     world.serve.signal(Signal::TERM);
     world.serve.said(" stopped");
     assert_eq!(world.serve.end(), Some(0));
     assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
 }
-
-/// Opening for writing fails unless somebody reads.
-const O_NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;

@@ -13,6 +13,7 @@ mod giving;
 mod limits;
 mod memory;
 mod owners;
+mod parent;
 mod quotas;
 mod reloading;
 mod sealing;
