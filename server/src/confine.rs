@@ -120,6 +120,48 @@ impl User {
     }
 }
 
+/// Gives up the capabilities that no server uses, where it stays root. With these Landlock is no
+/// bound: they load modules, and show the environment of every process, that of a parent among
+/// them.
+pub fn give_up_capabilities(config: &Config) -> rustix::io::Result<()> {
+    let has_privileged_xattrs = config.exports.iter().any(|it| it.allow_security_xattrs);
+    let mut kept = !UNUSED;
+    kept.set(CapabilitySet::SYS_ADMIN, has_privileged_xattrs);
+    let CapabilitySets { effective, permitted, inheritable } = thread::capabilities(None)?;
+    let sets = CapabilitySets {
+        effective: effective & kept,
+        permitted: permitted & kept,
+        inheritable: inheritable & kept,
+    };
+    thread::set_capabilities(None, sets)
+}
+
+/// What no server uses. `SYS_ADMIN` is used for `trusted.*` and `security.*` attributes alone.
+const UNUSED: CapabilitySet = CapabilitySet::KILL
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::LINUX_IMMUTABLE)
+    .union(CapabilitySet::SYS_MODULE)
+    .union(CapabilitySet::SYS_RAWIO)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::SYS_PACCT)
+    .union(CapabilitySet::SYS_BOOT)
+    .union(CapabilitySet::SYS_TIME)
+    .union(CapabilitySet::SYS_TTY_CONFIG)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::AUDIT_WRITE)
+    .union(CapabilitySet::AUDIT_CONTROL)
+    .union(CapabilitySet::MAC_OVERRIDE)
+    .union(CapabilitySet::MAC_ADMIN)
+    .union(CapabilitySet::SYSLOG)
+    .union(CapabilitySet::WAKE_ALARM)
+    .union(CapabilitySet::AUDIT_READ)
+    .union(CapabilitySet::PERFMON)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::CHECKPOINT_RESTORE);
+
 fn cannot(user: &str, why: &str) -> ConfigError {
     let why = why.to_owned();
     ConfigError::User { user: user.to_owned(), why }

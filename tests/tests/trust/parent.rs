@@ -4,6 +4,7 @@
 use crate::process::{Home, NOBODY, Serve, Signal, Text, seen, skip, wait_for, when};
 use crate::{FOLLOW_MAX, text};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -192,4 +193,56 @@ fn a_storm_of_signals_leaves_one_server_that_serves_and_ends() {
         seen(count == 1 && served.code == Some(0), (children(), served))
     });
     assert_eq!(kept.stop(), Some(0));
+}
+
+/// What the descriptors of a process lead to.
+fn descriptors(id: u32) -> Vec<String> {
+    let list = fs::read_dir(format!("/proc/{id}/fd")).expect("it runs").flatten();
+    let targets = list.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let names = targets.map(|target| target.to_string_lossy().into_owned());
+    names.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+#[test]
+fn a_confined_child_reaches_nothing_of_its_parent() {
+    let name = "a_confined_child_reaches_nothing_of_its_parent";
+    if !rustix::process::geteuid().is_root() {
+        return skip(name, "needs root");
+    }
+    let kept = Kept::start("");
+    if !kept.serve.log().contains("confined by Landlock") {
+        return skip(name, "no Landlock here");
+    }
+    let (parent, child) = (kept.serve.id(), kept.child());
+    // Both have the port, what they log to, and what whoever runs this test left open.
+    let (of_parent, of_test) = (descriptors(parent), descriptors(std::process::id()));
+    let shared: Vec<String> = descriptors(child)
+        .into_iter()
+        .filter(|target| of_parent.contains(target) && !of_test.contains(target))
+        .filter(|target| target != "/dev/null" && !target.starts_with("anon_inode"))
+        .collect();
+    assert!(shared.len() == 1 && shared[0].starts_with("socket:"), "{shared:?}");
+    // What Landlock does not bound: who has these shows every environment, and loads modules.
+    let status = fs::read_to_string(format!("/proc/{child}/status")).expect("it runs");
+    let bits = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
+    let bits = u64::from_str_radix(bits.expect("a line").trim(), 16).expect("bits");
+    for (number, name) in
+        [(16, "sys_module"), (19, "sys_ptrace"), (21, "sys_admin"), (38, "perfmon")]
+    {
+        assert_eq!(bits >> number & 1, 0, "{name} is kept: {bits:x}");
+    }
+    // The child reads its tokens by a name that leads to its parent, of the same user: root.
+    let tokens = kept.home.state().join("tokens.toml");
+    for (number, below) in ["environ", "mem"].into_iter().enumerate() {
+        let _ = fs::remove_file(&tokens);
+        symlink(format!("/proc/{parent}/{below}"), &tokens).expect("a link");
+        let log = kept.serve.logged("keys not read", 2 * number + 1);
+        let line = log.lines().rfind(|line| line.contains("keys not read")).expect("logged");
+        assert!(line.contains("ermission denied"), "{below}: {line}");
+        // What is said twice is logged once: something else between.
+        fs::remove_file(&tokens).expect("ours");
+        fs::write(&tokens, "no list").expect("a file");
+        fs::set_permissions(&tokens, PermissionsExt::from_mode(0o600)).expect("ours");
+        kept.serve.logged("keys not read", 2 * number + 2);
+    }
 }

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
-use verbatim_server::confine::{RulesetStatus, User, confine};
+use verbatim_server::confine::{RulesetStatus, User, confine, give_up_capabilities};
 use verbatim_server::export::{ExportSpec, Mode};
 use verbatim_server::{
     Devices, Ending, FILE_THREADS_MAX, Server, ServerError, ServerOptions, span, take_port,
@@ -264,6 +264,10 @@ fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<
             Ok(status) => tracing::info!(?status, "confined by Landlock"),
             Err(error) => tracing::warn!(%error, "not confined"),
         }
+    }
+    // Behind Landlock, which old kernels let only those set who have them.
+    if let Err(error) = give_up_capabilities(&config) {
+        tracing::warn!(%error, "capabilities are not given up");
     }
     Ok(Kept { config, port, devices })
 }
