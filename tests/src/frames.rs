@@ -57,7 +57,7 @@ pub async fn tls(stream: TcpStream, protocols: &[&[u8]]) -> io::Result<TlsStream
 impl Frames {
     /// Shakes hands, and says nothing yet. Returns what a proof has to sign as well.
     pub async fn shake(stream: TcpStream) -> io::Result<(Self, [u8; 32])> {
-        let stream = tls(stream, &VERSIONS).await?;
+        let stream = tls(stream, VERSIONS).await?;
         let exporter = stream.get_ref().1.export_keying_material([0; 32], EXPORTER_LABEL, None);
         let exporter = exporter.map_err(io::Error::other)?;
         let (read, out) = tokio::io::split(stream);

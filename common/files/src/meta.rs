@@ -185,15 +185,20 @@ pub fn apply(
     }
     set(late, &mut mode, &mut dropped)?;
     if owner.is_none() && kind == Kind::File && mode & 0o6000 != 0 {
-        // Who may set modes of what is another's must not give another's file these bits.
-        let now = rustix::fs::fstat(&fd).map_err(|e| fault("the mode", e))?;
-        let narrowed = mode_of_existing(mode, (now.st_uid, now.st_gid), rules);
-        dropped.special_bits |= u64::from(narrowed != mode);
-        mode = narrowed;
+        let allowed = narrowed(&fd, mode, rules).map_err(|e| fault("the mode", e))?;
+        dropped.special_bits |= u64::from(allowed != mode);
+        mode = allowed;
     }
     fchmod(&fd, Mode::from_raw_mode(mode)).map_err(|e| fault("the mode", e))?;
     futimens(&fd, &times(meta)).map_err(|e| fault("the times", e))?;
     Ok(dropped)
+}
+
+/// What of a mode a file gets that keeps its owner: who may set modes of what is another's must
+/// not give another's file setuid and setgid bits.
+fn narrowed(fd: impl AsFd, mode: u32, rules: &Rules) -> Result<u32, Errno> {
+    let now = rustix::fs::fstat(fd)?;
+    Ok(mode_of_existing(mode, (now.st_uid, now.st_gid), rules))
 }
 
 /// Removes the attributes that the rules would let arrive, and that this metadata does not have:
