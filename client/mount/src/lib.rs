@@ -35,6 +35,7 @@ mod tree;
 mod walk;
 mod watch;
 
+pub use cache::CacheError;
 pub use fill::Fill;
 pub use place::PlaceError;
 
@@ -106,7 +107,10 @@ pub enum MountError {
     /// The mount point or the device is not what it must be.
     #[error("{0}")]
     Place(#[from] PlaceError),
-    /// The source or the cache cannot be used.
+    /// The cache cannot be used.
+    #[error("{0}")]
+    Cache(#[from] CacheError),
+    /// The source cannot be used.
     #[error("{0}")]
     Fault(#[from] Fault),
 }
@@ -122,9 +126,7 @@ impl MountError {
         match self {
             Self::Client(error) => error.hint(),
             Self::Place(error) => Some(error.hint()),
-            Self::Fault(fault) if fault.code == Code::Limit => {
-                Some("give this mount a cache of its own with --cache DIR".into())
-            }
+            Self::Cache(error) => error.hint(),
             Self::Fault(fault) if fault.code == Code::LinkLost => {
                 Some("mount it once while the server is there, with the same --cache".into())
             }

@@ -32,7 +32,7 @@ fn apart(test: &str) -> bool {
 fn disk(mib: usize) -> Arc<TempDir> {
     let at = Arc::new(tempfile::tempdir().expect("a folder"));
     let mut command = Command::new("mount");
-    command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "verbatim-test-cache"]);
+    command.args(["-t", "tmpfs", "-o", &format!("size={mib}m,mode=700"), "verbatim-test-cache"]);
     let made = command.arg(at.path()).output().expect("mount runs");
     assert!(made.status.success(), "{made:?}");
     at

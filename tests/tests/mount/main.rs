@@ -2,13 +2,14 @@
 //! FUSE: what readers get (`reading`), and fio (`fio`), and the loaders of a training run
 //! (`loader`), of sparse files (`holes`), whose files are (`owning`), what is fetched for
 //! whom (`patterns`), what they get when the source or the cache changes (`changing`) or
-//! the cache was damaged (`damaged`), when the server or the daemon is lost (`losing`),
-//! when the disk of the cache is full (`full`), how a mount comes and goes (`living`), and
-//! how the system makes it (`system`). A stage of its own in `tests/run`; where /dev/fuse
-//! cannot be used every test says so and is skipped.
+//! the cache was damaged (`damaged`) or is not this user's alone (`cache_owner`), when the
+//! server or the daemon is lost (`losing`), when the disk of the cache is full (`full`), how
+//! a mount comes and goes (`living`), and how the system makes it (`system`). A stage of its
+//! own in `tests/run`; where /dev/fuse cannot be used every test says so and is skipped.
 
 #![forbid(unsafe_code)]
 
+mod cache_owner;
 mod changing;
 mod damaged;
 mod detaching;

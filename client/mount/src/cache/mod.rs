@@ -6,6 +6,7 @@
 
 mod blocks;
 mod file;
+mod folder;
 mod names;
 mod notes;
 mod plain;
@@ -16,6 +17,7 @@ mod zeros;
 
 pub use blocks::{BLOCK_BYTES, FILE_BYTES_MAX, block_extent};
 pub use file::CacheFile;
+pub use folder::CacheError;
 
 use plain::Plain;
 use room::Oldest;
@@ -69,18 +71,19 @@ struct Open {
 }
 
 impl Cache {
-    /// Comes into a cache. Looks at nothing in it: it may be a million files.
-    pub fn open(folder: &Path, bytes_max: u64) -> Result<Self, Fault> {
+    /// Comes into a cache that nobody else may write to. Looks at no version in it: they may be a
+    /// million files.
+    pub fn open(folder: &Path, bytes_max: u64) -> Result<Self, CacheError> {
+        let folder = &folder::make_or_check(folder)?;
         let cannot = |e: &io::Error| {
             Fault::from_io(format!("cannot use {} as a cache", folder.display()), e)
         };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| cannot(&e))?;
         // Looked at before: what is uncounted then, nobody of this boot was at.
         let is_new = is_new(folder);
         let plain = Plain::learn(folder);
         let Some(mut share) = Share::join(folder, plain).map_err(|e| cannot(&e))? else {
             let text = format!("{SHARERS_MAX} mounts use the cache {} already", folder.display());
-            return Err(Fault::new(Code::Limit, text));
+            return Err(CacheError::Full(Fault::new(Code::Limit, text)));
         };
         // What is kept from here on is counted as it comes, and is not to be found as well.
         if share.uncounted && is_new {

@@ -1,0 +1,169 @@
+//! The folder of a cache, before anything in it is used: it must belong to the user of
+//! this process, and nobody else may write to it, nor to the folders that are in it.
+//! Otherwise another user could exchange what is kept there, or have it written
+//! elsewhere. Makes the folder where there is none; never changes an owner or a mode.
+
+use rustix::process::geteuid;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use verbatim_proto::{Code, Fault};
+
+/// The bits that let the group and others write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// The bit that keeps users from removing the files of others.
+const STICKY: u32 = 0o1000;
+
+/// Why a cache cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Another user owns its folder, or may write to it.
+    #[error("cannot use {} as a cache: {} belongs to user {owner} and its mode is {mode:04o}, {why}",
+        cache.display(), folder.display(), why = why(*owner, *user))]
+    Unsafe {
+        /// The folder of the cache, where links have led to.
+        cache: PathBuf,
+        /// That folder, or one in it.
+        folder: PathBuf,
+        /// The owner of the folder.
+        owner: u32,
+        /// Its permission bits.
+        mode: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// As many mounts use it as may.
+    #[error("{0}")]
+    Full(Fault),
+    /// Anything else.
+    #[error("{0}")]
+    Fault(#[from] Fault),
+}
+
+fn why(owner: u32, user: u32) -> String {
+    match owner == user {
+        true => "so other users may write to it".into(),
+        false => format!("and this is user {user}"),
+    }
+}
+
+impl CacheError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let another = "give another folder with --cache DIR";
+        match self {
+            Self::Unsafe { folder, mode, .. } if mode & STICKY != 0 && mode & OTHERS_WRITE != 0 => {
+                Some(format!("give a folder in it: --cache {}/NAME", folder.display()))
+            }
+            Self::Unsafe { folder, owner, user, .. } if owner == user => {
+                Some(format!("chmod go-w {}, or {another}", folder.display()))
+            }
+            Self::Unsafe { folder, user, .. } => {
+                Some(format!("chown {user} {}, or {another}", folder.display()))
+            }
+            Self::Full(_) => Some("give this mount a cache of its own with --cache DIR".into()),
+            Self::Fault(_) => None,
+        }
+    }
+}
+
+/// Makes the folder of a cache, where there is none, or looks at it. Returns where it is, without
+/// links: whoever can change a link could lead the cache elsewhere later.
+pub(super) fn make_or_check(given: &Path) -> Result<PathBuf, CacheError> {
+    let cannot =
+        |e: io::Error| Fault::from_io(format!("cannot use {} as a cache", given.display()), &e);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(given).map_err(cannot)?;
+    let cache = given.canonicalize().map_err(cannot)?;
+    check(&cache, &cache, &fs::metadata(&cache).map_err(cannot)?)?;
+    // From here on nobody else can exchange what is in it, but may have done so before.
+    for entry in fs::read_dir(&cache).map_err(cannot)? {
+        let inner = entry.map_err(cannot)?.path();
+        let found = match fs::symlink_metadata(&inner) {
+            // Another mount removes files.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => found.map_err(cannot)?,
+        };
+        if found.is_symlink() {
+            // No mount makes one. Where it leads to is left alone.
+            fs::remove_file(&inner).map_err(cannot)?;
+        } else if found.is_dir() {
+            check(&cache, &inner, &found)?;
+        }
+    }
+    Ok(cache)
+}
+
+/// Refuses a folder that another user owns or may write to.
+fn check(cache: &Path, folder: &Path, found: &Metadata) -> Result<(), CacheError> {
+    let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
+    if !found.is_dir() {
+        let text = format!("cannot use {} as a cache: it is not a folder", folder.display());
+        return Err(Fault::new(Code::NotFolder, text).into());
+    }
+    if owner == user && mode & OTHERS_WRITE == 0 {
+        return Ok(());
+    }
+    let (cache, folder) = (cache.to_owned(), folder.to_owned());
+    Err(CacheError::Unsafe { cache, folder, owner, mode, user })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn set(folder: &Path, mode: u32) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode)).expect("sets");
+    }
+
+    /// What is said of a folder, and the hint.
+    fn refusal(folder: &Path) -> (String, String) {
+        let error = make_or_check(folder).expect_err("it is refused");
+        (error.to_string(), error.hint().expect("it has a hint"))
+    }
+
+    #[test]
+    fn a_folder_that_the_group_or_others_may_write_to_is_refused() {
+        let dir = tempfile::tempdir().expect("folder");
+        let cache = dir.path().join("a/b");
+        let made = make_or_check(&cache).expect("is made");
+        assert_eq!(fs::metadata(&made).expect("is there").mode() & 0o7777, 0o700);
+        let shown = made.display();
+        for mode in [0o770, 0o702, 0o777] {
+            set(&made, mode);
+            let (said, hint) = refusal(&cache);
+            assert!(said.contains(&format!("{shown} belongs to user")), "{said}");
+            assert!(said.contains(&format!("mode is {mode:04o}")), "{said}");
+            assert!(hint.starts_with(&format!("chmod go-w {shown},")), "{hint}");
+        }
+        set(&made, 0o1777);
+        assert!(refusal(&cache).1.contains(&format!("--cache {shown}/NAME")), "{shown}");
+        for mode in [0o755, 0o1755, 0o700] {
+            set(&made, mode);
+            make_or_check(&cache).expect("nobody else may write to it");
+        }
+        // One that is in it counts as well.
+        let part = made.join("ab");
+        fs::create_dir(&part).expect("makes");
+        set(&part, 0o777);
+        assert!(refusal(&cache).1.contains(&format!("chmod go-w {}", part.display())));
+    }
+
+    #[test]
+    fn a_link_is_followed_to_the_folder_that_is_used_and_one_in_the_cache_goes() {
+        let dir = tempfile::tempdir().expect("folder");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("outside")).expect("makes");
+        fs::create_dir(at("cache")).expect("makes");
+        symlink("cache", at("link")).expect("links");
+        symlink(at("outside"), at("cache/ab")).expect("links");
+        let found = make_or_check(&at("link")).expect("is ours");
+        assert_eq!(found, at("cache").canonicalize().expect("is there"));
+        assert!(!at("cache/ab").is_symlink() && at("outside").is_dir());
+        set(&at("cache"), 0o777);
+        let said = refusal(&at("link")).0;
+        assert!(said.contains(&found.display().to_string()), "{said}");
+    }
+}
