@@ -33,8 +33,8 @@ impl<M: Serialize> Sender<M> {
         self.send_frame(&wire::encode(message)?).await
     }
 
-    /// The same of one that is encoded already.
-    pub(crate) async fn send_frame(&mut self, frame: &[u8]) -> Result<(), ControlError> {
+    /// The same of one that is encoded already, with its length in front.
+    pub async fn send_frame(&mut self, frame: &[u8]) -> Result<(), ControlError> {
         self.unsent.extend_from_slice(frame);
         if self.unsent.len() - self.written < UNSENT_BYTES_MAX {
             return Ok(());

@@ -2,7 +2,6 @@
 //! little, and tells pages that were not awaited. Each ends the session with the
 //! server's misbehaviour as its cause, and never as if all were done.
 
-use crate::servers::{Liar, Script, folder_of};
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use verbatim_proto::{
     Code, Filter, Habits, Keeps, Meta, MirrorReply, MirrorRequest, Node, Resolution, Twin,
     WirePath, plan,
 };
+use verbatim_tests::liar::{Liar, Script, folder_of};
 use verbatim_tests::pair::{Backend, Pair};
 
 /// How long a mirror may take here; a lie must not make it wait.

@@ -6,87 +6,16 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-use tokio::net::{TcpListener, TcpStream};
 use verbatim_client::{Replace, Rules};
-use verbatim_control::{Acceptor, Fingerprint, Policy, ServerIdentity};
-use verbatim_fabric::tcp::JOIN_MAGIC;
 use verbatim_proto::message::{
     ClientMessage, Entry, EntryKind, FileInfo, JoinSecret, Lease, LinkAnswer, LinkId, Piece,
-    ReadReply, ReadRequest, ServerMessage, Welcome,
+    ReadReply, ReadRequest, ServerMessage,
 };
-use verbatim_proto::{
-    Code, Digest, Extent, Fault, MirrorReply, MirrorRequest, Region, WindowId, WirePath,
-};
+use verbatim_proto::{Code, Digest, Extent, Fault, Region, WindowId, WirePath};
+use verbatim_tests::liar::{Liar, Script, entry, folder_of};
 use verbatim_tests::pair::{Backend, Copied, Pair};
-
-/// Connections a liar takes at most; a client that comes back for more is not what is tested.
-const CONNECTIONS_MAX: usize = 16;
-
-/// A server that says what its script says.
-pub struct Liar {
-    pub port: u16,
-    pub fingerprint: Fingerprint,
-    _state: TempDir,
-    _thread: JoinHandle<()>,
-}
-
-/// What a liar answers to a message.
-pub type Script = fn(ClientMessage) -> Vec<ServerMessage>;
-
-impl Liar {
-    pub fn start(script: Script) -> Self {
-        let state = tempfile::tempdir().expect("a folder");
-        let identity = ServerIdentity::load_or_create(state.path()).expect("an identity");
-        let fingerprint = identity.fingerprint();
-        let policy = Policy { allow_anonymous: true, ..Policy::default() };
-        let acceptor = Acceptor::new(&identity, policy).expect("an acceptor");
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("binds");
-        listener.set_nonblocking(true).expect("as tokio wants it");
-        let port = listener.local_addr().expect("bound").port();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(async {
-                let listener = TcpListener::from_std(listener).expect("a listener");
-                let acceptor = Arc::new(acceptor);
-                for _ in 0..CONNECTIONS_MAX {
-                    let Ok((stream, _)) = listener.accept().await else { return };
-                    tokio::spawn(lie(acceptor.clone(), stream, script));
-                }
-            });
-        });
-        Self { port, fingerprint, _state: state, _thread: thread }
-    }
-}
-
-async fn lie(acceptor: Arc<Acceptor>, stream: TcpStream, script: Script) {
-    let mut first = [0];
-    if stream.peek(&mut first).await.is_err() || first[0] == JOIN_MAGIC[0] {
-        // A data connection: it is taken, and never answers.
-        return std::future::pending().await;
-    }
-    let Ok(mut accepted) = acceptor.accept(stream).await else { return };
-    let welcome = Welcome { agent: "liar".into(), session: 1, links_max: 2 };
-    let mut answers = vec![ServerMessage::Welcome(welcome)];
-    loop {
-        for answer in answers {
-            if accepted.sender.send(&answer).await.is_err() {
-                return;
-            }
-        }
-        if accepted.sender.flush().await.is_err() {
-            return;
-        }
-        match accepted.receiver.recv().await {
-            Ok(Some(message)) => answers = script(message),
-            _ => return,
-        }
-    }
-}
 
 /// Copies `ro/all` of a liar to `all`, where `prepare` was first; returns the pair, for its
 /// folders, and what became of the copy.
@@ -124,50 +53,8 @@ fn copy_by(
     (pair, copied)
 }
 
-fn path(text: &str) -> WirePath {
-    WirePath::parse(text.as_bytes()).expect("plain")
-}
-
-fn entry(at: &str, kind: EntryKind, size: u64) -> Entry {
-    Entry { path: path(at), kind, size, mode: 0o755, mtime_ns: 0, meta: None }
-}
-
 fn link_out(at: &str) -> Entry {
     entry(at, EntryKind::Symlink { target: b"../../outside".to_vec() }, 0)
-}
-
-/// The answers of an honest server that has a folder, up to the listing.
-pub fn folder_of(message: ClientMessage, entries: Vec<Entry>) -> Vec<ServerMessage> {
-    match message {
-        ClientMessage::Stat { request, look } => {
-            let folder = || entry("x", EntryKind::Folder, 0);
-            let folder = || Ok(Entry { path: WirePath::root(), ..folder() });
-            let answers = look.paths.iter().map(|_| folder()).collect();
-            vec![ServerMessage::Stated { request, answers }]
-        }
-        ClientMessage::Scan { request, .. } => {
-            vec![ServerMessage::Page { request, entries, faults: vec![], done: true }]
-        }
-        ClientMessage::Mirror(MirrorRequest::Begin { request, .. }) => {
-            let answer = Err(Fault::new(Code::NotFound, "no such folder"));
-            vec![ServerMessage::Mirror(MirrorReply::Begun { request, answer })]
-        }
-        ClientMessage::Attach { link, .. } => {
-            let answer = Ok(LinkAnswer::Tcp { secret: JoinSecret([7; 32]) });
-            vec![ServerMessage::Attached { link, answer }]
-        }
-        ClientMessage::Read(ReadRequest::Open { files }) => {
-            let info =
-                FileInfo { size: 0, mode: 0o644, mtime_ns: 0, allocated: 0, version: Some(1) };
-            let files = files.iter().map(|file| (file.file, Ok(info))).collect();
-            vec![ServerMessage::Read(ReadReply::Opened { files })]
-        }
-        ClientMessage::Read(ReadRequest::Close { files, .. }) => {
-            let files = files.iter().map(|file| (*file, Ok(None))).collect();
-            vec![ServerMessage::Read(ReadReply::Closed { files })]
-        }
-        _ => vec![],
-    }
 }
 
 #[test]

@@ -2,12 +2,12 @@
 //! Nothing of it may reach a terminal as it is: no escape sequence, no delete, no
 //! mark that turns the direction of what is written.
 
-use crate::servers::{Liar, Script, folder_of};
 use std::sync::Arc;
 use verbatim_proto::message::{ClientMessage, Entry, EntryKind, ServerMessage};
 use verbatim_proto::text::is_harmful;
 use verbatim_proto::{Code, Fault, MirrorReply, MirrorRequest, WirePath};
 use verbatim_tests::http::get;
+use verbatim_tests::liar::{Liar, Script, folder_of};
 use verbatim_tests::process::{Home, Running, Serve};
 
 /// Begins a title, clears the screen, in one byte too, deletes, and turns what follows round.
