@@ -35,9 +35,9 @@ pub type Script = fn(ClientMessage) -> Vec<ServerMessage>;
 
 /// What a liar in front of an honest server lies about, to all of its clients.
 pub trait Lie: Send + Sync + 'static {
-    /// Answers a message of the client itself; none to have the honest server answer.
-    fn asked(&self, _: &ClientMessage) -> Option<Vec<ServerMessage>> {
-        None
+    /// What of a message of the client the honest server hears, and what is answered for it.
+    fn asked(&self, message: ClientMessage) -> (Option<ClientMessage>, Vec<ServerMessage>) {
+        (Some(message), Vec::new())
     }
 
     /// Says this instead of what the honest server said.
@@ -149,16 +149,13 @@ async fn pass(
         answers = tokio::select! {
             message = receiver.recv() => {
                 let Ok(Some(message)) = message else { return };
-                match lie.asked(&message) {
-                    Some(answers) => answers,
-                    None => {
-                        let sent = ask.send(&message).await;
-                        if sent.is_err() || ask.flush().await.is_err() {
-                            return;
-                        }
-                        Vec::new()
-                    }
+                let (on, back) = lie.asked(message);
+                if let Some(message) = on
+                    && (ask.send(&message).await.is_err() || ask.flush().await.is_err())
+                {
+                    return;
                 }
+                back
             }
             message = hear.recv() => {
                 let Ok(Some(message)) = message else { return };

@@ -12,7 +12,7 @@ use super::opening::Opening;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use verbatim_client::part::{Haste, Landed};
 use verbatim_client::remote_fs::attributes::Facts;
 use verbatim_proto::message::FileInfo;
@@ -79,7 +79,7 @@ impl Content {
         facts: Facts,
         waits: bool,
     ) -> Result<Arc<CacheFile>, Refusal> {
-        let key = self.keys.of_content(path, &facts);
+        let (key, deadline) = (self.keys.of_content(path, &facts), self.line.deadline());
         if facts.shared().is_some() {
             // What it was while this was its only name is not what it is.
             let (this, alone) = (self.clone(), self.keys.of(path, ""));
@@ -107,11 +107,14 @@ impl Content {
         if waits {
             turn.haste.raise();
         }
-        let _turn = turn.lock.lock().await;
+        let Ok(_turn) = timeout_at(deadline, turn.lock.lock()).await else {
+            let text = format!("{path} was not opened in time");
+            return Err(Refusal::Fault(Fault::new(Code::TimedOut, text)));
+        };
         let found = self.cached(path, facts).await;
         match found.filter(|file| Some(file.version) != old) {
             Some(file) => Ok(file),
-            None => self.open_new(path, facts, key, &turn.haste).await,
+            None => self.open_new(path, facts, key, (&turn.haste, deadline)).await,
         }
     }
 
@@ -121,7 +124,7 @@ impl Content {
         path: &WirePath,
         facts: Facts,
         key: Key,
-        haste: &Haste,
+        (haste, until): (&Haste, Instant),
     ) -> Result<Arc<CacheFile>, Refusal> {
         if facts.size > FILE_BYTES_MAX {
             let text = format!("{path} has more than {FILE_BYTES_MAX} bytes");
@@ -132,7 +135,7 @@ impl Content {
         let deadline = Instant::now() + SETTLE_MAX;
         let (info, version, landed) = loop {
             let part = Part { size: facts.size, version: None, want };
-            let came = self.line.fetch(path, part, haste.clone()).await;
+            let came = self.line.fetch_by(until, path, part, haste.clone()).await;
             let Came { info, landed, .. } = match came {
                 Ok(came) => came,
                 Err(fault) if fault.code == Code::Changed => return Err(Refusal::Outdated),

@@ -104,7 +104,17 @@ impl Line {
 
     /// A part of a file, verified, of a file that did not change.
     pub async fn fetch(&self, path: &WirePath, part: Part, haste: Haste) -> Result<Came, Fault> {
-        let deadline = self.deadline();
+        self.fetch_by(self.deadline(), path, part, haste).await
+    }
+
+    /// The same until a deadline.
+    pub async fn fetch_by(
+        &self,
+        deadline: Instant,
+        path: &WirePath,
+        part: Part,
+        haste: Haste,
+    ) -> Result<Came, Fault> {
         loop {
             match self.fetch_once(path, part, haste.clone(), deadline).await {
                 Err(fault) if self.may_ask_again(&fault, deadline) => sleep(AGAIN).await,
@@ -120,7 +130,7 @@ impl Line {
 
     /// Until when a question that is asked now waits. A server that has been away for long is
     /// not waited for by each reader anew.
-    fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         let now = Instant::now();
         let whole = now + self.timeout;
         let down = self.condition().down_since.map(|since| since + self.timeout);

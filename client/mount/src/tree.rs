@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
-use verbatim_client::remote_fs::listing::Listing;
+use verbatim_client::remote_fs::listing::{Listing, is_target};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::{Code, Fault, WirePath};
@@ -242,7 +242,11 @@ impl Tree {
         }
         let looked = self.content.line.look(&remote).await;
         match looked.map_err(|fault| self.heard(&remote, fault))?.entry.kind {
-            EntryKind::Symlink { target } => Ok(target),
+            EntryKind::Symlink { target } if is_target(&target) => Ok(target),
+            EntryKind::Symlink { .. } => {
+                let text = "the server says that the link leads to what is no path";
+                Err(self.heard(&remote, Fault::new(Code::Protocol, text)))
+            }
             _ => Err(Trouble::Outdated),
         }
     }

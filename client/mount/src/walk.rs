@@ -7,11 +7,19 @@ use super::recall::Recall;
 use std::sync::Arc;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_client::remote_fs::listing::Listing;
-use verbatim_proto::{Fault, WirePath};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// What the paths of folders that wait to be listed may take: those of three million folders of one
+/// folder. A server can have a tree that never ends.
+const WAITING_BYTES_MAX: usize = 256 << 20;
 
 /// A walk that is under way.
 pub(super) struct Walk {
     folders: Vec<WirePath>,
+    /// What these paths take.
+    waiting_bytes: usize,
+    /// Whether it was told that folders are left out, which wait for too much room.
+    is_cut: bool,
     listing: Arc<Listing>,
     folder: WirePath,
     index: usize,
@@ -22,13 +30,19 @@ pub(super) struct Walk {
 impl Walk {
     /// Lists a folder again, which could not be.
     pub fn again(&mut self, folder: WirePath) {
+        self.waiting_bytes += taken(&folder);
         self.folders.push(folder);
+    }
+
+    fn has_room(&self, folder: &WirePath) -> bool {
+        self.waiting_bytes + taken(folder) <= WAITING_BYTES_MAX
     }
 
     /// Everything below a path of the server.
     pub fn new(base: WirePath) -> Self {
         let (listing, folder) = (Arc::default(), base.clone());
-        Self { folders: vec![base], listing, folder, index: 0, recall: None }
+        let (folders, waiting_bytes) = (vec![base], taken(&folder));
+        Self { folders, waiting_bytes, is_cut: false, listing, folder, index: 0, recall: None }
     }
 
     /// The same, and what is listed is remembered.
@@ -36,7 +50,8 @@ impl Walk {
         Self { recall: Some(recall), ..self }
     }
 
-    /// What comes next; a folder before what is in it. A folder that cannot be listed is told.
+    /// What comes next; a folder before what is in it. A folder that cannot be listed is told, and
+    /// the first of those that are left out because too many wait.
     pub async fn next(
         &mut self,
         content: &Content,
@@ -45,12 +60,20 @@ impl Walk {
             while let Some((name, facts)) = self.listing.at(self.index) {
                 self.index += 1;
                 let Ok(path) = self.folder.with(name) else { continue };
+                if facts.kind == Kind::Folder && !self.has_room(&path) {
+                    if std::mem::replace(&mut self.is_cut, true) {
+                        continue;
+                    }
+                    let text = format!("the folders to list take more than {WAITING_BYTES_MAX} B");
+                    return Some(Err((path, Fault::new(Code::Limit, text))));
+                }
                 if facts.kind == Kind::Folder {
-                    self.folders.push(path.clone());
+                    self.again(path.clone());
                 }
                 return Some(Ok((path, facts)));
             }
             self.folder = self.folders.pop()?;
+            self.waiting_bytes -= taken(&self.folder);
             (self.listing, self.index) = (Arc::default(), 0);
             match content.line.list(&self.folder).await {
                 Ok(listing) => {
@@ -61,4 +84,9 @@ impl Walk {
             }
         }
     }
+}
+
+/// What a folder that waits takes.
+fn taken(folder: &WirePath) -> usize {
+    size_of::<WirePath>() + folder.as_bytes().len()
 }

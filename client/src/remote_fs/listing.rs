@@ -12,6 +12,12 @@ use verbatim_proto::{Code, Fault, Ties, WirePath};
 /// The most entries of one folder.
 pub const LISTING_ENTRIES_MAX: usize = 4 << 20;
 
+/// The most that a listing takes when it is written, which is about what it takes in memory.
+pub const LISTING_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 512 << 20 };
+
+/// The longest target of a symbolic link that any kernel has.
+const TARGET_BYTES_MAX: usize = 4095;
+
 /// A folder.
 #[derive(Debug, Default)]
 pub struct Listing {
@@ -47,9 +53,19 @@ impl Listing {
                 let text = format!("more than {LISTING_ENTRIES_MAX} entries are in the folder");
                 return Err(Fault::new(Code::Limit, text));
             };
-            let Some(name) = entry.path.name() else { continue };
+            if self.encoded_bytes() > LISTING_BYTES_MAX {
+                let text = format!("the names in the folder take more than {LISTING_BYTES_MAX} B");
+                return Err(Fault::new(Code::Limit, text));
+            }
+            // What is not in the folder, or the folder itself, is left out.
+            let Some(name) = entry.path.name().filter(|it| *it == entry.path.as_bytes()) else {
+                continue;
+            };
             // A name has a bound that fits.
             let Ok(len) = u8::try_from(name.len()) else { continue };
+            if matches!(&entry.kind, EntryKind::Symlink { target } if !is_target(target)) {
+                continue;
+            }
             self.names.extend_from_slice(name);
             if let EntryKind::Symlink { target } = &entry.kind {
                 self.names.extend_from_slice(target);
@@ -189,6 +205,11 @@ impl Listing {
     }
 }
 
+/// Whether a symbolic link can have this target.
+pub fn is_target(target: &[u8]) -> bool {
+    (1..=TARGET_BYTES_MAX).contains(&target.len()) && !target.contains(&0)
+}
+
 /// What the numbers of an entry take, and those of an owner.
 const ENTRY_BYTES: usize = 24;
 const OWNED_BYTES: usize = 28;
@@ -249,6 +270,43 @@ mod tests {
             assert!(less.is_none_or(|less| less.len() < 3), "cut at {cut}");
         }
         assert!(Listing::decode(&[9; 40]).is_none());
+    }
+
+    #[test]
+    fn entries_that_no_folder_can_have_are_left_out() {
+        let entry = |path: WirePath, kind| {
+            let (size, mode, mtime_ns, meta) = (5, 0o107_777, i64::MIN, None);
+            Entry { path, kind, size, mode, mtime_ns, meta }
+        };
+        let path = |text: &str| WirePath::parse(text.as_bytes()).expect("plain");
+        let link = |target: &[u8]| EntryKind::Symlink { target: target.to_vec() };
+        let page = vec![
+            entry(WirePath::root(), EntryKind::File),
+            entry(path("elsewhere/a"), EntryKind::File),
+            entry(path("nul"), link(b"a\0b")),
+            entry(path("long"), link(&[b'a'; TARGET_BYTES_MAX + 1])),
+            entry(path("link"), link(&[b'a'; TARGET_BYTES_MAX])),
+        ];
+        let mut listing = Listing::default();
+        listing.add(page, &[]).expect("fits");
+        listing.seal();
+        assert_eq!((listing.len(), listing.at(0).map(|it| it.0)), (1, Some(&b"link"[..])));
+    }
+
+    #[test]
+    fn names_beyond_the_bound_on_bytes_are_refused() {
+        let mut listing = Listing::default();
+        let target = vec![b'a'; TARGET_BYTES_MAX];
+        let mut add = |number: usize| {
+            let path = WirePath::parse(format!("{number}").as_bytes()).expect("plain");
+            let kind = EntryKind::Symlink { target: target.clone() };
+            let (size, mode, mtime_ns, meta) = (0, 0o777, 0, None);
+            let added = listing.add(vec![Entry { path, kind, size, mode, mtime_ns, meta }], &[]);
+            added.map_err(|fault| fault.code)
+        };
+        let fitted = (0..1000).take_while(|number| add(*number).is_ok()).count();
+        assert_eq!(fitted, LISTING_BYTES_MAX / TARGET_BYTES_MAX);
+        assert_eq!(add(1000), Err(Code::Limit), "it stays full");
     }
 
     #[test]

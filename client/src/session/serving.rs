@@ -9,7 +9,7 @@ use crate::ends::Goal;
 use crate::part::PartBuffer;
 use crate::remote_fs::{Listing, Seen};
 use crate::worker::{Command, Landing};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
@@ -22,6 +22,13 @@ const DESCRIBES_MAX: usize = 2;
 
 /// How often the server is asked whether it is there: oftener than it may find us idle.
 const PING: Duration = Duration::from_secs(3);
+
+/// Scans that may rest at the server, not at their end, because nobody waits for them any more. It
+/// has room for eight of a session.
+const SCANS_LEFT_MAX: usize = 2;
+
+/// Parts that nobody waits for any more and that the server does not end.
+const PARTS_LEFT_MAX: usize = 256;
 
 /// Where an answer goes.
 type Answer<T> = oneshot::Sender<Result<T, Fault>>;
@@ -59,6 +66,8 @@ pub(super) struct Serving {
     describes_waiting: VecDeque<(WirePath, Answer<Kept>)>,
     parts: HashMap<FileId, (Arc<PartBuffer>, Answer<Kept>)>,
     parts_waiting: VecDeque<(WirePath, Arc<PartBuffer>, Answer<Kept>)>,
+    /// Scans that nobody waits for: they are asked for no more pages.
+    scans_left: HashSet<u32>,
     /// What was said of the entries that come next, and of which request.
     ties: Option<(u32, Vec<Option<Ties>>)>,
 }
@@ -67,6 +76,13 @@ impl Serving {
     /// Whether the server owes an answer that no machine waits for.
     pub fn awaits(&self) -> bool {
         !self.looks.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
+    }
+
+    /// Lets go of lists whose askers gave up: one may have no end, or never come.
+    fn leave_scans(&mut self) {
+        let left = &mut self.scans_left;
+        self.lists.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
+        self.describes.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
     }
 
     /// Whose these entries are, one for each, or nothing where it was not told.
@@ -112,6 +128,7 @@ impl Session {
                 let (request, paths) = (self.core.request(), Vec::new());
                 let look = Look { follow: false, paths };
                 self.core.sending.push_back(ClientMessage::Stat { request, look });
+                self.core.leave_parts();
             }
         };
         self.core.serving = None;
@@ -180,13 +197,40 @@ impl Core {
         }
     }
 
+    /// Lets go of parts whose askers gave up, with what has come of them, and of looks.
+    fn leave_parts(&mut self) {
+        let Some(serving) = &mut self.serving else { return };
+        serving.looks.retain(|_, answer| !answer.is_closed());
+        let left = serving.parts.iter().filter(|(_, (_, answer))| answer.is_closed());
+        let left: Vec<FileId> = left.map(|(file, _)| *file).collect();
+        for file in &left {
+            drop(serving.parts[file].0.take());
+            self.read.fail(*file, Fault::new(Code::TimedOut, "nobody waits for it any more"));
+        }
+        if left.len() > PARTS_LEFT_MAX {
+            let text = format!("the server does not end {} reads", left.len());
+            self.broke(Fault::new(Code::TimedOut, text));
+        }
+    }
+
     /// Begins what there is room for.
     pub(super) fn pump_serving(&mut self) {
         let now = self.now();
+        if let Some(serving) = &mut self.serving {
+            serving.leave_scans();
+            let left = serving.scans_left.len();
+            if left > SCANS_LEFT_MAX {
+                let text = format!("the server does not end {left} lists");
+                return self.broke(Fault::new(Code::TimedOut, text));
+            }
+        }
         while let Some(serving) = &mut self.serving
             && serving.lists.len() < SCANS_MAX
             && let Some((path, answer)) = serving.lists_waiting.pop_front()
         {
+            if answer.is_closed() {
+                continue;
+            }
             let request = self.request();
             let scan = Scan { path, ..Scan::default() };
             self.sending.push_back(ClientMessage::Scan { request, scan });
@@ -198,6 +242,9 @@ impl Core {
             && serving.describes.len() < DESCRIBES_MAX
             && let Some((path, answer)) = serving.describes_waiting.pop_front()
         {
+            if answer.is_closed() {
+                continue;
+            }
             let request = self.request();
             // The folder comes first, and what is in it is left out.
             let (describe, exclude) = (true, vec![b"*".to_vec()]);
@@ -238,6 +285,12 @@ impl Core {
             Ok(ties) => ties,
             Err(fault) => return self.broke(fault),
         };
+        if serving.scans_left.contains(&request) {
+            if done {
+                serving.scans_left.remove(&request);
+            }
+            return;
+        }
         if let Some((kept, answer)) = serving.describes.remove(&request) {
             let told = entries.into_iter().find(|entry| entry.path.is_root());
             let kept = told.and_then(|entry| entry.meta).or(kept);
@@ -265,10 +318,16 @@ impl Core {
         let fault = own.into_iter().next().map(|(_, fault)| fault);
         match (fault, fits) {
             (Some(fault), _) if done => drop(answer.send(Err(fault))),
-            (_, Err(fault)) if done => drop(answer.send(Err(fault))),
             (None, Ok(())) if done => {
                 listing.seal();
                 drop(answer.send(Ok(listing)));
+            }
+            // What is too long may have no end at all.
+            (_, Err(fault)) => {
+                if !done {
+                    serving.scans_left.insert(request);
+                }
+                drop(answer.send(Err(fault)));
             }
             _ => {
                 serving.lists.insert(request, (listing, answer));

@@ -3,7 +3,7 @@
 //! (`loader`), of sparse files (`holes`), whose files are (`owning`), what is fetched for
 //! whom (`patterns`), what they get when the source or the cache changes (`changing`) or
 //! the cache was damaged (`damaged`) or is not this user's alone (`cache_owner`), when the
-//! server or the daemon is lost (`losing`), when the disk of the cache is full (`full`), how
+//! server or the daemon is lost (`losing`), when the server lies (`lying`), when the disk of the cache is full (`full`), how
 //! a mount comes and goes (`living`), and how the system makes it (`system`). A stage of its
 //! own in `tests/run`; where /dev/fuse cannot be used every test says so and is skipped.
 
@@ -19,6 +19,7 @@ mod holes;
 mod living;
 mod loader;
 mod losing;
+mod lying;
 mod offline;
 mod owning;
 mod patterns;
