@@ -482,7 +482,7 @@ fn attributes_that_cannot_be_are_errors_or_harmless() {
     let open = fs::File::open(lied.path("turns")).expect("opens");
     lie.turned.store(true, Ordering::Relaxed);
     wait_for("a file is a folder now", STAND_MAX, || {
-        when(look("turns").expect("is there"), fs::Metadata::is_dir)
+        when(look("turns").expect("is there").file_type(), fs::FileType::is_dir)
     });
     let mut bytes = [0; 5];
     open.read_exact_at(&mut bytes, 0).expect("what was opened stays");
