@@ -5,44 +5,26 @@
 
 #![forbid(unsafe_code)]
 
-pub mod basis;
-pub mod copy;
-pub mod current;
-mod ends;
-mod glob;
-mod inside;
-mod landing;
-mod likeness;
-mod local;
-pub mod location;
-pub mod pace;
-pub mod part;
-mod patience;
-mod pipe;
-mod pools;
+pub mod cp;
+pub mod engine;
+pub mod local_io;
+pub mod model;
 pub mod probe;
-pub mod reconnect;
 pub mod remote_fs;
-pub mod report;
-pub mod rules;
 pub mod session;
-mod sink;
-pub mod size;
-pub mod spares;
-mod stats;
 pub mod sync;
-pub mod targets;
-mod trace;
-pub mod watching;
-mod worker;
+pub mod transfer;
+pub mod tree_sync;
+pub mod watch;
 
-pub use copy::{CopyOptions, copy, list};
-pub use location::Location;
-pub use report::{
+pub use crate::cp::{CopyOptions, copy, list};
+pub use crate::engine::transport::CarrierOptions;
+pub use crate::local_io::trace::Trace;
+pub use crate::model::copy_policy::{Replace, Rules, Task};
+pub use crate::model::location::Location;
+pub use crate::model::report::{
     Altered, Failure, FileDone, NO_TRANSPORT, Observer, Planned, Port, Progress, Quiet, Retry,
     SkipReason, Skipped, Summary,
 };
-pub use rules::{Replace, Rules, Task};
-pub use session::{CarrierOptions, ClientError, Session, SessionOptions};
-pub use trace::Trace;
-pub use watching::{Heard, Watching};
+pub use crate::session::{ClientError, Session, SessionOptions};
+pub use crate::watch::{Heard, Watching};

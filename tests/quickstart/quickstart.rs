@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use verbatim_client::location::Remote;
+use verbatim_client::model::location::Remote;
 use verbatim_client::{
     CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules,
     SessionOptions, Summary, copy,

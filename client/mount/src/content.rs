@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
-use verbatim_client::part::{Haste, Landed};
+use verbatim_client::local_io::range_buffer::{Haste, Landed};
 use verbatim_client::remote_fs::attributes::Facts;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;

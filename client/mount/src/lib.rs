@@ -53,10 +53,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tree::Tree;
-use verbatim_client::location::Remote;
-use verbatim_client::reconnect::may_come_back;
+use verbatim_client::model::location::Remote;
+use verbatim_client::session::retry::may_come_back;
 use verbatim_client::session::{ClientError, Session, SessionOptions};
-use verbatim_client::watching::Watching;
+use verbatim_client::watch::Watching;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Watch};
 

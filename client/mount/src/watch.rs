@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use verbatim_client::remote_fs::attributes::Kind;
-use verbatim_client::watching::{Heard, Watching};
+use verbatim_client::watch::{Heard, Watching};
 use verbatim_proto::{Changes, WirePath};
 
 /// Follows the changes of a tree until nothing can be heard any more.

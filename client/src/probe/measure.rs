@@ -2,7 +2,7 @@
 //! what large ones carry, by size and by number of links; and what this machine
 //! does by itself. Blocks, for a bounded time: a link that stops is given up.
 
-use super::{Latency, Measured, Own, Rate, Way};
+use crate::probe::{Latency, Measured, Own, Rate, Way};
 use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;

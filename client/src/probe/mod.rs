@@ -10,8 +10,8 @@ pub mod verdict;
 mod wire;
 
 use crate::SessionOptions;
-use crate::session::{CarrierOptions, Transport};
-pub use packets::Packets;
+use crate::engine::transport::{CarrierOptions, Transport};
+pub use crate::probe::packets::Packets;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -177,7 +177,7 @@ pub async fn examine(
     machine: &Machine,
     disk: Option<PathBuf>,
 ) -> Result<Examination, ControlError> {
-    let peer = crate::location::peer(&options.connect.host, options.connect.port);
+    let peer = crate::model::location::peer(&options.connect.host, options.connect.port);
     let mut found = Examination { peer, ..Examination::default() };
     let began = Instant::now();
     let name = (options.connect.host.as_str(), options.connect.port);
@@ -217,20 +217,22 @@ pub async fn examine(
         fingerprint: connection.server.to_string(),
     });
     let peer = connection.peer;
-    wire::leave(connection).await;
+    crate::probe::wire::leave(connection).await;
     for (transport, name) in [(Transport::Verbs, "verbs"), (Transport::Tcp, "tcp")] {
         if transport == Transport::Verbs && options.carrier.transport == Transport::Tcp {
             continue;
         }
-        let outcome = wire::try_transport(&with(&options, transport, local), path, transport).await;
+        let outcome =
+            crate::probe::wire::try_transport(&with(&options, transport, local), path, transport)
+                .await;
         found.tried.push(Tried { transport: name, outcome });
     }
     let netdev = found.route.as_ref().and_then(|route| route.netdev.as_deref());
-    found.packets = netdev.and_then(|netdev| packets::towards(peer, netdev));
-    found.own = tokio::task::spawn_blocking(measure::own).await.unwrap_or_default();
+    found.packets = netdev.and_then(|netdev| crate::probe::packets::towards(peer, netdev));
+    found.own = tokio::task::spawn_blocking(crate::probe::measure::own).await.unwrap_or_default();
     if let Some(folder) = disk {
         let shown = folder.display().to_string();
-        match bounded(DISK_TIME_MAX, move || measure::disk(&folder)).await {
+        match bounded(DISK_TIME_MAX, move || crate::probe::measure::disk(&folder)).await {
             Ok(rate) => found.own.disk = rate,
             Err(cause) => found.no_disk = Some(format!("cannot write to {shown}: {cause}")),
         }

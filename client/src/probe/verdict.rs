@@ -1,7 +1,7 @@
 //! What follows from an examination: findings, and the verdict of which path a copy
 //! would take and what limits it. Pure.
 
-use super::{Examination, Measured, Packets, Tried, Trouble, Way};
+use crate::probe::{Examination, Measured, Packets, Tried, Trouble, Way};
 use verbatim_doctor::{Finding, Fix, Severity};
 use verbatim_fabric::ports::Machine;
 

@@ -2,10 +2,11 @@
 //! for memory, hand all of it to `measure`. One at a time for each transport, so
 //! that none shares a device or a socket with another.
 
-use super::measure::{self, Lane, Memory};
-use super::{Measured, Trouble};
 use crate::SessionOptions;
-use crate::session::{Carrier, Transport, Unproven};
+use crate::engine::transport::{Carrier, Transport, Unproven};
+use crate::probe::measure;
+use crate::probe::measure::{Lane, Memory};
+use crate::probe::{Measured, Trouble};
 use std::time::Duration;
 use tokio::time::timeout;
 use verbatim_control::{Connection, connect, join_sealed};

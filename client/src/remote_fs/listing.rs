@@ -3,7 +3,7 @@
 //! for all that are alike. Made page by page by a session, then only read, and written as
 //! bytes for who asks while the server is away. Pure.
 
-use super::attributes::{Facts, Kind, Seen, Tied};
+use crate::remote_fs::attributes::{Facts, Kind, Seen, Tied};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use verbatim_proto::message::{Entry, EntryKind};

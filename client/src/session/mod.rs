@@ -8,51 +8,34 @@
 //! unfinished, and its ledger goes to the next one. Whether there is a next one
 //! is decided in `reconnect`.
 
-mod asking;
-mod beginning;
-mod books;
-mod carrier;
-mod choices;
-mod compare;
-mod copying;
-mod core;
-mod descriptors;
-mod down;
-mod endings;
-mod ledger;
-mod links;
-mod making;
-mod mirror;
-mod pipes;
-mod queue;
-mod rails;
-mod serving;
-mod silence;
-mod telling;
-mod trees;
-mod up;
-mod walking;
+pub mod backoff;
+pub mod dispatch;
+pub mod overlap;
+pub mod progress;
+pub mod queries;
+pub mod retry;
+pub mod run;
 
-use crate::location::peer;
-use crate::pace::Pace;
-use crate::pipe::PipeEvent;
-use crate::report::{Progress, hint_of};
-use crate::rules::Rules;
-use crate::stats::Stats;
-use crate::trace::Trace;
-use crate::worker::ClientWorker;
-use choices::Choices;
-use compare::Compares;
-use core::Core;
-use down::Downloads;
-use links::Links;
-use silence::Silence;
+use crate::engine::links::Links;
+use crate::engine::rate_limit::Pace;
+use crate::engine::silence::Silence;
+use crate::engine::worker::ClientWorker;
+use crate::local_io::counters::Stats;
+use crate::local_io::pipe::PipeEvent;
+use crate::local_io::trace::Trace;
+use crate::model::copy_policy::Rules;
+use crate::model::location::peer;
+use crate::model::report::{Progress, hint_of};
+use crate::session::dispatch::Core;
+use crate::transfer::download::Downloads;
+use crate::transfer::remote_scan::Trees;
+use crate::transfer::select::Choices;
+use crate::transfer::upload::Uploads;
+use crate::transfer::verify::Compares;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use trees::Trees;
-use up::Uploads;
 use verbatim_control::{ConnectOptions, ControlError, Outbox, Receiver, connect};
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::{FabricError, Link};
@@ -62,17 +45,15 @@ use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, Posted, WriteClient};
 use verbatim_proto::{ClientMessage, Code, Digest, Extent, Fault, Kept, Survey};
 
-pub(crate) use carrier::{Carrier, Unproven};
-pub use carrier::{CarrierOptions, Transport};
-pub(crate) use copying::Copied;
-pub use copying::fault_of;
-pub use down::Download;
-pub(crate) use ledger::Ledger;
-pub use mirror::{Aside, Mirror, Way};
-pub use serving::{Ask, Carried};
-pub use trees::RemoteTree;
-pub use up::{Upload, UploadSource};
-pub use walking::LocalTree;
+pub(crate) use crate::engine::ledger::Ledger;
+pub use crate::engine::transport::{CarrierOptions, Transport};
+pub use crate::remote_fs::service::{Ask, Carried};
+pub use crate::session::run::fault_of;
+pub use crate::transfer::download::Download;
+pub use crate::transfer::local_walk::LocalTree;
+pub use crate::transfer::remote_scan::RemoteTree;
+pub use crate::transfer::upload::{Upload, UploadSource};
+pub use crate::tree_sync::spec::{Aside, Mirror, Way};
 
 /// Events that may wait for a session; slots and jobs are bounded far below this.
 const EVENTS_MAX: usize = 16 << 10;
@@ -81,7 +62,7 @@ const EVENTS_MAX: usize = 16 << 10;
 const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
 
 /// Reads in flight on each link.
-const READS_PER_LINK: u16 = 3;
+pub(crate) const READS_PER_LINK: u16 = 3;
 
 /// How to make a session.
 #[derive(Clone, Debug)]
@@ -177,8 +158,8 @@ pub(crate) enum Event {
     Panicked,
     /// What an earlier run left of a file.
     Resumed(FileId, Option<Box<read::Have>>),
-    Landed(down::Landed),
-    SourcesOpened(Vec<up::Opened>),
+    Landed(crate::transfer::download::Landed),
+    SourcesOpened(Vec<crate::transfer::upload::Opened>),
     /// Whether sources are still what was sent, and their metadata where that is kept.
     SourcesChecked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
@@ -201,13 +182,13 @@ pub(crate) enum Event {
     },
     HolesFound(FileId, Survey),
     Pipe(FileId, PipeEvent),
-    LocalPage(walking::LocalPage),
-    TreePaged(mirror::TreePaged),
-    Looked(mirror::Looked),
+    LocalPage(crate::transfer::local_walk::LocalPage),
+    TreePaged(crate::tree_sync::scan_both::TreePaged),
+    Looked(crate::tree_sync::id_map::Looked),
     /// Whether a tree on this machine is in the place of its target.
     Published(Result<(), Fault>),
-    DeedsDone(mirror::DeedsDone),
-    Ended(endings::Ended),
+    DeedsDone(crate::tree_sync::apply_local::DeedsDone),
+    Ended(crate::transfer::dir_metadata::Ended),
 }
 
 /// Something to copy.
@@ -229,21 +210,21 @@ pub enum Work {
     Mirror(Box<Mirror>),
 }
 
-pub use pipes::{FromPipe, ToPipe};
+pub use crate::transfer::pipe_transfer::{FromPipe, ToPipe};
 
 /// A session.
 pub struct Session {
     outbox: Outbox<ClientMessage>,
     receiver: Receiver<ServerMessage>,
     events: mpsc::Receiver<Event>,
-    core: Core,
+    pub(crate) core: Core,
 }
 
 impl Session {
     /// Connects, authenticates and starts the workers. Links are made when there is work.
     pub async fn connect(mut options: SessionOptions) -> Result<Self, ClientError> {
         let short = options.connect.chunk_bytes;
-        options.connect.chunk_bytes = beginning::longest_chunk(&options);
+        options.connect.chunk_bytes = crate::engine::setup::longest_chunk(&options);
         // Half is for files; links, folders and the rest have the other.
         let open_max = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
         let connection = connect(&options.connect).await?;
@@ -252,8 +233,8 @@ impl Session {
         tracing::debug!(peer, session, request, "session began");
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
-        let (carrier, streams) = beginning::carry(&mut options, short, &connection)?;
-        let workers = beginning::workers(streams, carrier.is_verbs(), || {
+        let (carrier, streams) = crate::engine::setup::carry(&mut options, short, &connection)?;
+        let workers = crate::engine::setup::workers(streams, carrier.is_verbs(), || {
             ClientWorker::new(sender.clone(), stats.clone(), options.trace.clone())
         })?;
         let (chunk_bytes, timeout) = (options.connect.chunk_bytes, options.timeout);
@@ -326,7 +307,7 @@ impl Session {
     }
 
     /// A turn for a caller that waits for an answer: an ended session gives none.
-    async fn turn_or_end(&mut self) -> Result<(), ClientError> {
+    pub(crate) async fn turn_or_end(&mut self) -> Result<(), ClientError> {
         self.turn().await?;
         let peer = self.core.peer.clone();
         self.core.broken.clone().map_or(Ok(()), |fault| Err(ClientError::Ended { peer, fault }))

@@ -2,19 +2,19 @@
 //! on is watched (`watching`), every change is followed by a pass, and a pass is
 //! what `sync` does once. Called by the binary and by tests.
 
-use super::chosen::Chosen;
-use super::keeper::Keeper;
-use super::{Holding, SyncOptions, server_of, sync_held};
-use crate::copy::{CopyError, Running};
-use crate::current::status::{Status, StatusFile};
-use crate::current::{Current, CurrentError, Pass, Passes};
-use crate::location::Location;
-use crate::reconnect::may_be_mended;
-use crate::report::{
+use crate::cp::{CopyError, Running};
+use crate::model::follow_status::{Status, StatusFile};
+use crate::model::location::Location;
+use crate::model::report::{
     Altered, Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary,
 };
+use crate::session::retry::may_be_mended;
 use crate::session::{ClientError, SessionOptions};
-use crate::watching::Watching;
+use crate::sync::chosen::Chosen;
+use crate::sync::follow_loop::{Current, CurrentError, Pass, Passes};
+use crate::sync::lock_keeper::Keeper;
+use crate::sync::{Holding, SyncOptions, server_of, sync_held};
+use crate::watch::Watching;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;

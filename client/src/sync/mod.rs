@@ -3,20 +3,21 @@
 //! and holds the target; a session does the rest (`session::mirror`). Called by
 //! the binary and by tests; tells everything to an observer.
 
-mod aside;
+mod atomic;
 pub mod follow;
-mod keeper;
-pub mod limit;
-pub(crate) mod spool;
+pub mod follow_loop;
+mod lock_keeper;
+pub mod wait;
 
-use crate::copy::{CopyError, Running, Stop};
-use crate::inside::is_here;
-use crate::location::{Location, Remote};
-use crate::reconnect;
-use crate::report::{Observer, Summary};
-use crate::rules::{Rules, Task};
-use crate::session::{Aside, ClientError, Mirror, Session, SessionOptions, Way, Work};
-use limit::DeleteLimit;
+use crate::cp::{CopyError, Running, Stop};
+use crate::model::copy_policy::{Rules, Task};
+use crate::model::delete_limit::DeleteLimit;
+use crate::model::location::{Location, Remote};
+use crate::model::report::{Observer, Summary};
+use crate::session::overlap::is_here;
+use crate::session::retry;
+use crate::session::{ClientError, Session, SessionOptions, Work};
+use crate::tree_sync::spec::{Aside, Mirror, Way};
 use std::path::Path;
 use std::sync::Arc;
 use verbatim_files::Folder;
@@ -103,11 +104,11 @@ async fn sync_once(
     let (remote, session) = checked(options, session)?;
     let mut held = Holding::default();
     let make = async |first: &mut Session| prepare(options, &remote, first, &mut held).await;
-    let begun = match reconnect::begin(&session, observer, &mut stop, make).await? {
+    let begun = match retry::begin(&session, observer, &mut stop, make).await? {
         Ok(begun) => begun,
         Err(fault) => {
             let source = std::iter::once(options.source.to_string());
-            return Ok(reconnect::not_begun(source, &remote.peer(), fault, observer));
+            return Ok(retry::not_begun(source, &remote.peer(), fault, observer));
         }
     };
     let (first, reconnects) = (begun.session, begun.reconnects);
@@ -204,7 +205,7 @@ async fn run(
         _ => None,
     };
     let work = [Work::Mirror(Box::new(mirror))];
-    let summary = reconnect::copy(&work, &rules, first, session, observer, stop).await;
+    let summary = retry::copy(&work, &rules, first, session, observer, stop).await;
     drop(work);
     held.here = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
     summary
@@ -236,7 +237,7 @@ async fn down(
         let there = Folder::open(target).ok().map(|folder| looked(&folder)).transpose()?;
         let avoid = there.map(places).transpose()?.flatten();
         let key = options.key(&remote.to_string());
-        let (folder, stage) = aside::prepare(session, target, key, held).await?;
+        let (folder, stage) = crate::sync::atomic::prepare(session, target, key, held).await?;
         (Some(folder), None, Some(Aside::Here(Arc::new(stage))), avoid)
     } else {
         let folder = open_target(target, options.dry_run).map_err(fault)?;

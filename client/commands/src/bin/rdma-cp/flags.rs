@@ -9,9 +9,10 @@ use clap::Parser;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use verbatim_client::location::{Location, Remote};
-use verbatim_client::rules::{self, Replace, Rules};
-use verbatim_client::size::{parse_bytes, show_bytes};
+use verbatim_client::model::copy_policy;
+use verbatim_client::model::copy_policy::{Replace, Rules};
+use verbatim_client::model::location::{Location, Remote};
+use verbatim_client::model::size::{parse_bytes, show_bytes};
 use verbatim_client::{CopyOptions, SessionOptions};
 use verbatim_proto::Excludes;
 use verbatim_proto::units::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, is_chunk_size};
@@ -219,9 +220,9 @@ impl Flags {
         let exclude = Excludes::parse(patterns)
             .map_err(|fault| FlagError::usage(format!("--exclude: {fault}"), None))?;
         let task = match (self.dry_run, self.verify) {
-            (true, _) => rules::Task::DryRun,
-            (_, true) => rules::Task::Verify,
-            _ => rules::Task::Copy,
+            (true, _) => copy_policy::Task::DryRun,
+            (_, true) => copy_policy::Task::Verify,
+            _ => copy_policy::Task::Copy,
         };
         let replace = match (self.no_clobber, self.update) {
             (true, _) => Replace::Never,

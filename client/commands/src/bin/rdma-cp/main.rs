@@ -19,7 +19,7 @@ use show::Show;
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
-use verbatim_client::copy::server_of;
+use verbatim_client::cp::server_of;
 use verbatim_client::{copy, list};
 use verbatim_control::ClientKey;
 use verbatim_proto::message::Entry;

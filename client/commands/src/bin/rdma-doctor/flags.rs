@@ -8,7 +8,7 @@ use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
-use verbatim_client::location::{Location, PORT_DEFAULT, Remote};
+use verbatim_client::model::location::{Location, PORT_DEFAULT, Remote};
 use verbatim_fabric::ports::Wish;
 
 /// Where a server shows its status.

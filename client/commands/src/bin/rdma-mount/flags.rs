@@ -9,8 +9,8 @@ use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use verbatim_client::location::{Location, Remote};
-use verbatim_client::size::parse_bytes;
+use verbatim_client::model::location::{Location, Remote};
+use verbatim_client::model::size::parse_bytes;
 use verbatim_mount::{Fill, MountOptions};
 
 /// What is kept on local disk unless something else is said.

@@ -10,10 +10,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use verbatim_client::location::Location;
+use verbatim_client::model::delete_limit::DeleteLimit;
+use verbatim_client::model::location::Location;
 use verbatim_client::sync::SyncOptions;
 use verbatim_client::sync::chosen::Chosen;
-use verbatim_client::sync::limit::DeleteLimit;
 use verbatim_proto::{Filter, plan};
 
 /// Make one folder equal to another, one of them on a server.

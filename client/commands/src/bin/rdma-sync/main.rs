@@ -20,8 +20,8 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::sync::watch;
-use verbatim_client::current::wait::wait;
 use verbatim_client::sync::follow::follow;
+use verbatim_client::sync::wait::wait;
 use verbatim_client::sync::{server_of, sync};
 
 fn main() -> ExitCode {

@@ -6,7 +6,7 @@ use crate::shared::ending::Exit;
 use crate::shared::voice::{Voice, clean, summary_json};
 use indicatif::BinaryBytes;
 use serde_json::json;
-use verbatim_client::current::status::{State, Status};
+use verbatim_client::model::follow_status::{State, Status};
 use verbatim_client::{Altered, Failure, FileDone, Observer, Progress, Retry, Skipped, Summary};
 use verbatim_proto::Code;
 use verbatim_usage::{note, out};

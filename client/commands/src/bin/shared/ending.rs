@@ -5,7 +5,7 @@ use super::voice::clean;
 use std::fmt::Display;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
-use verbatim_client::copy::CopyError;
+use verbatim_client::cp::CopyError;
 use verbatim_client::{ClientError, Summary};
 use verbatim_proto::Code;
 use verbatim_usage::{note, out};

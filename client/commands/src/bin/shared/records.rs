@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use verbatim_client::copy::CopyError;
+use verbatim_client::cp::CopyError;
 use verbatim_client::{NO_TRANSPORT, Summary, Trace};
 use verbatim_files::replace::{Replacement, replace};
 use verbatim_telemetry::run::{Run, text};

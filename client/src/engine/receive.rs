@@ -1,0 +1,135 @@
+//! What a worker does with a chunk that came: looks whether each grain is what it must
+//! be, and puts it where it goes while it is in cache. Nothing that does not match goes
+//! anywhere. Called by `worker`.
+
+use crate::engine::worker::Landing;
+use crate::local_io::counters::Stats;
+use crate::local_io::endpoint::Goal;
+use verbatim_fabric::Buffer;
+use verbatim_files::checked::{self, Spent, Unfit};
+use verbatim_proto::message::Piece;
+use verbatim_proto::read::PieceOutcome;
+
+/// Verifies and writes the pieces of a chunk that landed. What goes into memory may keep the
+/// buffer, if it is one piece, and another one is in its place then.
+pub(crate) fn land(
+    buffer: &mut Buffer,
+    pieces: &[Piece],
+    landings: &[Landing],
+    stats: &Stats,
+) -> Vec<PieceOutcome> {
+    if let ([piece], [landing]) = (pieces, landings)
+        && piece.extent.len == buffer.len() as u64
+    {
+        return vec![outcome(land_all(buffer, piece, landing, stats))];
+    }
+    let mut rest: &[u8] = buffer;
+    let mut outcomes = Vec::with_capacity(pieces.len());
+    for (piece, landing) in pieces.iter().zip(landings) {
+        let (bytes, behind) = rest.split_at(piece.extent.len as usize);
+        rest = behind;
+        outcomes.push(outcome(land_piece(bytes, piece, landing, stats)));
+    }
+    outcomes
+}
+
+fn outcome(landed: Result<(), Unfit>) -> PieceOutcome {
+    match landed {
+        Ok(()) => PieceOutcome::Verified,
+        Err(Unfit::Mismatch) => PieceOutcome::Mismatch,
+        Err(Unfit::Failed(fault)) => PieceOutcome::Failed(fault),
+    }
+}
+
+/// Lands a piece that is all of a chunk.
+fn land_all(
+    buffer: &mut Buffer,
+    piece: &Piece,
+    landing: &Landing,
+    stats: &Stats,
+) -> Result<(), Unfit> {
+    let offset = piece.extent.offset;
+    match &landing.goal {
+        Goal::File(_) => land_piece(buffer, piece, landing, stats)?,
+        Goal::Pipe(tap) => {
+            verify(buffer, piece, landing.size, stats)?;
+            tap.put_buffer(offset, buffer, &piece.digests);
+        }
+        Goal::Part(part) => {
+            verify(buffer, piece, landing.size, stats)?;
+            part.put_buffer(offset, buffer, &piece.digests);
+        }
+    }
+    Ok(())
+}
+
+fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> Result<(), Unfit> {
+    let at = (piece.extent.offset, landing.size);
+    // A pipe takes a piece when all of it is verified: nothing can be taken back.
+    match &landing.goal {
+        Goal::File(sink) => {
+            let target = sink.target().map_err(Unfit::Failed)?;
+            note(checked::write(&target, bytes, at, &piece.digests)?, piece, stats);
+        }
+        Goal::Pipe(tap) => {
+            verify(bytes, piece, landing.size, stats)?;
+            tap.put(at.0, bytes, &piece.digests);
+        }
+        Goal::Part(part) => {
+            verify(bytes, piece, landing.size, stats)?;
+            part.put(at.0, bytes, &piece.digests);
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether bytes are what they must be.
+fn verify(bytes: &[u8], piece: &Piece, size: u64, stats: &Stats) -> Result<(), Unfit> {
+    let at = (piece.extent.offset, size);
+    note(checked::check(bytes, at, &piece.digests, |_| Ok(()))?, piece, stats);
+    Ok(())
+}
+
+fn note(spent: Spent, piece: &Piece, stats: &Stats) {
+    stats.add(spent.disk, spent.hash);
+    stats.moved(piece.extent.len);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local_io::range_buffer::{Haste, PartBuffer};
+    use std::sync::Arc;
+    use verbatim_proto::message::FileId;
+    use verbatim_proto::read::Part;
+    use verbatim_proto::{Digest, Extent};
+
+    const SIZE: usize = 1 << 20;
+
+    #[test]
+    fn a_chunk_of_a_part_stays_where_it_came_and_only_if_all_of_it_matches() {
+        let extent = Extent::new(0, SIZE as u64);
+        let part = Part { size: extent.len, version: None, want: extent };
+        let part = Arc::new(PartBuffer::new(part, Haste::default(), &Arc::default()));
+        let landings = [Landing { goal: Goal::Part(part.clone()), size: extent.len }];
+        let mut buffer = Buffer::new(SIZE).expect("there is memory");
+        buffer[..].fill(7);
+        let digests = Digest::of_grains(0, extent.len, &buffer);
+        let pieces = [Piece { file: FileId(1), extent, digests }];
+        let stats = Stats::default();
+        buffer[SIZE - 1] = 8;
+        let outcomes = land(&mut buffer, &pieces, &landings, &stats);
+        assert_eq!(outcomes, [PieceOutcome::Mismatch]);
+        assert_eq!(buffer[SIZE - 1], 8, "the slot keeps its buffer");
+        buffer[SIZE - 1] = 7;
+        let came = buffer.as_ptr();
+        let outcomes = land(&mut buffer, &pieces, &landings, &stats);
+        assert_eq!(outcomes, [PieceOutcome::Verified]);
+        assert!(buffer.as_ptr() != came && buffer.capacity() == SIZE, "it has another one");
+        // Whatever comes into the slot next.
+        buffer[..].fill(9);
+        let landed = part.take().expect("all of it landed");
+        let bytes = landed.at(0, SIZE).expect("in one piece");
+        assert!(bytes.as_ptr() == came && bytes.iter().all(|byte| *byte == 7));
+    }
+}

@@ -1,0 +1,104 @@
+//! What of a file need not move because a file of the target has it, the one it
+//! replaces or one that looks like it: on the way up the server is offered it, on
+//! the way down it is taken here. Before a
+//! chunk is fetched, the same range of the old file is read and hashed, and where
+//! it matches the digests of the lease, which came over TLS, it is written to the
+//! new file instead. What was hashed is what is written, so nothing of the old
+//! file is trusted. Called by workers.
+
+use crate::engine::worker::Landing;
+use crate::local_io::counters::Stats;
+use crate::local_io::endpoint::Goal;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use verbatim_files::{Folder, Source};
+use verbatim_proto::message::Piece;
+use verbatim_proto::read::{Outcome, PieceOutcome};
+use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::{Digest, WirePath};
+
+/// Files from this size on are compared with what is there.
+pub(crate) const BASIS_BYTES_MIN: u64 = 1 << 20;
+
+/// Files of the target that may have something in common with one that is copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Basis {
+    /// Where they are, the best first: on the way down below the target, on the way up export
+    /// first.
+    pub paths: Vec<WirePath>,
+    /// Whether they are other files than the one that is replaced.
+    pub guess: bool,
+}
+
+/// A file of the target that is compared with what is wanted.
+pub(crate) struct Old {
+    path: WirePath,
+    /// It has something of what is wanted.
+    proven: AtomicBool,
+    /// It has something else, and nothing was taken from it before.
+    useless: AtomicBool,
+}
+
+impl Old {
+    /// One that is a guess is given up when it has not what it is first asked for.
+    pub fn new(path: WirePath, guess: bool) -> Self {
+        Self { path, proven: AtomicBool::new(!guess), useless: AtomicBool::new(false) }
+    }
+
+    /// The bytes of a piece of a file of `size` bytes, where it has them.
+    pub fn bytes_of(&self, folder: &Folder, piece: &Piece, size: u64) -> Option<Vec<u8>> {
+        if self.useless.load(Ordering::Relaxed) {
+            return None;
+        }
+        let old = Source::open(folder, &self.path, &self.path).ok()?;
+        let mut bytes = vec![0; piece.extent.len as usize];
+        let read = old.file().read_exact_at(&mut bytes, piece.extent.offset);
+        let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
+        let mut grains = starts.zip(bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests));
+        // One that differs is enough: all of the chunk is fetched then.
+        let same = piece.digests.len() == bytes.len().div_ceil(GRAIN_BYTES as usize)
+            && grains
+                .all(|(offset, (grain, digest))| Digest::of_grain(offset, size, grain) == *digest);
+        if read.is_ok() && same {
+            self.proven.store(true, Ordering::Relaxed);
+            return Some(bytes);
+        }
+        self.useless.store(!self.proven.load(Ordering::Relaxed), Ordering::Relaxed);
+        None
+    }
+}
+
+/// Takes a chunk from the file it replaces; none where that has something else. Only a chunk of
+/// one file can be.
+pub(crate) fn take(pieces: &[Piece], landings: &[Landing], stats: &Stats) -> Option<Outcome> {
+    let ([piece], [landing]) = (pieces, landings) else { return None };
+    let Goal::File(sink) = &landing.goal else { return None };
+    if !sink.has_olds() {
+        return None;
+    }
+    let begin = Instant::now();
+    let bytes = sink.bytes_there(piece, landing.size)?;
+    stats.add(Duration::ZERO, begin.elapsed());
+    let outcome = match write(piece, sink, &bytes) {
+        Ok(()) => {
+            stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
+            PieceOutcome::Verified
+        }
+        Err(fault) => PieceOutcome::Failed(fault),
+    };
+    Some(Outcome::Landed(vec![outcome]))
+}
+
+fn write(
+    piece: &Piece,
+    sink: &crate::local_io::download_file::Sink,
+    bytes: &[u8],
+) -> Result<(), verbatim_proto::Fault> {
+    let target = sink.target()?;
+    let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
+    for (offset, grain) in starts.zip(bytes.chunks(GRAIN_BYTES as usize)) {
+        target.write_at(grain, offset)?;
+    }
+    target.verified(piece.extent, &piece.digests)
+}

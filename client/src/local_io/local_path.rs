@@ -1,0 +1,59 @@
+//! Local paths as a user gives them: what is there, and what its name is. Links
+//! are followed, because it is the user who named them.
+
+use crate::model::placement::TargetState;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use verbatim_files::Folder;
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, Resolution, WirePath};
+
+/// What is at a local target.
+pub(crate) fn local_state(target: &Path) -> TargetState {
+    match std::fs::metadata(target) {
+        Ok(metadata) if metadata.is_dir() => TargetState::Folder,
+        Ok(_) => TargetState::File,
+        Err(_) => TargetState::Missing,
+    }
+}
+
+/// How finely times are kept at a local target, or beside it.
+pub(crate) fn local_resolution(target: &Path) -> Resolution {
+    let folder = Folder::open(target).or_else(|_| split_local(target).map(|(folder, _)| folder));
+    folder.map(|folder| folder.habits(&WirePath::root(), false).resolution).unwrap_or_default()
+}
+
+/// What is at a local path; a link is followed.
+pub(crate) fn look_at(path: &Path) -> Result<Entry, Fault> {
+    let metadata = std::fs::metadata(path)
+        .map_err(|e| Fault::from_io(format!("cannot look at {}", path.display()), &e))?;
+    let kind = match metadata.file_type() {
+        kind if kind.is_dir() => EntryKind::Folder,
+        kind if kind.is_file() => EntryKind::File,
+        _ => EntryKind::Special,
+    };
+    let mtime_ns =
+        metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+    let (size, mode) = (metadata.len(), metadata.mode() & 0o7777);
+    Ok(Entry { path: WirePath::root(), kind, size, mode, mtime_ns, meta: None })
+}
+
+/// The folder a new local name goes into, and the name.
+pub(crate) fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
+    let name = target.file_name().ok_or_else(|| {
+        Fault::new(Code::BadPath, format!("{} has no name to write to", target.display()))
+    })?;
+    let parent = match target.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    Ok((Folder::open(&parent)?, WirePath::parse(name.as_bytes())?))
+}
+
+/// The last name of a local path.
+pub(crate) fn name_of(path: &Path) -> Result<&[u8], Fault> {
+    let no_name = || Fault::new(Code::BadPath, format!("{} has no name", path.display()));
+    path.file_name().map(OsStr::as_bytes).ok_or_else(no_name)
+}

@@ -1,0 +1,155 @@
+//! A source that is read once, by a thread of its own: its chunks are kept until the
+//! server has them, a bounded number of bytes.
+
+use crate::local_io::buffer_pool::Spares;
+use crate::local_io::pipe::{PipeEvent, Teller, lock, spawn, wait_if_may};
+use crate::session::Event;
+use rustix::event::PollFlags;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use verbatim_fabric::Buffer;
+use verbatim_proto::units::STREAM_BYTES_MAX;
+use verbatim_proto::{Code, Extent, Fault, FileId};
+
+/// Bytes of an inlet that are kept, about: two chunks more are on their way into it.
+const INLET_BYTES_MAX: usize = 16 << 20;
+
+/// A source that is read once.
+pub(crate) struct Inlet {
+    chunk_bytes: usize,
+    kept: Mutex<Kept>,
+    spares: Spares,
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// Offset -> bytes, and how many of them are not stored.
+    chunks: BTreeMap<u64, (Buffer, usize)>,
+    size: Option<u64>,
+    closed: bool,
+}
+
+impl Inlet {
+    /// Begins to read standard input for a file.
+    pub fn of_stdin(file: FileId, chunk_bytes: usize, events: mpsc::Sender<Event>) -> Arc<Self> {
+        let (kept, spares, room) = (Mutex::default(), Spares::default(), Condvar::new());
+        let inlet = Arc::new(Self { chunk_bytes, kept, spares, room });
+        let (reader, teller) = (inlet.clone(), Teller { events, file });
+        spawn("stdin", move || {
+            let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
+            let read = input.and_then(|input| reader.pump(input, &teller));
+            if let Err(error) = read {
+                let fault = Fault::from_io("cannot read standard input", &error);
+                teller.tell(PipeEvent::Failed(fault));
+            }
+        });
+        inlet
+    }
+
+    /// How long it is; as long as can be while that is not known.
+    pub fn size(&self) -> u64 {
+        lock(&self.kept).size.unwrap_or(STREAM_BYTES_MAX)
+    }
+
+    /// Copies bytes out that were read and are not stored.
+    pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), Fault> {
+        let kept = lock(&self.kept);
+        let chunk = kept.chunks.range(..=offset).next_back();
+        let found = chunk.and_then(|(start, (chunk, _))| {
+            let at = (offset - start) as usize;
+            chunk.get(at..at.checked_add(bytes.len())?)
+        });
+        let gone = || Fault::new(Code::Interrupted, "the copy was given up");
+        bytes.copy_from_slice(found.ok_or_else(gone)?);
+        Ok(())
+    }
+
+    /// A range is stored: its bytes make room.
+    pub fn release(&self, extent: Extent) {
+        let mut kept = lock(&self.kept);
+        let chunk = kept.chunks.range_mut(..=extent.offset).next_back();
+        let Some((&start, (_, left))) = chunk else { return };
+        *left = left.saturating_sub(extent.len as usize);
+        if *left == 0 {
+            let stored = kept.chunks.remove(&start);
+            stored.into_iter().for_each(|(chunk, _)| self.spares.put(chunk));
+            self.room.notify_all();
+        }
+    }
+
+    /// Nobody needs it any more.
+    pub fn close(&self) {
+        lock(&self.kept).closed = true;
+        self.room.notify_all();
+    }
+
+    /// Reads to the end. A chunk is handed on when it is known whether another follows: the
+    /// digest of a file of one grain is not that of a grain of a longer one.
+    fn pump(&self, mut input: File, teller: &Teller) -> std::io::Result<()> {
+        let (mut offset, mut got) = (0, 0);
+        let mut next = self.buffer()?;
+        loop {
+            let mut chunk = std::mem::replace(&mut next, self.buffer()?);
+            let len = fill(&mut input, &mut chunk, got, self.chunk_bytes)?;
+            chunk.set_len(len);
+            // One that is not full was ended by the end of the pipe.
+            got = match chunk.len() == self.chunk_bytes {
+                true => fill(&mut input, &mut next, 0, 1)?,
+                false => 0,
+            };
+            let extent = Extent::new(offset, chunk.len() as u64);
+            offset += extent.len;
+            let size = (got == 0).then_some(offset);
+            if !self.keep(extent, chunk, size) {
+                return Ok(());
+            }
+            teller.tell(PipeEvent::Read { extent, size });
+            if size.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Room for a chunk. What is in it does not matter.
+    fn buffer(&self) -> std::io::Result<Buffer> {
+        let mut buffer = self.spares.take(self.chunk_bytes).ok_or(ErrorKind::OutOfMemory)?;
+        buffer.set_len(self.chunk_bytes);
+        Ok(buffer)
+    }
+
+    /// Waits for room and keeps a chunk; false when nobody needs it any more.
+    fn keep(&self, extent: Extent, chunk: Buffer, size: Option<u64>) -> bool {
+        let chunks_max = (INLET_BYTES_MAX / self.chunk_bytes).max(2);
+        let full = |kept: &mut Kept| kept.chunks.len() >= chunks_max && !kept.closed;
+        let waited = self.room.wait_while(lock(&self.kept), full);
+        let mut kept = waited.unwrap_or_else(PoisonError::into_inner);
+        kept.size = size;
+        if !chunk.is_empty() {
+            kept.chunks.insert(extent.offset, (chunk, extent.len as usize));
+        }
+        !kept.closed
+    }
+}
+
+/// Reads behind the bytes that are there until there are `least`, or the pipe ends; returns how
+/// many there are.
+fn fill(
+    input: &mut File,
+    buffer: &mut [u8],
+    mut got: usize,
+    least: usize,
+) -> std::io::Result<usize> {
+    while got < least {
+        match input.read(&mut buffer[got..]) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) => wait_if_may(error, input.as_fd(), PollFlags::IN)?,
+        }
+    }
+    Ok(got)
+}

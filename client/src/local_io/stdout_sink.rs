@@ -1,0 +1,377 @@
+//! A target that is written in order, by a thread of its own: it takes verified ranges in
+//! any order. It outlives sessions: the next one is told what it took, and of which
+//! version of the file, and fetches the rest. Each session has a `Tap`, which gives
+//! nothing any more when another one is there.
+
+use crate::local_io::buffer_pool::{Bytes, Spares};
+use crate::local_io::pipe::{PipeEvent, Teller, lock, spawn, wait_if_may};
+use crate::session::Event;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use verbatim_fabric::Buffer;
+use verbatim_proto::message::FileInfo;
+use verbatim_proto::read::Have;
+use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, FileId, RootBuilder};
+
+/// Standard output, for one file.
+#[derive(Default)]
+pub(crate) struct Outlet {
+    state: Mutex<State>,
+    spares: Spares,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many sessions there were.
+    sessions: u64,
+    teller: Option<Teller>,
+    /// What was taken, and of which file.
+    have: Option<Have>,
+    parts: BTreeMap<u64, Part>,
+    written: u64,
+    /// Where it ends, once all of it is verified.
+    end: Option<u64>,
+    closed: bool,
+    failed: Option<Fault>,
+}
+
+enum Part {
+    Bytes(Bytes),
+    Zeros(u64),
+}
+
+impl Outlet {
+    /// Begins to write, or goes on with the bytes of another session: a tap for this one, and
+    /// what earlier ones brought, with how much of it is written.
+    pub fn tap(
+        self: &Arc<Self>,
+        file: FileId,
+        events: mpsc::Sender<Event>,
+    ) -> (Tap, Option<(Have, u64)>) {
+        let mut state = lock(&self.state);
+        if state.sessions == 0 {
+            let outlet = self.clone();
+            spawn("stdout", move || outlet.run());
+        }
+        state.sessions += 1;
+        state.teller = Some(Teller { events, file });
+        // Of what nothing was taken any version will do.
+        state.have.take_if(|have| have.extents.is_empty());
+        let begun = state.have.clone().map(|have| (have, state.written));
+        (Tap { outlet: self.clone(), session: state.sessions }, begun)
+    }
+
+    /// Whether another session could go on: somebody reads it, and what was taken has a version
+    /// that can be told from others.
+    pub fn can_go_on(&self) -> bool {
+        let mut state = lock(&self.state);
+        // Who has nothing to write is not told.
+        if state.sessions > 0 && is_unread(std::io::stdout().as_fd()) {
+            state.failed.get_or_insert_with(|| write_fault(&ErrorKind::BrokenPipe.into()));
+        }
+        let can_be_told = |have: &Have| have.extents.is_empty() || have.version.is_some();
+        state.failed.is_none() && state.have.as_ref().is_none_or(can_be_told)
+    }
+
+    /// Nothing more is written.
+    pub fn close(&self) {
+        lock(&self.state).closed = true;
+        self.more.notify_all();
+    }
+
+    /// Says what a failure means to whoever has to begin again; where the pipe has failed, that
+    /// is what ended it, unless the user did.
+    pub fn explain(&self, fault: Fault) -> Fault {
+        match &lock(&self.state).failed {
+            Some(_) if fault.code == Code::Interrupted => return fault,
+            Some(failed) => return failed.clone(),
+            None => {}
+        }
+        let text = "what went through the pipe is not all of it: run all of it anew";
+        Fault::new(fault.code, format!("{}; {text}", fault.text))
+    }
+
+    fn run(&self) {
+        let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
+        let Err(error) = output.and_then(|output| self.pump(&output)) else { return };
+        let fault = write_fault(&error);
+        let mut state = lock(&self.state);
+        state.failed = Some(fault.clone());
+        let teller = state.teller.clone();
+        drop(state);
+        teller.inspect(|teller| teller.tell(PipeEvent::Failed(fault)));
+    }
+
+    fn pump(&self, output: &File) -> std::io::Result<()> {
+        while let Some(part) = self.next() {
+            let len = match part {
+                Part::Bytes(bytes) => {
+                    write_all(output, &bytes)?;
+                    let len = bytes.len() as u64;
+                    self.spares.give_back(bytes);
+                    len
+                }
+                Part::Zeros(len) => {
+                    self.write_zeros(output, len)?;
+                    len
+                }
+            };
+            let mut state = lock(&self.state);
+            state.written += len;
+            let (written, teller) = (state.written, state.teller.clone());
+            drop(state);
+            teller.inspect(|teller| teller.tell(PipeEvent::Written(written)));
+        }
+        let state = lock(&self.state);
+        let teller = state.teller.clone().filter(|_| !state.closed);
+        drop(state);
+        teller.inspect(|teller| teller.tell(PipeEvent::Ended));
+        Ok(())
+    }
+
+    /// The next part, once it is there; none at the end, or when nothing more is written.
+    fn next(&self) -> Option<Part> {
+        let mut state = lock(&self.state);
+        loop {
+            if state.closed || state.end == Some(state.written) {
+                return None;
+            }
+            let at = state.written;
+            if let Some(part) = state.parts.remove(&at) {
+                return Some(part);
+            }
+            state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write_zeros(&self, output: &File, mut left: u64) -> std::io::Result<()> {
+        static ZEROS: [u8; GRAIN_BYTES as usize] = [0; GRAIN_BYTES as usize];
+        while left > 0 && !lock(&self.state).closed {
+            let len = left.min(GRAIN_BYTES);
+            write_all(output, &ZEROS[..len as usize])?;
+            left -= len;
+        }
+        Ok(())
+    }
+}
+
+/// The way of one session into an outlet.
+#[derive(Clone)]
+pub(crate) struct Tap {
+    outlet: Arc<Outlet>,
+    session: u64,
+}
+
+impl Tap {
+    /// The file is known now.
+    pub fn opened(&self, info: FileInfo) {
+        let FileInfo { size, mtime_ns, version, .. } = info;
+        self.change(|state| {
+            let fresh = || Have {
+                size,
+                mtime_ns,
+                version,
+                extents: ExtentSet::new(),
+                root: RootBuilder::new(size),
+            };
+            state.have.get_or_insert_with(fresh);
+        });
+    }
+
+    /// Takes bytes that are verified.
+    pub fn put(&self, offset: u64, bytes: &[u8], digests: &[Digest]) {
+        self.insert(offset, Bytes::Copied(bytes.to_vec()), digests);
+    }
+
+    /// The same of all that is in a buffer, which may stay here: another one is in its place then.
+    pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
+        self.insert(offset, self.outlet.spares.swap(buffer), digests);
+    }
+
+    fn insert(&self, offset: u64, bytes: Bytes, digests: &[Digest]) {
+        let extent = Extent::new(offset, bytes.len() as u64);
+        self.change(|state| {
+            if state.takes(extent, digests) {
+                state.parts.insert(offset, Part::Bytes(bytes));
+            }
+        });
+    }
+
+    /// Takes a hole. Neighbours become one, so that holes take no room to speak of.
+    pub fn put_zeros(&self, extent: Extent, digests: &[Digest]) {
+        self.change(|state| {
+            if !state.takes(extent, digests) {
+                return;
+            }
+            if let Some((start, Part::Zeros(len))) =
+                state.parts.range_mut(..extent.offset).next_back()
+                && start + *len == extent.offset
+            {
+                *len += extent.len;
+            } else {
+                state.parts.insert(extent.offset, Part::Zeros(extent.len));
+            }
+        });
+    }
+
+    /// All of it is verified, and this is its size.
+    pub fn end_at(&self, size: u64) {
+        self.change(|state| state.end = Some(size));
+    }
+
+    /// Nothing more is written.
+    pub fn close(&self) {
+        self.outlet.close();
+    }
+
+    /// Says what a failure means to whoever has to begin again.
+    pub fn explain(&self, fault: Fault) -> Fault {
+        self.outlet.explain(fault)
+    }
+
+    /// Why it can be written no more, if it was found out before this session could be told.
+    pub fn failure(&self) -> Option<Fault> {
+        lock(&self.outlet.state).failed.clone()
+    }
+
+    /// Another session has its own tap: what this one still brings would be there twice.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.outlet.state);
+        if state.sessions == self.session {
+            change(&mut state);
+            self.outlet.more.notify_all();
+        }
+    }
+}
+
+impl State {
+    /// Counts a range in, unless it is there: what comes late of a link that was given up comes
+    /// again over another one.
+    fn takes(&mut self, extent: Extent, digests: &[Digest]) -> bool {
+        let Some(have) = self.have.as_mut().filter(|have| !have.extents.intersects(extent)) else {
+            return false;
+        };
+        have.extents.insert(extent);
+        have.root.insert_run(extent.offset, digests);
+        true
+    }
+}
+
+fn write_all(mut output: &File, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match output.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(error) => wait_if_may(error, output.as_fd(), PollFlags::OUT)?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether this is a pipe whose reader is gone.
+fn is_unread(output: BorrowedFd<'_>) -> bool {
+    let mut output = [PollFd::from_borrowed_fd(output, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut output, Some(&now)).is_ok() && output[0].revents().contains(PollFlags::ERR)
+}
+
+fn write_fault(error: &std::io::Error) -> Fault {
+    if error.kind() == ErrorKind::BrokenPipe {
+        return Fault::new(Code::Io, "cannot write to standard output: its reader closed it");
+    }
+    Fault::from_io("cannot write to standard output", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRAIN: usize = GRAIN_BYTES as usize;
+
+    fn info(version: Option<u64>) -> FileInfo {
+        let size = 3 * GRAIN_BYTES;
+        FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size, version }
+    }
+
+    /// An outlet, the tap of its first session, and the file it has opened.
+    fn tapped(version: Option<u64>) -> (Arc<Outlet>, Tap) {
+        let outlet = Arc::<Outlet>::default();
+        let (tap, begun) = next(&outlet);
+        assert!(begun.is_none(), "there was no session before");
+        tap.opened(info(version));
+        (outlet, tap)
+    }
+
+    fn next(outlet: &Arc<Outlet>) -> (Tap, Option<(Have, u64)>) {
+        outlet.tap(FileId(1), mpsc::channel(8).0)
+    }
+
+    /// Puts a grain, which is not the first: nothing is written.
+    fn put(tap: &Tap, grain: u64) {
+        let (bytes, offset) = (vec![grain as u8; GRAIN], grain * GRAIN_BYTES);
+        tap.put(offset, &bytes, &Digest::of_grains(offset, info(None).size, &bytes));
+    }
+
+    #[test]
+    fn the_next_session_is_told_what_was_taken_and_the_last_one_brings_no_more() {
+        let (outlet, first) = tapped(Some(7));
+        put(&first, 2);
+        let (second, begun) = next(&outlet);
+        put(&first, 1);
+        first.put_zeros(Extent::new(GRAIN_BYTES, GRAIN_BYTES), &[Digest([0; 32])]);
+        first.end_at(0);
+        let (have, taken) = begun.expect("something came");
+        assert_eq!((have.size, have.version, taken), (info(None).size, Some(7), 0));
+        let last = Extent::new(2 * GRAIN_BYTES, GRAIN_BYTES);
+        assert_eq!(have.extents.iter().collect::<Vec<_>>(), [last]);
+        second.opened(info(Some(8)));
+        put(&second, 1);
+        let (have, _) = next(&outlet).1.expect("something came");
+        assert_eq!(have.version, Some(7), "of the version that the first bytes are of");
+        assert_eq!(have.extents.bytes(), 2 * GRAIN_BYTES);
+        assert_eq!(lock(&outlet.state).end, None, "it is over for who came too late");
+        outlet.close();
+    }
+
+    #[test]
+    fn what_comes_twice_is_taken_once() {
+        let (outlet, tap) = tapped(Some(7));
+        // Nothing is written then.
+        outlet.close();
+        for grain in [2, 0, 2, 1, 1] {
+            put(&tap, grain);
+        }
+        let zeros = Extent::new(GRAIN_BYTES, GRAIN_BYTES);
+        tap.put_zeros(zeros, &Digest::of_grains(zeros.offset, info(None).size, &vec![0; GRAIN]));
+        let all = [vec![0; GRAIN], vec![1; GRAIN], vec![2; GRAIN]].concat();
+        let root = next(&outlet).1.and_then(|(have, _)| have.root.finish());
+        assert_eq!(root, Some(Digest::of(&all)));
+        assert_eq!(lock(&outlet.state).parts.len(), 3);
+    }
+
+    #[test]
+    fn what_has_no_version_is_not_gone_on_with_once_something_of_it_came() {
+        for version in [None, Some(7)] {
+            let (outlet, tap) = tapped(version);
+            assert!(outlet.can_go_on(), "nothing came");
+            put(&tap, 1);
+            assert_eq!(outlet.can_go_on(), version.is_some());
+            outlet.close();
+        }
+        // Of what nothing came the next session takes the version that it finds.
+        let (outlet, _) = tapped(Some(7));
+        let (tap, begun) = next(&outlet);
+        assert!(begun.is_none());
+        tap.opened(info(Some(8)));
+        put(&tap, 1);
+        assert_eq!(next(&outlet).1.and_then(|(have, _)| have.version), Some(8));
+        outlet.close();
+    }
+}

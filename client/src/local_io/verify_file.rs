@@ -1,0 +1,50 @@
+//! Whether a file here is what the server has: its grains are hashed and
+//! compared with the digests of a lease, on a thread of a worker. Reads, and
+//! never writes.
+
+use crate::local_io::counters::Stats;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use verbatim_files::Source;
+use verbatim_files::hash::hash_extent;
+use verbatim_proto::message::Piece;
+use verbatim_proto::read::{Outcome, PieceOutcome};
+use verbatim_proto::units::GRAIN_BYTES;
+use verbatim_proto::{Code, Fault};
+
+/// What one piece of a chunk is compared with, and how long its file is on the server.
+pub(crate) struct Likeness {
+    pub source: Arc<Source>,
+    pub size: u64,
+}
+
+/// Compares the pieces of a chunk, each with its file; one without was given up meanwhile.
+pub(crate) fn compare(pieces: &[Piece], likenesses: &[Option<Likeness>], stats: &Stats) -> Outcome {
+    let compare_one = |(piece, likeness): (&Piece, &Option<Likeness>)| match likeness {
+        Some(likeness) => likeness.compare(piece, stats),
+        None => PieceOutcome::Failed(Fault::new(Code::Interrupted, "it was given up")),
+    };
+    Outcome::Landed(pieces.iter().zip(likenesses).map(compare_one).collect())
+}
+
+impl Likeness {
+    fn compare(&self, piece: &Piece, stats: &Stats) -> PieceOutcome {
+        let (source, extent) = (&self.source, piece.extent);
+        let begin = Instant::now();
+        let digests = match hash_extent(source.file(), self.size, extent) {
+            Ok(digests) => digests,
+            Err(error) => return PieceOutcome::Failed(source.read_fault(&error)),
+        };
+        stats.add(Duration::ZERO, begin.elapsed());
+        source.hand_out(extent, &digests);
+        let mut grains = digests.iter().zip(&piece.digests);
+        if let Some(grain) = grains.position(|(here, there)| here != there) {
+            let offset = extent.offset + grain as u64 * GRAIN_BYTES;
+            let text = format!("it differs in the 256 KiB at byte {offset}");
+            return PieceOutcome::Failed(Fault::new(Code::Mismatch, text));
+        }
+        stats.bytes.fetch_add(extent.len, Ordering::Relaxed);
+        PieceOutcome::Verified
+    }
+}
