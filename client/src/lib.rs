@@ -1,7 +1,18 @@
-//! `rdma-cp` and `rdma-sync` (`sync`) as a library: where things are (`location`), what goes where by
-//! the rules of cp (`targets`, `glob`), what of it (`rules`), how fast (`pace`), a
-//! session that copies (`session`), and what is told on the way (`report`). Never touches the terminal: the binary does.
-//! Knows nothing of the server crate.
+//! `rdma-cp` and `rdma-sync` as a library. Its modules, the lowest first; each imports only those
+//! before it:
+//!
+//! - `model`: values, such as locations, rules, placement and reports.
+//! - `local_io`: the local ends: files, ranges in memory, buffers, pipes, spooled lists.
+//! - `engine`: one connection: links, workers, the clock, ids, messages, the rate, outcomes.
+//! - `transfer`: downloads, uploads, comparisons, folders and pipes, each an object that is handed
+//!   the engine.
+//! - `tree_sync`: making trees equal. `remote_fs`: answers for mounts.
+//! - `session`: dispatches what comes to the activity that it is for; queries, retry.
+//! - `watch`: streams of changes.
+//! - `cp`, `sync`: planning a copy; mirrors and the loop that follows a source.
+//! - `probe`: measuring the way to a server.
+//!
+//! Never touches the terminal: the commands do. Knows nothing of the server crate.
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +29,8 @@ pub mod tree_sync;
 pub mod watch;
 
 pub use crate::cp::{CopyOptions, copy, list};
+pub use crate::engine::error::ClientError;
+pub use crate::engine::options::SessionOptions;
 pub use crate::engine::transport::CarrierOptions;
 pub use crate::local_io::trace::Trace;
 pub use crate::model::copy_policy::{Replace, Rules, Task};
@@ -26,5 +39,5 @@ pub use crate::model::report::{
     Altered, Failure, FileDone, NO_TRANSPORT, Observer, Planned, Port, Progress, Quiet, Retry,
     SkipReason, Skipped, Summary,
 };
-pub use crate::session::{ClientError, Session, SessionOptions};
+pub use crate::session::Session;
 pub use crate::watch::{Heard, Watching};

@@ -16,8 +16,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use verbatim_client::cp::CopyError;
 use verbatim_client::engine::transport::Transport;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_client::{
     CarrierOptions, CopyOptions, Failure, FileDone, Location, NO_TRANSPORT, Observer, Progress,

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use verbatim_client::Summary;
-use verbatim_client::cp::CopyError;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_fabric::sim::{Faults, SimClock, SimCounts, SimNet};
 use verbatim_proto::Code;
 use verbatim_proto::units::CHUNK_BYTES_MIN;

@@ -17,11 +17,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::task::JoinSet;
-use verbatim_client::cp::CopyError;
+use verbatim_client::engine::options::SessionOptions;
 use verbatim_client::model::delete_limit::DeleteLimit;
 use verbatim_client::model::location::Location;
 use verbatim_client::remote_fs::attributes::Kind;
-use verbatim_client::session::SessionOptions;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{Entry, EntryKind};
@@ -124,7 +124,7 @@ impl Detach {
         };
         let made = sync(&options, self.session.clone(), &mut (), stop).await;
         let summary = made.map_err(|error| match error {
-            CopyError::Client(error) => verbatim_client::session::run::fault_of(&error),
+            CopyError::Client(error) => verbatim_client::engine::error::fault_of(&error),
             CopyError::Usage { cause, .. } => Fault::new(Code::BadPath, cause),
             CopyError::Status(fault) => fault,
         })?;

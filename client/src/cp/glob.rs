@@ -2,8 +2,9 @@
 //! listing the folders they could be in, a name of the path at a time. Called
 //! for what is not there under its literal name; quoting is the user's business.
 
+use crate::engine::error::ClientError;
 use crate::model::location::Remote;
-use crate::session::{ClientError, Session};
+use crate::session::Session;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, Pattern, WirePath};
 

@@ -2,11 +2,12 @@
 //! Called by the binary; every entry is told as it comes, what could not be listed
 //! at the end.
 
-use crate::cp::CopyError;
 use crate::cp::glob;
+use crate::engine::options::SessionOptions;
 use crate::model::location::Remote;
 use crate::model::report::Failure;
-use crate::session::{Session, SessionOptions};
+use crate::session::Session;
+use crate::session::command_error::CopyError;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Fault, WirePath};
 

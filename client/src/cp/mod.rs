@@ -10,13 +10,13 @@ mod plan;
 pub use crate::cp::list::list;
 
 use crate::cp::plan::Plan;
+use crate::engine::options::SessionOptions;
 use crate::model::copy_policy::{Rules, Task};
 use crate::model::location::{Location, Remote};
-use crate::model::report::{Observer, Summary, hint_of};
+use crate::model::report::{Observer, Summary};
+use crate::session::Session;
+use crate::session::command_error::{CopyError, Running, Stop};
 use crate::session::retry;
-use crate::session::{ClientError, Session, SessionOptions};
-use std::pin::Pin;
-use verbatim_proto::{Code, Fault};
 
 /// What to copy, and how.
 pub struct CopyOptions {
@@ -28,41 +28,6 @@ pub struct CopyOptions {
     pub recursive: bool,
     /// What of it is copied, and what is done with it.
     pub rules: Rules,
-}
-
-/// Why a copy was not even begun.
-#[derive(Debug, thiserror::Error)]
-pub enum CopyError {
-    /// The command makes no sense.
-    #[error("{cause}")]
-    Usage {
-        /// What is wrong.
-        cause: String,
-        /// What to do.
-        hint: Option<String>,
-    },
-    /// How it goes cannot be told where it is to be.
-    #[error("{0}")]
-    Status(Fault),
-    /// There is no session.
-    #[error("{0}")]
-    Client(#[from] ClientError),
-}
-
-impl CopyError {
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Usage { hint, .. } => hint.clone(),
-            Self::Status(fault) if fault.code == Code::NoSpace => {
-                hint_of(fault.code).map(str::to_owned)
-            }
-            Self::Status(_) => {
-                Some("give a --status-file in a folder that you may write to".into())
-            }
-            Self::Client(error) => error.hint(),
-        }
-    }
 }
 
 /// Finds the server of a copy: one side, and only one, must be remote.
@@ -150,9 +115,3 @@ async fn copy_whole(
     summary.reconnects += begun.reconnects;
     Ok(summary)
 }
-
-/// What ends a copy before its time, when it completes.
-pub(crate) type Stop<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
-
-/// A copy, or a mirror, under way.
-pub type Running<'a, T> = Pin<Box<dyn Future<Output = Result<T, CopyError>> + 'a>>;

@@ -2,10 +2,13 @@
 //! what becomes work for a session.
 
 use crate::cp::plan::Plan;
-use crate::cp::{CopyError, CopyOptions, remote};
+use crate::cp::{CopyOptions, remote};
+use crate::engine::error::ClientError;
 use crate::model::copy_policy::Task;
 use crate::model::location::{Location, Remote};
-use crate::session::{ClientError, Session, Work};
+use crate::session::Session;
+use crate::session::command_error::CopyError;
+use crate::session::work::Work;
 use crate::transfer::pipe_transfer::{FromPipe, ToPipe};
 use std::sync::Arc;
 use verbatim_proto::message::EntryKind;

@@ -3,7 +3,8 @@
 //! copied is a failure of the plan, and the rest is copied.
 
 use crate::cp::glob;
-use crate::cp::{CopyError, CopyOptions, remote};
+use crate::cp::{CopyOptions, remote};
+use crate::engine::error::ClientError;
 use crate::local_io::local_path::{local_resolution, local_state, look_at, name_of, split_local};
 use crate::model::copy_policy::{Replace, Rules};
 use crate::model::location::{Location, Remote};
@@ -11,8 +12,10 @@ use crate::model::placement::{
     Place, Places, Refusal, Request, TargetState, check_target, is_contents, place,
 };
 use crate::model::report::Failure;
+use crate::session::Session;
+use crate::session::command_error::CopyError;
 use crate::session::overlap::Inside;
-use crate::session::{ClientError, Session, Work};
+use crate::session::work::Work;
 use crate::transfer::download::Download;
 use crate::transfer::local_walk::LocalTree;
 use crate::transfer::remote_scan::RemoteTree;

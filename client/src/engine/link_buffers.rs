@@ -1,7 +1,7 @@
 //! What a worker has of one link: the buffers that chunks come into and go from,
 //! and what it has not told the session yet.
 
-use crate::session::Event;
+use crate::engine::event::WorkerEvent;
 use verbatim_fabric::Buffer;
 use verbatim_fabric::slots::{MakeBuffer, SlotPool};
 use verbatim_proto::message::LinkId;
@@ -13,7 +13,7 @@ pub(crate) struct Pools {
     /// How many chunks are on their way.
     pub fetching: usize,
     /// What became of others meanwhile, to be told with the next.
-    pub held: Vec<Event>,
+    pub held: Vec<WorkerEvent>,
     pub reads: SlotPool,
     pub writes: Vec<Buffer>,
     pub make: MakeBuffer,
@@ -34,7 +34,7 @@ impl Pools {
 
     /// A fetch ended; returns what is to be told now. Only what may wait, and what the end of
     /// another fetch is sure to follow, is kept.
-    pub fn fetched(&mut self, event: Event, may_wait: bool) -> Vec<Event> {
+    pub fn fetched(&mut self, event: WorkerEvent, may_wait: bool) -> Vec<WorkerEvent> {
         self.fetching -= 1;
         self.held.push(event);
         let keep = may_wait && self.fetching > 0 && self.held.len() < ANSWERS_TOGETHER;
@@ -49,8 +49,8 @@ mod tests {
 
     #[test]
     fn a_fetch_is_told_of_with_the_next_one_that_is_on_its_way() {
-        let slot_of = |event: Event| match event {
-            Event::Fetched { slot, .. } => slot,
+        let slot_of = |event: WorkerEvent| match event {
+            WorkerEvent::Fetched { slot, .. } => slot,
             _ => panic!("nothing else is told"),
         };
         let fetching = |count| {
@@ -59,7 +59,7 @@ mod tests {
         };
         let ends = |pools: &mut Pools, slot, may_wait| -> Vec<u16> {
             let (link, outcome) = (pools.id, Outcome::LinkLost);
-            let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
+            let event = WorkerEvent::Fetched { link, slot, outcome, spared_bytes: 0 };
             pools.fetched(event, may_wait).into_iter().map(slot_of).collect()
         };
         let mut pools = fetching(3);

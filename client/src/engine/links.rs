@@ -2,11 +2,10 @@
 //! is lost, given up when new ones die without carrying a chunk. Those of a
 //! rail that fails are made anew on another or over TCP, and go back when it works.
 
+use crate::engine::event::WorkerEvent;
 use crate::engine::transport::Carrier;
 use crate::engine::worker::Command;
-use crate::model::copy_policy::Task;
-use crate::session::dispatch::Core;
-use crate::session::{Event, READS_PER_LINK};
+use crate::engine::{Engine, READS_PER_LINK, jobs};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use verbatim_control::join_sealed;
@@ -49,6 +48,8 @@ pub(crate) struct Links {
     rails: HashMap<LinkId, u16>,
     /// Given up, to be made anew on a better rail.
     moving: Option<LinkId>,
+    /// The machine that reads has slots without links.
+    pretended: bool,
     losses_in_a_row: u32,
     pub lost: u64,
     pub transport: Option<String>,
@@ -80,11 +81,11 @@ impl Links {
     }
 }
 
-impl Core {
+impl Engine {
     /// A read over a link ended; one that landed shows that its link works.
-    pub(crate) fn used(&mut self, link: LinkId, outcome: &Outcome) {
+    pub fn used(&mut self, link: LinkId, outcome: &Outcome) {
         if matches!(outcome, Outcome::Landed(_)) {
-            self.silence.heard(self.moment);
+            self.clock.heard();
             self.links.losses_in_a_row = 0;
             self.carrier.carried(link);
         }
@@ -92,7 +93,7 @@ impl Core {
 
     /// The server answered; one that says a chunk is stored shows that the link it came over
     /// works. That it was posted does not.
-    pub(crate) fn stored(&mut self, reply: &WriteReply) {
+    pub fn stored(&mut self, reply: &WriteReply) {
         let WriteReply::Granted { verdicts, .. } = reply else { return };
         for (tag, _) in verdicts.iter().filter(|(_, all)| all.contains(&Verdict::Stored)) {
             if let Some(link) = self.write.link_of(*tag) {
@@ -103,12 +104,7 @@ impl Core {
     }
 
     /// Asks for all links, unless they were asked for before.
-    pub(crate) fn attach_all(&mut self) {
-        match self.rules.task {
-            Task::Copy => {}
-            Task::DryRun => return,
-            Task::Verify => return self.pretend_links(),
-        }
+    pub fn attach_links(&mut self) {
         if self.links.up.is_empty() && self.links.coming.is_empty() {
             for index in 0..self.streams {
                 self.attach(LinkId { index, epoch: 0 });
@@ -116,19 +112,44 @@ impl Core {
         }
     }
 
-    pub(crate) fn attach(&mut self, link: LinkId) {
+    /// Gives the machine that reads slots without links: workers that compare files need none.
+    pub fn pretend_links(&mut self) {
+        self.links.pretended = true;
+        for index in 0..self.streams {
+            self.read.link_up(LinkId { index, epoch: 0 });
+        }
+    }
+
+    /// A machine gives up a link whose work takes too long.
+    pub fn drop_link(&mut self, link: LinkId) {
+        if !self.links.pretended {
+            return self.tell(link, Command::Drop(link));
+        }
+        let seconds = self.options.timeout.as_secs();
+        let text = format!("reading a chunk on this machine took longer than {seconds} s");
+        self.broke(Fault::new(Code::TimedOut, text));
+    }
+
+    /// Makes or tries a link on the blocking pool.
+    fn link_job(&self, work: impl FnOnce() -> WorkerEvent + Send + 'static) {
+        let events = self.events.clone();
+        // A session that is gone needs no link.
+        jobs::run(&self.waker, work, move |event| drop(events.try_send(event)));
+    }
+
+    pub fn attach(&mut self, link: LinkId) {
         self.links.coming.insert(link);
         match self.carrier.offer(link, self.now()) {
             Ok(offer) => {
                 self.links.asked.insert(link, matches!(offer, LinkOffer::Verbs { .. }));
-                self.sending.push_back(ClientMessage::Attach { link, offer });
+                self.send(ClientMessage::Attach { link, offer });
             }
             // Not a lost link, which would be tried again: it would be refused again.
             Err(error) => self.broke(Fault::new(Code::Limit, error.to_string())),
         }
     }
 
-    pub(crate) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
+    pub fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
         match (self.links.asked.remove(&link), &answer) {
             // That data may no more move over it is told of a link that is up.
             (None, Err(fault)) if fault.code == Code::Denied => {}
@@ -142,11 +163,11 @@ impl Core {
         match answer {
             Ok(LinkAnswer::Tcp { secret: JoinSecret(secret) }) => {
                 let (address, timeout) = (self.address, self.options.timeout);
-                self.job(move || {
+                self.link_job(move || {
                     let made = join(address, &secret, timeout)
                         .and_then(|stream| TcpLink::new(stream, SoftDomain::new()))
                         .map(|link| Box::new(link) as Box<dyn Link>);
-                    Event::LinkMade { link, made }
+                    WorkerEvent::LinkMade { link, made }
                 });
             }
             Ok(LinkAnswer::Sealed(answer)) => self.join_sealed(link, answer),
@@ -191,7 +212,7 @@ impl Core {
                 .and_then(|(stream, tls)| TcpLink::sealed(stream, tls, SoftDomain::new()))
                 .map(|link| Box::new(link) as Box<dyn Link>);
             // A session that is gone needs no link.
-            let _ = events.try_send(Event::LinkMade { link, made });
+            let _ = events.try_send(WorkerEvent::LinkMade { link, made });
         });
     }
 
@@ -200,9 +221,9 @@ impl Core {
         match self.carrier.connect(link, address) {
             Ok(unproven) => {
                 self.links.rails.insert(link, rail);
-                self.job(move || match unproven.prove() {
-                    Ok(made) => Event::LinkMade { link, made: Ok(made) },
-                    Err(error) => Event::LinkUnproven { link, error },
+                self.link_job(move || match unproven.prove() {
+                    Ok(made) => WorkerEvent::LinkMade { link, made: Ok(made) },
+                    Err(error) => WorkerEvent::LinkUnproven { link, error },
                 });
             }
             // The server has made its half, and may have granted slots on it.
@@ -225,10 +246,10 @@ impl Core {
     }
 
     /// A link was made and carries nothing.
-    pub(crate) fn link_unproven(&mut self, link: LinkId, error: &FabricError) {
+    pub fn link_unproven(&mut self, link: LinkId, error: &FabricError) {
         // The server may have granted slots on it, and must take them back.
         self.write.link_down(link, self.now());
-        self.sending.push_back(ClientMessage::Fence { link });
+        self.send(ClientMessage::Fence { link });
         self.fall_back(link, &error.with_hint());
     }
 
@@ -250,7 +271,7 @@ impl Core {
 
     /// Moves links back to a rail that works again, one at a time: it is ended here, and made
     /// anew where it belongs.
-    pub(crate) fn go_back(&mut self) {
+    pub fn go_back(&mut self) {
         if self.links.moving.is_some() || !self.links.coming.is_empty() {
             return;
         }
@@ -261,7 +282,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
+    pub fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
         let link = match made {
             Ok(link) => link,
             Err(error) => {
@@ -280,23 +301,19 @@ impl Core {
     }
 
     /// A link died: its reads are done elsewhere at once, its writes after the fence.
-    pub(crate) fn link_lost(&mut self, id: LinkId, error: &FabricError) {
+    pub fn link_lost(&mut self, id: LinkId, error: &FabricError) {
         tracing::debug!(?id, %error, "link lost");
         self.links.up.remove(&id);
         let now = self.now();
         self.read.link_down(id, now);
         self.write.link_down(id, now);
-        self.sending.push_back(ClientMessage::Fence { link: id });
+        self.send(ClientMessage::Fence { link: id });
         if self.links.moving.take_if(|moving| *moving == id).is_some() {
             self.carrier.leave(id);
             return self.attach_again(id);
         }
         self.links.lost += 1;
         self.revive(id, &error.with_hint());
-    }
-
-    pub(crate) fn fenced(&mut self, link: LinkId) {
-        self.write.fenced(link);
     }
 
     /// Asks for the link's next epoch after a pause, or gives up.
@@ -324,7 +341,7 @@ impl Core {
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             // A session that is gone needs no link.
-            let _ = events.try_send(Event::LinkWanted { link });
+            let _ = events.try_send(WorkerEvent::LinkWanted { link });
         });
     }
 

@@ -1,17 +1,474 @@
 //! One connection to a server and what moves over it: links and the workers that own them, the
 //! clock of deadlines, ids, messages to send, the rate, and the outcomes of files. Never plans a
-//! copy. Below `transfer`, above `local_io`.
+//! copy, never waits, and never touches the socket of the control connection. Below `transfer`,
+//! above `local_io`.
+//!
+//! An activity is an object with its own state that is handed the engine: it asks the machines for
+//! files, and takes their effects, its jobs' answers and its messages from whoever dispatches them.
 
-pub mod fd_budget;
-pub mod largest_first;
-pub mod ledger;
-pub mod link_buffers;
-pub mod links;
-pub mod outcomes;
-pub mod port_scheduler;
+pub(crate) mod clock;
+pub(crate) mod dir_guard;
+pub mod error;
+pub(crate) mod event;
+pub(crate) mod fd_budget;
+pub(crate) mod jobs;
+pub(crate) mod label;
+pub(crate) mod largest_first;
+pub(crate) mod ledger;
+pub(crate) mod link_buffers;
+mod links;
+pub mod options;
+pub(crate) mod outcomes;
+pub(crate) mod port_scheduler;
 pub mod rate_limit;
-pub mod receive;
-pub mod setup;
-pub mod silence;
+pub(crate) mod receive;
+pub(crate) mod request_batches;
+pub(crate) mod setup;
+pub(crate) mod silence;
 pub mod transport;
-pub mod worker;
+pub(crate) mod worker;
+
+use crate::engine::clock::Clock;
+use crate::engine::error::ClientError;
+use crate::engine::event::WorkerEvent;
+use crate::engine::fd_budget::FdBudget;
+use crate::engine::links::Links;
+use crate::engine::options::SessionOptions;
+use crate::engine::outcomes::Outcomes;
+use crate::engine::rate_limit::Pace;
+use crate::engine::silence::Step;
+use crate::engine::transport::Carrier;
+use crate::engine::worker::{ClientWorker, Command};
+use crate::local_io::counters::Stats;
+use crate::local_io::waker::Waker;
+use crate::model::copy_policy::Rules;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use verbatim_control::{Connection, Fingerprint};
+use verbatim_fabric::worker::WorkerHandle;
+use verbatim_proto::message::{FileId, LinkId, ServerMessage, WriteReply};
+use verbatim_proto::read::{self, ReadClient};
+use verbatim_proto::units::OPEN_FILES_MAX;
+use verbatim_proto::write::{self, WriteClient};
+use verbatim_proto::{ClientMessage, Code, Fault, Look, WirePath};
+
+/// Worker events that may wait for a session; slots bound them far below this.
+const EVENTS_MAX: usize = 16 << 10;
+
+/// Files open at a time, those that are being made durable included.
+const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
+
+/// Reads in flight on each link.
+pub(crate) const READS_PER_LINK: u16 = 3;
+
+/// The longest a turn waits: deadlines are looked at, and progress is reported, this often.
+const TURN_MAX: Duration = Duration::from_millis(250);
+
+/// A shorter silence is not looked at: whether an answer is owed is not worked out at every turn.
+const SHORT_SILENCE_MAX: Duration = Duration::from_millis(100);
+
+/// One connection, and what moves over it.
+pub(crate) struct Engine {
+    options: SessionOptions,
+    rules: Arc<Rules>,
+    peer: String,
+    server: Fingerprint,
+    /// The version of the protocol that both speak.
+    version: usize,
+    /// How both ends name this session in their logs.
+    request: String,
+    address: SocketAddr,
+    /// Commands that wait for their time, where the rate is limited.
+    pace: Option<Pace<(LinkId, Command)>>,
+    events: mpsc::Sender<WorkerEvent>,
+    waker: Waker,
+    /// Threads that own the links; a link always belongs to the same one.
+    workers: Vec<WorkerHandle<Command>>,
+    /// How many links there are to be.
+    streams: u16,
+    stats: Arc<Stats>,
+    sending: VecDeque<ClientMessage>,
+    read: ReadClient,
+    write: WriteClient,
+    carrier: Carrier,
+    links: Links,
+    fds: FdBudget,
+    next_file: u32,
+    next_request: u32,
+    outcomes: Outcomes,
+    clock: Clock,
+    /// Hashing on this machine, during which the server owes no answer.
+    hashing: usize,
+    broken: Option<Fault>,
+}
+
+impl Engine {
+    /// The engine of a connection that was made with these options, and where its workers' events
+    /// come.
+    pub fn new(
+        mut options: SessionOptions,
+        short_chunk_bytes: u32,
+        connection: &Connection,
+        peer: &str,
+    ) -> Result<(Self, mpsc::Receiver<WorkerEvent>), ClientError> {
+        // Half is for files; links, folders and the rest have the other half.
+        let fds = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let stats = Arc::new(Stats::default());
+        let (carrier, streams) = setup::carry(&mut options, short_chunk_bytes, connection)?;
+        let workers = setup::workers(streams, carrier.is_verbs(), || {
+            ClientWorker::new(sender.clone(), stats.clone(), options.trace.clone())
+        })?;
+        let (chunk_bytes, timeout) = (options.connect.chunk_bytes, options.timeout);
+        let describe = options.preserve;
+        let slots_per_link = READS_PER_LINK;
+        let read = read::ClientOptions { chunk_bytes, slots_per_link, timeout, describe };
+        let engine = Self {
+            peer: peer.to_owned(),
+            server: connection.server,
+            version: connection.version,
+            request: connection.request.clone(),
+            address: connection.peer,
+            pace: options.bytes_per_second.map(Pace::new),
+            events: sender,
+            waker: Waker::default(),
+            workers,
+            streams,
+            outcomes: Outcomes::new(peer, connection.version, stats.clone()),
+            stats,
+            sending: VecDeque::new(),
+            read: ReadClient::new(read),
+            write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
+            carrier,
+            links: Links::default(),
+            fds: FdBudget::new(fds),
+            next_file: 0,
+            next_request: 0,
+            clock: Clock::new(Instant::now()),
+            hashing: 0,
+            broken: None,
+            rules: Arc::default(),
+            options,
+        };
+        Ok((engine, events))
+    }
+
+    /// Copies by these rules from now on.
+    pub fn obey(&mut self, rules: Rules) {
+        self.outcomes.replace(rules.over());
+        self.rules = Arc::new(rules);
+    }
+
+    pub fn rules(&self) -> &Arc<Rules> {
+        &self.rules
+    }
+
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    /// Where digests of unfinished uploads are kept.
+    pub fn upload_memos(&self) -> PathBuf {
+        self.options.connect.state_dir.join("uploads")
+    }
+
+    /// The server, as people name it.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    pub fn server(&self) -> Fingerprint {
+        self.server
+    }
+
+    /// How both ends name this session in their logs.
+    pub fn request_id(&self) -> &str {
+        &self.request
+    }
+
+    /// The version of the protocol that both speak.
+    pub fn version(&self) -> usize {
+        self.version
+    }
+
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
+    pub fn carrier(&self) -> &Carrier {
+        &self.carrier
+    }
+
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
+    pub fn fds(&self) -> &FdBudget {
+        &self.fds
+    }
+
+    pub fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    pub fn clock(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// How long the copy has gone on, by the clock of the deadlines.
+    pub fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// The time as of when something last woke the session.
+    pub fn moment(&self) -> Instant {
+        self.clock.moment()
+    }
+
+    pub fn outcomes(&mut self) -> &mut Outcomes {
+        &mut self.outcomes
+    }
+
+    pub fn read(&mut self) -> &mut ReadClient {
+        &mut self.read
+    }
+
+    pub fn write(&mut self) -> &mut WriteClient {
+        &mut self.write
+    }
+
+    /// A number for a request to the server, which is sent now.
+    pub fn request(&mut self) -> u32 {
+        self.clock.asked();
+        self.next_request += 1;
+        self.next_request
+    }
+
+    /// A number for a file.
+    pub fn file(&mut self) -> FileId {
+        self.next_file += 1;
+        FileId(self.next_file)
+    }
+
+    /// Queues a message to the server.
+    pub fn send(&mut self, message: ClientMessage) {
+        self.sending.push_back(message);
+    }
+
+    /// The next message to the server.
+    pub fn next_message(&mut self) -> Option<ClientMessage> {
+        self.sending.pop_front()
+    }
+
+    /// The session is over, for this reason or an earlier one.
+    pub fn broke(&mut self, fault: Fault) {
+        self.broken.get_or_insert(fault);
+    }
+
+    /// The server told something that was not asked for.
+    pub fn unasked(&mut self, what: &str) {
+        let text = format!("the server told of {what}, and nobody had asked for that");
+        self.broke(Fault::new(Code::Protocol, text));
+    }
+
+    /// Why the session is over.
+    pub fn broken(&self) -> Option<&Fault> {
+        self.broken.as_ref()
+    }
+
+    /// The session is over for this reason and no other, or was not broken at all.
+    pub fn set_broken(&mut self, broken: Option<Fault>) {
+        self.broken = broken;
+    }
+
+    /// A job hashes on this machine: meanwhile the server owes no answer.
+    pub fn begin_hashing(&mut self) {
+        self.hashing += 1;
+    }
+
+    pub fn end_hashing(&mut self) {
+        self.hashing -= 1;
+    }
+
+    pub fn is_hashing(&self) -> bool {
+        self.hashing > 0
+    }
+
+    /// Whether this side hashes zeros of holes, which takes as long as hashing data.
+    pub fn is_hashing_holes(&self) -> bool {
+        self.read.is_hashing_holes() || self.write.is_hashing_holes()
+    }
+
+    /// How long a turn may wait.
+    pub fn wait(&self) -> Duration {
+        let now = self.now();
+        let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
+        let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
+        let paced = self.pace.as_ref().and_then(|pace| pace.wait(now));
+        let wait = paced.map_or(wait, |paced| wait.min(paced));
+        // A deadline that has passed was acted on: look again soon, but do not spin.
+        wait.clamp(Duration::from_millis(1), TURN_MAX)
+    }
+
+    /// Bytes that this session moved.
+    pub fn moved_bytes(&self) -> u64 {
+        self.stats.bytes.load(Ordering::Relaxed) - self.outcomes.found_bytes()
+    }
+
+    /// Lets the machines look at their deadlines.
+    pub fn advance(&mut self) {
+        let now = self.now();
+        if self.hashing > 0 {
+            self.write.touch(now);
+        }
+        self.read.advance(now);
+        self.write.advance(now);
+    }
+
+    /// The next effect of the machine that reads which concerns a file. What concerns the
+    /// connection is done here.
+    pub fn next_read_effect(&mut self) -> Option<read::ClientEffect> {
+        loop {
+            match self.read.next_effect()? {
+                read::ClientEffect::Send(request) => self.send(ClientMessage::Read(request)),
+                read::ClientEffect::DropLink { link } => self.drop_link(link),
+                read::ClientEffect::Broken(fault) => self.broke(fault),
+                effect => return Some(effect),
+            }
+        }
+    }
+
+    /// The same of the machine that writes.
+    pub fn next_write_effect(&mut self) -> Option<write::ClientEffect> {
+        loop {
+            match self.write.next_effect()? {
+                write::ClientEffect::Send(request) => self.send(ClientMessage::Write(request)),
+                write::ClientEffect::DropLink { link } => self.drop_link(link),
+                write::ClientEffect::Broken(fault) => self.broke(fault),
+                effect => return Some(effect),
+            }
+        }
+    }
+
+    /// Sends a command to the worker of a link.
+    pub fn tell(&mut self, link: LinkId, command: Command) {
+        let worker = usize::from(link.index) % self.workers.len();
+        if let Err(error) = self.workers[worker].send(command) {
+            self.broke(Fault::new(Code::Limit, error.to_string()));
+        }
+    }
+
+    /// The same of a command that moves data, when the rate allows it.
+    pub fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
+        match &mut self.pace {
+            Some(pace) => pace.push(bytes, (link, command)),
+            None => self.tell(link, command),
+        }
+    }
+
+    /// Sends the commands for which the rate has room by now.
+    pub fn release_paced(&mut self) {
+        let now = self.now();
+        let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
+        while let Some((link, command)) = self.pace.as_mut().and_then(|it| it.pop(now, urgent)) {
+            self.tell(link, command);
+        }
+    }
+
+    /// A worker or a link reports something.
+    pub fn event(&mut self, event: WorkerEvent) {
+        let now = self.now();
+        match event {
+            WorkerEvent::Fetched { link, slot, outcome, spared_bytes } => {
+                match spared_bytes {
+                    0 => self.used(link, &outcome),
+                    bytes => self.pace.iter_mut().for_each(|pace| pace.spare(bytes)),
+                }
+                self.clock.answered();
+                self.read.fetched(link, slot, outcome, now);
+            }
+            WorkerEvent::Posted { tag, posted } => self.write.posted(tag, posted, now),
+            WorkerEvent::LinkLost { link, error } => self.link_lost(link, &error),
+            WorkerEvent::LinkMade { link, made } => self.link_made(link, made),
+            WorkerEvent::LinkUnproven { link, error } => self.link_unproven(link, &error),
+            WorkerEvent::LinkWanted { link } => self.attach(link),
+            WorkerEvent::WorkerFailed(error) => {
+                self.broke(Fault::new(Code::Io, error.to_string()));
+            }
+        }
+    }
+
+    /// Takes from a message of the server what is the engine's; returns what is for an activity.
+    pub fn message(&mut self, message: ServerMessage) -> Option<ServerMessage> {
+        self.clock.heard();
+        if let ServerMessage::Stated { request, .. } = &message
+            && self.clock.is_there(*request)
+        {
+            return None;
+        }
+        let now = self.now();
+        self.clock.answered();
+        self.read.touch(now);
+        self.write.touch(now);
+        match message {
+            ServerMessage::Attached { link, answer } => self.attached(link, answer),
+            ServerMessage::Fenced { link } => self.write.fenced(link),
+            ServerMessage::Read(reply) => self.read.reply(reply, now),
+            // A session that watches or probes has a connection of its own.
+            ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
+            ServerMessage::Dropped(dropped) => self.outcomes.ledger().summary.dropped += dropped,
+            ServerMessage::Rehashed { bytes } => {
+                let sum = &mut self.outcomes.ledger().summary.rehashed_bytes;
+                *sum = sum.saturating_add(bytes);
+            }
+            // A server that says that it heard nothing is there: it can be asked again.
+            ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
+                self.broke(Fault::new(Code::LinkLost, text));
+            }
+            ServerMessage::Refused(fault) => self.broke(fault),
+            ServerMessage::Welcome(_) => {
+                self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
+            }
+            message => return Some(message),
+        }
+        None
+    }
+
+    /// The machine that writes takes a reply of the server, when its activity has looked at it.
+    pub fn write_reply(&mut self, reply: WriteReply) {
+        self.stored(&reply);
+        let now = self.now();
+        self.write.reply(reply, now);
+    }
+
+    /// Asks a server that is silent whether it is there, and gives up one that does not say so.
+    /// `owes` says whether an activity waits for the server; a caller that asks for one thing and
+    /// waits for it has a deadline of its own.
+    pub fn listen(&mut self, owes: impl FnOnce() -> bool, caller_waits: bool) {
+        if self.broken.is_some() || self.clock.silent() < SHORT_SILENCE_MAX {
+            return;
+        }
+        let machines = || self.read.awaits_server() || self.write.awaits_server();
+        let owed = !caller_waits && self.hashing == 0 && (machines() || owes());
+        let timeout = self.options.timeout;
+        match self.clock.step(owed, timeout) {
+            Step::Wait => {}
+            Step::Ask => {
+                self.next_request += 1;
+                let request = self.next_request;
+                self.clock.asked_whether_there(request);
+                let look = Look { follow: true, paths: vec![WirePath::root()] };
+                self.send(ClientMessage::Stat { request, look });
+            }
+            Step::GiveUp => {
+                let text = format!("server said nothing for {} s", timeout.as_secs());
+                self.broke(Fault::new(Code::TimedOut, text));
+            }
+        }
+    }
+}

@@ -1,27 +1,32 @@
-//! What a session tells whoever started it, in the order it happened: kept here
-//! until it is handed over, so that nothing that runs waits for who listens. Counts
-//! it in the books, which know what was told before. What of every single file would
-//! be told is not made up where nobody hears of it.
+//! What became of each file: counted in the ledger, which knows what earlier sessions reported,
+//! and kept here in order until the observer takes it, so that nothing that runs waits for the
+//! observer. A report of a single file is not made where the observer does not want it.
 
-use crate::engine::ledger::Item;
-use crate::model::report::{Altered, Failure, FileDone, Observer, Planned, SkipReason, Skipped};
-use crate::session::dispatch::Core;
+use crate::engine::ledger::{Item, Ledger};
+use crate::local_io::counters::Stats;
+use crate::model::report::{
+    Altered, Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary,
+};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use verbatim_files::Over;
 use verbatim_proto::message::REPLACE_NOTHING_VERSION;
 use verbatim_proto::{Code, Fault};
 
-/// What waits to be told.
-pub(crate) struct Reports {
-    waiting: VecDeque<Report>,
-    /// Whether every single file and change is told.
-    pub of_files: bool,
-}
-
-impl Default for Reports {
-    fn default() -> Self {
-        Self { waiting: VecDeque::new(), of_files: true }
-    }
+/// What became of the files of a session, and of those before it.
+pub(crate) struct Outcomes {
+    /// What this session has in common with those before and behind it.
+    ledger: Ledger,
+    progress: Progress,
+    reports: VecDeque<Report>,
+    /// Whether every single file and change is reported.
+    of_files: bool,
+    /// Bytes that were in place when this session began its files.
+    found_bytes: u64,
+    over: Over,
+    version: usize,
+    stats: Arc<Stats>,
 }
 
 enum Report {
@@ -32,62 +37,143 @@ enum Report {
     Altered(Altered),
 }
 
-impl Reports {
-    /// A mirror changes something, as `altered` says.
-    pub fn alters(&mut self, altered: impl FnOnce() -> Altered) {
-        if self.of_files {
-            self.waiting.push_back(Report::Altered(altered()));
+impl Outcomes {
+    /// Of a session with this server, which speaks this version.
+    pub fn new(peer: &str, version: usize, stats: Arc<Stats>) -> Self {
+        Self {
+            ledger: Ledger::new(peer),
+            progress: Progress::default(),
+            reports: VecDeque::new(),
+            of_files: true,
+            found_bytes: 0,
+            over: Over::Anything,
+            version,
+            stats,
         }
     }
-}
 
-impl Core {
-    /// A file is where it goes.
-    pub(crate) fn done(&mut self, item: Item, bytes: u64, done: impl FnOnce() -> FileDone) {
+    /// Files go over these from now on.
+    pub fn replace(&mut self, over: Over) {
+        self.over = over;
+    }
+
+    /// Whether every single file is reported.
+    pub fn report_files(&mut self, of_files: bool) {
+        self.of_files = of_files;
+    }
+
+    pub fn ledger(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// One more file of this size is to be moved.
+    pub fn expect(&mut self, bytes: u64) {
+        self.progress.files_known += 1;
+        self.progress.expect(bytes);
+    }
+
+    /// A file that was to have so many bytes has so many others.
+    pub fn expect_instead(&mut self, before: u64, bytes: u64) {
+        self.progress.bytes_known = self.progress.bytes_known.saturating_sub(before);
+        self.progress.expect(bytes);
+    }
+
+    /// A stream has so many bytes more.
+    pub fn expect_more(&mut self, bytes: u64) {
+        self.progress.expect(bytes);
+    }
+
+    /// Begins where earlier sessions of the copy ended.
+    pub fn take_up(&mut self, ledger: Ledger) {
+        let Summary { files, bytes, .. } = ledger.summary;
+        self.progress = Progress {
+            files,
+            files_known: files,
+            bytes,
+            bytes_known: bytes,
+            ..Progress::default()
+        };
+        self.ledger = ledger;
+    }
+
+    /// The ledger, for the next session.
+    pub fn take_ledger(&mut self, peer: &str) -> Ledger {
+        std::mem::replace(&mut self.ledger, Ledger::new(peer))
+    }
+
+    /// Bytes that were in place when this session began its files.
+    pub fn found_bytes(&self) -> u64 {
+        self.found_bytes
+    }
+
+    /// Counts and logs what was in place when a file was begun; as of an earlier run only if no
+    /// earlier session of this one had begun it.
+    pub fn found(&mut self, item: Item, path: &str, bytes: u64) {
+        tracing::info!(path, bytes, "copy resumed");
+        self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.found_bytes += bytes;
+        if !self.ledger.was_begun(item) {
+            self.ledger.summary.resumed_bytes += bytes;
+        }
+    }
+
+    /// A file has its final name.
+    pub fn done(&mut self, item: Item, bytes: u64, done: impl FnOnce() -> FileDone) {
         self.ledger.done(item, bytes);
         self.progress.files += 1;
-        if self.reports.of_files {
-            self.reports.waiting.push_back(Report::Done(done()));
+        if self.of_files {
+            self.reports.push_back(Report::Done(done()));
         }
     }
 
-    /// Something that is whole did not get its name. What came first at a target that is not to be
+    /// A file that is whole did not get its name. One that appeared at a target which is not to be
     /// replaced is left alone, as if it had been there when the copy began.
-    pub(crate) fn not_placed(&mut self, item: Item, path: String, fault: Fault) {
-        match fault.code == Code::Exists && self.rules.over() == Over::Nothing {
+    pub fn not_placed(&mut self, item: Item, path: String, fault: Fault) {
+        match fault.code == Code::Exists && self.over == Over::Nothing {
             true => self.skipped(item, path, SkipReason::Exists),
             false => self.failed(item, path, fault),
         }
     }
 
     /// The same at the server, which may say so only where it was asked to replace nothing.
-    pub(crate) fn not_placed_there(&mut self, item: Item, path: String, fault: Fault) {
+    pub fn not_placed_there(&mut self, item: Item, path: String, fault: Fault) {
         match self.version >= REPLACE_NOTHING_VERSION {
             true => self.not_placed(item, path, fault),
             false => self.failed(item, path, fault),
         }
     }
 
-    pub(crate) fn failed(&mut self, item: Item, path: String, fault: Fault) {
+    pub fn failed(&mut self, item: Item, path: String, fault: Fault) {
         let failure = self.ledger.failed(item, path, fault);
-        self.reports.waiting.extend(failure.map(Report::Failed));
+        self.reports.extend(failure.map(Report::Failed));
     }
 
-    pub(crate) fn skipped(&mut self, item: Item, path: String, reason: SkipReason) {
+    pub fn skipped(&mut self, item: Item, path: String, reason: SkipReason) {
         if self.ledger.skipped(item) {
-            self.reports.waiting.push_back(Report::Skipped(Skipped { path, reason }));
+            self.reports.push_back(Report::Skipped(Skipped { path, reason }));
         }
     }
 
-    pub(crate) fn planned(&mut self, item: Item, planned: Planned) {
+    pub fn planned(&mut self, item: Item, planned: Planned) {
         if self.ledger.planned(item, &planned) {
-            self.reports.waiting.push_back(Report::Planned(planned));
+            self.reports.push_back(Report::Planned(planned));
         }
     }
 
-    /// Tells what waits.
-    pub(crate) fn report(&mut self, observer: &mut dyn Observer) {
-        while let Some(report) = self.reports.waiting.pop_front() {
+    /// A mirror changes something, as `altered` says.
+    pub fn altered(&mut self, altered: impl FnOnce() -> Altered) {
+        if self.of_files {
+            self.reports.push_back(Report::Altered(altered()));
+        }
+    }
+
+    /// Hands all that waits to the observer.
+    pub fn report(&mut self, observer: &mut dyn Observer) {
+        while let Some(report) = self.reports.pop_front() {
             match report {
                 Report::Done(done) => observer.file_done(&done),
                 Report::Failed(failure) => observer.failed(&failure),

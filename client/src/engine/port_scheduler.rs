@@ -2,7 +2,7 @@
 //! each, and which of them rest after a failure. Work follows links, so links are
 //! spread by weight. A rail that fails rests, longer each time, and is tried again
 //! when that is over; links are then moved back one by one. It makes nothing and
-//! looks at no clock; `carrier` and `links` do.
+//! looks at no clock; `transport` and `links` do.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

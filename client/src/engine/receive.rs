@@ -2,13 +2,23 @@
 //! be, and puts it where it goes while it is in cache. Nothing that does not match goes
 //! anywhere. Called by `worker`.
 
-use crate::engine::worker::Landing;
 use crate::local_io::counters::Stats;
+use crate::local_io::download_file::Sink;
 use crate::local_io::endpoint::Goal;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use verbatim_fabric::Buffer;
 use verbatim_files::checked::{self, Spent, Unfit};
+use verbatim_proto::Fault;
 use verbatim_proto::message::Piece;
-use verbatim_proto::read::PieceOutcome;
+use verbatim_proto::read::{Outcome, PieceOutcome};
+use verbatim_proto::units::GRAIN_BYTES;
+
+/// Where one piece of a chunk goes, and how long its file is.
+pub(crate) struct Landing {
+    pub goal: Goal,
+    pub size: u64,
+}
 
 /// Verifies and writes the pieces of a chunk that landed. What goes into memory may keep the
 /// buffer, if it is one piece, and another one is in its place then.
@@ -93,6 +103,36 @@ fn verify(bytes: &[u8], piece: &Piece, size: u64, stats: &Stats) -> Result<(), U
 fn note(spent: Spent, piece: &Piece, stats: &Stats) {
     stats.add(spent.disk, spent.hash);
     stats.moved(piece.extent.len);
+}
+
+/// Takes a chunk from the file it replaces; none where that has something else. Only a chunk of
+/// one file can be.
+pub(crate) fn take(pieces: &[Piece], landings: &[Landing], stats: &Stats) -> Option<Outcome> {
+    let ([piece], [landing]) = (pieces, landings) else { return None };
+    let Goal::File(sink) = &landing.goal else { return None };
+    if !sink.has_olds() {
+        return None;
+    }
+    let begin = Instant::now();
+    let bytes = sink.bytes_there(piece, landing.size)?;
+    stats.add(Duration::ZERO, begin.elapsed());
+    let outcome = match write_basis(piece, sink, &bytes) {
+        Ok(()) => {
+            stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
+            PieceOutcome::Verified
+        }
+        Err(fault) => PieceOutcome::Failed(fault),
+    };
+    Some(Outcome::Landed(vec![outcome]))
+}
+
+fn write_basis(piece: &Piece, sink: &Sink, bytes: &[u8]) -> Result<(), Fault> {
+    let target = sink.target()?;
+    let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
+    for (offset, grain) in starts.zip(bytes.chunks(GRAIN_BYTES as usize)) {
+        target.write_at(grain, offset)?;
+    }
+    target.verified(piece.extent, &piece.digests)
 }
 
 #[cfg(test)]

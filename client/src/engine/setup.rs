@@ -1,9 +1,10 @@
 //! What is decided when a session begins: what carries its links, how many there are,
 //! how long chunks are, and how many threads move them.
 
+use crate::engine::READS_PER_LINK;
+use crate::engine::options::SessionOptions;
 use crate::engine::transport::{Carrier, Transport};
 use crate::engine::worker::{ClientWorker, Command};
-use crate::session::{READS_PER_LINK, SessionOptions};
 use verbatim_control::Connection;
 use verbatim_fabric::FabricError;
 use verbatim_fabric::ports::Machine;

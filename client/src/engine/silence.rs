@@ -4,17 +4,10 @@
 //! lost a link or is slow with a chunk, is not taken for one that is gone. Links have deadlines of
 //! their own, which end links and no session.
 
-use crate::session::Session;
-use crate::session::dispatch::Core;
 use std::time::{Duration, Instant};
-use verbatim_proto::message::ServerMessage;
-use verbatim_proto::{ClientMessage, Code, Fault, Look, WirePath};
 
 /// The part of the timeout after which a silent server is asked. It has the rest to answer.
 const ASKED_AFTER: u32 = 4;
-
-/// A silence that nobody looks at: what is owed is not worked out at every turn.
-const SHORT_MAX: Duration = Duration::from_millis(100);
 
 /// A silence, and what was asked in it. Pure: the time is given.
 pub(crate) struct Silence {
@@ -26,7 +19,7 @@ pub(crate) struct Silence {
 
 /// What is to be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(crate) enum Step {
     Wait,
     Ask,
     GiveUp,
@@ -53,7 +46,17 @@ impl Silence {
         now.saturating_duration_since(self.since)
     }
 
-    fn step(&mut self, owed: bool, now: Instant, timeout: Duration) -> Step {
+    /// The server was asked, with this request, whether it is there.
+    pub fn asked(&mut self, request: u32, now: Instant) {
+        self.asked = Some((request, now));
+    }
+
+    /// Whether a request asked that; it is answered then.
+    pub fn take_asked(&mut self, request: u32) -> bool {
+        self.asked.take_if(|(asked, _)| *asked == request).is_some()
+    }
+
+    pub fn step(&mut self, owed: bool, now: Instant, timeout: Duration) -> Step {
         if !owed {
             self.since = now;
         }
@@ -66,63 +69,6 @@ impl Silence {
             }
             _ => Step::Wait,
         }
-    }
-}
-
-impl Session {
-    /// For how long the server has not said what it owes.
-    pub(crate) fn silent(&self) -> Duration {
-        self.core.silent()
-    }
-}
-
-impl Core {
-    /// Whether the server owes an answer, or data. Who asks for one thing, and waits for that,
-    /// has a deadline of his own.
-    fn is_owed(&self) -> bool {
-        let machines = self.read.awaits_server() || self.write.awaits_server();
-        let asked = self.trees.awaits() || self.choices.awaits();
-        let mirror = self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
-        let serving = self.serving.as_ref().is_some_and(|serving| serving.awaits());
-        !self.asking && self.hashing == 0 && (machines || asked || mirror || serving)
-    }
-
-    /// Asks a server that is silent whether it is there, and gives up one that does not say so.
-    pub(crate) fn listen(&mut self) {
-        if self.broken.is_some() || self.silence.so_far(self.moment) < SHORT_MAX {
-            return;
-        }
-        let (owed, now, timeout) = (self.is_owed(), self.moment, self.options.timeout);
-        match self.silence.step(owed, now, timeout) {
-            Step::Wait => {}
-            Step::Ask => {
-                self.next_request += 1;
-                let request = self.next_request;
-                self.silence.asked = Some((request, now));
-                let look = Look { follow: true, paths: vec![WirePath::root()] };
-                self.sending.push_back(ClientMessage::Stat { request, look });
-            }
-            Step::GiveUp => {
-                let text = format!("server said nothing for {} s", timeout.as_secs());
-                self.broke(Fault::new(Code::TimedOut, text));
-            }
-        }
-    }
-
-    /// The server said something. True where it is nothing but that it is there.
-    pub(crate) fn hears(&mut self, message: &ServerMessage) -> bool {
-        self.silence.heard(self.moment);
-        let ServerMessage::Stated { request, .. } = message else { return false };
-        self.silence.asked.take_if(|(asked, _)| *asked == *request).is_some()
-    }
-
-    /// For how long nothing was heard of what the server owes.
-    pub(crate) fn silent(&self) -> Duration {
-        let so_far = match self.asking {
-            true => self.moment.saturating_duration_since(self.quiet_since),
-            false => self.silence.so_far(self.moment),
-        };
-        so_far.min(self.options.timeout)
     }
 }
 

@@ -1,8 +1,8 @@
 //! What carries the links of a session: verbs over every port that works on both
 //! sides, else TCP, with the reason. A port that fails rests, others carry its work,
 //! and when all of them rest TCP does; when one answers again, links go back to it.
-//! A session that began without a port stays on TCP. Never waits; the session's own
-//! file for links drives it, `rails` decides.
+//! A session that began without a port stays on TCP. Never waits; `links`
+//! drives it, `port_scheduler` decides.
 
 use crate::engine::port_scheduler::Rails;
 use crate::model::report::{Port, Posted};

@@ -5,15 +5,14 @@
 //! Buffers: a slot leaves its pool with an operation and comes back with the
 //! completion, on success, failure and flush alike.
 
+use crate::engine::event::WorkerEvent;
 use crate::engine::link_buffers::Pools;
-use crate::engine::receive::land;
+use crate::engine::receive::{Landing, land, take};
 use crate::local_io::counters::Stats;
-use crate::local_io::delta_source;
 use crate::local_io::endpoint::{Goal, Origin};
 use crate::local_io::trace::Trace;
 use crate::local_io::verify_file;
 use crate::local_io::verify_file::Likeness;
-use crate::session::Event;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,22 +53,16 @@ impl Command {
     }
 }
 
-/// Where one piece of a chunk goes, and how long its file is.
-pub(crate) struct Landing {
-    pub goal: Goal,
-    pub size: u64,
-}
-
 /// The handler of one worker thread.
 pub(crate) struct ClientWorker {
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<WorkerEvent>,
     stats: Arc<Stats>,
     trace: Option<Arc<Trace>>,
     links: HashMap<LinkKey, Pools>,
     flights: HashMap<Ticket, Flight>,
     next_ticket: u64,
     /// What became of posts since links were polled last, and is not told yet.
-    posted: Vec<Event>,
+    posted: Vec<WorkerEvent>,
 }
 
 enum Flight {
@@ -83,12 +76,16 @@ pub(crate) fn key_of(id: LinkId) -> LinkKey {
 }
 
 impl ClientWorker {
-    pub fn new(events: mpsc::Sender<Event>, stats: Arc<Stats>, trace: Option<Arc<Trace>>) -> Self {
+    pub fn new(
+        events: mpsc::Sender<WorkerEvent>,
+        stats: Arc<Stats>,
+        trace: Option<Arc<Trace>>,
+    ) -> Self {
         let (links, flights) = (HashMap::new(), HashMap::new());
         Self { events, stats, trace, links, flights, next_ticket: 0, posted: Vec::new() }
     }
 
-    fn tell(&self, event: Event) {
+    fn tell(&self, event: WorkerEvent) {
         // Slots bound how many can be on the way; a session that is gone needs none.
         if self.events.try_send(event).is_err() {
             tracing::debug!("event of a worker came too late");
@@ -103,7 +100,7 @@ impl ClientWorker {
     /// Says what became of a fetch, and how many bytes of it no link carried.
     fn answer(&self, fetch: &Fetch, spared_bytes: u64, outcome: Outcome) {
         let (link, slot) = (fetch.link, fetch.slot);
-        self.tell(Event::Fetched { link, slot, outcome, spared_bytes });
+        self.tell(WorkerEvent::Fetched { link, slot, outcome, spared_bytes });
     }
 
     /// The time, where a trace is to tell of it: on some machines a clock is a system call.
@@ -122,7 +119,7 @@ impl ClientWorker {
         if !self.links.contains_key(&key_of(fetch.link)) {
             return self.answer(&fetch, 0, Outcome::LinkLost);
         }
-        match delta_source::take(&fetch.chunk.pieces, &landings, &self.stats) {
+        match take(&fetch.chunk.pieces, &landings, &self.stats) {
             Some(outcome) => {
                 // The target must not outlive the answer: a restart removes it.
                 drop(landings);
@@ -139,7 +136,7 @@ impl ClientWorker {
         };
         let mut into = match pools.reads.take(fetch.slot) {
             Ok(buffer) => buffer,
-            Err(error) => return self.tell(Event::WorkerFailed(error)),
+            Err(error) => return self.tell(WorkerEvent::WorkerFailed(error)),
         };
         into.set_len(fetch.chunk.bytes as usize);
         let from = RemoteRange { key: fetch.chunk.key, address: fetch.chunk.address };
@@ -164,12 +161,12 @@ impl ClientWorker {
         let tag = grant.tag;
         let key = key_of(grant.link);
         let Some(pools) = self.links.get_mut(&key) else {
-            return self.posted.push(Event::Posted { tag, posted: Posted::LinkLost });
+            return self.posted.push(WorkerEvent::Posted { tag, posted: Posted::LinkLost });
         };
         let spare = pools.writes.pop().map_or_else(|| (pools.make)(pools.chunk_bytes), Ok);
         let mut buffer = match spare {
             Ok(buffer) => buffer,
-            Err(error) => return self.tell(Event::WorkerFailed(error)),
+            Err(error) => return self.tell(WorkerEvent::WorkerFailed(error)),
         };
         let bytes: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
         buffer.set_len(bytes as usize);
@@ -185,7 +182,7 @@ impl ClientWorker {
                 false => Posted::Unread(faults),
             };
             self.links.get_mut(&key).expect("it was just there").written(buffer);
-            return self.posted.push(Event::Posted { tag, posted });
+            return self.posted.push(WorkerEvent::Posted { tag, posted });
         };
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
         let (ticket, is_device) = (self.ticket(), link.limits().registers_buffers);
@@ -198,7 +195,7 @@ impl ClientWorker {
                 // Said before it has moved, so that the server knows what to expect when the data
                 // is there: a device is at it already, a socket gets it when links are polled. A
                 // link that dies before is fenced, and all it had not confirmed is sent again.
-                self.posted.push(Event::Posted { tag, posted: Posted::Sent(digests) });
+                self.posted.push(WorkerEvent::Posted { tag, posted: Posted::Sent(digests) });
                 if is_device {
                     self.commanded();
                 }
@@ -206,7 +203,7 @@ impl ClientWorker {
             Err(full) => {
                 let pools = self.links.get_mut(&key).expect("it was just there");
                 pools.written(full.0.into_buffer());
-                self.posted.push(Event::Posted { tag, posted: Posted::LinkLost });
+                self.posted.push(WorkerEvent::Posted { tag, posted: Posted::LinkLost });
             }
         }
     }
@@ -300,7 +297,7 @@ impl ClientWorker {
                 };
                 pools.reads.put(fetch.slot, buffer);
                 let (link, slot) = (fetch.link, fetch.slot);
-                let event = Event::Fetched { link, slot, outcome, spared_bytes: 0 };
+                let event = WorkerEvent::Fetched { link, slot, outcome, spared_bytes: 0 };
                 pools.fetched(event, ok && !waits).into_iter().for_each(|event| self.tell(event));
             }
             Flight::Post { bytes, since } => {
@@ -376,7 +373,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
         }
         if let Some(pools) = self.links.remove(&key) {
             pools.held.into_iter().for_each(|event| self.tell(event));
-            self.tell(Event::LinkLost { link: pools.id, error });
+            self.tell(WorkerEvent::LinkLost { link: pools.id, error });
         }
     }
 
@@ -405,7 +402,8 @@ mod tests {
         let path = WirePath::parse(b"a").expect("plain");
         let folder = Arc::new(Folder::open(folder).expect("opens"));
         let server = format!("SHA256:{}", "A".repeat(43)).parse().expect("a fingerprint");
-        let basis = delta_source::Basis { paths: vec![path.clone()], guess: false };
+        let basis =
+            crate::local_io::delta_source::Basis { paths: vec![path.clone()], guess: false };
         let sink = Sink::new(folder, path.clone(), server, path);
         sink.compare_with(&basis);
         let size = bytes.len() as u64;
@@ -429,7 +427,7 @@ mod tests {
         worker.command(&mut links, Command::Drop(fetch.link));
         let again = matching(dir.path()).1;
         worker.command(&mut links, Command::Fetch(fetch.clone(), vec![landing]));
-        let Ok(Event::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
+        let Ok(WorkerEvent::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
             panic!("it is answered")
         };
         assert_eq!((outcome, spared_bytes), (Outcome::LinkLost, 0));
@@ -439,7 +437,7 @@ mod tests {
         let pools = Pools::new(fetch.link, reads, Buffer::new, 1 << 20);
         worker.links.insert(key_of(fetch.link), pools);
         worker.command(&mut links, Command::Fetch(fetch, vec![again]));
-        let Ok(Event::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
+        let Ok(WorkerEvent::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
             panic!("it is answered")
         };
         let landed = Outcome::Landed(vec![PieceOutcome::Verified]);

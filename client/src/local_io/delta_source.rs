@@ -6,15 +6,10 @@
 //! new file instead. What was hashed is what is written, so nothing of the old
 //! file is trusted. Called by workers.
 
-use crate::engine::worker::Landing;
-use crate::local_io::counters::Stats;
-use crate::local_io::endpoint::Goal;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 use verbatim_files::{Folder, Source};
 use verbatim_proto::message::Piece;
-use verbatim_proto::read::{Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, WirePath};
 
@@ -67,38 +62,4 @@ impl Old {
         self.useless.store(!self.proven.load(Ordering::Relaxed), Ordering::Relaxed);
         None
     }
-}
-
-/// Takes a chunk from the file it replaces; none where that has something else. Only a chunk of
-/// one file can be.
-pub(crate) fn take(pieces: &[Piece], landings: &[Landing], stats: &Stats) -> Option<Outcome> {
-    let ([piece], [landing]) = (pieces, landings) else { return None };
-    let Goal::File(sink) = &landing.goal else { return None };
-    if !sink.has_olds() {
-        return None;
-    }
-    let begin = Instant::now();
-    let bytes = sink.bytes_there(piece, landing.size)?;
-    stats.add(Duration::ZERO, begin.elapsed());
-    let outcome = match write(piece, sink, &bytes) {
-        Ok(()) => {
-            stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
-            PieceOutcome::Verified
-        }
-        Err(fault) => PieceOutcome::Failed(fault),
-    };
-    Some(Outcome::Landed(vec![outcome]))
-}
-
-fn write(
-    piece: &Piece,
-    sink: &crate::local_io::download_file::Sink,
-    bytes: &[u8],
-) -> Result<(), verbatim_proto::Fault> {
-    let target = sink.target()?;
-    let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
-    for (offset, grain) in starts.zip(bytes.chunks(GRAIN_BYTES as usize)) {
-        target.write_at(grain, offset)?;
-    }
-    target.verified(piece.extent, &piece.digests)
 }

@@ -3,7 +3,7 @@
 //! whoever is at the other end of a pipe may take all the time in the world; both
 //! hold a bounded number of bytes.
 
-use crate::session::Event;
+use crate::local_io::waker::Waker;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
@@ -23,17 +23,38 @@ pub(crate) enum PipeEvent {
     Failed(Fault),
 }
 
-/// Tells a session of a pipe.
+/// Where the pipes of a session send their events.
+#[derive(Clone)]
+pub(crate) struct PipeSender {
+    events: mpsc::Sender<(FileId, PipeEvent)>,
+    waker: Waker,
+}
+
+impl PipeSender {
+    /// A queue of so many events, whose arrival wakes a session.
+    pub fn new(events_max: usize, waker: &Waker) -> (Self, mpsc::Receiver<(FileId, PipeEvent)>) {
+        let (events, receiver) = mpsc::channel(events_max);
+        (Self { events, waker: waker.clone() }, receiver)
+    }
+
+    /// The sender of one pipe.
+    pub fn of(self, file: FileId) -> Teller {
+        Teller { sender: self, file }
+    }
+}
+
+/// Sends the events of one pipe.
 #[derive(Clone)]
 pub(crate) struct Teller {
-    pub events: mpsc::Sender<Event>,
-    pub file: FileId,
+    sender: PipeSender,
+    file: FileId,
 }
 
 impl Teller {
     pub fn tell(&self, event: PipeEvent) {
-        // A session that is gone needs no news; a full queue waits, for nothing may be lost.
-        let _ = self.events.blocking_send(Event::Pipe(self.file, event));
+        // A session that is gone needs no events; a full queue waits, for nothing may be lost.
+        let _ = self.sender.events.blocking_send((self.file, event));
+        self.sender.waker.wake();
     }
 }
 

@@ -2,15 +2,13 @@
 //! server has them, a bounded number of bytes.
 
 use crate::local_io::buffer_pool::Spares;
-use crate::local_io::pipe::{PipeEvent, Teller, lock, spawn, wait_if_may};
-use crate::session::Event;
+use crate::local_io::pipe::{PipeEvent, PipeSender, Teller, lock, spawn, wait_if_may};
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use tokio::sync::mpsc;
 use verbatim_fabric::Buffer;
 use verbatim_proto::units::STREAM_BYTES_MAX;
 use verbatim_proto::{Code, Extent, Fault, FileId};
@@ -36,10 +34,10 @@ struct Kept {
 
 impl Inlet {
     /// Begins to read standard input for a file.
-    pub fn of_stdin(file: FileId, chunk_bytes: usize, events: mpsc::Sender<Event>) -> Arc<Self> {
+    pub fn of_stdin(file: FileId, chunk_bytes: usize, events: PipeSender) -> Arc<Self> {
         let (kept, spares, room) = (Mutex::default(), Spares::default(), Condvar::new());
         let inlet = Arc::new(Self { chunk_bytes, kept, spares, room });
-        let (reader, teller) = (inlet.clone(), Teller { events, file });
+        let (reader, teller) = (inlet.clone(), events.of(file));
         spawn("stdin", move || {
             let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
             let read = input.and_then(|input| reader.pump(input, &teller));

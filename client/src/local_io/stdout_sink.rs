@@ -4,15 +4,13 @@
 //! nothing any more when another one is there.
 
 use crate::local_io::buffer_pool::{Bytes, Spares};
-use crate::local_io::pipe::{PipeEvent, Teller, lock, spawn, wait_if_may};
-use crate::session::Event;
+use crate::local_io::pipe::{PipeEvent, PipeSender, Teller, lock, spawn, wait_if_may};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use tokio::sync::mpsc;
 use verbatim_fabric::Buffer;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
@@ -50,18 +48,14 @@ enum Part {
 impl Outlet {
     /// Begins to write, or goes on with the bytes of another session: a tap for this one, and
     /// what earlier ones brought, with how much of it is written.
-    pub fn tap(
-        self: &Arc<Self>,
-        file: FileId,
-        events: mpsc::Sender<Event>,
-    ) -> (Tap, Option<(Have, u64)>) {
+    pub fn tap(self: &Arc<Self>, file: FileId, events: PipeSender) -> (Tap, Option<(Have, u64)>) {
         let mut state = lock(&self.state);
         if state.sessions == 0 {
             let outlet = self.clone();
             spawn("stdout", move || outlet.run());
         }
         state.sessions += 1;
-        state.teller = Some(Teller { events, file });
+        state.teller = Some(events.of(file));
         // Of what nothing was taken any version will do.
         state.have.take_if(|have| have.extents.is_empty());
         let begun = state.have.clone().map(|have| (have, state.written));
@@ -292,6 +286,7 @@ fn write_fault(error: &std::io::Error) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local_io::waker::Waker;
 
     const GRAIN: usize = GRAIN_BYTES as usize;
 
@@ -310,7 +305,7 @@ mod tests {
     }
 
     fn next(outlet: &Arc<Outlet>) -> (Tap, Option<(Have, u64)>) {
-        outlet.tap(FileId(1), mpsc::channel(8).0)
+        outlet.tap(FileId(1), PipeSender::new(8, &Waker::default()).0)
     }
 
     /// Puts a grain, which is not the first: nothing is written.

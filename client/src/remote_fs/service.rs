@@ -3,26 +3,25 @@
 //! time. Used by `mount`; whoever asks keeps the deadlines, and asks the next session
 //! when this one is gone.
 
-use crate::engine::worker::{Command, Landing};
+use crate::engine::Engine;
+use crate::engine::jobs::Jobs;
+use crate::engine::receive::Landing;
+use crate::engine::worker::Command;
 use crate::local_io::endpoint::Goal;
 use crate::local_io::range_buffer::PartBuffer;
-use crate::remote_fs::{Listing, Seen};
-use crate::session::dispatch::Core;
-use crate::session::{ClientError, Session};
-use crate::transfer::remote_scan::SCANS_MAX;
+use crate::local_io::waker::Waker;
+use crate::remote_fs::attributes::Seen;
+use crate::remote_fs::listing::Listing;
+use crate::transfer::remote_scan::{Page, SCANS_MAX};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
-use verbatim_proto::message::{ClientMessage, Entry, FileId, TIES_VERSION};
+use tokio::sync::oneshot;
+use verbatim_proto::message::{ClientMessage, Entry, FileId, Piece};
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
-use verbatim_proto::{Code, Fault, Kept, Look, Scan, Ties, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Kept, Look, Scan, Ties, WirePath};
 
 /// Folders whose metadata is asked for at a time, which are scans too.
 const DESCRIBES_MAX: usize = 2;
-
-/// How often the server is asked whether it is there: oftener than it may find us idle.
-const PING: Duration = Duration::from_secs(3);
 
 /// Scans that may rest at the server, not at their end, because nobody waits for them any more. It
 /// has room for eight of a session.
@@ -58,8 +57,7 @@ pub struct Carried {
 }
 
 /// The questions that wait for their answers.
-#[derive(Default)]
-pub(crate) struct Serving {
+pub(crate) struct Service {
     looks: HashMap<u32, Answer<Seen>>,
     lists: HashMap<u32, (Listing, Answer<Listing>)>,
     lists_waiting: VecDeque<(WirePath, Answer<Listing>)>,
@@ -71,9 +69,26 @@ pub(crate) struct Serving {
     scans_left: HashSet<u32>,
     /// What was said of the entries that come next, and of which request.
     ties: Option<(u32, Vec<Option<Ties>>)>,
+    /// Zeros of holes, which jobs hash.
+    jobs: Jobs<(Zero, Vec<Digest>)>,
 }
 
-impl Serving {
+impl Service {
+    pub fn new(waker: &Waker) -> Self {
+        Self {
+            looks: HashMap::new(),
+            lists: HashMap::new(),
+            lists_waiting: VecDeque::new(),
+            describes: HashMap::new(),
+            describes_waiting: VecDeque::new(),
+            parts: HashMap::new(),
+            parts_waiting: VecDeque::new(),
+            scans_left: HashSet::new(),
+            ties: None,
+            jobs: Jobs::new(waker),
+        }
+    }
+
     /// Whether the server owes an answer that no machine waits for.
     pub fn awaits(&self) -> bool {
         !self.looks.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
@@ -86,6 +101,22 @@ impl Serving {
         self.describes.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
     }
 
+    /// Lets go of parts whose askers gave up, with what has come of them, and of looks.
+    pub fn leave_parts(&mut self, engine: &mut Engine) {
+        self.looks.retain(|_, answer| !answer.is_closed());
+        let left = self.parts.iter().filter(|(_, (_, answer))| answer.is_closed());
+        let left: Vec<FileId> = left.map(|(file, _)| *file).collect();
+        for file in &left {
+            drop(self.parts[file].0.take());
+            let fault = Fault::new(Code::TimedOut, "nobody waits for it any more");
+            engine.read().fail(*file, fault);
+        }
+        if left.len() > PARTS_LEFT_MAX {
+            let text = format!("the server does not end {} reads", left.len());
+            engine.broke(Fault::new(Code::TimedOut, text));
+        }
+    }
+
     /// Whose these entries are, one for each, or nothing where it was not told.
     fn take_ties(&mut self, request: u32, entries: usize) -> Result<Vec<Option<Ties>>, Fault> {
         match self.ties.take() {
@@ -94,220 +125,128 @@ impl Serving {
             Some(_) => Err(Fault::new(Code::Protocol, "the server told of other entries")),
         }
     }
-}
 
-impl Session {
-    /// Answers questions until there are no more, or the session breaks. Unanswered ones are
-    /// dropped then, which whoever asked hears. `tell` hears what carries the data.
-    pub async fn serve(
-        &mut self,
-        asks: &mut mpsc::Receiver<Ask>,
-        tell: impl Fn(Carried),
-    ) -> Result<(), ClientError> {
-        self.core.serving = Some(Box::default());
-        self.core.attach_all();
-        if self.core.version >= TIES_VERSION {
-            self.core.sending.push_back(ClientMessage::TellTies);
-        }
-        let (mut ping, mut told) = (Instant::now(), Carried::default());
-        let served = loop {
-            tokio::select! {
-                ask = asks.recv() => match ask {
-                    Some(ask) => self.core.ask(ask),
-                    None => break Ok(()),
-                },
-                turned = self.turn_or_end() => if let Err(error) = turned {
-                    break Err(error);
-                },
-            }
-            if self.core.is_carried_otherwise(&told) {
-                told = self.core.carried();
-                tell(told.clone());
-            }
-            if ping.elapsed() > PING {
-                ping = Instant::now();
-                let (request, paths) = (self.core.request(), Vec::new());
-                let look = Look { follow: false, paths };
-                self.core.sending.push_back(ClientMessage::Stat { request, look });
-                self.core.leave_parts();
-            }
-        };
-        self.core.serving = None;
-        served
-    }
-}
-
-impl Core {
-    fn carried(&self) -> Carried {
-        Carried {
-            transport: self.links.transport.clone(),
-            reason: self.carrier.reason().map(str::to_owned),
-            rdma_reads: self.carrier.posted().reads,
-        }
-    }
-
-    /// Whether that has changed; asked at every turn, so nothing is copied for it.
-    fn is_carried_otherwise(&self, told: &Carried) -> bool {
-        let now = (self.links.transport.as_deref(), self.carrier.reason());
-        now != (told.transport.as_deref(), told.reason.as_deref())
-            || self.carrier.posted().reads != told.rdma_reads
-    }
-
-    fn ask(&mut self, ask: Ask) {
-        let request = self.request();
-        let Some(serving) = &mut self.serving else { return };
+    /// Takes a question.
+    pub fn ask(&mut self, engine: &mut Engine, ask: Ask) {
+        let request = engine.request();
         match ask {
             Ask::Look(path, answer) => {
                 let look = Look { follow: false, paths: vec![path] };
-                self.sending.push_back(ClientMessage::Stat { request, look });
-                serving.looks.insert(request, answer);
+                engine.send(ClientMessage::Stat { request, look });
+                self.looks.insert(request, answer);
             }
-            Ask::List(path, answer) => serving.lists_waiting.push_back((path, answer)),
-            Ask::Describe(path, answer) => serving.describes_waiting.push_back((path, answer)),
-            Ask::Fetch(path, part, answer) => {
-                serving.parts_waiting.push_back((path, part, answer));
-            }
+            Ask::List(path, answer) => self.lists_waiting.push_back((path, answer)),
+            Ask::Describe(path, answer) => self.describes_waiting.push_back((path, answer)),
+            Ask::Fetch(path, part, answer) => self.parts_waiting.push_back((path, part, answer)),
         }
     }
 
-    /// The server said what is at some paths: to whom asked, or to those who look for a copy.
-    pub(crate) fn stated(&mut self, request: u32, answers: Vec<Result<Entry, Fault>>) {
-        if let Some(serving) = &mut self.serving {
-            let there = answers.iter().filter(|answer| answer.is_ok()).count();
-            let ties = match serving.take_ties(request, there) {
-                Ok(ties) => ties.into_iter().next().flatten(),
-                Err(fault) => return self.broke(fault),
-            };
-            if let Some(asked) = serving.looks.remove(&request) {
-                let answer = answers.into_iter().next();
-                // Whoever gave up needs no answer.
-                let _ = answer.map(|it| asked.send(it.map(|entry| Seen { entry, ties })));
-            }
-        } else if let Some(answers) = self.looked(request, answers) {
-            match self.awaits_answer(request) {
-                true => drop(self.stated.insert(request, answers)),
-                false => self.unasked("what is at some paths"),
-            }
+    /// The server says what is at some paths.
+    pub fn stated(
+        &mut self,
+        engine: &mut Engine,
+        request: u32,
+        answers: Vec<Result<Entry, Fault>>,
+    ) {
+        let there = answers.iter().filter(|answer| answer.is_ok()).count();
+        let ties = match self.take_ties(request, there) {
+            Ok(ties) => ties.into_iter().next().flatten(),
+            Err(fault) => return engine.broke(fault),
+        };
+        if let Some(asked) = self.looks.remove(&request) {
+            let answer = answers.into_iter().next();
+            // A reader that gave up needs no answer.
+            let _ = answer.map(|it| asked.send(it.map(|entry| Seen { entry, ties })));
         }
     }
 
-    /// The server said whose the entries are that it tells next.
-    pub(crate) fn tied(&mut self, request: u32, ties: Vec<Option<Ties>>) {
-        if let Some(serving) = &mut self.serving {
-            serving.ties = Some((request, ties));
-        }
+    /// The server says whose the entries are that it tells next.
+    pub fn tied(&mut self, request: u32, ties: Vec<Option<Ties>>) {
+        self.ties = Some((request, ties));
     }
 
-    /// Lets go of parts whose askers gave up, with what has come of them, and of looks.
-    fn leave_parts(&mut self) {
-        let Some(serving) = &mut self.serving else { return };
-        serving.looks.retain(|_, answer| !answer.is_closed());
-        let left = serving.parts.iter().filter(|(_, (_, answer))| answer.is_closed());
-        let left: Vec<FileId> = left.map(|(file, _)| *file).collect();
-        for file in &left {
-            drop(serving.parts[file].0.take());
-            self.read.fail(*file, Fault::new(Code::TimedOut, "nobody waits for it any more"));
-        }
-        if left.len() > PARTS_LEFT_MAX {
-            let text = format!("the server does not end {} reads", left.len());
-            self.broke(Fault::new(Code::TimedOut, text));
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine) {
+        while let Some((zero, digests)) = self.jobs.next() {
+            let now = engine.now();
+            engine.read().zeroed(zero, Ok(digests), now);
         }
     }
 
     /// Begins what there is room for.
-    pub(crate) fn pump_serving(&mut self) {
-        let now = self.now();
-        if let Some(serving) = &mut self.serving {
-            serving.leave_scans();
-            let left = serving.scans_left.len();
-            if left > SCANS_LEFT_MAX {
-                let text = format!("the server does not end {left} lists");
-                return self.broke(Fault::new(Code::TimedOut, text));
-            }
+    pub fn pump(&mut self, engine: &mut Engine) {
+        self.leave_scans();
+        let left = self.scans_left.len();
+        if left > SCANS_LEFT_MAX {
+            let text = format!("the server does not end {left} lists");
+            return engine.broke(Fault::new(Code::TimedOut, text));
         }
-        while let Some(serving) = &mut self.serving
-            && serving.lists.len() < SCANS_MAX
-            && let Some((path, answer)) = serving.lists_waiting.pop_front()
+        while self.lists.len() < SCANS_MAX
+            && let Some((path, answer)) = self.lists_waiting.pop_front()
         {
             if answer.is_closed() {
                 continue;
             }
-            let request = self.request();
+            let request = engine.request();
             let scan = Scan { path, ..Scan::default() };
-            self.sending.push_back(ClientMessage::Scan { request, scan });
-            if let Some(serving) = &mut self.serving {
-                serving.lists.insert(request, (Listing::default(), answer));
-            }
+            engine.send(ClientMessage::Scan { request, scan });
+            self.lists.insert(request, (Listing::default(), answer));
         }
-        while let Some(serving) = &mut self.serving
-            && serving.describes.len() < DESCRIBES_MAX
-            && let Some((path, answer)) = serving.describes_waiting.pop_front()
+        while self.describes.len() < DESCRIBES_MAX
+            && let Some((path, answer)) = self.describes_waiting.pop_front()
         {
             if answer.is_closed() {
                 continue;
             }
-            let request = self.request();
+            let request = engine.request();
             // The folder comes first, and what is in it is left out.
             let (describe, exclude) = (true, vec![b"*".to_vec()]);
             let scan = Scan { path, describe, exclude, ..Scan::default() };
-            self.sending.push_back(ClientMessage::Scan { request, scan });
-            if let Some(serving) = &mut self.serving {
-                serving.describes.insert(request, (None, answer));
-            }
+            engine.send(ClientMessage::Scan { request, scan });
+            self.describes.insert(request, (None, answer));
         }
-        while self.read.room() > 0
-            && let Some(serving) = &mut self.serving
-            && let Some((path, part, answer)) = serving.parts_waiting.pop_front()
+        while engine.read().room() > 0
+            && let Some((path, part, answer)) = self.parts_waiting.pop_front()
         {
-            // Whoever gave up needs it no more.
+            // A reader that gave up needs it no more.
             if answer.is_closed() {
                 continue;
             }
-            let id = self.file();
-            self.read.open_part(id, path, &part.part, now);
-            if let Some(serving) = &mut self.serving {
-                serving.parts.insert(id, (part, answer));
-            }
+            let (id, now) = (engine.file(), engine.now());
+            engine.read().open_part(id, path, &part.part, now);
+            self.parts.insert(id, (part, answer));
         }
     }
 
-    /// A page of a folder that is listed, or of one that is copied.
-    pub(crate) fn page(
-        &mut self,
-        request: u32,
-        entries: Vec<Entry>,
-        faults: Vec<(WirePath, Fault)>,
-        done: bool,
-    ) {
-        let Some(serving) = &mut self.serving else {
-            return self.remote_page(request, entries, faults, done);
-        };
-        let ties = match serving.take_ties(request, entries.len()) {
+    /// A page of a folder is there.
+    pub fn page(&mut self, engine: &mut Engine, request: u32, page: Page) {
+        let Page { entries, faults, done } = page;
+        let ties = match self.take_ties(request, entries.len()) {
             Ok(ties) => ties,
-            Err(fault) => return self.broke(fault),
+            Err(fault) => return engine.broke(fault),
         };
-        if serving.scans_left.contains(&request) {
+        if self.scans_left.contains(&request) {
             if done {
-                serving.scans_left.remove(&request);
+                self.scans_left.remove(&request);
             }
             return;
         }
-        if let Some((kept, answer)) = serving.describes.remove(&request) {
+        if let Some((kept, answer)) = self.describes.remove(&request) {
             let told = entries.into_iter().find(|entry| entry.path.is_root());
             let kept = told.and_then(|entry| entry.meta).or(kept);
             let fault = faults.into_iter().next().map(|(_, fault)| fault);
             match fault {
                 _ if !done => {
-                    serving.describes.insert(request, (kept, answer));
-                    self.sending.push_back(ClientMessage::ScanMore { request });
+                    self.describes.insert(request, (kept, answer));
+                    engine.send(ClientMessage::ScanMore { request });
                 }
                 Some(fault) if kept.is_none() => drop(answer.send(Err(fault))),
                 _ => drop(answer.send(Ok(kept))),
             }
             return;
         }
-        let Some((mut listing, answer)) = serving.lists.remove(&request) else {
-            return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+        let Some((mut listing, answer)) = self.lists.remove(&request) else {
+            return engine.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         let fits = listing.add(entries, &ties);
         // A folder that cannot be read tells it of itself; what is in it may be left out.
@@ -326,64 +265,63 @@ impl Core {
             // What is too long may have no end at all.
             (_, Err(fault)) => {
                 if !done {
-                    serving.scans_left.insert(request);
+                    self.scans_left.insert(request);
                 }
                 drop(answer.send(Err(fault)));
             }
             _ => {
-                serving.lists.insert(request, (listing, answer));
-                self.sending.push_back(ClientMessage::ScanMore { request });
+                self.lists.insert(request, (listing, answer));
+                engine.send(ClientMessage::ScanMore { request });
             }
         }
     }
 
     /// What the machine asks of a session that serves parts.
-    pub(crate) fn part_effect(&mut self, effect: ClientEffect) {
+    pub fn effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
         match effect {
-            ClientEffect::Send(request) => self.sending.push_back(ClientMessage::Read(request)),
             ClientEffect::Opened { file, info, .. } => {
                 if let Some((part, _)) = self.part(file) {
                     part.opened(info);
                 }
             }
-            ClientEffect::Fetch(fetch) => self.fetch_part(fetch),
-            ClientEffect::Zero(zero) => self.zero_part(zero),
-            ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
+            ClientEffect::Fetch(fetch) => self.fetch(engine, fetch),
+            ClientEffect::Zero(zero) => self.zero(zero),
             // A part is not begun again.
             ClientEffect::Restart { .. } => {}
             ClientEffect::Finished { file, meta, .. } => self.part_over(file, Ok(meta)),
             ClientEffect::Failed { file, fault } => self.part_over(file, Err(fault)),
-            ClientEffect::Broken(fault) => self.broke(fault),
+            // The engine has done these.
+            ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
 
     fn part(&self, file: FileId) -> Option<&(Arc<PartBuffer>, Answer<Kept>)> {
-        self.serving.as_ref()?.parts.get(&file)
+        self.parts.get(&file)
     }
 
     fn part_over(&mut self, file: FileId, answer: Result<Kept, Fault>) {
-        let over = self.serving.as_mut().and_then(|serving| serving.parts.remove(&file));
-        if let Some((_, asked)) = over {
-            // Whoever gave up needs it no more.
+        if let Some((_, asked)) = self.parts.remove(&file) {
+            // A reader that gave up needs it no more.
             let _ = asked.send(answer);
         }
     }
 
-    fn fetch_part(&mut self, fetch: Fetch) {
-        let landing = |piece: &verbatim_proto::message::Piece| {
+    fn fetch(&self, engine: &mut Engine, fetch: Fetch) {
+        let landing = |piece: &Piece| {
             let (part, _) = self.part(piece.file).expect("a file stays until it is over");
             Landing { goal: Goal::Part(part.clone()), size: part.part.size }
         };
         let landings = fetch.chunk.pieces.iter().map(landing).collect();
         let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
-        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+        engine.tell_paced(link, bytes, Command::Fetch(fetch, landings));
     }
 
-    fn zero_part(&mut self, zero: Zero) {
+    fn zero(&self, zero: Zero) {
         let (part, _) = self.part(zero.file).expect("a file stays until it is over");
         let (part, size) = (part.clone(), part.part.size);
-        self.job(move || {
-            crate::session::Event::Zeroed(zero, Ok(part.put_zeros(zero.extent, size)))
+        self.jobs.run(move || {
+            let digests = part.put_zeros(zero.extent, size);
+            (zero, digests)
         });
     }
 }

@@ -1,6 +1,6 @@
 //! How long a broken copy is tried again, and how long each pause is. Pure: it
 //! is told what sessions achieved and what time it is, and answers with a pause
-//! or with none. Called by `reconnect`.
+//! or with none. Called by `retry`.
 //!
 //! Progress that counts is a file that is over, or a session that found more of
 //! an unfinished file than the one before. Bytes that moved count too, and so does

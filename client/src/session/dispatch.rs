@@ -1,401 +1,391 @@
-//! All of a session but its incoming queues: what is left to do, the machines,
-//! and the routes between them. Never waits and never touches a socket; the
-//! session in `mod.rs` feeds it messages and events, and sends what it queues.
+//! Takes what comes to a session to the activity that it is for: messages of the server, events of
+//! workers, answers of jobs and effects of the machines. The only module that knows all activities.
+//! Never waits and never touches a socket; `Session` does.
 
-use crate::engine::fd_budget::Descriptors;
+use crate::engine::Engine;
+use crate::engine::dir_guard::Mark;
 use crate::engine::ledger::{Item, Ledger};
-use crate::engine::links::Links;
-use crate::engine::outcomes::Reports;
-use crate::engine::rate_limit::Pace;
-use crate::engine::silence::Silence;
-use crate::engine::transport::Carrier;
-use crate::engine::worker::Command;
-use crate::local_io::counters::Stats;
-use crate::model::copy_policy::{Rules, Task};
-use crate::model::report::Progress;
-use crate::remote_fs::service::Serving;
-use crate::session::queries::Answers;
-use crate::session::{Event, SessionOptions, Work};
-use crate::transfer::dir_metadata::Mark;
-use crate::transfer::download::Downloads;
-use crate::transfer::remote_scan::Trees;
-use crate::transfer::select::{Choices, Offer};
-use crate::transfer::upload::Uploads;
-use crate::transfer::verify::Compares;
-use crate::tree_sync::Mirroring;
-use crate::tree_sync::apply::Gathered;
-use crate::tree_sync::id_map::Owners;
-use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::mpsc;
-use verbatim_control::Fingerprint;
-use verbatim_fabric::worker::WorkerHandle;
-use verbatim_proto::message::{Entry, FileId, LinkId, ServerMessage};
-use verbatim_proto::read::ReadClient;
-use verbatim_proto::write::WriteClient;
-use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
+use crate::model::copy_policy::Task;
+use crate::model::report::{Progress, Quiet};
+use crate::remote_fs::service::{Ask, Carried, Service};
+use crate::session::queries::Queries;
+use crate::session::work::Work;
+use crate::transfer::Transfer;
+use crate::transfer::remote_scan::Page;
+use crate::tree_sync::TreeSync;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+use verbatim_fabric::memory::huge_page_bytes_peak;
+use verbatim_proto::message::{Entry, ServerMessage};
+use verbatim_proto::mirror::MirrorReply;
+use verbatim_proto::read::ClientEffect;
+use verbatim_proto::{Code, Fault, WirePath};
 
-/// All of a session but its incoming queues.
-pub(crate) struct Core {
-    pub options: SessionOptions,
-    pub rules: Arc<Rules>,
-    /// What waits for its time, where the rate is limited.
-    pub pace: Option<Pace<(LinkId, Command)>>,
-    pub peer: String,
-    pub server: Fingerprint,
-    /// The version of the protocol that both speak.
-    pub version: usize,
-    /// What both ends call this session in their logs.
-    pub request: String,
-    pub address: SocketAddr,
-    pub events: mpsc::Sender<Event>,
-    /// Threads that own the links; a link is always the same one's.
-    pub workers: Vec<WorkerHandle<Command>>,
-    /// How many links there are to be.
-    pub streams: u16,
-    pub stats: Arc<Stats>,
-    pub sending: VecDeque<ClientMessage>,
-    pub read: ReadClient,
-    pub write: WriteClient,
-    pub carrier: Carrier,
-    pub links: Links,
-    pub downloads: Downloads,
-    pub uploads: Uploads,
-    pub trees: Trees,
-    /// The tree that is made equal to another, if that is the work.
-    pub mirror: Option<Box<Mirroring>>,
-    /// Questions, where answering them is the work.
-    pub serving: Option<Box<Serving>>,
-    /// Whom owners at the source are at the target.
-    pub owners: Owners,
-    pub gathered: Gathered,
-    /// What the server said of places before there is a mirror.
-    pub answers: Answers,
-    /// Descriptors that files may have at a time, and those they have.
-    pub open_max: usize,
-    pub descriptors: Descriptors,
-    pub choices: Choices,
-    pub compares: Compares,
-    pub next_file: u32,
-    pub next_request: u32,
-    /// What this session has in common with those before and behind it.
-    pub ledger: Ledger,
-    /// Bytes that were in place when this session began its files.
-    pub found_bytes: u64,
-    pub progress: Progress,
-    pub reports: Reports,
-    pub stated: HashMap<u32, Vec<Result<Entry, Fault>>>,
-    /// Whether `stat` or `list` waits for an answer.
-    pub asking: bool,
-    /// The time, as of when something last woke the session.
-    pub moment: Instant,
-    /// Since when nothing was heard, or asked.
-    pub quiet_since: Instant,
-    pub silence: Silence,
-    /// For how long this process did not run though it was to, which no deadline counts.
-    pub absent: Duration,
-    /// Hashing on this machine, during which nobody owes us an answer.
-    pub hashing: usize,
-    pub broken: Option<Fault>,
-    /// Whether a job did: what it was to tell never comes.
-    pub panicked: bool,
+/// What a session does.
+pub(crate) enum Activity {
+    /// Copies files and folders.
+    Copy(Transfer),
+    /// Compares files and folders with their copies.
+    Verify(Transfer),
+    /// Makes a tree equal to another.
+    Sync(Transfer, Box<TreeSync>),
+    /// Answers questions until there are no more.
+    Serve(Service),
 }
 
-/// The longest a turn waits: deadlines are looked at, and progress is told, this often.
-const TURN_MAX: Duration = Duration::from_millis(250);
+/// An engine, and what is done with it.
+pub(crate) struct Dispatcher {
+    pub engine: Engine,
+    pub activity: Activity,
+    pub queries: Queries,
+}
 
-/// A turn that ends this much too late was not let run.
-const LATE_MIN: Duration = Duration::from_secs(1);
-
-impl Core {
-    /// Looks at the clock: when a session begins something, and when it is woken. Not oftener, as
-    /// that is a system call on some machines.
-    pub(crate) fn look_at_clock(&mut self) {
-        self.moment = Instant::now();
-    }
-
-    /// Takes the time off that passed since it was to be woken: this process was stopped, or who
-    /// reads what it prints made it wait. The server may have answered long ago.
-    pub(crate) fn excuse(&mut self, until: Instant) {
-        let late = self.moment.saturating_duration_since(until);
-        if late >= LATE_MIN {
-            self.absent += late;
-            self.quiet_since += late;
-            self.silence.excuse(late);
+impl Activity {
+    /// The files and folders that are moved or compared, if that is the work.
+    pub fn transfer(&mut self) -> Option<&mut Transfer> {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) | Self::Sync(transfer, _) => {
+                Some(transfer)
+            }
+            Self::Serve(_) => None,
         }
     }
 
-    /// How long this goes on, by the clock of the deadlines.
-    pub(crate) fn now(&self) -> Duration {
-        self.moment.saturating_duration_since(self.ledger.begin).saturating_sub(self.absent)
-    }
-
-    pub(crate) fn request(&mut self) -> u32 {
-        self.look_at_clock();
-        self.quiet_since = self.moment;
-        self.next_request += 1;
-        self.next_request
-    }
-
-    pub(crate) fn file(&mut self) -> FileId {
-        self.next_file += 1;
-        FileId(self.next_file)
-    }
-
-    /// Whether a caller waits for this answer: he asks for one thing at a time.
-    pub(crate) fn awaits_answer(&self, request: u32) -> bool {
-        self.asking && request == self.next_request
-    }
-
-    /// Whether an answer is late that neither machine waits for.
-    pub(crate) fn is_overdue(&self) -> bool {
-        let waits = self.asking || self.trees.awaits() || self.choices.awaits();
-        let waits = waits || self.mirror.as_ref().is_some_and(|mirror| mirror.awaits());
-        let waits = waits || self.serving.as_ref().is_some_and(|serving| serving.awaits());
-        waits && self.moment.saturating_duration_since(self.quiet_since) > self.options.timeout
-    }
-
-    /// Adds the work of this number; what of it is over is left out.
-    pub(crate) fn add(&mut self, number: u32, work: Work) {
-        if matches!(work, Work::Upload(_) | Work::UploadTree(_)) && number == 0 {
-            verbatim_files::memo::tidy(&self.memos(), SystemTime::now());
-        }
-        let mark = Mark::alone(Item::new(number, &WirePath::root()));
-        match work {
-            Work::Download(download) => self.add_download(mark, download),
-            Work::Upload(upload) => self.offer(vec![Offer::File(mark, upload)]),
-            Work::DownloadTree(tree) => self.add_remote_tree(number, tree),
-            Work::UploadTree(tree) => self.add_local_tree(number, tree),
-            Work::ToPipe(work) => self.add_to_pipe(mark, work),
-            Work::FromPipe(work) => self.add_from_pipe(mark, work),
-            Work::Mirror(mirror) => self.add_mirror(number, *mirror),
+    fn tree_sync(&self) -> Option<&TreeSync> {
+        match self {
+            Self::Sync(_, sync) => Some(sync),
+            _ => None,
         }
     }
 
-    pub(crate) fn is_done(&mut self) -> bool {
-        self.serving.is_none()
-            && self.downloads.is_idle()
-            && self.uploads.is_idle()
-            && self.compares.is_idle()
-            && self.trees.is_idle()
-            && self.choices.is_idle()
-            && self.mirror.as_ref().is_none_or(|mirror| mirror.is_done())
+    /// Whether the server owes an answer that no machine waits for.
+    fn awaits(&self) -> bool {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) => transfer.awaits(),
+            Self::Sync(transfer, sync) => transfer.awaits() || sync.awaits(),
+            Self::Serve(service) => service.awaits(),
+        }
     }
 
-    /// Whether something is being finished on this machine that nobody else is needed for.
-    pub(crate) fn is_landing(&self) -> bool {
-        let at_work = self.mirror.as_ref().is_some_and(|mirror| mirror.is_at_work());
-        let landing = at_work || self.downloads.is_landing() || self.trees.endings.is_setting();
+    /// Starts what there is room for.
+    fn pump(&mut self, engine: &mut Engine) {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) => transfer.pump(engine),
+            Self::Sync(transfer, sync) => {
+                sync.pump(engine, transfer);
+                transfer.pump(engine);
+            }
+            Self::Serve(service) => service.pump(engine),
+        }
+    }
+
+    fn read_effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
+        match self {
+            Self::Copy(transfer) | Self::Sync(transfer, _) => transfer.read_effect(engine, effect),
+            Self::Verify(transfer) => transfer.verify_effect(engine, effect),
+            Self::Serve(service) => service.effect(engine, effect),
+        }
+    }
+
+    fn take_answers(&mut self, engine: &mut Engine) {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) => transfer.take_answers(engine),
+            Self::Sync(transfer, sync) => {
+                transfer.take_answers(engine);
+                sync.take_answers(engine, transfer);
+            }
+            Self::Serve(service) => service.take_answers(engine),
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Begins this work; what of it is over is left out.
+    pub fn begin(&mut self, work: &[Work]) {
+        let engine = &mut self.engine;
+        if matches!(work.first(), Some(Work::Upload(_) | Work::UploadTree(_))) {
+            verbatim_files::memo::tidy(&engine.upload_memos(), SystemTime::now());
+        }
+        let (mut transfer, mut sync) = (Transfer::new(engine.waker()), None);
+        for (number, work) in (0..).zip(work) {
+            let mark = Mark::alone(Item::new(number, &WirePath::root()));
+            match work.clone() {
+                Work::Download(download) => transfer.add_download(engine, mark, download),
+                Work::Upload(upload) => transfer.add_upload(engine, mark, upload),
+                Work::DownloadTree(tree) => transfer.add_remote_tree(number, tree),
+                Work::UploadTree(tree) => transfer.add_local_tree(engine, number, tree),
+                Work::ToPipe(work) => transfer.add_to_pipe(engine, mark, work),
+                Work::FromPipe(work) => transfer.add_from_pipe(engine, mark, work),
+                Work::Mirror(mirror) => sync = Some(TreeSync::new(engine, number, *mirror)),
+            }
+        }
+        self.activity = match (sync, engine.rules().task) {
+            (Some(sync), _) => Activity::Sync(transfer, Box::new(sync)),
+            (None, Task::Copy | Task::DryRun) => Activity::Copy(transfer),
+            (None, Task::Verify) => Activity::Verify(transfer),
+        };
+    }
+
+    /// Takes a question, where answering them is the work.
+    pub fn ask(&mut self, ask: Ask) {
+        if let Activity::Serve(service) = &mut self.activity {
+            service.ask(&mut self.engine, ask);
+        }
+    }
+
+    /// Lets go of questions whose askers gave up.
+    pub fn leave_parts(&mut self) {
+        if let Activity::Serve(service) = &mut self.activity {
+            service.leave_parts(&mut self.engine);
+        }
+    }
+
+    pub fn is_done(&mut self) -> bool {
+        match &mut self.activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_idle(),
+            Activity::Sync(transfer, sync) => sync.is_done() && transfer.is_idle(),
+            Activity::Serve(_) => false,
+        }
+    }
+
+    /// Whether something is being finished on this machine for which the server is not needed.
+    pub fn is_landing(&self) -> bool {
+        let landing = match &self.activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_landing(),
+            Activity::Sync(transfer, sync) => transfer.is_landing() || sync.is_at_work(),
+            Activity::Serve(_) => false,
+        };
         // What a job that panicked was to finish never ends.
-        landing && !self.panicked
+        landing && !self.engine.waker().has_panicked()
     }
 
-    pub(crate) fn wait(&self) -> Duration {
-        let now = self.now();
-        let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
-        let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
-        let paced = self.pace.as_ref().and_then(|pace| pace.wait(now));
-        let wait = paced.map_or(wait, |paced| wait.min(paced));
-        let eager = self.mirror.as_ref().is_some_and(|mirror| mirror.eager);
-        let wait = if eager { Duration::ZERO } else { wait };
-        // A deadline that has passed was acted on: look again soon, but do not spin.
-        wait.clamp(Duration::from_millis(1), TURN_MAX)
+    /// Whether an answer is late for which neither machine waits.
+    pub fn is_overdue(&mut self) -> bool {
+        let waits = self.queries.is_waiting() || self.activity.awaits();
+        waits && self.engine.clock().quiet() > self.engine.options().timeout
+    }
+
+    /// Whether there is more to do at once, whatever comes.
+    pub fn is_eager(&self) -> bool {
+        self.activity.tree_sync().is_some_and(TreeSync::is_eager)
+    }
+
+    /// Asks a server that is silent whether it is there.
+    pub fn listen(&mut self) {
+        let activity = &self.activity;
+        self.engine.listen(|| activity.awaits(), self.queries.is_waiting());
     }
 
     /// Starts what there is room for, and does what the machines ask. What they ask may make
     /// room, or be what something waited for: a folder gets its times behind its last file.
-    pub(crate) fn advance(&mut self) {
+    pub fn advance(&mut self) {
+        let Self { engine, activity, .. } = self;
         loop {
-            self.pump_serving();
-            self.pump_mirror();
-            self.pump_trees();
-            self.pump_choices();
-            self.pump_downloads();
-            self.pump_uploads();
-            self.pump_compares();
-            if !self.act() {
+            activity.pump(engine);
+            engine.advance();
+            let mut asked = false;
+            while let Some(effect) = engine.next_read_effect() {
+                activity.read_effect(engine, effect);
+                asked = true;
+            }
+            while let Some(effect) = engine.next_write_effect() {
+                if let Some(transfer) = activity.transfer() {
+                    transfer.write_effect(engine, effect);
+                }
+                asked = true;
+            }
+            if !asked {
                 break;
             }
         }
-        self.release_paced();
-        self.commit_landed();
-        self.check_sources();
+        engine.release_paced();
+        if let Some(transfer) = activity.transfer() {
+            transfer.finish_turn(engine);
+        }
     }
 
-    /// Does what the machines ask; whether they asked something.
-    fn act(&mut self) -> bool {
-        let now = self.now();
-        if self.hashing > 0 {
-            self.write.touch(now);
-        }
-        self.read.advance(now);
-        self.write.advance(now);
-        let mut asked = false;
-        while let Some(effect) = self.read.next_effect() {
-            self.read_effect(effect);
-            asked = true;
-        }
-        while let Some(effect) = self.write.next_effect() {
-            self.write_effect(effect);
-            asked = true;
-        }
-        asked
-    }
-
-    pub(crate) fn message(&mut self, message: ServerMessage) {
+    /// A message of the server came.
+    pub fn message(&mut self, message: ServerMessage) {
         tracing::trace!(content = ?message, "message received");
-        if self.hears(&message) {
-            return;
-        }
-        let now = self.now();
-        self.quiet_since = self.moment;
-        self.read.touch(now);
-        self.write.touch(now);
+        let Some(message) = self.engine.message(message) else { return };
+        let Self { engine, activity, queries } = self;
         match message {
-            ServerMessage::Attached { link, answer } => self.attached(link, answer),
-            ServerMessage::Fenced { link } => self.fenced(link),
             ServerMessage::Stated { request, answers } => self.stated(request, answers),
             ServerMessage::Page { request, entries, faults, done } => {
-                self.page(request, entries, faults, done);
+                let page = Page { entries, faults, done };
+                match activity {
+                    _ if queries.lists(request) => queries.page(page),
+                    Activity::Serve(service) => service.page(engine, request, page),
+                    Activity::Copy(transfer)
+                    | Activity::Verify(transfer)
+                    | Activity::Sync(transfer, _) => transfer.page(engine, request, page),
+                }
             }
-            ServerMessage::Ties { request, ties } => self.tied(request, ties),
-            ServerMessage::Made { request, answers } => self.made(request, answers),
-            ServerMessage::Read(reply) => self.read.reply(reply, now),
+            ServerMessage::Ties { request, ties } => {
+                if let Activity::Serve(service) = activity {
+                    service.tied(request, ties);
+                }
+            }
+            ServerMessage::Made { request, answers } => match activity.transfer() {
+                Some(transfer) => transfer.made(engine, request, answers),
+                None => engine.unasked("something it made"),
+            },
             ServerMessage::Write(reply) => {
-                self.stored(&reply);
-                self.created(&reply);
-                self.write.reply(reply, now);
+                if let Some(transfer) = activity.transfer() {
+                    transfer.write_reply(engine, &reply);
+                }
+                engine.write_reply(reply);
             }
-            // This session watches and probes nothing: whoever does has one of its own.
-            ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
             ServerMessage::Mirror(reply) => self.mirror_reply(reply),
-            ServerMessage::Dropped(dropped) => self.ledger.summary.dropped += dropped,
-            ServerMessage::Rehashed { bytes } => self.rehashed(bytes),
-            // A server that tells us that it heard nothing is there: it can be asked again.
-            ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
-                self.broke(Fault::new(Code::LinkLost, text));
-            }
-            ServerMessage::Refused(fault) => self.broke(fault),
-            ServerMessage::Welcome(_) => {
-                self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
-            }
+            // The engine takes all others.
+            _ => {}
         }
     }
 
-    pub(crate) fn event(&mut self, event: Event) {
-        let now = self.now();
-        match event {
-            Event::Fetched { link, slot, outcome, spared_bytes } => {
-                match spared_bytes {
-                    0 => self.used(link, &outcome),
-                    bytes => self.pace.iter_mut().for_each(|pace| pace.spare(bytes)),
-                }
-                self.quiet_since = self.moment;
-                self.read.fetched(link, slot, outcome, now);
+    /// The server says what is at some paths.
+    fn stated(&mut self, request: u32, answers: Vec<Result<Entry, Fault>>) {
+        let Self { engine, activity, queries } = self;
+        match activity {
+            Activity::Serve(service) => service.stated(engine, request, answers),
+            Activity::Copy(transfer) | Activity::Verify(transfer) | Activity::Sync(transfer, _)
+                if transfer.has_asked(request) =>
+            {
+                transfer.stated(engine, request, answers);
             }
-            Event::Posted { tag, posted } => self.write.posted(tag, posted, now),
-            Event::LinkLost { link, error } => self.link_lost(link, &error),
-            Event::LinkMade { link, made } => self.link_made(link, made),
-            Event::LinkUnproven { link, error } => self.link_unproven(link, &error),
-            Event::LinkWanted { link } => self.attach(link),
-            Event::WorkerFailed(error) => {
-                self.broke(Fault::new(Code::Io, error.to_string()));
-            }
-            Event::Panicked => {
-                self.panicked = true;
-                let text = "a job failed here; the message above says where";
-                self.broke(Fault::new(Code::Bug, text));
-            }
-            Event::Resumed(id, have) => self.resumed(id, have.map(|have| *have)),
-            Event::Landed(answers) => self.landed(answers),
-            Event::SourcesOpened(answers) => self.sources_opened(answers),
-            Event::SourcesChecked(answers) => {
-                self.hashing -= 1;
-                for (file, root, answer) in answers {
-                    match self.rules.task {
-                        Task::Verify => self.compared(file, root, answer.map(drop)),
-                        _ => {
-                            let answer = answer.map(|kept| self.owners.translated(kept));
-                            self.write.source_checked(file, root, answer);
-                        }
-                    }
-                }
-            }
-            Event::Hashed { file, extent, answer } => {
-                self.hashing -= 1;
-                let hashed = answer.as_ref().map_or(0, |(_, bytes)| *bytes);
-                self.ledger.summary.rehashed_bytes += hashed;
-                self.write.hashed(file, extent, answer.map(|(digests, _)| digests));
-            }
-            Event::OfferHashed { file, extent, answer } => {
-                self.hashing -= 1;
-                self.write.offer_hashed(file, extent, answer, now);
-            }
-            Event::Zeroed(zero, answer) => self.read.zeroed(zero, answer, now),
-            Event::ZerosHashed { file, extent, digests } => {
-                self.write.zeros_hashed(file, extent, &digests, now);
-            }
-            Event::HolesFound(file, survey) => self.write.found(file, survey),
-            Event::Pipe(file, event) => self.pipe_event(file, event),
-            Event::LocalPage(page) => self.local_page(page),
-            Event::TreePaged(paged) => self.tree_paged(paged),
-            Event::Looked(looked) => self.looked_up(looked),
-            Event::Published(answer) => self.published(answer),
-            Event::DeedsDone(done) => self.deeds_done(done),
-            Event::Ended(answers) => self.ended(answers),
+            _ if queries.awaits(request) => queries.stated(answers),
+            _ => engine.unasked("what is at some paths"),
         }
     }
 
-    pub(crate) fn broke(&mut self, fault: Fault) {
-        self.broken.get_or_insert(fault);
-    }
-
-    pub(crate) fn tell(&mut self, link: LinkId, command: Command) {
-        let worker = usize::from(link.index) % self.workers.len();
-        if let Err(error) = self.workers[worker].send(command) {
-            self.broke(Fault::new(Code::Limit, error.to_string()));
+    fn mirror_reply(&mut self, reply: MirrorReply) {
+        let Self { engine, activity, queries } = self;
+        match activity {
+            Activity::Sync(transfer, sync) => sync.reply(engine, transfer, reply),
+            _ if queries.mirror_reply(&reply) => {}
+            _ => engine.unasked("something of a mirror"),
         }
     }
 
-    /// Tells a worker to move data, when it is time.
-    pub(crate) fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
-        match &mut self.pace {
-            Some(pace) => pace.push(bytes, (link, command)),
-            None => self.tell(link, command),
+    /// Takes the answers of jobs, after one of them woke the session.
+    pub fn take_answers(&mut self) {
+        self.activity.take_answers(&mut self.engine);
+        if self.engine.waker().has_panicked() {
+            let text = "a job failed here; the message above says where";
+            self.engine.broke(Fault::new(Code::Bug, text));
         }
     }
 
-    fn release_paced(&mut self) {
-        let now = self.now();
-        let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
-        while let Some((link, command)) = self.pace.as_mut().and_then(|it| it.pop(now, urgent)) {
-            self.tell(link, command);
+    /// The same in a session that is over: only what is all here is finished. Whether what an
+    /// earlier run left of a file was found.
+    pub fn take_last_answers(&mut self) -> bool {
+        let Self { engine, activity, .. } = self;
+        if let Activity::Sync(transfer, sync) = activity {
+            sync.take_last_answers(engine, transfer);
         }
-    }
-
-    /// Starts file work on the blocking pool; its event comes back to this session.
-    pub(crate) fn job(&self, work: impl FnOnce() -> Event + Send + 'static) {
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            // A session that is gone needs no answer; one that is waits for this one, so that a
-            // job that panics tells it too.
-            let event = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Event::Panicked);
-            let _ = events.try_send(event);
-        });
+        activity.transfer().is_some_and(|transfer| transfer.take_last_answers(engine))
     }
 
     /// Lets go of what is unfinished, for another session or for none.
-    pub(crate) fn leave(&mut self) {
-        // First: letting go of a file must not end its folder.
-        self.leave_endings();
-        self.leave_downloads();
-        self.leave_uploads();
-        self.leave_compares();
-        self.leave_choices();
-        self.leave_mirror();
-        self.leave_trees();
+    pub fn leave(&mut self) {
+        let Self { engine, activity, .. } = self;
+        match activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.leave(engine),
+            Activity::Sync(transfer, sync) => {
+                transfer.leave(engine);
+                sync.leave(engine);
+            }
+            Activity::Serve(_) => {}
+        }
+    }
+
+    /// How far the session is.
+    pub fn progress(&mut self) -> Progress {
+        let is_searching = match &self.activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => {
+                !transfer.is_found() || transfer.is_streaming()
+            }
+            Activity::Sync(transfer, sync) => !transfer.is_found() || sync.is_searching(),
+            Activity::Serve(_) => false,
+        };
+        let quiet = self.quiet();
+        let engine = &mut self.engine;
+        let bytes = engine.stats().bytes.load(Ordering::Relaxed);
+        Progress {
+            bytes: engine.outcomes().progress().bytes + bytes,
+            searching: is_searching,
+            links: engine.links().up_count(),
+            elapsed: engine.now(),
+            hashing_holes: engine.is_hashing_holes() || engine.write().awaits_holes(),
+            quiet,
+            ..engine.outcomes().progress().clone()
+        }
+    }
+
+    /// How long the server has owed an answer.
+    fn quiet(&mut self) -> Option<Quiet> {
+        let Self { engine, activity, .. } = self;
+        let awaits = match activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.awaits_trees(),
+            Activity::Sync(transfer, sync) => transfer.awaits_trees() || sync.awaits(),
+            Activity::Serve(_) => false,
+        };
+        let awaits = awaits || !engine.read().is_idle() || !engine.write().is_idle();
+        let quiet = Quiet { so_far: engine.clock().quiet(), at_most: engine.options().timeout };
+        // What this side is still hashing is no answer of the server's.
+        (awaits && !engine.is_hashing() && !engine.is_hashing_holes()).then_some(quiet)
+    }
+
+    /// What carries the data.
+    pub fn carried(&self) -> Carried {
+        Carried {
+            transport: self.engine.links().transport.clone(),
+            reason: self.engine.carrier().reason().map(str::to_owned),
+            rdma_reads: self.engine.carrier().posted().reads,
+        }
+    }
+
+    /// Whether that has changed; asked at every turn, so nothing is copied for it.
+    pub fn is_carried_otherwise(&self, told: &Carried) -> bool {
+        let (links, carrier) = (self.engine.links(), self.engine.carrier());
+        let now = (links.transport.as_deref(), carrier.reason());
+        now != (told.transport.as_deref(), told.reason.as_deref())
+            || carrier.posted().reads != told.rdma_reads
+    }
+
+    /// Begins where earlier sessions of the copy ended.
+    pub fn take_up(&mut self, ledger: Ledger) {
+        self.engine.clock().count_from(ledger.begin);
+        self.engine.outcomes().take_up(ledger);
+        self.engine.clock().look();
+    }
+
+    /// The ledger, with what this session adds to it.
+    pub fn hand_over(&mut self) -> Ledger {
+        let engine = &mut self.engine;
+        let peer = engine.peer().to_owned();
+        let mut ledger = engine.outcomes().take_ledger(&peer);
+        let summary = &mut ledger.summary;
+        let (carrier, links) = (engine.carrier(), engine.links());
+        if let Some(transport) = links.transport.clone() {
+            summary.reason = carrier.reason().map(str::to_owned);
+            summary.transport = transport;
+        }
+        summary.ports = carrier.ports();
+        summary.links_lost += links.lost;
+        let posted = carrier.posted();
+        summary.rdma.reads += posted.reads;
+        summary.rdma.writes += posted.writes;
+        summary.rdma.reads_done += posted.reads_done;
+        summary.rdma.writes_done += posted.writes_done;
+        engine.request_id().clone_into(&mut summary.request);
+        summary.huge_page_bytes = huge_page_bytes_peak();
+        let stats = engine.stats();
+        summary.moved_bytes += stats.moved.load(Ordering::Relaxed);
+        summary.rehashed_bytes += stats.rehashed.load(Ordering::Relaxed);
+        summary.hole_bytes += stats.holes.load(Ordering::Relaxed);
+        summary.limited_by = stats.limit();
+        summary.in_place_bytes += engine.write().in_place_bytes();
+        summary.mismatches += engine.read().mismatches() + engine.write().mismatches();
+        ledger
     }
 }

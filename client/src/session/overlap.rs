@@ -4,9 +4,10 @@
 //! tells. Folders are told apart wherever a link leads, a file by the folder it is in
 //! and its name there. Called by `copy`, before anything is made.
 
+use crate::engine::error::ClientError;
 use crate::local_io::local_path::split_local;
 use crate::model::copy_policy::{Rules, Task};
-use crate::session::{ClientError, Session};
+use crate::session::Session;
 use std::path::Path;
 use verbatim_files::hold::{above, which};
 use verbatim_files::journal::boot_id;

@@ -1,13 +1,13 @@
-//! Questions a caller waits for: what is at a path, what is in a folder. Used
-//! before a copy begins, and for lists; a copy itself never waits like this.
+//! Questions that a caller waits for: what is at a path, what is in a folder, what kind of place a
+//! target is. Asked before a copy begins, and for lists; a copy itself never waits like this.
 
-use crate::session::dispatch::Core;
-use crate::session::{ClientError, Session};
-use crate::transfer::select;
-use std::collections::HashMap;
+use crate::engine::error::ClientError;
+use crate::engine::request_batches::look_batches;
+use crate::session::Session;
+use crate::transfer::remote_scan::Page;
 use std::time::Duration;
 use verbatim_proto::message::Entry;
-use verbatim_proto::mirror::{About, HABITS_VERSION, Staged};
+use verbatim_proto::mirror::{About, HABITS_VERSION, MirrorReply, Staged};
 use verbatim_proto::{
     ClientMessage, Code, Digest, Fault, Habits, Look, MirrorRequest, Scan, WirePath,
 };
@@ -15,15 +15,62 @@ use verbatim_proto::{
 /// How often a server hears of a client that is busy otherwise; it waits ten times as long.
 const STAY_EVERY: Duration = Duration::from_secs(30);
 
-/// What the server answered of places, until whoever waits for it takes it.
+/// The question that a caller waits for, and its answer. A caller asks for one thing at a time.
 #[derive(Default)]
-pub(crate) struct Answers {
-    /// What kinds of places some are.
-    pub begun: HashMap<u32, Result<About, Fault>>,
-    /// Where it builds trees.
-    pub staged: HashMap<u32, Result<Staged, Fault>>,
-    /// What can be kept there.
-    pub habits: HashMap<u32, Habits>,
+pub(crate) struct Queries {
+    request: Option<u32>,
+    /// Whether the question is a list, of which pages come.
+    is_list: bool,
+    answer: Option<Answer>,
+}
+
+/// What the server answers a caller.
+enum Answer {
+    Stated(Vec<Result<Entry, Fault>>),
+    Page(Page),
+    Begun(Result<About, Fault>),
+    Staged(Result<Staged, Fault>),
+    Habits(Habits),
+}
+
+impl Queries {
+    /// Whether a caller waits for an answer.
+    pub fn is_waiting(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// Whether a caller waits for the answer to this request.
+    pub fn awaits(&self, request: u32) -> bool {
+        self.request == Some(request) && !self.is_list
+    }
+
+    /// Whether a caller waits for a page of this list.
+    pub fn lists(&self, request: u32) -> bool {
+        self.request == Some(request) && self.is_list && self.answer.is_none()
+    }
+
+    pub fn stated(&mut self, answers: Vec<Result<Entry, Fault>>) {
+        self.answer = Some(Answer::Stated(answers));
+    }
+
+    pub fn page(&mut self, page: Page) {
+        self.answer = Some(Answer::Page(page));
+    }
+
+    /// Takes an answer about a target; false where no caller waits for it.
+    pub fn mirror_reply(&mut self, reply: &MirrorReply) -> bool {
+        let (request, answer) = match reply.clone() {
+            MirrorReply::Begun { request, answer } => (request, Answer::Begun(answer)),
+            MirrorReply::Staged { request, answer } => (request, Answer::Staged(answer)),
+            MirrorReply::Habits { request, habits } => (request, Answer::Habits(habits)),
+            _ => return false,
+        };
+        let awaits = self.awaits(request);
+        if awaits {
+            self.answer = Some(answer);
+        }
+        awaits
+    }
 }
 
 impl Session {
@@ -39,19 +86,18 @@ impl Session {
         paths: &[WirePath],
     ) -> Result<Vec<Result<Entry, Fault>>, ClientError> {
         let mut all = Vec::with_capacity(paths.len());
-        for paths in select::look_batches(paths.to_vec(), WirePath::as_bytes) {
-            let request = self.core.request();
+        for paths in look_batches(paths.to_vec(), WirePath::as_bytes) {
             let asked = paths.clone();
             let look = Look { follow: true, paths };
-            self.core.sending.push_back(ClientMessage::Stat { request, look });
-            self.core.asking = true;
-            let answers = loop {
-                if let Some(answers) = self.core.stated.remove(&request) {
-                    break answers;
-                }
-                self.turn_or_end().await?;
-            };
-            self.core.asking = false;
+            let answers = self
+                .ask(
+                    |request| ClientMessage::Stat { request, look },
+                    |answer| match answer {
+                        Answer::Stated(answers) => Some(answers),
+                        _ => None,
+                    },
+                )
+                .await?;
             if answers.len() != asked.len() {
                 return Err(Fault::new(Code::Protocol, "the server looked at other paths").into());
             }
@@ -67,15 +113,21 @@ impl Session {
         path: &WirePath,
         hold: bool,
     ) -> Result<Result<About, Fault>, ClientError> {
-        let request = self.core.request();
-        let begin = MirrorRequest::Begin { request, path: path.clone(), hold };
-        self.ask(begin, |core| core.answers.begun.remove(&request)).await
+        let path = path.clone();
+        self.ask(
+            |request| ClientMessage::Mirror(MirrorRequest::Begin { request, path, hold }),
+            |answer| match answer {
+                Answer::Begun(answer) => Some(answer),
+                _ => None,
+            },
+        )
+        .await
     }
 
     /// Makes this session one of those that say the same: a target that one of them holds is
     /// kept for the others.
     pub(crate) fn share(&mut self, key: Digest) {
-        self.core.sending.push_back(ClientMessage::Mirror(MirrorRequest::Share { key }));
+        self.of.engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
     }
 
     /// Has a tree built beside a remote folder, and both held until the session ends.
@@ -84,9 +136,15 @@ impl Session {
         path: &WirePath,
         key: Digest,
     ) -> Result<Result<Staged, Fault>, ClientError> {
-        let request = self.core.request();
-        let stage = MirrorRequest::Stage { request, path: path.clone(), key };
-        self.ask(stage, |core| core.answers.staged.remove(&request)).await
+        let path = path.clone();
+        self.ask(
+            |request| ClientMessage::Mirror(MirrorRequest::Stage { request, path, key }),
+            |answer| match answer {
+                Answer::Staged(answer) => Some(answer),
+                _ => None,
+            },
+        )
+        .await
     }
 
     /// Says what can be kept in a remote folder, or beside something; `tries` says whether times
@@ -96,12 +154,18 @@ impl Session {
         path: &WirePath,
         tries: bool,
     ) -> Result<Habits, ClientError> {
-        if self.core.version < HABITS_VERSION {
+        if self.of.engine.version() < HABITS_VERSION {
             return Ok(Habits::default());
         }
-        let request = self.core.request();
-        let ask = MirrorRequest::HabitsOf { request, path: path.clone(), tries };
-        self.ask(ask, |core| core.answers.habits.remove(&request)).await
+        let path = path.clone();
+        self.ask(
+            |request| ClientMessage::Mirror(MirrorRequest::HabitsOf { request, path, tries }),
+            |answer| match answer {
+                Answer::Habits(habits) => Some(habits),
+                _ => None,
+            },
+        )
+        .await
     }
 
     /// Waits for something that is done elsewhere, and lets the server hear of us meanwhile.
@@ -120,10 +184,10 @@ impl Session {
 
     /// Does nothing but stay, until the session ends.
     pub(crate) async fn stay(&mut self) {
-        while self.core.broken.is_none() {
+        while self.of.engine.broken().is_none() {
             tokio::select! {
                 message = self.receiver.recv() => match message {
-                    Ok(Some(message)) => self.core.message(message),
+                    Ok(Some(message)) => self.of.message(message),
                     _ => return,
                 },
                 () = tokio::time::sleep(STAY_EVERY) => {
@@ -135,16 +199,18 @@ impl Session {
         }
     }
 
+    /// Asks one thing, and waits for the answer that `take` knows.
     async fn ask<T>(
         &mut self,
-        request: MirrorRequest,
-        mut answer: impl FnMut(&mut Core) -> Option<T>,
+        message: impl FnOnce(u32) -> ClientMessage,
+        take: impl Fn(Answer) -> Option<T>,
     ) -> Result<T, ClientError> {
-        self.core.sending.push_back(ClientMessage::Mirror(request));
-        self.core.asking = true;
+        let request = self.of.engine.request();
+        self.of.engine.send(message(request));
+        self.of.queries = Queries { request: Some(request), ..Queries::default() };
         loop {
-            if let Some(answer) = answer(&mut self.core) {
-                self.core.asking = false;
+            if let Some(answer) = self.of.queries.answer.take().and_then(&take) {
+                self.of.queries = Queries::default();
                 return Ok(answer);
             }
             self.turn_or_end().await?;
@@ -158,20 +224,21 @@ impl Session {
         recursive: bool,
         mut page: impl FnMut(Vec<Entry>, Vec<(WirePath, Fault)>),
     ) -> Result<(), ClientError> {
-        let request = self.core.request();
+        let request = self.of.engine.request();
         let scan = Scan { path: path.clone(), recursive, ..Scan::default() };
-        self.core.sending.push_back(ClientMessage::Scan { request, scan });
-        self.core.trees.list(request);
-        self.core.asking = true;
+        self.of.engine.send(ClientMessage::Scan { request, scan });
+        self.of.queries = Queries { request: Some(request), is_list: true, answer: None };
         loop {
             self.turn_or_end().await?;
-            while let Some((entries, faults, done)) = self.core.trees.listed() {
+            while let Some(Answer::Page(Page { entries, faults, done })) =
+                self.of.queries.answer.take()
+            {
                 page(entries, faults);
                 if done {
-                    self.core.asking = false;
+                    self.of.queries = Queries::default();
                     return Ok(());
                 }
-                self.core.sending.push_back(ClientMessage::ScanMore { request });
+                self.of.engine.send(ClientMessage::ScanMore { request });
             }
         }
     }

@@ -5,14 +5,18 @@
 //! because a wrong address should say so at once, unless the server is there and
 //! too many come to it at once: then all would be served, a little later.
 
-use crate::cp::CopyError;
+use crate::engine::error::ClientError;
+use crate::engine::error::fault_of;
 use crate::engine::ledger::Ledger;
+use crate::engine::options::SessionOptions;
 use crate::model::copy_policy::Rules;
 use crate::model::location::peer;
 use crate::model::report::{Failure, NO_TRANSPORT, Observer, Retry, Summary};
+use crate::session::Session;
 use crate::session::backoff::{Achieved, Patience};
-use crate::session::run::{Copied, fault_of};
-use crate::session::{ClientError, Session, SessionOptions, Work};
+use crate::session::command_error::CopyError;
+use crate::session::run::Copied;
+use crate::session::work::Work;
 use std::time::{Duration, Instant};
 use verbatim_control::ControlError;
 use verbatim_proto::{Code, Fault};

@@ -1,16 +1,28 @@
-//! A copy within one session: takes up the ledger of those before it, turns until
-//! the work is done or the session breaks, and hands the ledger on. Called by
-//! `reconnect`; what a turn is, is in `mod.rs`.
+//! What a session is used for: a copy within one session, which takes up the ledger of those before
+//! it, turns until the work is done or the session breaks, and hands the ledger on; or answers to
+//! questions. `retry` calls this; a turn is in `mod.rs`.
 
+use crate::engine::error::{ClientError, fault_of};
 use crate::engine::ledger::Ledger;
+use crate::model::copy_policy::Task;
 use crate::model::report::Observer;
+use crate::remote_fs::service::{Ask, Carried, Service};
+use crate::session::Session;
 use crate::session::backoff::Achieved;
-use crate::session::{ClientError, Event, Session, Work};
+use crate::session::dispatch::Activity;
+use crate::session::work::Work;
 use std::time::{Duration, Instant};
-use verbatim_control::{ControlError, Fingerprint};
+use tokio::sync::mpsc;
+use verbatim_control::Fingerprint;
 use verbatim_files::Over;
-use verbatim_proto::message::{ClientMessage, REHASHED_VERSION, REPLACE_NOTHING_VERSION};
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::message::{
+    ClientMessage, REHASHED_VERSION, REPLACE_NOTHING_VERSION, TIES_VERSION,
+};
+use verbatim_proto::{Code, Fault, Look};
+
+/// How often a server that answers questions is asked whether it is there: more often than it may
+/// find the session idle.
+const PING: Duration = Duration::from_secs(3);
 
 /// How often an observer hears of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
@@ -18,7 +30,18 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 impl Session {
     /// Who the server is.
     pub fn server(&self) -> Fingerprint {
-        self.core.server
+        self.of.engine.server()
+    }
+
+    /// For how long the server has not said what it owes.
+    pub(crate) fn silent(&mut self) -> Duration {
+        let timeout = self.of.engine.options().timeout;
+        let clock = self.of.engine.clock();
+        let so_far = match self.of.queries.is_waiting() {
+            true => clock.quiet(),
+            false => clock.silent(),
+        };
+        so_far.min(timeout)
     }
 
     /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
@@ -31,62 +54,71 @@ impl Session {
         observer: &mut dyn Observer,
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Copied {
-        self.core.take_up(ledger);
-        self.core.reports.of_files = observer.hears_of_files();
-        for (number, work) in (0..).zip(work) {
-            self.core.add(number, work.clone());
-        }
-        self.core.attach_all();
-        if self.core.rules.over() == Over::Nothing && self.core.version >= REPLACE_NOTHING_VERSION {
-            self.core.sending.push_back(ClientMessage::ReplaceNothing);
-        }
-        if self.core.version >= REHASHED_VERSION {
-            self.core.sending.push_back(ClientMessage::TellRehashed);
-        }
-        let begin = self.core.moment;
+        self.of.take_up(ledger);
+        self.of.engine.outcomes().report_files(observer.hears_of_files());
+        self.of.begin(work);
+        self.begin_links();
+        let begin = self.of.engine.moment();
         let mut last = begin;
         let mut moved = Moved::default();
-        while !self.core.is_done() {
+        while !self.of.is_done() {
             tokio::select! {
                 biased;
                 () = &mut *stop => {
-                    let fault = Fault::new(Code::Interrupted, "interrupted");
-                    self.core.broken.get_or_insert(fault);
+                    self.of.engine.broke(Fault::new(Code::Interrupted, "interrupted"));
                 }
                 turned = self.turn() => {
                     if let Err(error) = turned {
-                        self.core.broken.get_or_insert(fault_of(&error));
+                        self.of.engine.broke(fault_of(&error));
                     }
                 }
             }
-            self.core.report(observer);
-            moved.look(self.core.moved_bytes(), self.core.moment);
-            if self.core.read.awaits_taker() {
+            let now = self.of.engine.moment();
+            self.of.engine.outcomes().report(observer);
+            moved.look(self.of.engine.moved_bytes(), now);
+            if self.of.engine.read().awaits_taker() {
                 // It is somebody at this end who takes his time, and not the server.
-                moved.at = Some(self.core.moment);
+                moved.at = Some(now);
             }
-            if self.core.moment.saturating_duration_since(last) >= PROGRESS_EVERY {
-                last = self.core.moment;
-                observer.progress(&self.core.progress_now());
+            if now.saturating_duration_since(last) >= PROGRESS_EVERY {
+                last = now;
+                observer.progress(&self.of.progress());
             }
-            if self.core.broken.is_some() {
+            if self.of.engine.broken().is_some() {
                 break;
             }
         }
         // Before what this side finishes alone, which is no silence of the server's.
-        let silent = self.core.silent();
-        if self.core.broken.is_some() {
+        let silent = self.silent();
+        if self.of.engine.broken().is_some() {
             self.end_alone(&mut moved, stop).await;
         }
-        self.core.leave();
-        self.core.look_at_clock();
-        self.core.report(observer);
-        observer.progress(&self.core.progress_now());
-        let ledger = self.core.hand_over();
-        let (over, found_bytes) = (ledger.over_count(), self.core.found_bytes);
-        let stood = self.core.moment.saturating_duration_since(begin);
+        self.of.leave();
+        self.of.engine.clock().look();
+        self.of.engine.outcomes().report(observer);
+        observer.progress(&self.of.progress());
+        let ledger = self.of.hand_over();
+        let (over, found_bytes) = (ledger.over_count(), self.of.engine.outcomes().found_bytes());
+        let stood = self.of.engine.moment().saturating_duration_since(begin);
         let achieved = Achieved { over, found_bytes, moved: moved.at, stood, silent };
-        Copied { ledger, achieved, broken: self.core.broken.clone() }
+        Copied { ledger, achieved, broken: self.of.engine.broken().cloned() }
+    }
+
+    /// Asks for links, and tells the server what it is to do and to tell.
+    fn begin_links(&mut self) {
+        let engine = &mut self.of.engine;
+        match engine.rules().task {
+            Task::Copy => engine.attach_links(),
+            Task::DryRun => {}
+            Task::Verify => engine.pretend_links(),
+        }
+        let version = engine.version();
+        if engine.rules().over() == Over::Nothing && version >= REPLACE_NOTHING_VERSION {
+            engine.send(ClientMessage::ReplaceNothing);
+        }
+        if version >= REHASHED_VERSION {
+            engine.send(ClientMessage::TellRehashed);
+        }
     }
 
     /// Finishes what this side can without the server, when a session broke or somebody wants it
@@ -97,20 +129,23 @@ impl Session {
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) {
         // What came with the end of the session may have made a file whole.
-        self.core.look_at_clock();
-        self.core.advance();
-        if self.core.broken.as_ref().is_some_and(|fault| fault.code == Code::Interrupted) {
+        self.of.engine.clock().look();
+        self.of.advance();
+        let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
+        let Some(transfer) = self.of.activity.transfer() else { return };
+        if self.of.engine.broken().is_some_and(interrupted) {
             // The reader of a pipe may never take the rest, and what an earlier run left may take
             // long to hash: do not wait for either.
-            self.core.downloads.wait_for_nobody();
+            transfer.land_no_longer();
         }
-        if !self.core.downloads.may_take_long() {
+        if !transfer.may_land_long() {
             return self.keep_landed(moved).await;
         }
         tokio::select! {
             () = self.keep_landed(moved) => {}
             () = &mut *stop => {
-                self.core.broken = Some(Fault::new(Code::Interrupted, "interrupted"));
+                let fault = Fault::new(Code::Interrupted, "interrupted");
+                self.of.engine.set_broken(Some(fault));
             }
         }
     }
@@ -119,27 +154,53 @@ impl Session {
     /// that broke behind their last byte is nothing to them. One that broke when all was done
     /// did not break at all.
     async fn keep_landed(&mut self, moved: &mut Moved) {
-        while self.core.is_landing() {
-            match self.events.recv().await {
-                Some(Event::Landed(answers)) => self.core.landed(answers),
-                Some(Event::Ended(answers)) => self.core.ended(answers),
-                Some(Event::DeedsDone(done)) => self.core.deeds_done(done),
-                Some(Event::Published(answer)) => self.core.published(answer),
-                Some(Event::Pipe(file, event)) => self.core.pipe_event(file, event),
-                Some(Event::Resumed(file, _)) => {
-                    // The next session finds it at once, which is as good as bytes that moved.
-                    moved.at = Some(Instant::now());
-                    self.core.downloads.resumed_late(file);
-                }
-                Some(event @ Event::Panicked) => self.core.event(event),
-                Some(_) => {}
-                None => break,
+        loop {
+            if self.of.take_last_answers() {
+                // The next session finds it at once, which is as good as bytes that moved.
+                moved.at = Some(Instant::now());
             }
-            self.core.commit_landed();
-            self.core.pump_endings();
+            if !self.of.is_landing() {
+                break;
+            }
+            self.waker.woken().await;
         }
-        if self.core.is_done() {
-            self.core.broken = None;
+        if self.of.is_done() {
+            self.of.engine.set_broken(None);
+        }
+    }
+
+    /// Answers questions until there are no more, or the session breaks. Unanswered ones are
+    /// dropped then, which the reader notices. `tell` hears what carries the data.
+    pub async fn serve(
+        &mut self,
+        asks: &mut mpsc::Receiver<Ask>,
+        tell: impl Fn(Carried),
+    ) -> Result<(), ClientError> {
+        self.of.activity = Activity::Serve(Service::new(&self.waker));
+        self.of.engine.attach_links();
+        if self.of.engine.version() >= TIES_VERSION {
+            self.of.engine.send(ClientMessage::TellTies);
+        }
+        let (mut ping, mut told) = (Instant::now(), Carried::default());
+        loop {
+            tokio::select! {
+                ask = asks.recv() => match ask {
+                    Some(ask) => self.of.ask(ask),
+                    None => return Ok(()),
+                },
+                turned = self.turn_or_end() => turned?,
+            }
+            if self.of.is_carried_otherwise(&told) {
+                told = self.of.carried();
+                tell(told.clone());
+            }
+            if ping.elapsed() > PING {
+                ping = Instant::now();
+                let (request, paths) = (self.of.engine.request(), Vec::new());
+                let look = Look { follow: false, paths };
+                self.of.engine.send(ClientMessage::Stat { request, look });
+                self.of.leave_parts();
+            }
         }
     }
 }
@@ -165,17 +226,4 @@ impl Moved {
             *self = Self { bytes, at: Some(now) };
         }
     }
-}
-
-/// What the end of a connection means for the copy.
-pub fn fault_of(error: &ClientError) -> Fault {
-    let code = match error {
-        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,
-        ClientError::Control(ControlError::Refused(fault)) => fault.code,
-        ClientError::Control(ControlError::TimedOut { .. }) => Code::TimedOut,
-        ClientError::Control(ControlError::Wire(_)) => Code::Protocol,
-        ClientError::Control(_) => Code::LinkLost,
-        ClientError::Fabric(_) => Code::Io,
-    };
-    Fault::new(code, error.to_string())
 }

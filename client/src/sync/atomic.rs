@@ -2,8 +2,9 @@
 //! what makes a later run the same run. The tree itself is `files::stage`. Called
 //! by `sync`.
 
-use crate::cp::CopyError;
-use crate::session::{ClientError, Session};
+use crate::engine::error::ClientError;
+use crate::session::Session;
+use crate::session::command_error::CopyError;
 use crate::sync::{SyncOptions, not_held};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -1,15 +1,16 @@
 //! `rdma-sync --watch`: a mirror that follows its source. Whichever side that is
-//! on is watched (`watching`), every change is followed by a pass, and a pass is
+//! on is watched (`watch`), every change is followed by a pass, and a pass is
 //! what `sync` does once. Called by the binary and by tests.
 
-use crate::cp::{CopyError, Running};
+use crate::engine::error::ClientError;
+use crate::engine::options::SessionOptions;
 use crate::model::follow_status::{Status, StatusFile};
 use crate::model::location::Location;
 use crate::model::report::{
     Altered, Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary,
 };
+use crate::session::command_error::{CopyError, Running};
 use crate::session::retry::may_be_mended;
-use crate::session::{ClientError, SessionOptions};
 use crate::sync::chosen::Chosen;
 use crate::sync::follow_loop::{Current, CurrentError, Pass, Passes};
 use crate::sync::lock_keeper::Keeper;

@@ -4,8 +4,8 @@
 //! growing pauses, a source that is lost is waited for. What is known is told:
 //! to the status file, to systemd, and to whoever observes.
 
+use crate::engine::error::ClientError;
 use crate::model::follow_status::{BEAT, State, Status, StatusFile, seconds};
-use crate::session::ClientError;
 use crate::watch::{Heard, Watching};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;

@@ -2,9 +2,11 @@
 //! between two passes, so that no other run takes it meanwhile. Where it is lost,
 //! the next pass makes another first. Called by `follow` for targets on a server.
 
+use crate::engine::error::ClientError;
+use crate::engine::options::SessionOptions;
 use crate::engine::transport::{CarrierOptions, Transport};
+use crate::session::Session;
 use crate::session::retry::random;
-use crate::session::{ClientError, Session, SessionOptions};
 use tokio::task::JoinHandle;
 use verbatim_proto::{Digest, WirePath};
 

@@ -1,6 +1,6 @@
 //! `rdma-sync`: makes one tree equal to another, either of them on a server. This
 //! file says what is asked for, looks at both ends before anything is touched,
-//! and holds the target; a session does the rest (`session::mirror`). Called by
+//! and holds the target; a session does the rest (`tree_sync`). Called by
 //! the binary and by tests; tells everything to an observer.
 
 mod atomic;
@@ -9,14 +9,17 @@ pub mod follow_loop;
 mod lock_keeper;
 pub mod wait;
 
-use crate::cp::{CopyError, Running, Stop};
+use crate::engine::error::ClientError;
+use crate::engine::options::SessionOptions;
 use crate::model::copy_policy::{Rules, Task};
 use crate::model::delete_limit::DeleteLimit;
 use crate::model::location::{Location, Remote};
 use crate::model::report::{Observer, Summary};
+use crate::session::Session;
+use crate::session::command_error::{CopyError, Running, Stop};
 use crate::session::overlap::is_here;
 use crate::session::retry;
-use crate::session::{ClientError, Session, SessionOptions, Work};
+use crate::session::work::Work;
 use crate::tree_sync::spec::{Aside, Mirror, Way};
 use std::path::Path;
 use std::sync::Arc;

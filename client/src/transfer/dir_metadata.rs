@@ -1,250 +1,112 @@
-//! Folders get their metadata last: a file that lands in a folder changes its
-//! time, and a folder that may not be written to must take its files first.
-//!
-//! Everything that is still to be done in a folder holds its `Ending`; when the
-//! last holder is gone, the ending is due. A folder holds that of the folder it
-//! is in, so the innermost come first. At any time there are as many endings as
-//! the walk is deep and files are under way, however large the tree is.
+//! Sets the metadata of folders whose contents are done: of local ones by a job, of remote ones by
+//! the server. `dir_guard` says when a folder is due; the inner ones come first.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::{Due, Ending, Endings, Mark, Place};
+use crate::engine::jobs::Jobs;
 use crate::engine::ledger::Item;
-use crate::session::Event;
-use crate::session::dispatch::Core;
+use crate::local_io::waker::Waker;
+use crate::transfer::remote_mkdir::Make;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use verbatim_files::{Folder, Rules};
+use verbatim_files::Rules;
 use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::units::BATCH_FILES_MAX;
-use verbatim_proto::{Dropped, Fault, Meta, WirePath};
+use verbatim_proto::{Dropped, Fault, Meta};
 
-/// A folder whose metadata is set when nothing in it is left to do.
-pub(crate) struct Ending {
-    due: Option<Due>,
-    endings: Sender<Due>,
-    /// The folder it is in ends after it.
-    _within: Within,
-}
+/// What became of the metadata of a batch of folders, and what of it was not kept.
+type Described = Vec<(Item, String, Result<Dropped, Fault>)>;
 
-/// What holds up the end of a folder, if it has one.
-pub(crate) type Within = Option<Arc<Ending>>;
-
-/// Goes along with everything that is copied, from where it is found to where it is over.
-pub(crate) struct Mark {
-    /// What it is in the books.
-    pub item: Item,
-    /// The folder it is in, which ends after it: it is let go of with this, whatever becomes
-    /// of the rest.
-    pub within: Within,
-}
-
-impl Mark {
-    /// Of something that no folder waits for.
-    pub fn alone(item: Item) -> Self {
-        Self { item, within: None }
-    }
-}
-
-/// What became of folders that are done, by their labels.
-pub(crate) type Ended = Vec<(Item, String, Result<Dropped, Fault>)>;
-
-/// A folder that got all that is in it.
-pub(crate) struct Due {
-    item: Item,
-    place: Place,
-    label: String,
-    meta: Meta,
-}
-
-/// Where a folder is.
-pub(crate) enum Place {
-    Local(Arc<Folder>, WirePath),
-    Remote(WirePath),
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        if let Some(due) = self.due.take() {
-            // A session that is over sets no more metadata.
-            let _ = self.endings.send(due);
-        }
-    }
-}
-
-/// The folders a walk is in, the innermost last.
-#[derive(Default)]
-pub(crate) struct Nest {
-    open: Vec<(WirePath, Arc<Ending>)>,
-}
-
-impl Nest {
-    /// Leaves the folders that `path` is not in, and returns the one it is in.
-    pub fn around(&mut self, path: &WirePath) -> Within {
-        while self.open.last().is_some_and(|(folder, _)| !path.is_below(folder)) {
-            self.open.pop();
-        }
-        self.open.last().map(|(_, ending)| ending.clone())
-    }
-
-    /// Enters a folder.
-    pub fn enter(&mut self, path: WirePath, ending: Arc<Ending>) {
-        self.open.push((path, ending));
-    }
-}
-
-/// The endings of a session.
-pub(crate) struct Endings {
-    sender: Sender<Due>,
-    receiver: Receiver<Due>,
-    /// Those of local folders that are due.
-    local: Vec<Due>,
-    /// Those of remote folders that are due.
-    remote: Vec<Due>,
-    /// Whether a job sets those of local folders.
+/// Folders that get their metadata when nothing in them is left to do.
+pub(crate) struct DirMetadata {
+    endings: Endings,
+    /// Whether a job sets the metadata of local folders: one at a time, to keep their order.
     setting: bool,
+    jobs: Jobs<Described>,
 }
 
-impl Default for Endings {
-    fn default() -> Self {
-        let (sender, receiver) = channel();
-        Self { sender, receiver, local: Vec::new(), remote: Vec::new(), setting: false }
+impl DirMetadata {
+    pub fn new(waker: &Waker) -> Self {
+        Self { endings: Endings::default(), setting: false, jobs: Jobs::new(waker) }
     }
-}
 
-impl Endings {
-    /// Plans the end of a folder.
+    /// Plans the metadata of a folder.
     pub fn plan(&self, place: Place, mark: Mark, label: String, meta: Meta) -> Arc<Ending> {
-        let due = Some(Due { item: mark.item, place, label, meta });
-        Arc::new(Ending { due, endings: self.sender.clone(), _within: mark.within })
+        self.endings.plan(place, mark, label, meta)
     }
 
     pub fn is_idle(&mut self) -> bool {
-        self.gather();
-        self.local.is_empty() && self.remote.is_empty() && !self.setting
+        !self.setting && self.endings.is_idle()
     }
 
-    /// Whether metadata is being set here.
+    /// Whether a job sets metadata on this machine.
     pub fn is_setting(&self) -> bool {
         self.setting
     }
 
     /// How many folders are done and wait for their metadata.
     pub fn queued(&self) -> usize {
-        self.local.len() + self.remote.len()
+        self.endings.queued()
     }
 
-    fn gather(&mut self) {
-        for due in self.receiver.try_iter() {
-            match due.place {
-                Place::Local(..) => self.local.push(due),
-                Place::Remote(_) => self.remote.push(due),
-            }
+    /// Has a job set the metadata of local folders.
+    pub fn pump_local(&mut self) {
+        if self.setting {
+            return;
         }
-    }
-}
-
-impl Core {
-    /// Sets the metadata of folders that are done: of local ones in a job, one at a time, and
-    /// of remote ones by the server; both in order, because the inner ones come first.
-    pub(crate) fn pump_endings(&mut self) {
-        let endings = &mut self.trees.endings;
-        endings.gather();
-        if !endings.setting && !endings.local.is_empty() {
-            endings.setting = true;
-            let count = endings.local.len().min(BATCH_FILES_MAX);
-            let batch: Vec<Due> = endings.local.drain(..count).collect();
-            self.job(move || Event::Ended(set_all(batch)));
-        }
-        while self.can_make() && !self.trees.endings.remote.is_empty() {
-            let remote = &mut self.trees.endings.remote;
-            let batch = remote.drain(..remote.len().min(BATCH_FILES_MAX));
-            let entries = batch.filter_map(Due::entry).collect();
-            self.make(entries, Vec::new());
+        let batch = self.endings.take_local(BATCH_FILES_MAX);
+        if !batch.is_empty() {
+            self.setting = true;
+            self.jobs.run(move || describe_all(batch));
         }
     }
 
-    pub(crate) fn ended(&mut self, answers: Ended) {
-        self.trees.endings.setting = false;
-        for (item, label, answer) in answers {
-            match answer {
-                Ok(dropped) => {
-                    self.ledger.made(item);
-                    self.ledger.summary.dropped += dropped;
+    /// The next remote folders, for the server to describe.
+    pub fn next_remote(&mut self) -> Option<Vec<Make>> {
+        let batch = self.endings.take_remote(BATCH_FILES_MAX);
+        (!batch.is_empty()).then(|| batch.into_iter().filter_map(make_of).collect())
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine) {
+        while let Some(answers) = self.jobs.next() {
+            self.setting = false;
+            for (item, label, answer) in answers {
+                match answer {
+                    Ok(dropped) => {
+                        engine.outcomes().ledger().made(item);
+                        engine.outcomes().ledger().summary.dropped += dropped;
+                    }
+                    Err(fault) => engine.outcomes().failed(item, label, fault),
                 }
-                Err(fault) => self.failed(item, label, fault),
             }
         }
     }
 
     /// Lets go of folders that are done but have not got their metadata. The next session looks
     /// at them again; all in them is over, so they are due as soon as they are found.
-    pub(crate) fn leave_endings(&mut self) {
-        let mut endings = std::mem::take(&mut self.trees.endings);
-        endings.gather();
-        for due in endings.local.drain(..).chain(endings.remote.drain(..)) {
-            self.ledger.leave(due.item, due.label, false);
+    pub fn leave(&mut self, engine: &mut Engine) {
+        let mut endings = std::mem::take(&mut self.endings);
+        let due = endings.take_local(usize::MAX).into_iter().chain(endings.take_remote(usize::MAX));
+        for due in due {
+            engine.outcomes().ledger().leave(due.item, due.label, false);
         }
+        self.setting = false;
     }
 }
 
-impl Due {
-    /// What the server is asked.
-    fn entry(self) -> Option<(NewEntry, (Mark, String))> {
-        let Place::Remote(path) = self.place else { return None };
-        let (kind, meta) = (EntryKind::Folder, Some(Box::new(self.meta)));
-        let entry = NewEntry { path, kind, force: false, mode: 0o700, meta, unfinished: false };
-        Some((entry, (Mark::alone(self.item), self.label)))
-    }
+/// What the server is asked.
+fn make_of(due: Due) -> Option<Make> {
+    let Place::Remote(path) = due.place else { return None };
+    let (kind, meta) = (EntryKind::Folder, Some(Box::new(due.meta)));
+    let entry = NewEntry { path, kind, force: false, mode: 0o700, meta, unfinished: false };
+    Some((entry, (Mark::alone(due.item), due.label)))
 }
 
-fn set_all(batch: Vec<Due>) -> Ended {
+fn describe_all(batch: Vec<Due>) -> Described {
     let rules = Rules::of_user();
     let set = |Due { item, place, label, meta }| match place {
         Place::Local(folder, path) => (item, label, folder.describe(&path, &meta, &rules)),
         Place::Remote(_) => (item, label, Ok(Dropped::default())),
     };
     batch.into_iter().map(set).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn path(text: &str) -> WirePath {
-        WirePath::parse(text.as_bytes()).expect("plain")
-    }
-
-    /// The labels of the endings that are due.
-    fn due(endings: &mut Endings) -> Vec<String> {
-        endings.gather();
-        endings.remote.drain(..).map(|due| due.label).collect()
-    }
-
-    fn enter(endings: &Endings, nest: &mut Nest, name: &str) -> Within {
-        let within = nest.around(&path(name));
-        let place = Place::Remote(path(name));
-        let mark = Mark { item: Item::new(0, &path(name)), within };
-        let ending = endings.plan(place, mark, name.into(), Meta::default());
-        nest.enter(path(name), ending.clone());
-        Some(ending)
-    }
-
-    #[test]
-    fn a_folder_ends_after_all_in_it_and_the_inner_ones_first() {
-        let mut endings = Endings::default();
-        let mut nest = Nest::default();
-        drop(enter(&endings, &mut nest, ""));
-        drop(enter(&endings, &mut nest, "a"));
-        let file = nest.around(&path("a/file"));
-        drop(enter(&endings, &mut nest, "a/b"));
-        drop(enter(&endings, &mut nest, "a/b/c"));
-        // A name that only begins alike is not in the folder.
-        drop(enter(&endings, &mut nest, "a/bc"));
-        assert_eq!(due(&mut endings), ["a/b/c", "a/b"]);
-        drop(enter(&endings, &mut nest, "d"));
-        assert_eq!(due(&mut endings), ["a/bc"], "a file of a is under way");
-        drop(file);
-        assert_eq!(due(&mut endings), ["a"]);
-        assert!(endings.is_idle());
-        drop(nest);
-        assert_eq!(due(&mut endings), ["d", ""]);
-    }
 }

@@ -1,24 +1,24 @@
 //! Downloads: opens files as there is room, hands chunks to workers with the
 //! places they go to, and commits what is whole in batches.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::Mark;
 use crate::engine::fd_budget::Taken;
+use crate::engine::jobs::Jobs;
 use crate::engine::largest_first::LargestFirst;
-use crate::engine::ledger::Item;
-use crate::engine::worker::{Command, Landing};
+use crate::engine::receive::Landing;
+use crate::engine::worker::Command;
 use crate::local_io::delta_source::Basis;
 use crate::local_io::download_file::Sink;
 use crate::local_io::endpoint::Goal;
-use crate::model::copy_policy::Task;
+use crate::local_io::waker::Waker;
 use crate::model::report::FileDone;
-use crate::session::Event;
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::Mark;
+use crate::transfer::id_translation::IdTranslation;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use verbatim_files::{Folder, Over, Rules, Target};
-use verbatim_proto::message::{ClientMessage, FileId};
+use verbatim_proto::message::{FileId, Piece};
 use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{ClientEffect, Fetch, Have, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
@@ -46,7 +46,7 @@ pub struct Download {
     pub basis: Option<Basis>,
 }
 
-#[derive(Default)]
+/// The files that are fetched.
 pub(crate) struct Downloads {
     queue: LargestFirst<(Mark, Download)>,
     /// Those whose remains of an earlier run are looked for, and where they come from.
@@ -55,7 +55,16 @@ pub(crate) struct Downloads {
     whole: Vec<Whole>,
     commits: usize,
     /// Verified, and not yet all through its pipe.
-    pub piped: Option<(FileId, Digest)>,
+    piped: Option<(FileId, Digest)>,
+    jobs: Jobs<Answer>,
+}
+
+/// What jobs of downloads answer.
+enum Answer {
+    /// What an earlier run left of a file.
+    Resumed(FileId, Option<Box<Have>>),
+    Zeroed(Zero, Result<Vec<Digest>, Fault>),
+    Landed(Landed),
 }
 
 struct File {
@@ -75,9 +84,21 @@ struct Whole {
 }
 
 /// What became of a batch of such files, and what of their metadata was not kept.
-pub(crate) type Landed = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
+type Landed = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
 
 impl Downloads {
+    pub fn new(waker: &Waker) -> Self {
+        Self {
+            queue: LargestFirst::default(),
+            resuming: HashMap::new(),
+            files: FileMap::default(),
+            whole: Vec::new(),
+            commits: 0,
+            piped: None,
+            jobs: Jobs::new(waker),
+        }
+    }
+
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.files.is_empty() && self.resuming.is_empty()
     }
@@ -100,12 +121,6 @@ impl Downloads {
         self.files.extend(left);
     }
 
-    /// What is left of a file was found, by a session that is over.
-    pub fn resumed_late(&mut self, id: FileId) {
-        let file = self.resuming.remove(&id).map(|(_, file)| (id, file));
-        self.files.extend(file);
-    }
-
     /// Counts a pipe as begun.
     pub fn begin(&mut self, id: FileId, mark: Mark, label: String, goal: Goal, size: u64) {
         self.files.insert(id, File { mark, label, goal, size, _taken: None });
@@ -114,201 +129,243 @@ impl Downloads {
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
-}
 
-impl Core {
-    pub(crate) fn queue_download(&mut self, mark: Mark, download: Download) {
-        self.progress.files_known += 1;
-        self.progress.expect(download.size);
-        self.downloads.queue.push(download.size, (mark, download));
+    pub fn add(&mut self, engine: &mut Engine, mark: Mark, download: Download) {
+        engine.outcomes().expect(download.size);
+        self.queue.push(download.size, (mark, download));
     }
 
-    pub(crate) fn pump_downloads(&mut self) {
+    pub fn pump(&mut self, engine: &mut Engine) {
         // Nobody would hear of what a session opens that is over.
-        if self.broken.is_some() {
+        if engine.broken().is_some() {
             return;
         }
         // A file holds descriptors until it is durable; a slow disk slows down what is opened.
-        while self.read.room() > self.downloads.resuming.len()
-            && self.descriptors.taken() < self.open_max
-        {
-            let Some((mark, download)) = self.downloads.queue.pop() else { return };
-            let id = self.file();
+        while engine.read().room() > self.resuming.len() && engine.fds().has_room() {
+            let Some((mark, download)) = self.queue.pop() else { return };
+            let id = engine.file();
             let Download { remote, folder, local, .. } = download;
-            let sink = Sink::new(folder, local, self.server, remote.clone());
+            let sink = Sink::new(folder, local, engine.server(), remote.clone());
             let has_basis = download.basis.is_some();
             if let Some(basis) = &download.basis {
                 sink.compare_with(basis);
             }
-            let taken = self.descriptors.take(download.size, has_basis);
+            let taken = engine.fds().take(download.size, has_basis);
             let (label, goal, size) = (download.label, Goal::File(sink.clone()), download.size);
             let file = File { mark, label, goal, size, _taken: Some(taken) };
             if Sink::may_resume(size) {
-                self.downloads.resuming.insert(id, (remote, file));
+                self.resuming.insert(id, (remote, file));
                 // After another boot all that is left is hashed, which takes as long as it takes.
-                let stats = self.stats.clone();
-                self.job(move || Event::Resumed(id, sink.resume(&stats.rehashed).map(Box::new)));
+                let stats = engine.stats().clone();
+                self.jobs
+                    .run(move || Answer::Resumed(id, sink.resume(&stats.rehashed).map(Box::new)));
             } else {
-                self.open_download(id, remote, file, None);
+                self.open(engine, id, remote, file, None);
             }
         }
     }
 
     /// It is known what an earlier run left of a file.
-    pub(crate) fn resumed(&mut self, id: FileId, have: Option<Have>) {
-        let Some((remote, file)) = self.downloads.resuming.remove(&id) else { return };
-        self.open_download(id, remote, file, have);
+    fn resumed(&mut self, engine: &mut Engine, id: FileId, have: Option<Have>) {
+        let Some((remote, file)) = self.resuming.remove(&id) else { return };
+        self.open(engine, id, remote, file, have);
     }
 
-    fn open_download(&mut self, id: FileId, remote: WirePath, file: File, have: Option<Have>) {
-        self.read.open(id, remote, have, self.now());
-        self.downloads.files.insert(id, file);
+    fn open(
+        &mut self,
+        engine: &mut Engine,
+        id: FileId,
+        remote: WirePath,
+        file: File,
+        have: Option<Have>,
+    ) {
+        let now = engine.now();
+        engine.read().open(id, remote, have, now);
+        self.files.insert(id, file);
     }
 
-    pub(crate) fn read_effect(&mut self, effect: ClientEffect) {
-        if self.serving.is_some() {
-            return self.part_effect(effect);
-        }
-        if self.rules.task == Task::Verify {
-            return self.compare_effect(effect);
-        }
+    /// Does what the machine that reads asks.
+    pub fn effect(&mut self, engine: &mut Engine, ids: &IdTranslation, effect: ClientEffect) {
         match effect {
-            ClientEffect::Send(request) => {
-                self.sending.push_back(ClientMessage::Read(request));
-            }
             ClientEffect::Opened { file: id, mut info, had } => {
-                if self.options.preserve {
+                if engine.options().preserve {
                     // Nobody else's business until it has all of its metadata.
                     info.mode &= 0o700;
                 }
-                let file = self.downloads.files.get_mut(&id).expect("opened files are known");
-                self.progress.bytes_known = self.progress.bytes_known.saturating_sub(file.size);
-                self.progress.expect(info.size);
+                let file = self.files.get_mut(&id).expect("opened files are known");
+                engine.outcomes().expect_instead(file.size, info.size);
                 file.size = info.size;
                 if let Err(fault) = file.goal.opened(info) {
                     // What an earlier run left is as good as it was.
                     file.goal.leave();
-                    self.read.fail(id, fault);
+                    engine.read().fail(id, fault);
                 } else if had > 0 {
                     let (item, label) = (file.mark.item, file.label.clone());
-                    self.found(item, &label, had);
+                    engine.outcomes().found(item, &label, had);
                 }
             }
-            ClientEffect::Fetch(fetch) => self.fetch(fetch),
-            ClientEffect::Zero(zero) => self.zero(zero),
-            ClientEffect::DropLink { link } => self.tell(link, Command::Drop(link)),
-            ClientEffect::Restart { file } => self.downloads.files[&file].goal.forget(),
+            ClientEffect::Fetch(fetch) => self.fetch(engine, fetch),
+            ClientEffect::Zero(zero) => self.zero(engine, zero),
+            ClientEffect::Restart { file } => self.files[&file].goal.forget(),
             ClientEffect::Finished { file: id, root, meta } => {
                 let root = root.expect("whole files have one");
-                let meta = self.owners.translated(meta);
-                let File { goal, size, .. } = &self.downloads.files[&id];
+                let meta = ids.translated(meta);
+                let File { goal, size, .. } = &self.files[&id];
                 match (goal.clone(), *size) {
                     (Goal::File(sink), _) => {
-                        self.downloads.whole.push(Whole { id, root, sink, meta });
+                        self.whole.push(Whole { id, root, sink, meta });
                     }
-                    (Goal::Pipe(tap), size) => self.pipe_whole(id, root, &tap, size),
+                    // The pipe may end when it has taken all.
+                    (Goal::Pipe(tap), size) => {
+                        self.piped = Some((id, root));
+                        tap.end_at(size);
+                    }
                     // Parts are not downloads.
                     (Goal::Part(_), _) => {}
                 }
             }
-            ClientEffect::Failed { file, fault } => self.download_failed(file, fault),
-            ClientEffect::Broken(fault) => self.broke(fault),
+            ClientEffect::Failed { file, fault } => self.failed(engine, file, fault),
+            // The engine has done these.
+            ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
 
-    fn fetch(&mut self, fetch: Fetch) {
-        let landing = |piece: &verbatim_proto::message::Piece| {
-            let file = &self.downloads.files[&piece.file];
+    fn fetch(&self, engine: &mut Engine, fetch: Fetch) {
+        let landing = |piece: &Piece| {
+            let file = &self.files[&piece.file];
             Landing { goal: file.goal.clone(), size: file.size }
         };
         let landings = fetch.chunk.pieces.iter().map(landing).collect();
         let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
-        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+        engine.tell_paced(link, bytes, Command::Fetch(fetch, landings));
     }
 
-    fn zero(&mut self, zero: Zero) {
-        let file = &self.downloads.files[&zero.file];
-        let (goal, size, stats) = (file.goal.clone(), file.size, self.stats.clone());
-        self.job(move || {
+    fn zero(&self, engine: &mut Engine, zero: Zero) {
+        let file = &self.files[&zero.file];
+        let (goal, size, stats) = (file.goal.clone(), file.size, engine.stats().clone());
+        self.jobs.run(move || {
             let begin = Instant::now();
             // The target must not outlive the answer: a restart removes it.
             let answer = goal.zero(zero.extent, size);
             if answer.is_ok() {
                 stats.zeroed(zero.extent.len, begin.elapsed());
             }
-            Event::Zeroed(zero, answer)
+            Answer::Zeroed(zero, answer)
         });
     }
 
-    pub(crate) fn download_failed(&mut self, id: FileId, fault: Fault) {
-        if let Some(file) = self.downloads.files.remove(&id) {
+    fn failed(&mut self, engine: &mut Engine, id: FileId, fault: Fault) {
+        if let Some(file) = self.files.remove(&id) {
             // What is verified of it stays so, unless it is not worth going on with.
             let lasts = !matches!(file.goal, Goal::Pipe(_)) && fault.code != Code::Changed;
             match fault.class() {
                 Class::Retry if lasts => file.goal.leave(),
                 _ => file.goal.forget(),
             }
-            self.failed(file.mark.item, file.label, file.goal.explain(fault));
+            engine.outcomes().failed(file.mark.item, file.label, file.goal.explain(fault));
         }
     }
 
     /// Makes whole files durable under their names, in batches.
-    pub(crate) fn commit_landed(&mut self) {
-        while !self.downloads.whole.is_empty() && self.downloads.commits < COMMITS_MAX {
-            let count = self.downloads.whole.len().min(BATCH_FILES_MAX);
-            let batch: Vec<_> = self.downloads.whole.drain(..count).collect();
-            self.downloads.commits += 1;
-            let over = self.rules.over();
-            self.job(move || Event::Landed(commit(over, batch)));
+    pub fn commit_landed(&mut self, engine: &mut Engine) {
+        while !self.whole.is_empty() && self.commits < COMMITS_MAX {
+            let count = self.whole.len().min(BATCH_FILES_MAX);
+            let batch: Vec<_> = self.whole.drain(..count).collect();
+            self.commits += 1;
+            let over = engine.rules().over();
+            self.jobs.run(move || Answer::Landed(commit(over, batch)));
         }
     }
 
-    pub(crate) fn landed(&mut self, (answers, dropped): Landed) {
-        self.downloads.commits -= 1;
-        self.ledger.summary.dropped += dropped;
+    fn landed(&mut self, engine: &mut Engine, (answers, dropped): Landed) {
+        self.commits -= 1;
+        engine.outcomes().ledger().summary.dropped += dropped;
         for (id, root, answer) in answers {
             match answer {
                 Err(fault) if fault.code == Code::Exists => {
-                    if let Some(file) = self.downloads.files.remove(&id) {
+                    if let Some(file) = self.files.remove(&id) {
                         file.goal.forget();
-                        self.not_placed(file.mark.item, file.label, fault);
+                        engine.outcomes().not_placed(file.mark.item, file.label, fault);
                     }
                 }
-                Err(fault) => self.download_failed(id, fault),
-                Ok(()) => self.download_done(id, root),
+                Err(fault) => self.failed(engine, id, fault),
+                Ok(()) => self.done(engine, id, root),
             }
         }
     }
 
     /// A file is where it goes.
-    pub(crate) fn download_done(&mut self, id: FileId, digest: Digest) {
-        let Some(file) = self.downloads.files.remove(&id) else { return };
+    fn done(&mut self, engine: &mut Engine, id: FileId, digest: Digest) {
+        let Some(file) = self.files.remove(&id) else { return };
         let File { mark, label: path, goal, size: bytes, .. } = file;
-        self.done(mark.item, bytes, || FileDone { path, local: goal.shown(), bytes, digest });
+        engine.outcomes().done(mark.item, bytes, || FileDone {
+            path,
+            local: goal.shown(),
+            bytes,
+            digest,
+        });
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine) {
+        while let Some(answer) = self.jobs.next() {
+            match answer {
+                Answer::Resumed(id, have) => self.resumed(engine, id, have.map(|have| *have)),
+                Answer::Zeroed(zero, answer) => {
+                    let now = engine.now();
+                    engine.read().zeroed(zero, answer, now);
+                }
+                Answer::Landed(landed) => self.landed(engine, landed),
+            }
+        }
+    }
+
+    /// The same in a session that is over: files that are all here get their names. Whether what
+    /// an earlier run left of a file was found, which the next session finds at once.
+    pub fn take_last_answers(&mut self, engine: &mut Engine) -> bool {
+        let mut resumed = false;
+        while let Some(answer) = self.jobs.next() {
+            match answer {
+                Answer::Resumed(id, _) => {
+                    resumed = true;
+                    let file = self.resuming.remove(&id).map(|(_, file)| (id, file));
+                    self.files.extend(file);
+                }
+                Answer::Landed(landed) => self.landed(engine, landed),
+                Answer::Zeroed(..) => {}
+            }
+        }
+        resumed
+    }
+
+    /// A pipe has taken all of its file.
+    pub fn pipe_ended(&mut self, engine: &mut Engine, id: FileId) {
+        if let Some((_, digest)) = self.piped.take_if(|(piped, _)| *piped == id) {
+            self.done(engine, id, digest);
+        }
+    }
+
+    /// A pipe can be written no more. True where all of its file had come.
+    pub fn pipe_failed(&mut self, engine: &mut Engine, id: FileId, fault: &Fault) -> bool {
+        let came = self.piped.take_if(|(piped, _)| *piped == id).is_some();
+        if came {
+            self.failed(engine, id, fault.clone());
+        }
+        came
     }
 
     /// Lets go of all files; what lasts of them is there for the next session.
-    pub(crate) fn leave_downloads(&mut self) {
-        let downloads = std::mem::take(&mut self.downloads);
-        let resuming = downloads.resuming.into_values().map(|(_, file)| file);
-        for file in downloads.files.into_values().chain(resuming) {
+    pub fn leave(&mut self, engine: &mut Engine) {
+        let ledger = engine.outcomes().ledger();
+        let resuming = self.resuming.drain().map(|(_, (_, file))| file);
+        for file in std::mem::take(&mut self.files).into_values().chain(resuming) {
             file.goal.leave();
-            self.ledger.leave(file.mark.item, file.label, true);
+            ledger.leave(file.mark.item, file.label, true);
         }
-        for (mark, download) in downloads.queue.into_items() {
-            self.ledger.leave(mark.item, download.label, false);
+        for (mark, download) in std::mem::take(&mut self.queue).into_items() {
+            ledger.leave(mark.item, download.label, false);
         }
-    }
-
-    /// Tells and counts what was in place when a file was begun; as of an earlier run only if no
-    /// earlier session of this one had begun it.
-    pub(crate) fn found(&mut self, item: Item, path: &str, bytes: u64) {
-        tracing::info!(path, bytes, "copy resumed");
-        self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.found_bytes += bytes;
-        if !self.ledger.was_begun(item) {
-            self.ledger.summary.resumed_bytes += bytes;
-        }
+        (self.whole, self.piped) = (Vec::new(), None);
     }
 }
 

@@ -1,14 +1,16 @@
-//! Local trees on their way up: walked a page at a time on the blocking pool,
-//! one tree at a time, while what was found before is sent. What a page holds
-//! is offered to `choices`; folders are finished by `endings`.
+//! Local trees on their way to the server: walked a page at a time on the blocking pool, one tree
+//! at a time, while what was found before is sent. What a page holds is offered to `select`.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::{Mark, Nest, Place};
+use crate::engine::jobs::Jobs;
+use crate::engine::label::label_of;
 use crate::engine::ledger::Item;
+use crate::local_io::waker::Waker;
 use crate::model::copy_policy::Rules;
 use crate::model::report::SkipReason;
-use crate::session::Event;
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::{Mark, Nest, Place};
-use crate::transfer::remote_scan::{QUEUE_LOW, label_of};
+use crate::transfer::dir_metadata::DirMetadata;
+use crate::transfer::remote_scan::QUEUE_LOW;
 use crate::transfer::select::Offer;
 use crate::transfer::upload::{Upload, UploadSource};
 use std::collections::VecDeque;
@@ -45,130 +47,139 @@ struct Walking {
 }
 
 /// The local trees of a session.
-#[derive(Default)]
-pub(crate) struct Walks {
+pub(crate) struct LocalWalks {
     /// Those whose walk rests between two pages, or has not begun.
     resting: VecDeque<Walking>,
     /// The one a job walks just now.
     walked: Option<Numbered>,
+    jobs: Jobs<LocalPage>,
 }
 
 /// What a walk found.
-pub(crate) struct LocalPage {
+struct LocalPage {
     walking: Walking,
     entries: Vec<Entry>,
     faults: Vec<(WirePath, Fault)>,
 }
 
-impl Walks {
+impl LocalWalks {
+    pub fn new(waker: &Waker) -> Self {
+        Self { resting: VecDeque::new(), walked: None, jobs: Jobs::new(waker) }
+    }
+
     pub fn is_idle(&self) -> bool {
         self.resting.is_empty() && self.walked.is_none()
     }
 
-    /// The numbers and labels of trees that are not walked to their end.
-    pub fn into_labels(self) -> impl Iterator<Item = (u32, String)> {
-        let trees = self.resting.into_iter().map(|walking| walking.of).chain(self.walked);
-        trees.map(|Numbered { number, tree }| (number, tree.label.clone()))
-    }
-}
-
-impl Core {
-    pub(crate) fn add_local_tree(&mut self, number: u32, tree: LocalTree) {
+    /// Adds a tree, whose root is offered at once.
+    pub fn add(&mut self, engine: &Engine, number: u32, tree: LocalTree) -> Offer {
         let mark = Mark::alone(Item::new(number, &WirePath::root()));
-        let entry = self.new_folder(tree.remote.clone(), 0o755);
-        self.offer(vec![Offer::Entry { mark, entry, mtime_ns: 0, label: tree.label.clone() }]);
+        let entry = new_folder(engine, tree.remote.clone(), 0o755);
+        let label = tree.label.clone();
         let of = Numbered { number, tree: Arc::new(tree) };
-        self.trees.walks.resting.push_back(Walking { of, walk: None, nest: Nest::default() });
+        self.resting.push_back(Walking { of, walk: None, nest: Nest::default() });
+        Offer::Entry { mark, entry, mtime_ns: 0, label }
     }
 
-    /// A folder for the server to make. One that is to keep its metadata gets it last, and is
-    /// nobody else's business until then.
-    fn new_folder(&self, path: WirePath, mode: u32) -> NewEntry {
-        let (unfinished, force) = (self.options.preserve, self.rules.force);
-        let mode = if unfinished { 0o700 } else { mode };
-        NewEntry { path, kind: EntryKind::Folder, force, mode, meta: None, unfinished }
-    }
-
-    /// Walks on while little is left to do.
-    pub(crate) fn pump_walks(&mut self) {
-        let queued = self.uploads.queued() + self.compares.queued() + self.choices.queued();
-        let queued = queued + self.trees.endings.queued() + self.waiting_for_folders();
+    /// Walks on while little is queued.
+    pub fn pump(&mut self, engine: &Engine, queued: usize) {
         if queued < QUEUE_LOW
-            && self.trees.walks.walked.is_none()
-            && self.can_make()
-            && let Some(walking) = self.trees.walks.resting.pop_front()
+            && self.walked.is_none()
+            && let Some(walking) = self.resting.pop_front()
         {
-            self.trees.walks.walked = Some(walking.of.clone());
-            let (rules, describe) = (self.rules.clone(), self.options.preserve);
-            self.job(move || Event::LocalPage(walk_page(walking, &rules, describe)));
+            self.walked = Some(walking.of.clone());
+            let (rules, describe) = (engine.rules().clone(), engine.options().preserve);
+            self.jobs.run(move || walk_page(walking, &rules, describe));
         }
     }
 
-    pub(crate) fn local_page(&mut self, page: LocalPage) {
-        self.trees.walks.walked = None;
+    /// The offers of the page that a job walked, if it is there.
+    pub fn next_offers(&mut self, engine: &mut Engine, dirs: &DirMetadata) -> Option<Vec<Offer>> {
+        let page = self.jobs.next()?;
+        self.walked = None;
         let LocalPage { mut walking, entries, faults } = page;
         let Numbered { number, tree } = walking.of.clone();
         for (path, fault) in faults {
-            self.failed(Item::new(number, &path), label_of(&tree.label, &path), fault);
+            engine.outcomes().failed(Item::new(number, &path), label_of(&tree.label, &path), fault);
         }
         let mut offers = Vec::new();
         for entry in entries {
             let label = label_of(&tree.label, &entry.path);
             match tree.remote.join(&entry.path).checked() {
-                Ok(remote) => offers.extend(self.local_entry(&mut walking, entry, remote, label)),
-                Err(fault) => self.failed(Item::new(number, &entry.path), label, fault),
+                Ok(remote) => {
+                    offers.extend(offer_of(engine, dirs, &mut walking, entry, remote, label));
+                }
+                Err(fault) => {
+                    engine.outcomes().failed(Item::new(number, &entry.path), label, fault)
+                }
             }
         }
-        self.offer(offers);
         if walking.walk.is_some() {
-            self.trees.walks.resting.push_back(walking);
+            self.resting.push_back(walking);
         } else {
-            self.ledger.looked_at(number);
+            engine.outcomes().ledger().looked_at(number);
         }
+        Some(offers)
     }
 
-    /// What there is to send of an entry.
-    fn local_entry(
-        &mut self,
-        walking: &mut Walking,
-        entry: Entry,
-        remote: WirePath,
-        label: String,
-    ) -> Option<Offer> {
-        let Walking { of: Numbered { number, tree }, nest, .. } = walking;
-        let item = Item::new(*number, &entry.path);
-        let mark = Mark { item, within: nest.around(&entry.path) };
-        let mtime_ns = entry.mtime_ns;
-        match entry.kind {
-            EntryKind::File => {
-                let source = UploadSource::Below(tree.folder.clone(), entry.path);
-                let upload =
-                    Upload { source, remote, size: entry.size, mtime_ns, label, basis: None };
-                Some(Offer::File(mark, upload))
+    /// Lets go of trees that are not walked to their end.
+    pub fn leave(&mut self, engine: &mut Engine) {
+        let resting = self.resting.drain(..).map(|walking| walking.of);
+        for Numbered { number, tree } in resting.chain(self.walked.take()) {
+            engine.outcomes().ledger().leave(Item::rest(number), tree.label.clone(), false);
+        }
+    }
+}
+
+/// A folder for the server to make. One that is to keep its metadata gets it last, and is private
+/// until then.
+fn new_folder(engine: &Engine, path: WirePath, mode: u32) -> NewEntry {
+    let (unfinished, force) = (engine.options().preserve, engine.rules().force);
+    let mode = if unfinished { 0o700 } else { mode };
+    NewEntry { path, kind: EntryKind::Folder, force, mode, meta: None, unfinished }
+}
+
+/// What there is to send of an entry.
+fn offer_of(
+    engine: &mut Engine,
+    dirs: &DirMetadata,
+    walking: &mut Walking,
+    entry: Entry,
+    remote: WirePath,
+    label: String,
+) -> Option<Offer> {
+    let Walking { of: Numbered { number, tree }, nest, .. } = walking;
+    let item = Item::new(*number, &entry.path);
+    let mark = Mark { item, within: nest.around(&entry.path) };
+    let mtime_ns = entry.mtime_ns;
+    match entry.kind {
+        EntryKind::File => {
+            let source = UploadSource::Below(tree.folder.clone(), entry.path);
+            let upload = Upload { source, remote, size: entry.size, mtime_ns, label, basis: None };
+            Some(Offer::File(mark, upload))
+        }
+        EntryKind::Special => {
+            engine.outcomes().skipped(item, label, SkipReason::Special);
+            None
+        }
+        EntryKind::Symlink { .. } => {
+            let Entry { kind, mode, meta, .. } = entry;
+            let (force, unfinished) = (engine.rules().force, false);
+            let entry = NewEntry { path: remote, kind, force, mode, meta, unfinished };
+            Some(Offer::Entry { mark, entry, mtime_ns, label })
+        }
+        EntryKind::Folder => {
+            let new = new_folder(engine, remote.clone(), entry.mode);
+            // The root was offered before the walk began.
+            let is_root = entry.path.is_root();
+            if let Some(meta) = entry.meta {
+                let place = Place::Remote(remote);
+                let ending = dirs.plan(place, mark, label.clone(), *meta);
+                nest.enter(entry.path, ending);
             }
-            EntryKind::Special => {
-                self.skipped(item, label, SkipReason::Special);
-                None
-            }
-            EntryKind::Symlink { .. } => {
-                let Entry { kind, mode, meta, .. } = entry;
-                let (force, unfinished) = (self.rules.force, false);
-                let entry = NewEntry { path: remote, kind, force, mode, meta, unfinished };
-                Some(Offer::Entry { mark, entry, mtime_ns, label })
-            }
-            EntryKind::Folder => {
-                let new = self.new_folder(remote.clone(), entry.mode);
-                // The root was offered before the walk began.
-                let is_root = entry.path.is_root();
-                if let Some(meta) = entry.meta {
-                    let place = Place::Remote(remote);
-                    let ending = self.trees.endings.plan(place, mark, label.clone(), *meta);
-                    nest.enter(entry.path, ending);
-                }
-                // It holds nothing up: the server makes it before it hears of its end.
-                let mark = Mark::alone(item);
-                (!is_root).then_some(Offer::Entry { mark, entry: new, mtime_ns, label })
-            }
+            // It holds nothing up: the server makes it before it hears of its end.
+            let mark = Mark::alone(item);
+            (!is_root).then_some(Offer::Entry { mark, entry: new, mtime_ns, label })
         }
     }
 }

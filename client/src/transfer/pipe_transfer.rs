@@ -1,18 +1,20 @@
-//! Copies through pipes: a stream from standard input, a file to standard
-//! output. The machines see a file that grows, or one that is read in order;
-//! what the pipe does comes as events.
+//! Copies through pipes: a stream from standard input, a file to standard output. The machines see
+//! a file that grows, or one that is read in order; pipes report what they read and wrote.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::Mark;
 use crate::local_io::endpoint::{Goal, Origin};
-use crate::local_io::pipe::PipeEvent;
+use crate::local_io::pipe::{PipeEvent, PipeSender};
 use crate::local_io::stdin_source::Inlet;
-use crate::local_io::stdout_sink::{Outlet, Tap};
-use crate::session::Work;
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::Mark;
+use crate::local_io::stdout_sink::Outlet;
+use crate::local_io::waker::Waker;
+use crate::transfer::download::Downloads;
+use crate::transfer::upload::Uploads;
 use std::sync::Arc;
 use std::time::SystemTime;
+use tokio::sync::mpsc;
+use verbatim_proto::WirePath;
 use verbatim_proto::message::{FileId, FileInfo};
-use verbatim_proto::{Digest, Fault, WirePath};
 
 /// A file to write to standard output.
 #[derive(Clone)]
@@ -34,23 +36,8 @@ pub struct FromPipe {
     pub remote: WirePath,
 }
 
-impl Work {
-    /// Whether another session could go on with it: what came out of a pipe is gone.
-    pub(crate) fn can_go_on(&self) -> bool {
-        match self {
-            Self::ToPipe(work) => work.outlet.can_go_on(),
-            Self::FromPipe(_) => false,
-            _ => true,
-        }
-    }
-
-    /// No session will go on with it, for this reason; returns what that means to people.
-    pub(crate) fn give_up(&self, fault: Fault) -> Fault {
-        let Self::ToPipe(work) = self else { return fault };
-        work.outlet.close();
-        work.outlet.explain(fault)
-    }
-}
+/// Pipe events that may wait for a session; a pipe whose events do not fit waits.
+const PIPE_EVENTS_MAX: usize = 16 << 10;
 
 /// How people are told of standard input.
 const STDIN_LABEL: &str = "standard input";
@@ -58,77 +45,80 @@ const STDIN_LABEL: &str = "standard input";
 /// The permission bits of a file that comes out of a pipe, before the server's umask.
 const PIPE_MODE: u32 = 0o666;
 
-impl Core {
-    pub(crate) fn add_to_pipe(&mut self, mark: Mark, work: ToPipe) {
-        if self.ledger.is_over(mark.item) {
-            return;
-        }
-        let (id, now) = (self.file(), self.now());
-        self.progress.files_known += 1;
-        self.progress.expect(work.size);
-        let (tap, begun) = work.outlet.tap(id, self.events.clone());
-        self.read.open_ordered(id, work.remote, begun, now);
-        if let Some(fault) = tap.failure() {
-            self.read.fail(id, fault);
-        }
-        self.downloads.begin(id, mark, work.label, Goal::Pipe(tap), work.size);
+/// The pipes of a session, and their events.
+pub(crate) struct Pipes {
+    sender: PipeSender,
+    events: mpsc::Receiver<(FileId, PipeEvent)>,
+}
+
+impl Pipes {
+    pub fn new(waker: &Waker) -> Self {
+        let (sender, events) = PipeSender::new(PIPE_EVENTS_MAX, waker);
+        Self { sender, events }
     }
 
-    pub(crate) fn add_from_pipe(&mut self, mark: Mark, work: FromPipe) {
-        let (id, now) = (self.file(), self.now());
-        self.progress.files_known += 1;
+    pub fn add_to_pipe(
+        &mut self,
+        engine: &mut Engine,
+        downloads: &mut Downloads,
+        mark: Mark,
+        work: ToPipe,
+    ) {
+        if engine.outcomes().ledger().is_over(mark.item) {
+            return;
+        }
+        let (id, now) = (engine.file(), engine.now());
+        engine.outcomes().expect(work.size);
+        let (tap, begun) = work.outlet.tap(id, self.sender.clone());
+        engine.read().open_ordered(id, work.remote, begun, now);
+        if let Some(fault) = tap.failure() {
+            engine.read().fail(id, fault);
+        }
+        downloads.begin(id, mark, work.label, Goal::Pipe(tap), work.size);
+    }
+
+    pub fn add_from_pipe(
+        &mut self,
+        engine: &mut Engine,
+        uploads: &mut Uploads,
+        mark: Mark,
+        work: FromPipe,
+    ) {
+        let (id, now) = (engine.file(), engine.now());
+        engine.outcomes().expect(0);
         let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mtime_ns = age.map_or(0, |age| age.as_nanos() as i64);
         let info = FileInfo { size: 0, mode: PIPE_MODE, mtime_ns, allocated: 0, version: None };
-        self.write.create_stream(id, work.remote, info, now);
-        let chunk_bytes = self.options.connect.chunk_bytes as usize;
-        let inlet = Inlet::of_stdin(id, chunk_bytes, self.events.clone());
-        self.uploads.begin(id, mark, STDIN_LABEL, Origin::Pipe(inlet));
+        engine.write().create_stream(id, work.remote, info, now);
+        let chunk_bytes = engine.options().connect.chunk_bytes as usize;
+        let inlet = Inlet::of_stdin(id, chunk_bytes, self.sender.clone());
+        uploads.begin(id, mark, STDIN_LABEL, Origin::Pipe(inlet));
     }
 
-    pub(crate) fn pipe_event(&mut self, id: FileId, event: PipeEvent) {
-        let now = self.now();
-        match event {
-            PipeEvent::Read { extent, size } => {
-                self.progress.expect(extent.len);
-                if let Some(size) = size {
-                    self.write.ended(id, size, now);
+    /// Takes the events of pipes.
+    pub fn take_events(&mut self, engine: &mut Engine, downloads: &mut Downloads) {
+        while let Ok((id, event)) = self.events.try_recv() {
+            let now = engine.now();
+            match event {
+                PipeEvent::Read { extent, size } => {
+                    engine.outcomes().expect_more(extent.len);
+                    if let Some(size) = size {
+                        engine.write().ended(id, size, now);
+                    }
+                    if extent.len > 0 {
+                        engine.write().grew(id, extent, now);
+                    }
                 }
-                if extent.len > 0 {
-                    self.write.grew(id, extent, now);
+                PipeEvent::Written(offset) => engine.read().taken(offset, now),
+                PipeEvent::Ended => downloads.pipe_ended(engine, id),
+                PipeEvent::Failed(fault) => {
+                    // Where all of it came, not all of it could be written.
+                    if !downloads.pipe_failed(engine, id, &fault) {
+                        engine.read().fail(id, fault.clone());
+                        engine.write().fail(id, fault);
+                    }
                 }
             }
-            PipeEvent::Written(offset) => self.read.taken(offset, now),
-            PipeEvent::Ended => self.pipe_ended(id),
-            PipeEvent::Failed(fault) => match self.downloads.piped {
-                // All of it came, and not all of it could be written.
-                Some((piped, _)) if piped == id => {
-                    self.downloads.piped = None;
-                    self.download_failed(id, fault);
-                }
-                _ => {
-                    self.read.fail(id, fault.clone());
-                    self.write.fail(id, fault);
-                }
-            },
         }
-    }
-
-    /// All of a file is verified: the pipe may end when it has taken all.
-    pub(crate) fn pipe_whole(&mut self, id: FileId, root: Digest, tap: &Tap, size: u64) {
-        self.downloads.piped = Some((id, root));
-        tap.end_at(size);
-    }
-
-    fn pipe_ended(&mut self, id: FileId) {
-        let Some((_, digest)) = self.downloads.piped.take_if(|(piped, _)| *piped == id) else {
-            return;
-        };
-        self.download_done(id, digest);
-    }
-
-    /// Whether standard input has not ended, so that the size of the work is not known.
-    pub(crate) fn is_streaming(&self) -> bool {
-        self.uploads.is_streaming()
     }
 }

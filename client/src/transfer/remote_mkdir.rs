@@ -2,10 +2,11 @@
 //! a folder before what is in it, its metadata behind all of it. Files wait for
 //! the last request that could hold their folder.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::Mark;
 use crate::engine::ledger::Item;
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::Mark;
 use crate::transfer::upload::Upload;
+use std::collections::HashMap;
 use verbatim_proto::message::{ClientMessage, NewEntry};
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use verbatim_proto::{Code, Fault};
@@ -17,7 +18,7 @@ const MAKING_MAX: usize = 64;
 pub(crate) type Make = (NewEntry, (Mark, String));
 
 /// Folders and links that the server was asked to make, and the files that wait for them.
-pub(crate) struct Making {
+struct Making {
     /// They hold up their folders until the server has answered.
     labels: Vec<(Mark, String)>,
     files: Vec<(Mark, Upload)>,
@@ -25,61 +26,88 @@ pub(crate) struct Making {
 
 impl Making {
     /// All in it, by name.
-    pub fn into_labels(self) -> impl Iterator<Item = (Item, String)> {
+    fn into_labels(self) -> impl Iterator<Item = (Item, String)> {
         let files = self.files.into_iter().map(|(mark, file)| (mark, file.label));
         self.labels.into_iter().chain(files).map(|(mark, label)| (mark.item, label))
     }
 }
 
-impl Core {
+/// Folders and links that the server makes, and the files that wait for them.
+#[derive(Default)]
+pub(crate) struct RemoteMkdir {
+    asked: HashMap<u32, Making>,
+}
+
+impl RemoteMkdir {
+    pub fn is_idle(&self) -> bool {
+        self.asked.is_empty()
+    }
+
     /// Whether the server may be asked to make more.
-    pub(crate) fn can_make(&self) -> bool {
-        self.trees.making.len() < MAKING_MAX
+    pub fn has_room(&self) -> bool {
+        self.asked.len() < MAKING_MAX
     }
 
     /// Files that wait for what the server makes.
-    pub(crate) fn waiting_for_folders(&self) -> usize {
-        self.trees.making.values().map(|making| making.files.len()).sum()
+    pub fn waiting(&self) -> usize {
+        self.asked.values().map(|making| making.files.len()).sum()
     }
 
     /// Has entries made, and then the files added. The server makes them in order, so files
-    /// wait for the last request that could hold their folder.
-    pub(crate) fn make(&mut self, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
-        if makes.is_empty() && (self.trees.making.is_empty() || files.is_empty()) {
-            return self.queue_uploads(files);
+    /// wait for the last request that could hold their folder; returns those that need not wait.
+    pub fn make(
+        &mut self,
+        engine: &mut Engine,
+        makes: Vec<Make>,
+        files: Vec<(Mark, Upload)>,
+    ) -> Vec<(Mark, Upload)> {
+        if makes.is_empty() && (self.asked.is_empty() || files.is_empty()) {
+            return files;
         }
         let mut requests = cut(makes);
         // An empty request still comes back behind those before it.
         let last = requests.pop().unwrap_or_default();
         for makes in requests {
-            self.request_make(makes, Vec::new());
+            self.request(engine, makes, Vec::new());
         }
-        self.request_make(last, files);
+        self.request(engine, last, files);
+        Vec::new()
     }
 
-    fn request_make(&mut self, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
+    fn request(&mut self, engine: &mut Engine, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
         let (entries, labels) = makes.into_iter().unzip();
-        let request = self.request();
-        self.sending.push_back(ClientMessage::Make { request, entries });
-        self.trees.making.insert(request, Making { labels, files });
+        let request = engine.request();
+        engine.send(ClientMessage::Make { request, entries });
+        self.asked.insert(request, Making { labels, files });
     }
 
-    fn queue_uploads(&mut self, files: Vec<(Mark, Upload)>) {
-        files.into_iter().for_each(|(mark, file)| self.queue_upload(mark, file));
-    }
-
-    pub(crate) fn made(&mut self, request: u32, answers: Vec<Result<(), Fault>>) {
-        let asked = self.trees.making.remove(&request);
+    /// The server answers; returns the files that waited for it.
+    pub fn made(
+        &mut self,
+        engine: &mut Engine,
+        request: u32,
+        answers: Vec<Result<(), Fault>>,
+    ) -> Vec<(Mark, Upload)> {
+        let asked = self.asked.remove(&request);
         let Some(making) = asked.filter(|making| making.labels.len() == answers.len()) else {
-            return self.broke(Fault::new(Code::Protocol, "the server made what nobody asked for"));
+            let text = "the server made what nobody asked for";
+            engine.broke(Fault::new(Code::Protocol, text));
+            return Vec::new();
         };
         for ((mark, label), answer) in making.labels.into_iter().zip(answers) {
             match answer {
-                Ok(()) => self.ledger.made(mark.item),
-                Err(fault) => self.not_placed_there(mark.item, label, fault),
+                Ok(()) => engine.outcomes().ledger().made(mark.item),
+                Err(fault) => engine.outcomes().not_placed_there(mark.item, label, fault),
             }
         }
-        self.queue_uploads(making.files);
+        making.files
+    }
+
+    /// Lets go of all that was asked for.
+    pub fn leave(&mut self, engine: &mut Engine) {
+        for (item, label) in self.asked.drain().flat_map(|(_, making)| making.into_labels()) {
+            engine.outcomes().ledger().leave(item, label, false);
+        }
     }
 }
 

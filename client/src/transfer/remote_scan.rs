@@ -1,19 +1,18 @@
-//! Trees: remote folders are scanned here, and local ones walked in `walking`,
-//! a page at a time, while what was found before is copied. A page is asked for
-//! only when little is left to do, so a tree of any size takes one page of
-//! memory. Folders are made before what is in them, and finished after it by
-//! `endings`.
+//! Remote trees: scanned a page at a time, while what was found before is copied. A page is asked
+//! for only when little is queued, so a tree of any size takes one page of memory. Folders are made
+//! before what is in them, and get their metadata after it.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::{Mark, Nest, Place};
+use crate::engine::label::label_of;
 use crate::engine::ledger::Item;
 use crate::model::copy_policy::Task;
 use crate::model::report::SkipReason;
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::{Endings, Mark, Nest, Place};
+use crate::transfer::Files;
+use crate::transfer::dir_metadata::DirMetadata;
 use crate::transfer::download::Download;
-use crate::transfer::local_walk::Walks;
-use crate::transfer::remote_mkdir::Making;
+use crate::transfer::select_local::{add_download, take_folder, take_link};
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 use verbatim_files::Folder;
@@ -26,6 +25,13 @@ pub(crate) const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
 
 /// Scans at a time; a server lets a session have twice as many.
 pub(crate) const SCANS_MAX: usize = 4;
+
+/// A page of a scan, as the server sends it.
+pub(crate) struct Page {
+    pub entries: Vec<Entry>,
+    pub faults: Vec<(WirePath, Fault)>,
+    pub done: bool,
+}
 
 /// A remote folder to fetch.
 #[derive(Clone)]
@@ -47,192 +53,153 @@ struct Scanning {
     nest: Nest,
 }
 
-type Listed = (Vec<Entry>, Vec<(WirePath, Fault)>, bool);
-
+/// The remote trees of a session.
 #[derive(Default)]
-pub(crate) struct Trees {
+pub(crate) struct RemoteScans {
     remote: HashMap<u32, Scanning>,
     /// Trees whose scan has not begun.
     waiting: VecDeque<(u32, RemoteTree)>,
     /// Scans with more pages to ask for.
     ready: VecDeque<u32>,
-    pub walks: Walks,
-    pub making: HashMap<u32, Making>,
-    pub endings: Endings,
-    listing: Option<u32>,
-    listed: Option<Listed>,
 }
 
-impl Trees {
-    /// Whether nothing is left to find or to make, but perhaps to finish.
-    pub fn is_found(&self) -> bool {
-        let scanned = self.remote.is_empty() && self.waiting.is_empty();
-        scanned && self.walks.is_idle() && self.making.is_empty()
+impl RemoteScans {
+    pub fn is_idle(&self) -> bool {
+        self.remote.is_empty() && self.waiting.is_empty()
     }
 
-    pub fn is_idle(&mut self) -> bool {
-        self.is_found() && self.endings.is_idle()
-    }
-
-    /// Whether the server was asked for a page, or to make something, and has not answered.
+    /// Whether the server was asked for a page and has not answered.
     pub fn awaits(&self) -> bool {
-        self.remote.len() > self.ready.len() || !self.making.is_empty()
+        self.remote.len() > self.ready.len()
     }
 
-    /// The next scan is only listed.
-    pub fn list(&mut self, request: u32) {
-        self.listing = Some(request);
+    pub fn add(&mut self, number: u32, tree: RemoteTree) {
+        self.waiting.push_back((number, tree));
     }
 
-    /// A page of it; the last one ends it.
-    pub fn listed(&mut self) -> Option<Listed> {
-        let page = self.listed.take()?;
-        self.listing.take_if(|_| page.2);
-        Some(page)
-    }
-}
-
-impl Core {
-    pub(crate) fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
-        self.trees.waiting.push_back((number, tree));
-    }
-
-    fn begin_scan(&mut self, number: u32, mut tree: RemoteTree) {
+    fn begin_scan(&mut self, engine: &mut Engine, number: u32, mut tree: RemoteTree) {
         let item = Item::new(number, &WirePath::root());
-        let made = self.take_folder(item, &tree.folder, &tree.local, 0o755, &tree.label);
+        let made = take_folder(engine, item, &tree.folder, &tree.local, 0o755, &tree.label);
         // No link that comes with it is followed: one that leads beside the tree could be followed
         // by a file behind it, and the server would choose where that goes.
-        let own = made.and_then(|()| match self.rules.task {
+        let own = made.and_then(|()| match engine.rules().task {
             Task::Copy => tree.folder.plain_below(&tree.local).map(Arc::new),
             Task::DryRun | Task::Verify => Ok(tree.folder.clone()),
         });
         tree.folder = match own {
             Ok(own) => own,
-            Err(fault) => return self.failed(item, tree.label, fault),
+            Err(fault) => return engine.outcomes().failed(item, tree.label, fault),
         };
-        let request = self.request();
+        let request = engine.request();
         let scan = Scan {
             path: tree.remote.clone(),
             recursive: true,
-            follow: self.rules.follow,
-            describe: self.options.preserve,
-            exclude: self.rules.exclude.texts().to_vec(),
+            follow: engine.rules().follow,
+            describe: engine.options().preserve,
+            exclude: engine.rules().exclude.texts().to_vec(),
         };
-        self.sending.push_back(ClientMessage::Scan { request, scan });
-        self.trees.remote.insert(request, Scanning { number, tree, nest: Nest::default() });
+        engine.send(ClientMessage::Scan { request, scan });
+        self.remote.insert(request, Scanning { number, tree, nest: Nest::default() });
     }
 
-    /// Asks for pages while little is left to do.
-    pub(crate) fn pump_trees(&mut self) {
-        self.pump_endings();
-        while self.trees.remote.len() < SCANS_MAX
-            && let Some((number, tree)) = self.trees.waiting.pop_front()
+    /// Begins scans, and asks for pages while little is queued.
+    pub fn pump(&mut self, engine: &mut Engine, queued: usize) {
+        while self.remote.len() < SCANS_MAX
+            && let Some((number, tree)) = self.waiting.pop_front()
         {
-            self.begin_scan(number, tree);
+            self.begin_scan(engine, number, tree);
         }
-        let queued = self.downloads.queued() + self.compares.queued() + self.trees.endings.queued();
         if queued < QUEUE_LOW
-            && let Some(request) = self.trees.ready.pop_front()
+            && let Some(request) = self.ready.pop_front()
         {
-            self.quiet_since = Instant::now();
-            self.sending.push_back(ClientMessage::ScanMore { request });
+            engine.clock().asked_at(Instant::now());
+            engine.send(ClientMessage::ScanMore { request });
         }
-        self.pump_walks();
     }
 
-    pub(crate) fn remote_page(
+    /// A page of a remote tree is there.
+    pub fn page(
         &mut self,
+        engine: &mut Engine,
+        files: &mut Files,
+        dirs: &DirMetadata,
         request: u32,
-        entries: Vec<Entry>,
-        faults: Vec<(WirePath, Fault)>,
-        done: bool,
+        page: Page,
     ) {
-        if self.trees.listing == Some(request) && self.trees.listed.is_none() {
-            self.trees.listed = Some((entries, faults, done));
-            return;
-        }
+        let Page { entries, faults, done } = page;
         // One that rests was not asked for its next page yet.
-        let asked = !self.trees.ready.contains(&request);
-        let scanning = asked.then(|| self.trees.remote.remove(&request)).flatten();
+        let asked = !self.ready.contains(&request);
+        let scanning = asked.then(|| self.remote.remove(&request)).flatten();
         let Some(mut scanning) = scanning else {
-            return self.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+            return engine.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         for (path, fault) in faults {
             let label = label_of(&scanning.tree.label, &path);
-            self.failed(Item::new(scanning.number, &path), label, fault);
+            engine.outcomes().failed(Item::new(scanning.number, &path), label, fault);
         }
         for entry in entries {
-            self.remote_entry(&mut scanning, entry);
+            take_entry(engine, files, dirs, &mut scanning, entry);
         }
         if !done {
-            self.trees.remote.insert(request, scanning);
-            self.trees.ready.push_back(request);
+            self.remote.insert(request, scanning);
+            self.ready.push_back(request);
         } else {
-            self.ledger.looked_at(scanning.number);
-        }
-    }
-
-    fn remote_entry(&mut self, scanning: &mut Scanning, entry: Entry) {
-        let Scanning { number, tree, nest } = scanning;
-        let item = Item::new(*number, &entry.path);
-        let label = label_of(&tree.label, &entry.path);
-        let local = tree.local.join(&entry.path);
-        let mark = Mark { item, within: nest.around(&entry.path) };
-        let taken = match entry.kind {
-            EntryKind::File => match tree.remote.join(&entry.path).checked() {
-                Ok(remote) => {
-                    let folder = tree.folder.clone();
-                    let (size, mtime_ns) = (entry.size, entry.mtime_ns);
-                    let download =
-                        Download { remote, folder, local, size, mtime_ns, label, basis: None };
-                    return self.add_download(mark, download);
-                }
-                Err(fault) => Err(fault),
-            },
-            EntryKind::Folder => {
-                // The root was made before the scan began.
-                let made = match entry.path.is_root() {
-                    true => Ok(()),
-                    false => self.take_folder(item, &tree.folder, &local, entry.mode, &label),
-                };
-                if let (Ok(()), Some(meta)) = (&made, entry.meta) {
-                    let place = Place::Local(tree.folder.clone(), local);
-                    let ending = self.trees.endings.plan(place, mark, label.clone(), *meta);
-                    nest.enter(entry.path, ending);
-                }
-                made
-            }
-            EntryKind::Symlink { .. } => self.take_link(item, &tree.folder, &local, &entry, &label),
-            EntryKind::Special => return self.skipped(item, label, SkipReason::Special),
-        };
-        if let Err(fault) = taken {
-            self.not_placed(item, label, fault);
+            engine.outcomes().ledger().looked_at(scanning.number);
         }
     }
 
     /// Lets go of all trees. The next session looks at them from the beginning: what is over it
     /// leaves out, folders that are there are no harm, and they are finished then.
-    pub(crate) fn leave_trees(&mut self) {
-        let trees = std::mem::take(&mut self.trees);
-        let remote = trees.remote.into_values();
-        let waiting = trees.waiting.into_iter().map(|(number, tree)| (number, tree.label));
-        let remote = remote.map(|scanning| (scanning.number, scanning.tree.label)).chain(waiting);
-        for (number, label) in remote.chain(trees.walks.into_labels()) {
-            self.ledger.leave(Item::rest(number), label, false);
+    pub fn leave(&mut self, engine: &mut Engine) {
+        let remote = self.remote.drain().map(|(_, scanning)| (scanning.number, scanning.tree));
+        for (number, tree) in remote.chain(self.waiting.drain(..)) {
+            engine.outcomes().ledger().leave(Item::rest(number), tree.label, false);
         }
-        for (item, label) in trees.making.into_values().flat_map(Making::into_labels) {
-            self.ledger.leave(item, label, false);
-        }
+        self.ready.clear();
     }
 }
 
-pub(crate) fn label_of(base: &str, path: &WirePath) -> String {
-    if path.is_root() {
-        return base.to_owned();
+/// Does what is to be done with one entry of a remote tree.
+fn take_entry(
+    engine: &mut Engine,
+    files: &mut Files,
+    dirs: &DirMetadata,
+    scanning: &mut Scanning,
+    entry: Entry,
+) {
+    let Scanning { number, tree, nest } = scanning;
+    let item = Item::new(*number, &entry.path);
+    let label = label_of(&tree.label, &entry.path);
+    let local = tree.local.join(&entry.path);
+    let mark = Mark { item, within: nest.around(&entry.path) };
+    let taken = match entry.kind {
+        EntryKind::File => match tree.remote.join(&entry.path).checked() {
+            Ok(remote) => {
+                let folder = tree.folder.clone();
+                let (size, mtime_ns) = (entry.size, entry.mtime_ns);
+                let download =
+                    Download { remote, folder, local, size, mtime_ns, label, basis: None };
+                return add_download(engine, files, mark, download);
+            }
+            Err(fault) => Err(fault),
+        },
+        EntryKind::Folder => {
+            // The root was made before the scan began.
+            let made = match entry.path.is_root() {
+                true => Ok(()),
+                false => take_folder(engine, item, &tree.folder, &local, entry.mode, &label),
+            };
+            if let (Ok(()), Some(meta)) = (&made, entry.meta) {
+                let place = Place::Local(tree.folder.clone(), local);
+                let ending = dirs.plan(place, mark, label.clone(), *meta);
+                nest.enter(entry.path, ending);
+            }
+            made
+        }
+        EntryKind::Symlink { .. } => take_link(engine, item, &tree.folder, &local, &entry, &label),
+        EntryKind::Special => return engine.outcomes().skipped(item, label, SkipReason::Special),
+    };
+    if let Err(fault) = taken {
+        engine.outcomes().not_placed(item, label, fault);
     }
-    let base = base.trim_end_matches('/');
-    let mut label = String::with_capacity(base.len() + 1 + path.as_bytes().len());
-    // Writing to a string does not fail.
-    let _ = write!(label, "{base}/{path}");
-    label
 }

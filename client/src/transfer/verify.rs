@@ -2,20 +2,21 @@
 //! download, but of its windows only the digests are used, which came over TLS.
 //! Workers hash the file here and compare; no data moves and no link is made.
 
+use crate::engine::Engine;
+use crate::engine::jobs::Jobs;
 use crate::engine::largest_first::LargestFirst;
 use crate::engine::ledger::Item;
 use crate::engine::worker::Command;
 use crate::local_io::verify_file::Likeness;
+use crate::local_io::waker::Waker;
 use crate::model::report::FileDone;
-use crate::session::Event;
-use crate::session::dispatch::Core;
 use crate::transfer::upload::UploadSource;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use verbatim_files::Source;
 use verbatim_files::hash::hash_extent;
 use verbatim_files::holes::hash_zeros;
-use verbatim_proto::message::{ClientMessage, FileId, LinkId};
+use verbatim_proto::message::{FileId, Piece};
 use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
@@ -35,10 +36,20 @@ pub(crate) struct Compare {
     pub shown: String,
 }
 
-#[derive(Default)]
-pub(crate) struct Compares {
+/// Files that are compared with their copies.
+pub(crate) struct Verifier {
     queue: LargestFirst<Compare>,
     files: FileMap<File>,
+    /// Compared whole; the files here are looked at again, many in one job.
+    unchecked: Vec<(FileId, Digest, Arc<Source>)>,
+    jobs: Jobs<Answer>,
+}
+
+/// What jobs of a comparison answer.
+enum Answer {
+    Zeroed(Zero, Result<Vec<Digest>, Fault>),
+    /// Whether files here are still what was compared.
+    Checked(Vec<(FileId, Digest, Result<(), Fault>)>),
 }
 
 struct File {
@@ -50,7 +61,12 @@ struct File {
     size: u64,
 }
 
-impl Compares {
+impl Verifier {
+    pub fn new(waker: &Waker) -> Self {
+        let (queue, files) = (LargestFirst::default(), FileMap::default());
+        Self { queue, files, unchecked: Vec::new(), jobs: Jobs::new(waker) }
+    }
+
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.files.is_empty()
     }
@@ -58,95 +74,78 @@ impl Compares {
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
-}
 
-impl Core {
-    /// Gives the read machine slots without links: workers need none to compare.
-    pub(crate) fn pretend_links(&mut self) {
-        for index in 0..self.streams {
-            self.read.link_up(LinkId { index, epoch: 0 });
-        }
-    }
-
-    pub(crate) fn add_compare(&mut self, compare: Compare) {
-        if self.ledger.is_over(compare.item) {
+    pub fn add(&mut self, engine: &mut Engine, compare: Compare) {
+        if engine.outcomes().ledger().is_over(compare.item) {
             return;
         }
-        self.progress.files_known += 1;
-        self.progress.expect(compare.size);
-        self.compares.queue.push(compare.size, compare);
+        engine.outcomes().expect(compare.size);
+        self.queue.push(compare.size, compare);
     }
 
-    pub(crate) fn pump_compares(&mut self) {
-        while self.read.room() > 0 && self.compares.files.len() < self.open_max {
-            let Some(compare) = self.compares.queue.pop() else { return };
+    pub fn pump(&mut self, engine: &mut Engine) {
+        while engine.read().room() > 0 && self.files.len() < engine.fds().max() {
+            let Some(compare) = self.queue.pop() else { return };
             let source = match compare.source.open(&compare.shown) {
                 Ok(source) => Arc::new(source),
                 Err(fault) => {
-                    self.failed(compare.item, compare.label, fault);
+                    engine.outcomes().failed(compare.item, compare.label, fault);
                     continue;
                 }
             };
-            let (id, now) = (self.file(), self.now());
-            self.read.open(id, compare.remote, None, now);
+            let (id, now) = (engine.file(), engine.now());
+            engine.read().open(id, compare.remote, None, now);
             let Compare { item, label, shown, size, .. } = compare;
-            self.compares.files.insert(id, File { item, label, shown, source, size });
+            self.files.insert(id, File { item, label, shown, source, size });
         }
     }
 
-    pub(crate) fn compare_effect(&mut self, effect: ClientEffect) {
+    pub fn effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
         match effect {
-            ClientEffect::Send(request) => {
-                self.sending.push_back(ClientMessage::Read(request));
-            }
             ClientEffect::Opened { file: id, info, .. } => {
-                let file = self.compares.files.get_mut(&id).expect("opened files are known");
+                let file = self.files.get_mut(&id).expect("opened files are known");
                 file.size = info.size;
                 let here = file.source.identity().size;
                 if here != info.size {
                     let text = format!("it has {here} bytes here, {} on the server", info.size);
-                    self.read.fail(id, Fault::new(Code::Mismatch, text));
+                    engine.read().fail(id, Fault::new(Code::Mismatch, text));
                 }
             }
-            ClientEffect::Fetch(fetch) => self.compare(fetch),
-            ClientEffect::Zero(zero) => self.compare_hole(zero),
-            ClientEffect::DropLink { .. } => {
-                let seconds = self.options.timeout.as_secs();
-                let text = format!("reading a chunk on this machine took longer than {seconds} s");
-                self.broke(Fault::new(Code::TimedOut, text));
-            }
+            ClientEffect::Fetch(fetch) => self.compare(engine, fetch),
+            ClientEffect::Zero(zero) => self.compare_hole(engine, zero),
             // Nothing has landed that could be forgotten.
             ClientEffect::Restart { .. } => {}
             ClientEffect::Finished { file, root, .. } => {
-                let source = self.compares.files[&file].source.clone();
+                let source = self.files[&file].source.clone();
                 let root = root.expect("whole files have one");
-                self.uploads.check_later(file, root, source);
+                self.unchecked.push((file, root, source));
             }
             ClientEffect::Failed { file, fault } => {
-                if let Some(file) = self.compares.files.remove(&file) {
-                    self.failed(file.item, file.label, fault);
+                if let Some(file) = self.files.remove(&file) {
+                    engine.outcomes().failed(file.item, file.label, fault);
                 }
             }
-            ClientEffect::Broken(fault) => self.broke(fault),
+            // The engine has done these.
+            ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
 
-    fn compare(&mut self, fetch: Fetch) {
+    fn compare(&self, engine: &mut Engine, fetch: Fetch) {
         // One that was given up by its size may still share a chunk with others.
-        let likeness = |piece: &verbatim_proto::message::Piece| {
-            let file = self.compares.files.get(&piece.file)?;
+        let likeness = |piece: &Piece| {
+            let file = self.files.get(&piece.file)?;
             Some(Likeness { source: file.source.clone(), size: file.size })
         };
         let likenesses = fetch.chunk.pieces.iter().map(likeness).collect();
-        self.tell(fetch.link, Command::Compare(fetch, likenesses));
+        engine.tell(fetch.link, Command::Compare(fetch, likenesses));
     }
 
     /// A hole on the server reads as zeros: so must the same range here.
-    fn compare_hole(&mut self, zero: Zero) {
-        let Some(file) = self.compares.files.get(&zero.file) else { return };
+    fn compare_hole(&self, engine: &mut Engine, zero: Zero) {
+        let Some(file) = self.files.get(&zero.file) else { return };
         let (source, size, extent) = (file.source.clone(), file.size, zero.extent);
-        let stats = self.stats.clone();
-        self.job(move || {
+        let stats = engine.stats().clone();
+        self.jobs.run(move || {
             let zeros = hash_zeros(size, extent);
             // As long as it is there, as its zeros: the file here may have another length.
             let here = hash_extent(source.file(), size, extent);
@@ -163,29 +162,73 @@ impl Core {
             if answer.is_ok() {
                 stats.bytes.fetch_add(extent.len, Ordering::Relaxed);
             }
-            Event::Zeroed(zero, answer)
+            Answer::Zeroed(zero, answer)
         });
     }
 
     /// The file here was looked at again: what was compared is one version of it, or not.
-    pub(crate) fn compared(&mut self, id: FileId, root: Digest, answer: Result<(), Fault>) {
-        let Some(file) = self.compares.files.remove(&id) else { return };
+    fn compared(
+        &mut self,
+        engine: &mut Engine,
+        id: FileId,
+        root: Digest,
+        answer: Result<(), Fault>,
+    ) {
+        let Some(file) = self.files.remove(&id) else { return };
         match answer {
             Ok(()) => {
                 let (path, local, bytes) = (file.label, file.shown, file.size);
-                self.done(file.item, bytes, || FileDone { path, local, bytes, digest: root });
+                engine.outcomes().done(file.item, bytes, || FileDone {
+                    path,
+                    local,
+                    bytes,
+                    digest: root,
+                });
             }
-            Err(fault) => self.failed(file.item, file.label, fault),
+            Err(fault) => engine.outcomes().failed(file.item, file.label, fault),
+        }
+    }
+
+    /// Looks again at the files that were compared: have they changed meanwhile?
+    pub fn check_files(&mut self, engine: &mut Engine) {
+        if self.unchecked.is_empty() {
+            return;
+        }
+        let files = std::mem::take(&mut self.unchecked);
+        engine.begin_hashing();
+        self.jobs.run(move || {
+            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, source.check());
+            Answer::Checked(files.into_iter().map(check).collect())
+        });
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine) {
+        while let Some(answer) = self.jobs.next() {
+            match answer {
+                Answer::Zeroed(zero, answer) => {
+                    let now = engine.now();
+                    engine.read().zeroed(zero, answer, now);
+                }
+                Answer::Checked(answers) => {
+                    engine.end_hashing();
+                    for (file, root, answer) in answers {
+                        self.compared(engine, file, root, answer);
+                    }
+                }
+            }
         }
     }
 
     /// Lets go of all files.
-    pub(crate) fn leave_compares(&mut self) {
-        let compares = std::mem::take(&mut self.compares);
-        let begun = compares.files.into_values().map(|file| (file.item, file.label));
-        let queued = compares.queue.into_items().map(|compare| (compare.item, compare.label));
+    pub fn leave(&mut self, engine: &mut Engine) {
+        let begun = std::mem::take(&mut self.files).into_values();
+        let begun = begun.map(|file| (file.item, file.label));
+        let queued = std::mem::take(&mut self.queue).into_items();
+        let queued = queued.map(|compare| (compare.item, compare.label));
         for (item, label) in begun.chain(queued) {
-            self.ledger.leave(item, label, false);
+            engine.outcomes().ledger().leave(item, label, false);
         }
+        self.unchecked.clear();
     }
 }

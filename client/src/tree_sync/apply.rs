@@ -1,202 +1,208 @@
 //! Does the steps of a mirror. On the way down the target is on this machine:
-//! files are queued as downloads, all else is done by jobs (`deeds`). On the way
+//! files are queued as downloads, all else is done by jobs (`apply_local`). On the way
 //! up the server makes folders and links and does changes, many in one message,
 //! and files are queued as uploads behind their folders.
 
+use crate::engine::Engine;
+use crate::engine::dir_guard::Mark;
 use crate::engine::ledger::Item;
 use crate::local_io::delta_source::Basis;
-use crate::model::report::{Altered, SkipReason};
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::Mark;
+use crate::local_io::waker::Waker;
+use crate::model::report::SkipReason;
+use crate::transfer::Transfer;
 use crate::transfer::download::Download;
 use crate::transfer::upload::{Upload, UploadSource};
-use crate::tree_sync::apply_local::Deed;
-use crate::tree_sync::spec::Way;
-use crate::tree_sync::{CHANGES_MAX, Mirroring};
+use crate::tree_sync::apply_local::{Deed, Deeds};
+use crate::tree_sync::delta_candidates::Likely;
+use crate::tree_sync::report::Asked;
+use crate::tree_sync::spec::{Spec, Way};
+use std::collections::HashMap;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_proto::message::{ClientMessage, EntryKind, NewEntry};
 use verbatim_proto::mirror::{Edit, MirrorRequest};
-use verbatim_proto::plan::{Step, What, Why};
+use verbatim_proto::plan::What;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use verbatim_proto::{Code, Fault, Node, WirePath};
 
+/// Requests for changes that may wait for their answer; the server takes more.
+const CHANGES_MAX: usize = 16;
+
 /// Things to make, and files behind them, gathered for one message.
 #[derive(Default)]
-pub(crate) struct Gathered {
+struct Gathered {
     makes: Vec<(NewEntry, (Mark, String))>,
     files: Vec<(Mark, Upload)>,
 }
 
-impl Gathered {
-    pub fn len(&self) -> usize {
-        self.makes.len() + self.files.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    pub fn clear(&mut self) {
-        *self = Self::default();
-    }
+/// What a mirror does at its target, and what waits for it.
+pub(crate) struct Apply {
+    gathered: Gathered,
+    /// Changes that the server was asked for.
+    changing: HashMap<u32, Vec<Asked>>,
+    /// Changes to ask for.
+    changes: Vec<(Edit, Asked)>,
+    deeds: Deeds,
 }
 
-/// A change that was asked for, of the server or of a job, and what to say of it.
-pub(crate) struct Asked {
-    pub item: Item,
-    pub label: String,
-    /// What is gone when it is done, and whether it is a folder.
-    gone: Option<(WirePath, bool)>,
-}
-
-impl Core {
-    /// Tells of a step, and counts it; once, however many sessions take it.
-    pub(crate) fn tell_step(&mut self, mirror: &Mirroring, step: &Step) {
-        let (action, bytes) = match &step.what {
-            What::MakeFolder { .. } => ("folder", 0),
-            What::Fetch { node, .. } => ("copy", node.size),
-            What::Link { .. } => ("link", 0),
-            What::Symlink { .. } => ("symlink", 0),
-            What::Describe { .. } | What::Finish { .. } => ("metadata", 0),
-            What::Delete { path, .. } => {
-                let item = Item::gone(mirror.number, path);
-                return self.tell_change(item, "delete", path, &Why::GONE, 0);
-            }
-            What::OpenUp { .. } | What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => {
-                return;
-            }
-        };
-        let path = step.what.path();
-        if step.why.is_empty() || path.is_root() && mirror.is_export() {
-            return;
+impl Apply {
+    pub fn new(waker: &Waker) -> Self {
+        Self {
+            gathered: Gathered::default(),
+            changing: HashMap::new(),
+            changes: Vec::new(),
+            deeds: Deeds::new(waker),
         }
-        let differs = step.why.content || step.why.size;
-        self.ledger.summary.differs |=
-            differs && matches!(step.what, What::Fetch { there: true, .. });
-        self.tell_change(mirror.item(path), action, path, &step.why, bytes);
     }
 
-    fn tell_change(
+    /// Steps that are not done yet.
+    pub fn queued(&self) -> usize {
+        let changing = self.changing.values().map(Vec::len).sum::<usize>();
+        let gathered = self.gathered.makes.len() + self.gathered.files.len();
+        self.changes.len() + changing + gathered + self.deeds.len()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.queued() == 0 && self.changing.is_empty() && self.deeds.is_idle()
+    }
+
+    /// Whether the server was asked for changes and has not answered.
+    pub fn awaits(&self) -> bool {
+        !self.changing.is_empty()
+    }
+
+    /// Whether a job changes something at a target on this machine.
+    pub fn is_at_work(&self) -> bool {
+        self.deeds.is_busy()
+    }
+
+    /// Has all done that waits: by jobs on this machine, or by the server.
+    pub fn pump(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
+        self.send_changes(engine);
+        transfer.queue_downloads(engine, self.deeds.pump(spec));
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
+        let files = self.deeds.take_answers(engine, spec);
+        transfer.queue_downloads(engine, files);
+    }
+
+    /// The server made changes, or did not.
+    pub fn changed(
         &mut self,
-        item: Item,
-        action: &'static str,
-        path: &WirePath,
-        why: &Why,
-        bytes: u64,
+        engine: &mut Engine,
+        spec: &Spec,
+        request: u32,
+        answers: Vec<Result<(), Fault>>,
     ) {
-        if !self.ledger.is_news(item) {
-            return;
-        }
-        self.ledger.summary.changes += 1;
-        self.ledger.summary.deletes += u64::from(action == "delete");
-        let why = *why;
-        self.reports.alters(|| Altered { action, path: path.to_string(), why, bytes });
-    }
-
-    /// What was asked for is done, or not.
-    pub(crate) fn answered(&mut self, mirror: &Mirroring, asked: Asked, answer: Result<(), Fault>) {
-        match (answer, asked.gone) {
-            (Ok(()), None) => {}
-            (Ok(()), Some((path, is_folder))) => {
-                let step = Step { what: What::Delete { path, is_folder }, why: Why::GONE };
-                self.tell_step(mirror, &step);
+        let asked = self.changing.remove(&request);
+        match asked.filter(|asked| asked.len() == answers.len()) {
+            Some(asked) => {
+                for (asked, answer) in asked.into_iter().zip(answers) {
+                    asked.answered(engine, spec, answer);
+                }
             }
-            // A folder that holds what is left out stays, and that is no failure.
-            (Err(fault), Some((_, true))) if fault.code == Code::IsFolder => {}
-            (Err(fault), _) => self.failed(asked.item, asked.label, fault),
+            None => engine.unasked("changes"),
         }
     }
 
     /// Does a step now.
-    pub(crate) fn do_step(&mut self, mirror: &mut Mirroring, what: What) {
-        let (item, label) = (mirror.item(what.path()), mirror.of.shown(what.path()));
+    pub fn do_step(
+        &mut self,
+        engine: &mut Engine,
+        spec: &Spec,
+        likely: &Likely,
+        refused: bool,
+        what: What,
+    ) {
+        let (item, label) = (spec.item(what.path()), spec.shown(what.path()));
         // What was done, and is not equal now, is done again: it may have been in another tree.
         if let What::Fetch { node, .. } = &what {
-            self.ledger.again(item, node.size);
+            engine.outcomes().ledger().again(item, node.size);
         }
-        if self.ledger.is_over(item) && matches!(what, What::Fetch { .. } | What::Refuse { .. }) {
+        if engine.outcomes().ledger().is_over(item)
+            && matches!(what, What::Fetch { .. } | What::Refuse { .. })
+        {
             return;
         }
         match &what {
-            What::Refuse { fault, .. } => return self.failed(item, label, fault.clone()),
-            What::Skip { .. } => return self.skipped(item, label, SkipReason::Special),
+            What::Refuse { fault, .. } => {
+                return engine.outcomes().failed(item, label, fault.clone());
+            }
+            What::Skip { .. } => {
+                return engine.outcomes().skipped(item, label, SkipReason::Special);
+            }
             // What was in its place is still there.
-            What::Fetch { late: true, .. } | What::Symlink { late: true, .. } if mirror.refused => {
+            What::Fetch { late: true, .. } | What::Symlink { late: true, .. } if refused => {
                 let fault = Fault::new(Code::IsFolder, "a folder is in its place");
-                return self.failed(item, label, fault);
+                return engine.outcomes().failed(item, label, fault);
             }
             // Another name of a file that is not what it should be would not be either.
             What::Link { to, .. } => {
-                if let Some(fault) = self.ledger.fault_of(mirror.item(to)) {
-                    return self.failed(item, label, fault);
+                if let Some(fault) = engine.outcomes().ledger().fault_of(spec.item(to)) {
+                    return engine.outcomes().failed(item, label, fault);
                 }
             }
             _ => {}
         }
-        match (mirror.of.way, mirror.of.folder.clone()) {
-            (Way::Up, Some(folder)) => self.do_up(mirror, &folder, what, item, label),
-            (Way::Down, Some(folder)) => self.do_down(mirror, &folder, what, item, label),
+        match (spec.of.way, spec.of.folder.clone()) {
+            (Way::Up, Some(folder)) => {
+                let basis = basis_of(likely, &what);
+                self.do_up(engine, spec, &folder, what, basis, (item, label));
+            }
+            (Way::Down, Some(folder)) => {
+                let basis = basis_of(likely, &what);
+                self.do_down(engine, spec, &folder, what, basis, (item, label));
+            }
             (_, None) => {}
         }
     }
 
     fn do_down(
         &mut self,
-        mirror: &mut Mirroring,
+        engine: &mut Engine,
+        spec: &Spec,
         folder: &Arc<Folder>,
         what: What,
-        item: Item,
-        label: String,
+        basis: Option<Basis>,
+        (item, label): (Item, String),
     ) {
-        if let What::Fetch { node, there, .. } = what {
-            let basis = mirror.likely.basis(&node, there);
-            return self.fetch_node(mirror, folder, *node, basis, item, label);
+        if let What::Fetch { node, .. } = what {
+            let remote = match spec.of.remote.join(&node.path).checked() {
+                Ok(remote) => remote,
+                Err(fault) => return engine.outcomes().failed(item, label, fault),
+            };
+            let (folder, size, mtime_ns) = (folder.clone(), node.size, node.meta.mtime_ns);
+            let local = node.path;
+            let download = Download { remote, folder, local, size, mtime_ns, label, basis };
+            return self.deeds.push_file(Mark::alone(item), download);
         }
         let gone = match &what {
             What::Delete { path, is_folder } => Some((path.clone(), *is_folder)),
             _ => None,
         };
-        mirror.deeds.push(Deed::Step(what), Asked { item, label, gone });
-    }
-
-    /// Has a file copied from the server.
-    fn fetch_node(
-        &mut self,
-        mirror: &mut Mirroring,
-        folder: &Arc<Folder>,
-        node: Node,
-        basis: Option<Basis>,
-        item: Item,
-        label: String,
-    ) {
-        let remote = match mirror.of.remote.join(&node.path).checked() {
-            Ok(remote) => remote,
-            Err(fault) => return self.failed(item, label, fault),
-        };
-        let (folder, size, mtime_ns) = (folder.clone(), node.size, node.meta.mtime_ns);
-        let local = node.path;
-        let download = Download { remote, folder, local, size, mtime_ns, label, basis };
-        mirror.deeds.push_file(Mark::alone(item), download);
+        self.deeds.push(Deed::Step(what), Asked { item, label, gone });
     }
 
     fn do_up(
         &mut self,
-        mirror: &mut Mirroring,
+        engine: &mut Engine,
+        spec: &Spec,
         folder: &Arc<Folder>,
         what: What,
-        item: Item,
-        label: String,
+        basis: Option<Basis>,
+        (item, label): (Item, String),
     ) {
-        let below = |path: &WirePath| mirror.of.remote.join(path).checked();
+        let below = |path: &WirePath| spec.of.remote.join(path).checked();
         let path = match below(what.path()) {
             Ok(path) => path,
-            Err(fault) => return self.failed(item, label, fault),
+            Err(fault) => return engine.outcomes().failed(item, label, fault),
         };
         let mut gone = None;
         let change = match what {
-            What::Fetch { node, there, .. } => {
-                let basis = mirror.likely.basis(&node, there).map(|Basis { paths, guess }| {
+            What::Fetch { node, .. } => {
+                let basis = basis.map(|Basis { paths, guess }| {
                     let paths = paths.iter().filter_map(|path| below(path).ok()).collect();
                     Basis { paths, guess }
                 });
@@ -218,7 +224,7 @@ impl Core {
             }
             What::Describe { node } | What::Finish { node } => {
                 let Node { kind, meta, .. } = *node;
-                let (aside, meta) = (mirror.of.aside.is_some(), Box::new(meta));
+                let (aside, meta) = (spec.of.aside.is_some(), Box::new(meta));
                 match kind {
                     EntryKind::File if aside => Edit::Own { path, meta },
                     _ => Edit::Describe { path, meta },
@@ -226,7 +232,7 @@ impl Core {
             }
             What::Link { to, .. } => match below(&to) {
                 Ok(to) => Edit::Link { path, to },
-                Err(fault) => return self.failed(item, label, fault),
+                Err(fault) => return engine.outcomes().failed(item, label, fault),
             },
             What::Delete { path: below, is_folder } => {
                 gone = Some((below, is_folder));
@@ -234,7 +240,7 @@ impl Core {
             }
             What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => return,
         };
-        mirror.changes.push((change, Asked { item, label, gone }));
+        self.changes.push((change, Asked { item, label, gone }));
     }
 
     fn gather(&mut self, entry: NewEntry, item: Item, label: String) {
@@ -242,41 +248,48 @@ impl Core {
     }
 
     /// Has the server make what was gathered, and the files behind it sent.
-    pub(crate) fn flush_makes(&mut self) {
-        if self.gathered.is_empty() {
-            return;
-        }
+    pub fn flush_makes(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
         let Gathered { makes, files } = std::mem::take(&mut self.gathered);
-        self.make(makes, files);
+        if !makes.is_empty() || !files.is_empty() {
+            transfer.make(engine, makes, files);
+        }
     }
 
     /// Removes what an interrupted copy left, unless somebody is at it.
-    pub(crate) fn do_sweep(&mut self, mirror: &mut Mirroring, path: WirePath) {
-        let (item, label) = (mirror.item(&path), mirror.of.shown(&path));
+    pub fn do_sweep(&mut self, spec: &Spec, path: WirePath) {
+        let (item, label) = (spec.item(&path), spec.shown(&path));
         let asked = Asked { item, label, gone: None };
-        if mirror.of.way == Way::Down {
-            mirror.deeds.push(Deed::Sweep(path), asked);
-        } else if let Ok(path) = mirror.of.remote.join(&path).checked() {
-            mirror.changes.push((Edit::Sweep { path }, asked));
+        if spec.of.way == Way::Down {
+            self.deeds.push(Deed::Sweep(path), asked);
+        } else if let Ok(path) = spec.of.remote.join(&path).checked() {
+            self.changes.push((Edit::Sweep { path }, asked));
         }
     }
 
     /// Asks the server for changes, as many at a time as it takes.
-    pub(crate) fn send_changes(&mut self, mirror: &mut Mirroring) {
-        while mirror.changing.len() < CHANGES_MAX && !mirror.changes.is_empty() {
+    fn send_changes(&mut self, engine: &mut Engine) {
+        while self.changing.len() < CHANGES_MAX && !self.changes.is_empty() {
             let mut bytes = 0;
             let fits = |(change, _): &&(Edit, Asked)| {
                 bytes += change.weight();
                 bytes < FRAME_BYTES_MAX / 2
             };
-            let count = mirror.changes.iter().take(BATCH_FILES_MAX).take_while(fits).count();
-            let batch = mirror.changes.drain(..count.max(1));
+            let count = self.changes.iter().take(BATCH_FILES_MAX).take_while(fits).count();
+            let batch = self.changes.drain(..count.max(1));
             let (edits, labels) = batch.unzip();
-            let request = self.request();
-            mirror.changing.insert(request, labels);
+            let request = engine.request();
+            self.changing.insert(request, labels);
             let change = MirrorRequest::Edit { request, edits };
-            self.sending.push_back(ClientMessage::Mirror(change));
+            engine.send(ClientMessage::Mirror(change));
         }
+    }
+}
+
+/// The file of the target that a step which copies is compared with.
+fn basis_of(likely: &Likely, what: &What) -> Option<Basis> {
+    match what {
+        What::Fetch { node, there, .. } => likely.basis(node, *there),
+        _ => None,
     }
 }
 

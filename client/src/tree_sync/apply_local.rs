@@ -1,15 +1,15 @@
 //! Steps of a mirror whose target is on this machine: a job does a page of them
 //! at a time, in order, so that the session hears its server and its user
 //! meanwhile. Files wait for the page before them, which makes their folders.
-//! Owns what waits; `doing` adds to it, the session brings what became of it.
+//! Owns what waits; `apply` adds to it and takes what became of it.
 
-use crate::session::Event;
-use crate::session::dispatch::Core;
-use crate::transfer::dir_metadata::Mark;
+use crate::engine::Engine;
+use crate::engine::dir_guard::Mark;
+use crate::engine::jobs::Jobs;
+use crate::local_io::waker::Waker;
 use crate::transfer::download::Download;
-use crate::tree_sync::Mirroring;
-use crate::tree_sync::apply::Asked;
-use crate::tree_sync::spec::Aside;
+use crate::tree_sync::report::Asked;
+use crate::tree_sync::spec::{Aside, Spec};
 use std::sync::Arc;
 use verbatim_files::stage::Stage;
 use verbatim_files::{Folder, Over, Rules};
@@ -25,15 +25,19 @@ pub(crate) enum Deed {
 }
 
 /// What waits to be done, in order. No more is added than a mirror may have to do at a time.
-#[derive(Default)]
 pub(crate) struct Deeds {
     steps: Vec<(Deed, Asked)>,
     files: Vec<(Mark, Download)>,
     /// The files behind what a job is doing; none while there is no job.
     behind: Option<Vec<(Mark, Download)>>,
+    jobs: Jobs<DeedsDone>,
 }
 
 impl Deeds {
+    pub fn new(waker: &Waker) -> Self {
+        Self { steps: Vec::new(), files: Vec::new(), behind: None, jobs: Jobs::new(waker) }
+    }
+
     pub fn push(&mut self, deed: Deed, asked: Asked) {
         self.steps.push((deed, asked));
     }
@@ -54,25 +58,21 @@ impl Deeds {
     pub fn is_busy(&self) -> bool {
         self.behind.is_some()
     }
-}
 
-/// What became of a page, and what of metadata was not kept.
-pub(crate) struct DeedsDone(Vec<(Asked, Result<(), Fault>)>, Dropped);
-
-impl Core {
-    /// Has all that waits done, unless a job is at what was before it.
-    pub(crate) fn do_deeds(&mut self, mirror: &mut Mirroring) {
-        let (Some(folder), false) = (mirror.of.folder.clone(), mirror.deeds.is_busy()) else {
-            return;
+    /// Has all that waits done, unless a job is at what was before it. Returns the files that
+    /// wait for no folder.
+    pub fn pump(&mut self, spec: &Spec) -> Vec<(Mark, Download)> {
+        let (Some(folder), false) = (spec.of.folder.clone(), self.is_busy()) else {
+            return Vec::new();
         };
-        let files = std::mem::take(&mut mirror.deeds.files);
-        if mirror.deeds.steps.is_empty() {
-            return self.queue_downloads(files);
+        let files = std::mem::take(&mut self.files);
+        if self.steps.is_empty() {
+            return files;
         }
-        let steps = std::mem::take(&mut mirror.deeds.steps);
-        mirror.deeds.behind = Some(files);
-        let (rules, aside) = (mirror.of.rules, mirror.of.aside.clone());
-        self.job(move || {
+        let steps = std::mem::take(&mut self.steps);
+        self.behind = Some(files);
+        let (rules, aside) = (spec.of.rules, spec.of.aside.clone());
+        self.jobs.run(move || {
             let mut dropped = Dropped::default();
             let stage = match &aside {
                 Some(Aside::Here(stage)) => Some(&**stage),
@@ -81,26 +81,25 @@ impl Core {
             let mut perform =
                 |deed| perform(&folder, &rules, stage, deed).map(|lost| dropped += lost);
             let done = steps.into_iter().map(|(deed, asked)| (asked, perform(deed))).collect();
-            Event::DeedsDone(DeedsDone(done, dropped))
+            DeedsDone(done, dropped)
         });
+        Vec::new()
     }
 
-    /// A page is done: the files behind it may come.
-    pub(crate) fn deeds_done(&mut self, DeedsDone(answers, dropped): DeedsDone) {
-        self.ledger.summary.dropped += dropped;
-        let Some(mut mirror) = self.mirror.take() else { return };
+    /// Takes the answer of the job, if it is there. Returns the files behind its page, which may
+    /// come now.
+    pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec) -> Vec<(Mark, Download)> {
+        let Some(DeedsDone(answers, dropped)) = self.jobs.next() else { return Vec::new() };
+        engine.outcomes().ledger().summary.dropped += dropped;
         for (asked, answer) in answers {
-            self.answered(&mirror, asked, answer);
+            asked.answered(engine, spec, answer);
         }
-        let files = mirror.deeds.behind.take().unwrap_or_default();
-        self.queue_downloads(files);
-        self.mirror = Some(mirror);
-    }
-
-    fn queue_downloads(&mut self, files: Vec<(Mark, Download)>) {
-        files.into_iter().for_each(|(mark, file)| self.queue_download(mark, file));
+        self.behind.take().unwrap_or_default()
     }
 }
+
+/// What became of a page, and what of metadata was not kept.
+struct DeedsDone(Vec<(Asked, Result<(), Fault>)>, Dropped);
 
 /// Does one of them; what may be shared with another tree is made its own before it changes.
 /// Says what of metadata was not kept.

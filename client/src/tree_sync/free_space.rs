@@ -4,9 +4,9 @@
 //! all else is copied the leftovers are removed, and the trees are compared once more.
 //! Never removes what the target has. Called by the phases in `mod.rs`.
 
-use crate::session::dispatch::Core;
+use crate::engine::Engine;
 use crate::tree_sync::spec::Aside;
-use crate::tree_sync::{Mirroring, Phase};
+use crate::tree_sync::{Phase, TreeSync};
 use verbatim_proto::Fault;
 use verbatim_proto::plan::What;
 
@@ -22,64 +22,67 @@ pub(crate) enum Clearing {
     Done,
 }
 
-impl Core {
+impl TreeSync {
     /// Removes what interrupted runs left, and begins anew, if that may help; else goes on.
-    pub(crate) fn clear(&mut self, mirror: &mut Mirroring) -> Result<(), Fault> {
-        if mirror.clearing == Clearing::Not && self.may_clear(mirror) {
-            tracing::info!(target = mirror.of.target, "no space: leftovers are removed first");
-            mirror.clearing = Clearing::Begun;
+    pub(super) fn clear(&mut self, engine: &mut Engine) -> Result<(), Fault> {
+        if self.clearing == Clearing::Not && self.may_clear(engine) {
+            tracing::info!(target = self.spec.of.target, "no space: leftovers are removed first");
+            self.clearing = Clearing::Begun;
         }
-        if mirror.clearing != Clearing::Begun {
-            self.fail_held_back()?;
-            mirror.phase = Phase::Linking;
-        } else if !self.sweep_page(mirror)? {
-            self.ledger.release_held_back();
-            let (number, of) = (mirror.number, mirror.of.clone());
-            *mirror = Mirroring::new(number, of, false);
-            mirror.clearing = Clearing::Done;
+        if self.clearing != Clearing::Begun {
+            self.fail_held_back(engine)?;
+            self.phase = Phase::Linking;
+        } else if !self.sweep_page()? {
+            engine.outcomes().ledger().release_held_back();
+            self.compare_again(engine);
+            self.clearing = Clearing::Done;
         }
         Ok(())
     }
 
     /// Whether something did not fit, or too much would be deleted, and leftovers may be why.
-    fn may_clear(&self, mirror: &Mirroring) -> bool {
-        let is_full = self.ledger.held_back() > 0;
-        let deletes = mirror.deletes.count() + mirror.reverts.count();
-        let (leftovers, obsolete) = match &mirror.of.aside {
-            None => (mirror.leftovers.count(), 0),
+    fn may_clear(&self, engine: &mut Engine) -> bool {
+        let is_full = engine.outcomes().ledger().held_back() > 0;
+        let deletes = self.schedule.deletes.count() + self.schedule.reverts.count();
+        let (leftovers, obsolete) = match &self.spec.of.aside {
+            None => (self.scan.leftovers.count(), 0),
             // A tree that was made just now has what its target has, and nothing else.
             Some(Aside::Here(stage)) if !stage.is_resumed() => (0, 0),
-            Some(_) => (mirror.leftovers.count(), deletes),
+            Some(_) => (self.scan.leftovers.count(), deletes),
         };
-        let refused = || mirror.of.limit.refuses(&mirror.diff.counts()).is_some();
+        let refused = || self.spec.of.limit.refuses(&self.scan.diff.counts()).is_some();
         is_full && leftovers + obsolete > 0 || obsolete > 0 && refused()
     }
 
     /// Has a page of leftovers removed, and of what only the tree beside the target has; the last
     /// first, as a folder must be empty. Whether there was anything.
-    pub(crate) fn sweep_page(&mut self, mirror: &mut Mirroring) -> Result<bool, Fault> {
-        let mut page = mirror.leftovers.take_first()?;
+    pub(super) fn sweep_page(&mut self) -> Result<bool, Fault> {
+        let mut page = self.scan.leftovers.take_first()?;
         if page.is_empty() {
-            let mut obsolete = mirror.reverts.take_last()?;
-            if obsolete.is_empty() && mirror.phase == Phase::Clearing && mirror.of.aside.is_some() {
-                obsolete = mirror.deletes.take_last()?;
+            let mut obsolete = self.schedule.reverts.take_last()?;
+            if obsolete.is_empty() && self.phase == Phase::Clearing && self.spec.of.aside.is_some()
+            {
+                obsolete = self.schedule.deletes.take_last()?;
             }
             page.extend(obsolete.iter().map(What::path).cloned());
         }
-        mirror.eager = !page.is_empty();
-        page.into_iter().for_each(|path| self.do_sweep(mirror, path));
-        Ok(mirror.eager)
+        self.eager = !page.is_empty();
+        page.into_iter().for_each(|path| self.apply.do_sweep(&self.spec, path));
+        Ok(self.eager)
     }
 
     /// What did not fit has failed.
-    fn fail_held_back(&mut self) -> Result<(), Fault> {
-        let Some(mut held_back) = self.ledger.release_held_back() else { return Ok(()) };
+    fn fail_held_back(&mut self, engine: &mut Engine) -> Result<(), Fault> {
+        let Some(mut held_back) = engine.outcomes().ledger().release_held_back() else {
+            return Ok(());
+        };
         loop {
             let page = held_back.take_first()?;
             if page.is_empty() {
                 return Ok(());
             }
-            page.into_iter().for_each(|(item, path, fault)| self.failed(item, path, fault));
+            page.into_iter()
+                .for_each(|(item, path, fault)| engine.outcomes().failed(item, path, fault));
         }
     }
 }

@@ -2,11 +2,10 @@
 //! session, and where a tree was built beside it, here or there, that is put in
 //! its place at the end, if all of it is there. Called by the phases in `mod.rs`.
 
-use crate::engine::ledger::Item;
-use crate::session::Event;
-use crate::session::dispatch::Core;
-use crate::tree_sync::spec::Aside;
-use crate::tree_sync::{Mirroring, Phase};
+use crate::engine::Engine;
+use crate::engine::jobs::Jobs;
+use crate::local_io::waker::Waker;
+use crate::tree_sync::spec::{Aside, Spec};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::ClientMessage;
 use verbatim_proto::mirror::{About, MirrorRequest};
@@ -15,83 +14,91 @@ use verbatim_proto::{Code, Fault, WirePath};
 /// How often a target that an earlier session of this run may still hold is asked for.
 const HOLD_AGAIN_EVERY: Duration = Duration::from_millis(250);
 
-impl Core {
+/// The lock on a target, and the tree that takes its place.
+pub(crate) struct TargetLock {
+    /// The request to hold the target, or to put a tree in its place, while that is awaited.
+    asked: Option<u32>,
+    since: Instant,
+    jobs: Jobs<Result<(), Fault>>,
+}
+
+/// What became of a request to hold the target.
+pub(crate) enum Held {
+    Yes,
+    /// An earlier session of this run may still hold it: it is asked for again then.
+    Again(Instant),
+    No(Fault),
+}
+
+impl TargetLock {
+    pub fn new(waker: &Waker) -> Self {
+        Self { asked: None, since: Instant::now(), jobs: Jobs::new(waker) }
+    }
+
+    /// Whether this request was made here.
+    pub fn has_asked(&self, request: u32) -> bool {
+        self.asked == Some(request)
+    }
+
     /// Has the server hold the target.
-    pub(crate) fn ask_to_hold(&mut self, mirror: &mut Mirroring) {
-        if let Some(key) = mirror.of.share {
-            self.sending.push_back(ClientMessage::Mirror(MirrorRequest::Share { key }));
+    pub fn ask(&mut self, engine: &mut Engine, spec: &Spec) {
+        if let Some(key) = spec.of.share {
+            engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
         }
-        let request = self.request();
-        let hold = match mirror.of.aside.clone() {
+        let request = engine.request();
+        let hold = match spec.of.aside.clone() {
             Some(Aside::There { target: path, key }) => MirrorRequest::Stage { request, path, key },
-            _ => MirrorRequest::Begin { request, path: mirror.of.remote.clone(), hold: true },
+            _ => MirrorRequest::Begin { request, path: spec.of.remote.clone(), hold: true },
         };
-        self.sending.push_back(ClientMessage::Mirror(hold));
-        mirror.asked = Some(request);
-        mirror.phase = Phase::Holding(None);
+        engine.send(ClientMessage::Mirror(hold));
+        self.asked = Some(request);
     }
 
     /// The server holds the target for us, and says where to build, or not.
-    pub(crate) fn held(
-        &mut self,
-        mirror: &mut Mirroring,
+    pub fn held(
+        &self,
+        engine: &mut Engine,
+        spec: &mut Spec,
         answer: Result<(About, Option<WirePath>), Fault>,
-    ) {
+    ) -> Held {
         match answer {
             Ok((about, aside)) => {
-                mirror.of.rules = about.keeps.into();
-                mirror.of.remote = aside.unwrap_or_else(|| mirror.of.remote.clone());
-                mirror.phase = Phase::Comparing;
+                spec.of.rules = about.keeps.into();
+                if let Some(aside) = aside {
+                    spec.of.remote = aside;
+                }
+                Held::Yes
             }
             // The session before this one may not be over for the server.
             Err(fault)
                 if fault.code == Code::Limit
-                    && self.ledger.summary.reconnects > 0
-                    && mirror.since.elapsed() < self.options.timeout =>
+                    && engine.outcomes().ledger().summary.reconnects > 0
+                    && self.since.elapsed() < engine.options().timeout =>
             {
-                mirror.phase = Phase::Holding(Some(Instant::now() + HOLD_AGAIN_EVERY));
+                Held::Again(Instant::now() + HOLD_AGAIN_EVERY)
             }
-            Err(fault) => {
-                mirror.phase = Phase::Done;
-                self.failed(mirror.item(&WirePath::root()), mirror.of.target.clone(), fault);
-            }
+            Err(fault) => Held::No(fault),
         }
     }
 
-    /// Puts the tree in the place of its target, unless something is missing in it.
-    pub(crate) fn publish(&mut self, mirror: &mut Mirroring) {
-        let failed = self.ledger.summary.failed;
-        if failed > 0 {
-            let text = format!("{failed} not done, so the target stays as it was; run it again");
-            return self.put_in_place(mirror, Err(Fault::new(Code::Limit, text)));
-        }
-        let changed = self.ledger.summary.changes > 0;
-        mirror.phase = Phase::Publishing(true);
-        match mirror.of.aside.clone() {
-            Some(Aside::Here(stage)) => self.job(move || Event::Published(stage.finish(changed))),
+    /// Begins to put the tree in the place of its target; false where there is none to put there.
+    pub fn publish(&mut self, engine: &mut Engine, spec: &Spec) -> bool {
+        let changed = engine.outcomes().ledger().summary.changes > 0;
+        match spec.of.aside.clone() {
+            Some(Aside::Here(stage)) => self.jobs.run(move || stage.finish(changed)),
             Some(Aside::There { target: path, .. }) => {
-                let request = self.request();
-                mirror.asked = Some(request);
+                let request = engine.request();
+                self.asked = Some(request);
                 let publish = MirrorRequest::Publish { request, path, changed };
-                self.sending.push_back(ClientMessage::Mirror(publish));
+                engine.send(ClientMessage::Mirror(publish));
             }
-            None => mirror.phase = Phase::Done,
+            None => return false,
         }
+        true
     }
 
-    /// The tree is in place, or not.
-    pub(crate) fn put_in_place(&mut self, mirror: &mut Mirroring, answer: Result<(), Fault>) {
-        mirror.phase = Phase::Done;
-        if let Err(fault) = answer {
-            self.failed(Item::rest(u32::MAX - 1), mirror.of.target.clone(), fault);
-        }
-    }
-
-    /// The same, of a tree on this machine.
-    pub(crate) fn published(&mut self, answer: Result<(), Fault>) {
-        if let Some(mut mirror) = self.mirror.take() {
-            self.put_in_place(&mut mirror, answer);
-            self.mirror = Some(mirror);
-        }
+    /// Whether a tree on this machine is in place by now, or why it is not.
+    pub fn published(&mut self) -> Option<Result<(), Fault>> {
+        self.jobs.next()
     }
 }

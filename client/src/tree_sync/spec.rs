@@ -1,14 +1,18 @@
 //! What a mirror is asked for: which tree, which way, by which rules. Made by
 //! `sync` and by whoever keeps a target current; read by the rest of the mirror.
 
+use crate::engine::label::label_of;
+use crate::engine::ledger::Item;
 use crate::model::delete_limit::DeleteLimit;
-use crate::sync::chosen::Chosen;
-use crate::transfer::remote_scan::label_of;
 use std::sync::Arc;
+use verbatim_files::meta::{Kind, expected};
 use verbatim_files::stage::Stage;
 use verbatim_files::{Folder, Rules};
-use verbatim_proto::plan::Options;
-use verbatim_proto::{Digest, Filter, Twin, WirePath};
+use verbatim_proto::chosen::Chosen;
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::plan::{Options, Side};
+use verbatim_proto::tree::Found;
+use verbatim_proto::{Digest, Filter, Meta, Twin, WirePath};
 
 /// A tree to make equal to another.
 #[derive(Clone)]
@@ -69,9 +73,56 @@ pub enum Way {
     Up,
 }
 
-impl Mirror {
+/// A mirror under way: what it was asked for, and which work of its session it is.
+pub(crate) struct Spec {
+    pub number: u32,
+    pub of: Mirror,
+}
+
+impl Spec {
+    /// What something at `path` is in the ledger.
+    pub fn item(&self, path: &WirePath) -> Item {
+        Item::new(self.number, path)
+    }
+
     /// Something of the source, as the user would name it.
-    pub(crate) fn shown(&self, path: &WirePath) -> String {
-        label_of(&self.source, path)
+    pub fn shown(&self, path: &WirePath) -> String {
+        label_of(&self.of.source, path)
+    }
+
+    /// Whether the target is an export itself.
+    pub fn is_export(&self) -> bool {
+        self.of.way == Way::Up && self.of.remote.parent().is_root()
+    }
+
+    pub fn side_of_remote(&self) -> Side {
+        if self.of.way == Way::Down { Side::Source } else { Side::Target }
+    }
+
+    pub fn side_of_local(&self) -> Side {
+        if self.of.way == Way::Down { Side::Target } else { Side::Source }
+    }
+
+    /// What the target may keep of the metadata of an entry of the source.
+    pub fn kept(&self, kind: &EntryKind, meta: Meta) -> Meta {
+        let kind = match kind {
+            EntryKind::File => Kind::File,
+            EntryKind::Folder => Kind::Folder,
+            EntryKind::Symlink { .. } => Kind::Link,
+            EntryKind::Special => return meta,
+        };
+        let kept = expected(&meta, kind, &self.of.rules);
+        match kind {
+            // They are not compared, and whoever makes the link counts them as not kept.
+            Kind::Link => Meta { xattrs: meta.xattrs, ..kept },
+            _ => kept,
+        }
+    }
+
+    /// Where owners cannot be set none is wrong: a folder may hand down its group.
+    pub fn take_for_ours(&self, found: &mut Found) {
+        if let (Ok(node), false) = (found, self.of.rules.give_away) {
+            (node.meta.uid, node.meta.gid) = self.of.rules.user;
+        }
     }
 }

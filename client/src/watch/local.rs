@@ -4,7 +4,7 @@
 //! still what its path leads to is looked at here, now and then: whoever copies
 //! goes by the whole path.
 
-use crate::session::ClientError;
+use crate::engine::error::ClientError;
 use crate::watch::{Heard, Out};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

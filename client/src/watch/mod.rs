@@ -7,10 +7,10 @@
 pub mod local;
 pub mod remote;
 
-use crate::session::ClientError;
+use crate::engine::error::ClientError;
+use crate::engine::error::fault_of;
 use crate::session::backoff::Patience;
 use crate::session::retry::{may_be_mended, random};
-use crate::session::run::fault_of;
 use crate::watch::local::Local;
 use crate::watch::remote::Remote;
 use std::path::PathBuf;

@@ -3,8 +3,8 @@
 //! taken. Asks for nothing in particular now and then, so that each side knows
 //! that the other is there.
 
+use crate::engine::error::ClientError;
 use crate::model::location::peer;
-use crate::session::ClientError;
 use crate::watch::{Heard, Out};
 use std::time::{Duration, Instant};
 use verbatim_control::{ConnectOptions, ControlError, Outbox, connect};

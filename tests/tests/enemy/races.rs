@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use verbatim_client::cp::CopyError;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_tests::pair::{Backend, Copied, Pair};
 
 /// Copies of each kind.

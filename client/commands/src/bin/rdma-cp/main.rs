@@ -14,7 +14,7 @@ use flags::{Flags, Task};
 use shared::ask;
 use shared::ending::{Exit, complain, interrupted, refused};
 use shared::records::Records;
-use shared::voice::clean;
+use shared::sanitize::clean;
 use show::Show;
 use std::path::Path;
 use std::pin::pin;

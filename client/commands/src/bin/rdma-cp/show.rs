@@ -3,7 +3,8 @@
 
 use crate::flags::Flags;
 use crate::shared::ending::Exit;
-use crate::shared::voice::{self, Voice, clean, summary_json};
+use crate::shared::sanitize::clean;
+use crate::shared::voice::{self, Voice, summary_json};
 use indicatif::BinaryBytes;
 use verbatim_client::{
     Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary, Task,

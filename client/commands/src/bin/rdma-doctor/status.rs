@@ -4,7 +4,7 @@
 
 use crate::flags::STATUS_DEFAULT;
 use crate::shared::ending::{Exit, complain};
-use crate::shared::voice::clean;
+use crate::shared::sanitize::clean;
 use indicatif::BinaryBytes;
 use serde_json::Value;
 use std::io::{Read, Write};

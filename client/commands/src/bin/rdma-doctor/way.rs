@@ -1,7 +1,7 @@
 //! The way to a server for people and for scripts: what was tried, a table of what
 //! each transport carries with a bar for every figure, and the verdict.
 
-use crate::shared::voice::clean;
+use crate::shared::sanitize::clean;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use verbatim_client::probe::verdict::verdict;

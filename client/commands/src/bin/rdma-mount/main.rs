@@ -23,7 +23,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
-use verbatim_client::cp::CopyError;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_mount::{Mount, MountError, MountOptions, is_away};
 use verbatim_telemetry::port::Port;
 

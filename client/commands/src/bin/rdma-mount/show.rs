@@ -2,7 +2,7 @@
 //! the mount, and changes nothing.
 
 use crate::shared::ending::{Exit, complain};
-use crate::shared::voice::clean;
+use crate::shared::sanitize::clean;
 use indicatif::BinaryBytes;
 use serde_json::Value;
 use std::path::Path;

@@ -3,7 +3,8 @@
 
 use crate::flags::Flags;
 use crate::shared::ending::Exit;
-use crate::shared::voice::{Voice, clean, summary_json};
+use crate::shared::sanitize::clean;
+use crate::shared::voice::{Voice, summary_json};
 use indicatif::BinaryBytes;
 use serde_json::json;
 use verbatim_client::model::follow_status::{State, Status};

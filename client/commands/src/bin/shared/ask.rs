@@ -7,7 +7,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use tokio::sync::oneshot;
 use verbatim_client::ClientError;
-use verbatim_client::cp::CopyError;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_control::{ControlError, Distrust, Fingerprint, KnownServers};
 use verbatim_proto::{Code, Fault};
 use verbatim_usage::note;

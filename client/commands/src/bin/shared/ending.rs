@@ -1,11 +1,11 @@
 //! How a command ends: its exit codes, what is said of an error that ends it, and
 //! the signals that do.
 
-use super::voice::clean;
+use super::sanitize::clean;
 use std::fmt::Display;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
-use verbatim_client::cp::CopyError;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_client::{ClientError, Summary};
 use verbatim_proto::Code;
 use verbatim_usage::{note, out};

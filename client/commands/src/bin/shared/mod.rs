@@ -7,4 +7,5 @@ pub mod carrier;
 pub mod connection;
 pub mod ending;
 pub mod records;
+pub mod sanitize;
 pub mod voice;

@@ -4,13 +4,13 @@
 //! no exit code, because the work itself is done.
 
 use super::ending::{Exit, NAME};
-use super::voice::clean;
+use super::sanitize::clean;
 use clap::Args;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use verbatim_client::cp::CopyError;
+use verbatim_client::session::command_error::CopyError;
 use verbatim_client::{NO_TRANSPORT, Summary, Trace};
 use verbatim_files::replace::{Replacement, replace};
 use verbatim_telemetry::run::{Run, text};

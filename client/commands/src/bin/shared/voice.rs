@@ -4,6 +4,7 @@
 
 use super::carrier::CarrierFlags;
 use super::ending::{Exit, NAME};
+use super::sanitize::clean;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -295,11 +296,6 @@ pub fn port_json(Port { place, refused }: &Port) -> Value {
         "reason": place.why,
         "refused": refused,
     })
-}
-
-/// Makes text of the other side harmless to a terminal.
-pub fn clean(text: &str) -> String {
-    verbatim_proto::text::clean(text).into_owned()
 }
 
 #[cfg(test)]

@@ -1,0 +1,67 @@
+//! Jobs of one activity: file work on the blocking pool, whose answers come back to the activity
+//! that began them and to no other. A session has one waker for the jobs of all its activities.
+//! Each job answers once, so the callers' bounds on jobs bound the answers that wait.
+
+use crate::local_io::waker::Waker;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// The jobs of one activity, and their answers.
+pub(crate) struct Jobs<E> {
+    answers: UnboundedReceiver<E>,
+    sender: UnboundedSender<E>,
+    waker: Waker,
+}
+
+impl<E: Send + 'static> Jobs<E> {
+    pub fn new(waker: &Waker) -> Self {
+        let (sender, answers) = unbounded_channel();
+        Self { answers, sender, waker: waker.clone() }
+    }
+
+    /// Runs `work` on the blocking pool; the task of the session wakes for its answer.
+    pub fn run(&self, work: impl FnOnce() -> E + Send + 'static) {
+        let sender = self.sender.clone();
+        // A session that is gone needs no answer.
+        run(&self.waker, work, move |answer| drop(sender.send(answer)));
+    }
+
+    /// The next answer, if there is one.
+    pub fn next(&mut self) -> Option<E> {
+        self.answers.try_recv().ok()
+    }
+}
+
+/// Runs `work` on the blocking pool, hands its answer to `tell`, and wakes the task of the session;
+/// also after a panic, for whose answer it would wait for ever.
+pub(crate) fn run<E>(
+    waker: &Waker,
+    work: impl FnOnce() -> E + Send + 'static,
+    tell: impl FnOnce(E) + Send + 'static,
+) {
+    let waker = waker.clone();
+    tokio::task::spawn_blocking(move || match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(answer) => {
+            tell(answer);
+            waker.wake();
+        }
+        Err(_) => waker.wake_for_panic(),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_job_wakes_its_session_with_an_answer_or_with_its_panic() {
+        let waker = Waker::default();
+        let mut jobs = Jobs::new(&waker);
+        jobs.run(|| 7);
+        waker.woken().await;
+        assert_eq!((jobs.next(), jobs.next(), waker.has_panicked()), (Some(7), None, false));
+        jobs.run(|| panic!("this test has it panic"));
+        waker.woken().await;
+        assert_eq!((jobs.next(), waker.has_panicked()), (None, true));
+    }
+}

@@ -1,0 +1,17 @@
+//! How people name something in a tree: the name of the tree, and the path
+//! below it.
+
+use std::fmt::Write;
+use verbatim_proto::WirePath;
+
+/// The name of what is at `path` below `base`.
+pub(crate) fn label_of(base: &str, path: &WirePath) -> String {
+    if path.is_root() {
+        return base.to_owned();
+    }
+    let base = base.trim_end_matches('/');
+    let mut label = String::with_capacity(base.len() + 1 + path.as_bytes().len());
+    // Writing to a string does not fail.
+    let _ = write!(label, "{base}/{path}");
+    label
+}

@@ -1,0 +1,23 @@
+//! Cuts lists of paths into requests that stay within what a server takes and
+//! can answer.
+
+use verbatim_proto::units::{FRAME_BYTES_MAX, LOOK_PATHS_MAX};
+
+/// Cuts a list into messages that the server takes and can answer.
+pub(crate) fn look_batches<T>(items: Vec<T>, path_of: impl Fn(&T) -> &[u8]) -> Vec<Vec<T>> {
+    let mut batches: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for item in items {
+        bytes += path_of(&item).len();
+        match batches.last_mut() {
+            Some(batch) if batch.len() < LOOK_PATHS_MAX && bytes <= FRAME_BYTES_MAX / 2 => {
+                batch.push(item);
+            }
+            _ => {
+                bytes = path_of(&item).len();
+                batches.push(vec![item]);
+            }
+        }
+    }
+    batches
+}

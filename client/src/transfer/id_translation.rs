@@ -1,0 +1,89 @@
+//! The owners of a source at its target: numbers of users and groups, learned by name where a copy
+//! keeps owners by name. A number that has no name there stays as it is, and so do root and what
+//! would become root's. Pure.
+
+use std::collections::HashMap;
+use verbatim_proto::owners::{OWNERS_MAX, Owner};
+use verbatim_proto::tree::Found;
+use verbatim_proto::{Kept, Meta};
+
+/// IdTranslation that are remembered; more than a machine has accounts. Others keep their numbers.
+const KNOWN_MAX: usize = 1 << 17;
+
+/// Whom an owner of the source is at the target.
+#[derive(Default)]
+pub(crate) struct IdTranslation(HashMap<Owner, u32>);
+
+impl IdTranslation {
+    /// IdTranslation of entries that were not asked for yet.
+    pub fn unknown(&self, found: &[Found]) -> Vec<Owner> {
+        let owners = |meta: &Meta| [Owner::user(meta.uid), Owner::group(meta.gid)];
+        let all = found.iter().flatten().flat_map(|node| owners(&node.meta));
+        let is_new = |owner: &Owner| owner.number != 0 && !self.0.contains_key(owner);
+        let mut unknown: Vec<Owner> = all.filter(is_new).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        unknown.truncate(KNOWN_MAX.saturating_sub(self.0.len()).min(OWNERS_MAX));
+        unknown
+    }
+
+    /// Notes whom an owner is; what is not root's does not become root's by a name.
+    pub fn learn(&mut self, owner: Owner, number: Option<u32>) {
+        let number = number.filter(|&number| number != 0 && number != u32::MAX);
+        self.0.insert(owner, number.unwrap_or(owner.number));
+    }
+
+    /// Makes owners of the source those of the target.
+    pub fn translate(&self, meta: &mut Meta) {
+        let known = |owner: Owner| self.0.get(&owner).copied().unwrap_or(owner.number);
+        (meta.uid, meta.gid) = (known(Owner::user(meta.uid)), known(Owner::group(meta.gid)));
+    }
+
+    /// The same, of metadata that comes with a file.
+    pub fn translated(&self, mut kept: Kept) -> Kept {
+        kept.iter_mut().for_each(|meta| self.translate(meta));
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_proto::tree::EntryKind;
+    use verbatim_proto::{Node, WirePath};
+
+    fn of(uid: u32, gid: u32) -> Meta {
+        Meta { uid, gid, ..Meta::default() }
+    }
+
+    fn found(uid: u32, gid: u32) -> Found {
+        let (path, kind) = (WirePath::root(), EntryKind::File);
+        Ok(Box::new(Node { path, kind, size: 0, meta: of(uid, gid), twin: None, digest: None }))
+    }
+
+    fn translated(owners: &IdTranslation, uid: u32, gid: u32) -> (u32, u32) {
+        let mut meta = of(uid, gid);
+        owners.translate(&mut meta);
+        (meta.uid, meta.gid)
+    }
+
+    #[test]
+    fn each_owner_is_asked_for_once_and_root_never() {
+        let mut owners = IdTranslation::default();
+        let page = [found(5, 5), found(0, 7), found(5, 0)];
+        assert_eq!(owners.unknown(&page), [Owner::user(5), Owner::group(5), Owner::group(7)]);
+        owners.learn(Owner::user(5), Some(50));
+        owners.learn(Owner::group(7), None);
+        assert_eq!(owners.unknown(&page), [Owner::group(5)]);
+        assert_eq!(translated(&owners, 5, 5), (50, 5), "a user is no group");
+        assert_eq!(translated(&owners, 0, 7), (0, 7), "who is unknown keeps the number");
+    }
+
+    #[test]
+    fn nobody_becomes_root_by_a_name() {
+        let mut owners = IdTranslation::default();
+        owners.learn(Owner::user(5), Some(0));
+        owners.learn(Owner::group(5), Some(u32::MAX));
+        assert_eq!(translated(&owners, 5, 5), (5, 5));
+    }
+}
