@@ -11,6 +11,7 @@
 mod circles;
 mod methods;
 mod modules;
+mod order;
 mod sources;
 mod text;
 
