@@ -11,6 +11,7 @@ use crate::session::Session;
 use crate::session::backoff::Achieved;
 use crate::session::dispatch::Activity;
 use crate::session::work::Work;
+use crate::transfer::Transfer;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use verbatim_control::Fingerprint;
@@ -182,13 +183,15 @@ impl Session {
             self.of.engine.send(ClientMessage::TellTies);
         }
         let (mut ping, mut told) = (Instant::now(), Carried::default());
-        loop {
+        let served = loop {
             tokio::select! {
                 ask = asks.recv() => match ask {
                     Some(ask) => self.of.ask(ask),
-                    None => return Ok(()),
+                    None => break Ok(()),
                 },
-                turned = self.turn_or_end() => turned?,
+                turned = self.turn_or_end() => if let Err(error) = turned {
+                    break Err(error);
+                },
             }
             if self.of.is_carried_otherwise(&told) {
                 told = self.of.carried();
@@ -201,7 +204,10 @@ impl Session {
                 self.of.engine.send(ClientMessage::Stat { request, look });
                 self.of.leave_parts();
             }
-        }
+        };
+        // What is not answered never will be.
+        self.of.activity = Activity::Copy(Transfer::new(&self.waker));
+        served
     }
 }
 
