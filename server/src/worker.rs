@@ -9,9 +9,9 @@
 //! hashed, whatever the client sends. One that lies in its file is hashed when no device
 //! can write to it any more.
 
-use crate::observe::View;
-use crate::quota::{self, Quota};
-use crate::rails::{Offered, SessionDomain};
+use crate::exports::quota::{self, Quota};
+use crate::observe::session_stats::View;
+use crate::rdma::registrations::{Offered, SessionDomain};
 use crate::session::{EVENTS_MAX, Event, SpotEvent, Taking};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -322,7 +322,8 @@ impl Handler<Box<dyn Link>> for ServerWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::{Guest, Observatory};
+    use crate::observe::observatory::Observatory;
+    use crate::observe::session_stats::Guest;
     use std::net::{TcpListener, TcpStream};
     use verbatim_fabric::tcp::TcpLink;
     use verbatim_fabric::{SoftDomain, SparePages};

@@ -26,7 +26,7 @@ use verbatim_control::ConnectOptions;
 use verbatim_proto::WirePath;
 use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
 use verbatim_server::config::Config;
-use verbatim_server::export::{Export, Mode};
+use verbatim_server::config::export::{Export, Mode};
 use verbatim_server::{Server, ServerOptions};
 
 /// How large the checkpoint is, where there is room.

@@ -27,8 +27,8 @@ use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
 use verbatim_proto::units::CHUNK_BYTES_DEFAULT;
 use verbatim_proto::{Filter, plan};
+use verbatim_server::config::export::{Export, Mode};
 use verbatim_server::config::{Config, Metrics};
-use verbatim_server::export::{Export, Mode};
 use verbatim_server::{Server, ServerOptions};
 
 /// The longest any copy of any test may take; one that takes longer hangs.

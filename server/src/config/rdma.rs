@@ -3,7 +3,7 @@
 //! Every key has a default, a range and an effect; what one may not be, because it
 //! cannot work here, is refused with the reason. `configs/rdma-serve.toml` explains.
 
-use crate::pins::Pins;
+use crate::rdma::pin_budget::Pins;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use toml::Value;
@@ -90,7 +90,7 @@ impl Default for Rdma {
 
 impl Rdma {
     /// The same, as the server uses it. Values are within their ranges.
-    pub(crate) fn options(&self) -> crate::rdma::Rdma {
+    pub(crate) fn options(&self) -> crate::rdma::rails::Rdma {
         let small = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
         let wish = Wish {
             device: (!self.device.is_empty()).then(|| self.device.clone()),
@@ -111,7 +111,7 @@ impl Rdma {
             busy_poll: !self.use_event_channel,
             ..Options::default()
         };
-        crate::rdma::Rdma {
+        crate::rdma::rails::Rdma {
             enable: self.enable,
             wish,
             limits: DomainLimits { pinned_bytes_max, ..DomainLimits::default() },

@@ -3,8 +3,8 @@
 //! nothing of hidden exports. On a thread of its own, with deadlines: a device that
 //! hangs must not keep clients waiting.
 
-use super::{Observatory, lock};
-use crate::export::Export;
+use crate::config::export::Export;
+use crate::observe::observatory::{Observatory, lock};
 use crate::session::Shared;
 use std::path::PathBuf;
 use std::time::Duration;

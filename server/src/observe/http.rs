@@ -1,8 +1,8 @@
 //! What the server shows to people and machines that watch: five paths, all of them
 //! read. Knows no session and changes nothing; who answers, and to whom, is `Port`.
 
-use super::Observatory;
 use crate::config::Metrics;
+use crate::observe::observatory::Observatory;
 use crate::session::Shared;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -4,10 +4,11 @@
 //! files and of clients are in it.
 
 use super::history::STEP_SECONDS;
-use super::view::{Moving, View};
-use super::{About, Observatory, Trouble, lock, seconds};
-use crate::cache::CacheHome;
-use crate::export::Mode;
+use crate::config::export::Mode;
+use crate::exports::client_view::ExportFolder;
+use crate::exports::digest_cache::CacheHome;
+use crate::observe::observatory::{About, Observatory, Trouble, lock, seconds};
+use crate::observe::session_stats::{Moving, View};
 use crate::session::Shared;
 use serde::Serialize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -196,7 +197,7 @@ impl Observatory {
 
     fn exports(&self, shared: &Shared) -> Vec<Export> {
         let survey = lock(&self.survey);
-        let export = |(name, export): (&Vec<u8>, &std::sync::Arc<crate::reach::ExportFolder>)| {
+        let export = |(name, export): (&Vec<u8>, &std::sync::Arc<ExportFolder>)| {
             let name = String::from_utf8_lossy(name).into_owned();
             let levels = survey.exports.iter().find(|levels| levels.name == name);
             let failed = survey.failed.iter().find(|(failed, _)| *failed == name);

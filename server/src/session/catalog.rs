@@ -5,8 +5,8 @@
 use super::mirror::{MirrorEvent, change_all};
 use super::owners::{of_meta, of_ties};
 use super::{End, Event, Session};
-use crate::quota;
-use crate::reach::{ExportFolder, Reach};
+use crate::exports::client_view::{ExportFolder, Reach};
+use crate::exports::quota;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use verbatim_control::Expected;

@@ -2,8 +2,8 @@
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
 use super::{SpotEvent, catalog, making, mirror, reading, writing};
-use crate::joins::Arrived;
-use crate::pins::Ring;
+use crate::net::data_tickets::Arrived;
+use crate::rdma::pin_budget::Ring;
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
 use verbatim_proto::message::{FileId, LinkId, Offer, Tag, Verdict, WindowId};

@@ -8,7 +8,7 @@
 use super::catalog::{MAKES_HEARD_MAX, MAKES_MAX};
 use super::walks::WALKS_MAX;
 use super::{EVENTS_MAX, Event, Session};
-use crate::shares::CLIENT_THREADS_MAX;
+use crate::limits::client_limits::CLIENT_THREADS_MAX;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -4,8 +4,8 @@
 
 use super::making::Making;
 use super::{End, Session};
-use crate::joins::Arrived;
-use crate::reach::Passage;
+use crate::exports::client_view::Passage;
+use crate::net::data_tickets::Arrived;
 use crate::worker::Command;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;

@@ -8,8 +8,8 @@
 
 use super::links::ENDING_TIMES;
 use super::{End, Event, Session};
-use crate::rails::{Half, Wanted};
-use crate::reach::Passage;
+use crate::exports::client_view::Passage;
+use crate::rdma::registrations::{Half, Wanted};
 use std::collections::VecDeque;
 use verbatim_fabric::FabricError;
 use verbatim_fabric::verbs::Address;

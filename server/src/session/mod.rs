@@ -30,12 +30,12 @@ mod watching;
 mod windows;
 mod writing;
 
-use crate::memory::Lender;
-use crate::observe::View;
-use crate::places::{Place, Taker};
-use crate::rails::SessionDomain;
-use crate::reach::Reach;
-use crate::shares::Share;
+use crate::exports::client_view::Reach;
+use crate::limits::client_limits::Share;
+use crate::limits::fair_pool::{Place, Taker};
+use crate::limits::memory_budget::Lender;
+use crate::observe::session_stats::View;
+use crate::rdma::registrations::SessionDomain;
 use catalog::Catalog;
 pub(crate) use event::{EVENTS_MAX, Event};
 use jobs::JOBS_MAX;

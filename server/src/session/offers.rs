@@ -5,7 +5,7 @@
 use super::catalog::open_source;
 use super::writing::Landed;
 use super::{Event, Session};
-use crate::reach::Reach;
+use crate::exports::client_view::Reach;
 use verbatim_proto::message::Offer;
 use verbatim_proto::{Extent, Fault};
 

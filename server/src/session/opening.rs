@@ -5,8 +5,8 @@
 //! what waits; `reading` and `writing` open what has a place.
 
 use super::{Event, Session};
-use crate::memory::file_bytes;
-use crate::places::{Place, Taker};
+use crate::limits::fair_pool::{Place, Taker};
+use crate::limits::memory_budget::file_bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! A session whose client may move only so much a second: windows are put off and
 //! grants held back while its client owes, and both go on when it is time. Nothing
-//! blocks, and no worker waits. `paces` counts, for all sessions of a client.
+//! blocks, and no worker waits. `limits::rate` counts, for all sessions of a client.
 
 use super::{End, Session, Shared};
-use crate::observe::View;
-use crate::paces::Pace;
+use crate::limits::rate::Pace;
+use crate::observe::session_stats::View;
 use std::time::Duration;
 use verbatim_proto::read::Prepare;
 

@@ -1,9 +1,9 @@
 //! A session and the budgets of pins and memory: what it does when it may have more, when it
-//! has waited in vain, and when it keeps what others wait for. `pins` decides; windows
+//! has waited in vain, and when it keeps what others wait for. `rdma::pin_budget` decides; windows
 //! and slots are made in `reading` and `writing`.
 
 use super::{End, Session};
-use crate::pins::Ring;
+use crate::rdma::pin_budget::Ring;
 use std::time::Duration;
 use tokio::time::Instant;
 use verbatim_proto::{Code, Fault};

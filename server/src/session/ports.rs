@@ -1,7 +1,7 @@
 //! Exports that admit some RDMA ports only. What names a file of such an export waits
 //! until links to other ports are dead, so that no window or slot of it is registered
 //! while one of them could reach it; nothing else is heard from the client meanwhile.
-//! `reach` has the rules and refuses such ports from then on; the client goes on over
+//! `exports::client_view` has the rules and refuses such ports from then on; the client goes on over
 //! those that are admitted, or over TCP.
 
 use super::{End, Session};

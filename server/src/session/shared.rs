@@ -2,16 +2,16 @@
 //! once by the listener; a session changes none of it but through what is in it.
 
 use super::holding::{Holders, Keepers};
-use crate::hashing::Hashing;
-use crate::joins::Joins;
-use crate::memory::Trimmer;
-use crate::observe::Observatory;
-use crate::paces::Paces;
-use crate::quota::Counts;
-use crate::rdma::Rdma;
-use crate::reach::Exports;
-use crate::shares::Shares;
-use crate::surveys::Surveys;
+use crate::exports::client_view::Exports;
+use crate::exports::dense_files::Surveys;
+use crate::exports::quota::Counts;
+use crate::exports::window_digests::Hashing;
+use crate::limits::client_limits::Shares;
+use crate::limits::memory_budget::Trimmer;
+use crate::limits::rate::Paces;
+use crate::net::data_tickets::Joins;
+use crate::observe::observatory::Observatory;
+use crate::rdma::rails::Rdma;
 use crate::worker::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

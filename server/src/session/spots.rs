@@ -8,7 +8,7 @@
 
 use super::writing::Created;
 use super::{End, Session};
-use crate::rails::{Offered, SessionDomain};
+use crate::rdma::registrations::{Offered, SessionDomain};
 use crate::worker::{Command, SpotWish};
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 //! of a session ends its watches.
 
 use super::{End, Event, Session};
-use crate::memory::WATCHED_FOLDER_BYTES;
-use crate::places::Place;
-use crate::shares;
+use crate::limits::client_limits;
+use crate::limits::fair_pool::Place;
+use crate::limits::memory_budget::WATCHED_FOLDER_BYTES;
 use std::collections::{HashMap, HashSet};
 use tokio::sync::mpsc;
 use verbatim_files::watch::{Rooms, Timing};
@@ -56,7 +56,7 @@ impl Session {
         }
         let watches = &self.share.watches;
         let Some(place) = watches.take(1) else {
-            let (all, own) = (shares::WATCHES_MAX, watches.has());
+            let (all, own) = (client_limits::WATCHES_MAX, watches.has());
             return limit(format!(
                 "the server watches {all} folders at most, {own} for this client"
             ));
@@ -128,7 +128,7 @@ fn ended(request: u32, fault: Fault) -> ServerMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::places::{Places, Taker};
+    use crate::limits::fair_pool::{Places, Taker};
 
     #[test]
     fn a_place_is_taken_until_the_thread_that_tells_is_gone() {

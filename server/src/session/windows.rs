@@ -5,11 +5,11 @@
 
 use super::Shared;
 use super::reading::{Open, Packed, Window};
-use crate::memory::refusal;
-use crate::observe::Taken;
-use crate::pins::Pin;
-use crate::places::{Place, Taker};
-use crate::rails::{Offered, SessionDomain};
+use crate::limits::fair_pool::{Place, Taker};
+use crate::limits::memory_budget::refusal;
+use crate::observe::session_stats::Taken;
+use crate::rdma::pin_budget::Pin;
+use crate::rdma::registrations::{Offered, SessionDomain};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;

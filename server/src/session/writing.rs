@@ -6,8 +6,8 @@ mod slots;
 
 use super::opening::Room;
 use super::{End, Event, Session};
-use crate::observe::Noted;
-use crate::quota::{self, Quota};
+use crate::exports::quota::{self, Quota};
+use crate::observe::session_stats::Noted;
 use crate::worker::{Chunk, Command, Landing, Lies};
 use slots::Slot;
 use std::collections::{BTreeMap, HashMap};
@@ -362,7 +362,7 @@ fn create_lasting(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::places::{Places, Taker};
+    use crate::limits::fair_pool::{Places, Taker};
     use verbatim_proto::meta::Xattr;
 
     /// A file of so many bytes in this folder, of which a quota lets 6000 be written.

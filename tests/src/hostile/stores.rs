@@ -8,7 +8,7 @@ use verbatim_files::journal;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Extent};
-use verbatim_server::cache::DigestCache;
+use verbatim_server::exports::digest_cache::DigestCache;
 
 /// A journal with a changed tail or head gives what was sealed, in front of the damage, or
 /// nothing. The input says where it is cut, and what is put there.

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use verbatim_control::{ClientKey, ControlError, Grant, Token, TokenStore, unix_now};
 use verbatim_server::config::Config;
-use verbatim_server::span;
+use verbatim_server::config::duration;
 use verbatim_usage::{is_all_taken, note, out, print_out};
 
 /// Make, list and revoke the tokens that rdma-serve lets in.
@@ -85,7 +85,7 @@ type Expiry = Option<u64>;
 const EXPIRES_SECONDS: u64 = 30 * 24 * 3600;
 
 fn expiry(text: &str) -> Result<Expiry, String> {
-    if text == "never" { Ok(None) } else { span::parse(text).map(Some) }
+    if text == "never" { Ok(None) } else { duration::parse(text).map(Some) }
 }
 
 fn main() -> ExitCode {
@@ -165,7 +165,7 @@ fn list(store: &TokenStore, json: bool) -> Result<(), ControlError> {
         let left = match expires {
             None => "never ends".into(),
             Some(end) if *end <= now => "expired".into(),
-            Some(end) => format!("{} left", span::show(end - now)),
+            Some(end) => format!("{} left", duration::show(end - now)),
         };
         out!("{name}  {}  {left}  {key}", exports.join(","));
     }

@@ -2,10 +2,10 @@
 //! that nobody waits for ever: sessions without a socket, as in `tests`.
 
 use super::*;
-use crate::places::Places;
+use crate::limits::client_limits::{CLIENT_THREADS_MAX, Share};
+use crate::limits::fair_pool::Places;
 use crate::session::jobs::{AHEAD_BYTES_MAX, JOBS_HEARD_MAX};
 use crate::session::opening::PLACES_WAIT_MAX;
-use crate::shares::{CLIENT_THREADS_MAX, Share};
 use verbatim_proto::Meta;
 use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::meta::Xattr;

@@ -2,9 +2,9 @@
 //! says what became of each.
 
 use super::*;
-use crate::rails::Half;
+use crate::limits::client_limits::Share;
+use crate::rdma::registrations::Half;
 use crate::session::making::PairEvent;
-use crate::shares::Share;
 use tokio::sync::Semaphore;
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 

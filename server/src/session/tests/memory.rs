@@ -2,7 +2,7 @@
 //! without a socket, as in `tests`.
 
 use super::*;
-use crate::places::Places;
+use crate::limits::fair_pool::Places;
 use verbatim_proto::Look;
 use verbatim_proto::message::Entry;
 

@@ -4,7 +4,7 @@
 
 use super::super::spots::go_on_if;
 use super::super::{End, Session};
-use crate::places::Place;
+use crate::limits::fair_pool::Place;
 use std::sync::atomic::Ordering;
 use verbatim_fabric::{FabricError, Memory, SharedSlot, SparePages};
 use verbatim_proto::message::{LinkId, ServerMessage};

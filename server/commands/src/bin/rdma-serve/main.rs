@@ -19,11 +19,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
+use verbatim_server::config::duration;
+use verbatim_server::config::export::{ExportSpec, Mode};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
-use verbatim_server::confine::{RulesetStatus, User, confine, give_up_capabilities};
-use verbatim_server::export::{ExportSpec, Mode};
+use verbatim_server::sandbox::{RulesetStatus, User, confine, give_up_capabilities};
 use verbatim_server::{
-    Devices, Ending, FILE_THREADS_MAX, Server, ServerError, ServerOptions, span, take_port,
+    Devices, Ending, FILE_THREADS_MAX, Server, ServerError, ServerOptions, take_port,
 };
 use verbatim_telemetry::notify::Notifier;
 use verbatim_telemetry::{Format, Gathering};
@@ -96,7 +97,7 @@ struct Flags {
     /// Let the line of --share be used for this long [default: 1h].
     ///
     /// A number with s, m, h, d or w behind it.
-    #[arg(long, value_name = "TIME", requires = "share", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", requires = "share", value_parser = duration::parse)]
     share_for: Option<u64>,
 
     /// Become this user once the port is open.

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use verbatim_control::{ClientKey, ControlError, Fingerprint, Grant, Token, unix_now};
 use verbatim_fabric::verbs::local_address_towards;
 use verbatim_server::config::ConfigError;
-use verbatim_server::export::{Export, ExportSpec, Mode};
-use verbatim_server::span;
+use verbatim_server::config::duration;
+use verbatim_server::config::export::{Export, ExportSpec, Mode};
 use verbatim_usage::{note, out};
 
 /// How long the line may be used unless told otherwise, in seconds.
@@ -56,7 +56,7 @@ impl Share {
             Mode::ReadOnly => out!("{command} rdma://{address}/{name} ."),
             Mode::ReadWrite => out!("{command} FILES rdma://{address}/{name}/"),
         }
-        note!("paste this on the other machine; it is good for {}", span::show(self.seconds));
+        note!("paste this on the other machine; it is good for {}", duration::show(self.seconds));
     }
 }
 

@@ -3,8 +3,8 @@
 //! What a session holds, what is young and what is not ours is left alone; that
 //! is decided in `files::reap`. Ends with its handle.
 
-use crate::export::Mode;
-use crate::reach::ExportFolder;
+use crate::config::export::Mode;
+use crate::exports::client_view::ExportFolder;
 use crate::session::Shared;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,8 +6,7 @@
 //! The part of the server that hashes windows asks before and tells after;
 //! it alone decides which identities are old enough to be cached.
 
-mod store;
-
+use crate::exports::digest_store::{self, Change, Store, contain};
 use redb::Durability;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,7 +14,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use store::{Change, Store, contain};
 use tracing::warn;
 use verbatim_files::Identity;
 use verbatim_proto::Digest;
@@ -221,7 +219,7 @@ impl Shared {
         match failed {
             Some(path) => {
                 warn!(path = %path.display(), %cause, "digest cache failed; using one in memory");
-                store::move_aside(&path, cause);
+                digest_store::move_aside(&path, cause);
                 *place = Store::in_memory(size_bytes);
             }
             None => warn!(%cause, "digest cache in memory failed; going without"),
@@ -342,8 +340,8 @@ const DIGESTS_MAX: usize = (WINDOW_BYTES / GRAIN_BYTES) as usize;
 
 #[cfg(test)]
 mod tests {
-    use super::store::{CORRUPT_NAME, FILE_NAME, MEMORY_BYTES_MAX};
     use super::*;
+    use crate::exports::digest_store::{CORRUPT_NAME, FILE_NAME, MEMORY_BYTES_MAX};
     use std::sync::{LazyLock, Mutex};
     use tempfile::TempDir;
     use tracing::field::{Field, Visit};

@@ -1,24 +1,25 @@
 //! The server's door: opens what the configuration names, listens, and hands each
-//! connection to `guests`. Owns the order of stopping: first no new sessions, then
+//! connection to `net::accept`. Owns the order of stopping: first no new sessions, then
 //! the running ones finish, then what is left is ended.
 
-use crate::cache::DigestCache;
+use crate::config::export::{Export, Owner, check_exports};
 use crate::config::{Config, ConfigError, Metrics, Tls};
-use crate::confine::User;
-use crate::devices::Devices;
-use crate::export::{Export, Owner, check_exports};
-use crate::guests::Guests;
-use crate::hashing::Hashing;
-use crate::joins::Joins;
-use crate::keyring::Keyring;
-use crate::observe::{About, MetricsError, Observatory, Page};
-use crate::paces::Paces;
-use crate::quota::{Counts, Keeper};
-use crate::rdma::Rdma;
-use crate::reach::{ExportFolder, Exports};
-use crate::reaper::Reaper;
+use crate::exports::client_view::{ExportFolder, Exports};
+use crate::exports::digest_cache::DigestCache;
+use crate::exports::quota::{Counts, Keeper};
+use crate::exports::stale_uploads::Reaper;
+use crate::exports::window_digests::Hashing;
+use crate::limits::client_limits::{HASHED_WALKS_MAX, Shares};
+use crate::limits::rate::Paces;
+use crate::net::accept::Guests;
+use crate::net::credentials_watch::Keyring;
+use crate::net::data_tickets::Joins;
+use crate::observe::http::Page;
+use crate::observe::observatory::{About, MetricsError, Observatory};
+use crate::rdma::devices::Devices;
+use crate::rdma::rails::Rdma;
+use crate::sandbox::User;
 use crate::session::Shared;
-use crate::shares::{HASHED_WALKS_MAX, Shares};
 use crate::worker::ServerWorker;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The cache's database: rows of digests, the order they came in, and the
 //! books about both. It owns the row formats and every call into redb, checks
 //! each row it reads, and turns a panic of redb into an error. It never
-//! retries and starts no thread: `cache` decides what a failure means.
+//! retries and starts no thread: `digest_cache` decides what a failure means.
 
 use redb::backends::InMemoryBackend;
 use redb::{
@@ -17,18 +17,18 @@ use verbatim_files::Identity;
 use verbatim_proto::Digest;
 
 /// One open database.
-pub(super) struct Store {
+pub(crate) struct Store {
     /// The entries since the last change: beginning to read takes longer than reading. Before
     /// `database`, so that nobody reads any more when that is closed.
     entries: RwLock<Entries>,
     database: Database,
     /// `None` in memory.
-    pub(super) path: Option<PathBuf>,
-    pub(super) size_bytes: u64,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) size_bytes: u64,
 }
 
 /// One change to the tables.
-pub(super) enum Change {
+pub(crate) enum Change {
     /// Stores the digests of a window.
     Put { key: Identity, window: u64, digests: Vec<Digest> },
     /// Removes all windows of an identity.
@@ -38,7 +38,7 @@ pub(super) enum Change {
 impl Store {
     /// Opens the database in `dir`, a fresh one where that is corrupt, and one in memory where
     /// neither works.
-    pub(super) fn open(dir: &Path, size_bytes: u64) -> Option<Self> {
+    pub(crate) fn open(dir: &Path, size_bytes: u64) -> Option<Self> {
         let path = dir.join(FILE_NAME);
         let cause = match Self::in_file(&path, size_bytes) {
             Ok(store) => return Some(store),
@@ -62,7 +62,7 @@ impl Store {
     }
 
     /// Makes an empty database in memory, with a bound of its own.
-    pub(super) fn in_memory(size_bytes: u64) -> Option<Self> {
+    pub(crate) fn in_memory(size_bytes: u64) -> Option<Self> {
         let size_bytes = size_bytes.min(MEMORY_BYTES_MAX);
         let made = contain(|| {
             let mut builder = Builder::new();
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Finds the digests of a window; a row that is not intact is not there.
-    pub(super) fn read(
+    pub(crate) fn read(
         &self,
         key: &Identity,
         window: u64,
@@ -121,7 +121,7 @@ impl Store {
     }
 
     /// Makes changes in one transaction, and evicts the oldest entries that are over the bound.
-    pub(super) fn write(
+    pub(crate) fn write(
         &self,
         changes: &[Change],
         durability: Durability,
@@ -225,10 +225,10 @@ impl<'t> Tables<'t> {
 
 /// The books: what the tables hold, without walking them.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Totals {
+pub(crate) struct Totals {
     next_sequence: u64,
-    pub(super) entries: u64,
-    pub(super) bytes: u64,
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Totals {
@@ -295,7 +295,7 @@ fn stored_bytes(row: &[u8]) -> u64 {
 }
 
 /// Runs calls into redb, which may panic on pages that changed under it.
-pub(super) fn contain<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+pub(crate) fn contain<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
@@ -305,7 +305,7 @@ pub(super) fn contain<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Resul
 
 /// Moves a database that failed out of the way, replacing an older one there, and says whether
 /// it did. One that only ran out of room, or into a read-only file system, is left alone.
-pub(super) fn move_aside(path: &Path, cause: &redb::Error) -> bool {
+pub(crate) fn move_aside(path: &Path, cause: &redb::Error) -> bool {
     use ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let is_intact = matches!(cause, redb::Error::Io(error)
         if matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem));
@@ -317,13 +317,13 @@ fn damaged(why: &str) -> redb::Error {
 }
 
 /// The database, in the state folder.
-pub(super) const FILE_NAME: &str = "digests.redb";
+pub(crate) const FILE_NAME: &str = "digests.redb";
 
 /// Where a corrupt database is kept for whoever wants to know why.
-pub(super) const CORRUPT_NAME: &str = "digests.redb.corrupt";
+pub(crate) const CORRUPT_NAME: &str = "digests.redb.corrupt";
 
 /// The bound of a cache in memory.
-pub(super) const MEMORY_BYTES_MAX: u64 = 32 << 20;
+pub(crate) const MEMORY_BYTES_MAX: u64 = 32 << 20;
 
 /// The largest file that is checked as a whole when it is opened. Checking 1 GiB takes 0.7 s.
 const CHECKED_BYTES_MAX: u64 = 2 << 30;

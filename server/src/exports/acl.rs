@@ -1,8 +1,8 @@
 //! The gate of one export: by which names, from which addresses and over which
-//! RDMA ports it may be used. Owns these rules, pure; `reach` asks them for each
+//! RDMA ports it may be used. Owns these rules, pure; `client_view` asks them for each
 //! client. Rules that are empty let everybody through who was let in at all.
 
-use crate::range::Range;
+use crate::config::cidr::Range;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use verbatim_control::Who;

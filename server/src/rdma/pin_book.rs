@@ -1,5 +1,5 @@
 //! Who may pin how much now: a pure account of one budget over all clients. No
-//! lock, no clock, no memory; `pins` drives it.
+//! lock, no clock, no memory; `pin_budget` drives it.
 //!
 //! Each client that is let in has a floor of its own, as long as all floors fit the
 //! budget. What is left above the floors is lent by a dynamic threshold: nobody may
@@ -15,7 +15,7 @@ const WINDOWS_AT_A_TIME: u64 = 4;
 
 /// The account.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(crate) struct Book {
     budget: u64,
     /// What one client may hold, however much is free.
     client_max: u64,

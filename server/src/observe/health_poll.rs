@@ -2,8 +2,8 @@
 //! not answer: the file systems of exports, and the ports of RDMA devices.
 //! Whoever asks the server gets what the last look found.
 
-use crate::rdma::Rdma;
-use crate::reach::ExportFolder;
+use crate::exports::client_view::ExportFolder;
+use crate::rdma::rails::Rdma;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,12 +1,10 @@
 //! The pin budget: what the server may register with devices at a time, over all
 //! clients. A `Share` is one client's part of it, a `Pin` some bytes of that;
-//! dropping either gives it back and wakes those who wait. `book` decides; this
+//! dropping either gives it back and wakes those who wait. `pin_book` decides; this
 //! file has the lock, the bells, and what the system allows at most. It registers
 //! nothing itself: sessions do, with a pin in hand.
 
-mod book;
-
-use book::Book;
+use crate::rdma::pin_book::Book;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 //! there. Owns that decision, made once when a session begins, because a session
 //! ends when what it came in with changes. Never opens a file: `files` does.
 
-use crate::export::Mode;
-use crate::gate::Gate;
-use crate::quota::{self, Quota};
+use crate::config::export::Mode;
+use crate::exports::acl::Gate;
+use crate::exports::quota::{self, Quota};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,13 +1,13 @@
 //! What a client may have with all its sessions of what all clients share: not all
 //! there is, so that one that asks for much, or for what takes long, leaves some to
 //! the others; and what all clients of one name may have, because a token may be used
-//! at many addresses. Owns who counts as one client, as `paces` does; `places` counts.
+//! at many addresses. Owns who counts as one client, as `rate` does; `fair_pool` counts.
 
 use crate::config::Limits;
-use crate::doorstep::{ARRIVALS_MAX, network_of};
-use crate::matching::Matching;
-use crate::memory;
-use crate::places::{Places, Taker};
+use crate::limits::fair_pool::{Places, Taker};
+use crate::limits::memory_budget;
+use crate::limits::pattern_steps::Matching;
+use crate::net::handshake_limit::{ARRIVALS_MAX, network_of};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,7 +75,7 @@ impl Shares {
             watches: Places::new(WATCHES_MAX),
             watched_folders: Places::new(for_clients(watches_max())),
             files: Places::new(for_files(limits, descriptors)),
-            memory: Places::new(memory::budget_bytes(limits)),
+            memory: Places::new(memory_budget::budget_bytes(limits)),
         }
     }
 

@@ -4,9 +4,9 @@
 //! when the last of them lets go of it. Of a session that uses a hidden export
 //! neither files nor errors are shown: those are logged.
 
-use super::{Observatory, lock};
-use crate::places::Taker;
-use crate::rails::SessionDomain;
+use crate::limits::fair_pool::Taker;
+use crate::observe::observatory::{Observatory, hint_of, lock};
+use crate::rdma::registrations::SessionDomain;
 use crate::session::Event;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -199,7 +199,7 @@ impl View {
                 tracing::info!(peer, session, request, path, "file left alone");
             }
             (_, Err(cause)) => {
-                let hint = super::hint_of(cause.code);
+                let hint = hint_of(cause.code);
                 tracing::warn!(peer, session, request, path, %cause, hint, "file failed");
             }
         }

@@ -3,7 +3,7 @@
 //! paid for. One scan is bounded by itself (`STEPS_MAX` of a path); without this a
 //! client that asks again and again would keep all threads busy that it may have.
 
-use crate::paces::Bucket;
+use crate::limits::rate::Bucket;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 //! the process gives up its rights, so its user need not be let at them; every session
 //! makes a protection domain of its own on one of these. A device that came later, or
 //! failed and came back, is opened when it is wanted, if the process still may.
-//! Nothing is chosen here: `rdma` does.
+//! Nothing is chosen here: `rails` does.
 
 use crate::config::Rdma;
 use std::collections::BTreeMap;

@@ -2,13 +2,13 @@
 //! requests that wait, upload slots, windows that are copies, files that are open,
 //! watched folders and changes in them, names of files in trees that are staged.
 //! All of it is taken from one budget (`limits.memory_mb`), of which a client has
-//! half at most and a name three quarters, as `places` counts. Owns how large that
+//! half at most and a name three quarters, as `fair_pool` counts. Owns how large that
 //! budget is, what each kind of thing counts for, and that the heap is given back to
 //! the system after clients are gone. What a device pins has a budget of its own as
-//! well, in `pins`.
+//! well, in `rdma::pin_budget`.
 
 use crate::config::Limits;
-use crate::places::{Place, Taker};
+use crate::limits::fair_pool::{Place, Taker};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;

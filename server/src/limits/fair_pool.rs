@@ -4,7 +4,7 @@
 //! who comes next finds some; the same holds among the sessions of one client. The
 //! first few are anybody's, as long as there are any. All clients of one name have
 //! three quarters at most, from however many addresses they come. Owns these counts: a
-//! place is given back when it is dropped. Who is one client is for `shares` to say.
+//! place is given back when it is dropped. Who is one client is for `client_limits` to say.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,17 +4,20 @@
 //! and never touches what it names: the binary lays its flags over the public
 //! fields, then calls `Config::check`.
 
+pub mod cidr;
+pub mod duration;
+pub mod export;
 mod file;
 mod ranges;
 mod rdma;
-mod state;
+mod state_dir;
 mod tables;
 
-use crate::export::{Export, check_names};
+use crate::config::export::{Export, check_names};
 use ranges::RANGES;
 pub use rdma::Rdma;
 use serde::{Deserialize, Serialize};
-pub use state::default_state_dir;
+pub use state_dir::default_state_dir;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -130,7 +133,7 @@ impl Config {
 
     /// The folder of keys and caches: if not set, one of the user that the server becomes.
     pub fn state_dir(&self) -> PathBuf {
-        state::of(&self.state, &self.user)
+        state_dir::of(&self.state, &self.user)
     }
 
     /// The file with the public keys that are let in.
@@ -395,9 +398,9 @@ const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 
 #[cfg(test)]
 mod tests {
-    use super::state::state_dir_of;
+    use super::state_dir::state_dir_of;
     use super::*;
-    use crate::export::Mode;
+    use crate::config::export::Mode;
 
     const SHOWN: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/rdma-serve.toml"));
@@ -417,7 +420,7 @@ mod tests {
     #[test]
     fn state_is_in_the_home_of_the_user_that_the_server_becomes() {
         let parse = |text: &str| Config::from_toml(text, "it").expect("good");
-        let home = crate::confine::User::find("nobody").expect("everybody has one").state_dir();
+        let home = crate::sandbox::User::find("nobody").expect("everybody has one").state_dir();
         assert_eq!(parse("user = \"nobody\"").state_dir(), home, "whoever asks");
         let set = parse("user = \"nobody\"\nstate = \"/var/lib/verbatim\"");
         assert_eq!(set.state_dir(), Path::new("/var/lib/verbatim"));

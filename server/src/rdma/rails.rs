@@ -1,9 +1,9 @@
 //! RDMA on the server: whether it is offered, from which ports, and what is told
-//! about that when the server starts. What one client has of it is in `rails`.
+//! about that when the server starts. What one client has of it is in `registrations`.
 
-use crate::devices::Devices;
-use crate::observe::Missing;
-use crate::pins::Pins;
+use crate::observe::observatory::Missing;
+use crate::rdma::devices::Devices;
+use crate::rdma::pin_budget::Pins;
 use std::net::IpAddr;
 use std::sync::Arc;
 use verbatim_fabric::FabricError;

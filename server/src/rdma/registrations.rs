@@ -3,10 +3,10 @@
 //! under its first name for TCP links, so that a client whose devices fail goes on
 //! over TCP with the windows it has. A slot belongs to one link and is registered
 //! only where that link ends. Which rail a client's port is served from is decided
-//! once, by its address. Used by sessions; the budget is that of `pins`.
+//! once, by its address. Used by sessions; the budget is that of `pin_budget`.
 
-use crate::pins::{Pin, Ring, Share};
-use crate::rdma::Rdma;
+use crate::rdma::pin_budget::{Pin, Ring, Share};
+use crate::rdma::rails::Rdma;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;

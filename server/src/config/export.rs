@@ -5,9 +5,9 @@
 //! the binary call it once, at start.
 
 use crate::config::ConfigError;
-use crate::gate::Gate;
-use crate::quota::{Counts, Quota};
-use crate::range::Range;
+use crate::config::cidr::Range;
+use crate::exports::acl::Gate;
+use crate::exports::quota::{Counts, Quota};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -5,8 +5,8 @@
 //! taken back: an export that is added later needs another process, which the parent
 //! of `--reloadable` starts.
 
+use crate::config::export::{Mode, Owner};
 use crate::config::{Config, ConfigError, Tls};
-use crate::export::{Mode, Owner};
 pub use landlock::RulesetStatus;
 use landlock::{
     ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,

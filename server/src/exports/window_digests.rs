@@ -4,7 +4,7 @@
 //! for an identity that may hide a later write. Called by jobs of sessions, which
 //! may block.
 
-use crate::cache::DigestCache;
+use crate::exports::digest_cache::DigestCache;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

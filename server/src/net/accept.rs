@@ -2,15 +2,15 @@
 //! data connection by its first byte, proves who it is, and gets a session; all of
 //! it before one deadline. A data connection whose secret came with it goes straight
 //! in. Owns the number of sessions and their numbers. Never accepts a connection
-//! itself and never stops the server: `listener` does.
+//! itself and never stops the server: `server` does.
 
 use crate::config::Limits;
-use crate::doorstep::{Arrival, Doorstep};
-use crate::joins::Arrived;
-use crate::keyring::Watch;
-use crate::observe::Guest;
-use crate::reach::{Reach, Visitor};
-use crate::refusals::{Refusal, Refusals};
+use crate::exports::client_view::{Reach, Visitor};
+use crate::net::credentials_watch::Watch;
+use crate::net::data_tickets::Arrived;
+use crate::net::handshake_limit::{Arrival, Doorstep};
+use crate::net::refusal_log::{Refusal, Refusals};
+use crate::observe::session_stats::Guest;
 use crate::session::{Event, Session, Shared};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::net::{IpAddr, SocketAddr};

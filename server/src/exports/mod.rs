@@ -1,0 +1,12 @@
+//! Exports at work: which of them a client sees and may change, what may be written into
+//! them, the digests of their files and what abandoned uploads left. Never talks to a
+//! client: sessions do. Imports the configuration; observe, net and session import it.
+
+pub(crate) mod acl;
+pub(crate) mod client_view;
+pub(crate) mod dense_files;
+pub mod digest_cache;
+pub(crate) mod digest_store;
+pub(crate) mod quota;
+pub(crate) mod stale_uploads;
+pub(crate) mod window_digests;

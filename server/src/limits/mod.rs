@@ -1,0 +1,9 @@
+//! What a client may take of what all clients share: sessions, threads, descriptors, memory,
+//! rate. Never decides what a client may do: exports do. Imports the configuration alone;
+//! every module that serves clients imports it.
+
+pub(crate) mod client_limits;
+pub(crate) mod fair_pool;
+pub(crate) mod memory_budget;
+pub(crate) mod pattern_steps;
+pub(crate) mod rate;
