@@ -6,8 +6,8 @@
 use crate::config::Limits;
 use crate::limits::fair_pool::{Places, Taker};
 use crate::limits::memory_budget;
+use crate::limits::network::network_of;
 use crate::limits::pattern_steps::Matching;
-use crate::net::handshake_limit::{ARRIVALS_MAX, network_of};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,6 +41,9 @@ const CLIENT_FOLDERS_QUARTERS: u64 = 3;
 
 /// Folders that clients may watch where the kernel does not say how many it allows.
 const WATCHED_FOLDERS_UNTOLD: u64 = 1 << 18;
+
+/// Connections that may be open without having proven who they are.
+pub(crate) const ARRIVALS_MAX: usize = 1024;
 
 /// Descriptors that no file and no connection gets: of keys and quotas, exports, metrics, the
 /// digest cache, devices, and folders that are looked through.

@@ -5,5 +5,6 @@
 pub(crate) mod client_limits;
 pub(crate) mod fair_pool;
 pub(crate) mod memory_budget;
+pub(crate) mod network;
 pub(crate) mod pattern_steps;
 pub(crate) mod rate;

@@ -7,7 +7,7 @@
 //! A window may be had whenever nothing is owed, and is owed for then, so the rate
 //! is kept on average however long windows are.
 
-use crate::net::handshake_limit::network_of;
+use crate::limits::network::network_of;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -5,16 +5,15 @@
 //! oldest silent connection of the site that has the most is sent away for it.
 //! Pure: it is told the time. A connection here takes no place of a session.
 
+use crate::limits::client_limits::ARRIVALS_MAX;
+use crate::limits::network::{cut, network_of};
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Connections that may stand there.
-pub(crate) const ARRIVALS_MAX: usize = 1024;
-
-/// Of these, from one address: of IPv6, from one /64.
+/// Of the connections that may stand there, from one address: of IPv6, from one /64.
 pub(crate) const ARRIVALS_PER_ADDRESS_MAX: usize = 256;
 
 /// Of these, from one site: of IPv6, from one /48. The rate of its handshakes is as many times
@@ -214,20 +213,6 @@ fn take_turn(
     }
     *free_at = begin + each;
     Some(wait)
-}
-
-/// What counts as one address: a network of IPv6 is one customer's.
-pub(crate) fn network_of(peer: IpAddr) -> IpAddr {
-    cut(peer, 64)
-}
-
-fn cut(peer: IpAddr, bits: u32) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => {
-            Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - bits))).into()
-        }
-    }
 }
 
 /// A network that connections are counted for.
