@@ -7,6 +7,7 @@ use crate::config::export::Export;
 use crate::observe::health_poll::Survey;
 use crate::observe::history::{History, STEP_SECONDS};
 use crate::observe::session_stats::{Guest, View};
+use crate::rdma::rails::Missing;
 use crate::session::Shared;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -51,15 +52,6 @@ pub(crate) struct About {
     pub certificate_end: Option<f64>,
     /// Why clients are served over TCP.
     pub no_rdma: Option<Missing>,
-}
-
-/// Why there is no RDMA, and what to do about it.
-#[derive(Clone, Debug)]
-pub(crate) struct Missing {
-    /// Whether it was switched off.
-    pub disabled: bool,
-    pub text: String,
-    pub hint: Option<String>,
 }
 
 /// Something that went wrong.

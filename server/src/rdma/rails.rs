@@ -1,7 +1,6 @@
 //! RDMA on the server: whether it is offered, from which ports, and what is told
 //! about that when the server starts. What one client has of it is in `registrations`.
 
-use crate::observe::observatory::Missing;
 use crate::rdma::devices::Devices;
 use crate::rdma::pin_budget::Pins;
 use std::net::IpAddr;
@@ -102,6 +101,15 @@ impl Rdma {
             }
         }
     }
+}
+
+/// Why there is no RDMA, and what to do about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Missing {
+    /// Whether it was switched off.
+    pub disabled: bool,
+    pub text: String,
+    pub hint: Option<String>,
 }
 
 #[cfg(test)]
