@@ -10,6 +10,7 @@ mod limits;
 mod net;
 mod observe;
 mod rdma;
+mod rdma_setup;
 pub mod sandbox;
 mod server;
 mod session;

@@ -6,7 +6,7 @@
 //! of `--reloadable` starts.
 
 use crate::config::export::{Mode, Owner};
-use crate::config::{Config, ConfigError, Tls};
+use crate::config::{Config, ConfigError, Tls, User};
 pub use landlock::RulesetStatus;
 use landlock::{
     ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
@@ -16,7 +16,7 @@ use rustix::process::{Gid, Uid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use verbatim_files::meta::GIVING;
 
 /// The rights that are known here; a kernel that knows fewer enforces those.
@@ -40,84 +40,34 @@ const READ: [&str; 11] = [
 /// Devices.
 const USE: [&str; 2] = ["/dev/infiniband", "/dev/null"];
 
-/// A user of this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
-    home: PathBuf,
+/// Becomes this user for good. Refuses exports that only root can serve.
+pub fn become_user(user: &User, config: &Config) -> Result<(), ConfigError> {
+    if rustix::process::geteuid().as_raw() == user.uid {
+        return Ok(());
+    }
+    check_user(user, config)?;
+    let dropped = drop_root(user, config.keep_chown);
+    dropped.map_err(|error| ConfigError::cannot_be(&config.user, &error.to_string()))?;
+    assert!(thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
+    Ok(())
 }
 
-impl User {
-    /// Finds a user by name in `/etc/passwd`, and its groups in `/etc/group`.
-    pub fn find(name: &str) -> Result<Self, ConfigError> {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let found = Self::parse(name, &read("/etc/passwd"), &read("/etc/group"));
-        found.ok_or_else(|| cannot(name, "there is no such user in /etc/passwd"))
+/// Says why this process could not become this user, or not serve every export then.
+pub(crate) fn check_user(user: &User, config: &Config) -> Result<(), ConfigError> {
+    let now = rustix::process::geteuid();
+    if now.as_raw() == user.uid {
+        return Ok(());
     }
-
-    fn parse(name: &str, passwd: &str, group: &str) -> Option<Self> {
-        let of = |line: &&str| line.split(':').next() == Some(name);
-        let fields: Vec<&str> = passwd.lines().find(of)?.split(':').collect();
-        let [_, _, uid, gid, _, home, ..] = fields[..] else { return None };
-        let gid = gid.parse().ok()?;
-        let member = |line: &str| {
-            let [_, _, id, members] = line.split(':').collect::<Vec<_>>()[..] else { return None };
-            members.split(',').any(|member| member == name).then(|| id.parse().ok())?
-        };
-        let groups = group.lines().filter_map(member).chain([gid]).collect();
-        Some(Self { uid: uid.parse().ok()?, gid, groups, home: home.into() })
+    if !now.is_root() {
+        return Err(ConfigError::cannot_be(&config.user, "only root can become another user"));
     }
-
-    /// Where its state is where none is set.
-    pub fn state_dir(&self) -> PathBuf {
-        self.home.join(".local/state/verbatim")
-    }
-
-    /// Becomes this user for good. Refuses exports that only root can serve.
-    pub fn become_it(&self, config: &Config) -> Result<(), ConfigError> {
-        if rustix::process::geteuid().as_raw() == self.uid {
-            return Ok(());
-        }
-        self.check(config)?;
-        let drop_root = self.drop_root(config.keep_chown);
-        drop_root.map_err(|error| cannot(&config.user, &error.to_string()))?;
-        assert!(thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
-        Ok(())
-    }
-
-    /// Says why this process could not become this user, or not serve every export then.
-    pub fn check(&self, config: &Config) -> Result<(), ConfigError> {
-        let now = rustix::process::geteuid();
-        if now.as_raw() == self.uid {
-            return Ok(());
-        }
-        if !now.is_root() {
-            return Err(cannot(&config.user, "only root can become another user"));
-        }
-        let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
-        let Some(export) = gives.filter(|_| !config.keep_chown) else { return Ok(()) };
-        let why = format!(
-            "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
-            export.name
-        );
-        Err(cannot(&config.user, &why))
-    }
-
-    /// Becomes this user, with what giving files away takes or with nothing.
-    fn drop_root(&self, keep_chown: bool) -> rustix::io::Result<()> {
-        let groups: Vec<Gid> = self.groups.iter().map(|&id| Gid::from_raw(id)).collect();
-        thread::set_keep_capabilities(keep_chown)?;
-        thread::set_thread_groups(&groups)?;
-        thread::set_thread_gid(Gid::from_raw(self.gid))?;
-        thread::set_thread_uid(Uid::from_raw(self.uid))?;
-        let kept = if keep_chown { GIVING } else { CapabilitySet::empty() };
-        let inheritable = CapabilitySet::empty();
-        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
-        thread::set_capabilities(None, sets)?;
-        thread::set_keep_capabilities(false)
-    }
+    let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
+    let Some(export) = gives.filter(|_| !config.keep_chown) else { return Ok(()) };
+    let why = format!(
+        "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
+        export.name
+    );
+    Err(ConfigError::cannot_be(&config.user, &why))
 }
 
 /// Gives up the capabilities that no server uses, where it stays root. With these Landlock is no
@@ -162,9 +112,18 @@ const UNUSED: CapabilitySet = CapabilitySet::KILL
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::CHECKPOINT_RESTORE);
 
-fn cannot(user: &str, why: &str) -> ConfigError {
-    let why = why.to_owned();
-    ConfigError::User { user: user.to_owned(), why }
+/// Becomes this user, with what giving files away takes or with nothing.
+fn drop_root(user: &User, keep_chown: bool) -> rustix::io::Result<()> {
+    let groups: Vec<Gid> = user.groups.iter().map(|&id| Gid::from_raw(id)).collect();
+    thread::set_keep_capabilities(keep_chown)?;
+    thread::set_thread_groups(&groups)?;
+    thread::set_thread_gid(Gid::from_raw(user.gid))?;
+    thread::set_thread_uid(Uid::from_raw(user.uid))?;
+    let kept = if keep_chown { GIVING } else { CapabilitySet::empty() };
+    let inheritable = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
+    thread::set_capabilities(None, sets)?;
+    thread::set_keep_capabilities(false)
 }
 
 /// Puts everything out of reach but exports, state, keys, libraries and devices. Says whether
@@ -188,20 +147,4 @@ pub fn confine(config: &Config) -> Result<RulesetStatus, RulesetError> {
         .add_rules(path_beneath_rules(writable, all))?
         .restrict_self()?;
     Ok(status.ruleset)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_user_is_found_with_all_its_groups() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nserve:x:70:71::/srv/serve:/bin/false\n";
-        let group = "root:x:0:\nserve:x:71:\nrdma:x:72:alice,serve\nother:x:73:servers\n";
-        let user = User::parse("serve", passwd, group).unwrap();
-        assert_eq!((user.uid, user.gid, user.groups.clone()), (70, 71, vec![72, 71]));
-        assert_eq!(user.state_dir(), Path::new("/srv/serve/.local/state/verbatim"));
-        assert_eq!(User::parse("serv", passwd, group), None);
-        assert_eq!(User::parse("", passwd, group), None);
-    }
 }

@@ -2,10 +2,10 @@
 //! connection to `net::accept`. Owns the order of stopping: first no new sessions, then
 //! the running ones finish, then what is left is ended.
 
-use crate::config::export::{Export, Owner, check_exports};
-use crate::config::{Config, ConfigError, Metrics, Tls};
-use crate::exports::client_view::{ExportFolder, Exports};
+use crate::config::export::{Export, check_exports};
+use crate::config::{Config, ConfigError, Metrics, Tls, User};
 use crate::exports::digest_cache::DigestCache;
+use crate::exports::open::open_exports;
 use crate::exports::quota::{Counts, Keeper};
 use crate::exports::stale_uploads::Reaper;
 use crate::exports::window_digests::Hashing;
@@ -18,7 +18,8 @@ use crate::observe::http::Page;
 use crate::observe::observatory::{About, MetricsError, Observatory};
 use crate::rdma::devices::Devices;
 use crate::rdma::rails::Rdma;
-use crate::sandbox::User;
+use crate::rdma_setup::rails_of;
+use crate::sandbox::check_user;
 use crate::session::Shared;
 use crate::worker::ServerWorker;
 use std::net::{SocketAddr, TcpStream};
@@ -36,7 +37,6 @@ use verbatim_control::{
 };
 use verbatim_fabric::sim::SimNet;
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_files::{Charge, Folder};
 use verbatim_proto::Fault;
 
 /// What a server is started with, beside its configuration.
@@ -217,7 +217,7 @@ impl Server {
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), self.shared.clone()));
         }
-        let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.shared.clone(), keep));
+        let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.shared.exports.clone(), keep));
         let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
         let mut ends = None;
@@ -272,7 +272,7 @@ pub fn check(config: &Config) -> Result<(), ServerError> {
     }
     check_exports(&config.exports)?;
     if !config.user.is_empty() {
-        User::find(&config.user)?.check(config)?;
+        check_user(&User::find(&config.user)?, config)?;
     }
     let own = config.tls.cert.as_os_str().is_empty() && config.tls.key.as_os_str().is_empty();
     let authority = if own {
@@ -338,28 +338,11 @@ const BACKLOG: u32 = 1024;
 
 /// What all sessions of a server with this configuration share.
 pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
-    let mut exports = Exports::new();
     let written = match config.exports.iter().any(Export::has_quota) {
         true => Counts::load(&config.state_dir())?,
         false => Counts::default(),
     };
-    for export in &config.exports {
-        let quota = export.quota(&written);
-        let charge = quota.clone().map(|quota| quota as Arc<dyn Charge>);
-        let folder = Folder::open(&export.path).map_err(ServerError::Export)?;
-        let folder = Arc::new(folder.crossing(export.cross_mounts).charging(charge));
-        let rules = export.rules();
-        if export.owner == Owner::Client && !rules.give_away {
-            let name = &export.name;
-            tracing::warn!(
-                name,
-                "owner is client, but only root, or a user with keep_chown, can give files away"
-            );
-        }
-        let (mode, gate) = (export.mode, export.gate());
-        let open = Arc::new(ExportFolder { folder, mode, rules, gate, quota });
-        exports.insert(export.name.clone().into_bytes(), open);
-    }
+    let exports = open_exports(&config.exports, &written).map_err(ServerError::Export)?;
     let cache = if config.cache.enabled {
         DigestCache::open(&config.state_dir(), u64::from(config.cache.size_mb) << 20)
     } else {
@@ -368,7 +351,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
     let workers = (0..config.worker_count())
         .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::default()))
         .collect::<Result<Vec<_>, _>>()?;
-    let rdma = Rdma { devices: options.devices, ..config.rdma.options() };
+    let rdma = Rdma { devices: options.devices, ..rails_of(&config.rdma) };
     rdma.announce(config.exports.iter().map(|export| export.path.as_path()));
     Ok(Shared {
         exports,

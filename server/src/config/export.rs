@@ -6,16 +6,13 @@
 
 use crate::config::ConfigError;
 use crate::config::cidr::Range;
-use crate::exports::acl::Gate;
-use crate::exports::quota::{Counts, Quota};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use verbatim_files::{Cost, Rules};
+use verbatim_files::Rules;
 use verbatim_proto::Fault;
 use verbatim_proto::units::NAME_BYTES_MAX;
 
@@ -76,15 +73,6 @@ pub struct Export {
     /// How many files, folders and symbolic links clients may make in it; 0 is no limit.
     #[serde(default)]
     pub quota_files: u64,
-}
-
-/// What a name in a certificate may do: `:ro` behind it, or what the export allows.
-fn grant(text: &str) -> (String, bool) {
-    let (name, write) = match text.strip_suffix(":ro") {
-        Some(name) => (name, false),
-        None => (text.strip_suffix(":rw").unwrap_or(text), true),
-    };
-    (name.to_ascii_lowercase(), write)
 }
 
 /// The largest quota, in MiB: an exbibyte.
@@ -180,25 +168,9 @@ impl Export {
         Ok(Self { name, ..self })
     }
 
-    /// Who may use it.
-    pub(crate) fn gate(&self) -> Gate {
-        let (tokens, addresses, gids) =
-            (self.tokens.clone(), self.addresses.clone(), self.gids.clone());
-        let certificates = self.certificates.iter().map(|text| grant(text)).collect();
-        let sealed = self.encryption == Encryption::Required;
-        Gate { tokens, certificates, addresses, gids, hidden: self.hidden, sealed }
-    }
-
     /// Whether it is bounded what may be written into it, or made in it.
     pub(crate) fn has_quota(&self) -> bool {
         self.quota_mb > 0 || self.quota_files > 0
-    }
-
-    /// What may be written into it and made in it, where that is bounded.
-    pub(crate) fn quota(&self, before: &Counts) -> Option<Arc<Quota>> {
-        let limit = |max: u64| if max > 0 { max } else { u64::MAX };
-        let max = Cost { bytes: limit(self.quota_mb << 20), files: limit(self.quota_files) };
-        self.has_quota().then(|| Arc::new(Quota::new(&self.name, max, before.of(&self.name))))
     }
 
     /// What of metadata may arrive in it. Only root can give files away.

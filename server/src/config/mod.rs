@@ -2,18 +2,21 @@
 //! range. It owns the keys, their checks and the errors about them; a key it
 //! does not know is an error, not a surprise. It never reads the command line
 //! and never touches what it names: the binary lays its flags over the public
-//! fields, then calls `Config::check`.
+//! fields, then calls `Config::check`. Imports no other module of the server.
 
 pub mod cidr;
 pub mod duration;
+mod error;
 pub mod export;
 mod file;
 mod ranges;
 mod rdma;
 mod state_dir;
 mod tables;
+mod user;
 
-use crate::config::export::{Export, check_names};
+pub use error::ConfigError;
+use export::{Export, check_names};
 use ranges::RANGES;
 pub use rdma::Rdma;
 use serde::{Deserialize, Serialize};
@@ -26,6 +29,7 @@ use verbatim_proto::units::{device_workers_for, workers_for};
 use verbatim_telemetry::Format;
 
 pub use tables::{Cache, Limits, Log, METRICS_OFF, Metrics, Tls, Uploads};
+pub use user::User;
 
 /// Everything that can be set; `configs/rdma-serve.toml` explains each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -153,116 +157,6 @@ impl Config {
     /// How many of them have links of a device: as set, or as many as there are cores, from 2 to 8.
     pub fn device_worker_count(&self) -> usize {
         if self.workers == 0 { device_workers_for(processors()) } else { self.workers as usize }
-    }
-}
-
-/// What is wrong with a configuration or with an export.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{text}")]
-    Unreadable {
-        /// Which file, and why.
-        text: String,
-    },
-    /// The file is not TOML, or a value has the wrong type.
-    #[error("{origin}: line {line}: {text}")]
-    BadToml {
-        /// The file.
-        origin: String,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong there.
-        text: String,
-    },
-    /// There is nothing to serve.
-    #[error("nothing to export")]
-    NoExports,
-    /// The server cannot be another user.
-    #[error("cannot run as {user}: {why}")]
-    User {
-        /// Who it should be.
-        user: String,
-        /// Why not.
-        why: String,
-    },
-    /// There is no such key.
-    #[error("{origin}: unknown key \"{key}\"")]
-    UnknownKey {
-        /// The file.
-        origin: String,
-        /// The key, with its table.
-        key: String,
-        /// A known key that looks like it.
-        nearest: Option<String>,
-    },
-    /// A value is not one of those the key may have.
-    #[error("{origin}: {key} = {value} is out of range: it must be {range}; default: {default}")]
-    OutOfRange {
-        /// The file.
-        origin: String,
-        /// The key, with its table.
-        key: String,
-        /// The value, as TOML.
-        value: String,
-        /// The values it may have.
-        range: String,
-        /// The one it has where none is set, as TOML.
-        default: String,
-    },
-    /// An export has a bad name or a bad path.
-    #[error("bad export \"{export}\": {why}")]
-    BadExport {
-        /// The export as it was written.
-        export: String,
-        /// What is wrong with it.
-        why: String,
-        /// What to do about it.
-        hint: String,
-    },
-    /// Two exports have one name.
-    #[error("two exports have the name \"{name}\": {} and {}", first.display(), second.display())]
-    DuplicateExport {
-        /// The name.
-        name: String,
-        /// The folder that has it.
-        first: PathBuf,
-        /// The folder that wants it.
-        second: PathBuf,
-    },
-    /// The path of an export is not a folder, or is not there.
-    #[error("{text}")]
-    NotExportable {
-        /// Which export, and why.
-        text: String,
-        /// What to do about it.
-        hint: String,
-    },
-}
-
-impl ConfigError {
-    /// What the user may do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Unreadable { .. } => Some("give another file with --config".into()),
-            Self::NoExports => Some("give a folder: rdma-serve PATH, or an [[export]]".into()),
-            // Looked for by who wants an open server, and not to be had by a slip.
-            Self::UnknownKey { key, .. } if key.contains("auth") && key.contains("require") => {
-                Some("clients always prove a key, unless insecure_no_auth lets in anybody".into())
-            }
-            Self::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean \"{key}\"?")),
-            Self::UnknownKey { .. } => Some("configs/rdma-serve.toml shows every key".into()),
-            Self::BadExport { hint, .. } | Self::NotExportable { hint, .. } => Some(hint.clone()),
-            Self::DuplicateExport { .. } => {
-                Some("give one of them another name, as NAME=PATH".into())
-            }
-            Self::User { .. } => Some(
-                "start it as root, name a user of this machine, and set keep_chown where an \
-                     export's owner is \"client\"; or leave the user out"
-                    .into(),
-            ),
-            Self::BadToml { .. } | Self::OutOfRange { .. } => None,
-        }
     }
 }
 
@@ -420,7 +314,7 @@ mod tests {
     #[test]
     fn state_is_in_the_home_of_the_user_that_the_server_becomes() {
         let parse = |text: &str| Config::from_toml(text, "it").expect("good");
-        let home = crate::sandbox::User::find("nobody").expect("everybody has one").state_dir();
+        let home = User::find("nobody").expect("everybody has one").state_dir();
         assert_eq!(parse("user = \"nobody\"").state_dir(), home, "whoever asks");
         let set = parse("user = \"nobody\"\nstate = \"/var/lib/verbatim\"");
         assert_eq!(set.state_dir(), Path::new("/var/lib/verbatim"));

@@ -3,13 +3,9 @@
 //! Every key has a default, a range and an effect; what one may not be, because it
 //! cannot work here, is refused with the reason. `configs/rdma-serve.toml` explains.
 
-use crate::rdma::pin_budget::Pins;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use toml::Value;
-use verbatim_fabric::ports::{Hints, Wish};
-use verbatim_fabric::verbs::{DomainLimits, Options};
-use verbatim_proto::units::WINDOW_BYTES;
+use verbatim_fabric::verbs::Options;
 
 /// How RDMA is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,44 +84,6 @@ impl Default for Rdma {
     }
 }
 
-impl Rdma {
-    /// The same, as the server uses it. Values are within their ranges.
-    pub(crate) fn options(&self) -> crate::rdma::rails::Rdma {
-        let small = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
-        let wish = Wish {
-            device: (!self.device.is_empty()).then(|| self.device.clone()),
-            port: Some(small(self.port)).filter(|&port| port > 0),
-            gid_index: u8::try_from(self.gid_index).ok(),
-            hints: Hints::from_env(),
-            ..Wish::default()
-        };
-        let pinned_bytes_max = u64::from(self.pinned_mb_per_session) << 20;
-        let options = Options {
-            requests_max: self.max_send_wr,
-            receives: self.max_recv_wr,
-            inline_bytes: self.max_inline_data,
-            service_level: small(self.service_level),
-            traffic_class: small(self.traffic_class),
-            pkey_index: u16::try_from(self.pkey_index).unwrap_or(u16::MAX),
-            mtu_bytes_max: self.mtu,
-            busy_poll: !self.use_event_channel,
-            ..Options::default()
-        };
-        crate::rdma::rails::Rdma {
-            enable: self.enable,
-            wish,
-            limits: DomainLimits { pinned_bytes_max, ..DomainLimits::default() },
-            options,
-            qps_max: self.qps as u16,
-            copied_windows_max: ((u64::from(self.send_buffer_mb) << 20) / WINDOW_BYTES) as usize,
-            upload_bytes_max: u64::from(self.recv_buffer_mb) << 20,
-            write_into_files: self.write_into_files,
-            pins: Some(Pins::new(u64::from(self.pin_budget_mb) << 20, pinned_bytes_max)),
-            devices: Arc::default(),
-        }
-    }
-}
-
 /// The keys that have no range but a choice.
 pub(super) const CHOICES: [&str; 4] = ["rdma.mtu", "rdma.max_sge", "rdma.use_srq", "rdma.qp_type"];
 
@@ -157,12 +115,7 @@ const MTUS: [i64; 5] = [256, 512, 1024, 2048, 4096];
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::Config;
-
-    fn rdma(line: &str) -> Rdma {
-        Config::from_toml(&format!("[rdma]\n{line}"), "test").expect(line).rdma
-    }
 
     #[test]
     fn what_cannot_work_is_refused_with_the_reason_and_the_default() {
@@ -178,33 +131,5 @@ mod tests {
             assert!(text.contains(reason), "{text}");
             assert!(text.ends_with(&format!("; default: {default}")), "{text}");
         }
-    }
-
-    #[test]
-    fn every_key_has_an_effect() {
-        let options = |line: &str| rdma(line).options();
-        assert!(!options("enable = false").enable);
-        assert_eq!(options("device = \"mlx5_1\"").wish.device.as_deref(), Some("mlx5_1"));
-        assert_eq!((options("port = 2").wish.port, options("port = 0").wish.port), (Some(2), None));
-        assert_eq!(options("gid_index = 0").wish.gid_index, Some(0));
-        assert_eq!(options("gid_index = -1").wish.gid_index, None);
-        assert_eq!(options("mtu = 1024").options.mtu_bytes_max, 1024);
-        assert_eq!(options("max_inline_data = 0").options.inline_bytes, 0);
-        assert_eq!(options("max_send_wr = 64").options.requests_max, 64);
-        assert_eq!(options("max_recv_wr = 16").options.receives, 16);
-        assert!(options("use_event_channel = false").options.busy_poll);
-        assert_eq!(options("send_buffer_mb = 33").copied_windows_max, 2);
-        assert_eq!(options("recv_buffer_mb = 17").upload_bytes_max, 17 << 20);
-        assert_eq!(options("qps = 3").qps_max, 3);
-        assert_eq!(options("traffic_class = 106").options.traffic_class, 106);
-        assert_eq!(options("service_level = 7").options.service_level, 7);
-        assert_eq!(options("pkey_index = 65535").options.pkey_index, 65535);
-        assert_eq!(options("pinned_mb_per_session = 64").limits.pinned_bytes_max, 64 << 20);
-        assert_eq!(options("pin_budget_mb = 8").pins.map(|pins| pins.budget()), Some(8 << 20));
-        assert!(options("write_into_files = true").write_into_files);
-        assert!(!options("").write_into_files, "only who is trusted to that degree");
-        // The defaults are those of a link.
-        assert_eq!(options("").options, Options::default());
-        // `max_sge`, `qp_type` and `use_srq` have one value each.
     }
 }

@@ -1,7 +1,7 @@
 //! Where a server keeps what is its own when nobody says. Pure but for the one
 //! function that asks the environment; `Config` and `rdma-token` call it.
 
-use crate::sandbox::User;
+use super::User;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

@@ -3,52 +3,13 @@
 //! ends when what it came in with changes. Never opens a file: `files` does.
 
 use crate::config::export::Mode;
-use crate::exports::acl::Gate;
-use crate::exports::quota::{self, Quota};
+use crate::exports::open::{ExportFolder, Exports};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbatim_control::Who;
-use verbatim_files::{Folder, Rules};
 use verbatim_proto::{Code, Fault, WirePath};
-
-/// An export, open.
-#[derive(Clone)]
-pub(crate) struct ExportFolder {
-    pub folder: Arc<Folder>,
-    pub mode: Mode,
-    /// What of the metadata of uploads is kept.
-    pub rules: Rules,
-    /// Who may use it.
-    pub gate: Gate,
-    /// What may still be written into it and made in it, where that is bounded. Its folder asks the
-    /// same before anything is made.
-    pub quota: Option<Arc<Quota>>,
-}
-
-impl ExportFolder {
-    /// Refuses to do this to a path where clients may only read.
-    pub fn writable(&self, verb: &str, path: &WirePath) -> Result<(), Fault> {
-        match self.mode {
-            Mode::ReadWrite => Ok(()),
-            Mode::ReadOnly => {
-                let text = format!("cannot {verb} {path}: the export is read-only");
-                Err(Fault::new(Code::ReadOnly, text))
-            }
-        }
-    }
-}
-
-impl ExportFolder {
-    /// Whether this many bytes may be written into it; takes them from its quota.
-    pub fn may_write(&self, bytes: u64) -> Result<(), Fault> {
-        quota::take(self.quota.as_ref(), bytes)
-    }
-}
-
-/// The exports by name.
-pub(crate) type Exports = BTreeMap<Vec<u8>, Arc<ExportFolder>>;
 
 /// Who has come in, as far as exports care.
 pub(crate) struct Visitor<'a> {
@@ -275,7 +236,9 @@ fn not_plain(name: &[u8]) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exports::acl::Gate;
     use verbatim_control::{ClientKey, Token};
+    use verbatim_files::{Folder, Rules};
 
     fn exports(dir: &std::path::Path) -> Exports {
         let open = |mode| {

@@ -7,6 +7,7 @@ pub(crate) mod client_view;
 pub(crate) mod dense_files;
 pub mod digest_cache;
 pub(crate) mod digest_store;
+pub(crate) mod open;
 pub(crate) mod quota;
 pub(crate) mod stale_uploads;
 pub(crate) mod window_digests;

@@ -4,8 +4,7 @@
 //! is decided in `files::reap`. Ends with its handle.
 
 use crate::config::export::Mode;
-use crate::exports::client_view::ExportFolder;
-use crate::session::Shared;
+use crate::exports::open::{ExportFolder, Exports};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -30,14 +29,15 @@ pub(crate) struct Reaper {
 }
 
 impl Reaper {
-    /// Starts to look for what nobody wrote to for `keep`.
-    pub fn start(shared: Arc<Shared>, keep: Duration) -> Self {
+    /// Starts to look in these exports for what nobody wrote to for `keep`.
+    pub fn start(exports: Exports, keep: Duration) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
+        let exports = Arc::new(exports);
         let task = tokio::spawn(async move {
             loop {
-                let (shared, stopped) = (shared.clone(), stopped.clone());
-                let look = move || look_at_all(&shared, keep, &stopped);
+                let (exports, stopped) = (exports.clone(), stopped.clone());
+                let look = move || look_at_all(&exports, keep, &stopped);
                 if tokio::task::spawn_blocking(look).await.is_err() {
                     tracing::error!("looking for leftovers of uploads failed");
                 }
@@ -55,8 +55,8 @@ impl Drop for Reaper {
     }
 }
 
-fn look_at_all(shared: &Shared, keep: Duration, stop: &AtomicBool) {
-    for (name, export) in &shared.exports {
+fn look_at_all(exports: &Exports, keep: Duration, stop: &AtomicBool) {
+    for (name, export) in exports {
         if export.mode == Mode::ReadWrite {
             let name = String::from_utf8_lossy(name);
             if let Err(fault) = look_at(&name, export, keep, stop) {

@@ -2,7 +2,7 @@
 //! not answer: the file systems of exports, and the ports of RDMA devices.
 //! Whoever asks the server gets what the last look found.
 
-use crate::exports::client_view::ExportFolder;
+use crate::exports::open::ExportFolder;
 use crate::rdma::rails::Rdma;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -78,6 +78,7 @@ impl Survey {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::rdma_setup::rails_of;
 
     #[test]
     fn only_ports_that_the_configuration_may_use_are_looked_at() {
@@ -88,7 +89,7 @@ mod tests {
             std::fs::write(port.join("state"), "1: DOWN\n").expect("a file");
         }
         let seen = |toml: &str| -> Vec<(String, u8)> {
-            let rdma = Config::from_toml(toml, "test").expect("good").rdma.options();
+            let rdma = rails_of(&Config::from_toml(toml, "test").expect("good").rdma);
             let ports = Survey::look(root.path(), &rdma, &BTreeMap::new()).ports;
             ports.into_iter().map(|it| (it.levels.device, it.levels.port)).collect()
         };

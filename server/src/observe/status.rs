@@ -5,8 +5,8 @@
 
 use super::history::STEP_SECONDS;
 use crate::config::export::Mode;
-use crate::exports::client_view::ExportFolder;
 use crate::exports::digest_cache::CacheHome;
+use crate::exports::open::ExportFolder;
 use crate::observe::observatory::{About, Observatory, Trouble, lock, seconds};
 use crate::observe::session_stats::{Moving, View};
 use crate::session::Shared;

@@ -4,7 +4,6 @@
 //! failed and came back, is opened when it is wanted, if the process still may.
 //! Nothing is chosen here: `rails` does.
 
-use crate::config::Rdma;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbatim_fabric::FabricError;
@@ -19,15 +18,15 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens what this configuration may use: also what has no port that is up yet. What cannot
+    /// Opens the device of this name, or all where it is empty, if RDMA is enabled: also what has no port that is up yet. What cannot
     /// be opened is told, and may be later.
-    pub fn open(config: &Rdma) -> Arc<Self> {
+    pub fn open(enable: bool, device: &str) -> Arc<Self> {
         let devices = Self::default();
-        let wanted = |it: &&DeviceInfo| config.device.is_empty() || config.device == it.name;
+        let wanted = |it: &&DeviceInfo| device.is_empty() || device == it.name;
         // What is not given to this process the doctor tells of.
         let usable =
             |it: &&DeviceInfo| it.transport == Transport::Ib && it.access == Access::Granted;
-        let machine = if config.enable { Machine::here() } else { Machine::default() };
+        let machine = if enable { Machine::here() } else { Machine::default() };
         for device in machine.devices.iter().filter(wanted).filter(usable) {
             if let Err(error) = devices.context(&device.name) {
                 tracing::warn!(%error, hint = error.hint(), "device not opened");

@@ -5,13 +5,13 @@
 use super::mirror::{MirrorEvent, change_all};
 use super::owners::{of_meta, of_ties};
 use super::{End, Event, Session};
-use crate::exports::client_view::{ExportFolder, Reach};
+use crate::exports::client_view::Reach;
 use crate::exports::quota;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use verbatim_control::Expected;
 use verbatim_files::walk::Describe;
-use verbatim_files::{Over, Source, Walk};
+use verbatim_files::{Over, Walk};
 use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::mirror::Edit;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
@@ -247,11 +247,6 @@ fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<(Entry, Option<T
     let (entry, ties) = export.folder.look(&below, follow)?;
     // The client knows the paths it asked for.
     Ok((Entry { path: WirePath::root(), ..entry }, Some(ties)))
-}
-
-/// Opens a source in its export.
-pub(super) fn open_source(export: &ExportFolder, path: &WirePath) -> Result<Source, Fault> {
-    Source::open(&export.folder, path, path)
 }
 
 fn begin(reach: &Reach, scan: ScanRequest, ties: bool, meter: Meter) -> Result<Scan, Fault> {

@@ -2,10 +2,10 @@
 //! export has of it into the temporary file. The client may read that file
 //! anyway, so it learns nothing by asking. At most `OFFERS_MAX` of a session.
 
-use super::catalog::open_source;
 use super::writing::Landed;
 use super::{Event, Session};
 use crate::exports::client_view::Reach;
+use crate::exports::open::open_source;
 use verbatim_proto::message::Offer;
 use verbatim_proto::{Extent, Fault};
 

@@ -4,8 +4,9 @@
 use super::opening::Room;
 use super::spots::go_on_if;
 use super::windows::Making;
-use super::{End, Event, Session, Shared, catalog::open_source};
-use crate::exports::client_view::{ExportFolder, Reach};
+use super::{End, Event, Session, Shared};
+use crate::exports::client_view::Reach;
+use crate::exports::open::{ExportFolder, open_source};
 use crate::limits::fair_pool::Place;
 use crate::observe::session_stats::{Noted, Taken};
 use std::collections::HashMap;

@@ -2,8 +2,8 @@
 //! once by the listener; a session changes none of it but through what is in it.
 
 use super::holding::{Holders, Keepers};
-use crate::exports::client_view::Exports;
 use crate::exports::dense_files::Surveys;
+use crate::exports::open::Exports;
 use crate::exports::quota::Counts;
 use crate::exports::window_digests::Hashing;
 use crate::limits::client_limits::Shares;

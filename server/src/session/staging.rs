@@ -5,7 +5,8 @@
 use super::holding::{Holder, Kept, list, unlist, wait_for_hold};
 use super::mirror::MirrorEvent;
 use super::{End, Event, Session, Shared};
-use crate::exports::client_view::{ExportFolder, Reach};
+use crate::exports::client_view::Reach;
+use crate::exports::open::ExportFolder;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use verbatim_files::hold::{above, which};

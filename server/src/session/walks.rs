@@ -3,11 +3,12 @@
 //! neither side waits for the other; not where digests are wanted, which cost more
 //! than waiting does.
 
-use super::catalog::open_source;
 use super::mirror::MirrorEvent;
 use super::owners::of_meta;
 use super::{End, Event, Session, Shared};
-use crate::exports::client_view::{ExportFolder, Reach};
+use crate::exports::client_view::Reach;
+use crate::exports::open::ExportFolder;
+use crate::exports::open::open_source;
 use crate::limits::client_limits::Share;
 use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::{WALK_BYTES, refusal};

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_server::config::duration;
 use verbatim_server::config::export::{ExportSpec, Mode};
-use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics};
-use verbatim_server::sandbox::{RulesetStatus, User, confine, give_up_capabilities};
+use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics, User};
+use verbatim_server::sandbox::{RulesetStatus, become_user, confine, give_up_capabilities};
 use verbatim_server::{
     Devices, Ending, FILE_THREADS_MAX, Server, ServerError, ServerOptions, take_port,
 };
@@ -242,7 +242,7 @@ struct Kept {
 /// Takes what only root may have, then gives up being root and what is not served. Before
 /// there is another thread, so that all of them have it.
 fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<ServerError>> {
-    let devices = Devices::open(&config.rdma);
+    let devices = Devices::open(config.rdma.enable, &config.rdma.device);
     if !config.user.is_empty() {
         let boxed = |error| Box::new(ServerError::Config(error));
         let user = User::find(&config.user).map_err(boxed)?;
@@ -253,7 +253,7 @@ fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<
             |error: std::io::Error| ServerError::Listen { address, cause: error.to_string() };
         let taken = port.take().map_or_else(|| take_port(address), Ok);
         port = Some(taken.map_err(cannot).map_err(Box::new)?);
-        user.become_it(&config).map_err(boxed)?;
+        become_user(&user, &config).map_err(boxed)?;
         keeper::end_with_parent().map_err(cannot).map_err(Box::new)?;
         tracing::info!(user = config.user, "root is given up");
     }
