@@ -208,14 +208,15 @@ impl Server {
         let quotas = self.shared.exports.values().filter_map(|export| export.quota.clone());
         let written = self.shared.written.clone();
         let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
-        watching.spawn(place.clone().watch(self.shared.clone(), self.config.exports.clone()));
+        let watched = Arc::new(self.shared.watched());
+        watching.spawn(place.clone().watch(watched.clone(), self.config.exports.clone()));
         let shared = self.shared.clone();
         let let_go = move || {
             shared.exports.values().for_each(|export| export.folder.forget_old_parents());
         };
         watching.spawn(self.shared.trimmer.clone().run(let_go));
         if let Some(page) = self.page {
-            watching.spawn(page.serve(place.clone(), self.shared.clone()));
+            watching.spawn(page.serve(place.clone(), watched));
         }
         let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.shared.exports.clone(), keep));
         let mut sessions = JoinSet::new();
@@ -356,7 +357,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
     Ok(Shared {
         exports,
         written,
-        hashing: Hashing::new(cache),
+        hashing: Arc::new(Hashing::new(cache)),
         shares: Shares::new(&config.limits, verbatim_files::limit::raise_open_files()),
         surveys: Default::default(),
         bare: Default::default(),

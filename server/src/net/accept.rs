@@ -97,7 +97,7 @@ impl Guests {
 
     /// Says that there is no room, here and to who came: as far as that costs nothing.
     fn send_away(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
-        self.shared.observatory.metrics.entered(Entry::Full);
+        self.shared.observatory.counters.metrics.entered(Entry::Full);
         if self.refusals.is_logged(Refusal::SentAway) {
             tracing::warn!(%peer, cause, "connection sent away");
             let text = format!("connection sent away: {cause}");
@@ -164,7 +164,7 @@ impl Guests {
             }
             Err(error) => {
                 let place = &self.shared.observatory;
-                place.metrics.entered(Entry::Refused);
+                place.counters.metrics.entered(Entry::Refused);
                 if self.refusals.is_logged(Refusal::NotLetIn) {
                     tracing::warn!(%peer, %error, "client not let in");
                     let text = format!("client not let in: {error}");
@@ -266,7 +266,7 @@ impl Guests {
                 0 => format!("the server is full: it has {all} sessions; try again"),
                 _ => format!("this client has {own} of the server's {all} sessions; try again"),
             };
-            self.shared.observatory.metrics.entered(Entry::Full);
+            self.shared.observatory.counters.metrics.entered(Entry::Full);
             if self.refusals.is_logged(Refusal::NoSession) {
                 self.shared.observatory.trouble(peer, Code::Limit, text.clone());
                 tracing::warn!(session = id, %peer, cause = text, "no room for a session");
@@ -287,7 +287,7 @@ impl Guests {
             return;
         }
         let observatory = &self.shared.observatory;
-        observatory.metrics.entered(Entry::Accepted);
+        observatory.counters.metrics.entered(Entry::Accepted);
         let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
         let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
         let discreet = reach.discreet();

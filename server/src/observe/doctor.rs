@@ -4,8 +4,8 @@
 //! hangs must not keep clients waiting.
 
 use crate::config::export::Export;
-use crate::observe::observatory::{Observatory, lock};
-use crate::session::Shared;
+use crate::observe::counters::lock;
+use crate::observe::observatory::{Observatory, Watched};
 use std::path::PathBuf;
 use std::time::Duration;
 use verbatim_doctor::{Facts, Finding, Report, Severity};
@@ -15,11 +15,11 @@ const SAMPLE_TIME: Duration = Duration::from_secs(1);
 
 impl Observatory {
     /// Looks, and says what is degraded. Where RDMA is switched off there is nothing to say.
-    pub(super) fn examine(&self, shared: &Shared, exports: &[Export]) {
-        if !shared.rdma.enable {
+    pub(super) fn examine(&self, watched: &Watched, exports: &[Export]) {
+        if !watched.rails.enable {
             return;
         }
-        let wish = shared.rdma.wish();
+        let wish = watched.rails.wish();
         let paths = |hidden: bool| -> Vec<PathBuf> {
             let of = exports.iter().filter(|export| export.hidden == hidden);
             of.map(|export| export.path.clone()).collect()

@@ -2,8 +2,7 @@
 //! read. Knows no session and changes nothing; who answers, and to whom, is `Port`.
 
 use crate::config::Metrics;
-use crate::observe::observatory::Observatory;
-use crate::session::Shared;
+use crate::observe::observatory::{Observatory, Watched};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use verbatim_telemetry::port::{Answer, Port, PortError};
@@ -45,19 +44,19 @@ impl Page {
     }
 
     /// Answers for ever.
-    pub async fn serve(self, place: Arc<Observatory>, shared: Arc<Shared>) {
-        self.0.serve(PATHS, move |path| answer(path, &place, &shared)).await;
+    pub async fn serve(self, place: Arc<Observatory>, watched: Arc<Watched>) {
+        self.0.serve(PATHS, move |path| answer(path, &place, &watched)).await;
     }
 }
 
-fn answer(path: &str, place: &Observatory, shared: &Shared) -> Option<Answer> {
+fn answer(path: &str, place: &Observatory, watched: &Watched) -> Option<Answer> {
     Some(match path {
         "/" => Answer::page(PAGE, PAGE_MAY),
-        "/metrics" => Answer::new(CONTENT_TYPE, place.metrics_text(shared)),
+        "/metrics" => Answer::new(CONTENT_TYPE, place.metrics_text(watched)),
         "/healthz" => Answer::well(None),
         "/readyz" => Answer::well(place.unready()),
         "/api/v1/status" => {
-            let status = serde_json::to_vec(&place.status(shared)).expect("a status is JSON");
+            let status = serde_json::to_vec(&place.status(watched)).expect("a status is JSON");
             Answer::new("application/json", status)
         }
         _ => return None,

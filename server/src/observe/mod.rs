@@ -2,6 +2,7 @@
 //! and the accept path report to it. Nothing here changes what the server does, and nothing
 //! here waits.
 
+pub(crate) mod counters;
 mod doctor;
 mod health_poll;
 mod history;

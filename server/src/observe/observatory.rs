@@ -4,43 +4,51 @@
 //! them. Nothing here changes what the server does, and nothing here waits.
 
 use crate::config::export::Export;
+use crate::exports::open::Exports;
+use crate::exports::window_digests::Hashing;
+use crate::limits::fair_pool::Places;
+use crate::observe::counters::{Counters, lock, seconds};
 use crate::observe::health_poll::Survey;
 use crate::observe::history::{History, STEP_SECONDS};
-use crate::observe::session_stats::{Guest, View};
-use crate::rdma::rails::Missing;
-use crate::session::Shared;
-use std::collections::{BTreeMap, VecDeque};
+use crate::observe::session_stats::{Guest, View, Views};
+use crate::rdma::rails::{Missing, Rdma};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use verbatim_doctor::Finding;
-use verbatim_proto::{Class as FaultClass, Code, Fault};
-use verbatim_telemetry::labels::{Class, Direction, Fallback, Transport};
+use verbatim_proto::{Code, Fault};
+use verbatim_telemetry::labels::{Direction, Fallback, Transport};
 pub use verbatim_telemetry::port::PortError as MetricsError;
-use verbatim_telemetry::serve::{Levels, ServeMetrics};
-
-/// Errors that are kept for people to read.
-const TROUBLES_MAX: usize = 50;
+use verbatim_telemetry::serve::Levels;
 
 /// How often throughput, disks and ports are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(STEP_SECONDS);
 
 /// What a server knows of itself.
 pub(crate) struct Observatory {
-    pub metrics: ServeMetrics,
+    pub counters: Arc<Counters>,
     /// What the server says of itself, once it listens.
     pub(super) about: Mutex<About>,
     pub(super) started: SystemTime,
     pub(super) draining: AtomicBool,
-    pub(super) views: Mutex<BTreeMap<u64, Weak<View>>>,
+    pub(super) views: Arc<Views>,
     pub(super) history: Mutex<History>,
-    pub(super) troubles: Mutex<VecDeque<Trouble>>,
     pub(super) survey: Mutex<Survey>,
     /// What the doctor found when the server began.
     pub(super) findings: Mutex<Vec<Finding>>,
     pub(super) root: PathBuf,
+}
+
+/// What of the server is shown beside its sessions: handed in, so that nothing here knows
+/// sessions.
+pub(crate) struct Watched {
+    pub rails: Rdma,
+    pub exports: Exports,
+    pub digests: Arc<Hashing>,
+    /// The memory that is kept for clients.
+    pub memory: Arc<Places>,
 }
 
 /// What does not change while a server runs.
@@ -54,27 +62,16 @@ pub(crate) struct About {
     pub no_rdma: Option<Missing>,
 }
 
-/// Something that went wrong.
-#[derive(Clone, Debug)]
-pub(crate) struct Trouble {
-    pub at: SystemTime,
-    pub text: String,
-    pub hint: Option<String>,
-    pub peer: Option<SocketAddr>,
-    pub session: Option<u64>,
-}
-
 impl Observatory {
     /// For a server that begins now; the kernel's devices are looked for below `root`.
     pub fn new(root: PathBuf) -> Arc<Self> {
         Arc::new(Self {
-            metrics: ServeMetrics::new(env!("CARGO_PKG_VERSION")),
+            counters: Arc::new(Counters::new()),
             about: Mutex::default(),
             started: SystemTime::now(),
             draining: AtomicBool::new(false),
-            views: Mutex::default(),
+            views: Arc::default(),
             history: Mutex::default(),
-            troubles: Mutex::default(),
             survey: Mutex::default(),
             findings: Mutex::default(),
             root,
@@ -87,14 +84,10 @@ impl Observatory {
     }
 
     /// Makes the view of a session.
-    pub fn enter(self: &Arc<Self>, guest: Guest) -> Arc<View> {
-        let view = Arc::new(View::new(self.clone(), guest));
+    pub fn enter(&self, guest: Guest) -> Arc<View> {
+        let view = Arc::new(View::new(self.counters.clone(), self.views.clone(), guest));
         lock(&self.views).insert(view.id, Arc::downgrade(&view));
         view
-    }
-
-    pub(super) fn leave(&self, id: u64) {
-        lock(&self.views).remove(&id);
     }
 
     /// The sessions that are in.
@@ -118,26 +111,12 @@ impl Observatory {
 
     /// Keeps an error of no session.
     pub fn trouble(&self, peer: SocketAddr, code: Code, text: impl Into<String>) {
-        self.keep(Some(peer), None, &Fault::new(code, text));
-    }
-
-    /// Keeps an error, and counts it.
-    pub(super) fn keep(&self, peer: Option<SocketAddr>, session: Option<u64>, fault: &Fault) {
-        self.count(fault);
-        let hint = hint_of(fault.code).map(str::to_owned);
-        let at = SystemTime::now();
-        let mut troubles = lock(&self.troubles);
-        troubles.truncate(TROUBLES_MAX - 1);
-        troubles.push_front(Trouble { at, text: fault.text.clone(), hint, peer, session });
-    }
-
-    pub(super) fn count(&self, fault: &Fault) {
-        self.metrics.failed(class_of(fault.class()));
+        self.counters.keep(Some(peer), None, &Fault::new(code, text));
     }
 
     /// Looks at throughput, disks and ports every few seconds, for ever.
-    pub async fn watch(self: Arc<Self>, shared: Arc<Shared>, exports: Vec<Export>) {
-        let (place, at) = (self.clone(), shared.clone());
+    pub async fn watch(self: Arc<Self>, watched: Arc<Watched>, exports: Vec<Export>) {
+        let (place, at) = (self.clone(), watched.clone());
         // Nobody waits for it: what it found is shown when it is found.
         drop(tokio::task::spawn_blocking(move || place.examine(&at, &exports)));
         let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -145,12 +124,12 @@ impl Observatory {
         loop {
             ticks.tick().await;
             lock(&self.history).look(self.totals());
-            let (place, shared) = (self.clone(), shared.clone());
+            let (place, watched) = (self.clone(), watched.clone());
             // A file system that does not answer holds one thread, not one every few seconds.
             let surveyed = tokio::task::spawn_blocking(move || {
                 // Else what the kernel has to say of an idle device would pile up.
-                shared.rdma.devices.names();
-                let survey = Survey::look(&place.root, &shared.rdma, &shared.exports);
+                watched.rails.devices.names();
+                let survey = Survey::look(&place.root, &watched.rails, &watched.exports);
                 *lock(&place.survey) = survey;
             });
             let mut surveyed = Box::pin(surveyed);
@@ -163,7 +142,8 @@ impl Observatory {
     /// Bytes moved so far, by transport and direction.
     fn totals(&self) -> [[u64; 2]; 2] {
         let of = |transport| {
-            [Direction::Read, Direction::Write].map(|way| self.metrics.bytes(way, transport))
+            [Direction::Read, Direction::Write]
+                .map(|way| self.counters.metrics.bytes(way, transport))
         };
         // What is simulated counts as TCP here: it is there in tests alone.
         let (verbs, tcp, sim) = (of(Transport::Verbs), of(Transport::Tcp), of(Transport::Sim));
@@ -171,16 +151,16 @@ impl Observatory {
     }
 
     /// The metrics, as Prometheus reads them.
-    pub fn metrics_text(&self, shared: &Shared) -> String {
-        self.metrics.text(&self.levels(shared))
+    pub fn metrics_text(&self, watched: &Watched) -> String {
+        self.counters.metrics.text(&self.levels(watched))
     }
 
     /// What the server has now.
-    pub(super) fn levels(&self, shared: &Shared) -> Levels {
+    pub(super) fn levels(&self, watched: &Watched) -> Levels {
         let views = self.views();
         let sum = |of: &dyn Fn(&View) -> u64| views.iter().map(|view| of(view)).sum::<u64>();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let cache = shared.hashing.cache().stats();
+        let cache = watched.digests.cache().stats();
         let survey = lock(&self.survey).clone();
         let links = Transport::ALL.iter().filter(|&&transport| transport != Transport::Sim);
         Levels {
@@ -195,10 +175,10 @@ impl Observatory {
             ),
             regions: sum(&|view| view.domain.region_count()),
             pinned_bytes: sum(&|view| view.domain.pinned_bytes()),
-            pinned_bytes_max: shared.rdma.pinned_bytes_max(),
+            pinned_bytes_max: watched.rails.pinned_bytes_max(),
             slots: sum(&|view| load(&view.slots)),
-            client_bytes: shared.shares.memory.taken() as u64,
-            client_bytes_max: shared.shares.memory.all() as u64,
+            client_bytes: watched.memory.taken() as u64,
+            client_bytes_max: watched.memory.all() as u64,
             cache_lookups: (cache.hits, cache.misses),
             cache_entries: cache.entries,
             cache_bytes: cache.bytes,
@@ -220,53 +200,10 @@ impl Observatory {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Seconds since 1970.
-pub(super) fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}
-
-fn class_of(class: FaultClass) -> Class {
-    match class {
-        FaultClass::Retry => Class::Retry,
-        FaultClass::Peer => Class::Peer,
-        FaultClass::Local => Class::Local,
-        FaultClass::Bug => Class::Bug,
-    }
-}
-
-/// What whoever runs the server may do about a fault that a client was told.
-pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
-    Some(match code {
-        Code::NotFound => "the client named what is not here; rdma-cp --list HOST:/ lists exports",
-        Code::Denied => {
-            "see the owner and mode of the path, and for RDMA ports the gids of its export"
-        }
-        Code::ReadOnly => "export it with :rw, or mount it rw, if clients may write there",
-        Code::NoSpace => {
-            "make room in the file system of the export, or raise its quota_mb or quota_files"
-        }
-        Code::Changed => "somebody writes to the file while it is read; export a snapshot",
-        Code::Mismatch => "memory, disk or cable alters data: check ECC, SMART and port errors",
-        Code::Io => "see the kernel's log for the disk or network of this export",
-        Code::Limit => "a bound was reached; those that can be raised are in [limits] and [rdma]",
-        Code::Version => "use a client of the same release",
-        Code::NotAuthenticated => {
-            "if it may come in, make it a token with rdma-token add, or authorize its key"
-        }
-        Code::LinkLost => "the network or the client went away; it will go on",
-        Code::TimedOut => "the client was silent, or kept what others wait for; it may come back",
-        Code::BadPath => "links that lead out of an export are not followed",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::counters::TROUBLES_MAX;
 
     fn guest(id: u64) -> Guest {
         let peer = SocketAddr::from(([10, 0, 0, 7], 5000));
@@ -294,7 +231,7 @@ mod tests {
         for number in 0..200 {
             view.trouble(&Fault::new(Code::NoSpace, format!("error {number}")));
         }
-        let troubles = lock(&place.troubles);
+        let troubles = lock(&place.counters.troubles);
         assert_eq!(troubles.len(), TROUBLES_MAX);
         assert_eq!(troubles[0].text, "error 199");
         assert!(troubles[0].hint.as_deref().is_some_and(|hint| hint.contains("make room")));
@@ -312,9 +249,9 @@ mod tests {
             let (id, path) = (verbatim_proto::message::FileId(1), name.as_bytes());
             let path = verbatim_proto::WirePath::parse(path).expect("plain");
             view.began(Direction::Read, id, &path, 1 << 30, 0);
-            let told = lock(&place.troubles).len() + lock(&view.files).len();
+            let told = lock(&place.counters.troubles).len() + lock(&view.files).len();
             view.over(Direction::Read, id);
-            lock(&place.troubles).clear();
+            lock(&place.counters.troubles).clear();
             told
         };
         assert_eq!(tell("shown/a"), 2);

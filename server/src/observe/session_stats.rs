@@ -5,13 +5,12 @@
 //! neither files nor errors are shown: those are logged.
 
 use crate::limits::fair_pool::Taker;
-use crate::observe::observatory::{Observatory, hint_of, lock};
+use crate::observe::counters::{Counters, hint_of, lock};
 use crate::rdma::registrations::SessionDomain;
-use crate::session::Event;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
 use verbatim_proto::{Code, Fault, WirePath};
@@ -36,6 +35,9 @@ pub(crate) struct Guest {
     /// Turns true when its files and errors are for nobody else.
     pub discreet: Arc<AtomicBool>,
 }
+
+/// The sessions that are in, by number. Each leaves as it is dropped.
+pub(crate) type Views = Mutex<BTreeMap<u64, Weak<View>>>;
 
 /// A session, as it is shown.
 pub(crate) struct View {
@@ -63,7 +65,8 @@ pub(crate) struct View {
     links: [AtomicU64; 3],
     fell_back: AtomicU64,
     discreet: Arc<AtomicBool>,
-    place: Arc<Observatory>,
+    counters: Arc<Counters>,
+    views: Arc<Views>,
 }
 
 /// A file under way.
@@ -76,7 +79,7 @@ pub(crate) struct Moving {
 }
 
 impl View {
-    pub(super) fn new(place: Arc<Observatory>, guest: Guest) -> Self {
+    pub(super) fn new(counters: Arc<Counters>, views: Arc<Views>, guest: Guest) -> Self {
         let Guest { id, request, peer, who, agent, domain, discreet } = guest;
         Self {
             id,
@@ -96,7 +99,8 @@ impl View {
             links: Default::default(),
             fell_back: AtomicU64::new(0),
             discreet,
-            place,
+            counters,
+            views,
         }
     }
 
@@ -115,56 +119,23 @@ impl View {
         if self.discreet.load(Relaxed) {
             let Self { id: session, request, peer, .. } = self;
             tracing::warn!(%peer, session, request, cause = %fault, "error of a hidden export");
-            return self.place.count(fault);
+            return self.counters.count(fault);
         }
-        self.place.keep(Some(self.peer), Some(self.id), fault);
+        self.counters.keep(Some(self.peer), Some(self.id), fault);
     }
 
-    /// Takes what jobs answer: counts it, and how long it took since it was asked for.
-    pub fn answered(&self, event: &Event, time: Duration) {
-        let metrics = &self.place.metrics;
-        match event {
-            Event::Opened(answers) => {
-                metrics.took(Step::Open, time);
-                self.ended(
-                    Operation::Open,
-                    answers.iter().map(|(_, answer)| answer.as_ref().err()),
-                );
-            }
-            Event::Prepared(..) => metrics.took(Step::Prepare, time),
-            Event::Closed(answers) => {
-                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
-                self.ended(Operation::Close, faults);
-            }
-            Event::Created(answers) => {
-                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
-                self.ended(Operation::Create, faults);
-                let answers = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
-                let have = answers.filter_map(|(_, have)| have.as_ref());
-                self.count_spared(Spared::Resumed, have.map(|have| have.extents.bytes()).sum());
-            }
-            Event::Taken(offer, Ok(found)) => {
-                self.spared(Spared::Found, offer.piece.file, found.iter().map(|of| of.len).sum());
-            }
-            Event::Zeroed(file, extent, Ok(_)) => self.spared(Spared::Hole, *file, extent.len),
-            Event::Committed(answers, _) => {
-                metrics.took(Step::Commit, time);
-                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
-                self.ended(Operation::Commit, faults);
-            }
-            Event::Stated(_, looked) => looked.errors().for_each(|fault| self.trouble(fault)),
-            Event::Page(_, page) => {
-                page.errors().for_each(|fault| self.trouble(fault));
-                metrics.ended(Operation::Scan, Outcome::Ok, 1);
-            }
-            Event::Made(_, answers, _) => {
-                self.ended(Operation::Make, answers.iter().map(|answer| answer.as_ref().err()));
-            }
-            _ => {}
-        }
+    /// A step that a job did took this long.
+    pub fn took(&self, step: Step, time: Duration) {
+        self.counters.metrics.took(step, time);
     }
 
-    fn ended<'a>(&self, operation: Operation, faults: impl Iterator<Item = Option<&'a Fault>>) {
+    /// A page of a scan was told.
+    pub fn scanned(&self) {
+        self.counters.metrics.ended(Operation::Scan, Outcome::Ok, 1);
+    }
+
+    /// Counts files for which an operation is over, and keeps the errors among them.
+    pub fn ended<'a>(&self, operation: Operation, faults: impl Iterator<Item = Option<&'a Fault>>) {
         let (mut ok, mut failed) = (0, 0);
         for fault in faults {
             match fault {
@@ -175,8 +146,8 @@ impl View {
                 }
             }
         }
-        self.place.metrics.ended(operation, Outcome::Ok, ok);
-        self.place.metrics.ended(operation, Outcome::Failed, failed);
+        self.counters.metrics.ended(operation, Outcome::Ok, ok);
+        self.counters.metrics.ended(operation, Outcome::Failed, failed);
     }
 
     /// Logs a file that is over: the one line a file has.
@@ -223,7 +194,7 @@ impl View {
     }
 
     fn add(&self, way: Direction, transport: Transport, file: Option<FileId>, bytes: u64) {
-        self.place.metrics.moved(way, transport, bytes);
+        self.counters.metrics.moved(way, transport, bytes);
         self.moved[way as usize].fetch_add(bytes, Relaxed);
         if let Some(file) = file {
             self.advance(way, file, bytes);
@@ -238,13 +209,14 @@ impl View {
     }
 
     /// So much of an upload is there without having been moved.
-    fn spared(&self, reason: Spared, file: FileId, bytes: u64) {
+    pub fn spared(&self, reason: Spared, file: FileId, bytes: u64) {
         self.count_spared(reason, bytes);
         self.advance(Direction::Write, file, bytes);
     }
 
-    fn count_spared(&self, reason: Spared, bytes: u64) {
-        self.place.metrics.spared(reason, bytes);
+    /// Counts bytes of uploads that did not have to move.
+    pub fn count_spared(&self, reason: Spared, bytes: u64) {
+        self.counters.metrics.spared(reason, bytes);
         self.spared.fetch_add(bytes, Relaxed);
     }
 
@@ -252,7 +224,7 @@ impl View {
     pub fn taken(&self, window: &Taken, chunk_bytes: u32) {
         // Without a link it compares digests, and nothing was moved.
         let Some(transport) = self.transport() else { return };
-        let metrics = &self.place.metrics;
+        let metrics = &self.counters.metrics;
         metrics.took(Step::Read, window.leased.elapsed());
         let chunks = window.bytes.div_ceil(u64::from(chunk_bytes.max(1)));
         metrics.checked(Direction::Read, transport, Verdict::Verified, chunks);
@@ -262,7 +234,7 @@ impl View {
     /// A client says that what it read does not match, and it could be read here.
     pub fn mismatched(&self, pieces: usize) {
         let transport = self.transport().unwrap_or(Transport::Tcp);
-        let metrics = &self.place.metrics;
+        let metrics = &self.counters.metrics;
         metrics.checked(Direction::Read, transport, Verdict::Mismatched, pieces as u64);
     }
 
@@ -274,7 +246,7 @@ impl View {
         verdicts: &[Stored],
         time: Duration,
     ) {
-        let metrics = &self.place.metrics;
+        let metrics = &self.counters.metrics;
         metrics.took(Step::Write, time);
         let mut worst = Verdict::Verified;
         for ((file, bytes), verdict) in pieces.zip(verdicts) {
@@ -303,12 +275,12 @@ impl View {
 
     /// A link died under the session.
     pub fn link_lost(&self, transport: Transport) {
-        self.place.metrics.link_lost(transport);
+        self.counters.metrics.link_lost(transport);
     }
 
     /// A comparison found changes in a folder that the client watches, which no event told.
     pub fn watch_healed(&self, count: u64) {
-        self.place.metrics.watch_healed(count);
+        self.counters.metrics.watch_healed(count);
     }
 
     /// The session moves to TCP; only the first reason counts, and a lost device once behind it.
@@ -316,7 +288,7 @@ impl View {
         let told = 1 << reason as u64;
         let before = self.fell_back.fetch_or(told, Relaxed);
         if before == 0 || reason == Fallback::Lost && before & told == 0 {
-            self.place.metrics.fell_back(reason);
+            self.counters.metrics.fell_back(reason);
         }
     }
 
@@ -334,7 +306,7 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        self.place.leave(self.id);
+        lock(&self.views).remove(&self.id);
     }
 }
 

@@ -7,9 +7,9 @@ use super::history::STEP_SECONDS;
 use crate::config::export::Mode;
 use crate::exports::digest_cache::CacheHome;
 use crate::exports::open::ExportFolder;
-use crate::observe::observatory::{About, Observatory, Trouble, lock, seconds};
+use crate::observe::counters::{Trouble, lock, seconds};
+use crate::observe::observatory::{About, Observatory, Watched};
 use crate::observe::session_stats::{Moving, View};
-use crate::session::Shared;
 use serde::Serialize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
@@ -148,8 +148,8 @@ struct Error {
 
 impl Observatory {
     /// The status of now.
-    pub(super) fn status(&self, shared: &Shared) -> Status {
-        let levels = self.levels(shared);
+    pub(super) fn status(&self, watched: &Watched) -> Status {
+        let levels = self.levels(watched);
         let reason = self.unready();
         let about = lock(&self.about).clone();
         let state = match &reason {
@@ -166,7 +166,7 @@ impl Observatory {
             now: seconds(SystemTime::now()),
             started: levels.start_time,
             rdma: rdma(about),
-            exports: self.exports(shared),
+            exports: self.exports(watched),
             sessions: self.views().iter().map(|view| session(view)).collect(),
             throughput: self.throughput(),
             devices: self.devices(),
@@ -181,7 +181,7 @@ impl Observatory {
                 client_bytes_max: levels.client_bytes_max,
             },
             cache: Cache {
-                kept_in: match shared.hashing.cache().home() {
+                kept_in: match watched.digests.cache().home() {
                     CacheHome::File => "file",
                     CacheHome::Memory => "memory",
                     CacheHome::Nowhere => "nowhere",
@@ -191,11 +191,11 @@ impl Observatory {
                 entries: levels.cache_entries,
                 bytes: levels.cache_bytes,
             },
-            errors: lock(&self.troubles).iter().map(error).collect(),
+            errors: lock(&self.counters.troubles).iter().map(error).collect(),
         }
     }
 
-    fn exports(&self, shared: &Shared) -> Vec<Export> {
+    fn exports(&self, watched: &Watched) -> Vec<Export> {
         let survey = lock(&self.survey);
         let export = |(name, export): (&Vec<u8>, &std::sync::Arc<ExportFolder>)| {
             let name = String::from_utf8_lossy(name).into_owned();
@@ -213,7 +213,7 @@ impl Observatory {
             }
         };
         // The page asks nobody who they are: what is hidden is not told.
-        let shown = shared.exports.iter().filter(|(_, export)| !export.gate.hidden);
+        let shown = watched.exports.iter().filter(|(_, export)| !export.gate.hidden);
         shown.map(export).collect()
     }
 

@@ -3,12 +3,15 @@
 
 use super::{SpotEvent, catalog, making, mirror, reading, writing};
 use crate::net::data_tickets::Arrived;
+use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
+use std::time::Duration;
 use verbatim_fabric::FabricError;
 use verbatim_files::Told;
 use verbatim_proto::message::{FileId, LinkId, Offer, Tag, Verdict, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, Survey};
+use verbatim_telemetry::labels::{Operation, Spared, Step};
 
 /// Events that may wait for one session; half of them are for answers of jobs and workers.
 pub(crate) const EVENTS_MAX: usize = 16 << 10;
@@ -53,4 +56,49 @@ pub(crate) enum Event {
     Watched(u32, Told),
     /// Something is to be known about the pin budget.
     Pins(Ring),
+}
+
+impl Event {
+    /// Counts what a job answers, and how long it took since it was asked for.
+    pub fn count(&self, view: &View, time: Duration) {
+        match self {
+            Self::Opened(answers) => {
+                view.took(Step::Open, time);
+                view.ended(
+                    Operation::Open,
+                    answers.iter().map(|(_, answer)| answer.as_ref().err()),
+                );
+            }
+            Self::Prepared(..) => view.took(Step::Prepare, time),
+            Self::Closed(answers) => {
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                view.ended(Operation::Close, faults);
+            }
+            Self::Created(answers) => {
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                view.ended(Operation::Create, faults);
+                let answers = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+                let have = answers.filter_map(|(_, have)| have.as_ref());
+                view.count_spared(Spared::Resumed, have.map(|have| have.extents.bytes()).sum());
+            }
+            Self::Taken(offer, Ok(found)) => {
+                view.spared(Spared::Found, offer.piece.file, found.iter().map(|of| of.len).sum());
+            }
+            Self::Zeroed(file, extent, Ok(_)) => view.spared(Spared::Hole, *file, extent.len),
+            Self::Committed(answers, _) => {
+                view.took(Step::Commit, time);
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                view.ended(Operation::Commit, faults);
+            }
+            Self::Stated(_, looked) => looked.errors().for_each(|fault| view.trouble(fault)),
+            Self::Page(_, page) => {
+                page.errors().for_each(|fault| view.trouble(fault));
+                view.scanned();
+            }
+            Self::Made(_, answers, _) => {
+                view.ended(Operation::Make, answers.iter().map(|answer| answer.as_ref().err()));
+            }
+            _ => {}
+        }
+    }
 }

@@ -146,7 +146,7 @@ impl Session {
         let unheard = self.unheard.clone();
         move |expected| {
             let event = event_of(|| work(expected));
-            view.answered(&event, asked.elapsed());
+            event.count(&view, asked.elapsed());
             // A session that is gone needs no answer; one that is there must not wait for it.
             if let Err(TrySendError::Full(_)) = events.try_send(event) {
                 unheard.store(true, Ordering::Relaxed);

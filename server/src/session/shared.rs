@@ -10,7 +10,7 @@ use crate::limits::client_limits::Shares;
 use crate::limits::memory_budget::Trimmer;
 use crate::limits::rate::Paces;
 use crate::net::data_tickets::Joins;
-use crate::observe::observatory::Observatory;
+use crate::observe::observatory::{Observatory, Watched};
 use crate::rdma::rails::Rdma;
 use crate::worker::Command;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub exports: Exports,
     /// What was written into them before this server began.
     pub written: Counts,
-    pub hashing: Hashing,
+    pub hashing: Arc<Hashing>,
     /// What each client has of what all share.
     pub shares: Shares,
     pub surveys: Surveys,
@@ -54,4 +54,16 @@ pub(crate) struct Shared {
     pub hashed_walks: Arc<Semaphore>,
     /// What gives memory back when clients are gone.
     pub trimmer: Arc<Trimmer>,
+}
+
+impl Shared {
+    /// What of this is shown to people.
+    pub fn watched(&self) -> Watched {
+        Watched {
+            rails: self.rdma.clone(),
+            exports: self.exports.clone(),
+            digests: self.hashing.clone(),
+            memory: self.shares.memory.clone(),
+        }
+    }
 }

@@ -265,7 +265,7 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
     let shared = scene.session.shared.clone();
     let sim = shared.sim.clone().expect("it is simulated");
     let counted = |reason: &str| {
-        let text = shared.observatory.metrics_text(&shared);
+        let text = shared.observatory.metrics_text(&shared.watched());
         let name = format!("rdma_serve_fallbacks_total{{reason=\"{reason}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)
     };
@@ -295,7 +295,7 @@ async fn what_cannot_be_looked_at_is_an_error_and_what_is_not_there_is_an_answer
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
     let shared = scene.session.shared.clone();
     let counted = || {
-        let text = shared.observatory.metrics_text(&shared);
+        let text = shared.observatory.metrics_text(&shared.watched());
         let lines = text.lines().filter(|line| line.starts_with("rdma_serve_errors_total{"));
         let count = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<u64>().ok());
         lines.map(|line| count(line).expect("a number")).sum::<u64>()
@@ -475,7 +475,7 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
 async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
     let lost = |scene: &Scene| {
         let shared = &scene.session.shared;
-        let text = shared.observatory.metrics_text(shared);
+        let text = shared.observatory.metrics_text(&shared.watched());
         let name = "rdma_serve_links_lost_total{transport=\"sim\"} ";
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.map_or(0, |count| count.parse::<u64>().expect("a count"))
