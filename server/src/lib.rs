@@ -1,6 +1,9 @@
 //! `rdma-serve` as a library: exports, sessions, and the workers that move
 //! their data. `server` binds and stops, `net` lets clients in, `session` drives one
 //! client's machines, `worker` owns the links. Knows nothing of the client crate.
+//!
+//! Modules import one way, lowest first: `config`, `rdma`; `limits`, `exports`, `sandbox`,
+//! `rdma_setup`; `observe`; `net`; `session` with `worker`; `server`.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +20,7 @@ mod session;
 mod worker;
 
 pub use limits::client_limits::FILE_THREADS_MAX;
+pub use net::listener::{Ending, take_port};
 pub use observe::observatory::MetricsError;
 pub use rdma::devices::Devices;
-pub use server::{Ending, Server, ServerError, ServerOptions, check, check_metrics, take_port};
+pub use server::{Server, ServerError, ServerOptions, check, check_metrics};

@@ -14,13 +14,15 @@ use crate::limits::rate::Paces;
 use crate::net::accept::Guests;
 use crate::net::credentials_watch::Keyring;
 use crate::net::data_tickets::Joins;
+use crate::net::listener::{Ending, take_port};
+use crate::net::refusal_log::Refusals;
 use crate::observe::http::Page;
 use crate::observe::observatory::{About, MetricsError, Observatory};
 use crate::rdma::devices::Devices;
 use crate::rdma::rails::Rdma;
 use crate::rdma_setup::rails_of;
 use crate::sandbox::check_user;
-use crate::session::Shared;
+use crate::session::{Shared, Welcome};
 use crate::worker::ServerWorker;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -95,15 +97,6 @@ impl ServerError {
             Self::Export(_) | Self::Worker(_) => None,
         }
     }
-}
-
-/// How a server ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Running transfers may finish, for as long as the configuration says.
-    Drained,
-    /// Sessions end; their clients may come back to another server.
-    AtOnce,
 }
 
 /// A server at work; ends when it has stopped.
@@ -201,9 +194,12 @@ impl Server {
     async fn accept_until(self, mut stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>) {
         let (stopping, _) = watch::channel(false);
         let keys = self.keyring.watch(self.acceptor.clone());
-        let guests = Guests::new(&self.config.limits, self.acceptor, keys, self.shared.clone());
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
         let place = self.shared.observatory.clone();
+        let refusals = Arc::<Refusals>::default();
+        let limits = &self.config.limits;
+        let host = Welcome::new(self.shared.clone(), refusals.clone(), limits.sessions_max);
+        let guests = Guests::new(limits, self.acceptor, keys, place.clone(), refusals, host);
         let mut watching = JoinSet::new();
         let quotas = self.shared.exports.values().filter_map(|export| export.quota.clone());
         let written = self.shared.written.clone();
@@ -321,19 +317,6 @@ fn authority(config: &Config) -> Result<Option<Authority>, ControlError> {
     (!path.as_os_str().is_empty()).then(|| Authority::load(path)).transpose()
 }
 
-/// Takes an address without listening on it yet; one that a server had a moment ago is free.
-/// The binary does so while it is root, for ports that only root may have.
-pub fn take_port(address: SocketAddr) -> std::io::Result<TcpStream> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    verbatim_fabric::tcp::unpace(&socket, address);
-    bind(&socket, &address)?;
-    Ok(socket.into())
-}
-
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -378,18 +361,4 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),
         trimmer: Arc::default(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::net::sockopt::tcp_congestion;
-
-    #[test]
-    fn a_server_that_only_this_machine_reaches_paces_nothing() {
-        let usual = tcp_congestion(take_port(([0, 0, 0, 0], 0).into()).expect("a port"));
-        let here = tcp_congestion(take_port(([127, 0, 0, 1], 0).into()).expect("a port"));
-        let first = tcp_congestion(std::net::TcpListener::bind("0.0.0.0:0").expect("a port"));
-        assert_eq!((usual, here), (first, Ok("reno".into())));
-    }
 }

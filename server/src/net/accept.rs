@@ -1,31 +1,26 @@
-//! Accept path: each connection waits on the doorstep, is told to be a client or a
-//! data connection by its first byte, proves who it is, and gets a session; all of
-//! it before one deadline. A data connection whose secret came with it goes straight
-//! in. Owns the number of sessions and their numbers. Never accepts a connection
-//! itself and never stops the server: `server` does.
+//! Accept path: limits handshakes per address, tells clients from data connections by the
+//! first byte, authenticates clients, and hands both on, all of it before one deadline. A
+//! data connection whose secret came with it goes straight in. Knows no session: `Host`
+//! serves clients. Never accepts a connection itself and never stops the server: `server`
+//! does.
 
 use crate::config::Limits;
-use crate::exports::client_view::{Reach, Visitor};
 use crate::net::credentials_watch::Watch;
-use crate::net::data_tickets::Arrived;
+use crate::net::data_tickets::{Arrived, Joined, Joins};
 use crate::net::handshake_limit::{Arrival, Doorstep};
 use crate::net::refusal_log::{Refusal, Refusals};
-use crate::observe::session_stats::Guest;
-use crate::session::{Event, Session, Shared};
+use crate::observe::observatory::Observatory;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
-use verbatim_control::{Accepted, Acceptor, ControlError, Outbox, SENT_AWAY};
+use verbatim_control::{Accepted, Acceptor, ControlError, Policy, SENT_AWAY};
 use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC, SECRET_BYTES};
-use verbatim_proto::message::{ServerMessage, Welcome};
-use verbatim_proto::units::is_chunk_size;
-use verbatim_proto::{Code, Fault};
+use verbatim_proto::Code;
 use verbatim_telemetry::labels::Entry;
 
 /// What is read of a connection that is sent away: more than a greeting of TLS.
@@ -36,55 +31,83 @@ const FIRST_WORDS_BYTES: usize = 4096;
 const SILENCE_WHERE_CROWDED: Duration = Duration::from_secs(1);
 
 /// Who came to the door.
-pub(crate) enum Caller {
+pub(crate) enum Caller<E> {
     /// A data connection, and the session that waits for it.
-    Expected(mpsc::Sender<Event>, Event),
+    Expected(mpsc::Sender<E>, E),
     /// Nobody knows yet.
     Stranger(TcpStream, SocketAddr, Arrival),
 }
 
+/// A client that has authenticated.
+pub(crate) struct Remote {
+    pub accepted: Accepted,
+    pub peer: SocketAddr,
+    /// Our address, as the client reached it.
+    pub local: Option<IpAddr>,
+}
+
+/// Serves what the accept path lets in.
+pub(crate) trait Host: Send + Sync {
+    /// What sessions hear of, their data connections among it.
+    type Event: From<Joined> + Send;
+
+    /// The data connections that sessions expect.
+    fn tickets(&self) -> &Joins<Self::Event>;
+
+    /// Serves a client until its session is over. The policy says whether it may stay.
+    fn serve(
+        &self,
+        remote: Remote,
+        stopping: watch::Receiver<bool>,
+        policies: &watch::Sender<Arc<Policy>>,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Hears that a connection is over, other than one that brought its ticket at once.
+    fn left(&self);
+}
+
 /// What it takes to receive a connection.
-pub(crate) struct Guests {
+pub(crate) struct Guests<H> {
     acceptor: Arc<Acceptor>,
     keys: Watch,
-    shared: Arc<Shared>,
+    host: H,
+    observatory: Arc<Observatory>,
     doorstep: Arc<Doorstep>,
     refusals: Arc<Refusals>,
     started: Instant,
-    sessions_max: u32,
-    next_session: AtomicU64,
     handshake: Duration,
 }
 
-impl Guests {
+impl<H: Host> Guests<H> {
     /// Nobody is here yet.
     pub fn new(
         limits: &Limits,
         acceptor: Arc<Acceptor>,
         keys: Watch,
-        shared: Arc<Shared>,
+        observatory: Arc<Observatory>,
+        refusals: Arc<Refusals>,
+        host: H,
     ) -> Arc<Self> {
         let doorstep =
             Doorstep::new(limits.handshakes_per_second, limits.handshakes_per_second_per_address);
         Arc::new(Self {
             keys,
             acceptor,
-            shared,
-            sessions_max: limits.sessions_max,
+            host,
+            observatory,
             doorstep,
-            refusals: Arc::default(),
+            refusals,
             started: Instant::now(),
-            next_session: AtomicU64::new(1),
             handshake: Duration::from_secs(limits.handshake_seconds.into()),
         })
     }
 
     /// Looks who came. Who has not said whose it is takes room on the doorstep; if there is
     /// none, nobody came.
-    pub fn arrive(&self, stream: TcpStream, peer: SocketAddr) -> Option<Caller> {
-        if let Some((link, session)) = self.shared.joins.glance(&stream) {
+    pub fn arrive(&self, stream: TcpStream, peer: SocketAddr) -> Option<Caller<H::Event>> {
+        if let Some((link, session)) = self.host.tickets().glance(&stream) {
             let arrived = Arrived::Plain(stream.into_std().ok()?);
-            return Some(Caller::Expected(session, Event::Joined { link, arrived }));
+            return Some(Caller::Expected(session, Joined { link, arrived }.into()));
         }
         match self.doorstep.arrive(peer.ip(), self.started.elapsed()) {
             Ok(arrival) => Some(Caller::Stranger(stream, peer, arrival)),
@@ -97,11 +120,11 @@ impl Guests {
 
     /// Says that there is no room, here and to who came: as far as that costs nothing.
     fn send_away(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
-        self.shared.observatory.counters.metrics.entered(Entry::Full);
+        self.observatory.counters.metrics.entered(Entry::Full);
         if self.refusals.is_logged(Refusal::SentAway) {
             tracing::warn!(%peer, cause, "connection sent away");
             let text = format!("connection sent away: {cause}");
-            self.shared.observatory.trouble(peer, Code::Limit, text);
+            self.observatory.trouble(peer, Code::Limit, text);
         }
         // What it said is read: a connection that ends with something unread is cut at once, and
         // what it was told is lost with it. By the system itself, because the runtime knows nothing
@@ -111,13 +134,13 @@ impl Guests {
     }
 
     /// Serves who came until it is over.
-    pub async fn receive(&self, caller: Caller, stopping: watch::Receiver<bool>) {
+    pub async fn receive(&self, caller: Caller<H::Event>, stopping: watch::Receiver<bool>) {
         match caller {
             // A session that is over needs no link.
             Caller::Expected(session, event) => drop(session.send(event).await),
             Caller::Stranger(stream, peer, arrival) => {
                 self.ask(stream, peer, stopping, arrival).await;
-                self.shared.trimmer.left();
+                self.host.left();
             }
         }
     }
@@ -160,10 +183,11 @@ impl Guests {
         match accepted.unwrap_or_else(|_| Err(self.late())) {
             Ok(accepted) => {
                 drop(arrival);
-                self.serve(accepted, peer, local, stopping).await;
+                let remote = Remote { accepted, peer, local };
+                self.host.serve(remote, stopping, &self.keys.policies).await;
             }
             Err(error) => {
-                let place = &self.shared.observatory;
+                let place = &self.observatory;
                 place.counters.metrics.entered(Entry::Refused);
                 if self.refusals.is_logged(Refusal::NotLetIn) {
                     tracing::warn!(%peer, %error, "client not let in");
@@ -223,7 +247,7 @@ impl Guests {
         &self,
         mut stream: TcpStream,
         arrival: &Arrival,
-    ) -> Option<(mpsc::Sender<Event>, Event)> {
+    ) -> Option<(mpsc::Sender<H::Event>, H::Event)> {
         let mut magic = [0; JOIN_MAGIC.len()];
         stream.read_exact(&mut magic).await.ok()?;
         let (secret, arrived) = match magic {
@@ -242,62 +266,8 @@ impl Guests {
             _ => return None,
         };
         let sealed = matches!(arrived, Arrived::Sealed(_));
-        let (link, session) = self.shared.joins.take(&secret, sealed)?;
-        Some((session, Event::Joined { link, arrived }))
-    }
-
-    async fn serve(
-        &self,
-        accepted: Accepted,
-        peer: SocketAddr,
-        local: Option<IpAddr>,
-        stopping: watch::Receiver<bool>,
-    ) {
-        let Accepted { sender, receiver, hello, who, request } = accepted;
-        let id = self.next_session.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
-        let outbox = Outbox::new(sender, self.shared.idle);
-        let shares = &self.shared.shares;
-        let sessions = shares.of(&who.to_string(), peer.ip()).sessions.clone();
-        let place = sessions.take(1);
-        let welcome = if place.is_none() {
-            let (all, own) = (self.sessions_max, sessions.has());
-            let text = match shares.sessions.left() {
-                0 => format!("the server is full: it has {all} sessions; try again"),
-                _ => format!("this client has {own} of the server's {all} sessions; try again"),
-            };
-            self.shared.observatory.counters.metrics.entered(Entry::Full);
-            if self.refusals.is_logged(Refusal::NoSession) {
-                self.shared.observatory.trouble(peer, Code::Limit, text.clone());
-                tracing::warn!(session = id, %peer, cause = text, "no room for a session");
-            }
-            ServerMessage::Refused(Fault::new(Code::Limit, text))
-        } else if is_chunk_size(hello.chunk_bytes) {
-            let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
-            let links_max = self.shared.links_max;
-            ServerMessage::Welcome(Welcome { agent, session: id, links_max })
-        } else {
-            let text = format!("{} is no chunk size", hello.chunk_bytes);
-            ServerMessage::Refused(Fault::new(Code::Protocol, text))
-        };
-        let refused = matches!(welcome, ServerMessage::Refused(_));
-        if outbox.push(&welcome).is_err() || refused {
-            // Whoever asked is gone, or learns why as the connection closes.
-            let _ = outbox.close().await;
-            return;
-        }
-        let observatory = &self.shared.observatory;
-        observatory.counters.metrics.entered(Entry::Accepted);
-        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
-        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let discreet = reach.discreet();
-        let guest = Guest { id, request, peer, who: name, agent, domain, discreet };
-        let view = observatory.enter(guest);
-        let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
-        let (session, events) =
-            Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
-        session.run(receiver, events, stopping, self.keys.policies.subscribe()).await;
-        drop(place);
+        let (link, session) = self.host.tickets().take(&secret, sealed)?;
+        Some((session, Joined { link, arrived }.into()))
     }
 }
 

@@ -2,7 +2,6 @@
 //! session that waits for whoever brings it. Each secret works once and not
 //! for long. Filled by sessions, emptied by the listener.
 
-use crate::session::Event;
 use rustix::net::{RecvFlags, recv};
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -25,29 +24,34 @@ pub(crate) enum Arrived {
     Sealed(Box<Sealed>),
 }
 
-/// The expected data connections of all sessions.
-#[derive(Default)]
-pub(crate) struct Joins {
-    expected: Mutex<HashMap<[u8; 32], Expected>>,
+/// A data connection that was made, for the session that waits for it.
+pub(crate) struct Joined {
+    pub link: LinkId,
+    pub arrived: Arrived,
 }
 
-struct Expected {
+/// The expected data connections of all sessions, each of which hears of events `E`.
+pub(crate) struct Joins<E> {
+    expected: Mutex<HashMap<[u8; 32], Expected<E>>>,
+}
+
+struct Expected<E> {
     link: LinkId,
-    session: mpsc::Sender<Event>,
+    session: mpsc::Sender<E>,
     sealed: bool,
     until: Instant,
 }
 
-impl Joins {
+impl<E> Default for Joins<E> {
+    fn default() -> Self {
+        Self { expected: Mutex::default() }
+    }
+}
+
+impl<E> Joins<E> {
     /// Expects a connection with this secret, inside TLS or not, and no more one of an earlier
     /// epoch of the link.
-    pub fn expect(
-        &self,
-        secret: [u8; 32],
-        link: LinkId,
-        session: mpsc::Sender<Event>,
-        sealed: bool,
-    ) {
+    pub fn expect(&self, secret: [u8; 32], link: LinkId, session: mpsc::Sender<E>, sealed: bool) {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         expected.retain(|_, other| {
@@ -59,7 +63,7 @@ impl Joins {
 
     /// Takes the session that waits for this secret, said inside TLS or not. A secret that comes
     /// the other way than it was meant to is spent.
-    pub fn take(&self, secret: &[u8; 32], sealed: bool) -> Option<(LinkId, mpsc::Sender<Event>)> {
+    pub fn take(&self, secret: &[u8; 32], sealed: bool) -> Option<(LinkId, mpsc::Sender<E>)> {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let found = expected.remove(secret)?;
         (found.until > Instant::now() && found.sealed == sealed)
@@ -67,7 +71,7 @@ impl Joins {
     }
     /// Takes the session that waits for a connection which has said its secret already, and what
     /// it said. Never waits; what else was said is left for who asks.
-    pub fn glance(&self, stream: impl AsFd) -> Option<(LinkId, mpsc::Sender<Event>)> {
+    pub fn glance(&self, stream: impl AsFd) -> Option<(LinkId, mpsc::Sender<E>)> {
         let mut said = [0; JOIN_MAGIC.len() + SECRET_BYTES];
         let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let (heard, _) = recv(&stream, &mut said, peek).ok()?;
@@ -86,7 +90,7 @@ mod tests {
 
     const SECRET: [u8; SECRET_BYTES] = [7; SECRET_BYTES];
 
-    fn expecting(link: LinkId, sealed: bool) -> (Joins, mpsc::Receiver<Event>) {
+    fn expecting(link: LinkId, sealed: bool) -> (Joins<Joined>, mpsc::Receiver<Joined>) {
         let (session, events) = mpsc::channel(1);
         let joins = Joins::default();
         joins.expect(SECRET, link, session, sealed);

@@ -6,4 +6,5 @@ pub(crate) mod accept;
 pub(crate) mod credentials_watch;
 pub(crate) mod data_tickets;
 pub(crate) mod handshake_limit;
+pub(crate) mod listener;
 pub(crate) mod refusal_log;

@@ -2,7 +2,7 @@
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
 use super::{SpotEvent, catalog, making, mirror, reading, writing};
-use crate::net::data_tickets::Arrived;
+use crate::net::data_tickets::{Arrived, Joined};
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
 use std::time::Duration;
@@ -56,6 +56,12 @@ pub(crate) enum Event {
     Watched(u32, Told),
     /// Something is to be known about the pin budget.
     Pins(Ring),
+}
+
+impl From<Joined> for Event {
+    fn from(Joined { link, arrived }: Joined) -> Self {
+        Self::Joined { link, arrived }
+    }
 }
 
 impl Event {

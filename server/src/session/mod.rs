@@ -27,6 +27,7 @@ mod staging;
 mod tending;
 mod walks;
 mod watching;
+mod welcome;
 mod windows;
 mod writing;
 
@@ -58,6 +59,7 @@ use verbatim_proto::message::ServerMessage;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
 use watching::Watches;
+pub(crate) use welcome::Welcome;
 use writing::Writing;
 
 /// A session and everything it owns.

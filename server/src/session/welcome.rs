@@ -1,0 +1,99 @@
+//! The begin of a session: greets an authenticated client or refuses it, decides what it
+//! sees of the exports, and runs its session until it is over. Owns how many sessions there
+//! are and their numbers. Authenticates nobody: `net::accept` does, which calls it.
+
+use super::{Event, Session, Shared};
+use crate::exports::client_view::{Reach, Visitor};
+use crate::net::accept::{Host, Remote};
+use crate::net::data_tickets::Joins;
+use crate::net::refusal_log::{Refusal, Refusals};
+use crate::observe::session_stats::Guest;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
+use verbatim_control::{Accepted, Outbox, Policy};
+use verbatim_proto::message::{self, ServerMessage};
+use verbatim_proto::units::is_chunk_size;
+use verbatim_proto::{Code, Fault};
+use verbatim_telemetry::labels::Entry;
+
+/// Begins the sessions of a server.
+pub(crate) struct Welcome {
+    shared: Arc<Shared>,
+    refusals: Arc<Refusals>,
+    sessions_max: u32,
+    next_session: AtomicU64,
+}
+
+impl Welcome {
+    /// No session has begun yet.
+    pub fn new(shared: Arc<Shared>, refusals: Arc<Refusals>, sessions_max: u32) -> Self {
+        Self { shared, refusals, sessions_max, next_session: AtomicU64::new(1) }
+    }
+}
+
+impl Host for Welcome {
+    type Event = Event;
+
+    fn tickets(&self) -> &Joins<Event> {
+        &self.shared.joins
+    }
+
+    async fn serve(
+        &self,
+        remote: Remote,
+        stopping: watch::Receiver<bool>,
+        policies: &watch::Sender<Arc<Policy>>,
+    ) {
+        let Remote { accepted, peer, local } = remote;
+        let Accepted { sender, receiver, hello, who, request } = accepted;
+        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
+        let outbox = Outbox::new(sender, self.shared.idle);
+        let shares = &self.shared.shares;
+        let sessions = shares.of(&who.to_string(), peer.ip()).sessions.clone();
+        let place = sessions.take(1);
+        let welcome = if place.is_none() {
+            let (all, own) = (self.sessions_max, sessions.has());
+            let text = match shares.sessions.left() {
+                0 => format!("the server is full: it has {all} sessions; try again"),
+                _ => format!("this client has {own} of the server's {all} sessions; try again"),
+            };
+            self.shared.observatory.counters.metrics.entered(Entry::Full);
+            if self.refusals.is_logged(Refusal::NoSession) {
+                self.shared.observatory.trouble(peer, Code::Limit, text.clone());
+                tracing::warn!(session = id, %peer, cause = text, "no room for a session");
+            }
+            ServerMessage::Refused(Fault::new(Code::Limit, text))
+        } else if is_chunk_size(hello.chunk_bytes) {
+            let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
+            let links_max = self.shared.links_max;
+            ServerMessage::Welcome(message::Welcome { agent, session: id, links_max })
+        } else {
+            let text = format!("{} is no chunk size", hello.chunk_bytes);
+            ServerMessage::Refused(Fault::new(Code::Protocol, text))
+        };
+        let refused = matches!(welcome, ServerMessage::Refused(_));
+        if outbox.push(&welcome).is_err() || refused {
+            // Whoever asked is gone, or learns why as the connection closes.
+            let _ = outbox.close().await;
+            return;
+        }
+        let observatory = &self.shared.observatory;
+        observatory.counters.metrics.entered(Entry::Accepted);
+        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
+        let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
+        let discreet = reach.discreet();
+        let guest = Guest { id, request, peer, who: name, agent, domain, discreet };
+        let view = observatory.enter(guest);
+        let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
+        let (session, events) =
+            Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
+        session.run(receiver, events, stopping, policies.subscribe()).await;
+        drop(place);
+    }
+
+    fn left(&self) {
+        self.shared.trimmer.left();
+    }
+}
