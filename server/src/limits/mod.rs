@@ -4,6 +4,7 @@
 
 pub(crate) mod client_limits;
 pub(crate) mod fair_pool;
+pub(crate) mod file_room;
 pub(crate) mod memory_budget;
 pub(crate) mod network;
 pub(crate) mod pattern_steps;

@@ -5,15 +5,20 @@
 //! is done in a target is said by `mirror` and `staging`.
 
 use super::staging::Staging;
-use super::writing::{HELD_LOOK_EVERY, HELD_MAX};
 use super::{Session, Shared};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
+
+/// How long a request waits for what an earlier session still holds, with all its files.
+pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether it still must.
+pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Who holds which target, over all sessions.
 pub(crate) type Holders = Mutex<HashMap<Twin, String>>;

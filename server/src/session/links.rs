@@ -2,7 +2,7 @@
 //! request or when they die. A link's name is used once. Those of a device are made
 //! by jobs (`making`).
 
-use super::making::Making;
+use super::making::{ENDING_TIMES, Making};
 use super::{End, Session};
 use crate::exports::client_view::Passage;
 use crate::net::data_tickets::Arrived;
@@ -48,9 +48,6 @@ pub(super) struct Place {
 
 /// A link that ended by itself this long ago was lost, if its session goes on.
 const LOST_AFTER: Duration = Duration::from_secs(1);
-
-/// How many times as many links as it may have a client can have while old ones end.
-pub(super) const ENDING_TIMES: usize = 2;
 
 impl Links {
     /// The links that have a device, or will, and the client's port of each.

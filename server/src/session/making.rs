@@ -6,7 +6,6 @@
 //! never handed to a worker, and its client's port counts as used until it is destroyed.
 //! Every one is answered once. Those that are made are in `links`.
 
-use super::links::ENDING_TIMES;
 use super::{End, Event, Session};
 use crate::exports::client_view::Passage;
 use crate::rdma::registrations::{Half, Wanted};
@@ -16,6 +15,9 @@ use verbatim_fabric::verbs::Address;
 use verbatim_proto::message::{LinkAnswer, LinkId, RailAnswer, ServerMessage};
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::Fallback;
+
+/// How many times as many links as it may have a client can have while old ones end.
+pub(super) const ENDING_TIMES: usize = 2;
 
 /// The queue pairs of a session that are being made, in the order they were asked for. At most
 /// as many as there may be links that have not ended.

@@ -7,6 +7,7 @@
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod catalog;
+mod direct_range;
 mod event;
 mod holding;
 mod jobs;
@@ -38,6 +39,7 @@ use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
 use crate::rdma::registrations::SessionDomain;
 use catalog::Catalog;
+pub(crate) use direct_range::{SpotEvent, Taking};
 pub(crate) use event::{EVENTS_MAX, Event};
 use jobs::JOBS_MAX;
 use links::Links;
@@ -47,7 +49,6 @@ use pacing::Pacing;
 use reading::Reading;
 pub(crate) use shared::Shared;
 use spots::Spots;
-pub(crate) use spots::{SpotEvent, Taking};
 use std::net::IpAddr;
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::Duration;

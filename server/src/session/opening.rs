@@ -5,7 +5,8 @@
 //! what waits; `reading` and `writing` open what has a place.
 
 use super::{Event, Session};
-use crate::limits::fair_pool::{Place, Taker};
+use crate::limits::fair_pool::Taker;
+use crate::limits::file_room::Room;
 use crate::limits::memory_budget::file_bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,20 +28,6 @@ const WRITE_DESCRIPTORS: usize = 2;
 
 /// What one takes that lasts: the same, and that of its journal.
 const LASTING_DESCRIPTORS: usize = 3;
-
-/// What an open file has: descriptors, and memory for what is known of it.
-pub(crate) struct Room {
-    _descriptors: Place,
-    _memory: Place,
-}
-
-#[cfg(test)]
-impl Room {
-    /// Two of these places.
-    pub fn of(places: &Arc<Taker>) -> Option<Self> {
-        Some(Self { _descriptors: places.take(1)?, _memory: places.take(1)? })
-    }
-}
 
 /// The files of a session that wait, as many as its machines let it have.
 pub(super) struct Opening {
@@ -130,7 +117,7 @@ fn placed<T>(
 ) -> Vec<(T, Room)> {
     let next = || {
         let (descriptors, bytes) = wants(files.front()?);
-        let room = Room { _descriptors: places.take(descriptors)?, _memory: memory.take(bytes)? };
+        let room = Room::new(places.take(descriptors)?, memory.take(bytes)?);
         files.pop_front().zip(Some(room))
     };
     std::iter::from_fn(next).take(BATCH_FILES_MAX).collect()

@@ -1,13 +1,13 @@
 //! What reading costs the server: opening, hashing, registering, checking again.
 //! Each is a job; the machine says which and when. `windows` makes the windows.
 
-use super::opening::Room;
-use super::spots::go_on_if;
+use super::direct_range::go_on_if;
 use super::windows::Making;
 use super::{End, Event, Session, Shared};
 use crate::exports::client_view::Reach;
 use crate::exports::open::{ExportFolder, open_source};
 use crate::limits::fair_pool::Place;
+use crate::limits::file_room::Room;
 use crate::observe::session_stats::{Noted, Taken};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

@@ -6,6 +6,7 @@
 //! verifies what landed has taken it back, which it does first. Where a device does
 //! not let go, the session ends, and with it every queue pair that could write.
 
+use super::direct_range::{SpotEvent, Taking, go_on_if};
 use super::writing::Created;
 use super::{End, Session};
 use crate::rdma::registrations::{Offered, SessionDomain};
@@ -25,27 +26,6 @@ pub(super) struct Spots {
     numbers: HashMap<Tag, u64>,
 }
 
-/// What workers tell a session about spots.
-pub(crate) enum SpotEvent {
-    /// A range of a file can be written to, or cannot.
-    Made(Tag, Result<Offered, Fault>),
-    /// A device keeps memory that it must not: only the end of all queue pairs helps.
-    Stuck,
-}
-
-/// A spot that is to be taken back before it is looked at.
-pub(crate) struct Taking {
-    domain: Arc<SessionDomain>,
-    number: u64,
-}
-
-impl Taking {
-    /// Takes it back; whether nobody can write to it any more.
-    pub fn take_back(&self) -> bool {
-        self.domain.take_back(self.number)
-    }
-}
-
 impl Spots {
     /// A link of the client says whether it knows spots.
     pub fn knows(&mut self, known: bool) {
@@ -55,20 +35,12 @@ impl Spots {
     /// Hands a spot over to whoever looks at what landed there.
     pub fn take(&mut self, tag: Tag, domain: &Arc<SessionDomain>) -> Taking {
         let number = self.numbers.remove(&tag).expect("what is in place has a spot");
-        Taking { domain: domain.clone(), number }
+        Taking::new(domain, number)
     }
 }
 
 /// Shorter files are not worth registering.
 const FILE_BYTES_MIN: u64 = 1 << 20;
-
-/// Goes on where devices have let go of memory. Where one has not, its client can still reach it,
-/// and only the end of the session, with every queue pair, helps. Its client may come back: a
-/// device that failed is opened anew, or left for TCP.
-pub(super) fn go_on_if(let_go: bool) -> Result<(), End> {
-    let text = "the device does not let go of memory; see dmesg of the server";
-    let_go.then_some(()).ok_or_else(|| End::Refused(Fault::new(Code::LinkLost, text)))
-}
 
 impl Session {
     /// Takes all spots back when the session ends. A link may live on for a moment: its client

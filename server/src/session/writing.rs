@@ -2,27 +2,27 @@
 //! in `slots`. A temporary file that is not committed is removed when the last
 //! reference to it goes.
 
+mod open_upload;
 mod slots;
 
-use super::opening::Room;
+use super::holding::HELD_MAX;
 use super::{End, Event, Session};
-use crate::exports::quota::{self, Quota};
+use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
 use crate::worker::{Chunk, Command, Landing, Lies};
+pub(crate) use open_upload::{Created, Landed};
+use open_upload::{create_lasting, wait_for_release};
 use slots::Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Cost, Folder, Over, Rules, Target};
-use verbatim_proto::message::{
-    CreateFile, FileId, FileInfo, LinkId, Piece, ServerMessage, Tag, Verdict,
-};
-use verbatim_proto::read::Have;
+use verbatim_files::{Cost, Over, Target};
+use verbatim_proto::message::{CreateFile, FileId, LinkId, Piece, ServerMessage, Tag, Verdict};
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, Meta, WirePath};
+use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept};
 use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
@@ -41,39 +41,6 @@ pub(super) struct Writing {
     next_slot: u32,
     /// Slots that links want and that cannot be pinned yet.
     wanting: BTreeMap<LinkId, u16>,
-}
-
-/// A temporary file, and what an earlier session left in it.
-pub(crate) type Created = (Landed, Option<Have>);
-
-/// A temporary file, and what of its source's metadata it may keep.
-#[derive(Clone)]
-pub(crate) struct Landed {
-    pub target: Arc<Target>,
-    rules: Rules,
-    path: WirePath,
-    quota: Option<Arc<Quota>>,
-    began: Instant,
-    /// Behind the target, which is closed before it is given back.
-    _room: Arc<Room>,
-}
-
-impl Landed {
-    /// Makes a range zeros. What is written for that counts, before it is; a hole does not.
-    fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
-        self.target.zero(extent, size, |bytes| self.may(bytes))
-    }
-
-    /// Gives it what its rules allow of this metadata. Attributes are written as well, and count.
-    fn describe(&self, meta: &Meta) -> Result<Dropped, Fault> {
-        self.may(quota::attribute_bytes(meta, &self.rules))?;
-        self.target.describe(meta, &self.rules)
-    }
-
-    /// Whether this many bytes may be written; takes them from the quota.
-    pub(super) fn may(&self, bytes: u64) -> Result<(), Fault> {
-        quota::take(self.quota.as_ref(), bytes)
-    }
 }
 
 impl Writing {
@@ -312,58 +279,16 @@ fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) 
     (answers, dropped)
 }
 
-/// Waits a little for what an earlier session of the same client has not let go of yet: a
-/// client that was cut off is often back before the server has noticed.
-fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Instant) {
-    while Instant::now() < until && Target::is_held(folder, path, key) {
-        std::thread::sleep(HELD_LOOK_EVERY);
-    }
-}
-
-/// How long all files of one request wait for that.
-pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
-
-/// How often it is looked whether they still must.
-pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
-/// left, unless its client is gone; counts the bytes of it that are hashed again. Asks whether what
-/// is to be written fits before anything is made.
-fn create_lasting(
-    (over, rehashed): (&AtomicBool, &AtomicU64),
-    folder: &Folder,
-    path: &WirePath,
-    info: &FileInfo,
-    key: &Digest,
-    fits: impl Fn(Cost) -> Result<(), Fault>,
-) -> Result<(Target, Option<Have>), Fault> {
-    let found = Target::find_lasting_unless((over, rehashed), folder, path, key);
-    if over.load(Ordering::Relaxed) {
-        // What is there is for who comes back.
-        return Err(Fault::new(Code::LinkLost, "the client is gone"));
-    }
-    if let Some((target, have)) = found {
-        if have.is_of(info) {
-            fits(Cost::of_bytes(info.room().saturating_sub(have.extents.bytes())))?;
-            target.set_mode(info.mode);
-            target.keep_sparse(info)?;
-            target.set_room(Target::room_for(folder, path, info, have.extents.bytes())?);
-            return Ok((target, Some(have)));
-        }
-        target.discard();
-    }
-    fits(Cost::INODE.and(Cost::of_bytes(info.room())))?;
-    let room = Target::room_for(folder, path, info, 0)?;
-    let target = Target::create_lasting(folder, path, info, key)?;
-    target.set_room(room);
-    Ok((target, None))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exports::quota::Quota;
     use crate::limits::fair_pool::{Places, Taker};
+    use std::sync::atomic::AtomicBool;
+    use verbatim_files::{Folder, Rules};
+    use verbatim_proto::message::FileInfo;
     use verbatim_proto::meta::Xattr;
+    use verbatim_proto::{Code, Meta, WirePath};
 
     /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
     fn landed(dir: &tempfile::TempDir, size: u64) -> Landed {

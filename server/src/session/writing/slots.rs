@@ -2,7 +2,7 @@
 //! many as may be pinned; they go with their link. A device that refuses them is
 //! left, and not the session.
 
-use super::super::spots::go_on_if;
+use super::super::direct_range::go_on_if;
 use super::super::{End, Session};
 use crate::limits::fair_pool::Place;
 use std::sync::atomic::Ordering;
