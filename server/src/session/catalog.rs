@@ -3,7 +3,7 @@
 //! costs the server one page of memory.
 
 use super::mirror::{MirrorEvent, change_all};
-use super::owners::{of_meta, of_ties};
+use super::told_owners::{of_meta, of_ties};
 use super::{End, Event, Session};
 use crate::exports::client_view::Reach;
 use crate::exports::quota;

@@ -5,8 +5,8 @@
 //! because both depend on their order.
 
 use super::holding::{Held, Holder, Keeping, Kept};
-use super::owners::ToldOwners;
 use super::staging::Staging;
+use super::told_owners::ToldOwners;
 use super::walks::{All, Known, Walked, Walks};
 use super::{End, Event, Session};
 use crate::exports::client_view::Reach;

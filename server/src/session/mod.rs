@@ -26,6 +26,7 @@ mod shared;
 mod spots;
 mod staging;
 mod tending;
+mod told_owners;
 mod walks;
 mod watching;
 mod welcome;

@@ -4,7 +4,7 @@
 //! than waiting does.
 
 use super::mirror::MirrorEvent;
-use super::owners::of_meta;
+use super::told_owners::of_meta;
 use super::{End, Event, Session, Shared};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;

@@ -5,13 +5,13 @@
 mod open_upload;
 mod slots;
 
-use super::holding::HELD_MAX;
+use super::holding::{HELD_LOOK_EVERY, HELD_MAX};
 use super::{End, Event, Session};
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
 use crate::worker::{Chunk, Command, Landing, Lies};
+use open_upload::create_lasting;
 pub(crate) use open_upload::{Created, Landed};
-use open_upload::{create_lasting, wait_for_release};
 use slots::Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_files::{Cost, Over, Target};
+use verbatim_files::{Cost, Folder, Over, Target};
 use verbatim_proto::message::{CreateFile, FileId, LinkId, Piece, ServerMessage, Tag, Verdict};
 use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept};
+use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, WirePath};
 use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
@@ -279,16 +279,24 @@ fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) 
     (answers, dropped)
 }
 
+/// Waits a little for what an earlier session of the same client has not let go of yet: a
+/// client that was cut off is often back before the server has noticed.
+fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Instant) {
+    while Instant::now() < until && Target::is_held(folder, path, key) {
+        std::thread::sleep(HELD_LOOK_EVERY);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::exports::quota::Quota;
     use crate::limits::fair_pool::{Places, Taker};
     use std::sync::atomic::AtomicBool;
-    use verbatim_files::{Folder, Rules};
+    use verbatim_files::Rules;
     use verbatim_proto::message::FileInfo;
     use verbatim_proto::meta::Xattr;
-    use verbatim_proto::{Code, Meta, WirePath};
+    use verbatim_proto::{Code, Meta};
 
     /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
     fn landed(dir: &tempfile::TempDir, size: u64) -> Landed {

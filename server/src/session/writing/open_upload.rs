@@ -4,7 +4,6 @@
 
 use crate::exports::quota::{self, Quota};
 use crate::limits::file_room::Room;
-use crate::session::holding::HELD_LOOK_EVERY;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -43,14 +42,6 @@ impl Landed {
     /// Whether this many bytes may be written; takes them from the quota.
     pub(crate) fn may(&self, bytes: u64) -> Result<(), Fault> {
         quota::take(self.quota.as_ref(), bytes)
-    }
-}
-
-/// Waits a little for what an earlier session of the same client has not let go of yet: a
-/// client that was cut off is often back before the server has noticed.
-pub(super) fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Instant) {
-    while Instant::now() < until && Target::is_held(folder, path, key) {
-        std::thread::sleep(HELD_LOOK_EVERY);
     }
 }
 

@@ -1,0 +1,72 @@
+//! The owners of entries that a client was told of, the last ones: it may ask for the names
+//! of these alone. Owns how many are remembered. Looks nobody up: `owners` does.
+
+use std::collections::HashSet;
+use verbatim_proto::owners::{OWNERS_MAX, Owner};
+use verbatim_proto::{Meta, Ties};
+
+/// How many owners a session surely remembers, those it told last: a page has `OWNERS_MAX`, and a
+/// client asks when it has a page. One that is forgotten has no name until it is told again.
+const TOLD_MAX: usize = 4 * OWNERS_MAX;
+
+/// The owners of entries that a client was told, twice `TOLD_MAX` at most.
+#[derive(Default)]
+pub(super) struct ToldOwners {
+    now: HashSet<Owner>,
+    before: HashSet<Owner>,
+}
+
+impl ToldOwners {
+    /// Notes the owners of entries.
+    pub fn note(&mut self, owned: impl Iterator<Item = (u32, u32)>) {
+        let mut last = None;
+        for (uid, gid) in owned {
+            // Most entries have the owners of the one before.
+            if last.replace((uid, gid)) != Some((uid, gid)) {
+                self.add(Owner::user(uid));
+                self.add(Owner::group(gid));
+            }
+        }
+    }
+
+    fn add(&mut self, owner: Owner) {
+        if self.now.len() >= TOLD_MAX {
+            self.before = std::mem::take(&mut self.now);
+        }
+        self.now.insert(owner);
+    }
+
+    /// Whether an owner is remembered.
+    pub fn has(&self, owner: &Owner) -> bool {
+        self.now.contains(owner) || self.before.contains(owner)
+    }
+}
+
+/// Whose something is, by its metadata.
+pub(super) fn of_meta(meta: &Meta) -> (u32, u32) {
+    (meta.uid, meta.gid)
+}
+
+/// The same, by its ties.
+pub(super) fn of_ties(ties: &Ties) -> (u32, u32) {
+    (ties.uid, ties.gid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_the_last_pages_are_remembered_and_a_bounded_number_of_others() {
+        let mut told = ToldOwners::default();
+        assert!(!told.has(&Owner::user(0)) && !told.has(&Owner::group(0)));
+        let many = 10 * TOLD_MAX as u32;
+        for number in 0..many {
+            told.note([(number, number), (number, number)].into_iter());
+            let oldest = number.saturating_sub(TOLD_MAX as u32 / 2 - 1);
+            assert!(told.has(&Owner::user(number)) && told.has(&Owner::group(oldest)), "{number}");
+            assert!(told.now.len() + told.before.len() <= 2 * TOLD_MAX, "{number}");
+        }
+        assert!(!told.has(&Owner::user(0)) && !told.has(&Owner::user(many)));
+    }
+}
