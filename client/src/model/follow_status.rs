@@ -2,7 +2,7 @@
 //! who waits for it. One JSON object, replaced as a whole, so that nobody reads
 //! half of it; written anew every few seconds, so that one who died with the
 //! word "current" on his lips is not believed for long. Written by the loop in
-//! `mod.rs`, read by `wait`.
+//! `sync/follow_loop`, read by `sync/wait`.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
