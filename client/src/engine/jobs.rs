@@ -52,16 +52,22 @@ pub(crate) fn run<E>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    async fn woken(waker: &Waker) {
+        timeout(Duration::from_secs(10), waker.woken()).await.expect("a job wakes its session");
+    }
 
     #[tokio::test]
     async fn a_job_wakes_its_session_with_an_answer_or_with_its_panic() {
         let waker = Waker::default();
         let mut jobs = Jobs::new(&waker);
         jobs.run(|| 7);
-        waker.woken().await;
+        woken(&waker).await;
         assert_eq!((jobs.next(), jobs.next(), waker.has_panicked()), (Some(7), None, false));
         jobs.run(|| panic!("this test has it panic"));
-        waker.woken().await;
+        woken(&waker).await;
         assert_eq!((jobs.next(), waker.has_panicked()), (None, true));
     }
 }
