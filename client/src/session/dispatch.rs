@@ -261,8 +261,8 @@ impl Dispatcher {
         let Self { engine, activity, queries } = self;
         match activity {
             Activity::Sync(transfer, sync) => sync.reply(engine, transfer, reply),
-            _ if queries.mirror_reply(&reply) => {}
-            _ => engine.unasked("something of a mirror"),
+            _ if !queries.mirror_reply(reply) => engine.unasked("something of a mirror"),
+            _ => {}
         }
     }
 

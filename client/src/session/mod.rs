@@ -19,7 +19,6 @@ use crate::engine::error::ClientError;
 use crate::engine::event::WorkerEvent;
 use crate::engine::options::SessionOptions;
 use crate::engine::setup;
-use crate::local_io::waker::Waker;
 use crate::model::copy_policy::Rules;
 use crate::model::location::peer;
 use crate::session::dispatch::{Activity, Dispatcher};
@@ -45,7 +44,6 @@ pub struct Session {
     outbox: Outbox<ClientMessage>,
     receiver: Receiver<ServerMessage>,
     events: mpsc::Receiver<WorkerEvent>,
-    waker: Waker,
     of: Dispatcher,
 }
 
@@ -68,11 +66,10 @@ impl Session {
         tracing::debug!(peer, session, request, "session began");
         let timeout = options.timeout;
         let (engine, events) = Engine::new(options, short, &connection, &peer)?;
-        let waker = engine.waker().clone();
-        let activity = Activity::Copy(Transfer::new(&waker));
+        let activity = Activity::Copy(Transfer::new(engine.waker()));
         let of = Dispatcher { engine, activity, queries: Queries::default() };
         let outbox = Outbox::new(connection.sender, timeout);
-        Ok(Self { outbox, receiver: connection.receiver, events, waker, of })
+        Ok(Self { outbox, receiver: connection.receiver, events, of })
     }
 
     /// Copies by these rules from now on.
@@ -120,7 +117,7 @@ impl Session {
         let woken = tokio::select! {
             message = self.receiver.recv() => Woken::Message(message?),
             Some(event) = self.events.recv() => Woken::Event(event),
-            () = self.waker.woken() => Woken::Jobs,
+            () = self.of.engine.waker().woken() => Woken::Jobs,
             () = tokio::time::sleep_until(until.into()) => Woken::Time,
         };
         self.of.engine.clock().look();

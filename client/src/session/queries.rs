@@ -58,8 +58,8 @@ impl Queries {
     }
 
     /// Takes an answer about a target; false where no caller waits for it.
-    pub fn mirror_reply(&mut self, reply: &MirrorReply) -> bool {
-        let (request, answer) = match reply.clone() {
+    pub fn mirror_reply(&mut self, reply: MirrorReply) -> bool {
+        let (request, answer) = match reply {
             MirrorReply::Begun { request, answer } => (request, Answer::Begun(answer)),
             MirrorReply::Staged { request, answer } => (request, Answer::Staged(answer)),
             MirrorReply::Habits { request, habits } => (request, Answer::Habits(habits)),

@@ -163,7 +163,7 @@ impl Session {
             if !self.of.is_landing() {
                 break;
             }
-            self.waker.woken().await;
+            self.of.engine.waker().woken().await;
         }
         if self.of.is_done() {
             self.of.engine.set_broken(None);
@@ -177,7 +177,7 @@ impl Session {
         asks: &mut mpsc::Receiver<Ask>,
         tell: impl Fn(Carried),
     ) -> Result<(), ClientError> {
-        self.of.activity = Activity::Serve(Service::new(&self.waker));
+        self.of.activity = Activity::Serve(Service::new(self.of.engine.waker()));
         self.of.engine.attach_links();
         if self.of.engine.version() >= TIES_VERSION {
             self.of.engine.send(ClientMessage::TellTies);
@@ -206,7 +206,7 @@ impl Session {
             }
         };
         // What is not answered never will be.
-        self.of.activity = Activity::Copy(Transfer::new(&self.waker));
+        self.of.activity = Activity::Copy(Transfer::new(self.of.engine.waker()));
         served
     }
 }

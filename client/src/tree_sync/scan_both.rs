@@ -389,12 +389,11 @@ impl ScanBoth {
             Way::Up => ([done, remote_done], Vec::new()),
         };
         if !self.stays_alike(spec, ids, &found) {
-            let (side, leftovers_of) = (Side::Source, Vec::new());
-            let (same, done) = (found.clone(), ended[0]);
-            let page = SidePage { side, found: same, leftovers: leftovers_of, done };
-            self.paged(engine, spec, ids, page);
-            let (side, done) = (Side::Target, ended[1]);
-            return self.paged(engine, spec, ids, SidePage { side, found, leftovers, done });
+            let (same, of_source) = (found.clone(), Vec::new());
+            let page = |side, found, leftovers, done| SidePage { side, found, leftovers, done };
+            self.paged(engine, spec, ids, page(Side::Source, same, of_source, ended[0]));
+            let target = page(Side::Target, found, leftovers, ended[1]);
+            return self.paged(engine, spec, ids, target);
         }
         self.note_target(engine, &found, leftovers, ended[1]);
         if let Err(fault) = self.diff.push_alike(found, ended) {
