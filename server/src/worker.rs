@@ -12,11 +12,10 @@
 use crate::exports::quota::{self, Quota};
 use crate::observe::session_stats::View;
 use crate::rdma::registrations::{Offered, SessionDomain};
-use crate::session::{EVENTS_MAX, Event, SpotEvent, Taking};
+use crate::session::{SpotEvent, Taking};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::mpsc;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Completion, FabricError, Link, MappedSpot, Memory, SharedSlot};
 use verbatim_files::Target;
@@ -24,12 +23,34 @@ use verbatim_files::checked::{self, Unfit};
 use verbatim_proto::message::{LinkId, Piece, Spot, Tag, Verdict};
 use verbatim_proto::units::{ANSWERS_TOGETHER, GRAIN_BYTES, SLOTS_PER_LINK};
 use verbatim_proto::{Code, Digest, Fault};
+use verbatim_serve::{EVENTS_MAX, EventPort};
 use verbatim_telemetry::labels::Transport;
+
+/// What a worker tells a session of one of its links.
+pub(crate) enum LinkEvent {
+    /// The client notified a chunk that was not expected.
+    Notified {
+        link: LinkId,
+        tag: Tag,
+    },
+    /// A chunk was checked and stored, or not.
+    Absorbed {
+        tag: Tag,
+        bytes: u64,
+        verdicts: Vec<Verdict>,
+    },
+    Spot(SpotEvent),
+    /// The link ended: nothing of it can land any more.
+    Dead {
+        link: LinkId,
+        why: Option<FabricError>,
+    },
+}
 
 /// What a session tells a worker.
 pub(crate) enum Command {
     /// Take this link.
-    Adopt { key: LinkKey, id: LinkId, link: Box<dyn Link>, session: mpsc::Sender<Event> },
+    Adopt { key: LinkKey, id: LinkId, link: Box<dyn Link>, session: EventPort<LinkEvent> },
     /// Check and store a chunk when this link notifies it.
     Expect(LinkKey, Chunk),
     /// Check and store a chunk that this link has notified.
@@ -37,9 +58,9 @@ pub(crate) enum Command {
     /// This link has notified a chunk that was judged before: nothing is to be done.
     Forget(LinkKey, Tag),
     /// Let a device write to a range of a file, and say where.
-    MakeSpot { wish: SpotWish, domain: Arc<SessionDomain>, session: mpsc::Sender<Event> },
+    MakeSpot { wish: SpotWish, domain: Arc<SessionDomain>, session: EventPort<LinkEvent> },
     /// End this link, and say so.
-    Kill { key: LinkKey, id: LinkId, session: mpsc::Sender<Event> },
+    Kill { key: LinkKey, id: LinkId, session: EventPort<LinkEvent> },
 }
 
 /// A chunk of a client.
@@ -47,7 +68,7 @@ pub(crate) struct Chunk {
     pub tag: Tag,
     pub lies: Lies,
     pub pieces: Vec<Landing>,
-    pub session: mpsc::Sender<Event>,
+    pub session: EventPort<LinkEvent>,
     pub view: Arc<View>,
     pub transport: Transport,
 }
@@ -91,12 +112,12 @@ pub(crate) const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
 /// Whose a link is.
 struct Owner {
     link: LinkId,
-    session: mpsc::Sender<Event>,
+    session: EventPort<LinkEvent>,
     expected: Vec<Chunk>,
     /// What the session was told of: it is not stored until it says so.
     told: Vec<Tag>,
     /// What became of chunks while others are expected, to be told with the next.
-    held: Vec<Event>,
+    held: Vec<LinkEvent>,
 }
 
 impl Owner {
@@ -108,7 +129,7 @@ impl Owner {
 
     /// Tells what became of a chunk: with the next one where that is sure to come, or its link
     /// to die.
-    fn absorbed(&mut self, event: Event) {
+    fn absorbed(&mut self, event: LinkEvent) {
         self.held.push(event);
         if self.expected.is_empty() || self.held.len() >= ANSWERS_TOGETHER {
             self.tell_held();
@@ -116,8 +137,10 @@ impl Owner {
     }
 
     fn tell_held(&mut self) {
-        // A session that is gone needs no verdict.
-        self.held.drain(..).for_each(|event| drop(self.session.try_send(event)));
+        for event in self.held.drain(..) {
+            // A session that is gone needs no verdict.
+            let _ = self.session.tell(event);
+        }
     }
 
     /// Passes a notification on; whether that could be done. It may name a chunk whose verdict is
@@ -130,8 +153,8 @@ impl Owner {
         self.told.push(tag);
         // Half of the queue is for answers the session waits for; a client that floods it with
         // notifications loses its link.
-        let room = self.told.len() <= TOLD_MAX && self.session.capacity() >= EVENTS_MAX / 2;
-        room && self.session.try_send(Event::Notified { link: self.link, tag }).is_ok()
+        let room = self.told.len() <= TOLD_MAX && self.session.room() >= EVENTS_MAX / 2;
+        room && self.session.tell(LinkEvent::Notified { link: self.link, tag }).is_ok()
     }
 }
 
@@ -219,7 +242,7 @@ impl ServerWorker {
                 pieces.iter().map(|landing| self.look(landing)).collect()
             }
             Lies::InFile(_) => {
-                let _ = session.try_send(Event::Spot(SpotEvent::Stuck));
+                let _ = session.tell(LinkEvent::Spot(SpotEvent::Stuck));
                 return;
             }
         };
@@ -228,10 +251,12 @@ impl ServerWorker {
         view.stored(transport, sizes, &verdicts, begin.elapsed());
         // The files must not outlive the answer: a discard removes them.
         drop(pieces);
-        let event = Event::Absorbed { tag, bytes, verdicts };
+        let event = LinkEvent::Absorbed { tag, bytes, verdicts };
         match self.owners.get_mut(&key) {
             Some(owner) => owner.absorbed(event),
-            None => drop(session.try_send(event)),
+            None => {
+                let _ = session.tell(event);
+            }
         }
     }
 }
@@ -270,7 +295,7 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 // The file must not outlive the answer: a discard removes it.
                 drop(wish);
                 // A session that is gone has ended all of its domain.
-                let _ = session.try_send(Event::Spot(SpotEvent::Made(tag, answer)));
+                let _ = session.tell(LinkEvent::Spot(SpotEvent::Made(tag, answer)));
             }
             Command::Expect(key, chunk) => {
                 // A session that was told of it already will say what is to be done.
@@ -291,7 +316,7 @@ impl Handler<Box<dyn Link>> for ServerWorker {
                 if let Some(mut link) = links.remove(&key) {
                     link.abort(&mut Vec::new());
                 }
-                let _ = session.try_send(Event::LinkDead { link: id, why: None });
+                let _ = session.tell(LinkEvent::Dead { link: id, why: None });
             }
         }
     }
@@ -314,7 +339,7 @@ impl Handler<Box<dyn Link>> for ServerWorker {
         if let Some(mut owner) = self.owners.remove(&key) {
             owner.tell_held();
             let Owner { link, session, .. } = owner;
-            let _ = session.try_send(Event::LinkDead { link, why: Some(error) });
+            let _ = session.tell(LinkEvent::Dead { link, why: Some(error) });
         }
     }
 }
@@ -325,6 +350,7 @@ mod tests {
     use crate::observe::observatory::Observatory;
     use crate::observe::session_stats::Guest;
     use std::net::{TcpListener, TcpStream};
+    use tokio::sync::mpsc;
     use verbatim_fabric::tcp::TcpLink;
     use verbatim_fabric::{SoftDomain, SparePages};
     use verbatim_files::Folder;
@@ -342,8 +368,8 @@ mod tests {
     struct Scene {
         worker: ServerWorker,
         links: LinkSet<Box<dyn Link>>,
-        sender: mpsc::Sender<Event>,
-        events: mpsc::Receiver<Event>,
+        sender: EventPort<LinkEvent>,
+        events: mpsc::Receiver<LinkEvent>,
         view: Arc<View>,
         target: Arc<Target>,
         in_turns: SparePages,
@@ -361,7 +387,8 @@ mod tests {
             let peer = ([127, 0, 0, 1], 1).into();
             let guest = Guest { id: 1, request, peer, who, agent, domain, discreet };
             let view = Observatory::new(dir.path().to_owned()).enter(guest);
-            let (sender, events) = mpsc::channel(EVENTS_MAX);
+            let (queue, events) = mpsc::channel(EVENTS_MAX);
+            let sender = EventPort::of(&queue);
             let mut scene = Self {
                 worker: ServerWorker::default(),
                 links: LinkSet::new(),
@@ -426,12 +453,14 @@ mod tests {
         /// What the session was told since, one word each.
         fn told(&mut self) -> Vec<String> {
             let word = |event| match event {
-                Event::Notified { link, tag } => format!("notified {} on {}", tag.0, link.index),
-                Event::Absorbed { tag, bytes, verdicts } => {
+                LinkEvent::Notified { link, tag } => {
+                    format!("notified {} on {}", tag.0, link.index)
+                }
+                LinkEvent::Absorbed { tag, bytes, verdicts } => {
                     assert_eq!((bytes, &*verdicts), (BYTES, &[Verdict::Stored][..]));
                     format!("absorbed {}", tag.0)
                 }
-                Event::LinkDead { link, .. } => format!("dead {}", link.index),
+                LinkEvent::Dead { link, .. } => format!("dead {}", link.index),
                 _ => "something else".into(),
             };
             std::iter::from_fn(|| self.events.try_recv().ok()).map(word).collect()

@@ -16,11 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use verbatim_control::{Accepted, Acceptor, ControlError, Policy, SENT_AWAY};
 use verbatim_fabric::tcp::{JOIN_MAGIC, SEALED_MAGIC, SECRET_BYTES};
 use verbatim_proto::Code;
+use verbatim_serve::EventPort;
 use verbatim_telemetry::labels::Entry;
 
 /// What is read of a connection that is sent away: more than a greeting of TLS.
@@ -31,9 +32,9 @@ const FIRST_WORDS_BYTES: usize = 4096;
 const SILENCE_WHERE_CROWDED: Duration = Duration::from_secs(1);
 
 /// Who came to the door.
-pub(crate) enum Caller<E> {
+pub(crate) enum Caller {
     /// A data connection, and the session that waits for it.
-    Expected(mpsc::Sender<E>, E),
+    Expected(EventPort<Joined>, Joined),
     /// Nobody knows yet.
     Stranger(TcpStream, SocketAddr, Arrival),
 }
@@ -48,11 +49,8 @@ pub(crate) struct Remote {
 
 /// Serves what the accept path lets in.
 pub(crate) trait Host: Send + Sync {
-    /// What sessions hear of, their data connections among it.
-    type Event: From<Joined> + Send;
-
     /// The data connections that sessions expect.
-    fn tickets(&self) -> &Joins<Self::Event>;
+    fn tickets(&self) -> &Joins;
 
     /// Serves a client until its session is over. The policy says whether it may stay.
     fn serve(
@@ -104,10 +102,10 @@ impl<H: Host> Guests<H> {
 
     /// Looks who came. Who has not said whose it is takes room on the doorstep; if there is
     /// none, nobody came.
-    pub fn arrive(&self, stream: TcpStream, peer: SocketAddr) -> Option<Caller<H::Event>> {
+    pub fn arrive(&self, stream: TcpStream, peer: SocketAddr) -> Option<Caller> {
         if let Some((link, session)) = self.host.tickets().glance(&stream) {
             let arrived = Arrived::Plain(stream.into_std().ok()?);
-            return Some(Caller::Expected(session, Joined { link, arrived }.into()));
+            return Some(Caller::Expected(session, Joined { link, arrived }));
         }
         match self.doorstep.arrive(peer.ip(), self.started.elapsed()) {
             Ok(arrival) => Some(Caller::Stranger(stream, peer, arrival)),
@@ -134,10 +132,10 @@ impl<H: Host> Guests<H> {
     }
 
     /// Serves who came until it is over.
-    pub async fn receive(&self, caller: Caller<H::Event>, stopping: watch::Receiver<bool>) {
+    pub async fn receive(&self, caller: Caller, stopping: watch::Receiver<bool>) {
         match caller {
             // A session that is over needs no link.
-            Caller::Expected(session, event) => drop(session.send(event).await),
+            Caller::Expected(session, event) => session.send(event).await,
             Caller::Stranger(stream, peer, arrival) => {
                 self.ask(stream, peer, stopping, arrival).await;
                 self.host.left();
@@ -162,7 +160,7 @@ impl<H: Host> Guests<H> {
             let joined = timeout_at(deadline, self.join(stream, &arrival)).await;
             drop(arrival);
             match joined {
-                Ok(Some((session, event))) => drop(session.send(event).await),
+                Ok(Some((session, event))) => session.send(event).await,
                 _ if self.refusals.is_logged(Refusal::NoSecret) => {
                     tracing::warn!(%peer, "data connection without a valid secret");
                 }
@@ -247,7 +245,7 @@ impl<H: Host> Guests<H> {
         &self,
         mut stream: TcpStream,
         arrival: &Arrival,
-    ) -> Option<(mpsc::Sender<H::Event>, H::Event)> {
+    ) -> Option<(EventPort<Joined>, Joined)> {
         let mut magic = [0; JOIN_MAGIC.len()];
         stream.read_exact(&mut magic).await.ok()?;
         let (secret, arrived) = match magic {
@@ -267,7 +265,7 @@ impl<H: Host> Guests<H> {
         };
         let sealed = matches!(arrived, Arrived::Sealed(_));
         let (link, session) = self.host.tickets().take(&secret, sealed)?;
-        Some((session, Joined { link, arrived }.into()))
+        Some((session, Joined { link, arrived }))
     }
 }
 

@@ -8,10 +8,10 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 use verbatim_control::Sealed;
 use verbatim_fabric::tcp::{JOIN_MAGIC, SECRET_BYTES};
 use verbatim_proto::LinkId;
+use verbatim_serve::EventPort;
 
 /// How long a secret may be used.
 const SECRET_LIFE: Duration = Duration::from_secs(30);
@@ -30,32 +30,27 @@ pub(crate) struct Joined {
     pub arrived: Arrived,
 }
 
-/// The expected data connections of all sessions, each of which hears of events `E`.
-pub(crate) struct Joins<E> {
-    expected: Mutex<HashMap<[u8; 32], Expected<E>>>,
+/// The expected data connections of all sessions.
+#[derive(Default)]
+pub(crate) struct Joins {
+    expected: Mutex<HashMap<[u8; 32], Expected>>,
 }
 
-struct Expected<E> {
+struct Expected {
     link: LinkId,
-    session: mpsc::Sender<E>,
+    session: EventPort<Joined>,
     sealed: bool,
     until: Instant,
 }
 
-impl<E> Default for Joins<E> {
-    fn default() -> Self {
-        Self { expected: Mutex::default() }
-    }
-}
-
-impl<E> Joins<E> {
+impl Joins {
     /// Expects a connection with this secret, inside TLS or not, and no more one of an earlier
     /// epoch of the link.
-    pub fn expect(&self, secret: [u8; 32], link: LinkId, session: mpsc::Sender<E>, sealed: bool) {
+    pub fn expect(&self, secret: [u8; 32], link: LinkId, session: EventPort<Joined>, sealed: bool) {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         expected.retain(|_, other| {
-            let older = other.link.index == link.index && other.session.same_channel(&session);
+            let older = other.link.index == link.index && other.session.same_queue(&session);
             other.until > now && !other.session.is_closed() && !older
         });
         expected.insert(secret, Expected { link, session, sealed, until: now + SECRET_LIFE });
@@ -63,7 +58,7 @@ impl<E> Joins<E> {
 
     /// Takes the session that waits for this secret, said inside TLS or not. A secret that comes
     /// the other way than it was meant to is spent.
-    pub fn take(&self, secret: &[u8; 32], sealed: bool) -> Option<(LinkId, mpsc::Sender<E>)> {
+    pub fn take(&self, secret: &[u8; 32], sealed: bool) -> Option<(LinkId, EventPort<Joined>)> {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let found = expected.remove(secret)?;
         (found.until > Instant::now() && found.sealed == sealed)
@@ -71,7 +66,7 @@ impl<E> Joins<E> {
     }
     /// Takes the session that waits for a connection which has said its secret already, and what
     /// it said. Never waits; what else was said is left for who asks.
-    pub fn glance(&self, stream: impl AsFd) -> Option<(LinkId, mpsc::Sender<E>)> {
+    pub fn glance(&self, stream: impl AsFd) -> Option<(LinkId, EventPort<Joined>)> {
         let mut said = [0; JOIN_MAGIC.len() + SECRET_BYTES];
         let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let (heard, _) = recv(&stream, &mut said, peek).ok()?;
@@ -87,11 +82,13 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use tokio::sync::mpsc;
 
     const SECRET: [u8; SECRET_BYTES] = [7; SECRET_BYTES];
 
-    fn expecting(link: LinkId, sealed: bool) -> (Joins<Joined>, mpsc::Receiver<Joined>) {
-        let (session, events) = mpsc::channel(1);
+    fn expecting(link: LinkId, sealed: bool) -> (Joins, mpsc::Receiver<Joined>) {
+        let (queue, events) = mpsc::channel(1);
+        let session = EventPort::of(&queue);
         let joins = Joins::default();
         joins.expect(SECRET, link, session, sealed);
         (joins, events)

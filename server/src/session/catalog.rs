@@ -2,9 +2,11 @@
 //! A scan is a walk that rests between two pages, so that a tree of any size
 //! costs the server one page of memory.
 
+use super::Session;
+use super::end::End;
+use super::event::Event;
 use super::mirror::{MirrorEvent, change_all};
 use super::told_owners::{of_meta, of_ties};
-use super::{End, Event, Session};
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
 use std::collections::{HashMap, VecDeque};
@@ -99,9 +101,9 @@ impl Session {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let (reach, telling) = (self.reach.clone(), self.catalog.ties);
+        let (reach, telling) = (self.client.reach.clone(), self.catalog.ties);
         let bytes = look.paths.len() * ANSWER_BYTES;
-        self.job_expecting(bytes, move |expected| {
+        self.jobs.run_expecting(bytes, move |expected| {
             let mut ties = Vec::new();
             let mut look_at = |path| {
                 let (entry, its) = stat(&reach, path, look.follow)?;
@@ -123,7 +125,7 @@ impl Session {
     pub(super) fn stated(&mut self, request: u32, looked: Looked) -> Result<(), End> {
         let Looked { answers, ties, _expected, .. } = looked;
         self.tell_ties(request, ties)?;
-        self.send(ServerMessage::Stated { request, answers })
+        self.client.send(ServerMessage::Stated { request, answers })
     }
 
     /// Says whose the entries are that are told next.
@@ -131,7 +133,7 @@ impl Session {
         self.mirrors.told_owners.note(ties.iter().flatten().map(of_ties));
         match ties.is_empty() {
             true => Ok(()),
-            false => self.send(ServerMessage::Ties { request, ties }),
+            false => self.client.send(ServerMessage::Ties { request, ties }),
         }
     }
 
@@ -141,9 +143,9 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         self.catalog.scans.insert(request, None);
-        let (reach, ties) = (self.reach.clone(), self.catalog.ties);
-        let (over, meter) = (self.mirrors.over.clone(), self.share.name.matching.meter());
-        self.job(move || {
+        let (reach, ties) = (self.client.reach.clone(), self.catalog.ties);
+        let (over, meter) = (self.mirrors.over.clone(), self.client.share.name.matching.meter());
+        self.jobs.run(move || {
             let page = match begin(&reach, scan, ties, meter) {
                 Ok(scan) => next_page(scan, &over),
                 Err(fault) => Page { faults: vec![(WirePath::root(), fault)], ..Page::default() },
@@ -160,7 +162,7 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
         let over = self.mirrors.over.clone();
-        self.job(move || Event::Page(request, next_page(scan, &over)));
+        self.jobs.run(move || Event::Page(request, next_page(scan, &over)));
         Ok(())
     }
 
@@ -175,7 +177,7 @@ impl Session {
         let owners = entries.iter().filter_map(|entry| entry.meta.as_deref()).map(of_meta);
         self.mirrors.told_owners.note(owners);
         self.tell_ties(request, ties)?;
-        self.send(ServerMessage::Page { request, entries, faults, done })
+        self.client.send(ServerMessage::Page { request, entries, faults, done })
     }
 
     pub(super) fn make(&mut self, request: u32, entries: Vec<NewEntry>) -> Result<(), End> {
@@ -203,8 +205,9 @@ impl Session {
         }
         let Some((request, what)) = self.catalog.makes.pop_front() else { return };
         self.catalog.making = true;
-        let (over, reach, keeping) = (self.writing.over, self.reach.clone(), self.mirrors.keep());
-        self.job(move || {
+        let (over, reach, keeping) =
+            (self.writing.over, self.client.reach.clone(), self.mirrors.keep());
+        self.jobs.run(move || {
             let entries = match what {
                 Make::Entries(entries) => entries,
                 Make::Changes(changes) => {
@@ -235,7 +238,7 @@ impl Session {
         answers: Vec<Result<(), Fault>>,
     ) -> Result<(), End> {
         self.made_one();
-        self.send(ServerMessage::Made { request, answers })
+        self.client.send(ServerMessage::Made { request, answers })
     }
 }
 

@@ -1,20 +1,18 @@
 //! What happens to a session beside the messages of its client: what jobs and workers
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
-use super::{SpotEvent, catalog, making, mirror, reading, writing};
-use crate::net::data_tickets::{Arrived, Joined};
+use super::watching::Watched;
+use super::{catalog, making, mirror, reading, writing};
+use crate::net::data_tickets::Joined;
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
+use crate::worker::LinkEvent;
 use std::time::Duration;
-use verbatim_fabric::FabricError;
-use verbatim_files::Told;
-use verbatim_proto::message::{FileId, LinkId, Offer, Tag, Verdict, WindowId};
+use verbatim_proto::message::{FileId, Offer, WindowId};
 use verbatim_proto::read::Prepared;
 use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, Survey};
+use verbatim_serve::Panicked;
 use verbatim_telemetry::labels::{Operation, Spared, Step};
-
-/// Events that may wait for one session; half of them are for answers of jobs and workers.
-pub(crate) const EVENTS_MAX: usize = 16 << 10;
 
 /// What jobs and workers tell a session.
 pub(crate) enum Event {
@@ -34,37 +32,49 @@ pub(crate) enum Event {
     Mirror(mirror::MirrorEvent),
     Pair(making::PairEvent),
     /// A data connection was made.
-    Joined {
-        link: LinkId,
-        arrived: Arrived,
-    },
-    Notified {
-        link: LinkId,
-        tag: Tag,
-    },
-    Absorbed {
-        tag: Tag,
-        bytes: u64,
-        verdicts: Vec<Verdict>,
-    },
-    Spot(SpotEvent),
-    LinkDead {
-        link: LinkId,
-        why: Option<FabricError>,
-    },
-    /// A watched folder changed.
-    Watched(u32, Told),
+    Joined(Joined),
+    Link(LinkEvent),
+    Watched(Watched),
     /// Something is to be known about the pin budget.
     Pins(Ring),
 }
 
 impl From<Joined> for Event {
-    fn from(Joined { link, arrived }: Joined) -> Self {
-        Self::Joined { link, arrived }
+    fn from(joined: Joined) -> Self {
+        Self::Joined(joined)
+    }
+}
+
+impl From<LinkEvent> for Event {
+    fn from(event: LinkEvent) -> Self {
+        Self::Link(event)
+    }
+}
+
+impl From<Watched> for Event {
+    fn from(event: Watched) -> Self {
+        Self::Watched(event)
+    }
+}
+
+impl From<Ring> for Event {
+    fn from(ring: Ring) -> Self {
+        Self::Pins(ring)
+    }
+}
+
+impl From<Panicked> for Event {
+    fn from(_: Panicked) -> Self {
+        Self::Panicked
     }
 }
 
 impl Event {
+    /// Whether a job sent it: each job sends one.
+    pub fn is_of_job(&self) -> bool {
+        !matches!(self, Self::Joined(_) | Self::Link(_) | Self::Watched(_) | Self::Pins(_))
+    }
+
     /// Counts what a job answers, and how long it took since it was asked for.
     pub fn count(&self, view: &View, time: Duration) {
         match self {

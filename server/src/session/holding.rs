@@ -124,7 +124,7 @@ impl Keeping {
 impl Session {
     /// Hands what it holds on to the sessions that say the same, and takes it from them.
     pub(super) fn share(&mut self, key: Digest) {
-        self.mirrors.kept = Some(Kept::of(&self.shared, &self.view.who, key));
+        self.mirrors.kept = Some(Kept::of(&self.client.shared, &self.client.view.who, key));
     }
 }
 

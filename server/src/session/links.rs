@@ -2,11 +2,12 @@
 //! request or when they die. A link's name is used once. Those of a device are made
 //! by jobs (`making`).
 
+use super::Session;
+use super::end::End;
 use super::making::{ENDING_TIMES, Making};
-use super::{End, Session};
 use crate::exports::client_view::Passage;
-use crate::net::data_tickets::Arrived;
-use crate::worker::Command;
+use crate::net::data_tickets::{Arrived, Joined};
+use crate::worker::{Command, LinkEvent};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,11 +18,15 @@ use verbatim_proto::message::{
     JoinSecret, LinkAnswer, LinkId, LinkOffer, SealedAnswer, ServerMessage,
 };
 use verbatim_proto::{Code, Fault};
+use verbatim_serve::EventPort;
 use verbatim_telemetry::labels::{Fallback, Transport};
 
 /// Where the links of a session are.
-#[derive(Default)]
 pub(super) struct Links {
+    /// Where workers tell of them.
+    pub events: EventPort<LinkEvent>,
+    /// Where data connections come that were expected.
+    tickets: EventPort<Joined>,
     live: HashMap<LinkId, Place>,
     pub making: Making,
     /// The newest epoch of each stream.
@@ -50,6 +55,20 @@ pub(super) struct Place {
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
 impl Links {
+    /// None yet.
+    pub fn new(events: EventPort<LinkEvent>, tickets: EventPort<Joined>) -> Self {
+        Self {
+            events,
+            tickets,
+            live: HashMap::new(),
+            making: Making::default(),
+            epochs: HashMap::new(),
+            paired: HashSet::new(),
+            ended: HashMap::new(),
+            probed: false,
+        }
+    }
+
     /// The links that have a device, or will, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
         let live = self.live.iter();
@@ -72,6 +91,22 @@ impl Links {
 }
 
 impl Session {
+    /// A worker tells of a link.
+    pub(super) fn link_event(&mut self, event: LinkEvent) -> Result<(), End> {
+        match event {
+            LinkEvent::Notified { link, tag } => self.notified(link, tag),
+            LinkEvent::Absorbed { tag, bytes, verdicts } => {
+                self.absorbed(tag, bytes, verdicts);
+                Ok(())
+            }
+            LinkEvent::Spot(event) => self.spot_event(event),
+            LinkEvent::Dead { link, why } => {
+                self.link_dead(link, why);
+                self.go_on_if_left()
+            }
+        }
+    }
+
     /// Answers a request for a link.
     pub(super) fn attach(&mut self, link: LinkId, offer: LinkOffer) -> Result<(), End> {
         self.count_lost(link.index);
@@ -83,15 +118,15 @@ impl Session {
             Err(fault) => Err(fault),
         };
         match answer.transpose() {
-            Some(answer) => self.send(ServerMessage::Attached { link, answer }),
+            Some(answer) => self.client.send(ServerMessage::Attached { link, answer }),
             None => Ok(()),
         }
     }
 
     /// Takes the name of a link, unless it is over or there is no room.
     fn begin_epoch(&mut self, link: LinkId) -> Result<(), Fault> {
-        if link.index >= self.shared.links_max {
-            let text = format!("a session may have {} links", self.shared.links_max);
+        if link.index >= self.client.shared.links_max {
+            let text = format!("a session may have {} links", self.client.shared.links_max);
             return Err(Fault::new(Code::Limit, text));
         }
         let newest = self.links.epochs.get(&link.index);
@@ -99,7 +134,7 @@ impl Session {
             return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
         }
         let count = self.links.live.len() + self.links.making.count();
-        if count >= ENDING_TIMES * usize::from(self.shared.links_max) {
+        if count >= ENDING_TIMES * usize::from(self.client.shared.links_max) {
             return Err(Fault::new(Code::Limit, "too many links have not ended yet"));
         }
         self.links.epochs.insert(link.index, link.epoch);
@@ -119,10 +154,10 @@ impl Session {
     /// Makes a link, or begins to: of that its client hears later.
     fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<Option<LinkAnswer>, Fault> {
         // Whatever was offered: an export that moves encrypted only leaves no choice.
-        if let Some(reason) = self.reach.must_seal() {
+        if let Some(reason) = self.client.reach.must_seal() {
             let secret = random_secret()?;
-            self.view.fell_back(Fallback::Encrypted);
-            self.shared.joins.expect(secret, link, self.events.clone(), true);
+            self.client.view.fell_back(Fallback::Encrypted);
+            self.client.shared.joins.expect(secret, link, self.links.tickets.clone(), true);
             let secret = JoinSecret(secret);
             return Ok(Some(LinkAnswer::Sealed(SealedAnswer { secret, reason })));
         }
@@ -130,17 +165,17 @@ impl Session {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
                 // One that is lost may be made anew: a stream falls back when TCP takes its place.
-                self.view.fell_back(match self.links.paired.contains(&link.index) {
+                self.client.view.fell_back(match self.links.paired.contains(&link.index) {
                     true => Fallback::Lost,
-                    false => self.shared.observatory.why_tcp(),
+                    false => self.client.shared.observatory.why_tcp(),
                 });
-                self.shared.joins.expect(secret, link, self.events.clone(), false);
+                self.client.shared.joins.expect(secret, link, self.links.tickets.clone(), false);
                 LinkAnswer::Tcp { secret: JoinSecret(secret) }
             }
             LinkOffer::Sim => {
-                let sim = self.shared.sim.clone();
+                let sim = self.client.shared.sim.clone();
                 let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
-                let (endpoint, end) = sim.listen_end(self.domain.soft().clone());
+                let (endpoint, end) = sim.listen_end(self.client.domain.soft().clone());
                 self.adopt(link, Box::new(end), None);
                 LinkAnswer::Sim { endpoint }
             }
@@ -152,35 +187,36 @@ impl Session {
     }
 
     /// A data connection came in.
-    pub(super) fn joined(&mut self, link: LinkId, arrived: Arrived) {
+    pub(super) fn joined(&mut self, Joined { link, arrived }: Joined) {
         if self.links.epochs.get(&link.index) != Some(&link.epoch) {
-            return tracing::debug!(session = self.id, ?link, "link came too late");
+            return tracing::debug!(session = self.client.id, ?link, "link came too late");
         }
-        let domain = self.domain.soft().clone();
+        let domain = self.client.domain.soft().clone();
         let made = match arrived {
             Arrived::Plain(stream) => TcpLink::new(stream, domain),
             Arrived::Sealed(sealed) => TcpLink::sealed(sealed.0, sealed.1, domain),
         };
         match made {
             Ok(made) => self.adopt(link, Box::new(made), None),
-            Err(error) => tracing::warn!(session = self.id, ?link, %error, "link not made"),
+            Err(error) => tracing::warn!(session = self.client.id, ?link, %error, "link not made"),
         }
     }
 
     pub(super) fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, Passage)>) {
-        let number = self.shared.next_link.fetch_add(1, Ordering::Relaxed);
+        let number = self.client.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let transport = Transport::of(link.transport());
         let workers = match transport {
-            Transport::Verbs => self.shared.device_workers,
-            _ => self.shared.workers.len(),
+            Transport::Verbs => self.client.shared.device_workers,
+            _ => self.client.shared.workers.len(),
         };
         let worker = number as usize % workers;
-        tracing::debug!(session = self.id, ?id, transport = link.transport(), "link made");
-        let session = self.events.clone();
-        let told = self.shared.workers[worker].send(Command::Adopt { key, id, link, session });
+        tracing::debug!(session = self.client.id, ?id, transport = link.transport(), "link made");
+        let session = self.links.events.clone();
+        let told =
+            self.client.shared.workers[worker].send(Command::Adopt { key, id, link, session });
         if let Err(error) = told {
-            tracing::error!(session = self.id, %error, "worker takes no link");
+            tracing::error!(session = self.client.id, %error, "worker takes no link");
             return;
         }
         if transport == Transport::Verbs {
@@ -195,7 +231,7 @@ impl Session {
     pub(super) fn link_dead(&mut self, link: LinkId, why: Option<FabricError>) {
         let place = self.links.live.remove(&link);
         if let (Some(error), Some(&Place { transport, .. })) = (why, place.as_ref()) {
-            tracing::debug!(session = self.id, ?link, %error, "link ended");
+            tracing::debug!(session = self.client.id, ?link, %error, "link ended");
             self.count_lost(link.index);
             self.links.ended.insert(link.index, (transport, Instant::now()));
         }
@@ -207,7 +243,7 @@ impl Session {
     /// Counts the link of a stream as lost, if it ended by itself: its client noticed as well.
     pub(super) fn count_lost(&mut self, index: u16) {
         if let Some((transport, _)) = self.links.ended.remove(&index) {
-            self.view.link_lost(transport);
+            self.client.view.link_lost(transport);
         }
     }
 
@@ -228,8 +264,8 @@ impl Session {
                 place.ending = true;
                 let (key, worker) = (place.key, place.worker);
                 self.show_links();
-                let session = self.events.clone();
-                self.tell(worker, Command::Kill { key, id, session })
+                let session = self.links.events.clone();
+                self.client.tell(worker, Command::Kill { key, id, session })
             }
             None => {
                 self.link_dead(id, None);
@@ -243,7 +279,7 @@ impl Session {
         let live = self.links.live.values();
         let up = live.clone().filter(|place| !place.ending).map(|place| place.transport);
         let is_ending = |place: &&Place| place.ending && place.transport == Transport::Verbs;
-        self.view.links(up, live.clone().filter(is_ending).count() as u64);
+        self.client.view.links(up, live.clone().filter(is_ending).count() as u64);
     }
 
     /// A link as its worker knows it, that worker, and what carries it; one that no worker has,
@@ -259,20 +295,14 @@ impl Session {
         self.links.live.get(&link).and_then(|place| Some(place.port.as_ref()?.0))
     }
 
-    pub(super) fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
-        self.shared.workers[worker]
-            .send(command)
-            .map_err(|error| End::Refused(Fault::new(Code::Limit, error.to_string())))
-    }
-
     /// Ends every link; nobody waits for the answers.
     pub(super) fn drop_links(&mut self) {
         for (id, place) in std::mem::take(&mut self.links.live) {
-            let (key, session) = (place.key, self.events.clone());
-            let worker = &self.shared.workers[place.worker];
+            let (key, session) = (place.key, self.links.events.clone());
+            let worker = &self.client.shared.workers[place.worker];
             // One for each link, however much the worker has to do: what is not ended serves on.
             if let Err(error) = worker.send_anyway(Command::Kill { key, id, session }) {
-                tracing::error!(session = self.id, ?id, %error, "link not ended");
+                tracing::error!(session = self.client.id, ?id, %error, "link not ended");
             }
         }
     }

@@ -6,7 +6,9 @@
 //! never handed to a worker, and its client's port counts as used until it is destroyed.
 //! Every one is answered once. Those that are made are in `links`.
 
-use super::{End, Event, Session};
+use super::Session;
+use super::end::End;
+use super::event::Event;
 use crate::exports::client_view::Passage;
 use crate::rdma::registrations::{Half, Wanted};
 use std::collections::VecDeque;
@@ -14,6 +16,7 @@ use verbatim_fabric::FabricError;
 use verbatim_fabric::verbs::Address;
 use verbatim_proto::message::{LinkAnswer, LinkId, RailAnswer, ServerMessage};
 use verbatim_proto::{Code, Fault};
+use verbatim_serve::EventPort;
 use verbatim_telemetry::labels::Fallback;
 
 /// How many times as many links as it may have a client can have while old ones end.
@@ -96,7 +99,7 @@ impl Making {
 impl Session {
     /// Begins to make a queue pair.
     pub(super) fn make_pair(&mut self, link: LinkId, peer: &[u8]) -> Result<(), Fault> {
-        let qps_max = self.shared.rdma.qps_max;
+        let qps_max = self.client.shared.rdma.qps_max;
         let too_many = self.links.pair_count() >= ENDING_TIMES * usize::from(qps_max);
         if link.index >= qps_max || too_many {
             let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
@@ -106,15 +109,18 @@ impl Session {
         let peer = peer.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
         // Before there is a queue pair, because files are opened meanwhile; given back by all
         // that fails.
-        let passage = self.reach.use_gid(peer.gid)?;
+        let passage = self.client.reach.use_gid(peer.gid)?;
         self.spots.knows(peer.spots);
         let step = Step::Joins;
         self.links.making.pairs.push_back(Pair { link, peer, passage, step, over: false });
-        let events = self.events.clone();
+        let events = EventPort::of(&self.events);
         // A bell that is not heard is made up for by the next tick.
-        let bell = move |ring| drop(events.try_send(Event::Pins(ring)));
-        let (shared, domain, wanted) = (self.shared.clone(), self.domain.clone(), self.wanted());
-        self.job(move || {
+        let bell = move |ring| {
+            let _ = events.tell(ring);
+        };
+        let (shared, domain, wanted) =
+            (self.client.shared.clone(), self.client.domain.clone(), self.wanted());
+        self.jobs.run(move || {
             let rail = domain.join(&shared.rdma, &wanted, peer.gid, bell);
             Event::Pair(PairEvent::Joined(link, rail))
         });
@@ -122,8 +128,8 @@ impl Session {
     }
 
     fn wanted(&self) -> Wanted {
-        let slot_bytes = u64::from(self.chunk_bytes);
-        Wanted { local: self.local, slot_bytes, by_gid: self.reach.is_picky() }
+        let slot_bytes = u64::from(self.client.chunk_bytes);
+        Wanted { local: self.client.local, slot_bytes, by_gid: self.client.reach.is_picky() }
     }
 
     pub(super) fn pair_event(&mut self, event: PairEvent) -> Result<(), End> {
@@ -151,8 +157,9 @@ impl Session {
     /// Connects the next queue pair, unless another is being connected.
     fn connect_next(&mut self) {
         let Some((link, peer, rail)) = self.links.making.next() else { return };
-        let (shared, domain, wanted) = (self.shared.clone(), self.domain.clone(), self.wanted());
-        self.job(move || {
+        let (shared, domain, wanted) =
+            (self.client.shared.clone(), self.client.domain.clone(), self.wanted());
+        self.jobs.run(move || {
             let made = domain.connect(&shared.rdma, &wanted, rail, &peer);
             Event::Pair(PairEvent::Made(link, made))
         });
@@ -162,20 +169,20 @@ impl Session {
         if self.links.making.take(link).over {
             return Ok(());
         }
-        self.view.fell_back(Fallback::Refused);
+        self.client.view.fell_back(Fallback::Refused);
         let answer = Err(Fault::new(Code::NotFound, error.with_hint()));
-        self.send(ServerMessage::Attached { link, answer })
+        self.client.send(ServerMessage::Attached { link, answer })
     }
 
     fn pair_made(&mut self, link: LinkId, half: Half) -> Result<(), End> {
         let place = self.links.making.place_of(link);
         // A file of another export may have been named meanwhile.
-        if let Err(fault) = self.reach.use_gid(self.links.making.pairs[place].passage.gid) {
+        if let Err(fault) = self.client.reach.use_gid(self.links.making.pairs[place].passage.gid) {
             self.unmake(link, fault)?;
         }
         if self.links.making.pairs[place].over {
             // Told as one that was never made, when it is gone.
-            self.job(move || {
+            self.jobs.run(move || {
                 drop(half);
                 Event::Pair(PairEvent::Made(link, Err(FabricError::Closed)))
             });
@@ -188,7 +195,7 @@ impl Session {
             0 => LinkAnswer::Verbs { address },
             rail => LinkAnswer::Rail(RailAnswer { rail, address }),
         };
-        self.send(ServerMessage::Attached { link, answer: Ok(answer) })
+        self.client.send(ServerMessage::Attached { link, answer: Ok(answer) })
     }
 
     /// Gives up a link that is being made, and tells its client why; whether it is one. Nothing
@@ -205,7 +212,7 @@ impl Session {
             Step::Waits(_) => drop(pairs.remove(place)),
             Step::Joins | Step::Connects => pairs[place].over = true,
         }
-        self.send(ServerMessage::Attached { link, answer: Err(why) })?;
+        self.client.send(ServerMessage::Attached { link, answer: Err(why) })?;
         Ok(true)
     }
 

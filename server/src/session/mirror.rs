@@ -4,11 +4,13 @@
 //! target. Changes wait in the same queue as what is to be made (`catalog`),
 //! because both depend on their order.
 
+use super::Session;
+use super::end::End;
+use super::event::Event;
 use super::holding::{Held, Holder, Keeping, Kept};
 use super::staging::Staging;
 use super::told_owners::ToldOwners;
 use super::walks::{All, Known, Walked, Walks};
-use super::{End, Event, Session};
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
 use std::sync::Arc;
@@ -81,14 +83,14 @@ impl Session {
             MirrorEvent::Begun { request, hold, answer } => self.begun(request, hold, answer),
             MirrorEvent::Walked(request, walked) => self.walked(request, *walked),
             MirrorEvent::Changed(request, answers, dropped) => {
-                self.tell_dropped(dropped)?;
+                self.client.tell_dropped(dropped)?;
                 self.changed(request, answers)
             }
             MirrorEvent::Staged(request, answer) => self.staged(request, answer),
             MirrorEvent::Published(request, answer) => {
-                self.send(ServerMessage::Mirror(MirrorReply::Published { request, answer }))
+                self.client.send(ServerMessage::Mirror(MirrorReply::Published { request, answer }))
             }
-            MirrorEvent::LookedUp(reply) => self.send(ServerMessage::Mirror(reply)),
+            MirrorEvent::LookedUp(reply) => self.client.send(ServerMessage::Mirror(reply)),
         }
     }
 
@@ -130,10 +132,10 @@ impl Session {
         if hold {
             self.may_hold()?;
         }
-        let (shared, who) = (self.shared.clone(), self.view.who.clone());
-        let (reach, kept) = (self.reach.clone(), self.mirrors.kept.clone());
+        let (shared, who) = (self.client.shared.clone(), self.client.view.who.clone());
+        let (reach, kept) = (self.client.reach.clone(), self.mirrors.kept.clone());
         let held: Vec<Twin> = self.mirrors.holds.iter().map(|held| held.folder).collect();
-        self.job(move || {
+        self.jobs.run(move || {
             let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
             let answer = begin(&reach, &path, hold.then_some(holder), &held);
             Event::Mirror(MirrorEvent::Begun { request, hold, answer })
@@ -143,8 +145,8 @@ impl Session {
 
     /// Says what can be kept somewhere; what cannot be found out is no fault.
     fn habits_of(&mut self, request: u32, path: WirePath, tries: bool) {
-        let reach = self.reach.clone();
-        self.job(move || {
+        let reach = self.client.reach.clone();
+        self.jobs.run(move || {
             let habits = habits(&reach, &path, tries).unwrap_or_default();
             let reply = MirrorReply::Habits { request, habits };
             Event::Mirror(MirrorEvent::LookedUp(reply))
@@ -173,12 +175,12 @@ impl Session {
             self.mirrors.holds.extend(held.map(Arc::new));
             about
         });
-        self.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
+        self.client.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
     }
 
     fn changed(&mut self, request: u32, answers: Vec<Result<(), Fault>>) -> Result<(), End> {
         self.made_one();
-        self.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
+        self.client.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
     }
 
     fn change(&mut self, request: u32, changes: Vec<Edit>) -> Result<(), End> {

@@ -6,11 +6,13 @@
 //! `reading`, `writing`, `catalog` and `mirror` each do one kind of work; this file only
 //! routes. Dropping a session ends its links and frees its regions.
 
+mod backpressure;
 mod catalog;
+mod client;
 mod direct_range;
+mod end;
 mod event;
 mod holding;
-mod jobs;
 mod links;
 mod making;
 mod mirror;
@@ -34,15 +36,15 @@ mod windows;
 mod writing;
 
 use crate::exports::client_view::Reach;
-use crate::limits::client_limits::Share;
-use crate::limits::fair_pool::{Place, Taker};
+use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
-use crate::rdma::registrations::SessionDomain;
+use backpressure::JOBS_MAX;
 use catalog::Catalog;
+use client::Client;
 pub(crate) use direct_range::{SpotEvent, Taking};
-pub(crate) use event::{EVENTS_MAX, Event};
-use jobs::JOBS_MAX;
+pub(crate) use end::End;
+use event::Event;
 use links::Links;
 use mirror::Mirrors;
 use opening::Opening;
@@ -51,7 +53,7 @@ use reading::Reading;
 pub(crate) use shared::Shared;
 use spots::Spots;
 use std::net::IpAddr;
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -60,39 +62,25 @@ use verbatim_files::Over;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
+use verbatim_serve::{EVENTS_MAX, EventPort, JobLimits, Jobs};
 use watching::Watches;
 pub(crate) use welcome::Welcome;
 use writing::Writing;
 
 /// A session and everything it owns.
 pub(crate) struct Session {
-    pub id: u64,
-    pub shared: Arc<Shared>,
-    pub outbox: Outbox<ServerMessage>,
-    pub domain: Arc<SessionDomain>,
-    /// Our address, as the client reached it.
-    pub local: Option<IpAddr>,
-    pub chunk_bytes: u32,
-    /// What people see of it.
-    pub view: Arc<View>,
-    /// Who the client proved to be.
-    who: Who,
-    /// The exports as this client sees them.
-    pub reach: Arc<Reach>,
+    client: Client,
+    /// The queue of its events.
     events: mpsc::Sender<Event>,
-    jobs: usize,
+    limits: Arc<JobLimits>,
+    jobs: Jobs<Event>,
     /// Bytes of messages that were heard in front of them, and the memory they count for.
     ahead_bytes: usize,
     ahead: Vec<Place>,
-    /// Whether a job could not tell what became of it.
-    unheard: Arc<AtomicBool>,
     links: Links,
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
     pacing: Pacing,
-    share: Arc<Share>,
-    /// What it may have of the client's memory.
-    memory: Arc<Taker>,
     /// Since when it lacks some for a window or a slot.
     lacks_memory: Option<Instant>,
     opening: Opening,
@@ -102,18 +90,6 @@ pub(crate) struct Session {
     catalog: Catalog,
     watches: Watches,
     mirrors: Mirrors,
-    /// What of the client's metadata was not kept.
-    dropped: Dropped,
-}
-
-/// Why a session is over.
-pub(crate) enum End {
-    /// The client said goodbye, or hung up.
-    Bye,
-    /// It is refused any further.
-    Refused(Fault),
-    /// The connection broke.
-    Lost(ControlError),
 }
 
 /// Events taken before what they call for is done.
@@ -135,7 +111,12 @@ impl Session {
         let memory = share.memory.part();
         view.keeps(memory.clone());
         let outbox = outbox.lent_by(Arc::new(Lender(memory.clone())));
-        let mut session = Self {
+        let limits = JobLimits::new(EventPort::of(&events), outbox.unread().clone());
+        let rooms = [&share.threads, &share.name.threads].map(Arc::clone);
+        let observer = view.clone();
+        let count = move |event: &Event, time| event.count(&observer, time);
+        let jobs = Jobs::new(limits.clone(), rooms, EventPort::of(&events), count);
+        let client = Client {
             id: view.id,
             shared,
             outbox,
@@ -145,17 +126,19 @@ impl Session {
             view,
             who,
             reach: Arc::new(reach),
-            events,
-            jobs: 0,
-            ahead_bytes: 0,
-            ahead: Vec::new(),
-            unheard: Arc::default(),
-            links: Links::default(),
-            held: None,
-            pacing,
-            opening: Opening::new(share.files.part(), memory.clone()),
             share,
             memory,
+            dropped: Dropped::default(),
+        };
+        let mut session = Self {
+            limits,
+            jobs,
+            ahead_bytes: 0,
+            ahead: Vec::new(),
+            links: Links::new(EventPort::of(&events), EventPort::of(&events)),
+            held: None,
+            pacing,
+            opening: Opening::new(client.share.files.part(), client.memory.clone()),
             lacks_memory: None,
             reading: Reading::default(),
             writing: Writing::default(),
@@ -163,7 +146,8 @@ impl Session {
             catalog: Catalog::default(),
             watches: Watches::default(),
             mirrors: Mirrors::default(),
-            dropped: Dropped::default(),
+            client,
+            events,
         };
         session.lease_more();
         (session, receiver)
@@ -180,8 +164,8 @@ impl Session {
     ) {
         let mut working = tokio::time::interval(Duration::from_secs(WORKING_SECONDS));
         let mut heard = Instant::now();
-        let unread = self.outbox.unread().clone();
-        receiver.lend_from(Arc::new(Lender(self.memory.clone())));
+        let unread = self.client.outbox.unread().clone();
+        receiver.lend_from(Arc::new(Lender(self.client.memory.clone())));
         let end = loop {
             if *stopping.borrow() && self.is_idle() {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
@@ -243,10 +227,10 @@ impl Session {
     }
 
     fn message(&mut self, message: ClientMessage) -> Result<(), End> {
-        tracing::trace!(session = self.id, content = ?message, "message received");
-        if self.jobs >= JOBS_MAX {
+        tracing::trace!(session = self.client.id, content = ?message, "message received");
+        if self.limits.under_way() >= JOBS_MAX {
             let text = format!("the client asks for more than {JOBS_MAX} things at a time");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         match message {
             ClientMessage::Hello(_) => {
@@ -272,17 +256,9 @@ impl Session {
     }
 
     fn event(&mut self, event: Event) -> Result<(), End> {
-        let from_job = !matches!(
-            event,
-            Event::Joined { .. }
-                | Event::Notified { .. }
-                | Event::Absorbed { .. }
-                | Event::Spot(_)
-                | Event::LinkDead { .. }
-                | Event::Watched(..)
-                | Event::Pins(_)
-        );
-        self.jobs -= usize::from(from_job);
+        if event.is_of_job() {
+            self.limits.done();
+        }
         match event {
             Event::Panicked => {
                 let text = "the server failed at a job of this session; its log says where";
@@ -297,25 +273,19 @@ impl Session {
             Event::Zeroed(id, extent, answer) => self.writing.machine.zeroed(id, extent, answer),
             Event::Taken(offer, answer) => self.writing.machine.taken(&offer, answer),
             Event::Committed(answers, dropped) => {
-                self.tell_dropped(dropped)?;
+                self.client.tell_dropped(dropped)?;
                 self.writing.machine.committed(answers);
             }
             Event::Page(request, page) => self.page(request, page)?,
             Event::Made(request, answers, dropped) => {
-                self.tell_dropped(dropped)?;
+                self.client.tell_dropped(dropped)?;
                 self.made(request, answers)?;
             }
             Event::Mirror(event) => self.mirror_event(event)?,
             Event::Pair(event) => self.pair_event(event)?,
-            Event::Joined { link, arrived } => self.joined(link, arrived),
-            Event::Notified { link, tag } => self.notified(link, tag)?,
-            Event::Spot(event) => self.spot_event(event)?,
-            Event::Absorbed { tag, bytes, verdicts } => self.absorbed(tag, bytes, verdicts),
-            Event::LinkDead { link, why } => {
-                self.link_dead(link, why);
-                self.go_on_if_left()?;
-            }
-            Event::Watched(request, told) => self.watched(request, told)?,
+            Event::Joined(joined) => self.joined(joined),
+            Event::Link(event) => self.link_event(event)?,
+            Event::Watched(event) => self.watched(event)?,
             Event::Pins(ring) => self.pins_rang(ring)?,
         }
         Ok(())
@@ -335,13 +305,6 @@ impl Session {
         }
     }
 
-    pub(crate) fn send(&self, message: ServerMessage) -> Result<(), End> {
-        self.outbox.push(&message).map_err(|error| match error {
-            ControlError::Refused(fault) => End::Refused(fault),
-            error => End::Lost(error),
-        })
-    }
-
     async fn finish(mut self, end: End) {
         self.drop_links();
         self.leave_spots();
@@ -351,9 +314,9 @@ impl Session {
         self.writing = Writing::default();
         self.watches = Watches::default();
         self.mirrors = Mirrors::default();
-        let session = self.id;
-        if !self.dropped.is_empty() {
-            let Dropped { owners, special_bits, xattrs } = self.dropped;
+        let session = self.client.id;
+        if !self.client.dropped.is_empty() {
+            let Dropped { owners, special_bits, xattrs } = self.client.dropped;
             tracing::info!(session, owners, special_bits, xattrs, "metadata not kept");
         }
         match end {
@@ -361,12 +324,12 @@ impl Session {
             End::Lost(error) => tracing::info!(session, %error, "session lost"),
             End::Refused(fault) => {
                 tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
-                self.view.trouble(&fault);
+                self.client.view.trouble(&fault);
                 // It is over either way.
-                let _ = self.outbox.push_last(&ServerMessage::Refused(fault));
+                let _ = self.client.outbox.push_last(&ServerMessage::Refused(fault));
             }
         }
-        if let Err(error) = self.outbox.close().await {
+        if let Err(error) = self.client.outbox.close().await {
             tracing::debug!(session, %error, "goodbye not delivered");
         }
     }

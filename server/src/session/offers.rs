@@ -12,8 +12,8 @@ use verbatim_proto::{Extent, Fault};
 impl Session {
     pub(super) fn take_offer(&mut self, offer: Offer) {
         let (landed, size) = self.writing.landing(offer.piece.file);
-        let reach = self.reach.clone();
-        self.job(move || {
+        let reach = self.client.reach.clone();
+        self.jobs.run(move || {
             let answer = take(&reach, &landed, size, &offer);
             // The target must not outlive the answer: a discard removes it.
             drop(landed);

@@ -100,11 +100,11 @@ impl Session {
         let (reads, writes) = (std::mem::take(reads), std::mem::take(writes));
         if !reads.is_empty() {
             let answers = reads.into_iter().map(|it| (it.file, Err(none_free()))).collect();
-            self.job(move || Event::Opened(answers));
+            self.jobs.run(move || Event::Opened(answers));
         }
         if !writes.is_empty() {
             let answers = writes.into_iter().map(|it| (it.file, Err(none_free()))).collect();
-            self.job(move || Event::Created(answers));
+            self.jobs.run(move || Event::Created(answers));
         }
     }
 }

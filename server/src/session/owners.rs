@@ -5,8 +5,10 @@
 //! for every question; where they can no longer be (Landlock lets go of a file that is
 //! replaced), those that were there at the start answer. Called by `mirror`.
 
+use super::Session;
+use super::end::End;
+use super::event::Event;
 use super::mirror::MirrorEvent;
-use super::{End, Event, Session};
 use verbatim_files::accounts::Accounts;
 use verbatim_proto::owners::{OWNERS_MAX, Owner, OwnerName};
 use verbatim_proto::{Code, Fault, MirrorReply};
@@ -23,7 +25,7 @@ impl Session {
     }
 
     pub(super) fn numbers_of(&mut self, request: u32, names: Vec<OwnerName>) -> Result<(), End> {
-        let may = self.reach.may_give_away();
+        let may = self.client.reach.may_give_away();
         self.look_up(names.len(), move |accounts| {
             let numbers = match may {
                 true => accounts.numbers_of(&names),
@@ -43,8 +45,8 @@ impl Session {
             let text = format!("more than {OWNERS_MAX} owners at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let shared = self.shared.clone();
-        self.job(move || {
+        let shared = self.client.shared.clone();
+        self.jobs.run(move || {
             let reply = match Accounts::read() {
                 Ok(accounts) => answer(&accounts),
                 Err(error) => {

@@ -2,7 +2,8 @@
 //! grants held back while its client owes, and both go on when it is time. Nothing
 //! blocks, and no worker waits. `limits::rate` counts, for all sessions of a client.
 
-use super::{End, Session, Shared};
+use super::end::End;
+use super::{Session, Shared};
 use crate::limits::rate::Pace;
 use crate::observe::session_stats::View;
 use std::time::Duration;
@@ -39,19 +40,19 @@ impl Session {
     /// How long until what waits may go on; none where nothing does.
     pub(super) fn pace_wait(&self) -> Option<Duration> {
         let pace = self.pacing.pace.as_ref().filter(|_| self.is_paced())?;
-        Some(pace.wait(self.shared.paces.now()).unwrap_or_default())
+        Some(pace.wait(self.client.shared.paces.now()).unwrap_or_default())
     }
 
     /// Counts bytes that move.
     pub(super) fn pace_took(&self, bytes: u64) {
         if let Some(pace) = &self.pacing.pace {
-            pace.take(bytes, self.shared.paces.now());
+            pace.take(bytes, self.client.shared.paces.now());
         }
     }
 
     /// Counts the bytes of a window and gives it back, or puts it off if its client owes.
     pub(super) fn pace_window(&mut self, prepare: Prepare) -> Option<Prepare> {
-        let (pace, paces) = (self.pacing.pace.as_ref(), &self.shared.paces);
+        let (pace, paces) = (self.pacing.pace.as_ref(), &self.client.shared.paces);
         if pace.is_none_or(|pace| pace.take_if_free(bytes_of(&prepare), paces.now())) {
             return Some(prepare);
         }
@@ -89,7 +90,7 @@ impl Session {
     }
 
     fn owes(&mut self) -> bool {
-        let paces = &self.shared.paces;
+        let paces = &self.client.shared.paces;
         let owes = self.pacing.pace.as_ref().is_some_and(|pace| pace.wait(paces.now()).is_some());
         if owes {
             self.tell_held_back();
@@ -99,7 +100,7 @@ impl Session {
 
     fn tell_held_back(&mut self) {
         if !std::mem::replace(&mut self.pacing.told, true) {
-            let (session, who) = (self.id, &self.view.who);
+            let (session, who) = (self.client.id, &self.client.view.who);
             tracing::info!(
                 session,
                 who,

@@ -2,7 +2,8 @@
 //! has waited in vain, and when it keeps what others wait for. `rdma::pin_budget` decides; windows
 //! and slots are made in `reading` and `writing`.
 
-use super::{End, Session};
+use super::Session;
+use super::end::End;
 use crate::rdma::pin_budget::Ring;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -62,7 +63,7 @@ impl Session {
                 return Err(End::Refused(Fault::new(Code::Limit, text)));
             }
             Some(_) => {}
-            None if stands => self.domain.evict(),
+            None if stands => self.client.domain.evict(),
             None => {}
         }
         Ok(())

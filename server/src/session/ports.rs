@@ -4,7 +4,8 @@
 //! `exports::client_view` has the rules and refuses such ports from then on; the client goes on over
 //! those that are admitted, or over TCP.
 
-use super::{End, Session};
+use super::Session;
+use super::end::End;
 use std::time::Duration;
 use tokio::time::Instant;
 use verbatim_proto::message::{LinkId, ReadRequest, ServerMessage, WriteRequest};
@@ -22,7 +23,7 @@ pub(super) struct Held {
 impl Session {
     /// Takes a message, or holds it until the ports that its files may not move to are left.
     pub(super) fn message_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
-        if !self.reach.is_picky() || !self.leave_ports(&message)? {
+        if !self.client.reach.is_picky() || !self.leave_ports(&message)? {
             return self.message(message);
         }
         self.held = Some(Held { message, since: Instant::now() });
@@ -56,21 +57,21 @@ impl Session {
     fn leave_ports(&mut self, message: &ClientMessage) -> Result<bool, End> {
         for path in data_of(message) {
             // A path that leads nowhere is told to who asked, by the job that opens it.
-            let _ = self.reach.resolve(path);
+            let _ = self.client.reach.resolve(path);
         }
         let links: Vec<(LinkId, [u8; 16])> = self.links_to_leave().collect();
         if links.is_empty() {
             return Ok(false);
         }
-        let (session, count) = (self.id, links.len());
+        let (session, count) = (self.client.id, links.len());
         tracing::info!(session, count, "links end: an export does not admit their RDMA ports");
         for (link, gid) in links {
-            let refused = self.reach.use_gid(gid).err();
+            let refused = self.client.reach.use_gid(gid).err();
             let fault = refused.expect("it is left because it is refused");
             if !self.unmake(link, fault.clone())? {
                 self.kill(link)?;
                 // An idle link would not find out, and its client could not say why.
-                self.send(ServerMessage::Attached { link, answer: Err(fault) })?;
+                self.client.send(ServerMessage::Attached { link, answer: Err(fault) })?;
             }
         }
         // One that waited to be made is gone.
@@ -78,7 +79,7 @@ impl Session {
     }
 
     fn links_to_leave(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
-        self.links.gids().filter(|(_, gid)| !self.reach.admits_gid(gid))
+        self.links.gids().filter(|(_, gid)| !self.client.reach.admits_gid(gid))
     }
 }
 

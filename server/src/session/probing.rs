@@ -2,7 +2,8 @@
 //! nobody looks at what is in it. One probe a session, of a mebibyte each way at
 //! most, counted against the pin budget; it goes with the session's domain.
 
-use super::{End, Session};
+use super::Session;
+use super::end::End;
 use std::sync::Arc;
 use verbatim_fabric::{Memory, SharedSlot};
 use verbatim_proto::message::ServerMessage;
@@ -13,7 +14,7 @@ impl Session {
     /// Answers a request for memory to try links with.
     pub(super) fn probe(&mut self, request: ProbeRequest) -> Result<(), End> {
         let answer = self.offer_probe(request);
-        self.send(ServerMessage::Probed(answer))
+        self.client.send(ServerMessage::Probed(answer))
     }
 
     fn offer_probe(&mut self, ProbeRequest { link, bytes }: ProbeRequest) -> Result<Probed, Fault> {
@@ -25,11 +26,11 @@ impl Session {
             return Err(limit("a session has one probe"));
         }
         let rail = self.rail_of(link);
-        let pin = self.domain.pin_slot(rail, 2 * u64::from(bytes));
+        let pin = self.client.domain.pin_slot(rail, 2 * u64::from(bytes));
         let pin = pin.ok_or_else(|| limit("the server may pin no more now"))?;
         let offer = |memory: fn(SharedSlot) -> Memory| {
             let slot = SharedSlot::new(bytes as usize)?;
-            self.domain.offer_on(rail, memory(slot), Arc::clone(&pin))
+            self.client.domain.offer_on(rail, memory(slot), Arc::clone(&pin))
         };
         let offered = offer(Memory::Staged).and_then(|read| Ok((read, offer(Memory::Upload)?)));
         let (read, write) = offered.map_err(|error| limit(&error.with_hint()))?;

@@ -1,9 +1,10 @@
 //! What reading costs the server: opening, hashing, registering, checking again.
 //! Each is a job; the machine says which and when. `windows` makes the windows.
 
-use super::direct_range::go_on_if;
+use super::end::{End, go_on_if};
+use super::event::Event;
 use super::windows::Making;
-use super::{End, Event, Session, Shared};
+use super::{Session, Shared};
 use crate::exports::client_view::Reach;
 use crate::exports::open::{ExportFolder, open_source};
 use crate::limits::fair_pool::Place;
@@ -100,19 +101,19 @@ impl Window {
 impl Session {
     pub(super) fn read_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
         match effect {
-            ServerEffect::Send(reply) => self.send(ServerMessage::Read(reply))?,
+            ServerEffect::Send(reply) => self.client.send(ServerMessage::Read(reply))?,
             ServerEffect::Open(files) => self.open(files),
             ServerEffect::Prepare(prepare) => self.prepare(prepare),
             ServerEffect::FindHoles { file, from } => self.find_holes(file, from),
             ServerEffect::Retire(id) => self.retire(id)?,
             ServerEffect::Close(ids) => {
                 let files = ids.into_iter().map(|(id, describe)| {
-                    self.view.over(Direction::Read, id);
+                    self.client.view.over(Direction::Read, id);
                     (id, self.reading.files.remove(&id), describe)
                 });
                 let files: Vec<_> = files.collect();
-                let view = self.view.clone();
-                self.job(move || {
+                let view = self.client.view.clone();
+                self.jobs.run(move || {
                     let close = |(id, open, describe): (FileId, Option<Arc<Open>>, bool)| {
                         let Some(open) = open else { return (id, Ok(None)) };
                         let answer = open.close(describe);
@@ -130,8 +131,8 @@ impl Session {
 
     /// Opens files that have their places.
     pub(super) fn open_placed(&mut self, files: Vec<(OpenFile, Room)>) {
-        let (shared, reach) = (self.shared.clone(), self.reach.clone());
-        self.job(move || Event::Opened(open_all(&shared, &reach, files)));
+        let (shared, reach) = (self.client.shared.clone(), self.client.reach.clone());
+        self.jobs.run(move || Event::Opened(open_all(&shared, &reach, files)));
     }
 
     pub(super) fn opened(&mut self, answers: Vec<(FileId, Result<Opened, Fault>)>) {
@@ -140,9 +141,9 @@ impl Session {
             told.push((
                 id,
                 answer.map(|(open, survey)| {
-                    tracing::debug!(session = self.id, path = %open.path, "file opened");
+                    tracing::debug!(session = self.client.id, path = %open.path, "file opened");
                     let info = open.source.info();
-                    self.view.began(Direction::Read, id, &open.noted.path, info.size, 0);
+                    self.client.view.began(Direction::Read, id, &open.noted.path, info.size, 0);
                     self.reading.files.insert(id, open);
                     (info, survey)
                 }),
@@ -153,8 +154,8 @@ impl Session {
 
     fn find_holes(&mut self, id: FileId, from: u64) {
         let open = self.reading.files.get(&id).cloned();
-        let shared = self.shared.clone();
-        self.job(move || {
+        let shared = self.client.shared.clone();
+        self.jobs.run(move || {
             let open = open.expect("the machine asks about open files");
             Event::Found(id, shared.surveys.of(&open.source, from))
         });
@@ -169,7 +170,7 @@ impl Session {
             true => u64::from(PACK_BYTES_MAX),
             false => pieces[0].1.len,
         };
-        let Some(pin) = self.domain.pin_window(bytes) else {
+        let Some(pin) = self.client.domain.pin_window(bytes) else {
             self.pace_gave_back(&prepare);
             return self.put_off(prepare);
         };
@@ -179,10 +180,10 @@ impl Session {
             self.pace_gave_back(&prepare);
             return self.put_off(prepare);
         }
-        let (shared, domain) = (self.shared.clone(), self.domain.clone());
-        let (cell, view) = (self.reading.window_bytes, self.view.clone());
-        let memory = self.memory.clone();
-        self.job(move || {
+        let (shared, domain) = (self.client.shared.clone(), self.client.domain.clone());
+        let (cell, view) = (self.reading.window_bytes, self.client.view.clone());
+        let memory = self.client.memory.clone();
+        self.jobs.run(move || {
             let fresh = prepare.fresh;
             let job = Making { shared: &shared, domain: &domain, memory: &memory, cell, fresh };
             let (answer, window) = match packed {
@@ -207,7 +208,7 @@ impl Session {
     /// A slot for small files: one that was used before, or memory for another.
     fn slot_to_pack(&mut self) -> Option<Packed> {
         let anew = || {
-            let memory = self.memory.take(PACK_BYTES_MAX as usize)?;
+            let memory = self.client.memory.take(PACK_BYTES_MAX as usize)?;
             Some(Packed { slot: None, memory })
         };
         self.reading.spare.pop().or_else(anew)
@@ -227,7 +228,7 @@ impl Session {
 
     /// How long windows are now.
     pub(super) fn window_bytes(&self) -> u64 {
-        self.domain.window_bytes().min(self.pacing.window_bytes())
+        self.client.domain.window_bytes().min(self.pacing.window_bytes())
     }
 
     /// More may be pinned, or less is wanted by others: windows get the length that is fair now.
@@ -242,7 +243,7 @@ impl Session {
 
     pub(super) fn prepared(&mut self, id: WindowId, answer: Prepared, window: Option<Window>) {
         if window.as_ref().is_some_and(|window| window.copied.is_some()) {
-            self.reading.machine.lease_at_most(self.shared.rdma.copied_windows_max);
+            self.reading.machine.lease_at_most(self.client.shared.rdma.copied_windows_max);
         }
         self.reading.windows.extend(window.map(|window| (id, window)));
         self.reading.machine.prepared(id, answer);
@@ -263,9 +264,9 @@ impl Session {
 
     fn retire(&mut self, id: WindowId) -> Result<(), End> {
         let Some(window) = self.reading.windows.remove(&id) else { return Ok(()) };
-        self.view.taken(&window.taken, self.chunk_bytes);
+        self.client.view.taken(&window.taken, self.client.chunk_bytes);
         // Before its slot is spare: what is packed there next is not for an old key.
-        go_on_if(self.domain.take_back(window.number))?;
+        go_on_if(self.client.domain.take_back(window.number))?;
         if self.reading.spare.len() < WINDOWS_MAX {
             self.reading.spare.extend(window.packed);
         }

@@ -1,7 +1,6 @@
 //! What all sessions of a server share: exports, digests, workers, the device. Made
 //! once by the listener; a session changes none of it but through what is in it.
 
-use super::event::Event;
 use super::holding::{Holders, Keepers};
 use crate::exports::dense_files::Surveys;
 use crate::exports::open::Exports;
@@ -36,7 +35,7 @@ pub(crate) struct Shared {
     pub workers: Vec<WorkerHandle<Command>>,
     /// How many of them, the first, have links of a device.
     pub device_workers: usize,
-    pub joins: Joins<Event>,
+    pub joins: Joins,
     /// Who holds which target of a mirror.
     pub holders: Holders,
     /// What runs keep between their sessions.

@@ -6,9 +6,10 @@
 //! verifies what landed has taken it back, which it does first. Where a device does
 //! not let go, the session ends, and with it every queue pair that could write.
 
-use super::direct_range::{SpotEvent, Taking, go_on_if};
+use super::Session;
+use super::direct_range::{SpotEvent, Taking};
+use super::end::{End, go_on_if};
 use super::writing::Created;
-use super::{End, Session};
 use crate::rdma::registrations::{Offered, SessionDomain};
 use crate::worker::{Command, SpotWish};
 use std::collections::HashMap;
@@ -47,7 +48,8 @@ impl Session {
     /// could write to a file that another session of it has found again by then, and verified.
     pub(super) fn leave_spots(&mut self) {
         let numbers = std::mem::take(&mut self.spots.numbers);
-        let kept = numbers.values().filter(|&&number| !self.domain.take_back(number)).count();
+        let kept =
+            numbers.values().filter(|&&number| !self.client.domain.take_back(number)).count();
         if kept > 0 {
             self.writing.targets.values().for_each(|landed| landed.target.discard());
         }
@@ -55,11 +57,11 @@ impl Session {
 
     /// Tells the client which of these new files can be written into.
     pub(super) fn offer_spots(&mut self, answers: &[(FileId, Result<Created, Fault>)]) {
-        if !self.spots.known || !self.shared.rdma.write_into_files {
+        if !self.spots.known || !self.client.shared.rdma.write_into_files {
             return;
         }
         // Pages of a file on a disk cannot be pinned, so its device must look for them.
-        let on_demand = self.domain.pages_on_demand();
+        let on_demand = self.client.domain.pages_on_demand();
         let takes = |(id, answer): &(FileId, Result<Created, Fault>)| {
             let (landed, _) = answer.as_ref().ok()?;
             let size = *self.writing.sizes.get(id)?;
@@ -82,9 +84,9 @@ impl Session {
             return Ok(());
         };
         let wish = SpotWish { spot, rail, target: landed.target.clone() };
-        let (domain, session) = (self.domain.clone(), self.events.clone());
+        let (domain, session) = (self.client.domain.clone(), self.links.events.clone());
         let (_, worker, _) = self.place_of(link);
-        self.tell(worker, Command::MakeSpot { wish, domain, session })
+        self.client.tell(worker, Command::MakeSpot { wish, domain, session })
     }
 
     pub(super) fn spot_event(&mut self, event: SpotEvent) -> Result<(), End> {
@@ -101,14 +103,14 @@ impl Session {
             region
         });
         if let Err(fault) = &answer {
-            tracing::debug!(session = self.id, cause = %fault, "a chunk lands in a slot");
+            tracing::debug!(session = self.client.id, cause = %fault, "a chunk lands in a slot");
         }
         self.writing.machine.spot_made(tag, answer);
     }
 
     /// Takes a spot back that nothing is to be written to any more.
     pub(super) fn end_spot(&mut self, tag: Tag) -> Result<(), End> {
-        let taking = self.spots.take(tag, &self.domain);
+        let taking = self.spots.take(tag, &self.client.domain);
         go_on_if(taking.take_back())
     }
 }

@@ -2,9 +2,11 @@
 //! and puts in its place, once, when the client says that all of it is there. A session
 //! holds both until then, and whoever else wants them is told by whom. Called by `mirror`.
 
+use super::end::End;
+use super::event::Event;
 use super::holding::{Holder, Kept, list, unlist, wait_for_hold};
 use super::mirror::MirrorEvent;
-use super::{End, Event, Session, Shared};
+use super::{Session, Shared};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use std::os::fd::OwnedFd;
@@ -88,13 +90,15 @@ impl Session {
         if let Some(known) = known {
             // A session that has it may ask again.
             let answer = Ok(known.told.clone());
-            return self.send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }));
+            return self
+                .client
+                .send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }));
         }
         self.may_hold()?;
-        let (shared, who) = (self.shared.clone(), self.view.who.clone());
-        let (reach, kept) = (self.reach.clone(), self.mirrors.kept.clone());
-        let mut memory = self.memory.none();
-        self.job(move || {
+        let (shared, who) = (self.client.shared.clone(), self.client.view.who.clone());
+        let (reach, kept) = (self.client.reach.clone(), self.mirrors.kept.clone());
+        let mut memory = self.client.memory.none();
+        self.jobs.run(move || {
             let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
             let answer = build(&reach, &holder, path, key, &mut |bytes| memory.hold(bytes));
             let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
@@ -113,7 +117,7 @@ impl Session {
             self.mirrors.stages.push(staging.into());
             told
         });
-        self.send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }))
+        self.client.send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }))
     }
 
     /// The tree that this session builds at a path.
@@ -135,7 +139,7 @@ impl Session {
         // Taken out: published twice, the old tree would be back in its place.
         let staging = stages.remove(at);
         self.mirrors.published += 1;
-        self.job(move || {
+        self.jobs.run(move || {
             let answer = staging.stage().finish(changed);
             staging.export.folder.forget_parents();
             Event::Mirror(MirrorEvent::Published(request, answer))

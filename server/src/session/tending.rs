@@ -2,35 +2,26 @@
 //! there, and what takes so long that the client should hear of it; and what else it
 //! tells unasked.
 
+use super::Session;
+use super::end::End;
 use super::mirror::MIRROR_IDLE_MAX;
-use super::{End, Session};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use verbatim_control::{Policy, unix_now};
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::{Code, Dropped, Fault};
+use verbatim_proto::{Code, Fault};
 
 impl Session {
     /// Whether the client may stay; asked when keys change, and every second for its time.
     pub(super) fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
-        let standing = policy.borrow().standing(&self.who, unix_now());
+        let standing = policy.borrow().standing(&self.client.who, unix_now());
         standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
-    }
-
-    /// Tells the client what of its metadata was not kept, before it hears of the files.
-    pub(super) fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
-        if dropped.is_empty() {
-            return Ok(());
-        }
-        self.dropped += dropped;
-        self.send(ServerMessage::Dropped(dropped))
     }
 
     /// Whether nothing is under way for the client, and nothing of it is open.
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs == 0
+        self.limits.under_way() == 0
             && self.held.is_none()
             && self.reading.machine.is_idle()
             && self.writing.machine.is_idle()
@@ -38,7 +29,7 @@ impl Session {
 
     /// Looks after what takes time; `silent` is how long nothing was heard.
     pub(super) fn tick(&mut self, silent: Duration) -> Result<(), End> {
-        if self.unheard.load(Ordering::Relaxed) {
+        if self.limits.has_lost_event() {
             let text = "more happened at a time than the server can take";
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
@@ -46,12 +37,13 @@ impl Session {
         self.look_for_pins()?;
         self.check_held()?;
         self.give_up_opening();
-        let works = self.jobs > 0 || self.held.is_some() || self.writing.machine.is_busy();
+        let works =
+            self.limits.under_way() > 0 || self.held.is_some() || self.writing.machine.is_busy();
         if works || self.opening.waits() || self.waits_for_pins() || self.is_paced() {
-            self.send(ServerMessage::Working)?;
+            self.client.send(ServerMessage::Working)?;
         }
         // A mirror's client may have much to hash on its own side before it asks again.
-        let idle = self.shared.idle;
+        let idle = self.client.shared.idle;
         let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
         if self.is_idle() && silent > idle {
             let text = format!("nothing was heard for {} s", idle.as_secs());

@@ -5,7 +5,6 @@
 mod bounds;
 mod memory;
 
-use super::jobs::event_of;
 use super::mirror::MIRROR_IDLE_MAX;
 use super::*;
 use crate::config::export::{Export, Mode};
@@ -80,7 +79,7 @@ impl Scene {
 
     /// Another session of the same client.
     fn again(&self) -> Self {
-        Self::of(self.dir.clone(), self.session.shared.clone())
+        Self::of(self.dir.clone(), self.session.client.shared.clone())
     }
 
     fn of(dir: Arc<TempDir>, shared: Arc<Shared>) -> Self {
@@ -207,12 +206,6 @@ fn is_walked(message: &ServerMessage) -> bool {
     matches!(message, ServerMessage::Mirror(MirrorReply::Walked { .. }))
 }
 
-#[test]
-fn a_job_that_panics_is_told_to_its_session() {
-    assert!(matches!(event_of(|| panic!("a test's own")), Event::Panicked));
-    assert!(matches!(event_of(|| Event::Closed(Vec::new())), Event::Closed(_)));
-}
-
 #[tokio::test]
 async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
     let max = 2;
@@ -262,7 +255,7 @@ impl Link for QueuePair {
 #[tokio::test]
 async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only() {
     let mut scene = Scene::new(|_| ());
-    let shared = scene.session.shared.clone();
+    let shared = scene.session.client.shared.clone();
     let sim = shared.sim.clone().expect("it is simulated");
     let counted = |reason: &str| {
         let text = shared.observatory.metrics_text(&shared.watched());
@@ -270,7 +263,7 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
         text.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)
     };
     for index in 0..3 {
-        let (_, end) = sim.listen_end(scene.session.domain.soft().clone());
+        let (_, end) = sim.listen_end(scene.session.client.domain.soft().clone());
         scene.session.adopt(
             LinkId { index, epoch: 0 },
             Box::new(QueuePair(end, Arc::default())),
@@ -293,7 +286,7 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
 async fn what_cannot_be_looked_at_is_an_error_and_what_is_not_there_is_an_answer() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
-    let shared = scene.session.shared.clone();
+    let shared = scene.session.client.shared.clone();
     let counted = || {
         let text = shared.observatory.metrics_text(&shared.watched());
         let lines = text.lines().filter(|line| line.starts_with("rdma_serve_errors_total{"));
@@ -329,7 +322,7 @@ async fn an_answer_that_finds_no_room_ends_the_session() {
     scene.looks().expect("it may ask");
     let until = Instant::now() + SOON;
     while scene.session.tick(Duration::ZERO).is_ok() {
-        let jobs = scene.session.jobs;
+        let jobs = scene.session.limits.under_way();
         assert!(Instant::now() < until, "the session goes on with an answer lost; {jobs} jobs");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -346,7 +339,7 @@ async fn a_walk_that_hashes_ends_with_its_session() {
     let mut scene = Scene::new(|_| ());
     make_long_file(&scene.data());
     scene.walks(true);
-    let walks = scene.session.shared.hashed_walks.clone();
+    let walks = scene.session.client.shared.hashed_walks.clone();
     let wait_until = async |free: usize| {
         let until = Instant::now() + SOON;
         while walks.available_permits() != free {
@@ -364,7 +357,7 @@ async fn a_walk_that_hashes_ends_with_its_session() {
 async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
-    let walks = scene.session.shared.hashed_walks.clone();
+    let walks = scene.session.client.shared.hashed_walks.clone();
     let all = walks.acquire_many_owned(HASHED_WALKS_MAX as u32).await.expect("open");
     scene.walks(true);
     for _ in 0..100 {
@@ -474,7 +467,7 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
 #[tokio::test]
 async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
     let lost = |scene: &Scene| {
-        let shared = &scene.session.shared;
+        let shared = &scene.session.client.shared;
         let text = shared.observatory.metrics_text(&shared.watched());
         let name = "rdma_serve_links_lost_total{transport=\"sim\"} ";
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -514,7 +507,7 @@ async fn who_notifies_again_what_was_judged_keeps_the_link() {
     let Ok(LinkAnswer::Sim { endpoint }) = scene.attach(0, 0, LinkOffer::Sim).await else {
         panic!("no link");
     };
-    let sim = scene.session.shared.sim.clone().expect("it is simulated");
+    let sim = scene.session.client.shared.sim.clone().expect("it is simulated");
     let mut link = sim.take_end(endpoint, Arc::default()).expect("the client's end");
     let zeros = vec![0; GRAIN_BYTES as usize];
     let mut grants = VecDeque::new();
@@ -551,7 +544,7 @@ async fn who_notifies_again_what_was_judged_keeps_the_link() {
 #[tokio::test]
 async fn who_is_in_the_middle_of_a_mirror_may_be_silent_for_longer() {
     let mut scene = Scene::new(|_| ());
-    let long = scene.session.shared.idle + Duration::from_secs(1);
+    let long = scene.session.client.shared.idle + Duration::from_secs(1);
     assert!(scene.session.tick(long).is_err(), "it does nothing at all");
     scene.holds().await;
     assert!(scene.session.tick(long).is_ok(), "it hashes a large file of its own");
@@ -671,7 +664,7 @@ async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
     until_trusted().await;
     // It is all hole. What is known of it is a lie, so that it shows what is told.
     let identity = verbatim_files::Identity::of(&file).expect("an identity");
-    scene.session.shared.surveys.keep((identity, 0, WINDOW_BYTES));
+    scene.session.client.shared.surveys.keep((identity, 0, WINDOW_BYTES));
     let want = Extent::new(WINDOW_BYTES - GRAIN_BYTES, GRAIN_BYTES);
     let have = vec![Extent::new(0, want.offset)];
     let open = OpenFile { file: FileId(1), path: path("data/big"), have };
@@ -682,7 +675,7 @@ async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
 /// The memory of a window, as links without a device find it.
 fn memory_of(scene: &Scene, lease: &Lease) -> Memory {
     let Region { key, base, .. } = lease.region;
-    let soft = scene.session.domain.soft();
+    let soft = scene.session.client.domain.soft();
     soft.find(key, base, 1, Access::Read).expect("it is registered").0
 }
 
@@ -699,7 +692,11 @@ async fn a_small_file_is_sent_from_the_file_until_it_does_not_match() {
     assert_eq!(first.pieces[0].digests, [Digest::of(&[7; 100_000])]);
     assert_eq!(first.pieces[1].digests, [Digest::of(&[8; 1000])]);
     assert!(matches!(memory_of(&scene, &first), Memory::Gathered(..)), "it was copied");
-    assert_eq!(scene.session.shared.hashing.cache().stats().misses, 1, "b is not looked for");
+    assert_eq!(
+        scene.session.client.shared.hashing.cache().stats().misses,
+        1,
+        "b is not looked for"
+    );
 
     let again = vec![(FileId(1), Extent::new(0, 100_000))];
     let refresh = ReadRequest::Refresh { window: first.window, pieces: again };

@@ -3,9 +3,11 @@
 //! neither side waits for the other; not where digests are wanted, which cost more
 //! than waiting does.
 
+use super::end::End;
+use super::event::Event;
 use super::mirror::MirrorEvent;
 use super::told_owners::of_meta;
-use super::{End, Event, Session, Shared};
+use super::{Session, Shared};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use crate::exports::open::open_source;
@@ -80,12 +82,12 @@ impl Session {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let memory = self.memory.take(WALK_BYTES);
+        let memory = self.client.memory.take(WALK_BYTES);
         let memory = memory.ok_or_else(|| End::Refused(refusal("another walk")))?;
         let (asked, ready) = (Some(None), VecDeque::new());
         let turn = Turn { asked, ready, resting: None, _memory: memory };
         walks.insert(request, turn);
-        let reach = self.reach.clone();
+        let reach = self.client.reach.clone();
         let staging = self.staging_at(&walk.path);
         self.make_page(request, walk.digests, move |hasher| {
             let beside = staging.and_then(|staging| staging.open_target());
@@ -108,17 +110,17 @@ impl Session {
         digests: bool,
         make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
     ) {
-        let (shared, over) = (self.shared.clone(), self.mirrors.over.clone());
-        let hasher = Hasher { shared, over, meter: self.share.name.matching.meter() };
+        let (shared, over) = (self.client.shared.clone(), self.mirrors.over.clone());
+        let hasher = Hasher { shared, over, meter: self.client.share.name.matching.meter() };
         let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
         match digests {
             true => {
-                let Share { name, hashed_walks, threads, .. } = &*self.share;
-                let all = &self.shared.hashed_walks;
+                let Share { name, hashed_walks, threads, .. } = &*self.client.share;
+                let all = &self.client.shared.hashed_walks;
                 let rooms = [hashed_walks, &name.hashed_walks, all, threads, &name.threads];
-                self.job_within(rooms.map(Arc::clone), work);
+                self.jobs.run_within(rooms.map(Arc::clone), work);
             }
-            false => self.job(work),
+            false => self.jobs.run(work),
         }
     }
 
@@ -183,7 +185,7 @@ impl Session {
             true => MirrorReply::Alike { request, done },
             false => MirrorReply::Walked { request, found, leftovers, done },
         };
-        self.send(ServerMessage::Mirror(reply))
+        self.client.send(ServerMessage::Mirror(reply))
     }
 
     fn walk_further(&mut self, request: u32, walking: Box<Walking>) {

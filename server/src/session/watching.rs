@@ -3,16 +3,17 @@
 //! meanwhile is bounded there, and counts as memory of the client; so do the folders. Whoever may read a folder may watch it. The end
 //! of a session ends its watches.
 
-use super::{End, Event, Session};
+use super::Session;
+use super::end::End;
 use crate::limits::client_limits;
 use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::WATCHED_FOLDER_BYTES;
 use std::collections::{HashMap, HashSet};
-use tokio::sync::mpsc;
 use verbatim_files::watch::{Rooms, Timing};
 use verbatim_files::{Told, Watching};
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::{Code, Excludes, Fault, Watch, WatchReply, WatchRequest};
+use verbatim_serve::EventPort;
 
 /// Folders one session may watch.
 const WATCHES_MAX: usize = 4;
@@ -25,13 +26,19 @@ pub(super) struct Watches {
     healed: HashSet<u32>,
 }
 
+/// A watched folder changed.
+pub(crate) struct Watched {
+    pub request: u32,
+    pub told: Told,
+}
+
 impl Session {
     pub(super) fn watch(&mut self, request: WatchRequest) -> Result<(), End> {
         let watches = &mut self.watches.watches;
         match request {
             WatchRequest::Begin { request, watch } => match self.begin_watch(request, watch) {
                 Ok(()) => Ok(()),
-                Err(fault) => self.send(ended(request, fault)),
+                Err(fault) => self.client.send(ended(request, fault)),
             },
             // One that ended by itself is not known any more: its client hears of it.
             WatchRequest::More { request } => {
@@ -54,19 +61,21 @@ impl Session {
         if self.watches.watches.len() >= WATCHES_MAX {
             return limit(format!("a session may watch {WATCHES_MAX} folders"));
         }
-        let watches = &self.share.watches;
+        let watches = &self.client.share.watches;
         let Some(place) = watches.take(1) else {
             let (all, own) = (client_limits::WATCHES_MAX, watches.has());
             return limit(format!(
                 "the server watches {all} folders at most, {own} for this client"
             ));
         };
-        let excludes = Excludes::parse(watch.exclude)?.metered(self.share.name.matching.meter());
-        let (export, below) = self.reach.resolve(&watch.path)?;
-        let tell = teller(request, self.events.clone(), place);
+        let excludes =
+            Excludes::parse(watch.exclude)?.metered(self.client.share.name.matching.meter());
+        let (export, below) = self.client.reach.resolve(&watch.path)?;
+        let tell = teller(request, EventPort::of(&self.events), place);
         let folder = export.folder.share();
-        let mut folders = self.share.watched_folders.none();
-        let (mut of_folders, mut of_changes) = (self.memory.none(), self.memory.none());
+        let mut folders = self.client.share.watched_folders.none();
+        let (mut of_folders, mut of_changes) =
+            (self.client.memory.none(), self.client.memory.none());
         let rooms = Rooms {
             folders: Box::new(move |count| {
                 folders.hold(count) && of_folders.hold(count * WATCHED_FOLDER_BYTES)
@@ -75,33 +84,33 @@ impl Session {
         };
         let timing = Timing::default();
         let watching = Watching::begin_within(rooms, folder, below, excludes, timing, tell)?;
-        tracing::info!(session = self.id, path = %watch.path, "folder watched");
+        tracing::info!(session = self.client.id, path = %watch.path, "folder watched");
         self.watches.watches.insert(request, watching);
         Ok(())
     }
 
-    pub(super) fn watched(&mut self, request: u32, told: Told) -> Result<(), End> {
+    pub(super) fn watched(&mut self, Watched { request, told }: Watched) -> Result<(), End> {
         if !self.watches.watches.contains_key(&request) {
             return Ok(());
         }
         match told {
             Told::Changed(changes) => {
-                self.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
+                self.client.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
             }
             Told::Healed(count, path) => {
-                self.view.watch_healed(count);
+                self.client.view.watch_healed(count);
                 // Once for each watch: whatever the cause is, more may follow.
                 if self.watches.healed.insert(request) {
-                    let session = self.id;
+                    let session = self.client.id;
                     tracing::warn!(session, %path, count, "change found that no event told");
                 }
                 Ok(())
             }
             Told::Ended(fault) => {
-                tracing::info!(session = self.id, cause = %fault, "watch ended");
+                tracing::info!(session = self.client.id, cause = %fault, "watch ended");
                 self.watches.watches.remove(&request);
                 self.watches.healed.remove(&request);
-                self.send(ended(request, fault))
+                self.client.send(ended(request, fault))
             }
         }
     }
@@ -111,13 +120,13 @@ impl Session {
 /// which is free when the thread is gone: that may be later than the watch.
 fn teller(
     request: u32,
-    events: mpsc::Sender<Event>,
+    port: EventPort<Watched>,
     place: Place,
 ) -> impl FnMut(Told) + Send + 'static {
     move |told| {
         let _place = &place;
         // A session that is gone needs no answer.
-        let _ = events.blocking_send(Event::Watched(request, told));
+        port.blocking_send(Watched { request, told });
     }
 }
 
@@ -129,15 +138,16 @@ fn ended(request: u32, fault: Fault) -> ServerMessage {
 mod tests {
     use super::*;
     use crate::limits::fair_pool::{Places, Taker};
+    use tokio::sync::mpsc;
 
     #[test]
     fn a_place_is_taken_until_the_thread_that_tells_is_gone() {
         let places = Places::new(1);
         let place = Taker::new(&places).take(1).expect("a place");
-        let (events, mut heard) = mpsc::channel(1);
-        let mut tell = teller(7, events, place);
+        let (queue, mut heard) = mpsc::channel(1);
+        let mut tell = teller(7, EventPort::of(&queue), place);
         tell(Told::Changed(verbatim_proto::Changes::rescan()));
-        assert!(matches!(heard.try_recv(), Ok(Event::Watched(7, _))));
+        assert!(matches!(heard.try_recv(), Ok(Watched { request: 7, .. })));
         assert_eq!(places.left(), 0);
         drop(tell);
         assert_eq!(places.left(), 1);

@@ -2,7 +2,7 @@
 //! sees of the exports, and runs its session until it is over. Owns how many sessions there
 //! are and their numbers. Authenticates nobody: `net::accept` does, which calls it.
 
-use super::{Event, Session, Shared};
+use super::{Session, Shared};
 use crate::exports::client_view::{Reach, Visitor};
 use crate::net::accept::{Host, Remote};
 use crate::net::data_tickets::Joins;
@@ -33,9 +33,7 @@ impl Welcome {
 }
 
 impl Host for Welcome {
-    type Event = Event;
-
-    fn tickets(&self) -> &Joins<Event> {
+    fn tickets(&self) -> &Joins {
         &self.shared.joins
     }
 

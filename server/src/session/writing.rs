@@ -5,8 +5,10 @@
 mod open_upload;
 mod slots;
 
+use super::Session;
+use super::end::End;
+use super::event::Event;
 use super::holding::{HELD_LOOK_EVERY, HELD_MAX};
-use super::{End, Event, Session};
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
 use crate::worker::{Chunk, Command, Landing, Lies};
@@ -69,7 +71,7 @@ impl Writing {
 impl Session {
     pub(super) fn write_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
         match effect {
-            ServerEffect::Send(reply) => self.send(ServerMessage::Write(reply))?,
+            ServerEffect::Send(reply) => self.client.send(ServerMessage::Write(reply))?,
             ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
             ServerEffect::Create(files) => self.create(files),
             ServerEffect::MakeSpot { link, spot } => self.make_spot(link, spot)?,
@@ -88,7 +90,7 @@ impl Session {
             ServerEffect::Discard(ids) => {
                 for id in ids {
                     self.writing.sizes.remove(&id);
-                    self.view.over(Direction::Write, id);
+                    self.client.view.over(Direction::Write, id);
                     if let Some(landed) = self.writing.targets.remove(&id) {
                         landed.target.discard();
                     }
@@ -96,7 +98,7 @@ impl Session {
             }
             ServerEffect::Kill(link) => self.kill(link)?,
             ServerEffect::Free(link) => self.free_slots(link)?,
-            ServerEffect::Fenced(link) => self.send(ServerMessage::Fenced { link })?,
+            ServerEffect::Fenced(link) => self.client.send(ServerMessage::Fenced { link })?,
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
         }
         Ok(())
@@ -104,9 +106,9 @@ impl Session {
 
     /// Makes temporary files that have their places.
     pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Room)>) {
-        let (reach, view) = (self.reach.clone(), self.view.clone());
+        let (reach, view) = (self.client.reach.clone(), self.client.view.clone());
         let (over, rehashed) = (self.mirrors.over.clone(), self.writing.rehashed.clone());
-        self.job(move || {
+        self.jobs.run(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |(request, room): (CreateFile, Room)| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
@@ -151,7 +153,7 @@ impl Session {
     ) -> Result<(), End> {
         let bytes = self.writing.rehashed.swap(0, Ordering::Relaxed);
         if self.writing.tells_rehashed && bytes > 0 {
-            self.send(ServerMessage::Rehashed { bytes })?;
+            self.client.send(ServerMessage::Rehashed { bytes })?;
         }
         self.offer_spots(&answers);
         let mut told = Vec::with_capacity(answers.len());
@@ -160,7 +162,7 @@ impl Session {
                 Ok((landed, have)) => {
                     let bytes = self.writing.sizes.get(&id).copied().unwrap_or(0);
                     let found = have.as_ref().map_or(0, |have| have.extents.bytes());
-                    self.view.began(Direction::Write, id, &landed.path, bytes, found);
+                    self.client.view.began(Direction::Write, id, &landed.path, bytes, found);
                     self.writing.targets.insert(id, landed);
                     told.push((id, Ok(have)));
                 }
@@ -182,7 +184,7 @@ impl Session {
     ) -> Result<(), End> {
         let Absorb { tag, link, slot, pieces, in_place } = absorb;
         let lies = match in_place {
-            true => Lies::InFile(self.spots.take(tag, &self.domain)),
+            true => Lies::InFile(self.spots.take(tag, &self.client.domain)),
             false => Lies::InSlot(self.writing.slots[&slot].memory.clone()),
         };
         let writing = &self.writing;
@@ -196,9 +198,10 @@ impl Session {
             }
         };
         let pieces = pieces.into_iter().map(landing).collect();
-        let (session, view) = (self.events.clone(), self.view.clone());
+        let (session, view) = (self.links.events.clone(), self.client.view.clone());
         let (key, worker, transport) = self.place_of(link);
-        self.tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
+        self.client
+            .tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
     }
 
     /// A link notified a chunk that its worker did not expect.
@@ -208,12 +211,12 @@ impl Session {
             return Ok(());
         }
         let (key, worker, _) = self.place_of(link);
-        self.tell(worker, Command::Forget(key, tag))
+        self.client.tell(worker, Command::Forget(key, tag))
     }
 
     /// A chunk was judged.
     pub(super) fn absorbed(&mut self, tag: Tag, bytes: u64, verdicts: Vec<Verdict>) {
-        self.domain.used_slot();
+        self.client.domain.used_slot();
         self.pace_took(bytes);
         self.pace_grants();
         self.writing.machine.absorbed(tag, verdicts);
@@ -221,7 +224,7 @@ impl Session {
 
     fn zero(&mut self, id: FileId, extent: Extent) {
         let (landed, size) = self.writing.landing(id);
-        self.job(move || {
+        self.jobs.run(move || {
             let answer = landed.zero(extent, size);
             // The target must not outlive the answer: a discard removes it.
             drop(landed);
@@ -232,14 +235,15 @@ impl Session {
     fn commit(&mut self, files: Vec<(FileId, Kept)>) {
         let take = |(id, meta): (FileId, Kept)| {
             let bytes = self.writing.sizes.remove(&id).unwrap_or(0);
-            self.view.over(Direction::Write, id);
+            self.client.view.over(Direction::Write, id);
             let landed = self.writing.targets.remove(&id).expect("whole files are open");
             let noted = Noted { path: landed.path.clone(), bytes, began: landed.began };
             ((id, landed, meta), noted)
         };
         let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
-        let (over, view, keeping) = (self.writing.over, self.view.clone(), self.mirrors.keep());
-        self.job(move || {
+        let (over, view, keeping) =
+            (self.writing.over, self.client.view.clone(), self.mirrors.keep());
+        self.jobs.run(move || {
             let (answers, dropped) = commit(over, files);
             // Until here nobody else may have the target of a mirror.
             drop(keeping);

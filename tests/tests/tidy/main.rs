@@ -35,8 +35,9 @@ const EDGES: &[(&str, Option<&str>)] = &[
     ("control", Some("proto")),
     ("doctor", Some("fabric telemetry")),
     ("usage", Some("fabric")),
+    ("serve", Some("control")),
     // Both ends are made of the same. They never see each other.
-    ("server", Some("proto fabric files control doctor telemetry")),
+    ("server", Some("proto fabric files control doctor telemetry serve")),
     ("client", Some("proto fabric files control doctor telemetry")),
     ("mount", Some("client proto files control telemetry")),
     ("server-commands", Some("server fabric control telemetry usage")),

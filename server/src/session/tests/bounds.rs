@@ -4,7 +4,7 @@
 use super::*;
 use crate::limits::client_limits::{CLIENT_THREADS_MAX, Share};
 use crate::limits::fair_pool::Places;
-use crate::session::jobs::{AHEAD_BYTES_MAX, JOBS_HEARD_MAX};
+use crate::session::backpressure::{AHEAD_BYTES_MAX, JOBS_HEARD_MAX};
 use crate::session::opening::PLACES_WAIT_MAX;
 use verbatim_proto::Meta;
 use verbatim_proto::message::{EntryKind, NewEntry};
@@ -45,7 +45,7 @@ impl Scene {
     }
 
     fn share(&self) -> Arc<Share> {
-        self.session.share.clone()
+        self.session.client.share.clone()
     }
 }
 
@@ -93,8 +93,8 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
     }
     drop(other);
     let until = Instant::now() + SOON;
-    while scene.session.shared.shares.files.left() == 0 {
-        let left = scene.session.shared.shares.files.left();
+    while scene.session.client.shared.shares.files.left() == 0 {
+        let left = scene.session.client.shared.shares.files.left();
         assert!(
             Instant::now() < until,
             "{left} places for files are left by a session that is gone"
@@ -109,7 +109,7 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
 async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     let mut scene = with_places(3);
     scene.creates(FileId(1), 10).await;
-    let files = scene.session.shared.shares.files.clone();
+    let files = scene.session.client.shared.shares.files.clone();
     assert_eq!(files.left(), 1, "its own, and that of its folder");
     let info = FileInfo { size: 1, mode: 0o600, mtime_ns: 0, allocated: 1, version: None };
     let create = CreateFile { file: FileId(2), path: path("data/b"), info, stream: false };
@@ -133,7 +133,7 @@ async fn what_waits_for_a_thread_ends_with_its_session() {
     let threads = scene.share().threads.clone();
     let _all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
     scene.looks().expect("it may ask");
-    let reach = Arc::downgrade(&scene.session.reach);
+    let reach = Arc::downgrade(&scene.session.client.reach);
     let Scene { session, events, .. } = scene;
     // As it is when a session is over.
     drop(events);
@@ -167,7 +167,7 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
     }
     let ahead = AHEAD_BYTES_MAX.div_ceil(receiver.frame_bytes());
     let mut heard = JOBS_HEARD_MAX - 1 + ahead;
-    assert_eq!((scene.session.jobs, scene.session.hears()), (heard, false));
+    assert_eq!((scene.session.limits.under_way(), scene.session.hears()), (heard, false));
     drop(all);
     while heard < asked {
         let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
@@ -185,7 +185,7 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
 async fn walks_that_hash_take_threads_of_their_client_and_leave_places_to_others() {
     let mut scene = Scene::new(|_| ());
     make_long_file(&scene.data());
-    let (share, all) = (scene.share(), scene.session.shared.hashed_walks.clone());
+    let (share, all) = (scene.share(), scene.session.client.shared.hashed_walks.clone());
     let own = share.hashed_walks.clone().acquire_many_owned(4).await.expect("open");
     scene.walks(true);
     scene.looks().expect("it may ask");

@@ -23,7 +23,7 @@ async fn a_link_that_could_not_be_made_leaves_no_port_behind() {
     let refused = scene.attach(0, 0, pair_offer()).await.expect_err("it is switched off");
     assert!(refused.text.contains("switched off"), "{refused}");
     assert!(scene.session.is_idle() && scene.session.hears(), "it is over");
-    let reach = scene.session.reach.clone();
+    let reach = scene.session.client.reach.clone();
     assert!(reach.resolve_for_data(&path("data/a")).is_ok(), "it may be read over TCP");
 }
 
@@ -60,20 +60,9 @@ struct Pairs {
 impl Pairs {
     fn new(change: impl FnOnce(&mut Config)) -> Self {
         let mut scene = Scene::new(change);
-        let share = scene.session.share.clone();
-        let Share { name, hashed_walks, sessions, watches, .. } = &*share;
-        let Share { watched_folders, files, memory, .. } = &*share;
-        let own = Share {
-            name: name.clone(),
-            threads: Arc::new(Semaphore::new(0)),
-            hashed_walks: hashed_walks.clone(),
-            sessions: sessions.clone(),
-            watches: watches.clone(),
-            watched_folders: watched_folders.clone(),
-            files: files.clone(),
-            memory: memory.clone(),
-        };
-        scene.session.share = Arc::new(own);
+        let share = scene.session.client.share.clone();
+        let threads = [Arc::new(Semaphore::new(0)), share.name.threads.clone()];
+        scene.session.jobs = scene.session.jobs.within(threads);
         Self { scene, share }
     }
 
@@ -91,13 +80,15 @@ impl Pairs {
 
     /// It is made, and wanted, or destroyed by another job.
     fn made(&mut self, link: LinkId, is_wanted: bool) -> std::sync::Weak<()> {
-        let sim = self.scene.session.shared.sim.clone().expect("it is simulated");
-        let (_, end) = sim.listen_end(self.scene.session.domain.soft().clone());
+        let sim = self.scene.session.client.shared.sim.clone().expect("it is simulated");
+        let (_, end) = sim.listen_end(self.scene.session.client.domain.soft().clone());
         let alive = Arc::new(());
         let watched = Arc::downgrade(&alive);
         let half = Half { link: Box::new(QueuePair(end, alive)), address: vec![7], rail: 0 };
         if !is_wanted {
-            self.scene.session.share = self.share.clone();
+            let Share { threads, name, .. } = &*self.share;
+            let threads = [threads, &name.threads].map(Arc::clone);
+            self.scene.session.jobs = self.scene.session.jobs.within(threads);
         }
         self.told(PairEvent::Made(link, Ok(half)));
         watched
@@ -126,14 +117,20 @@ async fn queue_pairs_are_connected_one_at_a_time_and_each_is_answered() {
     let mut pairs = Pairs::new(|_| ());
     let links = [0, 1, 2].map(|index| pairs.connects(index, 0));
     // Three that joined, and only one more job.
-    assert_eq!((pairs.scene.session.jobs, pairs.scene.session.links.making.count()), (1, 3));
+    assert_eq!(
+        (pairs.scene.session.limits.under_way(), pairs.scene.session.links.making.count()),
+        (1, 3)
+    );
     let alive = links.map(|link| pairs.made(link, true));
     for link in links {
         let answer = pairs.answer(link).await.expect("it is made");
         assert!(matches!(answer, LinkAnswer::Verbs { address } if address == [7]));
     }
     pairs.settle(3).await;
-    assert!(alive.iter().all(|link| link.strong_count() == 1) && pairs.scene.session.jobs == 0);
+    assert!(
+        alive.iter().all(|link| link.strong_count() == 1)
+            && pairs.scene.session.limits.under_way() == 0
+    );
 }
 
 #[tokio::test]
@@ -155,7 +152,10 @@ async fn a_queue_pair_that_is_not_wanted_any_more_when_it_is_made_is_destroyed()
         let alive = pairs.made(first, false);
         pairs.settle(0).await;
         assert_eq!(alive.strong_count(), 0, "it is destroyed");
-        assert!(pairs.scene.session.jobs == 0 && pairs.scene.session.links.gids().count() == 0);
+        assert!(
+            pairs.scene.session.limits.under_way() == 0
+                && pairs.scene.session.links.gids().count() == 0
+        );
     }
 }
 
@@ -189,11 +189,11 @@ async fn a_file_that_may_not_move_to_a_port_waits_until_no_queue_pair_to_it_is_b
     let alive = pairs.made(connects, false);
     pairs.settle(0).await;
     assert!(alive.strong_count() == 0 && pairs.scene.session.hears(), "it is opened now");
-    assert!(pairs.scene.session.reach.resolve_for_data(&path("data/a")).is_ok());
+    assert!(pairs.scene.session.client.reach.resolve_for_data(&path("data/a")).is_ok());
     // A job may name it as well.
     let mut pairs = Pairs::new(|config| config.exports[0].gids = gids());
     let link = pairs.connects(0, 0);
-    assert!(pairs.scene.session.reach.resolve(&path("data/a")).is_ok(), "a job named it");
+    assert!(pairs.scene.session.client.reach.resolve(&path("data/a")).is_ok(), "a job named it");
     let alive = pairs.made(link, false);
     assert_eq!(pairs.answer(link).await.err(), Some(Code::Denied));
     pairs.settle(0).await;

@@ -29,7 +29,7 @@ impl Scene {
     /// Lets jobs end and answers them, until nothing happens that the client need not read for.
     async fn works(&mut self, jobs: usize) {
         let all_but = async {
-            while self.session.jobs > jobs {
+            while self.session.limits.under_way() > jobs {
                 let event = self.events.recv().await.expect("jobs tell what became of them");
                 assert!(self.session.event(event).is_ok(), "it goes on");
             }
@@ -57,7 +57,7 @@ async fn a_session_is_not_heard_while_its_answers_are_unread_and_is_when_they_ar
         assert!(asked < 100, "100 KiB each, and no end");
     }
     assert!((20..40).contains(&asked), "{asked} answers of 100 KiB");
-    assert!(scene.session.view.memory_bytes() > 1 << 20, "what is unread is counted");
+    assert!(scene.session.client.view.memory_bytes() > 1 << 20, "what is unread is counted");
     // What it has asked for already is not begun.
     for request in 0..40 {
         scene.looks_far(asked + request).expect("it may ask");
@@ -68,7 +68,7 @@ async fn a_session_is_not_heard_while_its_answers_are_unread_and_is_when_they_ar
         assert_eq!(scene.answers().await.len(), PATHS);
     }
     assert!(scene.session.hears());
-    assert_eq!(scene.session.view.memory_bytes(), 0);
+    assert_eq!(scene.session.client.view.memory_bytes(), 0);
 }
 
 #[tokio::test]

@@ -2,8 +2,8 @@
 //! many as may be pinned; they go with their link. A device that refuses them is
 //! left, and not the session.
 
-use super::super::direct_range::go_on_if;
-use super::super::{End, Session};
+use super::super::Session;
+use super::super::end::{End, go_on_if};
 use crate::limits::fair_pool::Place;
 use std::sync::atomic::Ordering;
 use verbatim_fabric::{FabricError, Memory, SharedSlot, SparePages};
@@ -28,7 +28,7 @@ impl Session {
             End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
         };
         let mut slots = Vec::new();
-        let in_turns = SparePages::new(self.chunk_bytes as usize);
+        let in_turns = SparePages::new(self.client.chunk_bytes as usize);
         self.writing.wanting.remove(&link);
         for made in 0..count {
             if !self.has_room_for_slot() {
@@ -38,29 +38,30 @@ impl Session {
                 }
                 break;
             }
-            let Some(taken) = self.memory.take(self.chunk_bytes as usize) else {
+            let Some(taken) = self.client.memory.take(self.client.chunk_bytes as usize) else {
                 self.note_lack_of_memory();
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
             let rail = self.rail_of(link);
-            let Some(pin) = self.domain.pin_slot(rail, u64::from(self.chunk_bytes)) else {
+            let Some(pin) = self.client.domain.pin_slot(rail, u64::from(self.client.chunk_bytes))
+            else {
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
             let memory = match rail {
-                Some(_) => SharedSlot::for_device(self.chunk_bytes as usize),
+                Some(_) => SharedSlot::for_device(self.client.chunk_bytes as usize),
                 None => in_turns.slot(),
             };
             let made = memory.and_then(|memory| {
                 let upload = Memory::Upload(memory.clone());
-                Ok((self.domain.offer_on(rail, upload, pin)?, memory))
+                Ok((self.client.domain.offer_on(rail, upload, pin)?, memory))
             });
             let (offered, memory) = match made {
                 Ok(made) => made,
                 Err(error) if !slots.is_empty() || self.has_slots(link) => {
                     let hint = error.hint();
-                    tracing::warn!(session = self.id, %error, hint, "a link has fewer slots");
+                    tracing::warn!(session = self.client.id, %error, hint, "a link has fewer slots");
                     break;
                 }
                 Err(error) if rail.is_some() => {
@@ -73,7 +74,7 @@ impl Session {
             self.writing.next_slot += 1;
             let slot = Slot { link, number: offered.number, memory, _taken: taken };
             self.writing.slots.insert(id, slot);
-            slots.push((id, offered.region, self.chunk_bytes));
+            slots.push((id, offered.region, self.client.chunk_bytes));
         }
         self.show_slots();
         self.writing.machine.provisioned(link, slots);
@@ -82,10 +83,11 @@ impl Session {
 
     /// Nothing can be written over a link: its client is told why, and leaves the rail.
     fn leave_device(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
-        self.view.fell_back(Fallback::Refused);
+        self.client.view.fell_back(Fallback::Refused);
         self.kill(link)?;
         let text = format!("cannot register slots: {}", error.with_hint());
-        self.send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
+        self.client
+            .send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
     }
 
     fn has_slots(&self, link: LinkId) -> bool {
@@ -95,7 +97,7 @@ impl Session {
     /// Whether another slot is within what uploads of a session may take. One always is.
     fn has_room_for_slot(&self) -> bool {
         let count = self.writing.slots.len() as u64 + 1;
-        count * u64::from(self.chunk_bytes) <= self.shared.rdma.upload_bytes_max
+        count * u64::from(self.client.chunk_bytes) <= self.client.shared.rdma.upload_bytes_max
     }
 
     /// Makes slots that could not be pinned before, those of the first link first.
@@ -109,12 +111,12 @@ impl Session {
     pub(super) fn free_slots(&mut self, link: LinkId) -> Result<(), End> {
         let of_link = self.writing.slots.extract_if(|_, slot| slot.link == link);
         // All of them, also behind one that could not be taken back.
-        let kept = of_link.filter(|(_, slot)| !self.domain.take_back(slot.number)).count();
+        let kept = of_link.filter(|(_, slot)| !self.client.domain.take_back(slot.number)).count();
         self.show_slots();
         go_on_if(kept == 0)
     }
 
     fn show_slots(&self) {
-        self.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
+        self.client.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,61 @@
+//! The client of a session, as every activity of the session is handed it: its connection, its
+//! rights, its share of what all clients share, and the memory that it may name. Owns what was not
+//! kept of its metadata.
+
+use super::Shared;
+use super::end::End;
+use crate::exports::client_view::Reach;
+use crate::limits::client_limits::Share;
+use crate::limits::fair_pool::Taker;
+use crate::observe::session_stats::View;
+use crate::rdma::registrations::SessionDomain;
+use crate::worker::Command;
+use std::net::IpAddr;
+use std::sync::Arc;
+use verbatim_control::{Outbox, Who};
+use verbatim_proto::message::ServerMessage;
+use verbatim_proto::{Code, Dropped};
+
+/// The client of a session.
+pub(crate) struct Client {
+    pub id: u64,
+    pub shared: Arc<Shared>,
+    pub outbox: Outbox<ServerMessage>,
+    pub domain: Arc<SessionDomain>,
+    /// Our address, as the client reached it.
+    pub local: Option<IpAddr>,
+    pub chunk_bytes: u32,
+    /// What people see of the session.
+    pub view: Arc<View>,
+    /// Who the client proved to be.
+    pub who: Who,
+    /// The exports as this client sees them.
+    pub reach: Arc<Reach>,
+    pub share: Arc<Share>,
+    /// What the session may have of the client's memory.
+    pub memory: Arc<Taker>,
+    /// What of the client's metadata was not kept.
+    pub dropped: Dropped,
+}
+
+impl Client {
+    /// Queues a message to the client.
+    pub fn send(&self, message: ServerMessage) -> Result<(), End> {
+        Ok(self.outbox.push(&message)?)
+    }
+
+    /// Tells the client what of its metadata was not kept, before it hears of the files.
+    pub fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        self.dropped += dropped;
+        self.send(ServerMessage::Dropped(dropped))
+    }
+
+    /// Gives a worker something to do.
+    pub fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
+        let told = self.shared.workers[worker].send(command);
+        told.map_err(|error| End::refused(Code::Limit, error.to_string()))
+    }
+}
