@@ -144,7 +144,7 @@ impl Session {
         }
         self.catalog.scans.insert(request, None);
         let (reach, ties) = (self.client.reach.clone(), self.catalog.ties);
-        let (over, meter) = (self.mirrors.over.clone(), self.client.share.name.matching.meter());
+        let (over, meter) = (self.client.gone.flag(), self.client.share.name.matching.meter());
         self.jobs.run(move || {
             let page = match begin(&reach, scan, ties, meter) {
                 Ok(scan) => next_page(scan, &over),
@@ -161,7 +161,7 @@ impl Session {
             let text = "the client asked for more of a scan that is not open";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        let over = self.mirrors.over.clone();
+        let over = self.client.gone.flag();
         self.jobs.run(move || Event::Page(request, next_page(scan, &over)));
         Ok(())
     }
@@ -205,8 +205,11 @@ impl Session {
         }
         let Some((request, what)) = self.catalog.makes.pop_front() else { return };
         self.catalog.making = true;
-        let (over, reach, keeping) =
-            (self.writing.over, self.client.reach.clone(), self.mirrors.keep());
+        let (over, reach, keeping) = (
+            self.writing.over,
+            self.client.reach.clone(),
+            self.mirrors.keep(self.client.gone.flag()),
+        );
         self.jobs.run(move || {
             let entries = match what {
                 Make::Entries(entries) => entries,

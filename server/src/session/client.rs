@@ -12,6 +12,8 @@ use crate::rdma::registrations::SessionDomain;
 use crate::worker::Command;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::time::Instant;
 use verbatim_control::{Outbox, Who};
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::{Code, Dropped};
@@ -36,6 +38,31 @@ pub(crate) struct Client {
     pub memory: Arc<Taker>,
     /// What of the client's metadata was not kept.
     pub dropped: Dropped,
+    pub gone: Gone,
+    /// Since when there is no memory for a window or a slot.
+    pub memory_wait: Option<Instant>,
+}
+
+/// Whether nobody waits for answers any more: jobs end early then.
+#[derive(Default)]
+pub(crate) struct Gone(Arc<AtomicBool>);
+
+impl Gone {
+    /// Turns true when the client is gone.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
+    /// The client is gone.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.set();
+    }
 }
 
 impl Client {
@@ -51,6 +78,11 @@ impl Client {
         }
         self.dropped += dropped;
         self.send(ServerMessage::Dropped(dropped))
+    }
+
+    /// Notes that there was no memory for a window or a slot.
+    pub fn lacks_memory(&mut self) {
+        self.memory_wait.get_or_insert_with(Instant::now);
     }
 
     /// Gives a worker something to do.

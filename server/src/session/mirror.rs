@@ -14,7 +14,7 @@ use super::walks::{All, Known, Walked, Walks};
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use verbatim_files::hold::which;
 use verbatim_proto::chosen::Chosen;
@@ -44,8 +44,6 @@ pub(super) struct Mirrors {
     pub(super) holding: usize,
     /// Trees that were put in their place, or are being.
     pub(super) published: usize,
-    /// Whether nobody waits for answers any more.
-    pub(super) over: Arc<AtomicBool>,
 }
 
 impl Mirrors {
@@ -55,15 +53,9 @@ impl Mirrors {
     }
 
     /// What a job keeps that changes targets.
-    pub fn keep(&self) -> Keeping {
+    pub fn keep(&self, over: Arc<AtomicBool>) -> Keeping {
         let (holds, stages) = (self.holds.clone(), self.stages.clone());
-        Keeping { over: self.over.clone(), _held: holds, stages }
-    }
-}
-
-impl Drop for Mirrors {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        Keeping { over, _held: holds, stages }
     }
 }
 

@@ -41,7 +41,7 @@ use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
 use backpressure::JOBS_MAX;
 use catalog::Catalog;
-use client::Client;
+use client::{Client, Gone};
 pub(crate) use direct_range::{SpotEvent, Taking};
 pub(crate) use end::End;
 use event::Event;
@@ -81,8 +81,6 @@ pub(crate) struct Session {
     /// A message that waits until links are dead.
     held: Option<ports::Held>,
     pacing: Pacing,
-    /// Since when it lacks some for a window or a slot.
-    lacks_memory: Option<Instant>,
     opening: Opening,
     reading: Reading,
     writing: Writing,
@@ -129,6 +127,8 @@ impl Session {
             share,
             memory,
             dropped: Dropped::default(),
+            gone: Gone::default(),
+            memory_wait: None,
         };
         let mut session = Self {
             limits,
@@ -139,7 +139,6 @@ impl Session {
             held: None,
             pacing,
             opening: Opening::new(client.share.files.part(), client.memory.clone()),
-            lacks_memory: None,
             reading: Reading::default(),
             writing: Writing::default(),
             spots: Spots::default(),
@@ -313,6 +312,7 @@ impl Session {
         self.reading = Reading::default();
         self.writing = Writing::default();
         self.watches = Watches::default();
+        self.client.gone.set();
         self.mirrors = Mirrors::default();
         let session = self.client.id;
         if !self.client.dropped.is_empty() {

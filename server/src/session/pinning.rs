@@ -6,7 +6,6 @@ use super::Session;
 use super::end::End;
 use crate::rdma::pin_budget::Ring;
 use std::time::Duration;
-use tokio::time::Instant;
 use verbatim_proto::{Code, Fault};
 
 /// How long a session waits that has nothing in hand because there is no memory for it.
@@ -17,11 +16,12 @@ impl Session {
     pub(super) fn pins_rang(&mut self, ring: Ring) -> Result<(), End> {
         match ring {
             Ring::Free => {
-                let since = self.lacks_memory.take();
+                let since = self.client.memory_wait.take();
                 self.lease_more();
                 self.provision_more()?;
                 self.run_effects()?;
-                self.lacks_memory = self.lacks_memory.map(|now| since.unwrap_or(now));
+                let wait = &mut self.client.memory_wait;
+                *wait = wait.map(|now| since.unwrap_or(now));
                 Ok(())
             }
             // Its client may come back.
@@ -30,11 +30,6 @@ impl Session {
                 Err(End::Refused(Fault::new(Code::TimedOut, text)))
             }
         }
-    }
-
-    /// Notes that there was no memory for a window or a slot, and since when there is none.
-    pub(super) fn note_lack_of_memory(&mut self) {
-        self.lacks_memory.get_or_insert_with(Instant::now);
     }
 
     /// Whether windows or slots wait until more may be pinned.
@@ -51,7 +46,7 @@ impl Session {
         // Who has some goes on with that, more slowly.
         let stands = self.reading.waits && !self.reading.has_windows()
             || self.writing.waits() && !self.writing.has_slots();
-        match self.lacks_memory {
+        match self.client.memory_wait {
             // Then nobody's pins are in the way.
             Some(since) if stands && since.elapsed() >= MEMORY_WAIT_MAX => {
                 let text = format!(

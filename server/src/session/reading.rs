@@ -176,7 +176,7 @@ impl Session {
         };
         let packed = if prepare.packed { self.slot_to_pack() } else { None };
         if prepare.packed && packed.is_none() {
-            self.note_lack_of_memory();
+            self.client.lacks_memory();
             self.pace_gave_back(&prepare);
             return self.put_off(prepare);
         }

@@ -570,6 +570,7 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
         let edits = vec![Edit::Remove { path: path("data/p"), is_folder: false }];
         let edit = MirrorRequest::Edit { request: 2, edits };
         scene.say(ClientMessage::Mirror(edit)).expect("it may change it");
+        scene.session.client.gone.set();
         scene.session.mirrors = Mirrors::default();
         assert!(is_held(), "the change is not done");
         // Who comes back waits for it.

@@ -110,7 +110,7 @@ impl Session {
         digests: bool,
         make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
     ) {
-        let (shared, over) = (self.client.shared.clone(), self.mirrors.over.clone());
+        let (shared, over) = (self.client.shared.clone(), self.client.gone.flag());
         let hasher = Hasher { shared, over, meter: self.client.share.name.matching.meter() };
         let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
         match digests {

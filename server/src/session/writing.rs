@@ -107,7 +107,7 @@ impl Session {
     /// Makes temporary files that have their places.
     pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Room)>) {
         let (reach, view) = (self.client.reach.clone(), self.client.view.clone());
-        let (over, rehashed) = (self.mirrors.over.clone(), self.writing.rehashed.clone());
+        let (over, rehashed) = (self.client.gone.flag(), self.writing.rehashed.clone());
         self.jobs.run(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |(request, room): (CreateFile, Room)| {
@@ -241,8 +241,11 @@ impl Session {
             ((id, landed, meta), noted)
         };
         let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
-        let (over, view, keeping) =
-            (self.writing.over, self.client.view.clone(), self.mirrors.keep());
+        let (over, view, keeping) = (
+            self.writing.over,
+            self.client.view.clone(),
+            self.mirrors.keep(self.client.gone.flag()),
+        );
         self.jobs.run(move || {
             let (answers, dropped) = commit(over, files);
             // Until here nobody else may have the target of a mirror.

@@ -39,7 +39,7 @@ impl Session {
                 break;
             }
             let Some(taken) = self.client.memory.take(self.client.chunk_bytes as usize) else {
-                self.note_lack_of_memory();
+                self.client.lacks_memory();
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
