@@ -1,6 +1,6 @@
-//! The server's door: opens what the configuration names, listens, and hands each
-//! connection to `net::accept`. Owns the order of stopping: first no new sessions, then
-//! the running ones finish, then what is left is ended.
+//! A server: opens what the configuration names, takes its port, starts what it needs, and serves
+//! until it is stopped. Owns the order of stopping: `net::listener` ends the sessions, then what
+//! watches them ends, and quotas are written.
 
 use crate::config::export::{Export, check_exports};
 use crate::config::{Config, ConfigError, Metrics, Tls, User};
@@ -14,7 +14,7 @@ use crate::limits::rate::Paces;
 use crate::net::accept::Guests;
 use crate::net::credentials_watch::Keyring;
 use crate::net::data_tickets::Joins;
-use crate::net::listener::{Ending, take_port};
+use crate::net::listener::{Ending, accept_until, take_port};
 use crate::net::refusal_log::Refusals;
 use crate::observe::http::Page;
 use crate::observe::observatory::{About, MetricsError, Observatory};
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use verbatim_control::{
     Acceptor, Authority, ControlError, Fingerprint, LocalDoor, Policy, ServerIdentity, Token,
@@ -188,11 +188,10 @@ impl Server {
 
     /// The same, boxed: so this crate compiles the sessions, and not each program that serves.
     fn serve<'a>(self, stop: Pin<Box<dyn Future<Output = Ending> + Send + 'a>>) -> Serving<'a> {
-        Box::pin(self.accept_until(stop))
+        Box::pin(self.serve_until(stop))
     }
 
-    async fn accept_until(self, mut stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>) {
-        let (stopping, _) = watch::channel(false);
+    async fn serve_until(self, stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>) {
         let keys = self.keyring.watch(self.acceptor.clone());
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
         let place = self.shared.observatory.clone();
@@ -215,46 +214,8 @@ impl Server {
             watching.spawn(page.serve(place.clone(), watched));
         }
         let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.shared.exports.clone(), keep));
-        let mut sessions = JoinSet::new();
         let drain = Duration::from_secs(self.config.drain_seconds.into());
-        let mut ends = None;
-        // While it drains it still takes connections: a session may need another link, and a
-        // client that comes now is told why it is sent away.
-        while ends.is_none() || !sessions.is_empty() {
-            let end = ends.unwrap_or_else(tokio::time::Instant::now);
-            let accepted = tokio::select! {
-                ending = &mut stop, if ends.is_none() => {
-                    let drain = if ending == Ending::AtOnce { Duration::ZERO } else { drain };
-                    stopping.send_replace(true);
-                    place.drain();
-                    ends = Some(tokio::time::Instant::now() + drain);
-                    tracing::info!(sessions = sessions.len(), seconds = drain.as_secs(), "draining");
-                    continue;
-                }
-                () = tokio::time::sleep_until(end), if ends.is_some() => {
-                    tracing::warn!(sessions = sessions.len(), "sessions ended before they were done");
-                    break;
-                }
-                Some(_) = sessions.join_next() => continue,
-                accepted = self.listener.accept() => accepted,
-            };
-            let (stream, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "connection not accepted");
-                    // Out of descriptors, most likely: let some go first.
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                }
-            };
-            let Some(caller) = guests.arrive(stream, peer) else { continue };
-            let (guests, stopping) = (guests.clone(), stopping.subscribe());
-            sessions.spawn(async move { guests.receive(caller, stopping).await });
-        }
-        // Another process may hold the port: nobody is to wait there for a server to come.
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
-        drop(self.listener);
-        sessions.shutdown().await;
+        accept_until(self.listener, guests, stop, drain, || place.drain()).await;
         watching.shutdown().await;
         keeper.end().await;
         tracing::info!("stopped");
