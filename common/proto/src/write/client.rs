@@ -9,7 +9,7 @@
 
 mod ending;
 mod filling;
-mod granting;
+mod grants;
 mod holes;
 mod offers;
 mod spots;
@@ -88,7 +88,7 @@ pub struct WriteClient {
     /// Files with something unsent, in order.
     queue: VecDeque<FileId>,
     turns: Turns,
-    grants: granting::Grants,
+    grants: grants::Grants,
     flights: HashMap<Tag, Flight>,
     zeros: Zeros<FileId>,
     /// Lists of holes that are not answered.
@@ -121,7 +121,7 @@ impl WriteClient {
             files: Files::default(),
             queue: VecDeque::new(),
             turns: Turns::default(),
-            grants: granting::Grants::default(),
+            grants: grants::Grants::default(),
             flights: HashMap::new(),
             zeros: Zeros::default(),
             lists: 0,

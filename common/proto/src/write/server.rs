@@ -10,9 +10,9 @@
 //! absorbing one is judged. Ranges are claimed when they are sent, so that no
 //! byte is stored twice.
 
-mod fences;
-mod granting;
+mod grants;
 mod holes;
+mod links;
 mod offers;
 mod spots;
 mod stream;
@@ -96,7 +96,7 @@ pub struct WriteServer {
     fences: BTreeSet<LinkId>,
     verdicts: Vec<(Tag, Vec<Verdict>)>,
     grants: Vec<Grant>,
-    resting: granting::Resting,
+    resting: grants::Resting,
     violations: u64,
     effects: VecDeque<ServerEffect>,
 }
