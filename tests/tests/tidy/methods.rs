@@ -15,7 +15,6 @@ const FILES_MAX: usize = 3;
 const METHODS_RATCHET: &[(&str, usize)] = &[
     ("common/proto/src/read/client.rs::ReadClient", 7),
     ("common/proto/src/write/client.rs::WriteClient", 10),
-    ("common/proto/src/write/server.rs::WriteServer", 7),
     ("server/src/session/mod.rs::Session", 22),
 ];
 

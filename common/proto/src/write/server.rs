@@ -10,94 +10,29 @@
 //! absorbing one is judged. Ranges are claimed when they are sent, so that no
 //! byte is stored twice.
 
+mod files;
+mod granted;
 mod grants;
 mod holes;
 mod links;
 mod offers;
-mod spots;
-mod stream;
 
-use super::types::{Absorb, ServerEffect, SlotId};
-use crate::batch::unexpected;
-use crate::digest::{Digest, RootBuilder};
-use crate::holes::Zeros;
-use crate::message::{
-    CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, Region, SentChunk, Tag, Verdict,
-};
-use crate::message::{WriteReply, WriteRequest};
-use crate::numbered::FileMap;
+use super::types::{ServerEffect, SlotId};
+use crate::message::{CommitFile, CreateFile, FileId, LinkId, Region, SentChunk, Tag, Verdict};
+use crate::message::{SpotReply, SpotRequest, WriteReply, WriteRequest};
+use crate::offer::{Offer, Taken};
 use crate::read::{Have, check_piece};
-use crate::units::{
-    BATCH_FILES_MAX, LINKS_MAX, OPEN_FILES_MAX, PACK_FILES_MAX, RANGES_MAX, SLOTS_PER_LINK,
-    STREAM_BYTES_MAX,
-};
-use crate::{Code, Extent, ExtentSet, Fault};
-use std::collections::{BTreeSet, HashMap, VecDeque};
-
-/// Links that are up, or dead and not fenced.
-const UNFENCED_LINKS_MAX: usize = 4 * LINKS_MAX;
-
-struct File {
-    info: FileInfo,
-    open: bool,
-    /// Not sent yet, or sent in vain.
-    unclaimed: ExtentSet,
-    unstored_bytes: u64,
-    root: RootBuilder,
-    /// Chunks and lists of holes that the driver is at.
-    absorbing: usize,
-    holes: Option<holes::List>,
-    /// Its size is not known yet.
-    streaming: bool,
-    /// Chunks may be written to where they stay.
-    takes_spots: bool,
-    /// It is whole, and the driver gives it its name: nothing else becomes of it.
-    committing: bool,
-    discarded: bool,
-}
-
-struct Slot {
-    link: LinkId,
-    region: Region,
-    bytes: u32,
-}
-
-struct Use {
-    slot: SlotId,
-    link: LinkId,
-    spot: Option<spots::Held>,
-    sent: Option<Vec<Piece>>,
-    notified: bool,
-    absorbing: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LinkState {
-    Up,
-    Provisioned,
-    /// Dead, and its absorbing tags are being waited for.
-    Dead,
-}
+use crate::{Code, Digest, Extent, Fault};
+use std::collections::VecDeque;
 
 /// The machine.
 #[derive(Default)]
 pub struct WriteServer {
-    files: FileMap<File>,
-    links: HashMap<LinkId, LinkState>,
-    slots: HashMap<SlotId, Slot>,
-    uses: HashMap<Tag, Use>,
-    zeros: Zeros<FileId>,
-    /// Offers that the driver is at.
-    offers: usize,
-    next_tag: u32,
-    writing: bool,
-    /// Whether a file may be discarded that is not gone.
-    discarding: bool,
-    fences: BTreeSet<LinkId>,
-    verdicts: Vec<(Tag, Vec<Verdict>)>,
-    grants: Vec<Grant>,
-    resting: grants::Resting,
-    violations: u64,
+    files: files::Files,
+    links: links::Links,
+    grants: grants::Grants,
+    holes: holes::HoleLists,
+    offers: offers::Offers,
     effects: VecDeque<ServerEffect>,
 }
 
@@ -117,101 +52,131 @@ impl WriteServer {
         self.files.is_empty()
     }
 
+    /// Whether something that was sent is not judged yet, or a fence is not answered: the client
+    /// hears of neither before that is done.
+    pub fn is_busy(&self) -> bool {
+        self.links.has_fences() || self.grants.has_sent()
+    }
+
     /// How many notifications named a tag that was not theirs, or named it twice.
     pub fn violations(&self) -> u64 {
-        self.violations
+        self.grants.violations()
     }
 
     /// A link is ready.
     pub fn link_up(&mut self, link: LinkId) {
-        self.links.insert(link, LinkState::Up);
-        if self.links.len() > UNFENCED_LINKS_MAX {
-            let text = "client makes links and never fences those that died";
-            self.effects.push_back(ServerEffect::Broken(Fault::new(Code::Limit, text)));
-        }
-        self.provision();
+        self.links.up(link, &mut self.effects);
+    }
+
+    /// The driver found a link dead, or killed it.
+    pub fn killed(&mut self, link: LinkId) {
+        self.links.killed(link);
+        self.settle(link);
+    }
+
+    /// The client asks that a link be dead.
+    pub fn fence(&mut self, link: LinkId) {
+        self.effects.extend(self.links.fence(link));
     }
 
     /// The driver registered slots for a link.
     pub fn provisioned(&mut self, link: LinkId, slots: Vec<(SlotId, Region, u32)>) {
-        if self.links.get(&link) != Some(&LinkState::Provisioned) {
-            return;
+        if self.links.is_provisioned(link) {
+            self.grants.add(link, slots, &self.links);
+            self.flush();
         }
-        for (id, region, bytes) in slots {
-            self.slots.insert(id, Slot { link, region, bytes });
-            self.lend(id);
+    }
+
+    /// Holds grants back from now on, or gives all that were held back.
+    pub fn hold_grants(&mut self, hold: bool) {
+        self.grants.hold(hold, &self.links);
+        if !hold {
+            self.flush();
         }
-        self.flush();
+    }
+
+    /// Whether a slot waits for grants to be given again.
+    pub fn holds_grants(&self) -> bool {
+        self.grants.has_resting()
     }
 
     /// A notification came in on a link.
     pub fn notified(&mut self, link: LinkId, tag: Tag) {
-        match self.uses.get_mut(&tag) {
-            Some(used) if used.link == link && !used.notified && !used.awaits_spot() => {
-                used.notified = true;
-                self.hand_over(tag);
-            }
-            _ => self.violations += 1,
-        }
+        self.effects.extend(self.grants.notified(link, tag));
     }
 
     /// Whether a tag was granted and is judged or lost with its link: who notifies it does no harm.
     pub fn is_over(&self, tag: Tag) -> bool {
-        tag.0 < self.next_tag && !self.uses.contains_key(&tag)
+        self.grants.is_over(tag)
     }
 
     /// The driver checked a chunk: one verdict per piece. Of one that it expected it may say so
     /// instead of `notified`, and before `killed`.
     pub fn absorbed(&mut self, tag: Tag, verdicts: Vec<Verdict>) {
-        let used = self.uses.remove(&tag).expect("the driver answers what it was asked");
-        let pieces = used.sent.expect("only sent chunks are absorbed");
+        let (slot, link, pieces) = self.grants.take_judged(tag);
         assert_eq!(verdicts.len(), pieces.len(), "one verdict per piece");
         for (piece, verdict) in pieces.iter().zip(&verdicts) {
-            let Some(file) = self.files.get_mut(&piece.file) else { continue };
-            file.absorbing -= 1;
+            let Some(file) = self.files.get_mut(piece.file) else { continue };
+            file.end_claim();
             if *verdict == Verdict::Stored {
-                file.unstored_bytes -= piece.extent.len;
-                file.root.insert_run(piece.extent.offset, &piece.digests);
+                file.store(piece.extent, &piece.digests);
             } else {
-                file.unclaimed.insert(piece.extent);
+                file.unclaim(piece.extent);
             }
         }
-        self.verdicts.push((tag, verdicts));
-        self.lend(used.slot);
+        self.grants.judged(tag, verdicts, slot, &self.links);
         self.flush();
-        self.settle(used.link);
+        self.settle(link);
         self.discard_idle();
     }
 
     /// The driver made temporary files, or could not.
     pub fn created(&mut self, answers: Vec<(FileId, Result<Option<Have>, Fault>)>) {
-        let files = answers.into_iter().map(|(id, answer)| {
-            if answer.is_err() {
-                self.files.remove(&id);
-            }
-            (id, answer.map(|have| self.resumed(id, have)))
-        });
-        let files = files.collect();
+        let created = |(id, answer)| (id, self.files.created(id, answer));
+        let files = answers.into_iter().map(created).collect();
         self.effects.push_back(ServerEffect::Send(WriteReply::Created { files }));
         self.discard_idle();
     }
 
-    /// Counts in what an earlier session left of a file; returns its extents.
-    fn resumed(&mut self, id: FileId, have: Option<Have>) -> Vec<Extent> {
-        let file = self.files.get_mut(&id).expect("the driver answers what it was asked");
-        file.open = true;
-        let Some(have) = have.filter(|have| have.is_of(&file.info)) else { return Vec::new() };
-        for extent in have.extents.iter() {
-            assert!(file.unclaimed.take(extent), "the store has what cannot be");
-            file.unstored_bytes -= extent.len;
-        }
-        file.root = have.root;
-        have.extents.iter().collect()
+    /// The driver can register ranges of these files, which are being created.
+    pub fn takes_spots(&mut self, files: Vec<FileId>) {
+        self.files.take_spots(&files);
+        self.effects.push_back(ServerEffect::Send(WriteReply::Spots(SpotReply::Taken(files))));
+    }
+
+    /// The driver registered a range of a file, or could not.
+    pub fn spot_made(&mut self, tag: Tag, answer: Result<Region, Fault>) {
+        let granted = self.grants.get_mut(tag);
+        let granted = granted.expect("a spot that is being made keeps its grant");
+        let link = granted.link();
+        granted.spot_made(answer.is_ok(), &mut self.files);
+        let made = SpotReply::Made(vec![(tag, answer)]);
+        self.effects.push_back(ServerEffect::Send(WriteReply::Spots(made)));
+        self.settle(link);
+        self.discard_idle();
+    }
+
+    /// A range is zeros in its temporary file, or could not be made so. The digests are of
+    /// zeros there.
+    pub fn zeroed(&mut self, id: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault>) {
+        self.effects.extend(self.holes.zeroed(id, extent, answer, &mut self.files));
+        self.holes.advance(&mut self.files, &mut self.effects);
+        self.discard_idle();
+    }
+
+    /// The driver took what it has of an offer: these ranges of it, whole grains, are in the
+    /// temporary file and have the digests that were offered.
+    pub fn taken(&mut self, offer: &Offer, answer: Result<Vec<Extent>, Fault>) {
+        self.offers.end(offer, answer.as_deref().unwrap_or_default(), &mut self.files);
+        let (file, extent) = (offer.piece.file, offer.piece.extent);
+        let taken = WriteReply::Taken(Taken { file, extent, answer });
+        self.effects.push_back(ServerEffect::Send(taken));
+        self.discard_idle();
     }
 
     /// The driver renamed files, or could not.
     pub fn committed(&mut self, answers: Vec<(FileId, Result<(), Fault>)>) {
-        answers.iter().for_each(|(id, _)| drop(self.files.remove(id)));
+        answers.iter().for_each(|(id, _)| self.files.remove(*id));
         self.effects.push_back(ServerEffect::Send(WriteReply::Committed { files: answers }));
     }
 
@@ -223,18 +188,19 @@ impl WriteServer {
                 chunks.into_iter().try_for_each(|chunk| self.sent(chunk))
             }
             WriteRequest::Commit { files } => self.commit(files),
-            WriteRequest::Holes(holes) => self.holes(holes),
-            WriteRequest::Offer(offer) => self.offer(offer),
-            WriteRequest::End { file, size } => self.end(file, size),
+            WriteRequest::Holes(holes) => self.holes.add(holes, &mut self.files).map(|()| {
+                self.holes.advance(&mut self.files, &mut self.effects);
+            }),
+            WriteRequest::Offer(offer) => self.offers.begin(&offer, &mut self.files).map(|()| {
+                self.effects.push_back(ServerEffect::Take(offer));
+            }),
+            WriteRequest::End { file, size } => self.files.end_stream(file, size).map(|()| {
+                self.effects.push_back(ServerEffect::Sized { file, size });
+            }),
             WriteRequest::Spots(request) => self.spots(request),
             WriteRequest::Discard { files } => {
-                for id in files {
-                    if let Some(file) = self.files.get_mut(&id).filter(|file| !file.committing) {
-                        file.discarded = true;
-                        self.discarding = true;
-                    }
-                }
-                self.zero_holes();
+                self.files.discard(files);
+                self.holes.advance(&mut self.files, &mut self.effects);
                 self.discard_idle();
                 Ok(())
             }
@@ -245,80 +211,49 @@ impl WriteServer {
     }
 
     fn create(&mut self, files: Vec<CreateFile>) -> Result<(), Fault> {
-        if files.len() > BATCH_FILES_MAX || self.files.len() + files.len() > OPEN_FILES_MAX {
-            let text = format!("client created more than {OPEN_FILES_MAX} files at a time");
-            return Err(Fault::new(Code::Limit, text));
-        }
-        for CreateFile { file, info, stream, .. } in &files {
-            if *stream != (info.size == STREAM_BYTES_MAX) || info.size > STREAM_BYTES_MAX {
-                return Err(unexpected("size that cannot be", *file));
-            }
-            let mut root = match stream {
-                true => RootBuilder::open(),
-                false => RootBuilder::new(info.size),
-            };
-            if info.size == 0 {
-                root.insert(0, Digest::of(b""));
-            }
-            let state = File {
-                info: *info,
-                open: false,
-                unclaimed: ExtentSet::whole(info.size),
-                unstored_bytes: info.size,
-                root,
-                absorbing: 0,
-                holes: None,
-                streaming: *stream,
-                takes_spots: false,
-                committing: false,
-                discarded: false,
-            };
-            if self.files.insert(*file, state).is_some() {
-                return Err(unexpected("number that is in use", *file));
-            }
-        }
+        self.files.create(&files)?;
         self.effects.push_back(ServerEffect::Create(files));
-        self.writing = true;
-        self.provision();
+        self.links.begin_writing(&mut self.effects);
         Ok(())
     }
 
     fn sent(&mut self, chunk: SentChunk) -> Result<(), Fault> {
         let SentChunk { tag, pieces } = chunk;
-        let Some(used) = self.uses.get(&tag) else {
-            // A tag of the past: its link was fenced while this was on the way.
-            return match tag.0 < self.next_tag {
-                true => Ok(()),
-                false => Err(protocol("client sent a tag it was not granted")),
-            };
-        };
-        let room = self.slots.get(&used.slot).map_or(0, |slot| u64::from(slot.bytes));
-        let total = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.extent.len));
-        if used.sent.is_some() || pieces.is_empty() || pieces.len() > PACK_FILES_MAX {
-            return Err(protocol("client sent a tag twice, or no or too many pieces"));
-        }
-        if total.is_none_or(|total| total > room) {
-            return Err(protocol("client sent more than its slot holds"));
-        }
-        let in_spot = used.is_of_spot(&pieces)?;
+        let granted = self.grants.named(tag, "client sent a tag it was not granted")?;
+        let Some((granted, room)) = granted else { return Ok(()) };
+        let in_spot = granted.check_sent(&pieces, room)?;
         for piece in &pieces {
-            let file = self.files.get_mut(&piece.file).filter(|file| file.open);
-            let file = file.ok_or_else(|| unexpected("chunk", piece.file))?;
-            check_piece(piece, file.info.size)?;
-            if in_spot {
-                // Claimed when the spot was asked for.
-                continue;
+            let file = self.files.open(piece.file, "chunk")?;
+            check_piece(piece, file.size())?;
+            // A spot was claimed when it was asked for.
+            if !in_spot {
+                file.claim(piece.file, piece.extent, "range it sent before")?;
             }
-            if file.discarded || !file.unclaimed.take(piece.extent) {
-                return Err(unexpected("range it sent before", piece.file));
-            }
-            if file.unclaimed.range_count() > RANGES_MAX {
-                return Err(Fault::new(Code::Limit, "client sends a file in too many fragments"));
-            }
-            file.absorbing += 1;
         }
-        self.uses.get_mut(&tag).expect("it was just there").sent = Some(pieces);
-        self.hand_over(tag);
+        granted.set_sent(pieces);
+        self.effects.extend(granted.hand_over(tag));
+        Ok(())
+    }
+
+    fn spots(&mut self, request: SpotRequest) -> Result<(), Fault> {
+        let unknown = "client named a tag it was not granted";
+        match request {
+            SpotRequest::Ask(spots) => {
+                for spot in spots {
+                    let granted = self.grants.named(spot.tag, unknown)?;
+                    let Some((granted, room)) = granted else { continue };
+                    self.effects.push_back(granted.ask_spot(spot, room, &mut self.files)?);
+                }
+            }
+            SpotRequest::Return(tags) => {
+                for tag in tags {
+                    let Some((granted, _)) = self.grants.named(tag, unknown)? else { continue };
+                    granted.return_spot(&mut self.files)?;
+                    self.effects.push_back(ServerEffect::EndSpot(tag));
+                    self.discard_idle();
+                }
+            }
+        }
         Ok(())
     }
 
@@ -326,15 +261,7 @@ impl WriteServer {
         let mut whole = Vec::new();
         let mut refused = Vec::new();
         for CommitFile { file: id, root, meta } in files {
-            let file = self.files.get_mut(&id).filter(|file| file.open && !file.discarded);
-            let file = file.filter(|file| !file.committing);
-            let file = file.ok_or_else(|| unexpected("commit", id))?;
-            if file.unstored_bytes > 0 || file.absorbing > 0 || file.streaming {
-                return Err(unexpected("commit of a file that is not whole", id));
-            }
-            // Either way it is answered once.
-            file.committing = true;
-            if file.root.finish() == Some(root) {
+            if self.files.commit(id, root)? {
                 whole.push((id, meta));
             } else {
                 let text = "digest of the whole file does not match";
@@ -352,54 +279,35 @@ impl WriteServer {
         Ok(())
     }
 
-    /// Has a chunk stored that is sent and notified, or expected that is only sent.
-    fn hand_over(&mut self, tag: Tag) {
-        let Some(used) = self.uses.get_mut(&tag) else { return };
-        let Some(pieces) = used.sent.clone() else { return };
-        let (link, slot, in_place) = (used.link, used.slot, used.spot.is_some());
-        let absorb = Absorb { tag, link, slot, pieces, in_place };
-        if used.notified {
-            used.absorbing = true;
-            self.effects.push_back(ServerEffect::Absorb(absorb));
-        } else if !in_place {
-            self.effects.push_back(ServerEffect::Expect(absorb));
-        }
-    }
-
-    /// Asks for slots on every link, once the client has begun to write.
-    fn provision(&mut self) {
-        if !self.writing {
+    /// Voids what a dead link has not finished; says so once nothing of it is absorbing.
+    fn settle(&mut self, link: LinkId) {
+        if !self.links.is_dead(link) || self.grants.is_busy(link) {
             return;
         }
-        for (&link, state) in &mut self.links {
-            if *state == LinkState::Up {
-                *state = LinkState::Provisioned;
-                self.effects.push_back(ServerEffect::Provision { link, slots: SLOTS_PER_LINK });
-            }
-        }
+        self.grants.void(link, &mut self.files, &mut self.effects);
+        self.flush();
+        self.effects.extend(self.links.settled(link));
+        self.discard_idle();
+    }
+
+    /// Tells the client of verdicts and grants.
+    fn flush(&mut self) {
+        self.effects.extend(self.grants.reply());
     }
 
     fn discard_idle(&mut self) {
-        if !self.discarding {
-            return;
-        }
-        let idle = |_: &FileId, file: &mut File| file.discarded && file.open && file.absorbing == 0;
-        let gone: Vec<FileId> = self.files.extract_if(idle).map(|(id, _)| id).collect();
-        self.discarding = self.files.values().any(|file| file.discarded);
+        let gone = self.files.take_discarded();
         if !gone.is_empty() {
             self.effects.push_back(ServerEffect::Discard(gone));
         }
     }
 }
 
-fn protocol(text: &str) -> Fault {
-    Fault::new(Code::Protocol, text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::WirePath;
+    use crate::message::FileInfo;
 
     const FILE: FileId = FileId(7);
 

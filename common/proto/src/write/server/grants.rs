@@ -2,59 +2,153 @@
 //! driver whose client sends faster than it may holds grants back; slots rest
 //! meanwhile, and go with their link as others do.
 
-use super::{LinkState, Slot, Use, WriteServer};
-use crate::message::{Grant, Tag, WriteReply};
+use super::files::Files;
+use super::granted::{Granted, protocol};
+use super::links::Links;
+use crate::Fault;
+use crate::message::{Grant, LinkId, Piece, Region, Tag, Verdict, WriteReply};
 use crate::write::types::{ServerEffect, SlotId};
+use std::collections::{HashMap, VecDeque};
 
-/// Slots that are not lent because the driver holds grants back.
-#[derive(Default)]
-pub(super) struct Resting {
-    holding: bool,
-    slots: Vec<SlotId>,
+struct Slot {
+    link: LinkId,
+    region: Region,
+    bytes: u32,
 }
 
-impl WriteServer {
+/// The slots of a machine, and the tags under which they are granted.
+#[derive(Default)]
+pub(super) struct Grants {
+    slots: HashMap<SlotId, Slot>,
+    granted: HashMap<Tag, Granted>,
+    next_tag: u32,
+    /// The driver holds grants back.
+    holding: bool,
+    /// Slots that are not lent meanwhile.
+    resting: Vec<SlotId>,
+    /// What the client is told with the next grants.
+    verdicts: Vec<(Tag, Vec<Verdict>)>,
+    grants: Vec<Grant>,
+    violations: u64,
+}
+
+impl Grants {
+    /// Adds the slots that the driver registered for a link, and lends them.
+    pub fn add(&mut self, link: LinkId, slots: Vec<(SlotId, Region, u32)>, links: &Links) {
+        for (id, region, bytes) in slots {
+            self.slots.insert(id, Slot { link, region, bytes });
+            self.lend(id, links);
+        }
+    }
+
     /// Holds grants back from now on, or gives all that were held back.
-    pub fn hold_grants(&mut self, hold: bool) {
-        self.resting.holding = hold;
+    pub fn hold(&mut self, hold: bool, links: &Links) {
+        self.holding = hold;
         if !hold {
-            for id in std::mem::take(&mut self.resting.slots) {
-                self.lend(id);
+            for id in std::mem::take(&mut self.resting) {
+                self.lend(id, links);
             }
-            self.flush();
         }
     }
 
     /// Whether a slot waits for grants to be given again.
-    pub fn holds_grants(&self) -> bool {
-        !self.resting.slots.is_empty()
+    pub fn has_resting(&self) -> bool {
+        !self.resting.is_empty()
     }
 
     /// Grants a slot, or has it rest; one whose link is over is not lent again.
-    pub(super) fn lend(&mut self, id: SlotId) {
+    fn lend(&mut self, id: SlotId, links: &Links) {
         let Some(&Slot { link, region, bytes }) = self.slots.get(&id) else { return };
-        if self.links.get(&link) != Some(&LinkState::Provisioned) {
+        if !links.is_provisioned(link) {
             return;
         }
-        if self.resting.holding {
-            return self.resting.slots.push(id);
+        if self.holding {
+            return self.resting.push(id);
         }
         let tag = Tag(self.next_tag);
         // After 4,294,967,296 chunks of one session no tag is free: nothing more is granted.
         let Some(next) = self.next_tag.checked_add(1) else { return };
         self.next_tag = next;
-        self.uses.insert(tag, Use::new(id, link));
+        self.granted.insert(tag, Granted::new(id, link));
         self.grants.push(Grant { tag, link, region, bytes });
     }
 
-    /// Tells the client of verdicts and grants.
-    pub(super) fn flush(&mut self) {
+    /// The message that tells the client of verdicts and grants, if there are any.
+    pub fn reply(&mut self) -> Option<ServerEffect> {
         if self.verdicts.is_empty() && self.grants.is_empty() {
-            return;
+            return None;
         }
         let verdicts = std::mem::take(&mut self.verdicts);
         let grants = std::mem::take(&mut self.grants);
-        self.effects.push_back(ServerEffect::Send(WriteReply::Granted { verdicts, grants }));
+        Some(ServerEffect::Send(WriteReply::Granted { verdicts, grants }))
+    }
+
+    /// A notification came in on a link; one that names no tag of the link's is counted.
+    pub fn notified(&mut self, link: LinkId, tag: Tag) -> Option<ServerEffect> {
+        let granted = self.granted.get_mut(&tag);
+        let known = granted.and_then(|it| it.notify(link).then(|| it.hand_over(tag)));
+        self.violations += u64::from(known.is_none());
+        known.flatten()
+    }
+
+    /// How many notifications named a tag that was not theirs, or named it twice.
+    pub fn violations(&self) -> u64 {
+        self.violations
+    }
+
+    /// Whether a tag was granted and is judged or void.
+    pub fn is_over(&self, tag: Tag) -> bool {
+        tag.0 < self.next_tag && !self.granted.contains_key(&tag)
+    }
+
+    /// Whether a chunk was sent and is not judged.
+    pub fn has_sent(&self) -> bool {
+        self.granted.values().any(Granted::is_sent)
+    }
+
+    /// A grant that the client names, and the bytes of its slot; none where its link was fenced
+    /// while this was on the way.
+    pub fn named(&mut self, tag: Tag, fault: &str) -> Result<Option<(&mut Granted, u64)>, Fault> {
+        let Some(granted) = self.granted.get_mut(&tag) else {
+            return if tag.0 < self.next_tag { Ok(None) } else { Err(protocol(fault)) };
+        };
+        let room = self.slots.get(&granted.slot()).map_or(0, |slot| u64::from(slot.bytes));
+        Ok(Some((granted, room)))
+    }
+
+    /// A grant whose spot the driver is making.
+    pub fn get_mut(&mut self, tag: Tag) -> Option<&mut Granted> {
+        self.granted.get_mut(&tag)
+    }
+
+    /// The driver judges a chunk: its slot, its link, and what the client said it sent.
+    pub fn take_judged(&mut self, tag: Tag) -> (SlotId, LinkId, Vec<Piece>) {
+        let granted = self.granted.remove(&tag).expect("the driver answers what it was asked");
+        let (slot, link) = (granted.slot(), granted.link());
+        (slot, link, granted.into_sent().expect("only sent chunks are absorbed"))
+    }
+
+    /// Tells the client how a chunk was judged, and grants its slot again.
+    pub fn judged(&mut self, tag: Tag, verdicts: Vec<Verdict>, slot: SlotId, links: &Links) {
+        self.verdicts.push((tag, verdicts));
+        self.lend(slot, links);
+    }
+
+    /// Whether the driver stores a chunk of a link, or makes a spot for it.
+    pub fn is_busy(&self, link: LinkId) -> bool {
+        self.granted.values().any(|granted| granted.link() == link && granted.is_busy())
+    }
+
+    /// Voids what a dead link has not finished, and gives its slots back.
+    pub fn void(&mut self, link: LinkId, files: &mut Files, effects: &mut VecDeque<ServerEffect>) {
+        for (tag, granted) in self.granted.extract_if(|_, granted| granted.link() == link) {
+            granted.void(tag, files, effects);
+        }
+        let before = self.slots.len();
+        self.slots.retain(|_, slot| slot.link != link);
+        if self.slots.len() < before {
+            effects.push_back(ServerEffect::Free(link));
+        }
     }
 }
 
@@ -62,10 +156,9 @@ impl WriteServer {
 mod tests {
     use super::*;
     use crate::holes::Holes;
-    use crate::message::{
-        CreateFile, FileId, FileInfo, LinkId, Piece, Region, SentChunk, Tag, Verdict, WriteRequest,
-    };
+    use crate::message::{CreateFile, FileId, FileInfo, SentChunk, WriteRequest};
     use crate::units::{GRAIN_BYTES, HOLES_MAX, RANGES_MAX};
+    use crate::write::WriteServer;
     use crate::{Code, Digest, Extent, WirePath};
 
     const LINK: LinkId = LinkId { index: 0, epoch: 0 };
@@ -84,7 +177,7 @@ mod tests {
     fn with_slots(count: u32, held: bool) -> WriteServer {
         let mut machine = WriteServer::new();
         machine.hold_grants(held);
-        machine.writing = true;
+        machine.links.begin_writing(&mut machine.effects);
         machine.link_up(LINK);
         let slot = |id| (SlotId(id), Region { key: u64::from(id), base: 0 }, 1 << 20);
         machine.provisioned(LINK, (0..count).map(slot).collect());

@@ -1,103 +1,91 @@
 //! Holes of files that are sent: claimed like chunks, made zeros in the
 //! temporary file by the driver a step at a time, and answered list by list.
 
-use super::{File, WriteServer};
-use crate::batch::unexpected;
-use crate::holes::Holes;
+use super::files::Files;
+use crate::holes::{Holes, Zeros};
 use crate::message::WriteReply;
-use crate::units::{HOLE_LISTS_MAX, RANGES_MAX};
+use crate::numbered::FileMap;
+use crate::units::HOLE_LISTS_MAX;
 use crate::write::types::ServerEffect;
 use crate::{Code, Digest, Extent, Fault, FileId};
+use std::collections::VecDeque;
 
 /// A list of holes that is being worked on.
-pub(super) struct List {
+struct List {
     parts: usize,
     answer: Result<(), Fault>,
 }
 
-impl WriteServer {
-    /// A range is zeros in its temporary file, or could not be made so. The digests are of
-    /// zeros there.
-    pub fn zeroed(&mut self, id: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault>) {
-        self.zeros.ended();
-        let file = self.files.get_mut(&id).expect("a file stays while it is zeroed");
-        match answer {
-            Ok(digests) => {
-                file.unstored_bytes -= extent.len;
-                file.root.insert_run(extent.offset, &digests);
-            }
-            Err(fault) => file.list().answer = Err(fault),
-        }
-        self.part_done(id);
-        self.zero_holes();
-        self.discard_idle();
-    }
+/// The lists of a machine, one for each file at most.
+#[derive(Default)]
+pub(super) struct HoleLists {
+    lists: FileMap<List>,
+    zeros: Zeros<FileId>,
+}
 
-    pub(super) fn holes(&mut self, holes: Holes) -> Result<(), Fault> {
-        let lists = self.files.values().filter(|file| file.holes.is_some()).count();
-        let file = self.files.get_mut(&holes.file).filter(|file| file.open && !file.discarded);
-        let file = file.ok_or_else(|| unexpected("list of holes", holes.file))?;
-        holes.check(file.info.size)?;
-        if file.holes.is_some() || lists >= HOLE_LISTS_MAX {
+impl HoleLists {
+    /// Takes a list that the client names.
+    pub fn add(&mut self, holes: Holes, files: &mut Files) -> Result<(), Fault> {
+        let Holes { file: id, extents } = &holes;
+        let file = files.wanted(*id, "list of holes")?;
+        holes.check(file.size())?;
+        if self.lists.contains_key(id) || self.lists.len() >= HOLE_LISTS_MAX {
             let text = format!(
                 "client named more than {HOLE_LISTS_MAX} lists of holes, or two of one file"
             );
             return Err(Fault::new(Code::Limit, text));
         }
-        for extent in &holes.extents {
-            if !file.unclaimed.take(*extent) {
-                return Err(unexpected("hole where it sent data", holes.file));
-            }
-            self.zeros.push(holes.file, *extent);
-        }
-        if file.unclaimed.range_count() > RANGES_MAX {
-            return Err(Fault::new(
-                Code::Limit,
-                "client names a file's holes in too many fragments",
-            ));
-        }
-        file.absorbing += 1;
-        file.holes = Some(List { parts: holes.extents.len(), answer: Ok(()) });
-        self.zero_holes();
+        file.claim_holes(*id, extents)?;
+        extents.iter().for_each(|extent| self.zeros.push(*id, *extent));
+        self.lists.insert(*id, List { parts: extents.len(), answer: Ok(()) });
         Ok(())
     }
 
+    /// The driver made a range zeros, or could not. Returns the answer to a list that is done.
+    pub fn zeroed(
+        &mut self,
+        id: FileId,
+        extent: Extent,
+        answer: Result<Vec<Digest>, Fault>,
+        files: &mut Files,
+    ) -> Option<ServerEffect> {
+        self.zeros.ended();
+        let file = files.get_mut(id).expect("a file stays while it is zeroed");
+        match answer {
+            Ok(digests) => file.store(extent, &digests),
+            Err(fault) => self.list(id).answer = Err(fault),
+        }
+        self.part_done(id, files)
+    }
+
     /// Has the driver zero what may be; a file that failed, or is given up, is not worth it.
-    pub(super) fn zero_holes(&mut self) {
-        let files = &self.files;
-        let unwanted = |id: &FileId| {
-            let failed = |list: &List| list.answer.is_err();
-            let file = files.get(id);
-            file.is_none_or(|file| file.discarded || file.holes.as_ref().is_none_or(failed))
-        };
-        for id in self.zeros.forget(unwanted) {
-            self.part_done(id);
+    pub fn advance(&mut self, files: &mut Files, effects: &mut VecDeque<ServerEffect>) {
+        let lists = &self.lists;
+        let failed = |id: &FileId| lists.get(id).is_none_or(|list| list.answer.is_err());
+        for id in self.zeros.forget(|id| files.is_given_up(*id) || failed(id)) {
+            effects.extend(self.part_done(id, files));
         }
         while let Some(step) = self.zeros.begin() {
             let (id, extent) = (step.of, step.extent);
             if step.was_cut {
-                let file = self.files.get_mut(&id).expect("a hole keeps its file");
-                file.list().parts += 1;
+                self.list(id).parts += 1;
             }
-            self.effects.push_back(ServerEffect::Zero { file: id, extent });
+            effects.push_back(ServerEffect::Zero { file: id, extent });
         }
     }
 
-    fn part_done(&mut self, id: FileId) {
-        let file = self.files.get_mut(&id).expect("a hole keeps its file");
-        file.list().parts -= 1;
-        if file.list().parts > 0 {
-            return;
+    /// A part of a list is done with; the last one answers it.
+    fn part_done(&mut self, id: FileId, files: &mut Files) -> Option<ServerEffect> {
+        self.list(id).parts -= 1;
+        if self.list(id).parts > 0 {
+            return None;
         }
-        let list = file.holes.take().expect("it was just there");
-        file.absorbing -= 1;
-        let reply = WriteReply::Zeroed { file: id, answer: list.answer };
-        self.effects.push_back(ServerEffect::Send(reply));
+        let list = self.lists.remove(&id).expect("it was just there");
+        files.get_mut(id).expect("a hole keeps its file").end_claim();
+        Some(ServerEffect::Send(WriteReply::Zeroed { file: id, answer: list.answer }))
     }
-}
 
-impl File {
-    fn list(&mut self) -> &mut List {
-        self.holes.as_mut().expect("a part belongs to a list")
+    fn list(&mut self, id: FileId) -> &mut List {
+        self.lists.get_mut(&id).expect("a part belongs to a list")
     }
 }

@@ -1,68 +1,97 @@
-//! Links that die: what they had not finished is void, and the client is told
-//! once nothing of it can be stored any more, nor land in a spot.
+//! Links of a client: which of them have slots, which are dead, and which the client asked to have
+//! fenced. A fence is answered when nothing that its link carried can be stored any more, nor land
+//! in a file; the machine says when that is.
 
-use super::{LinkState, Use, WriteServer};
-use crate::LinkId;
+use crate::units::{LINKS_MAX, SLOTS_PER_LINK};
 use crate::write::types::ServerEffect;
+use crate::{Code, Fault, LinkId};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-impl WriteServer {
-    /// Whether something that was sent is not judged yet, or a fence is not answered: the client
-    /// hears of neither before that is done.
-    pub fn is_busy(&self) -> bool {
-        !self.fences.is_empty() || self.uses.values().any(|used| used.sent.is_some())
+/// Links that are up, or dead and not fenced.
+const UNFENCED_LINKS_MAX: usize = 4 * LINKS_MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Up,
+    Provisioned,
+    /// Dead, and the driver still works on what it carried.
+    Dead,
+}
+
+/// The links of a machine.
+#[derive(Default)]
+pub(super) struct Links {
+    states: HashMap<LinkId, State>,
+    fences: BTreeSet<LinkId>,
+    /// The client writes: links need slots.
+    writing: bool,
+}
+
+impl Links {
+    /// A link is ready.
+    pub fn up(&mut self, link: LinkId, effects: &mut VecDeque<ServerEffect>) {
+        self.states.insert(link, State::Up);
+        if self.states.len() > UNFENCED_LINKS_MAX {
+            let text = "client makes links and never fences those that died";
+            effects.push_back(ServerEffect::Broken(Fault::new(Code::Limit, text)));
+        }
+        self.provision(effects);
+    }
+
+    /// The client begins to write.
+    pub fn begin_writing(&mut self, effects: &mut VecDeque<ServerEffect>) {
+        self.writing = true;
+        self.provision(effects);
+    }
+
+    /// Asks for slots on every link, once the client has begun to write.
+    fn provision(&mut self, effects: &mut VecDeque<ServerEffect>) {
+        if !self.writing {
+            return;
+        }
+        for (&link, state) in &mut self.states {
+            if *state == State::Up {
+                *state = State::Provisioned;
+                effects.push_back(ServerEffect::Provision { link, slots: SLOTS_PER_LINK });
+            }
+        }
+    }
+
+    /// Whether its slots may be granted.
+    pub fn is_provisioned(&self, link: LinkId) -> bool {
+        self.states.get(&link) == Some(&State::Provisioned)
+    }
+
+    pub fn is_dead(&self, link: LinkId) -> bool {
+        self.states.get(&link) == Some(&State::Dead)
     }
 
     /// The driver found a link dead, or killed it.
     pub fn killed(&mut self, link: LinkId) {
-        if let Some(state) = self.links.get_mut(&link) {
-            *state = LinkState::Dead;
-            self.settle(link);
+        if let Some(state) = self.states.get_mut(&link) {
+            *state = State::Dead;
         }
     }
 
-    /// The client asks that a link be dead.
-    pub fn fence(&mut self, link: LinkId) {
-        match self.links.get(&link) {
-            // Asked for once, however often the client does.
-            Some(_) => {
-                if self.fences.insert(link) {
-                    self.effects.push_back(ServerEffect::Kill(link));
-                }
-            }
-            None => self.effects.push_back(ServerEffect::Fenced(link)),
+    /// The client asks that a link be dead: killed once, however often the client asks.
+    pub fn fence(&mut self, link: LinkId) -> Option<ServerEffect> {
+        if !self.states.contains_key(&link) {
+            return Some(ServerEffect::Fenced(link));
         }
+        self.fences.insert(link).then_some(ServerEffect::Kill(link))
     }
 
-    /// Voids what a dead link has not finished; says so once nothing of it is absorbing.
-    pub(super) fn settle(&mut self, link: LinkId) {
-        if self.links.get(&link) != Some(&LinkState::Dead) {
-            return;
-        }
-        let on_link = |used: &Use| used.link == link;
-        let busy = |used: &Use| used.absorbing || used.awaits_spot();
-        if self.uses.values().any(|used| on_link(used) && busy(used)) {
-            return;
-        }
-        self.end_spots(link);
-        let void: Vec<Use> =
-            self.uses.extract_if(|_, used| on_link(used)).map(|(_, used)| used).collect();
-        for piece in void.into_iter().flat_map(|used| used.sent.unwrap_or_default()) {
-            if let Some(file) = self.files.get_mut(&piece.file) {
-                file.absorbing -= 1;
-                file.unclaimed.insert(piece.extent);
-            }
-        }
-        let before = self.slots.len();
-        self.slots.retain(|_, slot| slot.link != link);
-        if self.slots.len() < before {
-            self.effects.push_back(ServerEffect::Free(link));
-        }
-        self.flush();
-        // The client asks for a fence when it finds the link dead; answer only then.
-        if self.fences.remove(&link) {
-            self.links.remove(&link);
-            self.effects.push_back(ServerEffect::Fenced(link));
-        }
-        self.discard_idle();
+    /// Whether a fence is not answered.
+    pub fn has_fences(&self) -> bool {
+        !self.fences.is_empty()
+    }
+
+    /// Nothing of a dead link is left: answers its fence, if the client has asked for it. Otherwise
+    /// the client asks when it finds the link dead.
+    pub fn settled(&mut self, link: LinkId) -> Option<ServerEffect> {
+        self.fences.remove(&link).then(|| {
+            self.states.remove(&link);
+            ServerEffect::Fenced(link)
+        })
     }
 }

@@ -1,60 +1,50 @@
 //! Ranges that a file of the server may have: claimed like chunks while the driver
 //! looks, and free to be sent again where it found something else.
 
-use super::WriteServer;
+use super::files::Files;
 use crate::batch::unexpected;
-use crate::message::WriteReply;
-use crate::offer::{Offer, Taken};
+use crate::offer::Offer;
 use crate::read::check_piece;
-use crate::units::{GRAIN_BYTES, OFFERS_MAX, RANGES_MAX, WINDOW_BYTES};
-use crate::write::types::ServerEffect;
+use crate::units::{GRAIN_BYTES, OFFERS_MAX, WINDOW_BYTES};
 use crate::{Code, Extent, ExtentSet, Fault};
 
-impl WriteServer {
-    /// The driver took what it has of an offer: these ranges of it, whole grains, are in the
-    /// temporary file and have the digests that were offered.
-    pub fn taken(&mut self, offer: &Offer, answer: Result<Vec<Extent>, Fault>) {
-        let piece = &offer.piece;
-        self.offers -= 1;
-        let file = self.files.get_mut(&piece.file).expect("an offer keeps its file");
-        file.absorbing -= 1;
-        let mut rest: ExtentSet = [piece.extent].into_iter().collect();
-        for &extent in answer.iter().flatten() {
-            assert!(rest.take(extent), "the driver takes what was offered, once");
-            let first = ((extent.offset - piece.extent.offset) / GRAIN_BYTES) as usize;
-            let count = extent.len.div_ceil(GRAIN_BYTES) as usize;
-            file.unstored_bytes -= extent.len;
-            file.root.insert_run(extent.offset, &piece.digests[first..first + count]);
-        }
-        rest.iter().for_each(|extent| file.unclaimed.insert(extent));
-        let (file, extent) = (piece.file, piece.extent);
-        self.effects.push_back(ServerEffect::Send(WriteReply::Taken(Taken {
-            file,
-            extent,
-            answer,
-        })));
-        self.discard_idle();
-    }
+/// The offers that the driver looks at.
+#[derive(Default)]
+pub(super) struct Offers {
+    count: usize,
+}
 
-    pub(super) fn offer(&mut self, offer: Offer) -> Result<(), Fault> {
+impl Offers {
+    /// Claims a range that the client offers.
+    pub fn begin(&mut self, offer: &Offer, files: &mut Files) -> Result<(), Fault> {
         let piece = &offer.piece;
-        if self.offers == OFFERS_MAX || piece.extent.len > WINDOW_BYTES {
+        if self.count == OFFERS_MAX || piece.extent.len > WINDOW_BYTES {
             let text = format!("client offered more than {OFFERS_MAX} ranges, or too long a one");
             return Err(Fault::new(Code::Limit, text));
         }
-        let file = self.files.get_mut(&piece.file);
-        let file = file.filter(|file| file.open && !file.discarded && !file.streaming);
-        let file = file.ok_or_else(|| unexpected("offer", piece.file))?;
-        check_piece(piece, file.info.size)?;
-        if !file.unclaimed.take(piece.extent) {
-            return Err(unexpected("offer of what it sent before", piece.file));
+        let file = files.wanted(piece.file, "offer")?;
+        if file.is_streaming() {
+            return Err(unexpected("offer", piece.file));
         }
-        if file.unclaimed.range_count() > RANGES_MAX {
-            return Err(Fault::new(Code::Limit, "client sends a file in too many fragments"));
-        }
-        file.absorbing += 1;
-        self.offers += 1;
-        self.effects.push_back(ServerEffect::Take(offer));
+        check_piece(piece, file.size())?;
+        file.claim(piece.file, piece.extent, "offer of what it sent before")?;
+        self.count += 1;
         Ok(())
+    }
+
+    /// The driver stored these ranges of an offer; the client sends the rest.
+    pub fn end(&mut self, offer: &Offer, taken: &[Extent], files: &mut Files) {
+        let piece = &offer.piece;
+        self.count -= 1;
+        let file = files.get_mut(piece.file).expect("an offer keeps its file");
+        file.end_claim();
+        let mut rest: ExtentSet = [piece.extent].into_iter().collect();
+        for &extent in taken {
+            assert!(rest.take(extent), "the driver takes what was offered, once");
+            let first = ((extent.offset - piece.extent.offset) / GRAIN_BYTES) as usize;
+            let count = extent.len.div_ceil(GRAIN_BYTES) as usize;
+            file.store(extent, &piece.digests[first..first + count]);
+        }
+        rest.iter().for_each(|extent| file.unclaim(extent));
     }
 }
