@@ -6,14 +6,14 @@
 //! again when its source changed. A file that fails is drained first: nothing
 //! of it is in flight when the driver is told.
 
-mod ending;
+mod finish;
 mod holes;
 mod ordered;
 mod part;
-mod rails;
 #[cfg(test)]
 mod testing;
 mod waiting;
+mod windows;
 
 use super::chunk::{Chunk, check_piece};
 use super::slots::Slots;
