@@ -6,95 +6,47 @@
 //! again when its source changed. A file that fails is drained first: nothing
 //! of it is in flight when the driver is told.
 
+mod file;
 mod finish;
+mod flights;
 mod holes;
 mod ordered;
 mod part;
+mod ready;
+mod requests;
 #[cfg(test)]
 mod testing;
-mod waiting;
 mod windows;
 
 use super::chunk::{Chunk, check_piece};
 use super::slots::Slots;
 use super::types::{ClientEffect, ClientOptions, Fetch, Have, Outcome, PieceOutcome};
-use crate::batch::{batches, batches_by, unexpected};
-use crate::digest::{Digest, RootBuilder};
+use crate::batch::unexpected;
 use crate::holes::Zeros;
-use crate::message::{FileId, FileInfo, Lease, LinkId, OpenFile, Piece, ReadReply, ReadRequest};
-use crate::message::{Region, WindowId};
+use crate::message::{FileId, FileInfo, Lease, LinkId, Piece, ReadReply, ReadRequest, WindowId};
 use crate::touched::Files;
-use crate::units::{CHUNK_ATTEMPTS_BEFORE_REFRESH, CHUNK_ATTEMPTS_MAX, OPEN_FILES_MAX};
-use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use crate::units::OPEN_FILES_MAX;
+use crate::{Code, Extent, Fault, WirePath};
+use file::{File, Mismatch};
+use ordered::Order;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 pub use part::Part;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Opening,
-    Fetching,
-    Closing,
-}
-
-struct File {
-    path: WirePath,
-    have: Option<Have>,
-    size: u64,
-    stage: Stage,
-    /// Needed, and not leased yet.
-    unleased: ExtentSet,
-    unverified_bytes: u64,
-    root: RootBuilder,
-    /// Pieces of this file in chunks that are ready or in flight, and parts of its holes.
-    pending: usize,
-    /// Where digests did not match, and how often.
-    bad: BTreeMap<u64, u8>,
-    attempts: u8,
-    part: bool,
-    doom: Option<Fault>,
-    /// What the server said when it was closed.
-    answer: Option<Result<Kept, Fault>>,
-}
-
-impl File {
-    /// Whether what comes of it is of use.
-    fn is_wanted(&self) -> bool {
-        self.doom.is_none() && self.stage == Stage::Fetching
-    }
-}
-
-struct Window {
-    /// Chunks, or parts of holes, that are not done with.
-    chunks: usize,
-    refresh: Vec<(FileId, Extent)>,
-    base: u64,
-    rails: Vec<Region>,
-}
-
-struct Flight {
-    chunk: Chunk,
-    deadline: Duration,
-}
 
 /// The machine.
 pub struct ReadClient {
     options: ClientOptions,
     files: Files<File>,
-    windows: HashMap<WindowId, Window>,
-    /// Names of windows to come.
-    rails: HashMap<WindowId, Vec<Region>>,
-    ready: VecDeque<Chunk>,
-    /// Whether chunks among them, or holes, may be for nobody any more.
+    windows: windows::Windows,
+    ready: ready::Ready,
+    /// Whether ready chunks, or holes, may be for nobody any more.
     sift: bool,
     zeros: Zeros<(WindowId, FileId)>,
-    order: Option<ordered::Order>,
+    order: Option<Order>,
     slots: Slots,
-    flights: HashMap<(LinkId, u16), Flight>,
-    to_open: Vec<OpenFile>,
-    to_release: Vec<WindowId>,
-    to_close: Vec<FileId>,
+    flights: flights::Flights,
+    requests: requests::Requests,
     effects: VecDeque<ClientEffect>,
     heard: Duration,
     mismatches: u64,
@@ -106,17 +58,14 @@ impl ReadClient {
         Self {
             options,
             files: Files::default(),
-            windows: HashMap::new(),
-            rails: HashMap::new(),
-            ready: VecDeque::new(),
+            windows: windows::Windows::default(),
+            ready: ready::Ready::default(),
             sift: false,
             zeros: Zeros::default(),
             order: None,
             slots: Slots::new(options.slots_per_link),
-            flights: HashMap::new(),
-            to_open: Vec::new(),
-            to_release: Vec::new(),
-            to_close: Vec::new(),
+            flights: flights::Flights::default(),
+            requests: requests::Requests::default(),
             effects: VecDeque::new(),
             heard: Duration::ZERO,
             mismatches: 0,
@@ -150,47 +99,109 @@ impl ReadClient {
     pub fn open(&mut self, file: FileId, path: WirePath, have: Option<Have>, now: Duration) {
         assert!(self.room() > 0, "no room for another file");
         self.touch(now);
-        let state = File {
-            path,
-            have,
-            size: 0,
-            stage: Stage::Opening,
-            unleased: ExtentSet::new(),
-            unverified_bytes: 0,
-            root: RootBuilder::new(0),
-            pending: 0,
-            bad: BTreeMap::new(),
-            attempts: 1,
-            part: false,
-            doom: None,
-            answer: None,
-        };
-        self.to_open.push(state.request(file));
+        let state = File::new(path, have);
+        self.requests.open(state.request(file));
         assert!(self.files.insert(file, state).is_none(), "file {file:?} is in use");
+    }
+
+    /// Adds a file of which a part is wanted. It finishes without a digest of its own, and fails
+    /// as changed if it is another version.
+    ///
+    /// # Panics
+    /// As `open` does.
+    pub fn open_part(&mut self, file: FileId, path: WirePath, part: &Part, now: Duration) {
+        self.open(file, path, Some(part.have()), now);
+        if let Some(state) = self.files.get_mut(&file) {
+            state.never_restart();
+            state.read_part();
+        }
+    }
+
+    /// Adds a file that is read in order, from the beginning or from where another session was:
+    /// with what that verified, and how much of it was taken. It must be the only file of this
+    /// machine.
+    ///
+    /// # Panics
+    /// When there is another one: a bug of the driver.
+    pub fn open_ordered(
+        &mut self,
+        file: FileId,
+        path: WirePath,
+        begun: Option<(Have, u64)>,
+        now: Duration,
+    ) {
+        assert!(self.is_idle(), "a file in order is alone");
+        let (have, taken) = begun.unzip();
+        self.order = Some(Order::new(have.as_ref(), taken.unwrap_or(0)));
+        self.open(file, path, have, now);
+        if let Some(state) = self.files.get_mut(&file) {
+            state.never_restart();
+        }
+    }
+
+    /// All bytes before `offset` were taken.
+    pub fn taken(&mut self, offset: u64, now: Duration) {
+        self.touch(now);
+        if let Some(order) = &mut self.order {
+            order.taken(offset);
+        }
+    }
+
+    fn came(&mut self, extent: Extent) {
+        if let Some(order) = &mut self.order {
+            order.came(extent);
+        }
+    }
+
+    /// Whether the next bytes are there, and it is not the server that is waited for.
+    pub fn awaits_taker(&self) -> bool {
+        self.order.as_ref().is_some_and(Order::has_next)
     }
 
     /// Gives a file up for a reason of the driver's.
     pub fn fail(&mut self, file: FileId, fault: Fault) {
-        self.doom(file, fault);
+        if let Some(file) = self.files.get_mut(&file) {
+            file.fail(fault);
+            self.sift = true;
+        }
+    }
+
+    /// A link is ready that ends at the server's first device.
+    pub fn link_up(&mut self, id: LinkId) {
+        self.link_up_on(id, 0);
+    }
+
+    /// A link is ready that ends at this rail.
+    pub fn link_up_on(&mut self, id: LinkId, rail: u16) {
+        self.slots.link_up(id, rail);
+    }
+
+    /// A link is dead and nothing on it will complete any more.
+    pub fn link_down(&mut self, id: LinkId, now: Duration) {
+        self.touch(now);
+        self.slots.link_down(id);
+        for chunk in self.flights.take_lost(id) {
+            self.ready.push_first(chunk);
+        }
     }
 
     /// A read ended. One that is not in flight is ignored: it was counted as lost before.
     pub fn fetched(&mut self, link: LinkId, slot: u16, outcome: Outcome, now: Duration) {
-        let Some(flight) = self.flights.remove(&(link, slot)) else { return };
+        let Some(chunk) = self.flights.end(link, slot) else { return };
         self.touch(now);
         let outcomes = match outcome {
             Outcome::LinkLost => {
                 self.sift = true;
-                return self.ready.push_front(flight.chunk);
+                return self.ready.push_first(chunk);
             }
             Outcome::Landed(outcomes) => outcomes,
         };
         self.slots.give_back(link, slot);
-        assert_eq!(outcomes.len(), flight.chunk.pieces.len(), "one outcome per piece");
+        assert_eq!(outcomes.len(), chunk.pieces.len(), "one outcome per piece");
         for (index, outcome) in outcomes.into_iter().enumerate() {
-            self.landed(&flight.chunk, index, outcome);
+            self.landed(&chunk, index, outcome);
         }
-        self.chunk_done(flight.chunk.window);
+        self.chunk_done(chunk.window);
     }
 
     /// The server is alive, whatever it said.
@@ -207,9 +218,9 @@ impl ReadClient {
             }
             ReadReply::Lease(lease) => self.leased(&lease),
             ReadReply::Holes(holes) => self.holes(holes),
-            ReadReply::Rails(rails) => self.rails(rails),
+            ReadReply::Rails(rails) => self.windows.name_rails(rails),
             ReadReply::Failed { file, fault } => {
-                self.doom(file, fault);
+                self.fail(file, fault);
                 Ok(())
             }
             ReadReply::Closed { files } => {
@@ -229,26 +240,58 @@ impl ReadClient {
         }
         self.zero_holes();
         while let Some((link, slot)) = self.slots.take() {
-            let Some(chunk) = self.next_ready(link) else {
+            let order = self.order.as_ref();
+            let Some(chunk) = self.ready.next(link, &self.slots.turns, order) else {
                 self.slots.give_back(link, slot);
                 break;
             };
             self.slots.turns.took(link, chunk.pieces[0].file);
-            let deadline = now + self.options.timeout;
-            let named = self.named_on(&chunk, link);
-            self.flights.insert((link, slot), Flight { chunk, deadline });
+            let named = self.windows.chunk_on(&chunk, self.slots.rail_of(link));
+            self.flights.begin(link, slot, chunk, now + self.options.timeout);
             self.effects.push_back(match named {
                 Ok(chunk) => ClientEffect::Fetch(Fetch { link, slot, chunk }),
                 Err(fault) => ClientEffect::Broken(fault),
             });
         }
         self.end_files();
-        self.flush();
+        self.requests.flush(self.options.describe, &mut self.effects);
         self.expire(now);
     }
 
+    /// When `advance` must be called at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        if self.flights.is_empty() {
+            return self.awaits_server().then(|| self.heard + self.options.timeout);
+        }
+        self.flights.deadline(|link| self.slots.is_dropping(link))
+    }
+
+    /// A chunk has a deadline, and so has a silent server. Work of this side is not waited for
+    /// with a clock.
+    fn expire(&mut self, now: Duration) {
+        for link in self.flights.late(now) {
+            if self.slots.drop_link(link) {
+                self.effects.push_back(ClientEffect::DropLink { link });
+            }
+        }
+        if self.awaits_server()
+            && self.flights.is_empty()
+            && self.heard + self.options.timeout <= now
+        {
+            let seconds = self.options.timeout.as_secs();
+            let text = format!("server said nothing for {seconds} s");
+            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
+            self.heard = now;
+        }
+    }
+
+    /// Whether something is left to do and not all of it is this side's to do.
+    pub fn awaits_server(&self) -> bool {
+        !self.is_idle() && self.zeros.is_idle() && !self.awaits_taker()
+    }
+
     fn opened(&mut self, id: FileId, answer: Result<FileInfo, Fault>) -> Result<(), Fault> {
-        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Opening);
+        let file = self.files.get_mut(&id).filter(|file| file.is_opening());
         let file = file.ok_or_else(|| unexpected("answer to an open", id))?;
         let info = match answer.and_then(FileInfo::checked) {
             Ok(info) => info,
@@ -258,52 +301,31 @@ impl ReadClient {
                 return Ok(());
             }
         };
-        file.stage = Stage::Fetching;
-        file.size = info.size;
-        file.unleased = ExtentSet::whole(info.size);
-        file.root = RootBuilder::new(info.size);
-        if info.size == 0 {
-            file.root.insert(0, Digest::of(b""));
-        }
-        match file.have.take() {
-            Some(have) if have.is_exactly(&info) || file.part && have.takes_any(&info) => {
-                have.extents.iter().for_each(|extent| assert!(file.unleased.take(extent)));
-                file.root = have.root;
-            }
-            Some(_) => file.doom = Some(changed(&file.path, "changed since it was copied in part")),
-            None => {}
-        }
-        file.unverified_bytes = file.unleased.bytes();
-        let had = info.size - file.unverified_bytes;
+        let had = file.opened(&info);
         self.effects.push_back(ClientEffect::Opened { file: id, info, had });
         Ok(())
     }
 
     fn leased(&mut self, lease: &Lease) -> Result<(), Fault> {
-        if self.windows.contains_key(&lease.window) || lease.pieces.is_empty() {
+        if self.windows.contains(lease.window) || lease.pieces.is_empty() {
             return Err(Fault::new(Code::Protocol, "server leased an empty window, or one twice"));
         }
-        self.check_room()?;
+        self.windows.check_room()?;
         for piece in &lease.pieces {
             let file = self.files.get_mut(&piece.file);
-            let file = file.filter(|file| file.stage != Stage::Opening);
+            let file = file.filter(|file| !file.is_opening());
             let file = file.ok_or_else(|| unexpected("lease", piece.file))?;
-            check_piece(piece, file.size)?;
-            if !file.unleased.take(piece.extent) {
-                return Err(unexpected("lease of what was leased before", piece.file));
-            }
+            check_piece(piece, file.size())?;
+            file.lease(piece.file, piece.extent, "lease of what was leased before")?;
         }
         let chunks = Chunk::cut(lease, self.options.chunk_bytes);
         for piece in chunks.iter().flat_map(|chunk| &chunk.pieces) {
             if let Some(file) = self.files.get_mut(&piece.file) {
-                file.pending += 1;
+                file.add_pending(1);
                 self.sift |= !file.is_wanted();
             }
         }
-        let rails = self.rails.remove(&lease.window).unwrap_or_default();
-        let (chunks_left, base) = (chunks.len(), lease.region.base);
-        let window = Window { chunks: chunks_left, refresh: Vec::new(), base, rails };
-        self.windows.insert(lease.window, window);
+        self.windows.add(lease.window, lease.region.base, chunks.len());
         self.ready.extend(chunks);
         Ok(())
     }
@@ -311,19 +333,18 @@ impl ReadClient {
     fn landed(&mut self, chunk: &Chunk, index: usize, outcome: PieceOutcome) {
         let piece = &chunk.pieces[index];
         let Some(file) = self.files.get_mut(&piece.file) else { return };
-        file.pending -= 1;
+        file.end_pending();
         if !file.is_wanted() {
             return;
         }
         match outcome {
             PieceOutcome::Verified => {
-                file.bad.remove(&piece.extent.offset);
-                file.unverified_bytes -= piece.extent.len;
-                file.root.insert_run(piece.extent.offset, &piece.digests);
+                file.verified(piece.extent, &piece.digests);
                 self.came(piece.extent);
             }
             PieceOutcome::Failed(fault) => {
-                (file.doom, self.sift) = (Some(fault), true);
+                file.fail(fault);
+                self.sift = true;
             }
             PieceOutcome::Mismatch => self.mismatched(chunk, index),
         }
@@ -333,66 +354,26 @@ impl ReadClient {
         let Piece { file: id, extent, .. } = chunk.pieces[index];
         self.mismatches += 1;
         let file = self.files.get_mut(&id).expect("the caller found it");
-        let tries = file.bad.entry(extent.offset).or_default();
-        *tries += 1;
-        let tries = *tries;
-        let window = self.windows.get_mut(&chunk.window).expect("a chunk keeps its window");
-        if tries >= CHUNK_ATTEMPTS_MAX {
-            let text =
-                format!("digest does not match at byte {} after {tries} tries", extent.offset);
-            (file.doom, self.sift) = (Some(Fault::new(Code::Mismatch, text)), true);
-        } else if tries >= CHUNK_ATTEMPTS_BEFORE_REFRESH {
-            file.unleased.insert(extent);
-            window.refresh.push((id, extent));
-        } else {
-            file.pending += 1;
-            window.chunks += 1;
-            self.ready.push_back(chunk.only(index));
+        match file.mismatched(extent) {
+            Mismatch::Fail => self.sift = true,
+            Mismatch::Refresh => self.windows.refresh(chunk.window, id, extent),
+            Mismatch::Retry => {
+                file.add_pending(1);
+                self.windows.add_part(chunk.window);
+                self.ready.push_last(chunk.only(index));
+            }
         }
     }
 
     /// One chunk of a window is done with; the last one gives the window back.
-    fn chunk_done(&mut self, id: WindowId) {
-        let window = self.windows.get_mut(&id).expect("a chunk keeps its window");
-        window.chunks -= 1;
-        if window.chunks > 0 {
-            return;
-        }
-        let window = self.windows.remove(&id).expect("it was just there");
-        let files = &self.files;
-        let fetching = |id: &FileId| files.get(id).is_some_and(File::is_wanted);
-        let pieces: Vec<_> =
-            window.refresh.into_iter().filter(|(file, _)| fetching(file)).collect();
+    fn chunk_done(&mut self, window: WindowId) {
+        let Some(mut pieces) = self.windows.end_part(window) else { return };
+        pieces.retain(|(file, _)| self.files.get(file).is_some_and(File::is_wanted));
         if pieces.is_empty() {
-            self.to_release.push(id);
+            self.requests.release(window);
         } else {
-            let refresh = ReadRequest::Refresh { window: id, pieces };
+            let refresh = ReadRequest::Refresh { window, pieces };
             self.effects.push_back(ClientEffect::Send(refresh));
         }
     }
-
-    fn doom(&mut self, id: FileId, fault: Fault) {
-        if let Some(file) = self.files.get_mut(&id) {
-            file.doom.get_or_insert(fault);
-            self.sift = true;
-        }
-    }
-
-    fn flush(&mut self) {
-        let effects = &mut self.effects;
-        let mut send = |request| effects.push_back(ClientEffect::Send(request));
-        for files in batches_by(&mut self.to_open, |file| file.path.as_bytes().len()) {
-            send(ReadRequest::Open { files });
-        }
-        for windows in batches(&mut self.to_release) {
-            send(ReadRequest::Release { windows });
-        }
-        for files in batches(&mut self.to_close) {
-            send(ReadRequest::Close { files, describe: self.options.describe });
-        }
-    }
-}
-
-fn changed(path: &WirePath, how: &str) -> Fault {
-    Fault::new(Code::Changed, format!("{path} {how}"))
 }

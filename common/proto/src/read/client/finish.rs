@@ -1,30 +1,23 @@
 //! How a file that is read ends: closed when it is whole, or given up and drained,
-//! then finished, failed, or begun again where it changed. A window may be lent
-//! while its close is on the way, with other files in it that are still wanted: so
-//! the answer waits until nothing of the file is in flight.
+//! then finished, failed, or begun again where it changed.
 
-use super::{File, ReadClient, Stage};
+use super::file::Due;
+use super::{File, ReadClient};
 use crate::batch::unexpected;
 use crate::message::Piece;
 use crate::read::chunk::Chunk;
 use crate::read::types::ClientEffect;
-use crate::units::FILE_ATTEMPTS_MAX;
-use crate::{Code, Fault, FileId, Kept};
+use crate::{Fault, FileId, Kept};
 
 impl ReadClient {
     /// Closes files that are whole or doomed, and ends those that are closed, once nothing of
     /// them is in flight.
     pub(super) fn end_files(&mut self) {
         for id in self.files.take_touched() {
-            let Some(file) = self.files.look_at(id).filter(|file| file.pending == 0) else {
-                continue;
-            };
-            let whole = file.unverified_bytes == 0 || file.doom.is_some();
-            if file.stage == Stage::Fetching && whole {
-                file.stage = Stage::Closing;
-                self.to_close.push(id);
-            } else if let Some(answer) = file.answer.take() {
-                self.end(id, answer);
+            match self.files.look_at(id).and_then(File::due) {
+                Some(Due::Close) => self.requests.close(id),
+                Some(Due::End(answer)) => self.end(id, answer),
+                None => {}
             }
         }
     }
@@ -34,12 +27,10 @@ impl ReadClient {
         let files = &self.files;
         let doomed = |piece: &Piece| !files.get(&piece.file).is_some_and(File::is_wanted);
         let is_doomed = |chunk: &Chunk| chunk.pieces.iter().all(doomed);
-        let (dead, ready): (Vec<_>, Vec<_>) = self.ready.drain(..).partition(is_doomed);
-        self.ready = ready.into();
-        for chunk in dead {
+        for chunk in self.ready.take_unwanted(is_doomed) {
             for piece in &chunk.pieces {
                 if let Some(file) = self.files.get_mut(&piece.file) {
-                    file.pending -= 1;
+                    file.end_pending();
                 }
             }
             self.chunk_done(chunk.window);
@@ -48,31 +39,24 @@ impl ReadClient {
 
     /// The server closed a file.
     pub(super) fn closed(&mut self, id: FileId, answer: Result<Kept, Fault>) -> Result<(), Fault> {
-        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Closing);
-        let file = file.filter(|file| file.answer.is_none());
-        let file = file.ok_or_else(|| unexpected("answer to a close", id))?;
-        file.answer = Some(answer);
-        Ok(())
+        match self.files.get_mut(&id).is_some_and(|file| file.closed(answer)) {
+            true => Ok(()),
+            false => Err(unexpected("answer to a close", id)),
+        }
     }
 
     fn end(&mut self, id: FileId, answer: Result<Kept, Fault>) {
         let file = self.files.get_mut(&id).expect("the caller found it");
-        let fault = match (file.doom.take(), answer) {
-            (Some(doom), _) => doom,
-            (None, Err(fault)) => fault,
-            (None, Ok(meta)) => {
-                let root = file.root.finish();
-                assert!(root.is_some() || file.part, "every grain was verified");
+        let fault = match file.result(answer) {
+            Ok((root, meta)) => {
                 self.files.remove(&id);
                 self.effects.push_back(ClientEffect::Finished { file: id, root, meta });
                 return;
             }
+            Err(fault) => fault,
         };
-        if fault.code == Code::Changed && file.attempts < FILE_ATTEMPTS_MAX {
-            file.attempts += 1;
-            file.stage = Stage::Opening;
-            file.bad.clear();
-            self.to_open.push(file.request(id));
+        if file.restart(&fault) {
+            self.requests.open(file.request(id));
             self.effects.push_back(ClientEffect::Restart { file: id });
         } else {
             self.files.remove(&id);
@@ -87,7 +71,7 @@ mod tests {
     use super::*;
     use crate::message::{FileInfo, Lease, LinkId, ReadReply, ReadRequest, Region, WindowId};
     use crate::read::{Fetch, Outcome, PieceOutcome};
-    use crate::{Digest, Extent, WirePath};
+    use crate::{Code, Digest, Extent, WirePath};
 
     const FILES: [FileId; 2] = [FileId(0), FileId(1)];
     const BYTES: u64 = 100;

@@ -1,7 +1,7 @@
 //! Holes of files that are read: taken like a lease, made zeros in the target by
 //! the driver a step at a time, counted in like chunks, and given back.
 
-use super::{File, ReadClient, Stage, Window};
+use super::{File, ReadClient};
 use crate::batch::unexpected;
 use crate::holes::WindowHoles;
 use crate::message::WindowId;
@@ -15,15 +15,17 @@ impl ReadClient {
         self.touch(now);
         self.zeros.ended();
         if let Some(file) = self.files.get_mut(&zero.file) {
-            file.pending -= 1;
+            file.end_pending();
             if file.is_wanted() {
                 match answer {
                     Ok(digests) => {
-                        file.unverified_bytes -= zero.extent.len;
-                        file.root.insert_run(zero.extent.offset, &digests);
+                        file.verified(zero.extent, &digests);
                         self.came(zero.extent);
                     }
-                    Err(fault) => (file.doom, self.sift) = (Some(fault), true),
+                    Err(fault) => {
+                        file.fail(fault);
+                        self.sift = true;
+                    }
                 }
             }
         }
@@ -37,27 +39,23 @@ impl ReadClient {
 
     pub(super) fn holes(&mut self, list: WindowHoles) -> Result<(), Fault> {
         let WindowHoles { window, holes } = list;
-        if self.windows.contains_key(&window) {
+        if self.windows.contains(window) {
             return Err(Fault::new(Code::Protocol, "server named holes as a window it leased"));
         }
-        self.check_room()?;
-        let file = self.files.get_mut(&holes.file).filter(|file| file.stage != Stage::Opening);
+        self.windows.check_room()?;
+        let file = self.files.get_mut(&holes.file).filter(|file| !file.is_opening());
         let file = file.ok_or_else(|| unexpected("list of holes", holes.file))?;
-        holes.check(file.size)?;
+        holes.check(file.size())?;
         for extent in &holes.extents {
-            if !file.unleased.take(*extent) {
-                return Err(unexpected("hole that was leased before", holes.file));
-            }
+            file.lease(holes.file, *extent, "hole that was leased before")?;
         }
         // None of them before all are known to be good: what waits to be zeroed is counted below.
         for extent in &holes.extents {
             self.zeros.push((window, holes.file), *extent);
         }
-        file.pending += holes.extents.len();
+        file.add_pending(holes.extents.len());
         self.sift |= !file.is_wanted();
-        let parts =
-            Window { chunks: holes.extents.len(), refresh: Vec::new(), base: 0, rails: Vec::new() };
-        self.windows.insert(window, parts);
+        self.windows.add_holes(window, holes.extents.len());
         Ok(())
     }
 
@@ -67,7 +65,7 @@ impl ReadClient {
         let unwanted = |(_, id): &(WindowId, FileId)| !files.get(id).is_some_and(File::is_wanted);
         for (window, id) in self.zeros.forget(unwanted) {
             if let Some(file) = self.files.get_mut(&id) {
-                file.pending -= 1;
+                file.end_pending();
             }
             self.chunk_done(window);
         }
@@ -78,8 +76,8 @@ impl ReadClient {
         while let Some(step) = self.zeros.begin() {
             let (window, file) = step.of;
             if step.was_cut {
-                self.windows.get_mut(&window).expect("a hole keeps its window").chunks += 1;
-                self.files.get_mut(&file).expect("a hole keeps its file").pending += 1;
+                self.windows.add_part(window);
+                self.files.get_mut(&file).expect("a hole keeps its file").add_pending(1);
             }
             let zero = Zero { window, file, extent: step.extent };
             self.effects.push_back(ClientEffect::Zero(zero));

@@ -1,13 +1,11 @@
-//! A file that is read in order, for somebody who takes it byte by byte: chunks
+//! The order of a file that is read for somebody who takes it byte by byte: chunks
 //! are fetched from the front, and only so far behind what was taken, so that
 //! what must be kept meanwhile is bounded. Such a file cannot be begun again; another
 //! machine can go on with the same version of it.
 
-use super::{Chunk, ReadClient};
 use crate::read::types::Have;
-use crate::units::{FILE_ATTEMPTS_MAX, ORDERED_AHEAD_BYTES};
-use crate::{Extent, ExtentSet, FileId, LinkId, WirePath};
-use std::time::Duration;
+use crate::units::ORDERED_AHEAD_BYTES;
+use crate::{Extent, ExtentSet};
 
 /// How far the file is.
 #[derive(Default)]
@@ -17,65 +15,33 @@ pub(super) struct Order {
     came: ExtentSet,
 }
 
-impl ReadClient {
-    /// Adds a file that is read in order, from the beginning or from where another session was:
-    /// with what that verified, and how much of it was taken. It must be the only file of this
-    /// machine.
-    ///
-    /// # Panics
-    /// When there is another one: a bug of the driver.
-    pub fn open_ordered(
-        &mut self,
-        file: FileId,
-        path: WirePath,
-        begun: Option<(Have, u64)>,
-        now: Duration,
-    ) {
-        assert!(self.is_idle(), "a file in order is alone");
-        let (have, taken) = begun.unzip();
-        let mut order = Order { taken: taken.unwrap_or(0), ..Order::default() };
-        if let Some(have) = &have {
-            order.came = have.extents.clone();
-            order.came.take_common(Extent::new(0, order.taken));
-        }
-        self.open(file, path, have, now);
-        self.order = Some(order);
-        if let Some(state) = self.files.get_mut(&file) {
-            state.attempts = FILE_ATTEMPTS_MAX;
-        }
+impl Order {
+    /// Goes on behind what was taken; `have` is what another session verified.
+    pub fn new(have: Option<&Have>, taken: u64) -> Self {
+        let mut came = have.map(|have| have.extents.clone()).unwrap_or_default();
+        came.take_common(Extent::new(0, taken));
+        Self { taken, came }
     }
 
     /// All bytes before `offset` were taken.
-    pub fn taken(&mut self, offset: u64, now: Duration) {
-        self.touch(now);
-        if let Some(order) = &mut self.order {
-            order.came.take_common(Extent::new(0, offset));
-            order.taken = order.taken.max(offset);
-        }
+    pub fn taken(&mut self, offset: u64) {
+        self.came.take_common(Extent::new(0, offset));
+        self.taken = self.taken.max(offset);
     }
 
-    pub(super) fn came(&mut self, extent: Extent) {
-        if let Some(order) = &mut self.order {
-            order.came.insert(extent);
-        }
+    /// A range is verified.
+    pub fn came(&mut self, extent: Extent) {
+        self.came.insert(extent);
     }
 
-    /// Whether the next bytes are there, and it is not the server that is waited for.
-    pub fn awaits_taker(&self) -> bool {
-        let next = |order: &Order| order.came.contains(Extent::new(order.taken, 1));
-        self.order.as_ref().is_some_and(next)
+    /// Whether the next bytes are there.
+    pub fn has_next(&self) -> bool {
+        self.came.contains(Extent::new(self.taken, 1))
     }
 
-    /// The next chunk for a link to fetch: of a file in order the first, if it is near enough.
-    pub(super) fn next_ready(&mut self, link: LinkId) -> Option<Chunk> {
-        let Some(order) = &self.order else {
-            let files = self.ready.iter().map(|chunk| chunk.pieces[0].file);
-            return self.ready.remove(self.slots.turns.choose(link, files));
-        };
-        let start = |chunk: &Chunk| chunk.pieces[0].extent.offset;
-        let first = (0..self.ready.len()).min_by_key(|&index| start(&self.ready[index]))?;
-        let near = start(&self.ready[first]) < order.taken + ORDERED_AHEAD_BYTES;
-        if near { self.ready.remove(first) } else { None }
+    /// Whether what begins at `offset` may be fetched.
+    pub fn is_near(&self, offset: u64) -> bool {
+        offset < self.taken + ORDERED_AHEAD_BYTES
     }
 }
 
@@ -84,9 +50,9 @@ mod tests {
     use super::super::testing::{NOW, effects, machine, say};
     use super::*;
     use crate::message::{FileInfo, Lease, Piece, ReadReply, ReadRequest, Region, WindowId};
-    use crate::read::{ClientEffect, Outcome, PieceOutcome};
+    use crate::read::{ClientEffect, Outcome, PieceOutcome, ReadClient};
     use crate::units::GRAIN_BYTES;
-    use crate::{Code, Digest, RootBuilder};
+    use crate::{Code, Digest, FileId, LinkId, RootBuilder, WirePath};
 
     const ID: FileId = FileId(1);
     const LINK: LinkId = LinkId { index: 0, epoch: 0 };

@@ -2,12 +2,9 @@
 //! rest is claimed as had, so that the server leases nothing else. Such a file is not
 //! begun again when it changed: whoever reads it must be told, not given another one.
 
-use super::{File, ReadClient};
-use crate::message::{FileInfo, OpenFile};
+use crate::message::FileInfo;
 use crate::read::types::Have;
-use crate::units::FILE_ATTEMPTS_MAX;
-use crate::{Extent, ExtentSet, FileId, RootBuilder, WirePath};
-use std::time::Duration;
+use crate::{Extent, ExtentSet, RootBuilder};
 
 /// What is wanted of a file, and of which version of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +19,7 @@ pub struct Part {
 
 impl Part {
     /// What it claims to have: all but what it wants.
-    fn have(&self) -> Have {
+    pub(super) fn have(&self) -> Have {
         let mut extents = ExtentSet::whole(self.size);
         extents.take_common(self.want);
         let (mtime_ns, version) = self.version.map_or((0, None), |(at, it)| (at, Some(it)));
@@ -37,37 +34,14 @@ impl Have {
     }
 }
 
-impl File {
-    /// Asks for what is not had.
-    pub(super) fn request(&self, file: FileId) -> OpenFile {
-        let have = self.have.iter().flat_map(|have| have.extents.iter()).collect();
-        OpenFile { file, path: self.path.clone(), have }
-    }
-}
-
-impl ReadClient {
-    /// Adds a file of which a part is wanted. It finishes without a digest of its own, and fails
-    /// as changed if it is another version.
-    ///
-    /// # Panics
-    /// As `open` does.
-    pub fn open_part(&mut self, file: FileId, path: WirePath, part: &Part, now: Duration) {
-        self.open(file, path, Some(part.have()), now);
-        if let Some(state) = self.files.get_mut(&file) {
-            state.attempts = FILE_ATTEMPTS_MAX;
-            state.part = true;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{NOW, effects, machine, say};
     use super::*;
     use crate::message::{Lease, LinkId, Piece, ReadReply, ReadRequest, Region, WindowId};
-    use crate::read::{ClientEffect, Outcome, PieceOutcome};
+    use crate::read::{ClientEffect, Outcome, PieceOutcome, ReadClient};
     use crate::units::GRAIN_BYTES;
-    use crate::{Code, Digest};
+    use crate::{Code, Digest, FileId, WirePath};
 
     const ID: FileId = FileId(1);
     const SIZE: u64 = 4 * GRAIN_BYTES + 7;

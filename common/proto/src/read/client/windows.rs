@@ -1,42 +1,40 @@
-//! Links of the reading client, and the rails they end at: each chunk is read by
-//! the name that its window has on the rail of the link it is given. What a dead
-//! link had in flight is done on another.
+//! Windows that the server leased, and lists of holes, which count as windows: how much of each is
+//! not done with, and by which names it is read on each rail. A chunk is read by the name that its
+//! window has on the rail of the link it is given.
 
-use super::ReadClient;
-use crate::message::LinkId;
+use super::Chunk;
+use crate::message::{FileId, Region, WindowId};
 use crate::rails::{RAILS_MAX, WindowRails};
-use crate::read::chunk::Chunk;
 use crate::units::WINDOWS_MAX;
-use crate::{Code, Fault};
-use std::time::Duration;
+use crate::{Code, Extent, Fault};
+use std::collections::HashMap;
 
-impl ReadClient {
-    /// A link is ready that ends at the server's first device.
-    pub fn link_up(&mut self, id: LinkId) {
-        self.link_up_on(id, 0);
-    }
+struct Window {
+    /// Chunks, or parts of holes, that are not done with.
+    parts: usize,
+    refresh: Vec<(FileId, Extent)>,
+    base: u64,
+    rails: Vec<Region>,
+}
 
-    /// A link is ready that ends at this rail.
-    pub fn link_up_on(&mut self, id: LinkId, rail: u16) {
-        self.slots.link_up(id, rail);
-    }
+/// The windows of a machine.
+#[derive(Default)]
+pub(super) struct Windows {
+    leased: HashMap<WindowId, Window>,
+    /// Names of windows to come.
+    rails: HashMap<WindowId, Vec<Region>>,
+}
 
-    /// A link is dead and nothing on it will complete any more.
-    pub fn link_down(&mut self, id: LinkId, now: Duration) {
-        self.touch(now);
-        self.slots.link_down(id);
-        let lost: Vec<_> = self.flights.keys().filter(|(link, _)| *link == id).copied().collect();
-        for key in lost {
-            let flight = self.flights.remove(&key).expect("the key was just listed");
-            self.ready.push_front(flight.chunk);
-        }
+impl Windows {
+    pub fn contains(&self, id: WindowId) -> bool {
+        self.leased.contains_key(&id)
     }
 
     /// The server told the names of a window that it will lease next.
-    pub(super) fn rails(&mut self, told: WindowRails) -> Result<(), Fault> {
+    pub fn name_rails(&mut self, told: WindowRails) -> Result<(), Fault> {
         let WindowRails { window, regions } = told;
         let many = self.rails.len() >= WINDOWS_MAX || regions.len() > RAILS_MAX;
-        if many || self.windows.contains_key(&window) {
+        if many || self.contains(window) {
             return Err(Fault::new(Code::Protocol, "server names a window twice, or too many"));
         }
         self.rails.insert(window, regions);
@@ -44,36 +42,74 @@ impl ReadClient {
     }
 
     /// Says if the server has given more windows, or lists of holes, than it may.
-    pub(super) fn check_room(&self) -> Result<(), Fault> {
-        if self.windows.len() < WINDOWS_MAX {
+    pub fn check_room(&self) -> Result<(), Fault> {
+        if self.leased.len() < WINDOWS_MAX {
             return Ok(());
         }
         let text = format!("server leased more than {WINDOWS_MAX} windows at a time");
         Err(Fault::new(Code::Protocol, text))
     }
 
-    /// The chunk by the names it has on the rail of a link.
-    pub(super) fn named_on(&self, chunk: &Chunk, link: LinkId) -> Result<Chunk, Fault> {
-        let rail = usize::from(self.slots.rail_of(link));
+    /// Adds a window of so many chunks, which begins at `base` on the first rail.
+    pub fn add(&mut self, id: WindowId, base: u64, chunks: usize) {
+        let rails = self.rails.remove(&id).unwrap_or_default();
+        self.leased.insert(id, Window { parts: chunks, refresh: Vec::new(), base, rails });
+    }
+
+    /// Adds a list of so many holes.
+    pub fn add_holes(&mut self, id: WindowId, holes: usize) {
+        let (refresh, rails) = (Vec::new(), Vec::new());
+        self.leased.insert(id, Window { parts: holes, refresh, base: 0, rails });
+    }
+
+    /// A chunk is to be read again, or a hole was cut in two.
+    pub fn add_part(&mut self, id: WindowId) {
+        self.get_mut(id).parts += 1;
+    }
+
+    /// A range is to be leased anew when the rest of its window is done with.
+    pub fn refresh(&mut self, id: WindowId, file: FileId, extent: Extent) {
+        self.get_mut(id).refresh.push((file, extent));
+    }
+
+    /// One part of a window is done with. The last one ends the window: then these ranges of it
+    /// are to be leased anew.
+    pub fn end_part(&mut self, id: WindowId) -> Option<Vec<(FileId, Extent)>> {
+        let window = self.get_mut(id);
+        window.parts -= 1;
+        if window.parts > 0 {
+            return None;
+        }
+        self.leased.remove(&id).map(|window| window.refresh)
+    }
+
+    /// The chunk by the names it has on a rail.
+    pub fn chunk_on(&self, chunk: &Chunk, rail: u16) -> Result<Chunk, Fault> {
+        let rail = usize::from(rail);
         if rail == 0 {
             return Ok(chunk.clone());
         }
-        let window = &self.windows[&chunk.window];
+        let window = &self.leased[&chunk.window];
         let region = window.rails.get(rail - 1).ok_or_else(|| {
             Fault::new(Code::Protocol, format!("server named no window on rail {rail}"))
         })?;
         let address = region.base.wrapping_add(chunk.address.wrapping_sub(window.base));
         Ok(Chunk { key: region.key, address, ..chunk.clone() })
     }
+
+    fn get_mut(&mut self, id: WindowId) -> &mut Window {
+        self.leased.get_mut(&id).expect("a part keeps its window")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{FileId, FileInfo, Lease, Piece, ReadReply, Region, WindowId};
-    use crate::read::{ClientEffect, ClientOptions, Fetch};
+    use crate::message::{FileInfo, Lease, LinkId, Piece, ReadReply};
+    use crate::read::{ClientEffect, ClientOptions, Fetch, ReadClient};
     use crate::units::GRAIN_BYTES;
-    use crate::{Digest, Extent, WirePath};
+    use crate::{Digest, WirePath};
+    use std::time::Duration;
 
     const LINKS: [LinkId; 2] = [LinkId { index: 0, epoch: 0 }, LinkId { index: 1, epoch: 0 }];
     const BYTES: u64 = 8 * GRAIN_BYTES;
