@@ -7,106 +7,42 @@
 //! flight: posting (the driver reads, hashes, writes), then awaiting a verdict.
 //! A dead link's flights stay until it is fenced: a late write must find nothing.
 
-mod ending;
-mod filling;
+mod basis;
+mod file;
+mod flights;
 mod grants;
 mod holes;
+mod links;
 mod offers;
-mod spots;
-mod stream;
-mod verdicts;
-mod waiting;
+mod queue;
+mod requests;
 
 use super::types::{ClientEffect, ClientOptions, Post, Posted};
-use crate::batch::{batches, batches_by, unexpected};
-use crate::digest::{Digest, RootBuilder};
-use crate::holes::{Search, Survey, Zeros, is_whole};
-use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Piece, SentChunk};
-use crate::message::{Spot, SpotRequest, Tag, WriteReply, WriteRequest};
+use crate::batch::unexpected;
+use crate::digest::Digest;
+use crate::holes::Survey;
+use crate::message::{CommitFile, CreateFile, FileId, FileInfo, Grant, LinkId, Spot, SpotReply};
+use crate::message::{Tag, Verdict, WriteReply, WriteRequest};
+use crate::offer::Taken;
 use crate::touched::Files;
-use crate::turns::Turns;
-use crate::units::{FILE_ATTEMPTS_MAX, OPEN_FILES_MAX};
-use crate::{Code, Extent, ExtentSet, Fault, Kept, WirePath};
-use spots::Asked;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use crate::units::{OPEN_FILES_MAX, STREAM_BYTES_MAX};
+use crate::{Code, Extent, Fault, Kept, WirePath};
+use file::{Due, File};
+use flights::Flight;
+use std::collections::VecDeque;
 use std::time::Duration;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Creating,
-    Sending,
-    Checking,
-    Committing,
-    Restarting,
-}
-
-struct File {
-    path: WirePath,
-    size: u64,
-    stage: Stage,
-    unsent: ExtentSet,
-    /// The holes it begins with, until the server has said what it has.
-    survey: Option<Survey>,
-    search: Search,
-    /// Whether a list of its holes is not answered.
-    naming: bool,
-    /// Parts of that list that are not hashed.
-    holes_left: usize,
-    unhashed: ExtentSet,
-    hashing: bool,
-    /// A file of the server that may have some of it.
-    basis: Option<offers::Basis>,
-    /// Pieces of this file in flight, parts of its holes, and questions about them.
-    pending: usize,
-    root: RootBuilder,
-    bad: BTreeMap<u64, u8>,
-    attempts: u8,
-    /// An earlier run had sent some of it.
-    resumed: bool,
-    /// Its source is read once, so that somebody keeps its bytes.
-    stream: bool,
-    /// That source has not ended.
-    streaming: bool,
-    /// Its chunks may be written to where they stay.
-    takes_spots: bool,
-    doom: Option<Fault>,
-}
-
-struct Flight {
-    grant: Grant,
-    pieces: Vec<(FileId, Extent)>,
-    /// What was sent, once it was.
-    digests: Option<Vec<Vec<Digest>>>,
-    spot: Asked,
-    deadline: Duration,
-}
 
 /// The machine.
 pub struct WriteClient {
     options: ClientOptions,
     files: Files<File>,
-    /// Files with something unsent, in order.
-    queue: VecDeque<FileId>,
-    turns: Turns,
+    queue: queue::Queue,
+    links: links::Links,
     grants: grants::Grants,
-    flights: HashMap<Tag, Flight>,
-    zeros: Zeros<FileId>,
-    /// Lists of holes that are not answered.
-    lists: usize,
-    /// Ranges that are offered, or will be once they are hashed.
-    offers: usize,
-    /// Links the driver can write to; a grant may come before its link is made.
-    up: HashSet<LinkId>,
-    dead: HashSet<LinkId>,
-    dropping: HashSet<LinkId>,
-    to_ask: Vec<Spot>,
-    to_return: Vec<Tag>,
-    to_create: Vec<CreateFile>,
-    /// Streams that have ended, with their sizes.
-    to_end: Vec<(FileId, u64)>,
-    to_say: Vec<SentChunk>,
-    to_commit: Vec<CommitFile>,
-    to_discard: Vec<FileId>,
+    flights: flights::Flights,
+    holes: holes::HoleLists,
+    offers: offers::Offers,
+    requests: requests::Requests,
     effects: VecDeque<ClientEffect>,
     heard: Duration,
     mismatches: u64,
@@ -119,23 +55,13 @@ impl WriteClient {
         Self {
             options,
             files: Files::default(),
-            queue: VecDeque::new(),
-            turns: Turns::default(),
+            queue: queue::Queue::default(),
+            links: links::Links::default(),
             grants: grants::Grants::default(),
-            flights: HashMap::new(),
-            zeros: Zeros::default(),
-            lists: 0,
-            offers: 0,
-            up: HashSet::new(),
-            dead: HashSet::new(),
-            dropping: HashSet::new(),
-            to_ask: Vec::new(),
-            to_return: Vec::new(),
-            to_create: Vec::new(),
-            to_end: Vec::new(),
-            to_say: Vec::new(),
-            to_commit: Vec::new(),
-            to_discard: Vec::new(),
+            flights: flights::Flights::default(),
+            holes: holes::HoleLists::default(),
+            offers: offers::Offers::default(),
+            requests: requests::Requests::default(),
             effects: VecDeque::new(),
             heard: Duration::ZERO,
             mismatches: 0,
@@ -158,6 +84,26 @@ impl WriteClient {
         self.mismatches
     }
 
+    /// Bytes that were written to where they stay, and matched.
+    pub fn in_place_bytes(&self) -> u64 {
+        self.in_place_bytes
+    }
+
+    /// Whether zeros of holes are hashed here, or wait for it.
+    pub fn is_hashing_holes(&self) -> bool {
+        !self.holes.is_idle()
+    }
+
+    /// Whether the server has holes to make and to hash.
+    pub fn awaits_holes(&self) -> bool {
+        self.holes.has_unanswered()
+    }
+
+    /// The link that a chunk was written over, until the server has judged it.
+    pub fn link_of(&self, tag: Tag) -> Option<LinkId> {
+        self.flights.link_of(tag)
+    }
+
     /// The next thing the driver must do.
     pub fn next_effect(&mut self) -> Option<ClientEffect> {
         self.effects.pop_front()
@@ -177,45 +123,82 @@ impl WriteClient {
     ) {
         self.touch(now);
         let earlier = self.files.remove(&file);
-        let fresh = earlier.as_ref().is_none_or(|earlier| earlier.stage == Stage::Restarting);
+        let fresh = earlier.as_ref().is_none_or(File::is_restarting);
         assert!(fresh, "file {file:?} is in use");
         assert!(self.room() > 0, "no room for another file");
-        let mut state = File::new(&path, info, survey);
-        state.attempts = earlier.map_or(1, |earlier| earlier.attempts);
+        let mut state = File::new(path.clone(), info, survey);
+        if let Some(earlier) = &earlier {
+            state.count_attempts(earlier);
+        }
         self.files.insert(file, state);
-        self.to_create.push(CreateFile { file, path, info, stream: false });
+        self.requests.create(CreateFile { file, path, info, stream: false });
+    }
+
+    /// Adds a file that is nothing yet, and grows as its source is read: its size is told last. It
+    /// cannot be read again, so whoever keeps its bytes is told when they are stored.
+    ///
+    /// # Panics
+    /// When there is no room or the number is in use: a bug of the driver.
+    pub fn create_stream(&mut self, file: FileId, path: WirePath, info: FileInfo, now: Duration) {
+        assert!(self.room() > 0, "no room for another file");
+        self.touch(now);
+        let info = FileInfo { size: STREAM_BYTES_MAX, ..info };
+        let state = File::new_stream(path.clone(), info);
+        assert!(self.files.insert(file, state).is_none(), "file {file:?} is in use");
+        self.requests.create(CreateFile { file, path, info, stream: true });
+    }
+
+    /// More of a stream was read: whole grains, or what is left behind `ended`.
+    pub fn grew(&mut self, id: FileId, extent: Extent, now: Duration) {
+        self.touch(now);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.grew(extent);
+            self.queue.ensure_last(id);
+        }
+    }
+
+    /// The source of a stream has ended, and this is its size. What lies in its last grain, and
+    /// anything of a file of one grain, must not have grown before.
+    pub fn ended(&mut self, id: FileId, size: u64, now: Duration) {
+        self.touch(now);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.ended(size);
+            self.requests.end_stream(id, size);
+        }
+    }
+
+    /// Says that one of these files of the server may have some of what was just created. A guess
+    /// that has nothing of the first range it is asked for is given up for the next.
+    pub fn compare_with(&mut self, id: FileId, paths: Vec<WirePath>, guess: bool) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.compare_with(paths.into(), guess);
+        }
     }
 
     /// Gives a file up for a reason of the driver's.
     pub fn fail(&mut self, file: FileId, fault: Fault) {
-        if let Some(state) = self.files.get_mut(&file) {
-            state.doom.get_or_insert(fault);
-            if state.stage == Stage::Restarting {
-                state.stage = Stage::Sending;
-            }
+        if let Some(file) = self.files.get_mut(&file) {
+            file.fail(fault);
         }
     }
 
     /// A link is ready: what is granted on it may be used.
     pub fn link_up(&mut self, id: LinkId) {
-        self.up.insert(id);
+        self.links.up(id);
     }
 
     /// A link is dead. Its flights wait for `fenced`, and the server has a while to say it.
     pub fn link_down(&mut self, id: LinkId, now: Duration) {
         self.touch(now);
-        self.up.remove(&id);
-        self.turns.link_down(id);
-        self.dead.insert(id);
+        self.links.down(id);
+        self.queue.link_down(id);
         self.grants.forget_link(id);
     }
 
     /// The server killed the link: what it has not confirmed is void.
     pub fn fenced(&mut self, id: LinkId) {
-        let void: Vec<Tag> = self.tags_on(id).collect();
-        for tag in void {
-            let flight = self.flights.remove(&tag).expect("the tag was just listed");
-            self.requeue(flight.pieces);
+        for flight in self.flights.take_void(id) {
+            self.requeue(flight.pieces());
         }
     }
 
@@ -227,63 +210,88 @@ impl WriteClient {
     /// A chunk was written, or could not be. One whose tag is void is ignored.
     pub fn posted(&mut self, tag: Tag, posted: Posted, now: Duration) {
         self.touch(now);
-        let Some(flight) = self.flights.get_mut(&tag) else { return };
         match posted {
             Posted::LinkLost => {}
-            // Its spot is the server's to take back: what was to go there waits for the fence.
-            Posted::Unread(faults)
-                if flight.spot == Asked::Made && self.dead.contains(&flight.grant.link) =>
-            {
-                let pieces = flight.pieces.clone();
-                faults.into_iter().for_each(|(index, fault)| self.fail(pieces[index].0, fault));
-            }
             Posted::Sent(digests) => {
-                let pieces = flight.pieces.iter().zip(&digests);
-                let pieces = pieces.map(|(&(file, extent), digests)| {
-                    let digests = digests.clone();
-                    Piece { file, extent, digests }
-                });
-                self.to_say.push(SentChunk { tag, pieces: pieces.collect() });
-                flight.digests = Some(digests);
-                flight.deadline = now + self.options.timeout;
-            }
-            Posted::Unread(faults) => {
-                let flight = self.flights.remove(&tag).expect("it was just there");
-                for (index, fault) in faults {
-                    self.fail(flight.pieces[index].0, fault);
-                }
-                self.requeue(flight.pieces);
-                if !self.dead.contains(&flight.grant.link) {
-                    // Before it is used for something else.
-                    self.to_return.extend((flight.spot == Asked::Made).then_some(tag));
-                    self.grants.use_last(flight.grant);
+                let deadline = now + self.options.timeout;
+                if let Some(chunk) = self.flights.sent(tag, digests, deadline) {
+                    self.requests.sent(chunk);
                 }
             }
+            Posted::Unread(faults) => self.unread(tag, faults),
+        }
+    }
+
+    /// Nothing of a chunk was written, because these pieces could not be read.
+    fn unread(&mut self, tag: Tag, faults: Vec<(usize, Fault)>) {
+        let Some(flight) = self.flights.remove(tag) else { return };
+        for (index, fault) in faults {
+            self.fail(flight.pieces()[index].0, fault);
+        }
+        let grant = flight.grant();
+        let (dead, in_place) = (self.links.is_dead(grant.link), flight.is_in_place());
+        if dead && in_place {
+            // Its spot is the server's to take back: what was to go there waits for the fence.
+            return self.flights.insert(flight);
+        }
+        self.requeue(flight.pieces());
+        if in_place {
+            // Before it is used for something else.
+            self.requests.return_spot(tag);
+        }
+        if !dead {
+            self.grants.use_last(grant);
         }
     }
 
     /// What the server already had was hashed.
     pub fn hashed(&mut self, id: FileId, extent: Extent, answer: Result<Vec<Digest>, Fault>) {
-        let Some(file) = self.files.get_mut(&id) else { return };
-        file.hashing = false;
-        match answer {
-            Ok(digests) => file.root.insert_run(extent.offset, &digests),
-            Err(fault) => file.doom = Some(fault),
+        if let Some(file) = self.files.get_mut(&id) {
+            file.hashed(extent, answer);
         }
+    }
+
+    /// A range was hashed, to be offered.
+    pub fn offer_hashed(
+        &mut self,
+        id: FileId,
+        extent: Extent,
+        answer: Result<Vec<Digest>, Fault>,
+        now: Duration,
+    ) {
+        self.touch(now);
+        let file = self.files.get_mut(&id).expect("a range that is hashed keeps its file");
+        let offer = file.offer(id, extent, answer);
+        if let Ok(Some(offer)) = offer {
+            return self.effects.push_back(ClientEffect::Send(WriteRequest::Offer(offer)));
+        }
+        self.offers.end();
+        self.requeue(&[(id, extent)]);
+        if let Err(fault) = offer {
+            self.fail(id, fault);
+        }
+    }
+
+    /// The driver looked for holes.
+    pub fn found(&mut self, id: FileId, survey: Survey) {
+        let file = self.files.get_mut(&id).expect("a file stays while its holes are looked for");
+        file.holes_found(survey);
+        self.queue.ensure_first(id);
+    }
+
+    /// Zeros were hashed as a range of a file.
+    pub fn zeros_hashed(&mut self, id: FileId, extent: Extent, digests: &[Digest], now: Duration) {
+        self.touch(now);
+        self.holes.hashed();
+        let file = self.files.get_mut(&id).expect("a hole keeps its file");
+        file.zeros_hashed(extent, digests);
     }
 
     /// The driver compared the source with what it was at first, and says what it is to keep.
     pub fn source_checked(&mut self, id: FileId, root: Digest, answer: Result<Kept, Fault>) {
-        let Some(file) = self.files.get_mut(&id) else { return };
-        match answer {
-            Ok(meta) => {
-                file.stage = Stage::Committing;
-                self.to_commit.push(CommitFile { file: id, root, meta });
-            }
-            Err(fault) => {
-                file.doom = Some(fault);
-                file.stage = Stage::Sending;
-            }
+        let file = self.files.get_mut(&id);
+        if let Some(meta) = file.and_then(|file| file.source_checked(answer)) {
+            self.requests.commit(CommitFile { file: id, root, meta });
         }
     }
 
@@ -294,9 +302,12 @@ impl WriteClient {
             WriteReply::Created { files } => {
                 files.into_iter().try_for_each(|(file, answer)| self.created(file, answer))
             }
-            WriteReply::Granted { verdicts, grants } => self.granted(grants).and_then(|()| {
-                verdicts.into_iter().try_for_each(|(tag, verdicts)| self.judged(tag, verdicts))
-            }),
+            WriteReply::Granted { verdicts, grants } => grants
+                .into_iter()
+                .try_for_each(|grant| self.grants.add(grant, &self.links))
+                .and_then(|()| {
+                    verdicts.into_iter().try_for_each(|(tag, verdicts)| self.judged(tag, verdicts))
+                }),
             WriteReply::Committed { files } => {
                 files.into_iter().try_for_each(|(file, answer)| self.committed(file, answer))
             }
@@ -311,47 +322,48 @@ impl WriteClient {
 
     /// Fills granted slots and sends what is due. Call after every event.
     pub fn advance(&mut self, now: Duration) {
-        while let Some(grant) = self.next_grant() {
+        while let Some(grant) = self.grants.next(&self.links) {
             let room = grant.bytes.min(self.options.chunk_bytes);
-            let pieces = self.next_pieces(grant.link, room);
+            let pieces = self.queue.next_pieces(grant.link, room, &mut self.files);
             if pieces.is_empty() {
                 self.grants.use_first(grant);
                 break;
             }
-            let deadline = now + self.options.timeout;
-            let spot = self.ask(grant.tag, &pieces);
-            let flight = Flight { grant, pieces, digests: None, spot, deadline };
-            self.flights.insert(grant.tag, flight);
-            if spot == Asked::Not {
-                self.post(grant);
+            let spot = self.spot_for(grant.tag, &pieces);
+            match spot {
+                Some(spot) => self.requests.ask_spot(spot),
+                None => self.post(grant, pieces.clone()),
             }
+            let deadline = now + self.options.timeout;
+            self.flights.insert(Flight::new(grant, pieces, spot.is_some(), deadline));
         }
-        self.say_ends();
-        self.forget_holes();
+        self.requests.flush_ends(&self.files, &mut self.effects);
+        self.holes.forget(&mut self.files);
         let touched = self.files.take_touched();
-        self.offer_ranges(&touched);
-        self.name_holes(&touched);
+        self.offers.begin(&touched, &mut self.files, &mut self.effects);
+        self.holes.name(&touched, &mut self.files, &mut self.effects);
         self.end_files(&touched);
-        self.flush();
+        self.requests.flush(&mut self.effects);
         self.expire(now);
     }
 
-    /// Has the pieces of a flight written to where this grant says.
-    fn post(&mut self, grant: Grant) {
-        let pieces = self.flights[&grant.tag].pieces.clone();
+    /// The spot to ask for, for what is to be sent, where its file takes them.
+    fn spot_for(&self, tag: Tag, pieces: &[(FileId, Extent)]) -> Option<Spot> {
+        let &[(file, extent)] = pieces else { return None };
+        let takes = self.files.get(&file).is_some_and(File::takes_spots);
+        takes.then_some(Spot { tag, file, extent })
+    }
+
+    /// Has pieces written to where this grant says.
+    fn post(&mut self, grant: Grant, pieces: Vec<(FileId, Extent)>) {
         let again = pieces.iter().any(|(id, extent)| {
-            self.files.get(id).is_some_and(|file| file.bad.contains_key(&extent.offset))
+            self.files.get(id).is_some_and(|file| file.has_mismatched(*extent))
         });
         self.effects.push_back(ClientEffect::Post(Post { grant, pieces, again }));
     }
 
-    fn tags_on(&self, link: LinkId) -> impl Iterator<Item = Tag> + '_ {
-        let on_link = self.flights.iter().filter(move |(_, flight)| flight.grant.link == link);
-        on_link.map(|(&tag, _)| tag)
-    }
-
     fn created(&mut self, id: FileId, answer: Result<Vec<Extent>, Fault>) -> Result<(), Fault> {
-        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Creating);
+        let file = self.files.get_mut(&id).filter(|file| file.is_creating());
         let file = file.ok_or_else(|| unexpected("answer to a create", id))?;
         match answer {
             Err(fault) => {
@@ -359,34 +371,50 @@ impl WriteClient {
                 self.effects.push_back(ClientEffect::Failed { file: id, fault });
             }
             Ok(have) => {
-                file.stage = Stage::Sending;
-                file.resumed = !have.is_empty();
-                for extent in have {
-                    if !is_whole(extent, file.size) || !file.unsent.take(extent) {
-                        return Err(unexpected("extent that is not of the file", id));
+                file.created(id, have)?;
+                self.queue.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// The server judged a chunk: stored, or to be sent again until it is in vain.
+    fn judged(&mut self, tag: Tag, verdicts: Vec<Verdict>) -> Result<(), Fault> {
+        let judged = self.flights.judged(tag, verdicts.len())?;
+        let pieces = judged.pieces.iter().zip(judged.digests).zip(verdicts);
+        for ((&(id, extent), digests), verdict) in pieces {
+            match verdict {
+                Verdict::Stored => {
+                    self.in_place_bytes += u64::from(judged.in_place) * extent.len;
+                    let Some(file) = self.files.get_mut(&id) else { continue };
+                    file.stored(extent, &digests);
+                    if file.is_stream() {
+                        self.effects.push_back(ClientEffect::Stored { file: id, extent });
                     }
-                    file.unhashed.insert(extent);
                 }
-                let survey = file.survey.take().expect("a file is created once");
-                file.search.answer(survey, file.size, &mut file.unsent);
-                self.queue.push_back(id);
+                Verdict::Mismatch => {
+                    self.mismatches += 1;
+                    self.requeue(&[(id, extent)]);
+                    if let Some(file) = self.files.get_mut(&id) {
+                        file.mismatched(extent);
+                    }
+                }
+                Verdict::Failed(fault) => {
+                    self.requeue(&[(id, extent)]);
+                    self.fail(id, fault);
+                }
             }
         }
         Ok(())
     }
 
     fn committed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
-        let file = self.files.get_mut(&id).filter(|file| file.stage == Stage::Committing);
+        let file = self.files.get_mut(&id).filter(|file| file.is_committing());
         let file = file.ok_or_else(|| unexpected("answer to a commit", id))?;
-        let mismatch = answer.as_ref().is_err_and(|fault| fault.code == Code::Mismatch);
-        if mismatch && file.resumed && file.attempts < FILE_ATTEMPTS_MAX {
-            // What an earlier run sent was of another version, whatever its time stamps said.
-            file.attempts += 1;
-            file.stage = Stage::Restarting;
+        let Some(root) = file.committed(&answer) else {
             self.effects.push_back(ClientEffect::Restart { file: id });
             return Ok(());
-        }
-        let root = file.root.finish().expect("every grain was stored");
+        };
         self.files.remove(&id);
         self.effects.push_back(match answer {
             Ok(()) => ClientEffect::Finished { file: id, root },
@@ -395,41 +423,130 @@ impl WriteClient {
         Ok(())
     }
 
-    /// Pieces that were in flight must be sent again.
-    fn requeue(&mut self, pieces: Vec<(FileId, Extent)>) {
-        for (id, extent) in pieces {
-            let Some(file) = self.files.get_mut(&id) else { continue };
-            file.pending -= 1;
-            file.give_back(extent);
-            if !self.queue.contains(&id) {
-                self.queue.push_front(id);
+    fn zeroed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
+        if !self.files.get_mut(&id).is_some_and(File::holes_answered) {
+            return Err(unexpected("answer to holes", id));
+        }
+        self.holes.answered();
+        if let Err(fault) = answer {
+            self.fail(id, fault);
+        }
+        Ok(())
+    }
+
+    fn spots(&mut self, reply: SpotReply, now: Duration) -> Result<(), Fault> {
+        let made = match reply {
+            SpotReply::Taken(files) => {
+                self.take_spots(&files, true);
+                return Ok(());
+            }
+            SpotReply::Made(made) => made,
+        };
+        for (tag, answer) in made {
+            // One that is gone was fenced meanwhile.
+            let Some(flight) = self.flights.get_mut(tag) else { continue };
+            let refused = answer.is_err();
+            let grant = flight.spot_made(answer.ok(), now + self.options.timeout)?;
+            let pieces = flight.pieces().to_vec();
+            if refused {
+                self.take_spots(&[pieces[0].0], false);
+            }
+            self.post(grant, pieces);
+        }
+        Ok(())
+    }
+
+    /// Whether chunks of these files may be written to where they stay.
+    fn take_spots(&mut self, files: &[FileId], takes: bool) {
+        for id in files {
+            if let Some(file) = self.files.get_mut(id) {
+                file.set_takes_spots(takes);
             }
         }
     }
 
-    fn flush(&mut self) {
-        let effects = &mut self.effects;
-        let mut send = |request| effects.push_back(ClientEffect::Send(request));
-        for tags in batches(&mut self.to_return) {
-            send(WriteRequest::Spots(SpotRequest::Return(tags)));
-        }
-        for spots in batches(&mut self.to_ask) {
-            send(WriteRequest::Spots(SpotRequest::Ask(spots)));
-        }
-        for files in batches(&mut self.to_discard) {
-            send(WriteRequest::Discard { files });
-        }
-        for files in batches_by(&mut self.to_create, |file| file.path.as_bytes().len()) {
-            send(WriteRequest::Create { files });
-        }
-        for chunks in batches_by(&mut self.to_say, |chunk| chunk.pieces.len() * PIECE_BYTES) {
-            send(WriteRequest::Sent { chunks });
-        }
-        for files in batches_by(&mut self.to_commit, CommitFile::weight) {
-            send(WriteRequest::Commit { files });
+    fn taken(&mut self, taken: Taken) -> Result<(), Fault> {
+        let id = taken.file;
+        let file = self.files.get_mut(&id);
+        let file = file.ok_or_else(|| unexpected("answer to an offer", id))?;
+        file.taken(taken, &mut self.effects)?;
+        self.offers.end();
+        self.queue.ensure_last(id);
+        Ok(())
+    }
+
+    /// Pieces that were in flight must be sent again.
+    fn requeue(&mut self, pieces: &[(FileId, Extent)]) {
+        for &(id, extent) in pieces {
+            let Some(file) = self.files.get_mut(&id) else { continue };
+            file.requeue(extent);
+            self.queue.ensure_first(id);
         }
     }
-}
 
-/// About what a piece takes in a message when it has one digest.
-const PIECE_BYTES: usize = 64;
+    /// Ends files of which nothing is in flight: what the server had of one is hashed, then its
+    /// source is looked at again; one that cannot be sent is given up.
+    fn end_files(&mut self, touched: &[FileId]) {
+        let mut over = Vec::new();
+        for &id in touched {
+            match self.files.look_at(id).and_then(File::due) {
+                Some(Due::GiveUp) => over.push(id),
+                Some(Due::Hash(extent)) => {
+                    self.effects.push_back(ClientEffect::Hash { file: id, extent });
+                }
+                Some(Due::CheckSource(root)) => {
+                    self.effects.push_back(ClientEffect::CheckSource { file: id, root });
+                }
+                None => {}
+            }
+        }
+        for id in over {
+            self.give_up(id);
+        }
+    }
+
+    fn give_up(&mut self, id: FileId) {
+        let file = self.files.get_mut(&id).expect("the caller found it");
+        self.requests.discard(id);
+        if let Some(fault) = file.give_up() {
+            self.files.remove(&id);
+            self.effects.push_back(ClientEffect::Failed { file: id, fault });
+        } else {
+            self.effects.push_back(ClientEffect::Restart { file: id });
+        }
+    }
+
+    /// When `advance` must be called at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        let silent = self.heard + self.options.timeout;
+        if self.flights.is_empty() {
+            return self.awaits_server().then_some(silent);
+        }
+        self.flights.deadline(&self.links).or(Some(silent))
+    }
+
+    /// A chunk has a deadline, and so has a silent server. Work of this side is not waited for
+    /// with a clock.
+    fn expire(&mut self, now: Duration) {
+        let silent = self.heard + self.options.timeout <= now;
+        if silent && self.awaits_server() && self.flights.are_ending(&self.links) {
+            let seconds = self.options.timeout.as_secs();
+            let text = format!("server said nothing for {seconds} s");
+            self.effects.push_back(ClientEffect::Broken(Fault::new(Code::TimedOut, text)));
+            self.heard = now;
+        }
+        for link in self.flights.late(now) {
+            if self.links.drop_link(link) {
+                // The server has a while to fence it, from now on.
+                self.heard = now;
+                self.effects.push_back(ClientEffect::DropLink { link });
+            }
+        }
+    }
+
+    /// Whether something is left to do and not all of it is this side's to do.
+    pub fn awaits_server(&self) -> bool {
+        let waits = self.files.values().any(|file| !file.awaits_source());
+        waits && self.holes.is_idle()
+    }
+}

@@ -2,7 +2,7 @@
 //! that comes twice would have two flights, and the first of them be forgotten, so
 //! tags only ever go up, as the server counts them, and any other ends the session.
 
-use super::WriteClient;
+use super::links::Links;
 use crate::message::{Grant, Tag};
 use crate::units::{GRAIN_BYTES, LINKS_MAX, SLOTS_PER_LINK};
 use crate::{Code, Fault, LinkId};
@@ -19,16 +19,35 @@ pub(super) struct Grants {
 }
 
 impl Grants {
+    /// Takes a grant of the server; one of a link that is dead is of no use.
+    pub fn add(&mut self, grant: Grant, links: &Links) -> Result<(), Fault> {
+        self.check(&grant)?;
+        if self.waiting.len() >= GRANTS_MAX {
+            let text = format!("server granted more than {GRANTS_MAX} slots at a time");
+            return Err(Fault::new(Code::Protocol, text));
+        }
+        if !links.is_dead(grant.link) {
+            self.use_last(grant);
+        }
+        Ok(())
+    }
+
+    /// The next grant whose link can be written to.
+    pub fn next(&mut self, links: &Links) -> Option<Grant> {
+        let usable = self.waiting.iter().position(|grant| links.is_up(grant.link))?;
+        self.waiting.remove(usable)
+    }
+
     /// Takes one back that nothing was written to, to be used before or behind the others.
-    pub(super) fn use_first(&mut self, grant: Grant) {
+    pub fn use_first(&mut self, grant: Grant) {
         self.waiting.push_front(grant);
     }
 
-    pub(super) fn use_last(&mut self, grant: Grant) {
+    pub fn use_last(&mut self, grant: Grant) {
         self.waiting.push_back(grant);
     }
 
-    pub(super) fn forget_link(&mut self, link: LinkId) {
+    pub fn forget_link(&mut self, link: LinkId) {
         self.waiting.retain(|grant| grant.link != link);
     }
 
@@ -47,35 +66,12 @@ impl Grants {
     }
 }
 
-impl WriteClient {
-    /// Takes grants; those of links that are dead are of no use.
-    pub(super) fn granted(&mut self, grants: Vec<Grant>) -> Result<(), Fault> {
-        for grant in grants {
-            self.grants.check(&grant)?;
-            if self.grants.waiting.len() >= GRANTS_MAX {
-                let text = format!("server granted more than {GRANTS_MAX} slots at a time");
-                return Err(Fault::new(Code::Protocol, text));
-            }
-            if !self.dead.contains(&grant.link) {
-                self.grants.use_last(grant);
-            }
-        }
-        Ok(())
-    }
-
-    /// The next grant whose link can be written to.
-    pub(super) fn next_grant(&mut self) -> Option<Grant> {
-        let waiting = &mut self.grants.waiting;
-        let usable = waiting.iter().position(|grant| self.up.contains(&grant.link))?;
-        waiting.remove(usable)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::message::{FileId, FileInfo, Region, WriteReply};
     use crate::units::CHUNK_BYTES_DEFAULT;
+    use crate::write::WriteClient;
     use crate::write::types::{ClientEffect, ClientOptions};
     use crate::{Extent, Survey, WirePath};
     use std::time::Duration;

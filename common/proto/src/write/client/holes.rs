@@ -2,129 +2,99 @@
 //! hashed here as zeros, because the root must be of all of the file. The next
 //! list of a file goes out when the last one is done with on both sides.
 
-use super::{File, Stage, WriteClient};
-use crate::batch::unexpected;
-use crate::holes::{Holes, Survey};
+use super::file::File;
+use crate::FileId;
+use crate::holes::{Holes, Zeros};
 use crate::message::WriteRequest;
+use crate::touched::Files;
 use crate::units::HOLE_LISTS_MAX;
 use crate::write::types::ClientEffect;
-use crate::{Digest, Extent, Fault, FileId};
-use std::time::Duration;
+use std::collections::VecDeque;
 
-impl WriteClient {
-    /// The driver looked for holes.
-    pub fn found(&mut self, id: FileId, survey: Survey) {
-        let file = self.files.get_mut(&id).expect("a file stays while its holes are looked for");
-        file.pending -= 1;
-        file.search.answer(survey, file.size, &mut file.unsent);
-        if !self.queue.contains(&id) {
-            self.queue.push_front(id);
-        }
-    }
+/// The lists of all files, and the zeros that are hashed for them.
+#[derive(Default)]
+pub(super) struct HoleLists {
+    zeros: Zeros<FileId>,
+    /// Lists that are not answered.
+    unanswered: usize,
+}
 
-    /// Zeros were hashed as a range of a file.
-    pub fn zeros_hashed(&mut self, id: FileId, extent: Extent, digests: &[Digest], now: Duration) {
-        self.touch(now);
-        self.zeros.ended();
-        let file = self.files.get_mut(&id).expect("a hole keeps its file");
-        file.hole_done();
-        file.root.insert_run(extent.offset, digests);
-    }
-
-    /// Whether zeros of holes are hashed here, or wait for it.
-    pub fn is_hashing_holes(&self) -> bool {
-        !self.zeros.is_idle()
+impl HoleLists {
+    /// Whether no zeros are hashed, nor wait for it.
+    pub fn is_idle(&self) -> bool {
+        self.zeros.is_idle()
     }
 
     /// Whether the server has holes to make and to hash.
-    pub fn awaits_holes(&self) -> bool {
-        self.lists > 0
+    pub fn has_unanswered(&self) -> bool {
+        self.unanswered > 0
     }
 
-    pub(super) fn zeroed(&mut self, id: FileId, answer: Result<(), Fault>) -> Result<(), Fault> {
-        let file = self.files.get_mut(&id).filter(|file| file.naming);
-        let file = file.ok_or_else(|| unexpected("answer to holes", id))?;
-        file.naming = false;
-        file.pending -= 1;
-        self.lists -= 1;
-        if let Err(fault) = answer {
-            self.fail(id, fault);
-        }
-        Ok(())
+    /// The server answered a list.
+    pub fn answered(&mut self) {
+        self.unanswered -= 1;
+    }
+
+    /// Zeros were hashed.
+    pub fn hashed(&mut self) {
+        self.zeros.ended();
     }
 
     /// Forgets holes of files that have failed.
-    pub(super) fn forget_holes(&mut self) {
-        let files = &self.files;
-        for id in self.zeros.forget(|id| files.get(id).is_none_or(|file| file.doom.is_some())) {
-            if let Some(file) = self.files.get_mut(&id) {
-                file.hole_done();
+    pub fn forget(&mut self, files: &mut Files<File>) {
+        let failed = |id: &FileId| files.get(id).is_none_or(File::is_doomed);
+        for id in self.zeros.forget(failed) {
+            if let Some(file) = files.get_mut(&id) {
+                file.end_hole();
             }
         }
     }
 
     /// Names holes, looks for more where all data is sent, and has zeros hashed.
-    pub(super) fn name_holes(&mut self, touched: &[FileId]) {
+    pub fn name(
+        &mut self,
+        touched: &[FileId],
+        files: &mut Files<File>,
+        effects: &mut VecDeque<ClientEffect>,
+    ) {
         let mut waiting = Vec::new();
         for &id in touched {
-            let Some(file) = self.files.look_at(id) else { continue };
-            if file.stage != Stage::Sending || file.doom.is_some() {
-                continue;
-            }
-            let may_name = !file.naming && file.holes_left == 0;
-            if may_name && self.lists == HOLE_LISTS_MAX {
+            let Some(file) = files.look_at(id).filter(|file| file.is_wanted()) else { continue };
+            if file.may_name_holes() && self.unanswered == HOLE_LISTS_MAX {
                 // Another file's list is in the way: nothing of this one will tell when it is not.
                 waiting.push(id);
-            } else if may_name && let Some(extents) = file.search.next_list() {
-                extents.iter().for_each(|extent| self.zeros.push(id, *extent));
-                file.naming = true;
-                file.holes_left = extents.len();
-                file.pending += 1 + extents.len();
-                self.lists += 1;
-                let holes = WriteRequest::Holes(Holes { file: id, extents });
-                self.effects.push_back(ClientEffect::Send(holes));
-            }
-            if file.next_unsent().is_none()
-                && let Some(from) = file.search.question(file.size)
+            } else if file.may_name_holes()
+                && let Some(extents) = file.name_holes()
             {
-                file.pending += 1;
-                self.effects.push_back(ClientEffect::FindHoles { file: id, from });
+                extents.iter().for_each(|extent| self.zeros.push(id, *extent));
+                self.unanswered += 1;
+                let holes = WriteRequest::Holes(Holes { file: id, extents });
+                effects.push_back(ClientEffect::Send(holes));
+            }
+            if let Some(from) = file.find_holes() {
+                effects.push_back(ClientEffect::FindHoles { file: id, from });
             }
         }
-        waiting.into_iter().for_each(|id| self.files.touch(id));
+        waiting.into_iter().for_each(|id| files.touch(id));
         while let Some(step) = self.zeros.begin() {
             if step.was_cut {
-                let file = self.files.get_mut(&step.of).expect("a hole keeps its file");
-                file.pending += 1;
-                file.holes_left += 1;
+                files.get_mut(&step.of).expect("a hole keeps its file").add_hole();
             }
             let (file, extent) = (step.of, step.extent);
-            self.effects.push_back(ClientEffect::HashZeros { file, extent });
+            effects.push_back(ClientEffect::HashZeros { file, extent });
         }
-    }
-}
-
-impl File {
-    fn hole_done(&mut self) {
-        self.pending -= 1;
-        self.holes_left -= 1;
-    }
-
-    /// The first range that is to be sent, as far as holes are told from data.
-    pub(super) fn next_unsent(&self) -> Option<Extent> {
-        let first = self.unsent.iter().next()?;
-        let len = self.search.until().saturating_sub(first.offset).min(first.len);
-        (len > 0).then_some(Extent::new(first.offset, len))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::holes::Survey;
     use crate::message::{FileInfo, WriteReply};
     use crate::units::GRAIN_BYTES;
-    use crate::write::ClientOptions;
-    use crate::{RootBuilder, WirePath};
+    use crate::write::{ClientOptions, WriteClient};
+    use crate::{Digest, Extent, RootBuilder, WirePath};
+    use std::time::Duration;
 
     const SIZE: u64 = 2 * GRAIN_BYTES;
 
