@@ -27,7 +27,7 @@ impl<E: Send + 'static> Jobs<E> {
     }
 
     /// The next answer, if there is one.
-    pub fn next(&mut self) -> Option<E> {
+    pub fn next_answer(&mut self) -> Option<E> {
         self.answers.try_recv().ok()
     }
 }
@@ -65,9 +65,12 @@ mod tests {
         let mut jobs = Jobs::new(&waker);
         jobs.run(|| 7);
         woken(&waker).await;
-        assert_eq!((jobs.next(), jobs.next(), waker.has_panicked()), (Some(7), None, false));
+        assert_eq!(
+            (jobs.next_answer(), jobs.next_answer(), waker.has_panicked()),
+            (Some(7), None, false)
+        );
         jobs.run(|| panic!("this test has it panic"));
         woken(&waker).await;
-        assert_eq!((jobs.next(), waker.has_panicked()), (None, true));
+        assert_eq!((jobs.next_answer(), waker.has_panicked()), (None, true));
     }
 }

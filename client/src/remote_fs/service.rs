@@ -167,7 +167,7 @@ impl Service {
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
-        while let Some((zero, digests)) = self.jobs.next() {
+        while let Some((zero, digests)) = self.jobs.next_answer() {
             let now = engine.now();
             engine.read().zeroed(zero, Ok(digests), now);
         }

@@ -68,7 +68,7 @@ impl DirMetadata {
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
-        while let Some(answers) = self.jobs.next() {
+        while let Some(answers) = self.jobs.next_answer() {
             self.setting = false;
             for (item, label, answer) in answers {
                 match answer {

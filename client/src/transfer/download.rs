@@ -308,7 +308,7 @@ impl Downloads {
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
-        while let Some(answer) = self.jobs.next() {
+        while let Some(answer) = self.jobs.next_answer() {
             match answer {
                 Answer::Resumed(id, have) => self.resumed(engine, id, have.map(|have| *have)),
                 Answer::Zeroed(zero, answer) => {
@@ -324,7 +324,7 @@ impl Downloads {
     /// an earlier run left of a file was found, which the next session finds at once.
     pub fn take_last_answers(&mut self, engine: &mut Engine) -> bool {
         let mut resumed = false;
-        while let Some(answer) = self.jobs.next() {
+        while let Some(answer) = self.jobs.next_answer() {
             match answer {
                 Answer::Resumed(id, _) => {
                     resumed = true;

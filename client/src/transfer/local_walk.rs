@@ -95,7 +95,7 @@ impl LocalWalks {
 
     /// The offers of the page that a job walked, if it is there.
     pub fn next_offers(&mut self, engine: &mut Engine, dirs: &DirMetadata) -> Option<Vec<Offer>> {
-        let page = self.jobs.next()?;
+        let page = self.jobs.next_answer()?;
         self.walked = None;
         let LocalPage { mut walking, entries, faults } = page;
         let Numbered { number, tree } = walking.of.clone();

@@ -360,7 +360,7 @@ impl Uploads {
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, ids: &IdTranslation) {
-        while let Some(answer) = self.jobs.next() {
+        while let Some(answer) = self.jobs.next_answer() {
             let now = engine.now();
             match answer {
                 Answer::Opened(answers) => self.opened(engine, answers),

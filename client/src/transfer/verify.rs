@@ -204,7 +204,7 @@ impl Verifier {
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
-        while let Some(answer) = self.jobs.next() {
+        while let Some(answer) = self.jobs.next_answer() {
             match answer {
                 Answer::Zeroed(zero, answer) => {
                     let now = engine.now();

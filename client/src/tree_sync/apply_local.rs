@@ -89,7 +89,7 @@ impl Deeds {
     /// Takes the answer of the job, if it is there. Returns the files behind its page, which may
     /// come now.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec) -> Vec<(Mark, Download)> {
-        let Some(DeedsDone(answers, dropped)) = self.jobs.next() else { return Vec::new() };
+        let Some(DeedsDone(answers, dropped)) = self.jobs.next_answer() else { return Vec::new() };
         engine.outcomes().ledger().summary.dropped += dropped;
         for (asked, answer) in answers {
             asked.answered(engine, spec, answer);

@@ -101,7 +101,7 @@ impl IdMap {
         spec: &Spec,
         ids: &mut IdTranslation,
     ) -> Option<SourcePage> {
-        match self.jobs.next()? {
+        match self.jobs.next_answer()? {
             Looked::Names(names) => self.named(engine, spec, ids, names),
             Looked::Numbers(numbers) => self.numbered(ids, numbers),
         }

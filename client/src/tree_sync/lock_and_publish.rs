@@ -99,6 +99,6 @@ impl TargetLock {
 
     /// Whether a tree on this machine is in place by now, or why it is not.
     pub fn published(&mut self) -> Option<Result<(), Fault>> {
-        self.jobs.next()
+        self.jobs.next_answer()
     }
 }

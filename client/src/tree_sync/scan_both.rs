@@ -130,7 +130,7 @@ impl ScanBoth {
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
-        while let Some(paged) = self.jobs.next() {
+        while let Some(paged) = self.jobs.next_answer() {
             self.tree_paged(paged);
         }
         let page = self.owners.take_answers(engine, spec, ids);
