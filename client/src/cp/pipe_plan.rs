@@ -10,7 +10,6 @@ use crate::session::Session;
 use crate::session::command_error::CopyError;
 use crate::session::work::Work;
 use crate::transfer::pipe_transfer::{FromPipe, ToPipe};
-use std::sync::Arc;
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault};
 
@@ -60,8 +59,7 @@ impl Plan {
             match file {
                 Ok(entry) => {
                     let (remote, size) = (source.path.clone(), entry.size);
-                    let outlet = Arc::default();
-                    self.work.push(Work::ToPipe(ToPipe { remote, size, label, outlet }));
+                    self.work.push(Work::ToPipe(ToPipe::new(remote, size, label)));
                 }
                 Err(fault) => self.fail(label, fault),
             }

@@ -36,10 +36,13 @@ use crate::engine::links::Links;
 use crate::engine::options::SessionOptions;
 use crate::engine::outcomes::Outcomes;
 use crate::engine::rate_limit::Pace;
+use crate::engine::receive::Landing;
 use crate::engine::silence::Step;
 use crate::engine::transport::Carrier;
 use crate::engine::worker::{ClientWorker, Command};
 use crate::local_io::counters::Stats;
+use crate::local_io::endpoint::Goal;
+use crate::local_io::range_buffer::PartBuffer;
 use crate::local_io::waker::Waker;
 use crate::model::copy_policy::Rules;
 use std::collections::VecDeque;
@@ -51,8 +54,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use verbatim_control::{Connection, Fingerprint};
 use verbatim_fabric::worker::WorkerHandle;
-use verbatim_proto::message::{FileId, LinkId, ServerMessage, WriteReply};
-use verbatim_proto::read::{self, ReadClient};
+use verbatim_proto::message::{FileId, LinkId, Piece, ServerMessage, WriteReply};
+use verbatim_proto::read::{self, Fetch, ReadClient};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, WriteClient};
 use verbatim_proto::{ClientMessage, Code, Fault, Look, WirePath};
@@ -369,6 +372,18 @@ impl Engine {
             Some(pace) => pace.push(bytes, (link, command)),
             None => self.tell(link, command),
         }
+    }
+
+    /// Has a worker read a chunk into ranges in memory; `part_of` names the range of each piece. The
+    /// command waits for the rate limit.
+    pub fn fetch_parts(&mut self, fetch: Fetch, part_of: impl Fn(&Piece) -> Arc<PartBuffer>) {
+        let landing = |piece: &Piece| {
+            let part = part_of(piece);
+            Landing { size: part.part.size, goal: Goal::Part(part) }
+        };
+        let landings = fetch.chunk.pieces.iter().map(landing).collect();
+        let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
+        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
     }
 
     /// Sends the commands for which the rate has room by now.

@@ -5,9 +5,6 @@
 
 use crate::engine::Engine;
 use crate::engine::jobs::Jobs;
-use crate::engine::receive::Landing;
-use crate::engine::worker::Command;
-use crate::local_io::endpoint::Goal;
 use crate::local_io::range_buffer::PartBuffer;
 use crate::local_io::waker::Waker;
 use crate::remote_fs::attributes::Seen;
@@ -16,7 +13,7 @@ use crate::transfer::remote_scan::{Page, SCANS_MAX};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::oneshot;
-use verbatim_proto::message::{ClientMessage, Entry, FileId, Piece};
+use verbatim_proto::message::{ClientMessage, Entry, FileId};
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, Kept, Look, Scan, Ties, WirePath};
 
@@ -307,13 +304,10 @@ impl Service {
     }
 
     fn fetch(&self, engine: &mut Engine, fetch: Fetch) {
-        let landing = |piece: &Piece| {
+        engine.fetch_parts(fetch, |piece| {
             let (part, _) = self.part(piece.file).expect("a file stays until it is over");
-            Landing { goal: Goal::Part(part.clone()), size: part.part.size }
-        };
-        let landings = fetch.chunk.pieces.iter().map(landing).collect();
-        let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
-        engine.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+            part.clone()
+        });
     }
 
     fn zero(&self, zero: Zero) {

@@ -32,7 +32,7 @@ impl Work {
     /// Whether another session could go on with it: what came out of a pipe is gone.
     pub(crate) fn can_go_on(&self) -> bool {
         match self {
-            Self::ToPipe(work) => work.outlet.can_go_on(),
+            Self::ToPipe(work) => work.can_go_on(),
             Self::FromPipe(_) => false,
             _ => true,
         }
@@ -41,7 +41,6 @@ impl Work {
     /// No session will go on with it, for this reason; returns what that means to people.
     pub(crate) fn give_up(&self, fault: Fault) -> Fault {
         let Self::ToPipe(work) = self else { return fault };
-        work.outlet.close();
-        work.outlet.explain(fault)
+        work.give_up(fault)
     }
 }

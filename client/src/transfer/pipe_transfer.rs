@@ -13,8 +13,8 @@ use crate::transfer::upload::Uploads;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::mpsc;
-use verbatim_proto::WirePath;
 use verbatim_proto::message::{FileId, FileInfo};
+use verbatim_proto::{Fault, WirePath};
 
 /// A file to write to standard output.
 #[derive(Clone)]
@@ -26,7 +26,26 @@ pub struct ToPipe {
     /// How the user would name it.
     pub label: String,
     /// What it goes through.
-    pub(crate) outlet: Arc<Outlet>,
+    outlet: Arc<Outlet>,
+}
+
+impl ToPipe {
+    /// Writes the file at `remote`, of which nothing was written before.
+    pub fn new(remote: WirePath, size: u64, label: String) -> Self {
+        Self { remote, size, label, outlet: Arc::default() }
+    }
+
+    /// Whether another session could continue: what was written is of a version that can be told
+    /// from others.
+    pub fn can_go_on(&self) -> bool {
+        self.outlet.can_go_on()
+    }
+
+    /// Ends the file: nothing more is written. Returns what this failure means to the user.
+    pub fn give_up(&self, fault: Fault) -> Fault {
+        self.outlet.close();
+        self.outlet.explain(fault)
+    }
 }
 
 /// Standard input, to be sent.
