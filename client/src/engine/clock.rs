@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// A turn that ends this much too late was not let run.
 const LATE_MIN: Duration = Duration::from_secs(1);
 
-/// The clock of one session.
-pub(crate) struct Clock {
+/// The clock of one session, read once at each wake.
+pub struct Clock {
     /// The time as of the last wake.
     moment: Instant,
     /// When the copy began, perhaps in an earlier session.
@@ -22,34 +22,35 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         let silence = Silence::new(now);
         Self { moment: now, begin: now, absent: Duration::ZERO, quiet_since: now, silence }
     }
 
-    /// Reads the clock: when a session begins something, and when it wakes. Not more often:
+    /// Reads the system clock: when a session starts work, and when it wakes. Not more often:
     /// reading the clock is a system call on some machines.
     pub fn look(&mut self) {
         self.moment = Instant::now();
     }
 
     /// The time as of the last look.
-    pub fn moment(&self) -> Instant {
+    pub(crate) fn moment(&self) -> Instant {
         self.moment
     }
 
-    /// Counts from the beginning of the copy, which an earlier session may have seen.
+    /// Counts from the start of the copy, perhaps in an earlier session.
     pub fn count_from(&mut self, begin: Instant) {
         self.begin = begin;
     }
 
     /// How long the copy has gone on, by the clock of the deadlines.
-    pub fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.moment.saturating_duration_since(self.begin).saturating_sub(self.absent)
     }
 
-    /// Takes off the time that passed since the session was to wake: this process was stopped, or
-    /// the reader of its output made it wait. The server may have answered long ago.
+    /// Discounts the time since `until`, when the session was to wake, if it is 1 s or more: this
+    /// process was stopped, or waited for the reader of its output. The server may have answered
+    /// long ago.
     pub fn excuse(&mut self, until: Instant) {
         let late = self.moment.saturating_duration_since(until);
         if late >= LATE_MIN {
@@ -60,48 +61,48 @@ impl Clock {
     }
 
     /// The server was asked something just now.
-    pub fn asked(&mut self) {
+    pub(crate) fn asked(&mut self) {
         self.look();
         self.quiet_since = self.moment;
     }
 
-    /// The server was asked something by a caller that did not look at the clock.
+    /// Notes that the server was asked at `now`, by a caller that does not read this clock.
     pub fn asked_at(&mut self, now: Instant) {
         self.quiet_since = now;
     }
 
     /// A message of the server came.
-    pub fn answered(&mut self) {
+    pub(crate) fn answered(&mut self) {
         self.quiet_since = self.moment;
     }
 
     /// Anything came from the server.
-    pub fn heard(&mut self) {
+    pub(crate) fn heard(&mut self) {
         self.silence.heard(self.moment);
     }
 
-    /// How long ago the server was last heard, or asked.
+    /// How long ago the server last answered, or was last asked.
     pub fn quiet(&self) -> Duration {
         self.moment.saturating_duration_since(self.quiet_since)
     }
 
-    /// For how long nothing came from the server.
+    /// How long the server has sent nothing at all.
     pub fn silent(&self) -> Duration {
         self.silence.so_far(self.moment)
     }
 
     /// The next step about a silence, where `owed` says that the server owes an answer.
-    pub fn step(&mut self, owed: bool, timeout: Duration) -> Step {
+    pub(crate) fn step(&mut self, owed: bool, timeout: Duration) -> Step {
         self.silence.step(owed, self.moment, timeout)
     }
 
     /// The server was asked, with this request, whether it is there.
-    pub fn asked_whether_there(&mut self, request: u32) {
+    pub(crate) fn asked_whether_there(&mut self, request: u32) {
         self.silence.asked(request, self.moment);
     }
 
     /// Whether a request asked that; then the silence is over.
-    pub fn is_there(&mut self, request: u32) -> bool {
+    pub(crate) fn is_there(&mut self, request: u32) -> bool {
         self.silence.take_asked(request)
     }
 }

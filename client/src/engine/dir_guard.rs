@@ -23,17 +23,18 @@ pub(crate) struct Ending {
 /// What holds up the end of a folder, if it has one.
 pub(crate) type Within = Option<Arc<Ending>>;
 
-/// Goes along with everything that is copied, from where it is found to where it is over.
-pub(crate) struct Mark {
-    /// What it is in the books.
-    pub item: Item,
+/// The ledger key of an item that is copied, and the folder that waits for it: travels with the item
+/// from the walk that finds it until it is over.
+pub struct Mark {
+    /// The key of the item in the ledger.
+    pub(crate) item: Item,
     /// The folder it is in, which ends after it: it is let go of with this, whatever becomes
     /// of the rest.
-    pub within: Within,
+    pub(crate) within: Within,
 }
 
 impl Mark {
-    /// Of something that no folder waits for.
+    /// Marks an item that no folder waits for.
     pub fn alone(item: Item) -> Self {
         Self { item, within: None }
     }

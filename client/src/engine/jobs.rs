@@ -6,27 +6,29 @@ use crate::local_io::waker::Waker;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// The jobs of one activity, and their answers.
-pub(crate) struct Jobs<E> {
+/// The jobs of one activity on the blocking pool, and their answers of type `E`.
+pub struct Jobs<E> {
     answers: UnboundedReceiver<E>,
     sender: UnboundedSender<E>,
     waker: Waker,
 }
 
 impl<E: Send + 'static> Jobs<E> {
+    /// No jobs yet; their answers wake the task of `waker`.
     pub fn new(waker: &Waker) -> Self {
         let (sender, answers) = unbounded_channel();
         Self { answers, sender, waker: waker.clone() }
     }
 
-    /// Runs `work` on the blocking pool; the task of the session wakes for its answer.
+    /// Runs `work` on the blocking pool and wakes the task of the session for its answer, or for its
+    /// panic, which [`Waker::has_panicked`] reports. Needs a tokio runtime.
     pub fn run(&self, work: impl FnOnce() -> E + Send + 'static) {
         let sender = self.sender.clone();
         // A session that is gone needs no answer.
         run(&self.waker, work, move |answer| drop(sender.send(answer)));
     }
 
-    /// The next answer, if there is one.
+    /// Takes the oldest answer that has arrived. Never waits.
     pub fn next_answer(&mut self) -> Option<E> {
         self.answers.try_recv().ok()
     }

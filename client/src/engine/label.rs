@@ -4,8 +4,8 @@
 use std::fmt::Write;
 use verbatim_proto::WirePath;
 
-/// The name of what is at `path` below `base`.
-pub(crate) fn label_of(base: &str, path: &WirePath) -> String {
+/// The label of the entry at `path` below the tree that `base` names.
+pub fn label_of(base: &str, path: &WirePath) -> String {
     if path.is_root() {
         return base.to_owned();
     }

@@ -25,23 +25,24 @@ const FAULTS_MAX: usize = 1 << 16;
 /// Room for what most items are named by: every file of a tree has one made, twice.
 const NAMED_BYTES: usize = 256;
 
-/// Names one file, folder or link of a copy, whichever session meets it.
+/// The key of one file, folder or link of a copy in its ledger, the same in every session: 16 bytes
+/// of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Item(u128);
+pub struct Item(u128);
 
 impl Item {
-    /// What is at `path` below the piece of work of this number. A label would not do: two
-    /// names that are not UTF-8 can look alike.
+    /// The key of the entry at `path` below piece `work` of the copy. Not of its label: two names
+    /// that are not UTF-8 can look alike.
     pub fn new(work: u32, path: &WirePath) -> Self {
         Self::of(b"item", work, path.as_bytes())
     }
 
-    /// What is no longer at `path`.
+    /// The key of the deletion of `path`.
     pub fn gone(work: u32, path: &WirePath) -> Self {
         Self::of(b"gone", work, path.as_bytes())
     }
 
-    /// What of a tree has not been looked at.
+    /// The key of the entries of a tree that no walk has reached.
     pub fn rest(work: u32) -> Self {
         Self::of(b"rest", work, b"")
     }
@@ -68,9 +69,11 @@ struct Left {
     begun: bool,
 }
 
-/// The books of one copy.
-pub(crate) struct Ledger {
+/// The record of one copy across its sessions: outcomes, unfinished files, and the sums.
+pub struct Ledger {
+    /// When the first session began.
     pub begin: Instant,
+    /// The sums so far.
     pub summary: Summary,
     over: HashSet<Item>,
     /// Changes of a mirror that were told, and are not over.
@@ -87,6 +90,7 @@ pub(crate) struct Ledger {
 type HeldBack = (Item, String, Fault);
 
 impl Ledger {
+    /// An empty ledger that begins now; failures name `peer`.
     pub fn new(peer: &str) -> Self {
         Self {
             begin: Instant::now(),
@@ -100,12 +104,13 @@ impl Ledger {
         }
     }
 
-    /// Whether a change of a mirror is told for the first time.
+    /// Notes that a change of a mirror is reported; whether that is the first time.
     pub fn is_news(&mut self, item: Item) -> bool {
         !self.over.contains(&item) && self.told.insert(item)
     }
 
-    /// Why something failed. Where too much did to know it of all, nothing is sure.
+    /// Why an item failed. The causes of 65,536 failures are kept; past that, an item that is over
+    /// counts as failed.
     pub fn fault_of(&self, item: Item) -> Option<Fault> {
         let unsure = || {
             let over = self.faults.len() >= FAULTS_MAX && self.over.contains(&item);
@@ -116,23 +121,23 @@ impl Ledger {
         self.faults.get(&item).cloned().or_else(unsure)
     }
 
-    /// Whether it is done, or has failed for good.
+    /// Whether an item is done, skipped, or has failed for good.
     pub fn is_over(&self, item: Item) -> bool {
         self.over.contains(&item)
     }
 
-    /// How many are over.
+    /// How many items are done, skipped, or have failed for good.
     pub fn over_count(&self) -> u64 {
         self.over.len() as u64
     }
 
     /// Whether an earlier session of this copy had begun it.
-    pub fn was_begun(&self, item: Item) -> bool {
+    pub(crate) fn was_begun(&self, item: Item) -> bool {
         self.left.get(&item).is_some_and(|left| left.begun)
     }
 
     /// A file is done.
-    pub fn done(&mut self, item: Item, bytes: u64) {
+    pub(crate) fn done(&mut self, item: Item, bytes: u64) {
         self.left.remove(&item);
         self.told.remove(&item);
         if self.over.insert(item) {
@@ -141,7 +146,7 @@ impl Ledger {
         }
     }
 
-    /// A file was done in a tree that is no more, and is done again: as if it were the first time.
+    /// Forgets that a file is done: the tree it was in is gone, so it is copied and counted again.
     pub fn again(&mut self, item: Item, bytes: u64) {
         if self.fault_of(item).is_none() && self.over.remove(&item) {
             self.summary.files = self.summary.files.saturating_sub(1);
@@ -149,17 +154,17 @@ impl Ledger {
         }
     }
 
-    /// From now on what does not fit is no failure: room may be made for it.
+    /// Keeps items that fail for lack of space apart from now on, because deletes may free some.
     pub fn hold_back(&mut self) {
         self.held_back = Some(Spool::default());
     }
 
-    /// How much did not fit so far.
+    /// How many items are kept apart for lack of space.
     pub fn held_back(&self) -> u64 {
         self.held_back.as_ref().map_or(0, Spool::count)
     }
 
-    /// The session is at its end: what did not fit is left to the next one.
+    /// Leaves the items kept apart for lack of space to the next session.
     pub fn leave_held_back(&mut self) {
         let Some(mut held_back) = self.held_back.take() else { return };
         while let Ok(page) = held_back.take_first()
@@ -169,13 +174,13 @@ impl Ledger {
         }
     }
 
-    /// From now on it is one; what did not fit so far is the caller's.
+    /// Returns the items kept apart for lack of space. From now on such an item has failed.
     pub fn release_held_back(&mut self) -> Option<Spool<HeldBack>> {
         self.held_back.take()
     }
 
     /// Something failed for good; says how to tell it, if it was not told before.
-    pub fn failed(&mut self, item: Item, path: String, fault: Fault) -> Option<Failure> {
+    pub(crate) fn failed(&mut self, item: Item, path: String, fault: Fault) -> Option<Failure> {
         if let Some(held_back) = &mut self.held_back
             && fault.code == Code::NoSpace
             && !self.over.contains(&item)
@@ -198,7 +203,7 @@ impl Ledger {
     }
 
     /// Something is left alone; says whether this is news.
-    pub fn skipped(&mut self, item: Item) -> bool {
+    pub(crate) fn skipped(&mut self, item: Item) -> bool {
         self.left.remove(&item);
         let news = self.over.insert(item);
         self.summary.skipped += u64::from(news);
@@ -206,7 +211,7 @@ impl Ledger {
     }
 
     /// Something would be copied; says whether this is news.
-    pub fn planned(&mut self, item: Item, planned: &Planned) -> bool {
+    pub(crate) fn planned(&mut self, item: Item, planned: &Planned) -> bool {
         self.left.remove(&item);
         let news = self.over.insert(item);
         if news {
@@ -216,7 +221,7 @@ impl Ledger {
         news
     }
 
-    /// Something is not finished, and its session is at its end.
+    /// Notes an item that is unfinished at the end of its session; `begun` if data was written.
     pub fn leave(&mut self, item: Item, label: String, begun: bool) {
         if self.over.contains(&item) {
             return;
@@ -230,16 +235,17 @@ impl Ledger {
     }
 
     /// A folder or link is made, or has its metadata.
-    pub fn made(&mut self, item: Item) {
+    pub(crate) fn made(&mut self, item: Item) {
         self.left.remove(&item);
     }
 
-    /// All of a tree was looked at.
+    /// Notes that the walk of tree `work` is complete.
     pub fn looked_at(&mut self, work: u32) {
         self.left.remove(&Item::rest(work));
     }
 
-    /// Fails what is left, once, when no session will finish it.
+    /// Fails all unfinished items with `fault`, because no session follows. Returns them by name, each
+    /// once.
     pub fn give_up(&mut self, fault: &Fault) -> Vec<Failure> {
         let mut left: Vec<_> = std::mem::take(&mut self.left).into_iter().collect();
         left.sort_by(|(_, a), (_, b)| a.label.cmp(&b.label));

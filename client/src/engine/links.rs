@@ -37,8 +37,9 @@ const PHASES_MAX: usize = 4;
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
+/// The links of one connection: which are up, which are being made, and what they run over.
 #[derive(Default)]
-pub(crate) struct Links {
+pub struct Links {
     up: HashSet<LinkId>,
     /// Asked for, or on the way back.
     coming: HashSet<LinkId>,
@@ -51,11 +52,14 @@ pub(crate) struct Links {
     /// The machine that reads has slots without links.
     pretended: bool,
     losses_in_a_row: u32,
+    /// How many links broke so far; those moved to a better port do not count.
     pub lost: u64,
+    /// What links run over, and ran over before; `None` until one is up.
     pub transport: Option<String>,
 }
 
 impl Links {
+    /// How many links are up.
     pub fn up_count(&self) -> usize {
         self.up.len()
     }
@@ -83,7 +87,7 @@ impl Links {
 
 impl Engine {
     /// A read over a link ended; one that landed shows that its link works.
-    pub fn used(&mut self, link: LinkId, outcome: &Outcome) {
+    pub(crate) fn used(&mut self, link: LinkId, outcome: &Outcome) {
         if matches!(outcome, Outcome::Landed(_)) {
             self.clock.heard();
             self.links.losses_in_a_row = 0;
@@ -93,7 +97,7 @@ impl Engine {
 
     /// The server answered; one that says a chunk is stored shows that the link it came over
     /// works. That it was posted does not.
-    pub fn stored(&mut self, reply: &WriteReply) {
+    pub(crate) fn stored(&mut self, reply: &WriteReply) {
         let WriteReply::Granted { verdicts, .. } = reply else { return };
         for (tag, _) in verdicts.iter().filter(|(_, all)| all.contains(&Verdict::Stored)) {
             if let Some(link) = self.write.link_of(*tag) {
@@ -103,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Asks for all links, unless they were asked for before.
+    /// Asks the server for all links, unless some are up or on the way.
     pub fn attach_links(&mut self) {
         if self.links.up.is_empty() && self.links.coming.is_empty() {
             for index in 0..self.streams {
@@ -112,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Gives the machine that reads slots without links: workers that compare files need none.
+    /// Gives the machine that reads its slots without links, which a comparison of files needs not.
     pub fn pretend_links(&mut self) {
         self.links.pretended = true;
         for index in 0..self.streams {
@@ -121,7 +125,7 @@ impl Engine {
     }
 
     /// A machine gives up a link whose work takes too long.
-    pub fn drop_link(&mut self, link: LinkId) {
+    pub(crate) fn drop_link(&mut self, link: LinkId) {
         if !self.links.pretended {
             return self.tell(link, Command::Drop(link));
         }
@@ -137,7 +141,7 @@ impl Engine {
         jobs::run(&self.waker, work, move |event| drop(events.try_send(event)));
     }
 
-    pub fn attach(&mut self, link: LinkId) {
+    pub(crate) fn attach(&mut self, link: LinkId) {
         self.links.coming.insert(link);
         match self.carrier.offer(link, self.now()) {
             Ok(offer) => {
@@ -149,7 +153,7 @@ impl Engine {
         }
     }
 
-    pub fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
+    pub(crate) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
         match (self.links.asked.remove(&link), &answer) {
             // That data may no more move over it is told of a link that is up.
             (None, Err(fault)) if fault.code == Code::Denied => {}
@@ -246,7 +250,7 @@ impl Engine {
     }
 
     /// A link was made and carries nothing.
-    pub fn link_unproven(&mut self, link: LinkId, error: &FabricError) {
+    pub(crate) fn link_unproven(&mut self, link: LinkId, error: &FabricError) {
         // The server may have granted slots on it, and must take them back.
         self.write.link_down(link, self.now());
         self.send(ClientMessage::Fence { link });
@@ -269,8 +273,8 @@ impl Engine {
         self.attach(LinkId { epoch, ..link });
     }
 
-    /// Moves links back to a rail that works again, one at a time: it is ended here, and made
-    /// anew where it belongs.
+    /// Moves one link back to a port that works again: drops it, and makes it anew there. Does nothing
+    /// while a link is being made.
     pub fn go_back(&mut self) {
         if self.links.moving.is_some() || !self.links.coming.is_empty() {
             return;
@@ -282,7 +286,7 @@ impl Engine {
         }
     }
 
-    pub fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
+    pub(crate) fn link_made(&mut self, id: LinkId, made: Result<Box<dyn Link>, FabricError>) {
         let link = match made {
             Ok(link) => link,
             Err(error) => {
@@ -301,7 +305,7 @@ impl Engine {
     }
 
     /// A link died: its reads are done elsewhere at once, its writes after the fence.
-    pub fn link_lost(&mut self, id: LinkId, error: &FabricError) {
+    pub(crate) fn link_lost(&mut self, id: LinkId, error: &FabricError) {
         tracing::debug!(?id, %error, "link lost");
         self.links.up.remove(&id);
         let now = self.now();

@@ -6,24 +6,24 @@
 //! An activity is an object with its own state that is handed the engine: it asks the machines for
 //! files, and takes their effects, its jobs' answers and its messages from whoever dispatches them.
 
-pub(crate) mod clock;
-pub(crate) mod dir_guard;
+pub mod clock;
+pub mod dir_guard;
 pub mod error;
-pub(crate) mod event;
+pub mod event;
 pub(crate) mod fd_budget;
-pub(crate) mod jobs;
-pub(crate) mod label;
+pub mod jobs;
+pub mod label;
 pub(crate) mod largest_first;
-pub(crate) mod ledger;
+pub mod ledger;
 pub(crate) mod link_buffers;
-mod links;
+pub mod links;
 pub mod options;
-pub(crate) mod outcomes;
+pub mod outcomes;
 pub(crate) mod port_scheduler;
 pub mod rate_limit;
 pub(crate) mod receive;
-pub(crate) mod request_batches;
-pub(crate) mod setup;
+pub mod request_batches;
+pub mod setup;
 pub(crate) mod silence;
 pub mod transport;
 pub(crate) mod worker;
@@ -75,8 +75,9 @@ const TURN_MAX: Duration = Duration::from_millis(250);
 /// A shorter silence is not looked at: whether an answer is owed is not worked out at every turn.
 const SHORT_SILENCE_MAX: Duration = Duration::from_millis(100);
 
-/// One connection, and what moves over it.
-pub(crate) struct Engine {
+/// One connection to a server: its links and workers, the machines that read and write, messages to
+/// send, and the outcomes of files. Lives as long as its session, whose task alone calls it.
+pub struct Engine {
     options: SessionOptions,
     rules: Arc<Rules>,
     peer: String,
@@ -111,8 +112,10 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The engine of a connection that was made with these options, and where its workers' events
-    /// come.
+    /// Starts the workers of a connection that was made with these options. Returns the engine and
+    /// the events of its workers, which the session hands to [`Engine::event`]. Links without RDMA
+    /// use chunks of `short_chunk_bytes`; `peer` names the server to people. Fails where the user
+    /// insists on RDMA and no port works, and where a thread cannot start.
     pub fn new(
         mut options: SessionOptions,
         short_chunk_bytes: u32,
@@ -161,153 +164,181 @@ impl Engine {
         Ok((engine, events))
     }
 
-    /// Copies by these rules from now on.
+    /// Sets the rules of the work that follows: what is copied, replaced or left out.
     pub fn obey(&mut self, rules: Rules) {
         self.outcomes.replace(rules.over());
         self.rules = Arc::new(rules);
     }
 
+    /// The rules of the work; the default ones until [`Engine::obey`].
+    #[inline]
     pub fn rules(&self) -> &Arc<Rules> {
         &self.rules
     }
 
+    /// The options of the session, with the chunk size that was chosen for its transport.
+    #[inline]
     pub fn options(&self) -> &SessionOptions {
         &self.options
     }
 
-    /// Where digests of unfinished uploads are kept.
+    /// The folder with the digests of unfinished uploads.
     pub fn upload_memos(&self) -> PathBuf {
         self.options.connect.state_dir.join("uploads")
     }
 
-    /// The server, as people name it.
+    /// The server as messages to people name it: host and port.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
+    /// The fingerprint of the server's key, which the handshake has verified.
     pub fn server(&self) -> Fingerprint {
         self.server
     }
 
-    /// How both ends name this session in their logs.
+    /// The id of this session in the logs of both ends.
     pub fn request_id(&self) -> &str {
         &self.request
     }
 
-    /// The version of the protocol that both speak.
+    /// The version of the protocol that both ends speak.
     pub fn version(&self) -> usize {
         self.version
     }
 
+    /// The counters that workers and jobs add to.
+    #[inline]
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
     }
 
+    /// The transport of the links: TCP, RDMA ports or a simulated network.
+    #[inline]
     pub fn carrier(&self) -> &Carrier {
         &self.carrier
     }
 
+    /// The links: how many are up, how many were lost, what they run over.
+    #[inline]
     pub fn links(&self) -> &Links {
         &self.links
     }
 
-    pub fn fds(&self) -> &FdBudget {
+    pub(crate) fn fds(&self) -> &FdBudget {
         &self.fds
     }
 
+    /// Wakes the task of the session; jobs and pipes keep a clone.
+    #[inline]
     pub fn waker(&self) -> &Waker {
         &self.waker
     }
 
+    /// The clock of the session, which counts the silence of the server.
+    #[inline]
     pub fn clock(&mut self) -> &mut Clock {
         &mut self.clock
     }
 
-    /// How long the copy has gone on, by the clock of the deadlines.
+    /// How long the copy has run, by the clock of the deadlines: time that this process was stopped
+    /// does not count.
+    #[inline]
     pub fn now(&self) -> Duration {
         self.clock.now()
     }
 
-    /// The time as of when something last woke the session.
+    /// The time at which the session last woke. Reads no clock.
+    #[inline]
     pub fn moment(&self) -> Instant {
         self.clock.moment()
     }
 
+    /// The outcomes of files, counted and waiting for the observer.
+    #[inline]
     pub fn outcomes(&mut self) -> &mut Outcomes {
         &mut self.outcomes
     }
 
+    /// The machine that reads files of the server.
+    #[inline]
     pub fn read(&mut self) -> &mut ReadClient {
         &mut self.read
     }
 
+    /// The machine that writes files to the server.
+    #[inline]
     pub fn write(&mut self) -> &mut WriteClient {
         &mut self.write
     }
 
-    /// A number for a request to the server, which is sent now.
+    /// Allots the id of a request, and restarts the count of the server's silence: the caller sends
+    /// the request at once.
     pub fn request(&mut self) -> u32 {
         self.clock.asked();
         self.next_request += 1;
         self.next_request
     }
 
-    /// A number for a file.
+    /// Allots the id of a file, unique in this session.
     pub fn file(&mut self) -> FileId {
         self.next_file += 1;
         FileId(self.next_file)
     }
 
-    /// Queues a message to the server.
+    /// Queues a message to the server; the session takes it with [`Engine::next_message`].
     pub fn send(&mut self, message: ClientMessage) {
         self.sending.push_back(message);
     }
 
-    /// The next message to the server.
+    /// Takes the oldest queued message.
     pub fn next_message(&mut self) -> Option<ClientMessage> {
         self.sending.pop_front()
     }
 
-    /// The session is over, for this reason or an earlier one.
+    /// Ends the session with this fault, unless an earlier fault has ended it.
     pub fn broke(&mut self, fault: Fault) {
         self.broken.get_or_insert(fault);
     }
 
-    /// The server told something that was not asked for.
+    /// Ends the session because the server answered a request that was never sent: `what` says
+    /// with which answer.
     pub fn unasked(&mut self, what: &str) {
         let text = format!("the server told of {what}, and nobody had asked for that");
         self.broke(Fault::new(Code::Protocol, text));
     }
 
-    /// Why the session is over.
+    /// The fault that ended the session.
     pub fn broken(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
 
-    /// The session is over for this reason and no other, or was not broken at all.
+    /// Replaces the fault that ended the session; `None` lets it continue.
     pub fn set_broken(&mut self, broken: Option<Fault>) {
         self.broken = broken;
     }
 
-    /// A job hashes on this machine: meanwhile the server owes no answer.
-    pub fn begin_hashing(&mut self) {
+    /// Notes that a job hashes on this machine: meanwhile the server owes no answer.
+    pub(crate) fn begin_hashing(&mut self) {
         self.hashing += 1;
     }
 
-    pub fn end_hashing(&mut self) {
+    pub(crate) fn end_hashing(&mut self) {
         self.hashing -= 1;
     }
 
+    /// Whether a job hashes on this machine, so that the server owes no answer.
     pub fn is_hashing(&self) -> bool {
         self.hashing > 0
     }
 
-    /// Whether this side hashes zeros of holes, which takes as long as hashing data.
+    /// Whether this machine hashes the zeros of holes, which takes as long as hashing data.
     pub fn is_hashing_holes(&self) -> bool {
         self.read.is_hashing_holes() || self.write.is_hashing_holes()
     }
 
-    /// How long a turn may wait.
+    /// How long the session may wait for an event: until the next deadline or the next command that
+    /// the rate delays, at least 1 ms and at most 250 ms.
     pub fn wait(&self) -> Duration {
         let now = self.now();
         let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
@@ -318,12 +349,12 @@ impl Engine {
         wait.clamp(Duration::from_millis(1), TURN_MAX)
     }
 
-    /// Bytes that this session moved.
+    /// Bytes that this session moved: verified bytes without those an earlier session left.
     pub fn moved_bytes(&self) -> u64 {
         self.stats.bytes.load(Ordering::Relaxed) - self.outcomes.found_bytes()
     }
 
-    /// Lets the machines look at their deadlines.
+    /// Has both machines act on deadlines that have passed.
     pub fn advance(&mut self) {
         let now = self.now();
         if self.hashing > 0 {
@@ -333,8 +364,8 @@ impl Engine {
         self.write.advance(now);
     }
 
-    /// The next effect of the machine that reads which concerns a file. What concerns the
-    /// connection is done here.
+    /// Takes the next effect of the machine that reads, if it concerns a file. Effects that concern
+    /// the connection, such as messages and lost links, are carried out here.
     pub fn next_read_effect(&mut self) -> Option<read::ClientEffect> {
         loop {
             match self.read.next_effect()? {
@@ -346,7 +377,7 @@ impl Engine {
         }
     }
 
-    /// The same of the machine that writes.
+    /// Takes the next effect of the machine that writes, like [`Engine::next_read_effect`].
     pub fn next_write_effect(&mut self) -> Option<write::ClientEffect> {
         loop {
             match self.write.next_effect()? {
@@ -359,7 +390,7 @@ impl Engine {
     }
 
     /// Sends a command to the worker of a link.
-    pub fn tell(&mut self, link: LinkId, command: Command) {
+    pub(crate) fn tell(&mut self, link: LinkId, command: Command) {
         let worker = usize::from(link.index) % self.workers.len();
         if let Err(error) = self.workers[worker].send(command) {
             self.broke(Fault::new(Code::Limit, error.to_string()));
@@ -367,7 +398,7 @@ impl Engine {
     }
 
     /// The same of a command that moves data, when the rate allows it.
-    pub fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
+    pub(crate) fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
         match &mut self.pace {
             Some(pace) => pace.push(bytes, (link, command)),
             None => self.tell(link, command),
@@ -386,7 +417,7 @@ impl Engine {
         self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
     }
 
-    /// Sends the commands for which the rate has room by now.
+    /// Sends the delayed commands that the rate limit allows by now, urgent ones first.
     pub fn release_paced(&mut self) {
         let now = self.now();
         let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
@@ -395,7 +426,7 @@ impl Engine {
         }
     }
 
-    /// A worker or a link reports something.
+    /// Takes a report of a worker or a link.
     pub fn event(&mut self, event: WorkerEvent) {
         let now = self.now();
         match event {
@@ -418,7 +449,7 @@ impl Engine {
         }
     }
 
-    /// Takes from a message of the server what is the engine's; returns what is for an activity.
+    /// Takes a message of the server. Returns it if it is for an activity and not for the engine.
     pub fn message(&mut self, message: ServerMessage) -> Option<ServerMessage> {
         self.clock.heard();
         if let ServerMessage::Stated { request, .. } = &message
@@ -454,7 +485,7 @@ impl Engine {
         None
     }
 
-    /// The machine that writes takes a reply of the server, when its activity has looked at it.
+    /// Hands a reply of the server to the machine that writes; the activity has seen it before.
     pub fn write_reply(&mut self, reply: WriteReply) {
         self.stored(&reply);
         let now = self.now();

@@ -12,9 +12,9 @@ use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::limit::processors;
 use verbatim_proto::units::{SLOTS_PER_LINK, chunk_bytes_for};
 
-/// The size of chunks that the server is told, and makes room for: what carries them is chosen
-/// later, and shorter ones fit as well.
-pub(crate) fn longest_chunk(options: &SessionOptions) -> u32 {
+/// The chunk size to announce to the server, which makes room for it: the transport is chosen later,
+/// and shorter chunks fit as well.
+pub fn longest_chunk(options: &SessionOptions) -> u32 {
     let may_use_device = options.carrier.transport != Transport::Tcp && options.sim.is_none();
     let chosen = options.chunk_by_carrier && may_use_device && Machine::has_devices();
     let chunk_bytes = options.connect.chunk_bytes;

@@ -47,18 +47,21 @@ pub struct CarrierOptions {
     pub busy_poll: bool,
 }
 
-/// What carries links.
-pub(crate) enum Carrier {
+/// The transport of the links of one connection.
+pub enum Carrier {
     /// A simulated network.
     Sim(SimNet),
     /// Devices of this machine; TCP while all of them rest.
     Verbs(Box<Rdma>),
     /// TCP, and why it is not RDMA.
-    Tcp { reason: String },
+    Tcp {
+        /// Why: TCP was asked for, or what RDMA lacks here.
+        reason: String,
+    },
 }
 
 /// The devices, and the queue pairs on them that wait for the server's half.
-pub(crate) struct Rdma {
+pub struct Rdma {
     devices: Vec<Device>,
     rails: Rails,
     wish: Wish,
@@ -79,8 +82,8 @@ struct Device {
 }
 
 impl Carrier {
-    /// Chooses for a server at this address, buffers of so many bytes in all and so many links.
-    /// Fails only where the user insists on RDMA.
+    /// Chooses the transport for a server at this address, where links need buffers of this many bytes
+    /// in all. Fails only where the user insists on RDMA.
     pub fn choose(
         options: &CarrierOptions,
         sim: Option<&SimNet>,
@@ -106,7 +109,7 @@ impl Carrier {
 
     /// The server takes encrypted links alone: TCP from now on. Fails where the user insists
     /// on RDMA.
-    pub fn seal(&mut self, reason: &str) -> Result<(), FabricError> {
+    pub(crate) fn seal(&mut self, reason: &str) -> Result<(), FabricError> {
         match self {
             Self::Verbs(rdma) if rdma.insists => Err(FabricError::Limit(reason.to_owned())),
             _ => {
@@ -116,7 +119,8 @@ impl Carrier {
         }
     }
 
-    /// What to ask the server for. Fails only where the user insists on RDMA.
+    /// The offer for a link: over RDMA a new queue pair, which waits for [`Carrier::connect`]. Fails
+    /// only where the user insists on RDMA.
     pub fn offer(&mut self, link: LinkId, now: Duration) -> Result<LinkOffer, FabricError> {
         match self {
             Self::Sim(_) => Ok(LinkOffer::Sim),
@@ -125,8 +129,9 @@ impl Carrier {
         }
     }
 
-    /// Connects what was offered to the server's half. It is to be proven before it is used;
-    /// servers before 0.2 offer no proof.
+    /// Connects the offered queue pair to that of the server at `peer`. The caller proves the link
+    /// before it uses it; servers before 0.2 offer no page to read. Fails for a link that was not
+    /// offered.
     pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<Unproven, FabricError> {
         let offered = match self {
             Self::Verbs(rdma) => rdma.offered.remove(&link),
@@ -140,18 +145,18 @@ impl Carrier {
         Ok(Unproven { link, proof })
     }
 
-    /// Whether there are devices.
+    /// Whether RDMA devices were chosen, even if all of them rest now.
     pub fn is_verbs(&self) -> bool {
         matches!(self, Self::Verbs(_))
     }
 
     /// Whether the next link would be made on a device.
-    pub fn has_rail(&self) -> bool {
+    pub(crate) fn has_rail(&self) -> bool {
         matches!(self, Self::Verbs(rdma) if rdma.rails.pick().is_some())
     }
 
     /// A link could not be made on its rail, or not kept there: the rail rests.
-    pub fn fail(&mut self, link: LinkId, reason: &str, now: Duration) {
+    pub(crate) fn fail(&mut self, link: LinkId, reason: &str, now: Duration) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
             if let Some(rail) = rdma.rails.take(link) {
@@ -161,7 +166,7 @@ impl Carrier {
     }
 
     /// The server does not let data move to the port of a link: its rail is left for good.
-    pub fn bar(&mut self, link: LinkId, reason: &str) {
+    pub(crate) fn bar(&mut self, link: LinkId, reason: &str) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
             if let Some(rail) = rdma.rails.take(link) {
@@ -175,7 +180,13 @@ impl Carrier {
     }
 
     /// A link was lost; says whether its rail rests from now on.
-    pub fn lost(&mut self, link: LinkId, losses_max: usize, reason: &str, now: Duration) -> bool {
+    pub(crate) fn lost(
+        &mut self,
+        link: LinkId,
+        losses_max: usize,
+        reason: &str,
+        now: Duration,
+    ) -> bool {
         let Self::Verbs(rdma) = self else { return false };
         let Some(rail) = rdma.rails.take(link) else { return false };
         let too_many = rdma.rails.lost(rail, losses_max);
@@ -186,7 +197,7 @@ impl Carrier {
     }
 
     /// A link is given up to be made anew elsewhere.
-    pub fn leave(&mut self, link: LinkId) {
+    pub(crate) fn leave(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
             rdma.rails.take(link);
@@ -194,14 +205,14 @@ impl Carrier {
     }
 
     /// A link was proven.
-    pub fn proven(&mut self, link: LinkId) {
+    pub(crate) fn proven(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.rails.proven(link);
         }
     }
 
     /// A link carried a chunk.
-    pub fn carried(&mut self, link: LinkId) {
+    pub(crate) fn carried(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.rails.carried(link);
         }
@@ -209,7 +220,11 @@ impl Carrier {
 
     /// Looks whether a rail that rested works again; returns a link that should be made anew
     /// because of that.
-    pub fn misplaced(&mut self, up: impl Iterator<Item = LinkId>, now: Duration) -> Option<LinkId> {
+    pub(crate) fn misplaced(
+        &mut self,
+        up: impl Iterator<Item = LinkId>,
+        now: Duration,
+    ) -> Option<LinkId> {
         let Self::Verbs(rdma) = self else { return None };
         if let Some(rail) = rdma.rails.rested(now) {
             match rdma.endpoint(rail) {
@@ -223,7 +238,7 @@ impl Carrier {
         rdma.rails.misplaced(up)
     }
 
-    /// What was asked of the devices.
+    /// The reads and writes that the devices were asked for and have completed.
     pub fn posted(&self) -> Posted {
         let Self::Verbs(rdma) = self else { return Posted::default() };
         let counters = || rdma.devices.iter().map(|device| device.domain.counters());
@@ -235,7 +250,7 @@ impl Carrier {
         }
     }
 
-    /// The ports that were chosen.
+    /// The RDMA ports that were chosen, and why the server refuses one.
     pub fn ports(&self) -> Vec<Port> {
         let Self::Verbs(rdma) = self else { return Vec::new() };
         let port = |Device { place, refused, .. }: &Device| {
@@ -245,7 +260,7 @@ impl Carrier {
         rdma.devices.iter().map(port).collect()
     }
 
-    /// Why data moves over TCP, or moved.
+    /// Why data moves over TCP, or last did; `None` if it never did.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Tcp { reason } => Some(reason),
@@ -345,14 +360,14 @@ fn weight(place: &Place) -> u64 {
     (rate * 1000 * least / (least + u64::from(beyond))).max(1)
 }
 
-/// A link that is connected, and has not carried anything.
-pub(crate) struct Unproven {
+/// A queue pair that is connected and has carried nothing yet.
+pub struct Unproven {
     link: VerbsLink,
     proof: Option<Proof>,
 }
 
 impl Unproven {
-    /// Reads a page of the server over it. Blocks; a link that fails is taken apart here.
+    /// Reads a page of the server over the link. Blocks; drops a link that fails.
     pub fn prove(mut self) -> Result<Box<dyn Link>, FabricError> {
         if let Some(proof) = self.proof {
             proof.check(&mut self.link, PROOF_TIME_MAX)?;
@@ -360,7 +375,7 @@ impl Unproven {
         Ok(Box::new(self.link))
     }
 
-    /// The link as it is, for somebody who tries it in another way.
+    /// Returns the link unproven, for a caller that tests it itself.
     pub fn into_link(self) -> Box<dyn Link> {
         Box::new(self.link)
     }

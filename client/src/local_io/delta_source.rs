@@ -13,8 +13,8 @@ use verbatim_proto::message::Piece;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, WirePath};
 
-/// Files from this size on are compared with what is there.
-pub(crate) const BASIS_BYTES_MIN: u64 = 1 << 20;
+/// The least size of a file that is compared with a basis.
+pub const BASIS_BYTES_MIN: u64 = 1 << 20;
 
 /// Files of the target that may have something in common with one that is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,9 @@ use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, Resolution, WirePath};
 
-/// What is at a local target.
-pub(crate) fn local_state(target: &Path) -> TargetState {
+/// Whether a local target is a folder, another file, or missing; follows links. An error counts as
+/// missing.
+pub fn local_state(target: &Path) -> TargetState {
     match std::fs::metadata(target) {
         Ok(metadata) if metadata.is_dir() => TargetState::Folder,
         Ok(_) => TargetState::File,
@@ -19,14 +20,14 @@ pub(crate) fn local_state(target: &Path) -> TargetState {
     }
 }
 
-/// How finely times are kept at a local target, or beside it.
-pub(crate) fn local_resolution(target: &Path) -> Resolution {
+/// The resolution of timestamps in a local target, or in its folder if it is no folder.
+pub fn local_resolution(target: &Path) -> Resolution {
     let folder = Folder::open(target).or_else(|_| split_local(target).map(|(folder, _)| folder));
     folder.map(|folder| folder.habits(&WirePath::root(), false).resolution).unwrap_or_default()
 }
 
-/// What is at a local path; a link is followed.
-pub(crate) fn look_at(path: &Path) -> Result<Entry, Fault> {
+/// The entry at a local path; follows links.
+pub fn look_at(path: &Path) -> Result<Entry, Fault> {
     let metadata = std::fs::metadata(path)
         .map_err(|e| Fault::from_io(format!("cannot look at {}", path.display()), &e))?;
     let kind = match metadata.file_type() {
@@ -40,8 +41,8 @@ pub(crate) fn look_at(path: &Path) -> Result<Entry, Fault> {
     Ok(Entry { path: WirePath::root(), kind, size, mode, mtime_ns, meta: None })
 }
 
-/// The folder a new local name goes into, and the name.
-pub(crate) fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
+/// Opens the folder that a new local file goes into. Returns it with the name.
+pub fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
     let name = target.file_name().ok_or_else(|| {
         Fault::new(Code::BadPath, format!("{} has no name to write to", target.display()))
     })?;
@@ -52,8 +53,8 @@ pub(crate) fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
     Ok((Folder::open(&parent)?, WirePath::parse(name.as_bytes())?))
 }
 
-/// The last name of a local path.
-pub(crate) fn name_of(path: &Path) -> Result<&[u8], Fault> {
+/// The last name of a local path; fails for a path such as `..`.
+pub fn name_of(path: &Path) -> Result<&[u8], Fault> {
     let no_name = || Fault::new(Code::BadPath, format!("{} has no name", path.display()));
     path.file_name().map(OsStr::as_bytes).ok_or_else(no_name)
 }

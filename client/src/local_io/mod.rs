@@ -14,4 +14,4 @@ pub mod stdin_source;
 pub mod stdout_sink;
 pub mod trace;
 pub mod verify_file;
-pub(crate) mod waker;
+pub mod waker;

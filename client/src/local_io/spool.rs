@@ -15,8 +15,8 @@ use verbatim_proto::{Code, Fault};
 /// What is kept in memory before it is written.
 const PAGE_BYTES: usize = 128 << 10;
 
-/// Things in a file.
-pub(crate) struct Spool<T> {
+/// A queue of any length: a page of 128 KiB in memory, the rest in an unnamed temporary file.
+pub struct Spool<T> {
     file: Option<File>,
     /// Where the pages in the file are.
     pages: VecDeque<(u64, usize)>,
@@ -35,12 +35,12 @@ impl<T> Default for Spool<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Spool<T> {
-    /// How many were added in all.
+    /// How many entries were ever added.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Adds one behind the others.
+    /// Adds an entry at the end. Fails where the temporary file cannot be written.
     pub fn push(&mut self, thing: &T) -> Result<(), Fault> {
         let frame = encode(thing).map_err(|e| Fault::new(Code::Limit, e.to_string()))?;
         self.tail.extend_from_slice(&frame);
@@ -63,7 +63,7 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
         Ok(())
     }
 
-    /// Takes some from the front, in order; none when there are none.
+    /// Takes a page of entries from the front, in order; none when the queue is empty.
     pub fn take_first(&mut self) -> Result<Vec<T>, Fault> {
         match self.pages.pop_front() {
             Some(page) => self.read(page),
@@ -71,7 +71,7 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
         }
     }
 
-    /// Takes some from the end, the last first; none when there are none.
+    /// Takes a page of entries from the end, the last first; none when the queue is empty.
     pub fn take_last(&mut self) -> Result<Vec<T>, Fault> {
         let mut page = match (self.tail.is_empty(), self.pages.pop_back()) {
             (true, Some(page)) => self.read(page)?,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 
-/// Wakes the task of one session.
+/// Wakes the task of one session. A clone wakes the same task.
 #[derive(Clone, Default)]
-pub(crate) struct Waker {
+pub struct Waker {
     shared: Arc<Shared>,
 }
 
@@ -19,22 +19,22 @@ struct Shared {
 
 impl Waker {
     /// Wakes the task, now or when it waits next.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.shared.notify.notify_one();
     }
 
-    /// Completes when something woke the task since this was last awaited.
+    /// Completes once the task is woken, at once if that was since this was last awaited.
     pub async fn woken(&self) {
         self.shared.notify.notified().await;
     }
 
     /// Wakes the task because a job panicked, whose answer never comes.
-    pub fn wake_for_panic(&self) {
+    pub(crate) fn wake_for_panic(&self) {
         self.shared.panicked.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Whether a job panicked.
+    /// Whether a job panicked, so that its answer never comes and the session must end.
     pub fn has_panicked(&self) -> bool {
         self.shared.panicked.load(Ordering::Acquire)
     }

@@ -55,7 +55,7 @@ impl Rules {
     }
 
     /// Whether a source is left out by its own name, as what is in a tree is.
-    pub(crate) fn leave_out(&self, name: Option<&[u8]>, kind: &EntryKind) -> Result<bool, Fault> {
+    pub fn leave_out(&self, name: Option<&[u8]>, kind: &EntryKind) -> Result<bool, Fault> {
         let path = name.and_then(|name| WirePath::parse(name).ok());
         path.map_or(Ok(false), |path| self.exclude.excludes(&path, *kind == EntryKind::Folder))
     }

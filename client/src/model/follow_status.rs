@@ -138,9 +138,9 @@ impl StatusFile {
     }
 }
 
-/// A time as the status file has it: to the millisecond, because more digits are not always read
+/// Converts a time to seconds since 1970, cut to milliseconds: more digits are not always read
 /// from JSON as they were written.
-pub(crate) fn seconds(time: SystemTime) -> f64 {
+pub fn seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_millis() as f64 / 1000.0)
 }
 

@@ -1,5 +1,5 @@
 //! Values that all other modules share: locations, rules, placement and reports. Never touches a
-//! file or a socket. The lowest module of the client.
+//! file or a socket. The lowest module.
 
 pub mod copy_policy;
 pub mod delete_limit;

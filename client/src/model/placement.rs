@@ -75,7 +75,7 @@ pub fn check_target(request: Request, target: TargetState) -> Result<(), Refusal
 
 /// Whether a source stands for what is in a folder, not for the folder: where its last name is
 /// `.` or `..`, which it would not be told by, or where it has none.
-pub(crate) fn is_contents(source: &[u8]) -> bool {
+pub fn is_contents(source: &[u8]) -> bool {
     let mut names = source.rsplit(|&byte| byte == b'/').filter(|name| !name.is_empty());
     matches!(names.next(), None | Some(b"." | b".."))
 }
@@ -103,7 +103,7 @@ pub fn place(
 
 /// The names that sources have in the target.
 #[derive(Default)]
-pub(crate) struct Places(HashMap<WirePath, String>);
+pub struct Places(HashMap<WirePath, String>);
 
 impl Places {
     /// Takes a name for a source; whether it is new, and not the same source named twice. Two of

@@ -128,8 +128,8 @@ impl Failure {
 /// The transport of a copy that moved nothing.
 pub const NO_TRANSPORT: &str = "none";
 
-/// What whoever copies may do about a fault.
-pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
+/// Returns the hint for a fault of this code, where the user can do something about it.
+pub fn hint_of(code: Code) -> Option<&'static str> {
     Some(match code {
         Code::ReadOnly => {
             "mount it rw, or export it with :rw on the server, if it is yours to write"

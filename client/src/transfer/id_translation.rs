@@ -7,15 +7,16 @@ use verbatim_proto::owners::{OWNERS_MAX, Owner};
 use verbatim_proto::tree::Found;
 use verbatim_proto::{Kept, Meta};
 
-/// IdTranslation that are remembered; more than a machine has accounts. Others keep their numbers.
+/// Owners that are remembered, more than a machine has accounts. Others keep their numbers.
 const KNOWN_MAX: usize = 1 << 17;
 
-/// Whom an owner of the source is at the target.
+/// The numbers that users and groups of the source have at the target.
 #[derive(Default)]
-pub(crate) struct IdTranslation(HashMap<Owner, u32>);
+pub struct IdTranslation(HashMap<Owner, u32>);
 
 impl IdTranslation {
-    /// IdTranslation of entries that were not asked for yet.
+    /// The owners of these entries that are not translated yet, each once, without root. At most as
+    /// many as one request may ask for.
     pub fn unknown(&self, found: &[Found]) -> Vec<Owner> {
         let owners = |meta: &Meta| [Owner::user(meta.uid), Owner::group(meta.gid)];
         let all = found.iter().flatten().flat_map(|node| owners(&node.meta));
@@ -27,20 +28,20 @@ impl IdTranslation {
         unknown
     }
 
-    /// Notes whom an owner is; what is not root's does not become root's by a name.
+    /// Notes the number of an owner at the target; without one, or with root's, it keeps its own.
     pub fn learn(&mut self, owner: Owner, number: Option<u32>) {
         let number = number.filter(|&number| number != 0 && number != u32::MAX);
         self.0.insert(owner, number.unwrap_or(owner.number));
     }
 
-    /// Makes owners of the source those of the target.
+    /// Replaces the user and the group of the source by those of the target, where they are known.
     pub fn translate(&self, meta: &mut Meta) {
         let known = |owner: Owner| self.0.get(&owner).copied().unwrap_or(owner.number);
         (meta.uid, meta.gid) = (known(Owner::user(meta.uid)), known(Owner::group(meta.gid)));
     }
 
     /// The same, of metadata that comes with a file.
-    pub fn translated(&self, mut kept: Kept) -> Kept {
+    pub(crate) fn translated(&self, mut kept: Kept) -> Kept {
         kept.iter_mut().for_each(|meta| self.translate(meta));
         kept
     }

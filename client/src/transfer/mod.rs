@@ -1,12 +1,12 @@
 //! Moves files and folders over an engine: downloads, uploads, comparisons, folders, links and
-//! pipes. Never compares two trees. Below `tree_sync`, above `engine`.
+//! pipes. Never compares two trees. Above `engine`; `verbatim-client` dispatches to it.
 
 pub(crate) mod dir_metadata;
 pub mod download;
-pub(crate) mod id_translation;
+pub mod id_translation;
 pub mod local_walk;
 pub mod pipe_transfer;
-pub(crate) mod remote_mkdir;
+pub mod remote_mkdir;
 pub mod remote_scan;
 pub(crate) mod select;
 pub(crate) mod select_local;
@@ -36,8 +36,9 @@ pub(crate) struct Files {
     pub verifier: Verifier,
 }
 
-/// Moves, or compares, the files and folders of a session.
-pub(crate) struct Transfer {
+/// The transfers of one session: downloads, uploads, comparisons, folders, links and pipes. Each
+/// method that starts or ends something is handed the engine of the connection.
+pub struct Transfer {
     files: Files,
     scans: RemoteScans,
     walks: LocalWalks,
@@ -45,11 +46,12 @@ pub(crate) struct Transfer {
     mkdir: RemoteMkdir,
     dirs: DirMetadata,
     pipes: Pipes,
-    /// The owners of the source at the target.
+    /// Users and groups of the source, by their numbers at the target.
     pub ids: IdTranslation,
 }
 
 impl Transfer {
+    /// No transfers yet; answers of their jobs wake the task of `waker`.
     pub fn new(waker: &Waker) -> Self {
         let files = Files {
             downloads: Downloads::new(waker),
@@ -68,41 +70,45 @@ impl Transfer {
         }
     }
 
-    /// Fetches a file, or does with it what the rules say.
+    /// Fetches a file, or skips, plans or compares it, as the rules say.
     pub fn add_download(&mut self, engine: &mut Engine, mark: Mark, download: Download) {
         select_local::add_download(engine, &mut self.files, mark, download);
     }
 
-    /// Fetches files, whatever the rules say of them.
+    /// Fetches files without asking the rules.
     pub fn queue_downloads(&mut self, engine: &mut Engine, files: Vec<(Mark, Download)>) {
         for (mark, download) in files {
             self.files.downloads.add(engine, mark, download);
         }
     }
 
-    /// Sends a file, or does with it what the rules say.
+    /// Sends a file, or skips, plans or compares it, as the rules say.
     pub fn add_upload(&mut self, engine: &mut Engine, mark: Mark, upload: Upload) {
         self.offer(engine, vec![Offer::File(mark, upload)]);
     }
 
+    /// Scans a remote folder and fetches its entries; `number` is its piece of the work.
     pub fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
         self.scans.add(number, tree);
     }
 
+    /// Walks a local folder and sends its entries; `number` is its piece of the work.
     pub fn add_local_tree(&mut self, engine: &mut Engine, number: u32, tree: LocalTree) {
         let root = self.walks.add(engine, number, tree);
         self.offer(engine, vec![root]);
     }
 
+    /// Fetches a file and writes it to standard output.
     pub fn add_to_pipe(&mut self, engine: &mut Engine, mark: Mark, work: ToPipe) {
         self.pipes.add_to_pipe(engine, &mut self.files.downloads, mark, work);
     }
 
+    /// Sends standard input as a file.
     pub fn add_from_pipe(&mut self, engine: &mut Engine, mark: Mark, work: FromPipe) {
         self.pipes.add_from_pipe(engine, &mut self.files.uploads, mark, work);
     }
 
-    /// Has the server make entries, and then sends the files behind them.
+    /// Has the server create folders and links, then sends `files`, which may be inside them.
     pub fn make(&mut self, engine: &mut Engine, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
         let ready = self.mkdir.make(engine, makes, files);
         self.queue_uploads(engine, ready);
@@ -128,26 +134,27 @@ impl Transfer {
         }
     }
 
-    /// Files and folders that are queued, and not begun.
+    /// Files and folders that are queued and not started.
     pub fn queued(&self) -> usize {
         self.files.downloads.queued() + self.files.uploads.queued() + self.mkdir.waiting()
     }
 
     /// Whether files are moved, as opposed to found or made.
-    pub fn is_moving(&self) -> bool {
+    pub(crate) fn is_moving(&self) -> bool {
         !self.files.downloads.is_idle() || !self.files.uploads.is_idle()
     }
 
-    /// Whether nothing is left to find or to make, but perhaps to finish.
+    /// Whether all scans and walks are complete and all folders are created; files may be left.
     pub fn is_found(&self) -> bool {
         self.scans.is_idle() && self.walks.is_idle() && self.mkdir.is_idle()
     }
 
-    /// Whether a pipe is being read that has not ended, so that the size of the work is not known.
+    /// Whether standard input has not ended, so that the size of the work is not known.
     pub fn is_streaming(&self) -> bool {
         self.files.uploads.is_streaming()
     }
 
+    /// Whether all work is over, the metadata of folders included.
     pub fn is_idle(&mut self) -> bool {
         !self.is_moving()
             && self.files.verifier.is_idle()
@@ -161,27 +168,27 @@ impl Transfer {
         self.awaits_trees() || self.select.awaits()
     }
 
-    /// The same, but for what is at the targets of a copy.
+    /// Whether the server was asked for a page or a folder, and has not answered.
     pub fn awaits_trees(&self) -> bool {
         self.scans.awaits() || !self.mkdir.is_idle()
     }
 
-    /// Whether something is being finished on this machine for which the server is not needed.
+    /// Whether files or folders are being finished on this machine, without the server.
     pub fn is_landing(&self) -> bool {
         self.files.downloads.is_landing() || self.dirs.is_setting()
     }
 
-    /// Whether that may take longer than a user waits who wants to end it.
+    /// Whether [`Transfer::is_landing`] may last longer than a user waits for an interrupted copy.
     pub fn may_land_long(&self) -> bool {
         self.files.downloads.may_take_long()
     }
 
-    /// Does not wait for that.
+    /// Waits no longer for files that are being finished.
     pub fn land_no_longer(&mut self) {
         self.files.downloads.wait_for_nobody();
     }
 
-    /// Starts what there is room for.
+    /// Starts as much of the queued work as the bounds allow.
     pub fn pump(&mut self, engine: &mut Engine) {
         self.pump_dirs(engine);
         let Files { downloads, uploads, verifier } = &self.files;
@@ -208,45 +215,46 @@ impl Transfer {
         }
     }
 
-    /// What comes behind all that the machines asked for: names for files that are whole, and
-    /// second looks at sources that were read.
+    /// Ends a turn, after all effects of the machines: commits complete downloads, and checks that
+    /// sources that were read did not change.
     pub fn finish_turn(&mut self, engine: &mut Engine) {
         self.files.downloads.commit_landed(engine);
         self.files.uploads.check_sources(engine);
         self.files.verifier.check_files(engine);
     }
 
-    /// Does what the machine that reads asks of a copy.
+    /// Carries out an effect of the machine that reads, in a copy.
     pub fn read_effect(&mut self, engine: &mut Engine, effect: read::ClientEffect) {
         self.files.downloads.effect(engine, &self.ids, effect);
     }
 
-    /// The same of a comparison.
+    /// Carries out an effect of the machine that reads, in a comparison.
     pub fn verify_effect(&mut self, engine: &mut Engine, effect: read::ClientEffect) {
         self.files.verifier.effect(engine, effect);
     }
 
-    /// Does what the machine that writes asks.
+    /// Carries out an effect of the machine that writes.
     pub fn write_effect(&mut self, engine: &mut Engine, effect: write::ClientEffect) {
         self.files.uploads.effect(engine, effect);
     }
 
-    /// Looks at a reply of the server before the machine that writes takes it.
+    /// Counts bytes that the server already has of new uploads, before the machine that writes takes
+    /// its reply.
     pub fn write_reply(&self, engine: &mut Engine, reply: &WriteReply) {
         self.files.uploads.created(engine, reply);
     }
 
-    /// A page of a remote tree is there.
+    /// Takes a page of a remote tree. A page that was not asked for ends the session.
     pub fn page(&mut self, engine: &mut Engine, request: u32, page: Page) {
         self.scans.page(engine, &mut self.files, &self.dirs, request, page);
     }
 
-    /// Whether this request asked what is at the targets of a copy.
+    /// Whether this request asked for the entries at the targets of a copy.
     pub fn has_asked(&self, request: u32) -> bool {
         self.select.has_asked(request)
     }
 
-    /// The server says what is there.
+    /// Takes the entries at targets of a copy, in the order of the request.
     pub fn stated(
         &mut self,
         engine: &mut Engine,
@@ -257,13 +265,14 @@ impl Transfer {
         self.accept(engine, accepted);
     }
 
-    /// The server made entries, or did not.
+    /// Takes the answers to a request that creates folders and links, and sends the files that waited
+    /// for it.
     pub fn made(&mut self, engine: &mut Engine, request: u32, answers: Vec<Result<(), Fault>>) {
         let ready = self.mkdir.made(engine, request, answers);
         self.queue_uploads(engine, ready);
     }
 
-    /// Takes the answers of jobs, and the events of pipes.
+    /// Takes all answers of jobs and events of pipes that have arrived.
     pub fn take_answers(&mut self, engine: &mut Engine) {
         self.files.downloads.take_answers(engine);
         self.files.uploads.take_answers(engine, &self.ids);
@@ -275,8 +284,8 @@ impl Transfer {
         }
     }
 
-    /// The same in a session that is over: only what is all here is finished. Whether what an
-    /// earlier run left of a file was found.
+    /// Takes the answers of jobs in a session that is over: finishes only files that are complete.
+    /// Whether the partial file of an earlier run was found.
     pub fn take_last_answers(&mut self, engine: &mut Engine) -> bool {
         let resumed = self.files.downloads.take_last_answers(engine);
         self.dirs.take_answers(engine);
@@ -286,7 +295,7 @@ impl Transfer {
         resumed
     }
 
-    /// Lets go of what is unfinished, for another session or for none.
+    /// Drops all unfinished work and notes it in the ledger, for the next session.
     pub fn leave(&mut self, engine: &mut Engine) {
         // First: letting go of a file must not end its folder.
         self.dirs.leave(engine);

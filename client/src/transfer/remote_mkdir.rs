@@ -14,8 +14,8 @@ use verbatim_proto::{Code, Fault};
 /// Requests to make something that may wait for their answer; the server takes more.
 const MAKING_MAX: usize = 64;
 
-/// Something to make, and what it is.
-pub(crate) type Make = (NewEntry, (Mark, String));
+/// A folder or link to create at the server, its mark, and its label.
+pub type Make = (NewEntry, (Mark, String));
 
 /// Folders and links that the server was asked to make, and the files that wait for them.
 struct Making {

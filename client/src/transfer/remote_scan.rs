@@ -23,13 +23,16 @@ use verbatim_proto::{Code, Fault, Scan, WirePath};
 /// Files that wait before another page is asked for.
 pub(crate) const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
 
-/// Scans at a time; a server lets a session have twice as many.
-pub(crate) const SCANS_MAX: usize = 4;
+/// The most scans at a time; a server allows a session twice as many.
+pub const SCANS_MAX: usize = 4;
 
-/// A page of a scan, as the server sends it.
-pub(crate) struct Page {
+/// One page of a scan, as the server sent it.
+pub struct Page {
+    /// The entries found, in the order of the scan.
     pub entries: Vec<Entry>,
+    /// The entries that the server could not read, and why.
     pub faults: Vec<(WirePath, Fault)>,
+    /// Whether this is the last page.
     pub done: bool,
 }
 
