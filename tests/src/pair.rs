@@ -16,12 +16,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use verbatim_client::engine::transport::Transport;
 use verbatim_client::session::command_error::CopyError;
 use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_client::{
     CarrierOptions, CopyOptions, Failure, FileDone, Location, NO_TRANSPORT, Observer, Progress,
-    Rules, SessionOptions, Skipped, Summary, copy,
+    Rules, SessionOptions, Skipped, Summary, Transport, copy,
 };
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};

@@ -3,7 +3,7 @@
 //! jumps gets nothing. What is fetched ahead of one who goes on ends where parts do, so
 //! that they are whole. Pure; one of these belongs to each open file.
 
-use verbatim_client::local_io::range_buffer::PART_BYTES_MAX;
+use verbatim_engine::local_io::range_buffer::PART_BYTES_MAX;
 
 /// The most that is fetched ahead of a reader.
 pub const AHEAD_BYTES_MAX: u64 = 32 << 20;

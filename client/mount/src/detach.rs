@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::task::JoinSet;
-use verbatim_client::engine::options::SessionOptions;
+use verbatim_client::SessionOptions;
 use verbatim_client::model::delete_limit::DeleteLimit;
 use verbatim_client::model::location::Location;
 use verbatim_client::remote_fs::attributes::Kind;
@@ -124,7 +124,7 @@ impl Detach {
         };
         let made = sync(&options, self.session.clone(), &mut (), stop).await;
         let summary = made.map_err(|error| match error {
-            CopyError::Client(error) => verbatim_client::engine::error::fault_of(&error),
+            CopyError::Client(error) => verbatim_client::fault_of(&error),
             CopyError::Usage { cause, .. } => Fault::new(Code::BadPath, cause),
             CopyError::Status(fault) => fault,
         })?;

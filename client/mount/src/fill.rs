@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use verbatim_client::local_io::range_buffer::PART_BYTES_MAX;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
+use verbatim_engine::local_io::range_buffer::PART_BYTES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// Files that are brought at a time.

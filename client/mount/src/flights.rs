@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
-use verbatim_client::local_io::range_buffer::{Haste, Landed};
+use verbatim_engine::local_io::range_buffer::{Haste, Landed};
 use verbatim_proto::Fault;
 
 /// How a flight ended, and what it brought; nothing while it is under way.

@@ -8,7 +8,7 @@ use super::flights::{Flight, Flown};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, watch};
-use verbatim_client::local_io::range_buffer::{Landed, PART_BYTES_MAX};
+use verbatim_engine::local_io::range_buffer::{Landed, PART_BYTES_MAX};
 use verbatim_proto::read::Part;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};

@@ -53,12 +53,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tree::Tree;
-use verbatim_client::engine::error::ClientError;
-use verbatim_client::engine::options::SessionOptions;
 use verbatim_client::model::location::Remote;
 use verbatim_client::session::Session;
 use verbatim_client::session::retry::may_come_back;
 use verbatim_client::watch::Watching;
+use verbatim_client::{ClientError, SessionOptions};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Watch};
 

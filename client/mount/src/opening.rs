@@ -5,7 +5,7 @@
 use super::cache::Key;
 use std::collections::HashMap;
 use std::sync::Arc;
-use verbatim_client::local_io::range_buffer::Haste;
+use verbatim_engine::local_io::range_buffer::Haste;
 
 /// The files that are being opened.
 #[derive(Default)]

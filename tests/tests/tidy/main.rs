@@ -38,8 +38,9 @@ const EDGES: &[(&str, Option<&str>)] = &[
     ("serve", Some("control")),
     // Both ends are made of the same. They never see each other.
     ("server", Some("proto fabric files control doctor telemetry serve")),
-    ("client", Some("proto fabric files control doctor telemetry")),
-    ("mount", Some("client proto files control telemetry")),
+    ("engine", Some("proto fabric files control")),
+    ("client", Some("engine proto fabric files control doctor telemetry")),
+    ("mount", Some("client engine proto files control telemetry")),
     ("server-commands", Some("server fabric control telemetry usage")),
     ("client-commands", Some("client mount proto fabric files control doctor telemetry usage")),
     ("quickstart", Some("client server proto control")),

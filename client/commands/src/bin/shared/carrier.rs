@@ -2,7 +2,7 @@
 //! works is used, and the summary says which and why.
 
 use clap::{Args, ValueEnum};
-use verbatim_client::engine::transport::{CarrierOptions, Transport};
+use verbatim_client::{CarrierOptions, Transport};
 use verbatim_fabric::ports::{Hints, Wish};
 use verbatim_proto::units::LINKS_MAX;
 

@@ -1,0 +1,520 @@
+//! One connection to a server and what moves over it: links and the workers that own them, the
+//! clock of deadlines, ids, messages to send, the rate, and the outcomes of files. Never plans a
+//! copy, never waits, and never touches the socket of the control connection. Below `transfer`,
+//! above `local_io`.
+//!
+//! An activity is an object with its own state that is handed the engine: it asks the machines for
+//! files, and takes their effects, its jobs' answers and its messages from whoever dispatches them.
+
+pub mod clock;
+pub mod dir_guard;
+pub mod error;
+pub mod event;
+pub(crate) mod fd_budget;
+pub mod jobs;
+pub mod label;
+pub(crate) mod largest_first;
+pub mod ledger;
+pub(crate) mod link_buffers;
+pub mod links;
+pub mod options;
+pub mod outcomes;
+pub(crate) mod port_scheduler;
+pub mod rate_limit;
+pub(crate) mod receive;
+pub mod request_batches;
+pub mod setup;
+pub(crate) mod silence;
+pub mod transport;
+pub(crate) mod worker;
+
+use crate::connection::clock::Clock;
+use crate::connection::error::ClientError;
+use crate::connection::event::WorkerEvent;
+use crate::connection::fd_budget::FdBudget;
+use crate::connection::links::Links;
+use crate::connection::options::SessionOptions;
+use crate::connection::outcomes::Outcomes;
+use crate::connection::rate_limit::Pace;
+use crate::connection::receive::Landing;
+use crate::connection::silence::Step;
+use crate::connection::transport::Carrier;
+use crate::connection::worker::{ClientWorker, Command};
+use crate::local_io::counters::Stats;
+use crate::local_io::endpoint::Goal;
+use crate::local_io::range_buffer::PartBuffer;
+use crate::local_io::waker::Waker;
+use crate::model::copy_policy::Rules;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use verbatim_control::{Connection, Fingerprint};
+use verbatim_fabric::worker::WorkerHandle;
+use verbatim_proto::message::{FileId, LinkId, Piece, ServerMessage, WriteReply};
+use verbatim_proto::read::{self, Fetch, ReadClient};
+use verbatim_proto::units::OPEN_FILES_MAX;
+use verbatim_proto::write::{self, WriteClient};
+use verbatim_proto::{ClientMessage, Code, Fault, Look, WirePath};
+
+/// Worker events that may wait for a session; slots bound them far below this.
+const EVENTS_MAX: usize = 16 << 10;
+
+/// Files open at a time, those that are being made durable included.
+const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
+
+/// Reads in flight on each link.
+pub(crate) const READS_PER_LINK: u16 = 3;
+
+/// The longest a turn waits: deadlines are looked at, and progress is reported, this often.
+const TURN_MAX: Duration = Duration::from_millis(250);
+
+/// A shorter silence is not looked at: whether an answer is owed is not worked out at every turn.
+const SHORT_SILENCE_MAX: Duration = Duration::from_millis(100);
+
+/// One connection to a server: its links and workers, the machines that read and write, messages to
+/// send, and the outcomes of files. Lives as long as its session, whose task alone calls it.
+pub struct Engine {
+    options: SessionOptions,
+    rules: Arc<Rules>,
+    peer: String,
+    server: Fingerprint,
+    /// The version of the protocol that both speak.
+    version: usize,
+    /// How both ends name this session in their logs.
+    request: String,
+    address: SocketAddr,
+    /// Commands that wait for their time, where the rate is limited.
+    pace: Option<Pace<(LinkId, Command)>>,
+    events: mpsc::Sender<WorkerEvent>,
+    waker: Waker,
+    /// Threads that own the links; a link always belongs to the same one.
+    workers: Vec<WorkerHandle<Command>>,
+    /// How many links there are to be.
+    streams: u16,
+    stats: Arc<Stats>,
+    sending: VecDeque<ClientMessage>,
+    read: ReadClient,
+    write: WriteClient,
+    carrier: Carrier,
+    links: Links,
+    fds: FdBudget,
+    next_file: u32,
+    next_request: u32,
+    outcomes: Outcomes,
+    clock: Clock,
+    /// Hashing on this machine, during which the server owes no answer.
+    hashing: usize,
+    broken: Option<Fault>,
+}
+
+impl Engine {
+    /// Starts the workers of a connection that was made with these options. Returns the engine and
+    /// the events of its workers, which the session hands to [`Engine::event`]. Links without RDMA
+    /// use chunks of `short_chunk_bytes`; `peer` names the server to people. Fails where the user
+    /// insists on RDMA and no port works, and where a thread cannot start.
+    pub fn new(
+        mut options: SessionOptions,
+        short_chunk_bytes: u32,
+        connection: &Connection,
+        peer: &str,
+    ) -> Result<(Self, mpsc::Receiver<WorkerEvent>), ClientError> {
+        // Half is for files; links, folders and the rest have the other half.
+        let fds = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let stats = Arc::new(Stats::default());
+        let (carrier, streams) = setup::carry(&mut options, short_chunk_bytes, connection)?;
+        let workers = setup::workers(streams, carrier.is_verbs(), || {
+            ClientWorker::new(sender.clone(), stats.clone(), options.trace.clone())
+        })?;
+        let (chunk_bytes, timeout) = (options.connect.chunk_bytes, options.timeout);
+        let describe = options.preserve;
+        let slots_per_link = READS_PER_LINK;
+        let read = read::ClientOptions { chunk_bytes, slots_per_link, timeout, describe };
+        let engine = Self {
+            peer: peer.to_owned(),
+            server: connection.server,
+            version: connection.version,
+            request: connection.request.clone(),
+            address: connection.peer,
+            pace: options.bytes_per_second.map(Pace::new),
+            events: sender,
+            waker: Waker::default(),
+            workers,
+            streams,
+            outcomes: Outcomes::new(peer, connection.version, stats.clone()),
+            stats,
+            sending: VecDeque::new(),
+            read: ReadClient::new(read),
+            write: WriteClient::new(write::ClientOptions { chunk_bytes, timeout }),
+            carrier,
+            links: Links::default(),
+            fds: FdBudget::new(fds),
+            next_file: 0,
+            next_request: 0,
+            clock: Clock::new(Instant::now()),
+            hashing: 0,
+            broken: None,
+            rules: Arc::default(),
+            options,
+        };
+        Ok((engine, events))
+    }
+
+    /// Sets the rules of the work that follows: what is copied, replaced or left out.
+    pub fn obey(&mut self, rules: Rules) {
+        self.outcomes.replace(rules.over());
+        self.rules = Arc::new(rules);
+    }
+
+    /// The rules of the work; the default ones until [`Engine::obey`].
+    #[inline]
+    pub fn rules(&self) -> &Arc<Rules> {
+        &self.rules
+    }
+
+    /// The options of the session, with the chunk size that was chosen for its transport.
+    #[inline]
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    /// The folder with the digests of unfinished uploads.
+    pub fn upload_memos(&self) -> PathBuf {
+        self.options.connect.state_dir.join("uploads")
+    }
+
+    /// The server as messages to people name it: host and port.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// The fingerprint of the server's key, which the handshake has verified.
+    pub fn server(&self) -> Fingerprint {
+        self.server
+    }
+
+    /// The id of this session in the logs of both ends.
+    pub fn request_id(&self) -> &str {
+        &self.request
+    }
+
+    /// The version of the protocol that both ends speak.
+    pub fn version(&self) -> usize {
+        self.version
+    }
+
+    /// The counters that workers and jobs add to.
+    #[inline]
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
+    /// The transport of the links: TCP, RDMA ports or a simulated network.
+    #[inline]
+    pub fn carrier(&self) -> &Carrier {
+        &self.carrier
+    }
+
+    /// The links: how many are up, how many were lost, what they run over.
+    #[inline]
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
+    pub(crate) fn fds(&self) -> &FdBudget {
+        &self.fds
+    }
+
+    /// Wakes the task of the session; jobs and pipes keep a clone.
+    #[inline]
+    pub fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// The clock of the session, which counts the silence of the server.
+    #[inline]
+    pub fn clock(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// How long the copy has run, by the clock of the deadlines: time that this process was stopped
+    /// does not count.
+    #[inline]
+    pub fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// The time at which the session last woke. Reads no clock.
+    #[inline]
+    pub fn moment(&self) -> Instant {
+        self.clock.moment()
+    }
+
+    /// The outcomes of files, counted and waiting for the observer.
+    #[inline]
+    pub fn outcomes(&mut self) -> &mut Outcomes {
+        &mut self.outcomes
+    }
+
+    /// The machine that reads files of the server.
+    #[inline]
+    pub fn read(&mut self) -> &mut ReadClient {
+        &mut self.read
+    }
+
+    /// The machine that writes files to the server.
+    #[inline]
+    pub fn write(&mut self) -> &mut WriteClient {
+        &mut self.write
+    }
+
+    /// Allots the id of a request, and restarts the count of the server's silence: the caller sends
+    /// the request at once.
+    pub fn request(&mut self) -> u32 {
+        self.clock.asked();
+        self.next_request += 1;
+        self.next_request
+    }
+
+    /// Allots the id of a file, unique in this session.
+    pub fn file(&mut self) -> FileId {
+        self.next_file += 1;
+        FileId(self.next_file)
+    }
+
+    /// Queues a message to the server; the session takes it with [`Engine::next_message`].
+    pub fn send(&mut self, message: ClientMessage) {
+        self.sending.push_back(message);
+    }
+
+    /// Takes the oldest queued message.
+    pub fn next_message(&mut self) -> Option<ClientMessage> {
+        self.sending.pop_front()
+    }
+
+    /// Ends the session with this fault, unless an earlier fault has ended it.
+    pub fn broke(&mut self, fault: Fault) {
+        self.broken.get_or_insert(fault);
+    }
+
+    /// Ends the session because the server answered a request that was never sent: `what` says
+    /// with which answer.
+    pub fn unasked(&mut self, what: &str) {
+        let text = format!("the server told of {what}, and nobody had asked for that");
+        self.broke(Fault::new(Code::Protocol, text));
+    }
+
+    /// The fault that ended the session.
+    pub fn broken(&self) -> Option<&Fault> {
+        self.broken.as_ref()
+    }
+
+    /// Replaces the fault that ended the session; `None` lets it continue.
+    pub fn set_broken(&mut self, broken: Option<Fault>) {
+        self.broken = broken;
+    }
+
+    /// Notes that a job hashes on this machine: meanwhile the server owes no answer.
+    pub(crate) fn begin_hashing(&mut self) {
+        self.hashing += 1;
+    }
+
+    pub(crate) fn end_hashing(&mut self) {
+        self.hashing -= 1;
+    }
+
+    /// Whether a job hashes on this machine, so that the server owes no answer.
+    pub fn is_hashing(&self) -> bool {
+        self.hashing > 0
+    }
+
+    /// Whether this machine hashes the zeros of holes, which takes as long as hashing data.
+    pub fn is_hashing_holes(&self) -> bool {
+        self.read.is_hashing_holes() || self.write.is_hashing_holes()
+    }
+
+    /// How long the session may wait for an event: until the next deadline or the next command that
+    /// the rate delays, at least 1 ms and at most 250 ms.
+    pub fn wait(&self) -> Duration {
+        let now = self.now();
+        let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
+        let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
+        let paced = self.pace.as_ref().and_then(|pace| pace.wait(now));
+        let wait = paced.map_or(wait, |paced| wait.min(paced));
+        // A deadline that has passed was acted on: look again soon, but do not spin.
+        wait.clamp(Duration::from_millis(1), TURN_MAX)
+    }
+
+    /// Bytes that this session moved: verified bytes without those an earlier session left.
+    pub fn moved_bytes(&self) -> u64 {
+        self.stats.bytes.load(Ordering::Relaxed) - self.outcomes.found_bytes()
+    }
+
+    /// Has both machines act on deadlines that have passed.
+    pub fn advance(&mut self) {
+        let now = self.now();
+        if self.hashing > 0 {
+            self.write.touch(now);
+        }
+        self.read.advance(now);
+        self.write.advance(now);
+    }
+
+    /// Takes the next effect of the machine that reads, if it concerns a file. Effects that concern
+    /// the connection, such as messages and lost links, are carried out here.
+    pub fn next_read_effect(&mut self) -> Option<read::ClientEffect> {
+        loop {
+            match self.read.next_effect()? {
+                read::ClientEffect::Send(request) => self.send(ClientMessage::Read(request)),
+                read::ClientEffect::DropLink { link } => self.drop_link(link),
+                read::ClientEffect::Broken(fault) => self.broke(fault),
+                effect => return Some(effect),
+            }
+        }
+    }
+
+    /// Takes the next effect of the machine that writes, like [`Engine::next_read_effect`].
+    pub fn next_write_effect(&mut self) -> Option<write::ClientEffect> {
+        loop {
+            match self.write.next_effect()? {
+                write::ClientEffect::Send(request) => self.send(ClientMessage::Write(request)),
+                write::ClientEffect::DropLink { link } => self.drop_link(link),
+                write::ClientEffect::Broken(fault) => self.broke(fault),
+                effect => return Some(effect),
+            }
+        }
+    }
+
+    /// Sends a command to the worker of a link.
+    pub(crate) fn tell(&mut self, link: LinkId, command: Command) {
+        let worker = usize::from(link.index) % self.workers.len();
+        if let Err(error) = self.workers[worker].send(command) {
+            self.broke(Fault::new(Code::Limit, error.to_string()));
+        }
+    }
+
+    /// The same of a command that moves data, when the rate allows it.
+    pub(crate) fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
+        match &mut self.pace {
+            Some(pace) => pace.push(bytes, (link, command)),
+            None => self.tell(link, command),
+        }
+    }
+
+    /// Has a worker read a chunk into ranges in memory; `part_of` names the range of each piece. The
+    /// command waits for the rate limit.
+    pub fn fetch_parts(&mut self, fetch: Fetch, part_of: impl Fn(&Piece) -> Arc<PartBuffer>) {
+        let landing = |piece: &Piece| {
+            let part = part_of(piece);
+            Landing { size: part.part.size, goal: Goal::Part(part) }
+        };
+        let landings = fetch.chunk.pieces.iter().map(landing).collect();
+        let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
+        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+    }
+
+    /// Sends the delayed commands that the rate limit allows by now, urgent ones first.
+    pub fn release_paced(&mut self) {
+        let now = self.now();
+        let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
+        while let Some((link, command)) = self.pace.as_mut().and_then(|it| it.pop(now, urgent)) {
+            self.tell(link, command);
+        }
+    }
+
+    /// Takes a report of a worker or a link.
+    pub fn event(&mut self, event: WorkerEvent) {
+        let now = self.now();
+        match event {
+            WorkerEvent::Fetched { link, slot, outcome, spared_bytes } => {
+                match spared_bytes {
+                    0 => self.used(link, &outcome),
+                    bytes => self.pace.iter_mut().for_each(|pace| pace.spare(bytes)),
+                }
+                self.clock.answered();
+                self.read.fetched(link, slot, outcome, now);
+            }
+            WorkerEvent::Posted { tag, posted } => self.write.posted(tag, posted, now),
+            WorkerEvent::LinkLost { link, error } => self.link_lost(link, &error),
+            WorkerEvent::LinkMade { link, made } => self.link_made(link, made),
+            WorkerEvent::LinkUnproven { link, error } => self.link_unproven(link, &error),
+            WorkerEvent::LinkWanted { link } => self.attach(link),
+            WorkerEvent::WorkerFailed(error) => {
+                self.broke(Fault::new(Code::Io, error.to_string()));
+            }
+        }
+    }
+
+    /// Takes a message of the server. Returns it if it is for an activity and not for the engine.
+    pub fn message(&mut self, message: ServerMessage) -> Option<ServerMessage> {
+        self.clock.heard();
+        if let ServerMessage::Stated { request, .. } = &message
+            && self.clock.is_there(*request)
+        {
+            return None;
+        }
+        let now = self.now();
+        self.clock.answered();
+        self.read.touch(now);
+        self.write.touch(now);
+        match message {
+            ServerMessage::Attached { link, answer } => self.attached(link, answer),
+            ServerMessage::Fenced { link } => self.write.fenced(link),
+            ServerMessage::Read(reply) => self.read.reply(reply, now),
+            // A session that watches or probes has a connection of its own.
+            ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
+            ServerMessage::Dropped(dropped) => self.outcomes.ledger().summary.dropped += dropped,
+            ServerMessage::Rehashed { bytes } => {
+                let sum = &mut self.outcomes.ledger().summary.rehashed_bytes;
+                *sum = sum.saturating_add(bytes);
+            }
+            // A server that says that it heard nothing is there: it can be asked again.
+            ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
+                self.broke(Fault::new(Code::LinkLost, text));
+            }
+            ServerMessage::Refused(fault) => self.broke(fault),
+            ServerMessage::Welcome(_) => {
+                self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
+            }
+            message => return Some(message),
+        }
+        None
+    }
+
+    /// Hands a reply of the server to the machine that writes; the activity has seen it before.
+    pub fn write_reply(&mut self, reply: WriteReply) {
+        self.stored(&reply);
+        let now = self.now();
+        self.write.reply(reply, now);
+    }
+
+    /// Asks a server that is silent whether it is there, and gives up one that does not say so.
+    /// `owes` says whether an activity waits for the server; a caller that asks for one thing and
+    /// waits for it has a deadline of its own.
+    pub fn listen(&mut self, owes: impl FnOnce() -> bool, caller_waits: bool) {
+        if self.broken.is_some() || self.clock.silent() < SHORT_SILENCE_MAX {
+            return;
+        }
+        let machines = || self.read.awaits_server() || self.write.awaits_server();
+        let owed = !caller_waits && self.hashing == 0 && (machines() || owes());
+        let timeout = self.options.timeout;
+        match self.clock.step(owed, timeout) {
+            Step::Wait => {}
+            Step::Ask => {
+                self.next_request += 1;
+                let request = self.next_request;
+                self.clock.asked_whether_there(request);
+                let look = Look { follow: true, paths: vec![WirePath::root()] };
+                self.send(ClientMessage::Stat { request, look });
+            }
+            Step::GiveUp => {
+                let text = format!("server said nothing for {} s", timeout.as_secs());
+                self.broke(Fault::new(Code::TimedOut, text));
+            }
+        }
+    }
+}

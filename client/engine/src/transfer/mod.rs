@@ -1,0 +1,310 @@
+//! Moves files and folders over an engine: downloads, uploads, comparisons, folders, links and
+//! pipes. Never compares two trees. Above `connection`; `verbatim-client` dispatches to it.
+
+pub(crate) mod dir_metadata;
+pub mod download;
+pub mod id_translation;
+pub mod local_walk;
+pub mod pipe_transfer;
+pub mod remote_mkdir;
+pub mod remote_scan;
+pub(crate) mod select;
+pub(crate) mod select_local;
+pub mod upload;
+pub(crate) mod verify;
+
+use crate::connection::Engine;
+use crate::connection::dir_guard::Mark;
+use crate::local_io::waker::Waker;
+use crate::transfer::dir_metadata::DirMetadata;
+use crate::transfer::download::{Download, Downloads};
+use crate::transfer::id_translation::IdTranslation;
+use crate::transfer::local_walk::{LocalTree, LocalWalks};
+use crate::transfer::pipe_transfer::{FromPipe, Pipes, ToPipe};
+use crate::transfer::remote_mkdir::{Make, RemoteMkdir};
+use crate::transfer::remote_scan::{Page, RemoteScans, RemoteTree};
+use crate::transfer::select::{Accepted, Offer, Select};
+use crate::transfer::upload::{Upload, Uploads};
+use crate::transfer::verify::Verifier;
+use verbatim_proto::message::{Entry, WriteReply};
+use verbatim_proto::{Fault, read, write};
+
+/// The files of a session: fetched, sent or compared.
+pub(crate) struct Files {
+    pub downloads: Downloads,
+    pub uploads: Uploads,
+    pub verifier: Verifier,
+}
+
+/// The transfers of one session: downloads, uploads, comparisons, folders, links and pipes. Each
+/// method that starts or ends something is handed the engine of the connection.
+pub struct Transfer {
+    files: Files,
+    scans: RemoteScans,
+    walks: LocalWalks,
+    select: Select,
+    mkdir: RemoteMkdir,
+    dirs: DirMetadata,
+    pipes: Pipes,
+    /// Users and groups of the source, by their numbers at the target.
+    pub ids: IdTranslation,
+}
+
+impl Transfer {
+    /// No transfers yet; answers of their jobs wake the task of `waker`.
+    pub fn new(waker: &Waker) -> Self {
+        let files = Files {
+            downloads: Downloads::new(waker),
+            uploads: Uploads::new(waker),
+            verifier: Verifier::new(waker),
+        };
+        Self {
+            files,
+            scans: RemoteScans::default(),
+            walks: LocalWalks::new(waker),
+            select: Select::default(),
+            mkdir: RemoteMkdir::default(),
+            dirs: DirMetadata::new(waker),
+            pipes: Pipes::new(waker),
+            ids: IdTranslation::default(),
+        }
+    }
+
+    /// Fetches a file, or skips, plans or compares it, as the rules say.
+    pub fn add_download(&mut self, engine: &mut Engine, mark: Mark, download: Download) {
+        select_local::add_download(engine, &mut self.files, mark, download);
+    }
+
+    /// Fetches files without asking the rules.
+    pub fn queue_downloads(&mut self, engine: &mut Engine, files: Vec<(Mark, Download)>) {
+        for (mark, download) in files {
+            self.files.downloads.add(engine, mark, download);
+        }
+    }
+
+    /// Sends a file, or skips, plans or compares it, as the rules say.
+    pub fn add_upload(&mut self, engine: &mut Engine, mark: Mark, upload: Upload) {
+        self.offer(engine, vec![Offer::File(mark, upload)]);
+    }
+
+    /// Scans a remote folder and fetches its entries; `number` is its piece of the work.
+    pub fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
+        self.scans.add(number, tree);
+    }
+
+    /// Walks a local folder and sends its entries; `number` is its piece of the work.
+    pub fn add_local_tree(&mut self, engine: &mut Engine, number: u32, tree: LocalTree) {
+        let root = self.walks.add(engine, number, tree);
+        self.offer(engine, vec![root]);
+    }
+
+    /// Fetches a file and writes it to standard output.
+    pub fn add_to_pipe(&mut self, engine: &mut Engine, mark: Mark, work: ToPipe) {
+        self.pipes.add_to_pipe(engine, &mut self.files.downloads, mark, work);
+    }
+
+    /// Sends standard input as a file.
+    pub fn add_from_pipe(&mut self, engine: &mut Engine, mark: Mark, work: FromPipe) {
+        self.pipes.add_from_pipe(engine, &mut self.files.uploads, mark, work);
+    }
+
+    /// Has the server create folders and links, then sends `files`, which may be inside them.
+    pub fn make(&mut self, engine: &mut Engine, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
+        let ready = self.mkdir.make(engine, makes, files);
+        self.queue_uploads(engine, ready);
+    }
+
+    fn queue_uploads(&mut self, engine: &mut Engine, files: Vec<(Mark, Upload)>) {
+        for (mark, upload) in files {
+            self.files.uploads.add(engine, mark, upload);
+        }
+    }
+
+    fn offer(&mut self, engine: &mut Engine, offers: Vec<Offer>) {
+        let accepted = self.select.offer(engine, offers);
+        self.accept(engine, accepted);
+    }
+
+    fn accept(&mut self, engine: &mut Engine, accepted: Accepted) {
+        for compare in accepted.compares {
+            self.files.verifier.add(engine, compare);
+        }
+        if !accepted.makes.is_empty() || !accepted.files.is_empty() {
+            self.make(engine, accepted.makes, accepted.files);
+        }
+    }
+
+    /// Files and folders that are queued and not started.
+    pub fn queued(&self) -> usize {
+        self.files.downloads.queued() + self.files.uploads.queued() + self.mkdir.waiting()
+    }
+
+    /// Whether files are moved, as opposed to found or made.
+    pub(crate) fn is_moving(&self) -> bool {
+        !self.files.downloads.is_idle() || !self.files.uploads.is_idle()
+    }
+
+    /// Whether all scans and walks are complete and all folders are created; files may be left.
+    pub fn is_found(&self) -> bool {
+        self.scans.is_idle() && self.walks.is_idle() && self.mkdir.is_idle()
+    }
+
+    /// Whether standard input has not ended, so that the size of the work is not known.
+    pub fn is_streaming(&self) -> bool {
+        self.files.uploads.is_streaming()
+    }
+
+    /// Whether all work is over, the metadata of folders included.
+    pub fn is_idle(&mut self) -> bool {
+        !self.is_moving()
+            && self.files.verifier.is_idle()
+            && self.is_found()
+            && self.dirs.is_idle()
+            && self.select.is_idle()
+    }
+
+    /// Whether the server was asked for a page, an entry or a folder, and has not answered.
+    pub fn awaits(&self) -> bool {
+        self.awaits_trees() || self.select.awaits()
+    }
+
+    /// Whether the server was asked for a page or a folder, and has not answered.
+    pub fn awaits_trees(&self) -> bool {
+        self.scans.awaits() || !self.mkdir.is_idle()
+    }
+
+    /// Whether files or folders are being finished on this machine, without the server.
+    pub fn is_landing(&self) -> bool {
+        self.files.downloads.is_landing() || self.dirs.is_setting()
+    }
+
+    /// Whether [`Transfer::is_landing`] may last longer than a user waits for an interrupted copy.
+    pub fn may_land_long(&self) -> bool {
+        self.files.downloads.may_take_long()
+    }
+
+    /// Waits no longer for files that are being finished.
+    pub fn land_no_longer(&mut self) {
+        self.files.downloads.wait_for_nobody();
+    }
+
+    /// Starts as much of the queued work as the bounds allow.
+    pub fn pump(&mut self, engine: &mut Engine) {
+        self.pump_dirs(engine);
+        let Files { downloads, uploads, verifier } = &self.files;
+        let queued = downloads.queued() + verifier.queued() + self.dirs.queued();
+        let sent = uploads.queued() + self.select.queued() + self.mkdir.waiting();
+        self.scans.pump(engine, queued);
+        if self.mkdir.has_room() {
+            let queued = sent + self.files.verifier.queued() + self.dirs.queued();
+            self.walks.pump(engine, queued);
+        }
+        self.select.pump(engine);
+        self.files.downloads.pump(engine);
+        self.files.uploads.pump(engine);
+        self.files.verifier.pump(engine);
+    }
+
+    /// Has the metadata of folders set whose contents are done.
+    fn pump_dirs(&mut self, engine: &mut Engine) {
+        self.dirs.pump_local();
+        while self.mkdir.has_room()
+            && let Some(makes) = self.dirs.next_remote()
+        {
+            self.make(engine, makes, Vec::new());
+        }
+    }
+
+    /// Ends a turn, after all effects of the machines: commits complete downloads, and checks that
+    /// sources that were read did not change.
+    pub fn finish_turn(&mut self, engine: &mut Engine) {
+        self.files.downloads.commit_landed(engine);
+        self.files.uploads.check_sources(engine);
+        self.files.verifier.check_files(engine);
+    }
+
+    /// Carries out an effect of the machine that reads, in a copy.
+    pub fn read_effect(&mut self, engine: &mut Engine, effect: read::ClientEffect) {
+        self.files.downloads.effect(engine, &self.ids, effect);
+    }
+
+    /// Carries out an effect of the machine that reads, in a comparison.
+    pub fn verify_effect(&mut self, engine: &mut Engine, effect: read::ClientEffect) {
+        self.files.verifier.effect(engine, effect);
+    }
+
+    /// Carries out an effect of the machine that writes.
+    pub fn write_effect(&mut self, engine: &mut Engine, effect: write::ClientEffect) {
+        self.files.uploads.effect(engine, effect);
+    }
+
+    /// Counts bytes that the server already has of new uploads, before the machine that writes takes
+    /// its reply.
+    pub fn write_reply(&self, engine: &mut Engine, reply: &WriteReply) {
+        self.files.uploads.created(engine, reply);
+    }
+
+    /// Takes a page of a remote tree. A page that was not asked for ends the session.
+    pub fn page(&mut self, engine: &mut Engine, request: u32, page: Page) {
+        self.scans.page(engine, &mut self.files, &self.dirs, request, page);
+    }
+
+    /// Whether this request asked for the entries at the targets of a copy.
+    pub fn has_asked(&self, request: u32) -> bool {
+        self.select.has_asked(request)
+    }
+
+    /// Takes the entries at targets of a copy, in the order of the request.
+    pub fn stated(
+        &mut self,
+        engine: &mut Engine,
+        request: u32,
+        answers: Vec<Result<Entry, Fault>>,
+    ) {
+        let accepted = self.select.stated(engine, request, answers);
+        self.accept(engine, accepted);
+    }
+
+    /// Takes the answers to a request that creates folders and links, and sends the files that waited
+    /// for it.
+    pub fn made(&mut self, engine: &mut Engine, request: u32, answers: Vec<Result<(), Fault>>) {
+        let ready = self.mkdir.made(engine, request, answers);
+        self.queue_uploads(engine, ready);
+    }
+
+    /// Takes all answers of jobs and events of pipes that have arrived.
+    pub fn take_answers(&mut self, engine: &mut Engine) {
+        self.files.downloads.take_answers(engine);
+        self.files.uploads.take_answers(engine, &self.ids);
+        self.files.verifier.take_answers(engine);
+        self.dirs.take_answers(engine);
+        self.pipes.take_events(engine, &mut self.files.downloads);
+        while let Some(offers) = self.walks.next_offers(engine, &self.dirs) {
+            self.offer(engine, offers);
+        }
+    }
+
+    /// Takes the answers of jobs in a session that is over: finishes only files that are complete.
+    /// Whether the partial file of an earlier run was found.
+    pub fn take_last_answers(&mut self, engine: &mut Engine) -> bool {
+        let resumed = self.files.downloads.take_last_answers(engine);
+        self.dirs.take_answers(engine);
+        self.pipes.take_events(engine, &mut self.files.downloads);
+        self.files.downloads.commit_landed(engine);
+        self.pump_dirs(engine);
+        resumed
+    }
+
+    /// Drops all unfinished work and notes it in the ledger, for the next session.
+    pub fn leave(&mut self, engine: &mut Engine) {
+        // First: letting go of a file must not end its folder.
+        self.dirs.leave(engine);
+        self.files.downloads.leave(engine);
+        self.files.uploads.leave(engine);
+        self.files.verifier.leave(engine);
+        self.select.leave(engine);
+        self.scans.leave(engine);
+        self.walks.leave(engine);
+        self.mkdir.leave(engine);
+    }
+}

@@ -1,0 +1,143 @@
+//! Copies through pipes: a stream from standard input, a file to standard output. The machines see
+//! a file that grows, or one that is read in order; pipes report what they read and wrote.
+
+use crate::connection::Engine;
+use crate::connection::dir_guard::Mark;
+use crate::local_io::endpoint::{Goal, Origin};
+use crate::local_io::pipe::{PipeEvent, PipeSender};
+use crate::local_io::stdin_source::Inlet;
+use crate::local_io::stdout_sink::Outlet;
+use crate::local_io::waker::Waker;
+use crate::transfer::download::Downloads;
+use crate::transfer::upload::Uploads;
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::sync::mpsc;
+use verbatim_proto::message::{FileId, FileInfo};
+use verbatim_proto::{Fault, WirePath};
+
+/// A file to write to standard output.
+#[derive(Clone)]
+pub struct ToPipe {
+    /// Where from, export first.
+    pub remote: WirePath,
+    /// How long it is, as far as is known.
+    pub size: u64,
+    /// How the user would name it.
+    pub label: String,
+    /// What it goes through.
+    outlet: Arc<Outlet>,
+}
+
+impl ToPipe {
+    /// Writes the file at `remote`, of which nothing was written before.
+    pub fn new(remote: WirePath, size: u64, label: String) -> Self {
+        Self { remote, size, label, outlet: Arc::default() }
+    }
+
+    /// Whether another session could continue: what was written is of a version that can be told
+    /// from others.
+    pub fn can_go_on(&self) -> bool {
+        self.outlet.can_go_on()
+    }
+
+    /// Ends the file: nothing more is written. Returns what this failure means to the user.
+    pub fn give_up(&self, fault: Fault) -> Fault {
+        self.outlet.close();
+        self.outlet.explain(fault)
+    }
+}
+
+/// Standard input, to be sent.
+#[derive(Clone)]
+pub struct FromPipe {
+    /// Where to, export first.
+    pub remote: WirePath,
+}
+
+/// Pipe events that may wait for a session; a pipe whose events do not fit waits.
+const PIPE_EVENTS_MAX: usize = 16 << 10;
+
+/// How people are told of standard input.
+const STDIN_LABEL: &str = "standard input";
+
+/// The permission bits of a file that comes out of a pipe, before the server's umask.
+const PIPE_MODE: u32 = 0o666;
+
+/// The pipes of a session, and their events.
+pub(crate) struct Pipes {
+    sender: PipeSender,
+    events: mpsc::Receiver<(FileId, PipeEvent)>,
+}
+
+impl Pipes {
+    pub fn new(waker: &Waker) -> Self {
+        let (sender, events) = PipeSender::new(PIPE_EVENTS_MAX, waker);
+        Self { sender, events }
+    }
+
+    pub fn add_to_pipe(
+        &mut self,
+        engine: &mut Engine,
+        downloads: &mut Downloads,
+        mark: Mark,
+        work: ToPipe,
+    ) {
+        if engine.outcomes().ledger().is_over(mark.item) {
+            return;
+        }
+        let (id, now) = (engine.file(), engine.now());
+        engine.outcomes().expect(work.size);
+        let (tap, begun) = work.outlet.tap(id, self.sender.clone());
+        engine.read().open_ordered(id, work.remote, begun, now);
+        if let Some(fault) = tap.failure() {
+            engine.read().fail(id, fault);
+        }
+        downloads.begin(id, mark, work.label, Goal::Pipe(tap), work.size);
+    }
+
+    pub fn add_from_pipe(
+        &mut self,
+        engine: &mut Engine,
+        uploads: &mut Uploads,
+        mark: Mark,
+        work: FromPipe,
+    ) {
+        let (id, now) = (engine.file(), engine.now());
+        engine.outcomes().expect(0);
+        let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let mtime_ns = age.map_or(0, |age| age.as_nanos() as i64);
+        let info = FileInfo { size: 0, mode: PIPE_MODE, mtime_ns, allocated: 0, version: None };
+        engine.write().create_stream(id, work.remote, info, now);
+        let chunk_bytes = engine.options().connect.chunk_bytes as usize;
+        let inlet = Inlet::of_stdin(id, chunk_bytes, self.sender.clone());
+        uploads.begin(id, mark, STDIN_LABEL, Origin::Pipe(inlet));
+    }
+
+    /// Takes the events of pipes.
+    pub fn take_events(&mut self, engine: &mut Engine, downloads: &mut Downloads) {
+        while let Ok((id, event)) = self.events.try_recv() {
+            let now = engine.now();
+            match event {
+                PipeEvent::Read { extent, size } => {
+                    engine.outcomes().expect_more(extent.len);
+                    if let Some(size) = size {
+                        engine.write().ended(id, size, now);
+                    }
+                    if extent.len > 0 {
+                        engine.write().grew(id, extent, now);
+                    }
+                }
+                PipeEvent::Written(offset) => engine.read().taken(offset, now),
+                PipeEvent::Ended => downloads.pipe_ended(engine, id),
+                PipeEvent::Failed(fault) => {
+                    // Where all of it came, not all of it could be written.
+                    if !downloads.pipe_failed(engine, id, &fault) {
+                        engine.read().fail(id, fault.clone());
+                        engine.write().fail(id, fault);
+                    }
+                }
+            }
+        }
+    }
+}

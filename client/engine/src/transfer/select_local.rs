@@ -1,0 +1,153 @@
+//! What becomes of everything a copy to this machine finds, by its rules: it is fetched, left alone,
+//! only reported, or compared. The target is looked at here.
+
+use crate::connection::Engine;
+use crate::connection::dir_guard::Mark;
+use crate::connection::ledger::Item;
+use crate::model::copy_policy::Task;
+use crate::model::report::Planned;
+use crate::transfer::Files;
+use crate::transfer::download::Download;
+use crate::transfer::upload::UploadSource;
+use crate::transfer::verify::Compare;
+use std::sync::Arc;
+use verbatim_files::Folder;
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// A file of a remote tree: fetched, left alone, reported, or compared.
+pub(crate) fn add_download(engine: &mut Engine, files: &mut Files, mark: Mark, download: Download) {
+    let item = mark.item;
+    if engine.outcomes().ledger().is_over(item) {
+        return;
+    }
+    if engine.rules().task == Task::Verify {
+        let Download { remote, folder, local, size, label, .. } = download;
+        let shown = folder.shown(&local);
+        let source = UploadSource::Below(folder, local);
+        let compare = Compare { item, remote, source, size, label, shown };
+        return files.verifier.add(engine, compare);
+    }
+    let Download { folder, local, mtime_ns, label, .. } = &download;
+    match skip_at(engine, item, folder, local, *mtime_ns, label) {
+        Ok(false) => {}
+        Ok(true) => return,
+        Err(fault) => return engine.outcomes().failed(item, download.label, fault),
+    }
+    if engine.rules().task == Task::DryRun {
+        let (path, target) = (download.label, download.folder.shown(&download.local));
+        let (kind, bytes) = (EntryKind::File, download.size);
+        return engine.outcomes().planned(item, Planned { path, target, kind, bytes });
+    }
+    files.downloads.add(engine, mark, download);
+}
+
+/// A folder of a remote tree: made, told of, or looked for. One that is to keep its metadata
+/// gets it last, and is nobody else's business until then.
+pub(crate) fn take_folder(
+    engine: &mut Engine,
+    item: Item,
+    folder: &Arc<Folder>,
+    local: &WirePath,
+    mode: u32,
+    label: &str,
+) -> Result<(), Fault> {
+    match engine.rules().task {
+        Task::Copy => {
+            let unfinished = engine.options().preserve;
+            let mode = if unfinished { 0o700 } else { mode };
+            match engine.rules().force && !is_link(folder, local) {
+                true => folder.force_folder(local, mode, unfinished),
+                false => folder.make_folder(local, mode, unfinished),
+            }
+        }
+        Task::DryRun => {
+            let (path, target) = (label.to_owned(), folder.shown(local));
+            engine
+                .outcomes()
+                .planned(item, Planned { path, target, kind: EntryKind::Folder, bytes: 0 });
+            Ok(())
+        }
+        Task::Verify => compare_kinds(&EntryKind::Folder, &folder.stat(local, true)?),
+    }
+}
+
+/// A link of a remote tree: made, left alone, told of, or compared.
+pub(crate) fn take_link(
+    engine: &mut Engine,
+    item: Item,
+    folder: &Arc<Folder>,
+    local: &WirePath,
+    link: &Entry,
+    label: &str,
+) -> Result<(), Fault> {
+    if engine.rules().task == Task::Verify {
+        return compare_kinds(&link.kind, &folder.stat(local, false)?);
+    }
+    if skip_at(engine, item, folder, local, link.mtime_ns, label)? {
+        return Ok(());
+    }
+    match &link.kind {
+        EntryKind::Symlink { target } if engine.rules().task == Task::Copy => {
+            let allowed = verbatim_files::Rules::of_user();
+            let keep = link.meta.as_deref().map(|meta| (meta, &allowed));
+            let dropped = folder.make_symlink(local, target, keep, engine.rules().over())?;
+            engine.outcomes().ledger().summary.dropped += dropped;
+        }
+        kind => {
+            let (path, target) = (label.to_owned(), folder.shown(local));
+            let kind = kind.clone();
+            engine.outcomes().planned(item, Planned { path, target, kind, bytes: 0 });
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is at a target here is left alone; says so if it is.
+fn skip_at(
+    engine: &mut Engine,
+    item: Item,
+    folder: &Folder,
+    local: &WirePath,
+    mtime_ns: i64,
+    label: &str,
+) -> Result<bool, Fault> {
+    if !engine.rules().must_look() {
+        return Ok(false);
+    }
+    let there = existing(folder.stat(local, false))?;
+    let skip = engine.rules().skip(there.as_ref(), mtime_ns);
+    if let Some(reason) = skip {
+        engine.outcomes().skipped(item, label.to_owned(), reason);
+    }
+    Ok(skip.is_some())
+}
+
+/// Whether a link is in the place of a folder: it may lead to where somebody wants its files, so
+/// it is not taken away as a file is.
+fn is_link(folder: &Folder, path: &WirePath) -> bool {
+    matches!(folder.stat(path, false), Ok(Entry { kind: EntryKind::Symlink { .. }, .. }))
+}
+
+/// What is at a target, where nothing is an answer too.
+pub(crate) fn existing(answer: Result<Entry, Fault>) -> Result<Option<Entry>, Fault> {
+    match answer {
+        Ok(entry) => Ok(Some(entry)),
+        // A file where a folder should be is found out when it is made.
+        Err(fault) if matches!(fault.code, Code::NotFound | Code::NotFolder) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
+/// Says how a folder or link is not what it should be.
+pub(crate) fn compare_kinds(wanted: &EntryKind, there: &Entry) -> Result<(), Fault> {
+    let differs = match (wanted, &there.kind) {
+        (wanted, there) if wanted == there => return Ok(()),
+        (EntryKind::Folder, _) => "it is no folder at the target".to_owned(),
+        (_, EntryKind::Symlink { target }) => {
+            format!("its copy leads to {}", String::from_utf8_lossy(target))
+        }
+        _ => "it is no link at the target".to_owned(),
+    };
+    Err(Fault::new(Code::Mismatch, differs))
+}

@@ -1,0 +1,441 @@
+//! Uploads: opens sources as there is room, hands chunks to workers with the
+//! files they come from, and looks at each source again before it is committed.
+
+use crate::connection::Engine;
+use crate::connection::dir_guard::Mark;
+use crate::connection::fd_budget::Taken;
+use crate::connection::jobs::Jobs;
+use crate::connection::largest_first::LargestFirst;
+use crate::connection::worker::Command;
+use crate::local_io::delta_source::Basis;
+use crate::local_io::endpoint::Origin;
+use crate::local_io::waker::Waker;
+use crate::model::report::FileDone;
+use crate::transfer::id_translation::IdTranslation;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use verbatim_files::holes::hash_zeros;
+use verbatim_files::regular::open_own;
+use verbatim_files::target::LASTING_BYTES_MIN;
+use verbatim_files::{Folder, Source};
+use verbatim_proto::message::{FileId, WriteReply};
+use verbatim_proto::numbered::FileMap;
+use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
+use verbatim_proto::write::{ClientEffect, Post};
+use verbatim_proto::{Digest, Extent, Fault, Kept, Survey, WirePath};
+
+/// A file to send.
+#[derive(Clone)]
+pub struct Upload {
+    /// Where it is.
+    pub source: UploadSource,
+    /// Where to, export first.
+    pub remote: WirePath,
+    /// How long it is, as far as is known.
+    pub size: u64,
+    /// When its content changed, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// How the user would name it.
+    pub label: String,
+    /// A file of the server that may have some of it.
+    pub basis: Option<Basis>,
+}
+
+/// Where a file to send is.
+#[derive(Clone)]
+pub enum UploadSource {
+    /// At a path the user gave: links are followed.
+    Path(PathBuf),
+    /// Below a folder that is sent: nothing outside it is read.
+    Below(Arc<Folder>, WirePath),
+}
+
+/// The files that are sent.
+pub(crate) struct Uploads {
+    queue: LargestFirst<(Mark, Upload)>,
+    /// Those whose sources a job opens. It has them too, until it answers.
+    opening: Option<Arc<Vec<Begun>>>,
+    files: FileMap<File>,
+    /// Sent or compared whole; their sources are looked at again, many in one job.
+    unchecked: Vec<(FileId, Digest, Arc<Source>)>,
+    /// Sources of files that are over, for the next job to close.
+    over: Vec<(Origin, Option<Taken>)>,
+    jobs: Jobs<Answer>,
+}
+
+/// What jobs of uploads answer.
+enum Answer {
+    Opened(Vec<Opened>),
+    /// Whether sources are still what was sent, and their metadata where that is kept.
+    Checked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
+    /// The digests of a range, and how many bytes were hashed for them.
+    Hashed {
+        file: FileId,
+        extent: Extent,
+        answer: Result<(Vec<Digest>, u64), Fault>,
+    },
+    /// The digests of a range that is to be offered.
+    OfferHashed {
+        file: FileId,
+        extent: Extent,
+        answer: Result<Vec<Digest>, Fault>,
+    },
+    ZerosHashed {
+        file: FileId,
+        extent: Extent,
+        digests: Vec<Digest>,
+    },
+    HolesFound(FileId, Survey),
+}
+
+/// A file whose source is to be opened.
+struct Begun {
+    id: FileId,
+    mark: Mark,
+    upload: Upload,
+    taken: Taken,
+}
+
+/// A source that was opened, and its first holes.
+type Opened = Result<(Arc<Source>, Survey), Fault>;
+
+struct File {
+    mark: Mark,
+    /// How the user would name it.
+    label: String,
+    /// What to send again if it changes, without its name; none of a pipe.
+    upload: Option<Upload>,
+    source: Origin,
+    taken: Option<Taken>,
+}
+
+impl Uploads {
+    pub fn new(waker: &Waker) -> Self {
+        Self {
+            queue: LargestFirst::default(),
+            opening: None,
+            files: FileMap::default(),
+            unchecked: Vec::new(),
+            over: Vec::new(),
+            jobs: Jobs::new(waker),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.opening.is_none() && self.files.is_empty()
+    }
+
+    pub fn queued(&self) -> usize {
+        self.queue.len() + self.opening.as_ref().map_or(0, |batch| batch.len())
+    }
+
+    /// Counts a pipe as begun.
+    pub fn begin(&mut self, id: FileId, mark: Mark, label: &str, source: Origin) {
+        let file = File { mark, label: label.into(), upload: None, source, taken: None };
+        self.files.insert(id, file);
+    }
+
+    /// Whether a pipe is being read that has not ended.
+    pub fn is_streaming(&self) -> bool {
+        self.files.values().any(|file| file.source.size() == STREAM_BYTES_MAX)
+    }
+
+    /// The file of an upload that is no pipe.
+    fn source(&self, id: FileId) -> Arc<Source> {
+        self.files[&id].source.file().expect("pipes are not looked at").clone()
+    }
+
+    pub fn add(&mut self, engine: &mut Engine, mark: Mark, upload: Upload) {
+        engine.outcomes().expect(upload.size);
+        self.queue.push(upload.size, (mark, upload));
+    }
+
+    /// Has sources opened, a batch at a time: each costs several calls of the system, and whoever
+    /// answers all messages has no time for them.
+    pub fn pump(&mut self, engine: &mut Engine) {
+        if self.opening.is_some() || self.queue.is_empty() {
+            return;
+        }
+        if !engine.fds().has_room() {
+            self.over.clear();
+        }
+        let room = engine.write().room().min(BATCH_FILES_MAX);
+        let mut batch = Vec::with_capacity(room.min(self.queue.len()));
+        while batch.len() < room && engine.fds().has_room() {
+            let Some((mark, upload)) = self.queue.pop() else { break };
+            let (id, taken) = (engine.file(), engine.fds().take(upload.size, false));
+            batch.push(Begun { id, mark, upload, taken });
+        }
+        if batch.is_empty() {
+            return;
+        }
+        let (batch, memos) = (Arc::new(batch), engine.upload_memos());
+        self.opening = Some(batch.clone());
+        self.jobs.run(move || {
+            let opened = batch.iter().map(|begun| begun.upload.open(&memos)).collect();
+            drop(batch);
+            Answer::Opened(opened)
+        });
+    }
+
+    /// Sources are open, or cannot be opened.
+    fn opened(&mut self, engine: &mut Engine, answers: Vec<Opened>) {
+        let Some(batch) = self.opening.take().and_then(Arc::into_inner) else { return };
+        for (Begun { id, mark, upload, taken }, answer) in batch.into_iter().zip(answers) {
+            self.begin_file(engine, id, mark, upload, taken, answer);
+        }
+    }
+
+    fn begin_file(
+        &mut self,
+        engine: &mut Engine,
+        id: FileId,
+        mark: Mark,
+        mut upload: Upload,
+        taken: Taken,
+        opened: Opened,
+    ) {
+        match opened {
+            Ok((source, survey)) => {
+                let now = engine.now();
+                let mut info = source.info();
+                if engine.options().preserve {
+                    // Nobody else's business until it has all of its metadata.
+                    info.mode &= 0o700;
+                }
+                engine.write().create(id, upload.remote.clone(), info, survey, now);
+                if let Some(Basis { paths, guess }) = upload.basis.clone() {
+                    engine.write().compare_with(id, paths, guess);
+                }
+                let (label, source) = (std::mem::take(&mut upload.label), Origin::File(source));
+                let file = File { mark, label, upload: Some(upload), source, taken: Some(taken) };
+                self.files.insert(id, file);
+            }
+            Err(fault) => {
+                engine.write().fail(id, fault.clone());
+                engine.outcomes().failed(mark.item, upload.label, fault);
+            }
+        }
+    }
+
+    /// Its source changed: all of it is sent anew.
+    fn begin_again(&mut self, engine: &mut Engine, id: FileId) {
+        let known = self.files.remove(&id).expect("begun files are known");
+        let mut upload = known.upload.expect("pipes are not begun again");
+        upload.label = known.label;
+        let taken = engine.fds().take(upload.size, false);
+        let opened = upload.open(&engine.upload_memos());
+        self.begin_file(engine, id, known.mark, upload, taken, opened);
+    }
+
+    /// Does what the machine that writes asks.
+    pub fn effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
+        match effect {
+            ClientEffect::Post(post) => self.post(engine, post),
+            ClientEffect::Hash { file, extent } => {
+                let source = self.source(file);
+                engine.begin_hashing();
+                self.jobs.run(move || {
+                    let answer = source.recall(extent);
+                    Answer::Hashed { file, extent, answer }
+                });
+            }
+            ClientEffect::HashOffer { file, extent } => self.hash_offer(engine, file, extent),
+            ClientEffect::Taken { file, extent, digests } => {
+                self.source(file).hand_out(extent, &digests);
+                engine.stats().bytes.fetch_add(extent.len, Ordering::Relaxed);
+            }
+            ClientEffect::HashZeros { file, extent } => self.hash_zeros(engine, file, extent),
+            ClientEffect::FindHoles { file, from } => {
+                let source = self.source(file);
+                self.jobs.run(move || Answer::HolesFound(file, source.find_holes(from)));
+            }
+            ClientEffect::Stored { file, extent } => {
+                if let Some(Origin::Pipe(inlet)) = self.files.get(&file).map(|file| &file.source) {
+                    inlet.release(extent);
+                }
+            }
+            ClientEffect::CheckSource { file, root } => match &self.files[&file].source {
+                Origin::File(source) => {
+                    let source = source.clone();
+                    self.unchecked.push((file, root, source));
+                }
+                // What was read was read once, and no second look would tell more.
+                Origin::Pipe(_) => engine.write().source_checked(file, root, Ok(None)),
+            },
+            ClientEffect::Restart { file } => self.begin_again(engine, file),
+            ClientEffect::Finished { file, root } => {
+                let file = self.files.remove(&file).expect("finished files are known");
+                let (path, bytes) = (file.label, file.source.size());
+                if let Origin::File(source) = &file.source {
+                    source.forget();
+                }
+                let piped = matches!(file.source, Origin::Pipe(_));
+                self.over.push((file.source, file.taken));
+                engine.outcomes().done(file.mark.item, bytes, || {
+                    let local = if piped { "-".into() } else { path.clone() };
+                    FileDone { path, local, bytes, digest: root }
+                });
+            }
+            ClientEffect::Failed { file, fault } => {
+                // One that could not be opened again has been reported.
+                if let Some(file) = self.files.remove(&file) {
+                    file.source.close();
+                    let fault = file.source.explain(fault);
+                    engine.outcomes().not_placed_there(file.mark.item, file.label, fault);
+                }
+            }
+            // The engine has done these.
+            ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
+        }
+    }
+
+    /// Hashes what the server may have.
+    fn hash_offer(&self, engine: &mut Engine, file: FileId, extent: Extent) {
+        let source = self.source(file);
+        engine.begin_hashing();
+        self.jobs.run(move || {
+            let answer = source.look_up(extent).map(|(digests, _)| digests);
+            Answer::OfferHashed { file, extent, answer }
+        });
+    }
+
+    /// Hashes a hole, which is not read. What comes out is noted if a write since it was found
+    /// would have changed the identity: it was found after the source was opened.
+    fn hash_zeros(&self, engine: &mut Engine, file: FileId, extent: Extent) {
+        let (source, stats) = (self.files[&file].source.clone(), engine.stats().clone());
+        self.jobs.run(move || {
+            let begin = Instant::now();
+            let digests = hash_zeros(source.size(), extent);
+            if source.was_settled() {
+                source.note(extent, &digests);
+            }
+            stats.zeroed(extent.len, begin.elapsed());
+            Answer::ZerosHashed { file, extent, digests }
+        });
+    }
+
+    /// Looks again at the sources of files that are sent: have they changed meanwhile?
+    pub fn check_sources(&mut self, engine: &mut Engine) {
+        if self.unchecked.is_empty() {
+            return;
+        }
+        let files = std::mem::take(&mut self.unchecked);
+        let over = std::mem::take(&mut self.over);
+        engine.begin_hashing();
+        let preserve = engine.options().preserve;
+        self.jobs.run(move || {
+            drop(over);
+            let kept = |source: &Source| {
+                source.check()?;
+                preserve.then(|| source.meta(true).map(Box::new)).transpose()
+            };
+            let check = |(file, root, source): (_, _, Arc<Source>)| (file, root, kept(&source));
+            Answer::Checked(files.into_iter().map(check).collect())
+        });
+    }
+
+    fn post(&self, engine: &mut Engine, post: Post) {
+        let source = |(id, _): &(FileId, _)| self.files[id].source.clone();
+        let sources = post.pieces.iter().map(source).collect();
+        let (link, bytes) =
+            (post.grant.link, post.pieces.iter().map(|(_, extent)| extent.len).sum());
+        engine.tell_paced(link, bytes, Command::Post(post, sources));
+    }
+
+    /// Notes what the server has of files that it was asked to create.
+    pub fn created(&self, engine: &mut Engine, reply: &WriteReply) {
+        let WriteReply::Created { files } = reply else { return };
+        for (id, answer) in files {
+            let (Ok(have), Some(file)) = (answer, self.files.get(id)) else { continue };
+            let bytes = have.iter().map(|extent| extent.len).sum();
+            if bytes > 0 {
+                let (item, label) = (file.mark.item, file.label.clone());
+                engine.outcomes().found(item, &label, bytes);
+            }
+        }
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine, ids: &IdTranslation) {
+        while let Some(answer) = self.jobs.next_answer() {
+            let now = engine.now();
+            match answer {
+                Answer::Opened(answers) => self.opened(engine, answers),
+                Answer::Checked(answers) => {
+                    engine.end_hashing();
+                    for (file, root, answer) in answers {
+                        let answer = answer.map(|kept| ids.translated(kept));
+                        engine.write().source_checked(file, root, answer);
+                    }
+                }
+                Answer::Hashed { file, extent, answer } => {
+                    engine.end_hashing();
+                    let hashed = answer.as_ref().map_or(0, |(_, bytes)| *bytes);
+                    engine.outcomes().ledger().summary.rehashed_bytes += hashed;
+                    engine.write().hashed(file, extent, answer.map(|(digests, _)| digests));
+                }
+                Answer::OfferHashed { file, extent, answer } => {
+                    engine.end_hashing();
+                    engine.write().offer_hashed(file, extent, answer, now);
+                }
+                Answer::ZerosHashed { file, extent, digests } => {
+                    engine.write().zeros_hashed(file, extent, &digests, now);
+                }
+                Answer::HolesFound(file, survey) => engine.write().found(file, survey),
+            }
+        }
+    }
+
+    /// Lets go of all files; the server keeps what lasts of them.
+    pub fn leave(&mut self, engine: &mut Engine) {
+        let broken = engine.broken().cloned();
+        for file in std::mem::take(&mut self.files).into_values() {
+            file.source.close();
+            match (&file.source, &broken) {
+                // What came through a pipe cannot be gone on with.
+                (Origin::Pipe(_), Some(fault)) => {
+                    let fault = file.source.explain(fault.clone());
+                    engine.outcomes().failed(file.mark.item, file.label, fault);
+                }
+                _ => engine.outcomes().ledger().leave(file.mark.item, file.label, true),
+            }
+        }
+        let ledger = engine.outcomes().ledger();
+        for Begun { mark, upload, .. } in self.opening.take().iter().flat_map(|batch| batch.iter())
+        {
+            ledger.leave(mark.item, upload.label.clone(), false);
+        }
+        for (mark, upload) in std::mem::take(&mut self.queue).into_items() {
+            ledger.leave(mark.item, upload.label, false);
+        }
+        self.unchecked.clear();
+        self.over.clear();
+    }
+}
+
+impl Upload {
+    /// Opens its source, for a job. Only of what lasts on the server are digests kept: it alone can
+    /// be gone on with.
+    fn open(&self, memos: &Path) -> Opened {
+        let mut source = self.source.open(&self.label)?;
+        if source.identity().size >= LASTING_BYTES_MIN {
+            source = source.remember_in(memos);
+        }
+        let survey = source.find_holes(0);
+        Ok((Arc::new(source), survey))
+    }
+}
+
+impl UploadSource {
+    pub(crate) fn open(&self, label: &str) -> Result<Source, Fault> {
+        let path = match self {
+            Self::Below(folder, path) => return Source::open(folder, path, label),
+            Self::Path(path) => path,
+        };
+        let file = open_own(path, &format!("cannot open {label}"))?;
+        Source::new(file, label)
+    }
+}

@@ -1,0 +1,117 @@
+//! A copy as the user asked for it: sources and a target become work for a
+//! session, by the rules of cp. Called by the binary, by tests and
+//! by the quickstart; tells everything to an observer.
+
+pub mod glob;
+pub mod list;
+mod pipe_plan;
+mod plan;
+
+pub use crate::cp::list::list;
+
+use crate::cp::plan::Plan;
+use crate::session::Session;
+use crate::session::command_error::{CopyError, Running, Stop};
+use crate::session::retry;
+use verbatim_engine::connection::options::SessionOptions;
+use verbatim_engine::model::copy_policy::{Rules, Task};
+use verbatim_engine::model::location::{Location, Remote};
+use verbatim_engine::model::report::{Observer, Summary};
+
+/// What to copy, and how.
+pub struct CopyOptions {
+    /// Where from.
+    pub sources: Vec<Location>,
+    /// Where to.
+    pub target: Location,
+    /// Whether folders are copied.
+    pub recursive: bool,
+    /// What of it is copied, and what is done with it.
+    pub rules: Rules,
+}
+
+/// Finds the server of a copy: one side, and only one, must be remote.
+pub fn server_of(options: &CopyOptions) -> Result<&Remote, CopyError> {
+    crate::cp::pipe_plan::check(options)?;
+    let usage = |cause: &str, hint: &str| {
+        Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
+    };
+    let remotes: Vec<&Remote> = options.sources.iter().filter_map(remote).collect();
+    match (remotes.first(), remote(&options.target)) {
+        (Some(_), Some(_)) => usage(
+            "source and target are both remote",
+            "run rdma-cp on one of the two, so that data crosses the network once",
+        ),
+        (None, None) => usage(
+            "neither source nor target is remote",
+            "write the remote side as HOST:/EXPORT/PATH; cp copies on one machine",
+        ),
+        (None, Some(target)) => Ok(target),
+        (Some(first), None) => {
+            let same = |other: &&Remote| (&other.host, other.port) == (&first.host, first.port);
+            if remotes.len() < options.sources.len() || !remotes.iter().all(same) {
+                return usage(
+                    "sources are on different machines",
+                    "copy from one machine at a time",
+                );
+            }
+            Ok(first)
+        }
+    }
+}
+
+fn remote(location: &Location) -> Option<&Remote> {
+    match location {
+        Location::Remote(remote) => Some(remote),
+        Location::Local(_) | Location::Pipe => None,
+    }
+}
+
+/// Copies. Returns a summary once a session stood, whatever became of the files.
+pub fn copy<'a>(
+    options: &'a CopyOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: impl Future<Output = ()> + 'a,
+) -> Running<'a, Summary> {
+    copy_until(options, session, observer, Box::pin(stop))
+}
+
+/// The same, boxed: so this crate compiles the session, and not each program that copies.
+fn copy_until<'a>(
+    options: &'a CopyOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: Stop<'a>,
+) -> Running<'a, Summary> {
+    Box::pin(copy_whole(options, session, observer, stop))
+}
+
+async fn copy_whole(
+    options: &CopyOptions,
+    session: SessionOptions,
+    observer: &mut dyn Observer,
+    mut stop: Stop<'_>,
+) -> Result<Summary, CopyError> {
+    let peer = server_of(options)?.peer();
+    // Where nothing is written, nothing is kept.
+    let preserve = session.preserve && options.rules.task == Task::Copy;
+    let session = SessionOptions { preserve, ..session };
+    let make = async |first: &mut Session| Plan::make(options, &peer, first).await;
+    let begun = match retry::begin(&session, observer, &mut stop, make).await? {
+        Ok(begun) => begun,
+        Err(fault) => {
+            let sources = options.sources.iter().map(Location::to_string);
+            return Ok(retry::not_begun(sources, &peer, fault, observer));
+        }
+    };
+    let (plan, first) = (begun.found, begun.session);
+    for failure in &plan.failures {
+        observer.failed(failure);
+    }
+    let rules = Rules { resolution: plan.resolution, ..options.rules.clone() };
+    let mut summary = retry::copy(&plan.work, &rules, first, session, observer, stop).await;
+    summary.failed += plan.failures.len() as u64;
+    summary.reconnects += begun.reconnects;
+    Ok(summary)
+}

@@ -1,0 +1,292 @@
+//! What a copy moves: each source that the user named, looked at on its side, becomes a
+//! download or an upload with its place in the target, by the rules of cp. What cannot be
+//! copied is a failure of the plan, and the rest is copied.
+
+use crate::cp::glob;
+use crate::cp::{CopyOptions, remote};
+use crate::session::Session;
+use crate::session::command_error::CopyError;
+use crate::session::overlap::Inside;
+use crate::session::work::Work;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::local_io::local_path::{
+    local_resolution, local_state, look_at, name_of, split_local,
+};
+use verbatim_engine::model::copy_policy::{Replace, Rules};
+use verbatim_engine::model::location::{Location, Remote};
+use verbatim_engine::model::placement::{
+    Place, Places, Refusal, Request, TargetState, check_target, is_contents, place,
+};
+use verbatim_engine::model::report::Failure;
+use verbatim_engine::transfer::download::Download;
+use verbatim_engine::transfer::local_walk::LocalTree;
+use verbatim_engine::transfer::remote_scan::RemoteTree;
+use verbatim_engine::transfer::upload::{Upload, UploadSource};
+use verbatim_files::Folder;
+use verbatim_proto::message::{Entry, EntryKind};
+use verbatim_proto::{Code, Fault, Resolution, WirePath};
+
+/// The work of a copy.
+pub(crate) struct Plan {
+    /// Who serves, for what fails.
+    peer: String,
+    pub(crate) work: Vec<Work>,
+    /// What cannot be copied, found before the copy begins.
+    pub(crate) failures: Vec<Failure>,
+    /// Which source goes where.
+    pub(crate) places: Places,
+    /// How finely the target keeps times, where that matters.
+    pub(crate) resolution: Resolution,
+}
+
+impl Plan {
+    /// Finds out what there is to copy.
+    pub(crate) async fn make(
+        options: &CopyOptions,
+        peer: &str,
+        session: &mut Session,
+    ) -> Result<Self, CopyError> {
+        let mut plan = Self {
+            peer: peer.to_owned(),
+            work: Vec::new(),
+            failures: Vec::new(),
+            places: Places::default(),
+            resolution: Resolution::default(),
+        };
+        match &options.target {
+            Location::Local(target) => plan.downloads(options, target, session).await?,
+            Location::Pipe => plan.download_to_pipe(options, session).await?,
+            Location::Remote(target) if options.sources == [Location::Pipe] => {
+                plan.upload_from_pipe(target, session).await?;
+            }
+            Location::Remote(target) => plan.uploads(options, target, session).await?,
+        }
+        if options.rules.replace == Replace::Older {
+            plan.resolution = match &options.target {
+                Location::Local(target) => local_resolution(target),
+                Location::Remote(target) => {
+                    session.habits_of(&target.path, false).await?.resolution
+                }
+                Location::Pipe => Resolution::default(),
+            };
+        }
+        Ok(plan)
+    }
+
+    async fn downloads(
+        &mut self,
+        options: &CopyOptions,
+        target: &Path,
+        session: &mut Session,
+    ) -> Result<(), CopyError> {
+        let state = local_state(target);
+        let (count, sources) = self.find_sources(options, session).await?;
+        let request = Request {
+            sources: count,
+            recursive: options.recursive,
+            target_is_folder: target.as_os_str().as_bytes().ends_with(b"/"),
+        };
+        check_target(request, state).map_err(|refusal| self.refuse(target.display(), &refusal))?;
+        let mut inside = Inside::of_path(target, &options.rules);
+        for (source, entry) in sources {
+            let name = source.path.name().filter(|_| !source.contents);
+            let label = source.to_string();
+            match options.rules.leave_out(name, &entry.kind) {
+                Ok(false) => {}
+                Ok(true) => continue,
+                Err(fault) => {
+                    self.fail(label, fault);
+                    continue;
+                }
+            }
+            let made = match place(request, state, &entry.kind, source.contents) {
+                Ok(place) => {
+                    let end = place.below(target, source.path.name().unwrap_or_default());
+                    let checked = inside.check(session, &entry.kind, &end, &source.path).await?;
+                    checked
+                        .and_then(|()| self.download(&source, &entry, target, place, label.clone()))
+                }
+                Err(refusal) => Err(fault_of(&refusal)),
+            };
+            if let Err(fault) = made {
+                self.fail(label, fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at all sources, and finds what those with wildcards stand for. Returns also how
+    /// many sources there are, those that cannot be copied included.
+    async fn find_sources(
+        &mut self,
+        options: &CopyOptions,
+        session: &mut Session,
+    ) -> Result<(usize, Vec<(Remote, Entry)>), CopyError> {
+        let remotes: Vec<&Remote> = options.sources.iter().filter_map(remote).collect();
+        let paths: Vec<WirePath> = remotes.iter().map(|source| source.path.clone()).collect();
+        let (mut count, mut sources) = (0, Vec::new());
+        for (source, answer) in remotes.into_iter().zip(session.stat_all(&paths).await?) {
+            for (source, answer) in glob::or_matches(session, source, answer).await? {
+                count += 1;
+                match answer {
+                    Ok(entry) => sources.push((source, entry)),
+                    Err(fault) => self.fail(source.to_string(), fault),
+                }
+            }
+        }
+        Ok((count, sources))
+    }
+
+    fn download(
+        &mut self,
+        source: &Remote,
+        entry: &Entry,
+        target: &Path,
+        place: Place,
+        label: String,
+    ) -> Result<(), Fault> {
+        let no_export = || Fault::new(Code::BadPath, "name an export: HOST:/EXPORT/PATH");
+        let name = source.path.name().ok_or_else(no_export)?;
+        let (folder, local) = match place {
+            Place::Inside => {
+                let local = WirePath::parse(name)?;
+                if !self.places.take(&local, &label)? {
+                    return Ok(());
+                }
+                (Folder::open(target)?, local)
+            }
+            Place::Itself if target.is_dir() => (Folder::open(target)?, WirePath::root()),
+            Place::Itself => split_local(target)?,
+        };
+        let (folder, remote) = (Arc::new(folder), source.path.clone());
+        self.work.push(match entry.kind {
+            EntryKind::Folder => Work::DownloadTree(RemoteTree { remote, folder, local, label }),
+            _ => {
+                let (size, mtime_ns) = (entry.size, entry.mtime_ns);
+                Work::Download(Download {
+                    remote,
+                    folder,
+                    local,
+                    size,
+                    mtime_ns,
+                    label,
+                    basis: None,
+                })
+            }
+        });
+        Ok(())
+    }
+
+    async fn uploads(
+        &mut self,
+        options: &CopyOptions,
+        target: &Remote,
+        session: &mut Session,
+    ) -> Result<(), CopyError> {
+        let state = match session.stat(&target.path).await? {
+            Ok(entry) if entry.kind == EntryKind::Folder => TargetState::Folder,
+            Ok(_) => TargetState::File,
+            // No such file may be what is asked for; no such export never is.
+            Err(fault) if fault.code == Code::NotFound && !target.path.parent().is_root() => {
+                TargetState::Missing
+            }
+            Err(fault) => return Err(ClientError::Fault(fault).into()),
+        };
+        let request = Request {
+            sources: options.sources.len(),
+            recursive: options.recursive,
+            target_is_folder: target.is_folder && !target.path.is_root(),
+        };
+        check_target(request, state).map_err(|refusal| self.refuse(target, &refusal))?;
+        let mut inside = Inside::of_remote(session, &target.path, &options.rules).await?;
+        for source in &options.sources {
+            let Location::Local(path) = source else { continue };
+            let found = look_at(path).and_then(|entry| {
+                let (rules, way) = (&options.rules, (request, state));
+                let remote = self.place_of(path, &entry.kind, target, way, rules)?;
+                Ok(remote.map(|remote| (entry, remote)))
+            });
+            let made = match found {
+                Ok(None) => continue,
+                Ok(Some((entry, remote))) => {
+                    let checked = inside.check(session, &entry.kind, path, &remote).await?;
+                    checked.and_then(|()| self.upload(path, &entry, remote, options.rules.follow))
+                }
+                Err(fault) => Err(fault),
+            };
+            if let Err(fault) = made {
+                self.fail(path.display().to_string(), fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a source of this machine goes; nowhere, if it is left out or was named before.
+    fn place_of(
+        &mut self,
+        path: &Path,
+        kind: &EntryKind,
+        target: &Remote,
+        (request, state): (Request, TargetState),
+        rules: &Rules,
+    ) -> Result<Option<WirePath>, Fault> {
+        let contents = is_contents(path.as_os_str().as_bytes());
+        let name = name_of(path).ok().filter(|_| !contents);
+        if rules.leave_out(name, kind)? {
+            return Ok(None);
+        }
+        let place = place(request, state, kind, contents).map_err(|refusal| fault_of(&refusal))?;
+        if target.path.is_root() {
+            let text = "the target names no export; use HOST:/EXPORT/PATH";
+            return Err(Fault::new(Code::BadPath, text));
+        }
+        if place == Place::Itself {
+            return Ok(Some(target.path.clone()));
+        }
+        let name = WirePath::parse(name_of(path)?)?;
+        let is_new = self.places.take(&name, &path.display().to_string())?;
+        Ok(is_new.then(|| target.path.join(&name)))
+    }
+
+    fn upload(
+        &mut self,
+        path: &Path,
+        entry: &Entry,
+        remote: WirePath,
+        follow: bool,
+    ) -> Result<(), Fault> {
+        let label = path.display().to_string();
+        self.work.push(match entry.kind {
+            EntryKind::Folder => {
+                // Only who may read it anyway has links of his own tree followed out of it.
+                let folder = if follow { Folder::open_free(path)? } else { Folder::open(path)? };
+                Work::UploadTree(LocalTree { folder: Arc::new(folder), remote, label })
+            }
+            _ => {
+                let source = UploadSource::Path(path.to_owned());
+                let (size, mtime_ns) = (entry.size, entry.mtime_ns);
+                Work::Upload(Upload { source, remote, size, mtime_ns, label, basis: None })
+            }
+        });
+        Ok(())
+    }
+
+    pub(crate) fn fail(&mut self, path: String, fault: Fault) {
+        self.failures.push(Failure { path, peer: self.peer.clone(), fault });
+    }
+
+    fn refuse(&self, what: impl std::fmt::Display, refusal: &Refusal) -> CopyError {
+        CopyError::Usage {
+            cause: format!("cannot copy to {what}: {}", refusal.cause),
+            hint: refusal.hint.map(str::to_owned),
+        }
+    }
+}
+
+fn fault_of(refusal: &Refusal) -> Fault {
+    let code = if refusal.hint.is_some() { Code::IsFolder } else { Code::Special };
+    Fault::new(code, refusal.cause)
+}

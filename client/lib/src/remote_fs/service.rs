@@ -1,0 +1,321 @@
+//! A session that answers as it is asked: what is at a path, what is in a folder, a
+//! part of a file. It lives until it breaks, and many questions are under way at a
+//! time. Used by `mount`; whoever asks keeps the deadlines, and asks the next session
+//! when this one is gone.
+
+use crate::remote_fs::attributes::Seen;
+use crate::remote_fs::listing::Listing;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use verbatim_engine::connection::Engine;
+use verbatim_engine::connection::jobs::Jobs;
+use verbatim_engine::local_io::range_buffer::PartBuffer;
+use verbatim_engine::local_io::waker::Waker;
+use verbatim_engine::transfer::remote_scan::{Page, SCANS_MAX};
+use verbatim_proto::message::{ClientMessage, Entry, FileId};
+use verbatim_proto::read::{ClientEffect, Fetch, Zero};
+use verbatim_proto::{Code, Digest, Fault, Kept, Look, Scan, Ties, WirePath};
+
+/// Folders whose metadata is asked for at a time, which are scans too.
+const DESCRIBES_MAX: usize = 2;
+
+/// Scans that may rest at the server, not at their end, because nobody waits for them any more. It
+/// has room for eight of a session.
+const SCANS_LEFT_MAX: usize = 2;
+
+/// Parts that nobody waits for any more and that the server does not end.
+const PARTS_LEFT_MAX: usize = 256;
+
+/// Where an answer goes.
+type Answer<T> = oneshot::Sender<Result<T, Fault>>;
+
+/// A question.
+pub enum Ask {
+    /// What is at this path? A link is not followed.
+    Look(WirePath, Answer<Seen>),
+    /// What is in this folder?
+    List(WirePath, Answer<Listing>),
+    /// What else is known of this folder: its metadata.
+    Describe(WirePath, Answer<Kept>),
+    /// This part of a file. Answered when it is verified and the file did not change.
+    Fetch(WirePath, Arc<PartBuffer>, Answer<Kept>),
+}
+
+/// What carries the data of a session.
+#[derive(Clone, Debug, Default)]
+pub struct Carried {
+    /// What it moves over, once it does.
+    pub transport: Option<String>,
+    /// Why that is not RDMA.
+    pub reason: Option<String>,
+    /// Requests that were posted to an RDMA device.
+    pub rdma_reads: u64,
+}
+
+/// The questions that wait for their answers.
+pub(crate) struct Service {
+    looks: HashMap<u32, Answer<Seen>>,
+    lists: HashMap<u32, (Listing, Answer<Listing>)>,
+    lists_waiting: VecDeque<(WirePath, Answer<Listing>)>,
+    describes: HashMap<u32, (Kept, Answer<Kept>)>,
+    describes_waiting: VecDeque<(WirePath, Answer<Kept>)>,
+    parts: HashMap<FileId, (Arc<PartBuffer>, Answer<Kept>)>,
+    parts_waiting: VecDeque<(WirePath, Arc<PartBuffer>, Answer<Kept>)>,
+    /// Scans that nobody waits for: they are asked for no more pages.
+    scans_left: HashSet<u32>,
+    /// What was said of the entries that come next, and of which request.
+    ties: Option<(u32, Vec<Option<Ties>>)>,
+    /// Zeros of holes, which jobs hash.
+    jobs: Jobs<(Zero, Vec<Digest>)>,
+}
+
+impl Service {
+    pub fn new(waker: &Waker) -> Self {
+        Self {
+            looks: HashMap::new(),
+            lists: HashMap::new(),
+            lists_waiting: VecDeque::new(),
+            describes: HashMap::new(),
+            describes_waiting: VecDeque::new(),
+            parts: HashMap::new(),
+            parts_waiting: VecDeque::new(),
+            scans_left: HashSet::new(),
+            ties: None,
+            jobs: Jobs::new(waker),
+        }
+    }
+
+    /// Whether the server owes an answer that no machine waits for.
+    pub fn awaits(&self) -> bool {
+        !self.looks.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
+    }
+
+    /// Lets go of lists whose askers gave up: one may have no end, or never come.
+    fn leave_scans(&mut self) {
+        let left = &mut self.scans_left;
+        self.lists.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
+        self.describes.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
+    }
+
+    /// Lets go of parts whose askers gave up, with what has come of them, and of looks.
+    pub fn leave_parts(&mut self, engine: &mut Engine) {
+        self.looks.retain(|_, answer| !answer.is_closed());
+        let left = self.parts.iter().filter(|(_, (_, answer))| answer.is_closed());
+        let left: Vec<FileId> = left.map(|(file, _)| *file).collect();
+        for file in &left {
+            drop(self.parts[file].0.take());
+            let fault = Fault::new(Code::TimedOut, "nobody waits for it any more");
+            engine.read().fail(*file, fault);
+        }
+        if left.len() > PARTS_LEFT_MAX {
+            let text = format!("the server does not end {} reads", left.len());
+            engine.broke(Fault::new(Code::TimedOut, text));
+        }
+    }
+
+    /// Whose these entries are, one for each, or nothing where it was not told.
+    fn take_ties(&mut self, request: u32, entries: usize) -> Result<Vec<Option<Ties>>, Fault> {
+        match self.ties.take() {
+            None => Ok(Vec::new()),
+            Some((of, ties)) if of == request && ties.len() == entries => Ok(ties),
+            Some(_) => Err(Fault::new(Code::Protocol, "the server told of other entries")),
+        }
+    }
+
+    /// Takes a question.
+    pub fn ask(&mut self, engine: &mut Engine, ask: Ask) {
+        let request = engine.request();
+        match ask {
+            Ask::Look(path, answer) => {
+                let look = Look { follow: false, paths: vec![path] };
+                engine.send(ClientMessage::Stat { request, look });
+                self.looks.insert(request, answer);
+            }
+            Ask::List(path, answer) => self.lists_waiting.push_back((path, answer)),
+            Ask::Describe(path, answer) => self.describes_waiting.push_back((path, answer)),
+            Ask::Fetch(path, part, answer) => self.parts_waiting.push_back((path, part, answer)),
+        }
+    }
+
+    /// The server says what is at some paths.
+    pub fn stated(
+        &mut self,
+        engine: &mut Engine,
+        request: u32,
+        answers: Vec<Result<Entry, Fault>>,
+    ) {
+        let there = answers.iter().filter(|answer| answer.is_ok()).count();
+        let ties = match self.take_ties(request, there) {
+            Ok(ties) => ties.into_iter().next().flatten(),
+            Err(fault) => return engine.broke(fault),
+        };
+        if let Some(asked) = self.looks.remove(&request) {
+            let answer = answers.into_iter().next();
+            // A reader that gave up needs no answer.
+            let _ = answer.map(|it| asked.send(it.map(|entry| Seen { entry, ties })));
+        }
+    }
+
+    /// The server says whose the entries are that it tells next.
+    pub fn tied(&mut self, request: u32, ties: Vec<Option<Ties>>) {
+        self.ties = Some((request, ties));
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine) {
+        while let Some((zero, digests)) = self.jobs.next_answer() {
+            let now = engine.now();
+            engine.read().zeroed(zero, Ok(digests), now);
+        }
+    }
+
+    /// Begins what there is room for.
+    pub fn pump(&mut self, engine: &mut Engine) {
+        self.leave_scans();
+        let left = self.scans_left.len();
+        if left > SCANS_LEFT_MAX {
+            let text = format!("the server does not end {left} lists");
+            return engine.broke(Fault::new(Code::TimedOut, text));
+        }
+        while self.lists.len() < SCANS_MAX
+            && let Some((path, answer)) = self.lists_waiting.pop_front()
+        {
+            if answer.is_closed() {
+                continue;
+            }
+            let request = engine.request();
+            let scan = Scan { path, ..Scan::default() };
+            engine.send(ClientMessage::Scan { request, scan });
+            self.lists.insert(request, (Listing::default(), answer));
+        }
+        while self.describes.len() < DESCRIBES_MAX
+            && let Some((path, answer)) = self.describes_waiting.pop_front()
+        {
+            if answer.is_closed() {
+                continue;
+            }
+            let request = engine.request();
+            // The folder comes first, and what is in it is left out.
+            let (describe, exclude) = (true, vec![b"*".to_vec()]);
+            let scan = Scan { path, describe, exclude, ..Scan::default() };
+            engine.send(ClientMessage::Scan { request, scan });
+            self.describes.insert(request, (None, answer));
+        }
+        while engine.read().room() > 0
+            && let Some((path, part, answer)) = self.parts_waiting.pop_front()
+        {
+            // A reader that gave up needs it no more.
+            if answer.is_closed() {
+                continue;
+            }
+            let (id, now) = (engine.file(), engine.now());
+            engine.read().open_part(id, path, &part.part, now);
+            self.parts.insert(id, (part, answer));
+        }
+    }
+
+    /// A page of a folder is there.
+    pub fn page(&mut self, engine: &mut Engine, request: u32, page: Page) {
+        let Page { entries, faults, done } = page;
+        let ties = match self.take_ties(request, entries.len()) {
+            Ok(ties) => ties,
+            Err(fault) => return engine.broke(fault),
+        };
+        if self.scans_left.contains(&request) {
+            if done {
+                self.scans_left.remove(&request);
+            }
+            return;
+        }
+        if let Some((kept, answer)) = self.describes.remove(&request) {
+            let told = entries.into_iter().find(|entry| entry.path.is_root());
+            let kept = told.and_then(|entry| entry.meta).or(kept);
+            let fault = faults.into_iter().next().map(|(_, fault)| fault);
+            match fault {
+                _ if !done => {
+                    self.describes.insert(request, (kept, answer));
+                    engine.send(ClientMessage::ScanMore { request });
+                }
+                Some(fault) if kept.is_none() => drop(answer.send(Err(fault))),
+                _ => drop(answer.send(Ok(kept))),
+            }
+            return;
+        }
+        let Some((mut listing, answer)) = self.lists.remove(&request) else {
+            return engine.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+        };
+        let fits = listing.add(entries, &ties);
+        // A folder that cannot be read tells it of itself; what is in it may be left out.
+        let (own, others): (Vec<_>, Vec<_>) =
+            faults.into_iter().partition(|(path, _)| path.is_root());
+        for (path, fault) in others {
+            tracing::warn!(path = %path, cause = fault.text, "left out of its folder");
+        }
+        let fault = own.into_iter().next().map(|(_, fault)| fault);
+        match (fault, fits) {
+            (Some(fault), _) if done => drop(answer.send(Err(fault))),
+            (None, Ok(())) if done => {
+                listing.seal();
+                drop(answer.send(Ok(listing)));
+            }
+            // What is too long may have no end at all.
+            (_, Err(fault)) => {
+                if !done {
+                    self.scans_left.insert(request);
+                }
+                drop(answer.send(Err(fault)));
+            }
+            _ => {
+                self.lists.insert(request, (listing, answer));
+                engine.send(ClientMessage::ScanMore { request });
+            }
+        }
+    }
+
+    /// What the machine asks of a session that serves parts.
+    pub fn effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
+        match effect {
+            ClientEffect::Opened { file, info, .. } => {
+                if let Some((part, _)) = self.part(file) {
+                    part.opened(info);
+                }
+            }
+            ClientEffect::Fetch(fetch) => self.fetch(engine, fetch),
+            ClientEffect::Zero(zero) => self.zero(zero),
+            // A part is not begun again.
+            ClientEffect::Restart { .. } => {}
+            ClientEffect::Finished { file, meta, .. } => self.part_over(file, Ok(meta)),
+            ClientEffect::Failed { file, fault } => self.part_over(file, Err(fault)),
+            // The engine has done these.
+            ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
+        }
+    }
+
+    fn part(&self, file: FileId) -> Option<&(Arc<PartBuffer>, Answer<Kept>)> {
+        self.parts.get(&file)
+    }
+
+    fn part_over(&mut self, file: FileId, answer: Result<Kept, Fault>) {
+        if let Some((_, asked)) = self.parts.remove(&file) {
+            // A reader that gave up needs it no more.
+            let _ = asked.send(answer);
+        }
+    }
+
+    fn fetch(&self, engine: &mut Engine, fetch: Fetch) {
+        engine.fetch_parts(fetch, |piece| {
+            let (part, _) = self.part(piece.file).expect("a file stays until it is over");
+            part.clone()
+        });
+    }
+
+    fn zero(&self, zero: Zero) {
+        let (part, _) = self.part(zero.file).expect("a file stays until it is over");
+        let (part, size) = (part.clone(), part.part.size);
+        self.jobs.run(move || {
+            let digests = part.put_zeros(zero.extent, size);
+            (zero, digests)
+        });
+    }
+}

@@ -1,0 +1,391 @@
+//! Takes what comes to a session to the activity that it is for: messages of the server, events of
+//! workers, answers of jobs and effects of the machines. The only module that knows all activities.
+//! Never waits and never touches a socket; `Session` does.
+
+use crate::remote_fs::service::{Ask, Carried, Service};
+use crate::session::queries::Queries;
+use crate::session::work::Work;
+use crate::tree_sync::TreeSync;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+use verbatim_engine::connection::Engine;
+use verbatim_engine::connection::dir_guard::Mark;
+use verbatim_engine::connection::ledger::{Item, Ledger};
+use verbatim_engine::model::copy_policy::Task;
+use verbatim_engine::model::report::{Progress, Quiet};
+use verbatim_engine::transfer::Transfer;
+use verbatim_engine::transfer::remote_scan::Page;
+use verbatim_fabric::memory::huge_page_bytes_peak;
+use verbatim_proto::message::{Entry, ServerMessage};
+use verbatim_proto::mirror::MirrorReply;
+use verbatim_proto::read::ClientEffect;
+use verbatim_proto::{Code, Fault, WirePath};
+
+/// What a session does.
+pub(crate) enum Activity {
+    /// Copies files and folders.
+    Copy(Transfer),
+    /// Compares files and folders with their copies.
+    Verify(Transfer),
+    /// Makes a tree equal to another.
+    Sync(Transfer, Box<TreeSync>),
+    /// Answers questions until there are no more.
+    Serve(Service),
+}
+
+/// An engine, and what is done with it.
+pub(crate) struct Dispatcher {
+    pub engine: Engine,
+    pub activity: Activity,
+    pub queries: Queries,
+}
+
+impl Activity {
+    /// The files and folders that are moved or compared, if that is the work.
+    pub fn transfer(&mut self) -> Option<&mut Transfer> {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) | Self::Sync(transfer, _) => {
+                Some(transfer)
+            }
+            Self::Serve(_) => None,
+        }
+    }
+
+    fn tree_sync(&self) -> Option<&TreeSync> {
+        match self {
+            Self::Sync(_, sync) => Some(sync),
+            _ => None,
+        }
+    }
+
+    /// Whether the server owes an answer that no machine waits for.
+    fn awaits(&self) -> bool {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) => transfer.awaits(),
+            Self::Sync(transfer, sync) => transfer.awaits() || sync.awaits(),
+            Self::Serve(service) => service.awaits(),
+        }
+    }
+
+    /// Starts what there is room for.
+    fn pump(&mut self, engine: &mut Engine) {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) => transfer.pump(engine),
+            Self::Sync(transfer, sync) => {
+                sync.pump(engine, transfer);
+                transfer.pump(engine);
+            }
+            Self::Serve(service) => service.pump(engine),
+        }
+    }
+
+    fn read_effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
+        match self {
+            Self::Copy(transfer) | Self::Sync(transfer, _) => transfer.read_effect(engine, effect),
+            Self::Verify(transfer) => transfer.verify_effect(engine, effect),
+            Self::Serve(service) => service.effect(engine, effect),
+        }
+    }
+
+    fn take_answers(&mut self, engine: &mut Engine) {
+        match self {
+            Self::Copy(transfer) | Self::Verify(transfer) => transfer.take_answers(engine),
+            Self::Sync(transfer, sync) => {
+                transfer.take_answers(engine);
+                sync.take_answers(engine, transfer);
+            }
+            Self::Serve(service) => service.take_answers(engine),
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Begins this work; what of it is over is left out.
+    pub fn begin(&mut self, work: &[Work]) {
+        let engine = &mut self.engine;
+        if matches!(work.first(), Some(Work::Upload(_) | Work::UploadTree(_))) {
+            verbatim_files::memo::tidy(&engine.upload_memos(), SystemTime::now());
+        }
+        let (mut transfer, mut sync) = (Transfer::new(engine.waker()), None);
+        for (number, work) in (0..).zip(work) {
+            let mark = Mark::alone(Item::new(number, &WirePath::root()));
+            match work.clone() {
+                Work::Download(download) => transfer.add_download(engine, mark, download),
+                Work::Upload(upload) => transfer.add_upload(engine, mark, upload),
+                Work::DownloadTree(tree) => transfer.add_remote_tree(number, tree),
+                Work::UploadTree(tree) => transfer.add_local_tree(engine, number, tree),
+                Work::ToPipe(work) => transfer.add_to_pipe(engine, mark, work),
+                Work::FromPipe(work) => transfer.add_from_pipe(engine, mark, work),
+                Work::Mirror(mirror) => sync = Some(TreeSync::new(engine, number, *mirror)),
+            }
+        }
+        self.activity = match (sync, engine.rules().task) {
+            (Some(sync), _) => Activity::Sync(transfer, Box::new(sync)),
+            (None, Task::Copy | Task::DryRun) => Activity::Copy(transfer),
+            (None, Task::Verify) => Activity::Verify(transfer),
+        };
+    }
+
+    /// Takes a question, where answering them is the work.
+    pub fn ask(&mut self, ask: Ask) {
+        if let Activity::Serve(service) = &mut self.activity {
+            service.ask(&mut self.engine, ask);
+        }
+    }
+
+    /// Lets go of questions whose askers gave up.
+    pub fn leave_parts(&mut self) {
+        if let Activity::Serve(service) = &mut self.activity {
+            service.leave_parts(&mut self.engine);
+        }
+    }
+
+    pub fn is_done(&mut self) -> bool {
+        match &mut self.activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_idle(),
+            Activity::Sync(transfer, sync) => sync.is_done() && transfer.is_idle(),
+            Activity::Serve(_) => false,
+        }
+    }
+
+    /// Whether something is being finished on this machine for which the server is not needed.
+    pub fn is_landing(&self) -> bool {
+        let landing = match &self.activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_landing(),
+            Activity::Sync(transfer, sync) => transfer.is_landing() || sync.is_at_work(),
+            Activity::Serve(_) => false,
+        };
+        // What a job that panicked was to finish never ends.
+        landing && !self.engine.waker().has_panicked()
+    }
+
+    /// Whether an answer is late for which neither machine waits.
+    pub fn is_overdue(&mut self) -> bool {
+        let waits = self.queries.is_waiting() || self.activity.awaits();
+        waits && self.engine.clock().quiet() > self.engine.options().timeout
+    }
+
+    /// Whether there is more to do at once, whatever comes.
+    pub fn is_eager(&self) -> bool {
+        self.activity.tree_sync().is_some_and(TreeSync::is_eager)
+    }
+
+    /// Asks a server that is silent whether it is there.
+    pub fn listen(&mut self) {
+        let activity = &self.activity;
+        self.engine.listen(|| activity.awaits(), self.queries.is_waiting());
+    }
+
+    /// Starts what there is room for, and does what the machines ask. What they ask may make
+    /// room, or be what something waited for: a folder gets its times behind its last file.
+    pub fn advance(&mut self) {
+        let Self { engine, activity, .. } = self;
+        loop {
+            activity.pump(engine);
+            engine.advance();
+            let mut asked = false;
+            while let Some(effect) = engine.next_read_effect() {
+                activity.read_effect(engine, effect);
+                asked = true;
+            }
+            while let Some(effect) = engine.next_write_effect() {
+                if let Some(transfer) = activity.transfer() {
+                    transfer.write_effect(engine, effect);
+                }
+                asked = true;
+            }
+            if !asked {
+                break;
+            }
+        }
+        engine.release_paced();
+        if let Some(transfer) = activity.transfer() {
+            transfer.finish_turn(engine);
+        }
+    }
+
+    /// A message of the server came.
+    pub fn message(&mut self, message: ServerMessage) {
+        tracing::trace!(content = ?message, "message received");
+        let Some(message) = self.engine.message(message) else { return };
+        let Self { engine, activity, queries } = self;
+        match message {
+            ServerMessage::Stated { request, answers } => self.stated(request, answers),
+            ServerMessage::Page { request, entries, faults, done } => {
+                let page = Page { entries, faults, done };
+                match activity {
+                    _ if queries.lists(request) => queries.page(page),
+                    Activity::Serve(service) => service.page(engine, request, page),
+                    Activity::Copy(transfer)
+                    | Activity::Verify(transfer)
+                    | Activity::Sync(transfer, _) => transfer.page(engine, request, page),
+                }
+            }
+            ServerMessage::Ties { request, ties } => {
+                if let Activity::Serve(service) = activity {
+                    service.tied(request, ties);
+                }
+            }
+            ServerMessage::Made { request, answers } => match activity.transfer() {
+                Some(transfer) => transfer.made(engine, request, answers),
+                None => engine.unasked("something it made"),
+            },
+            ServerMessage::Write(reply) => {
+                if let Some(transfer) = activity.transfer() {
+                    transfer.write_reply(engine, &reply);
+                }
+                engine.write_reply(reply);
+            }
+            ServerMessage::Mirror(reply) => self.mirror_reply(reply),
+            // The engine takes all others.
+            _ => {}
+        }
+    }
+
+    /// The server says what is at some paths.
+    fn stated(&mut self, request: u32, answers: Vec<Result<Entry, Fault>>) {
+        let Self { engine, activity, queries } = self;
+        match activity {
+            Activity::Serve(service) => service.stated(engine, request, answers),
+            Activity::Copy(transfer) | Activity::Verify(transfer) | Activity::Sync(transfer, _)
+                if transfer.has_asked(request) =>
+            {
+                transfer.stated(engine, request, answers);
+            }
+            _ if queries.awaits(request) => queries.stated(answers),
+            _ => engine.unasked("what is at some paths"),
+        }
+    }
+
+    fn mirror_reply(&mut self, reply: MirrorReply) {
+        let Self { engine, activity, queries } = self;
+        match activity {
+            Activity::Sync(transfer, sync) => sync.reply(engine, transfer, reply),
+            _ if !queries.mirror_reply(reply) => engine.unasked("something of a mirror"),
+            _ => {}
+        }
+    }
+
+    /// Takes the answers of jobs, after one of them woke the session.
+    pub fn take_answers(&mut self) {
+        self.activity.take_answers(&mut self.engine);
+        if self.engine.waker().has_panicked() {
+            let text = "a job failed here; the message above says where";
+            self.engine.broke(Fault::new(Code::Bug, text));
+        }
+    }
+
+    /// The same in a session that is over: only what is all here is finished. Whether what an
+    /// earlier run left of a file was found.
+    pub fn take_last_answers(&mut self) -> bool {
+        let Self { engine, activity, .. } = self;
+        if let Activity::Sync(transfer, sync) = activity {
+            sync.take_last_answers(engine, transfer);
+        }
+        activity.transfer().is_some_and(|transfer| transfer.take_last_answers(engine))
+    }
+
+    /// Lets go of what is unfinished, for another session or for none.
+    pub fn leave(&mut self) {
+        let Self { engine, activity, .. } = self;
+        match activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.leave(engine),
+            Activity::Sync(transfer, sync) => {
+                transfer.leave(engine);
+                sync.leave(engine);
+            }
+            Activity::Serve(_) => {}
+        }
+    }
+
+    /// How far the session is.
+    pub fn progress(&mut self) -> Progress {
+        let is_searching = match &self.activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => {
+                !transfer.is_found() || transfer.is_streaming()
+            }
+            Activity::Sync(transfer, sync) => !transfer.is_found() || sync.is_searching(),
+            Activity::Serve(_) => false,
+        };
+        let quiet = self.quiet();
+        let engine = &mut self.engine;
+        let bytes = engine.stats().bytes.load(Ordering::Relaxed);
+        Progress {
+            bytes: engine.outcomes().progress().bytes + bytes,
+            searching: is_searching,
+            links: engine.links().up_count(),
+            elapsed: engine.now(),
+            hashing_holes: engine.is_hashing_holes() || engine.write().awaits_holes(),
+            quiet,
+            ..engine.outcomes().progress().clone()
+        }
+    }
+
+    /// How long the server has owed an answer.
+    fn quiet(&mut self) -> Option<Quiet> {
+        let Self { engine, activity, .. } = self;
+        let awaits = match activity {
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.awaits_trees(),
+            Activity::Sync(transfer, sync) => transfer.awaits_trees() || sync.awaits(),
+            Activity::Serve(_) => false,
+        };
+        let awaits = awaits || !engine.read().is_idle() || !engine.write().is_idle();
+        let quiet = Quiet { so_far: engine.clock().quiet(), at_most: engine.options().timeout };
+        // What this side is still hashing is no answer of the server's.
+        (awaits && !engine.is_hashing() && !engine.is_hashing_holes()).then_some(quiet)
+    }
+
+    /// What carries the data.
+    pub fn carried(&self) -> Carried {
+        Carried {
+            transport: self.engine.links().transport.clone(),
+            reason: self.engine.carrier().reason().map(str::to_owned),
+            rdma_reads: self.engine.carrier().posted().reads,
+        }
+    }
+
+    /// Whether that has changed; asked at every turn, so nothing is copied for it.
+    pub fn is_carried_otherwise(&self, told: &Carried) -> bool {
+        let (links, carrier) = (self.engine.links(), self.engine.carrier());
+        let now = (links.transport.as_deref(), carrier.reason());
+        now != (told.transport.as_deref(), told.reason.as_deref())
+            || carrier.posted().reads != told.rdma_reads
+    }
+
+    /// Begins where earlier sessions of the copy ended.
+    pub fn take_up(&mut self, ledger: Ledger) {
+        self.engine.clock().count_from(ledger.begin);
+        self.engine.outcomes().take_up(ledger);
+        self.engine.clock().look();
+    }
+
+    /// The ledger, with what this session adds to it.
+    pub fn hand_over(&mut self) -> Ledger {
+        let engine = &mut self.engine;
+        let peer = engine.peer().to_owned();
+        let mut ledger = engine.outcomes().take_ledger(&peer);
+        let summary = &mut ledger.summary;
+        let (carrier, links) = (engine.carrier(), engine.links());
+        if let Some(transport) = links.transport.clone() {
+            summary.reason = carrier.reason().map(str::to_owned);
+            summary.transport = transport;
+        }
+        summary.ports = carrier.ports();
+        summary.links_lost += links.lost;
+        let posted = carrier.posted();
+        summary.rdma.reads += posted.reads;
+        summary.rdma.writes += posted.writes;
+        summary.rdma.reads_done += posted.reads_done;
+        summary.rdma.writes_done += posted.writes_done;
+        engine.request_id().clone_into(&mut summary.request);
+        summary.huge_page_bytes = huge_page_bytes_peak();
+        let stats = engine.stats();
+        summary.moved_bytes += stats.moved.load(Ordering::Relaxed);
+        summary.rehashed_bytes += stats.rehashed.load(Ordering::Relaxed);
+        summary.hole_bytes += stats.holes.load(Ordering::Relaxed);
+        summary.limited_by = stats.limit();
+        summary.in_place_bytes += engine.write().in_place_bytes();
+        summary.mismatches += engine.read().mismatches() + engine.write().mismatches();
+        ledger
+    }
+}

@@ -1,0 +1,153 @@
+//! A session with one server: the control connection, an engine, and the activity that uses it. One
+//! task takes messages of the server, events of workers and answers of jobs, and hands them to the
+//! dispatcher.
+//!
+//! A session ends when its work is done, or breaks: then it lets go of what is unfinished, and its
+//! ledger goes to the next one. `retry` decides whether there is a next one.
+
+pub mod backoff;
+pub mod command_error;
+mod dispatch;
+pub(crate) mod overlap;
+mod queries;
+pub mod retry;
+mod run;
+pub mod work;
+
+use crate::session::dispatch::{Activity, Dispatcher};
+use crate::session::queries::Queries;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use verbatim_control::{ControlError, Outbox, Receiver, connect};
+use verbatim_engine::connection::Engine;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::connection::event::WorkerEvent;
+use verbatim_engine::connection::options::SessionOptions;
+use verbatim_engine::connection::setup;
+use verbatim_engine::model::copy_policy::Rules;
+use verbatim_engine::model::location::peer;
+use verbatim_engine::transfer::Transfer;
+use verbatim_proto::ClientMessage;
+use verbatim_proto::message::ServerMessage;
+
+/// How long saying goodbye may take.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// What part of the timeout it may take: nobody is owed anything by then.
+const CLOSE_PART: u32 = 10;
+
+/// The wait of a session that has more to do at once.
+const EAGER_WAIT: Duration = Duration::from_millis(1);
+
+/// A session.
+pub struct Session {
+    outbox: Outbox<ClientMessage>,
+    receiver: Receiver<ServerMessage>,
+    events: mpsc::Receiver<WorkerEvent>,
+    of: Dispatcher,
+}
+
+/// What ends a turn's waiting.
+enum Woken {
+    Message(Option<ServerMessage>),
+    Event(WorkerEvent),
+    Jobs,
+    Time,
+}
+
+impl Session {
+    /// Connects, authenticates and starts the workers. Links are made when there is work.
+    pub async fn connect(mut options: SessionOptions) -> Result<Self, ClientError> {
+        let short = options.connect.chunk_bytes;
+        options.connect.chunk_bytes = setup::longest_chunk(&options);
+        let connection = connect(&options.connect).await?;
+        let peer = peer(&options.connect.host, options.connect.port);
+        let (request, session) = (&connection.request, connection.welcome.session);
+        tracing::debug!(peer, session, request, "session began");
+        let timeout = options.timeout;
+        let (engine, events) = Engine::new(options, short, &connection, &peer)?;
+        let activity = Activity::Copy(Transfer::new(engine.waker()));
+        let of = Dispatcher { engine, activity, queries: Queries::default() };
+        let outbox = Outbox::new(connection.sender, timeout);
+        Ok(Self { outbox, receiver: connection.receiver, events, of })
+    }
+
+    /// Copies by these rules from now on.
+    pub fn obey(&mut self, rules: Rules) {
+        self.of.engine.obey(rules);
+    }
+
+    /// Says goodbye.
+    pub async fn close(self) {
+        // The server notices either way.
+        let _ = self.outbox.push(&ClientMessage::Bye);
+        let at_most = CLOSE_MAX.min(self.of.engine.options().timeout / CLOSE_PART);
+        let _ = tokio::time::timeout(at_most, self.outbox.close()).await;
+    }
+
+    /// A turn for a caller that waits for an answer: an ended session gives none.
+    async fn turn_or_end(&mut self) -> Result<(), ClientError> {
+        self.turn().await?;
+        let engine = &self.of.engine;
+        let ended = |fault| ClientError::Ended { peer: engine.peer().to_owned(), fault };
+        engine.broken().cloned().map_or(Ok(()), |fault| Err(ended(fault)))
+    }
+
+    /// Waits for one message, event, answer or deadline, and does what follows from it.
+    async fn turn(&mut self) -> Result<(), ClientError> {
+        self.of.advance();
+        self.of.engine.go_back();
+        self.of.listen();
+        while let Some(message) = self.of.engine.next_message() {
+            tracing::trace!(content = ?message, "message sent");
+            self.outbox.push(&message)?;
+        }
+        if self.of.is_overdue() {
+            let timeout = self.of.engine.options().timeout;
+            let (what, seconds) = ("an answer of the server".into(), timeout.as_secs_f64());
+            return Err(ControlError::TimedOut { what, seconds }.into());
+        }
+        // The last effect may have ended the work: nothing more will come.
+        let waits = self.of.queries.is_waiting();
+        if !waits && self.of.is_done() {
+            return Ok(());
+        }
+        let wait = if self.of.is_eager() { EAGER_WAIT } else { self.of.engine.wait() };
+        let until = self.of.engine.moment() + wait;
+        let woken = tokio::select! {
+            message = self.receiver.recv() => Woken::Message(message?),
+            Some(event) = self.events.recv() => Woken::Event(event),
+            () = self.of.engine.waker().woken() => Woken::Jobs,
+            () = tokio::time::sleep_until(until.into()) => Woken::Time,
+        };
+        self.of.engine.clock().look();
+        self.of.engine.clock().excuse(until);
+        match woken {
+            Woken::Message(Some(message)) => {
+                self.of.message(message);
+                // A caller that asked for one thing wants the answer to that; a copy takes all
+                // that is there already.
+                while !waits
+                    && self.of.engine.broken().is_none()
+                    && let Some(message) = self.receiver.arrived()?
+                {
+                    self.of.message(message);
+                }
+            }
+            Woken::Message(None) => {
+                let cause = "the server hung up".into();
+                return Err(ControlError::Closed { cause }.into());
+            }
+            Woken::Event(event) => {
+                self.of.engine.event(event);
+                // What is there already is cheaper to take at once.
+                while let Ok(event) = self.events.try_recv() {
+                    self.of.engine.event(event);
+                }
+            }
+            Woken::Jobs => self.of.take_answers(),
+            Woken::Time => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! Whether something would be copied into itself, or onto itself, which `cp` refuses
+//! too: what was copied would be met, and copied again, or take the place of what it is
+//! copied from. That can only be where both sides are one machine, which the server
+//! tells. Folders are told apart wherever a link leads, a file by the folder it is in
+//! and its name there. Called by `copy`, before anything is made.
+
+use crate::session::Session;
+use std::path::Path;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::local_io::local_path::split_local;
+use verbatim_engine::model::copy_policy::{Rules, Task};
+use verbatim_files::hold::{above, which};
+use verbatim_files::journal::boot_id;
+use verbatim_files::{Folder, Over};
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::mirror::About;
+use verbatim_proto::{Code, Fault, Twin, WirePath};
+
+/// Where a target lies.
+pub(crate) struct Inside {
+    /// The folders that it lies in, itself first; none where the server is another machine.
+    around: Vec<Twin>,
+    /// Whether it is on this machine, and what is copied to it at the server.
+    down: bool,
+    /// Whether something there may be replaced.
+    replaces: bool,
+    /// The folder of the server that was asked for last: many files are in one.
+    asked: Option<(WirePath, Option<Twin>)>,
+}
+
+impl Inside {
+    fn new(around: Vec<Twin>, down: bool, rules: &Rules) -> Self {
+        let replaces = rules.task != Task::Verify && rules.over() == Over::Anything;
+        Self { around, down, replaces, asked: None }
+    }
+
+    /// Of a target here; where it is missing, of the nearest folder that is there.
+    pub fn of_path(target: &Path, rules: &Rules) -> Self {
+        let whole = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
+        let nearest = whole.ancestors().find_map(|path| Folder::open(path).ok());
+        Self::new(nearest.as_ref().map_or_else(Vec::new, around), true, rules)
+    }
+
+    /// The same of a target of the server.
+    pub async fn of_remote(
+        session: &mut Session,
+        target: &WirePath,
+        rules: &Rules,
+    ) -> Result<Self, ClientError> {
+        let mut path = target.clone();
+        let around = loop {
+            match session.begin(&path, false).await? {
+                Ok(about) if !is_here(&about) => break Vec::new(),
+                Ok(About { root: Some(root), above, .. }) => {
+                    break std::iter::once(root).chain(above).collect();
+                }
+                Ok(_) | Err(Fault { code: Code::NotFolder, .. }) if !path.parent().is_root() => {
+                    path = path.parent();
+                }
+                // Told when something is written there.
+                Ok(_) | Err(_) => break Vec::new(),
+            }
+        };
+        Ok(Self::new(around, false, rules))
+    }
+
+    /// Refuses something that the target lies in, or is: its two places, whichever of them it is
+    /// copied from.
+    pub async fn check(
+        &mut self,
+        session: &mut Session,
+        kind: &EntryKind,
+        here: &Path,
+        there: &WirePath,
+    ) -> Result<Result<(), Fault>, ClientError> {
+        if self.around.is_empty() {
+            return Ok(Ok(()));
+        }
+        if *kind != EntryKind::Folder {
+            let Ok((folder, name)) = split_local(here) else { return Ok(Ok(())) };
+            let same = Some(name.as_bytes()) == there.name()
+                && is_one(which_of(&folder), self.ask(session, &there.parent()).await?);
+            return Ok(if same && self.replaces { Err(onto_itself("file")) } else { Ok(()) });
+        }
+        let here = Folder::open(here).ok().and_then(|folder| which_of(&folder));
+        let there = self.ask(session, there).await?;
+        let source = if self.down { there } else { here };
+        if source.is_some_and(|source| self.around.contains(&source)) {
+            return Ok(Err(into_itself()));
+        }
+        let same = is_one(here, there);
+        Ok(if same && self.replaces { Err(onto_itself("folder")) } else { Ok(()) })
+    }
+
+    /// Which folder of the server one is; none where that is another machine, which is asked once.
+    async fn ask(
+        &mut self,
+        session: &mut Session,
+        path: &WirePath,
+    ) -> Result<Option<Twin>, ClientError> {
+        if let Some((asked, twin)) = &self.asked
+            && asked == path
+        {
+            return Ok(*twin);
+        }
+        let twin = match session.begin(path, false).await? {
+            Ok(about) if is_here(&about) => about.root,
+            Ok(_) => {
+                self.around.clear();
+                None
+            }
+            // Told when it is read, or written.
+            Err(_) => None,
+        };
+        self.asked = Some((path.clone(), twin));
+        Ok(twin)
+    }
+}
+
+fn around(folder: &Folder) -> Vec<Twin> {
+    which_of(folder).into_iter().chain(above(&**folder.fd())).collect()
+}
+
+fn which_of(folder: &Folder) -> Option<Twin> {
+    which(&**folder.fd()).ok()
+}
+
+fn is_one(here: Option<Twin>, there: Option<Twin>) -> bool {
+    here.is_some() && here == there
+}
+
+fn into_itself() -> Fault {
+    let text = "cannot copy a folder into itself; rdma-sync leaves the target out";
+    Fault::new(Code::BadPath, text)
+}
+
+fn onto_itself(what: &str) -> Fault {
+    Fault::new(Code::Exists, format!("source and target are the same {what}"))
+}
+
+/// Whether a place of the server is on this machine.
+pub(crate) fn is_here(about: &About) -> bool {
+    let here = boot_id();
+    about.boot == here && here.iter().any(|&byte| byte != 0)
+}

@@ -1,0 +1,245 @@
+//! Questions that a caller waits for: what is at a path, what is in a folder, what kind of place a
+//! target is. Asked before a copy begins, and for lists; a copy itself never waits like this.
+
+use crate::session::Session;
+use std::time::Duration;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::connection::request_batches::look_batches;
+use verbatim_engine::transfer::remote_scan::Page;
+use verbatim_proto::message::Entry;
+use verbatim_proto::mirror::{About, HABITS_VERSION, MirrorReply, Staged};
+use verbatim_proto::{
+    ClientMessage, Code, Digest, Fault, Habits, Look, MirrorRequest, Scan, WirePath,
+};
+
+/// How often a server hears of a client that is busy otherwise; it waits ten times as long.
+const STAY_EVERY: Duration = Duration::from_secs(30);
+
+/// The question that a caller waits for, and its answer. A caller asks for one thing at a time.
+#[derive(Default)]
+pub(crate) struct Queries {
+    request: Option<u32>,
+    /// Whether the question is a list, of which pages come.
+    is_list: bool,
+    answer: Option<Answer>,
+}
+
+/// What the server answers a caller.
+enum Answer {
+    Stated(Vec<Result<Entry, Fault>>),
+    Page(Page),
+    Begun(Result<About, Fault>),
+    Staged(Result<Staged, Fault>),
+    Habits(Habits),
+}
+
+impl Queries {
+    /// Whether a caller waits for an answer.
+    pub fn is_waiting(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// Whether a caller waits for the answer to this request.
+    pub fn awaits(&self, request: u32) -> bool {
+        self.request == Some(request) && !self.is_list
+    }
+
+    /// Whether a caller waits for a page of this list.
+    pub fn lists(&self, request: u32) -> bool {
+        self.request == Some(request) && self.is_list && self.answer.is_none()
+    }
+
+    pub fn stated(&mut self, answers: Vec<Result<Entry, Fault>>) {
+        self.answer = Some(Answer::Stated(answers));
+    }
+
+    pub fn page(&mut self, page: Page) {
+        self.answer = Some(Answer::Page(page));
+    }
+
+    /// Takes an answer about a target; false where no caller waits for it.
+    pub fn mirror_reply(&mut self, reply: MirrorReply) -> bool {
+        let (request, answer) = match reply {
+            MirrorReply::Begun { request, answer } => (request, Answer::Begun(answer)),
+            MirrorReply::Staged { request, answer } => (request, Answer::Staged(answer)),
+            MirrorReply::Habits { request, habits } => (request, Answer::Habits(habits)),
+            _ => return false,
+        };
+        let awaits = self.awaits(request);
+        if awaits {
+            self.answer = Some(answer);
+        }
+        awaits
+    }
+}
+
+impl Session {
+    /// Says what is at a remote path; a link is followed.
+    pub async fn stat(&mut self, path: &WirePath) -> Result<Result<Entry, Fault>, ClientError> {
+        let mut answers = self.stat_all(std::slice::from_ref(path)).await?;
+        Ok(answers.pop().expect("one answer per path"))
+    }
+
+    /// Says what is at each of these paths; links are followed.
+    pub async fn stat_all(
+        &mut self,
+        paths: &[WirePath],
+    ) -> Result<Vec<Result<Entry, Fault>>, ClientError> {
+        let mut all = Vec::with_capacity(paths.len());
+        for paths in look_batches(paths.to_vec(), WirePath::as_bytes) {
+            let asked = paths.clone();
+            let look = Look { follow: true, paths };
+            let answers = self
+                .ask(
+                    |request| ClientMessage::Stat { request, look },
+                    |answer| match answer {
+                        Answer::Stated(answers) => Some(answers),
+                        _ => None,
+                    },
+                )
+                .await?;
+            if answers.len() != asked.len() {
+                return Err(Fault::new(Code::Protocol, "the server looked at other paths").into());
+            }
+            let named = asked.into_iter().zip(answers);
+            all.extend(named.map(|(path, answer)| answer.map(|entry| Entry { path, ..entry })));
+        }
+        Ok(all)
+    }
+
+    /// Says what kind of place a remote folder is; holds it, as a target, until the session ends.
+    pub(crate) async fn begin(
+        &mut self,
+        path: &WirePath,
+        hold: bool,
+    ) -> Result<Result<About, Fault>, ClientError> {
+        let path = path.clone();
+        self.ask(
+            |request| ClientMessage::Mirror(MirrorRequest::Begin { request, path, hold }),
+            |answer| match answer {
+                Answer::Begun(answer) => Some(answer),
+                _ => None,
+            },
+        )
+        .await
+    }
+
+    /// Makes this session one of those that say the same: a target that one of them holds is
+    /// kept for the others.
+    pub(crate) fn share(&mut self, key: Digest) {
+        self.of.engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
+    }
+
+    /// Has a tree built beside a remote folder, and both held until the session ends.
+    pub(crate) async fn stage(
+        &mut self,
+        path: &WirePath,
+        key: Digest,
+    ) -> Result<Result<Staged, Fault>, ClientError> {
+        let path = path.clone();
+        self.ask(
+            |request| ClientMessage::Mirror(MirrorRequest::Stage { request, path, key }),
+            |answer| match answer {
+                Answer::Staged(answer) => Some(answer),
+                _ => None,
+            },
+        )
+        .await
+    }
+
+    /// Says what can be kept in a remote folder, or beside something; `tries` says whether times
+    /// may be tried there. Of an older server nothing is known.
+    pub(crate) async fn habits_of(
+        &mut self,
+        path: &WirePath,
+        tries: bool,
+    ) -> Result<Habits, ClientError> {
+        if self.of.engine.version() < HABITS_VERSION {
+            return Ok(Habits::default());
+        }
+        let path = path.clone();
+        self.ask(
+            |request| ClientMessage::Mirror(MirrorRequest::HabitsOf { request, path, tries }),
+            |answer| match answer {
+                Answer::Habits(habits) => Some(habits),
+                _ => None,
+            },
+        )
+        .await
+    }
+
+    /// Waits for something that is done elsewhere, and lets the server hear of us meanwhile.
+    pub(crate) async fn stay_for<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, ClientError> {
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep(STAY_EVERY) => drop(self.stat(&WirePath::root()).await?),
+            }
+        }
+    }
+
+    /// Does nothing but stay, until the session ends.
+    pub(crate) async fn stay(&mut self) {
+        while self.of.engine.broken().is_none() {
+            tokio::select! {
+                message = self.receiver.recv() => match message {
+                    Ok(Some(message)) => self.of.message(message),
+                    _ => return,
+                },
+                () = tokio::time::sleep(STAY_EVERY) => {
+                    if self.stat(&WirePath::root()).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks one thing, and waits for the answer that `take` knows.
+    async fn ask<T>(
+        &mut self,
+        message: impl FnOnce(u32) -> ClientMessage,
+        take: impl Fn(Answer) -> Option<T>,
+    ) -> Result<T, ClientError> {
+        let request = self.of.engine.request();
+        self.of.engine.send(message(request));
+        self.of.queries = Queries { request: Some(request), ..Queries::default() };
+        loop {
+            if let Some(answer) = self.of.queries.answer.take().and_then(&take) {
+                self.of.queries = Queries::default();
+                return Ok(answer);
+            }
+            self.turn_or_end().await?;
+        }
+    }
+
+    /// Lists a remote folder, or the exports.
+    pub async fn list(
+        &mut self,
+        path: &WirePath,
+        recursive: bool,
+        mut page: impl FnMut(Vec<Entry>, Vec<(WirePath, Fault)>),
+    ) -> Result<(), ClientError> {
+        let request = self.of.engine.request();
+        let scan = Scan { path: path.clone(), recursive, ..Scan::default() };
+        self.of.engine.send(ClientMessage::Scan { request, scan });
+        self.of.queries = Queries { request: Some(request), is_list: true, answer: None };
+        loop {
+            self.turn_or_end().await?;
+            while let Some(Answer::Page(Page { entries, faults, done })) =
+                self.of.queries.answer.take()
+            {
+                page(entries, faults);
+                if done {
+                    self.of.queries = Queries::default();
+                    return Ok(());
+                }
+                self.of.engine.send(ClientMessage::ScanMore { request });
+            }
+        }
+    }
+}

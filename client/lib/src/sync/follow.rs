@@ -1,0 +1,248 @@
+//! `rdma-sync --watch`: a mirror that follows its source. Whichever side that is
+//! on is watched (`watch`), every change is followed by a pass, and a pass is
+//! what `sync` does once. Called by the binary and by tests.
+
+use crate::session::command_error::{CopyError, Running};
+use crate::session::retry::may_be_mended;
+use crate::sync::chosen::Chosen;
+use crate::sync::follow_loop::{Current, CurrentError, Pass, Passes};
+use crate::sync::lock_keeper::Keeper;
+use crate::sync::{Holding, SyncOptions, server_of, sync_held};
+use crate::watch::Watching;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::watch;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::connection::options::SessionOptions;
+use verbatim_engine::model::follow_status::{Status, StatusFile};
+use verbatim_engine::model::location::Location;
+use verbatim_engine::model::report::{
+    Altered, Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary,
+};
+use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
+use verbatim_telemetry::notify::Notifier;
+
+/// Makes the target equal to the source, and keeps it so until `stop` says otherwise. What
+/// fails before it was equal once is an error; later it is tried again.
+pub fn follow<'a>(
+    options: &'a SyncOptions,
+    session: SessionOptions,
+    status_file: Option<PathBuf>,
+    observer: &'a mut dyn Observer,
+    stop: watch::Receiver<bool>,
+) -> Running<'a, ()> {
+    Box::pin(follow_until(options, session, status_file, observer, stop))
+}
+
+async fn follow_until(
+    options: &SyncOptions,
+    session: SessionOptions,
+    status_file: Option<PathBuf>,
+    observer: &mut dyn Observer,
+    stop: watch::Receiver<bool>,
+) -> Result<(), CopyError> {
+    let remote = server_of(options)?;
+    let exclude = excludes(options);
+    let mut watching = match &options.source {
+        Location::Local(path) => {
+            let excludes = Excludes::parse(exclude).map_err(ClientError::Fault)?;
+            Watching::local(path.clone(), excludes)
+        }
+        _ => {
+            let watch = Watch { path: remote.path.clone(), exclude };
+            Watching::remote(session.connect.clone(), session.timeout, watch)
+        }
+    };
+    let status = Status::new(shown(&options.source), shown(&options.target));
+    let passes = Following {
+        options: options.clone(),
+        session,
+        observer,
+        stop: stop.clone(),
+        begun: false,
+        keeper: matches!(options.target, Location::Remote(_)).then(Keeper::new),
+        held: Holding::default(),
+    };
+    let file = StatusFile::new(status_file);
+    let mut current = Current::new(passes, status, file, Notifier::from_environment());
+    current.run(&mut watching, stop).await.map_err(|error| match error {
+        CurrentError::Client(error) => error.into(),
+        CurrentError::Status(fault) => CopyError::Status(fault),
+    })
+}
+
+fn shown(location: &Location) -> String {
+    match location {
+        Location::Local(path) => path.display().to_string(),
+        Location::Remote(remote) => remote.to_string(),
+        Location::Pipe => "-".into(),
+    }
+}
+
+/// What need not be watched. Where something is included again all is watched: a pass leaves
+/// out what it must.
+fn excludes(options: &SyncOptions) -> Vec<Vec<u8>> {
+    let texts = options.filter.texts();
+    if texts.iter().any(|text| text.starts_with(b"!")) { Vec::new() } else { texts.to_vec() }
+}
+
+/// The passes of a mirror.
+struct Following<'a> {
+    options: SyncOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: watch::Receiver<bool>,
+    /// Whether a pass went as far as comparing.
+    begun: bool,
+    /// What has a target on a server between two passes.
+    keeper: Option<Keeper>,
+    /// The target, between two passes as well: no other run takes it meanwhile.
+    held: Holding,
+}
+
+impl Passes for Following<'_> {
+    async fn pass(&mut self, changes: &Changes) -> Result<Pass, ClientError> {
+        let mut part = Pass::default();
+        // Whatever its time is: another write within the same second is told as well.
+        let exact = !changes.rescan && self.begun;
+        if exact && self.options.chosen.is_none() {
+            let chosen = Some(Arc::new(Chosen::changed(changes)));
+            let options = SyncOptions { chosen, exact, ..self.options.clone() };
+            part = self.look(&options, true).await?;
+            if part.error.is_none() || *self.stop.borrow() {
+                return Ok(part);
+            }
+            // What stands in the way of a part may not stand in the way of all: a limit of what
+            // may go, names of one file of which only one was looked at.
+        }
+        let options = SyncOptions { exact, ..self.options.clone() };
+        let all = self.look(&options, false).await?;
+        Ok(behind(&part, all))
+    }
+
+    fn told(&mut self, status: &Status) {
+        self.observer.followed(status);
+    }
+}
+
+impl Following<'_> {
+    /// Compares, and makes equal. What fails of a part is not told yet.
+    async fn look(&mut self, options: &SyncOptions, part: bool) -> Result<Pass, ClientError> {
+        if let Some(keeper) = &mut self.keeper {
+            self.held.share = Some(keeper.key());
+            let stays = tokio::select! {
+                stays = keeper.stay(&self.session) => stays,
+                _ = self.stop.wait_for(|stop| *stop) => Ok(()),
+            };
+            if let Err(error) = stays {
+                return self.not_done(error);
+            }
+        }
+        let mut listener = Listener { observer: self.observer, first: None, part };
+        let stop = self.stop.wait_for(|stop| *stop);
+        let stopped = Box::pin(async { drop(stop.await) });
+        let session = self.session.clone();
+        let done = sync_held(options, session, &mut self.held, &mut listener, stopped).await;
+        let first = listener.first;
+        match done {
+            Ok(summary) => {
+                self.begun = true;
+                Ok(outcome(&summary, first))
+            }
+            Err(CopyError::Client(error)) => self.not_done(error),
+            Err(CopyError::Usage { cause, .. }) => Err(Fault::new(Code::BadPath, cause).into()),
+            Err(CopyError::Status(fault)) => Err(fault.into()),
+        }
+    }
+
+    /// What a pass is that did not go as far as comparing.
+    fn not_done(&self, error: ClientError) -> Result<Pass, ClientError> {
+        if self.begun && may_be_mended(&error) {
+            return Ok(Pass { failed: 1, error: Some(error.to_string()), ..Pass::default() });
+        }
+        Err(error)
+    }
+}
+
+/// What a pass amounts to.
+fn outcome(summary: &Summary, first: Option<String>) -> Pass {
+    let broken = summary.broken.as_ref().map(ToString::to_string);
+    let failed = (summary.failed > 0).then(|| format!("{} not done", summary.failed));
+    Pass {
+        changes: summary.changes,
+        bytes: summary.bytes,
+        failed: summary.failed,
+        error: broken.or(first).or(failed),
+        whole: false,
+    }
+}
+
+/// A pass of all behind one of a part: both did something, and what the part could not do is in
+/// the pass of all.
+fn behind(part: &Pass, all: Pass) -> Pass {
+    Pass { changes: part.changes + all.changes, bytes: part.bytes + all.bytes, whole: true, ..all }
+}
+
+/// Passes everything on, and remembers the first failure.
+struct Listener<'a> {
+    observer: &'a mut dyn Observer,
+    first: Option<String>,
+    /// Whether failures are left to the pass that follows.
+    part: bool,
+}
+
+impl Observer for Listener<'_> {
+    fn hears_of_files(&self) -> bool {
+        self.observer.hears_of_files()
+    }
+
+    fn file_done(&mut self, file: &FileDone) {
+        self.observer.file_done(file);
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        let text = || format!("{}: {}", failure.path, failure.fault);
+        self.first.get_or_insert_with(text);
+        if !self.part {
+            self.observer.failed(failure);
+        }
+    }
+
+    fn skipped(&mut self, skipped: &Skipped) {
+        self.observer.skipped(skipped);
+    }
+
+    fn planned(&mut self, planned: &Planned) {
+        self.observer.planned(planned);
+    }
+
+    fn altered(&mut self, altered: &Altered) {
+        self.observer.altered(altered);
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        self.observer.progress(progress);
+    }
+
+    fn retrying(&mut self, retry: &Retry) {
+        self.observer.retrying(retry);
+    }
+
+    fn reconnected(&mut self) {
+        self.observer.reconnected();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_and_the_whole_behind_it_are_summed() {
+        let none = Pass::default();
+        let part = Pass { changes: 2, bytes: 20, failed: 3, error: Some("no".into()), ..none };
+        let all = Pass { changes: 1, bytes: 10, ..Pass::default() };
+        let both = Pass { changes: 3, bytes: 30, whole: true, ..Pass::default() };
+        assert_eq!(behind(&part, all), both);
+    }
+}

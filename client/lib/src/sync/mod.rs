@@ -1,0 +1,395 @@
+//! `rdma-sync`: makes one tree equal to another, either of them on a server. This
+//! file says what is asked for, looks at both ends before anything is touched,
+//! and holds the target; a session does the rest (`tree_sync`). Called by
+//! the binary and by tests; tells everything to an observer.
+
+mod atomic;
+pub mod follow;
+pub mod follow_loop;
+mod lock_keeper;
+pub mod wait;
+
+use crate::session::Session;
+use crate::session::command_error::{CopyError, Running, Stop};
+use crate::session::overlap::is_here;
+use crate::session::retry;
+use crate::session::work::Work;
+use crate::tree_sync::spec::{Aside, Mirror, Way};
+use std::path::Path;
+use std::sync::Arc;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::connection::options::SessionOptions;
+use verbatim_engine::model::copy_policy::{Rules, Task};
+use verbatim_engine::model::delete_limit::DeleteLimit;
+use verbatim_engine::model::location::{Location, Remote};
+use verbatim_engine::model::report::{Observer, Summary};
+use verbatim_files::Folder;
+use verbatim_files::hold::{Hold, NotHeld, above, describe_process, which};
+pub use verbatim_proto::chosen;
+use verbatim_proto::chosen::Chosen;
+use verbatim_proto::mirror::About;
+use verbatim_proto::{Code, Digest, Fault, Filter, Twin, WirePath, plan};
+
+/// What to make equal to what, and how.
+#[derive(Clone)]
+pub struct SyncOptions {
+    /// The tree that the target is to equal.
+    pub source: Location,
+    /// The tree that is changed.
+    pub target: Location,
+    /// What makes trees equal, and whether what is only at the target is deleted.
+    pub plan: plan::Options,
+    /// What is left out on both sides.
+    pub filter: Filter,
+    /// What alone is looked at, if not all of it.
+    pub chosen: Option<Arc<Chosen>>,
+    /// How much may be deleted.
+    pub limit: DeleteLimit,
+    /// Whether it is only told what would be done.
+    pub dry_run: bool,
+    /// Whether all of it is seen at once, when it is there.
+    pub atomic: bool,
+    /// Whether owners keep their numbers, whoever has these at the target.
+    pub numeric_ids: bool,
+    /// Whether times that the target cannot keep count as different: where something is known to
+    /// have changed, the little that its time differs by may be all that shows it.
+    pub exact: bool,
+}
+
+/// Finds the server: one side, and only one, must be remote.
+pub fn server_of(options: &SyncOptions) -> Result<&Remote, CopyError> {
+    match (&options.source, &options.target) {
+        (Location::Remote(remote), Location::Local(_))
+        | (Location::Local(_), Location::Remote(remote)) => Ok(remote),
+        (Location::Remote(_), Location::Remote(_)) => usage(
+            "source and target are both remote",
+            "run rdma-sync on one of the two, so that data crosses the network once",
+        ),
+        (Location::Local(_), Location::Local(_)) => usage(
+            "neither source nor target is remote",
+            "write the remote side as HOST:/EXPORT/PATH; rsync -a does it on one machine",
+        ),
+        _ => usage("a pipe is no tree", "rdma-cp copies standard input and to standard output"),
+    }
+}
+
+fn usage<T>(cause: &str, hint: &str) -> Result<T, CopyError> {
+    Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
+}
+
+/// Makes the target equal to the source. Returns a summary once the target was looked at,
+/// whatever became of what is in it.
+pub fn sync<'a>(
+    options: &'a SyncOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: impl Future<Output = ()> + 'a,
+) -> Running<'a, Summary> {
+    sync_until(options, session, observer, Box::pin(stop))
+}
+
+/// The same, boxed: so this crate compiles the session, and not each program that mirrors.
+fn sync_until<'a>(
+    options: &'a SyncOptions,
+    session: SessionOptions,
+    observer: &'a mut dyn Observer,
+    stop: Stop<'a>,
+) -> Running<'a, Summary> {
+    Box::pin(sync_once(options, session, observer, stop))
+}
+
+async fn sync_once(
+    options: &SyncOptions,
+    session: SessionOptions,
+    observer: &mut dyn Observer,
+    mut stop: Stop<'_>,
+) -> Result<Summary, CopyError> {
+    let (remote, session) = checked(options, session)?;
+    let mut held = Holding::default();
+    let make = async |first: &mut Session| prepare(options, &remote, first, &mut held).await;
+    let begun = match retry::begin(&session, observer, &mut stop, make).await? {
+        Ok(begun) => begun,
+        Err(fault) => {
+            let source = std::iter::once(options.source.to_string());
+            return Ok(retry::not_begun(source, &remote.peer(), fault, observer));
+        }
+    };
+    let (first, reconnects) = (begun.session, begun.reconnects);
+    let summary = run(options, begun.found, (first, session), &mut held, observer, stop).await;
+    Ok(Summary { reconnects: summary.reconnects + reconnects, ..summary })
+}
+
+/// What a run has of its target while it is not at it.
+#[derive(Default)]
+struct Holding {
+    /// A target here.
+    here: Option<Hold>,
+    /// What its sessions say to a server that keeps a target for it.
+    share: Option<Digest>,
+}
+
+/// The same, of a target that may be held already, and is held on. Whoever follows a tree comes
+/// again where the server is lost before it begins.
+async fn sync_held(
+    options: &SyncOptions,
+    session: SessionOptions,
+    held: &mut Holding,
+    observer: &mut dyn Observer,
+    mut stop: Stop<'_>,
+) -> Result<Summary, CopyError> {
+    let (remote, session) = checked(options, session)?;
+    let begin = async {
+        let mut first = Session::connect(session.clone()).await?;
+        let prepared = prepare(options, &remote, &mut first, held).await?;
+        Ok::<_, CopyError>((first, prepared))
+    };
+    let (first, prepared) = tokio::select! {
+        biased;
+        () = &mut stop => {
+            let broken = Some(Fault::new(Code::Interrupted, "interrupted"));
+            return Ok(Summary { broken, ..Summary::default() });
+        }
+        begun = begin => begun?,
+    };
+    Ok(run(options, prepared, (first, session), held, observer, stop).await)
+}
+
+/// Whom to ask for it, and how.
+fn checked(
+    options: &SyncOptions,
+    session: SessionOptions,
+) -> Result<(Remote, SessionOptions), CopyError> {
+    let remote = server_of(options)?.clone();
+    if remote.path.is_root() {
+        return usage("the path names no export", "write HOST:/EXPORT or HOST:/EXPORT/PATH");
+    }
+    Ok((remote, SessionOptions { preserve: !options.dry_run, ..session }))
+}
+
+/// What is to be made equal, and the target, held, if it is here.
+type Prepared = (Mirror, Option<Hold>);
+
+async fn prepare(
+    options: &SyncOptions,
+    remote: &Remote,
+    first: &mut Session,
+    held: &mut Holding,
+) -> Result<Prepared, CopyError> {
+    let (mirror, hold) = match (&options.source, &options.target) {
+        (_, Location::Local(target)) => {
+            down(options, remote, target, first, held.here.take()).await?
+        }
+        (Location::Local(source), _) => {
+            (up(options, source, remote, first, held.share).await?, None)
+        }
+        _ => return usage("a pipe is no tree", "rdma-cp copies standard input"),
+    };
+    if mirror.options.fold_case && mirror.options.delete {
+        return usage(
+            "the target takes names that differ only in case for one, so nothing can be deleted",
+            "run it without --delete",
+        );
+    }
+    Ok((mirror, hold))
+}
+
+async fn run(
+    options: &SyncOptions,
+    (mirror, hold): Prepared,
+    (first, session): (Session, SessionOptions),
+    held: &mut Holding,
+    observer: &mut dyn Observer,
+    stop: Stop<'_>,
+) -> Summary {
+    let task = if options.dry_run { Task::DryRun } else { Task::Copy };
+    let rules = Rules { task, ..Rules::default() };
+    let stage = match &mirror.aside {
+        Some(Aside::Here(stage)) => Some(stage.clone()),
+        _ => None,
+    };
+    let work = [Work::Mirror(Box::new(mirror))];
+    let summary = retry::copy(&work, &rules, first, session, observer, stop).await;
+    drop(work);
+    held.here = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
+    summary
+}
+
+/// A mirror of a tree of the server, into a folder here that is held.
+async fn down(
+    options: &SyncOptions,
+    remote: &Remote,
+    target: &Path,
+    session: &mut Session,
+    held: Option<Hold>,
+) -> Result<(Mirror, Option<Hold>), CopyError> {
+    let about = begin(session, remote, false).await?;
+    let Some(root) = about.root else {
+        let text = format!("there is no {remote}");
+        return Err(ClientError::Fault(Fault::new(Code::NotFound, text)).into());
+    };
+    let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
+    let looked = |folder: &Folder| {
+        which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))
+    };
+    let places = |here: Twin| match is_here(&about) {
+        true => check_places(root, &about.above, here).map(|()| Some(here)),
+        false => Ok(None),
+    };
+    let (folder, hold, aside, avoid) = if options.is_aside() {
+        // Looked at before anything is built.
+        let there = Folder::open(target).ok().map(|folder| looked(&folder)).transpose()?;
+        let avoid = there.map(places).transpose()?.flatten();
+        let key = options.key(&remote.to_string());
+        let (folder, stage) = crate::sync::atomic::prepare(session, target, key, held).await?;
+        (Some(folder), None, Some(Aside::Here(Arc::new(stage))), avoid)
+    } else {
+        let folder = open_target(target, options.dry_run).map_err(fault)?;
+        let here = folder.as_ref().map(looked).transpose()?;
+        let hold = match (&folder, held.filter(|held| Some(held.folder) == here)) {
+            (_, Some(held)) => Some(held),
+            (Some(folder), None) if !options.dry_run => Some(hold(folder, target).map_err(fault)?),
+            _ => None,
+        };
+        (folder, hold, None, here.map(places).transpose()?.flatten())
+    };
+    let at = &WirePath::root();
+    let folds = folder.as_ref().is_some_and(|folder| !options.dry_run && folder.folds_case(at));
+    let habits = folder.as_ref().map(|folder| folder.habits(at, options.tries()));
+    let habits = habits.unwrap_or_default();
+    let (source, target) = (remote.to_string(), target.display().to_string());
+    let rules = verbatim_files::Rules::of_user();
+    let mirror = Mirror {
+        way: Way::Down,
+        folder: folder.map(Arc::new),
+        remote: remote.path.clone(),
+        remote_is_missing: false,
+        source,
+        target,
+        options: options.plan_with(folds, habits, aside.is_some()),
+        filter: options.filter.clone(),
+        chosen: options.chosen.clone(),
+        avoid,
+        limit: options.limit,
+        rules,
+        by_name: !options.numeric_ids,
+        share: None,
+        aside,
+    };
+    Ok((mirror, hold))
+}
+
+/// A mirror of a folder here, to a tree of the server, which holds it.
+async fn up(
+    options: &SyncOptions,
+    source: &Path,
+    remote: &Remote,
+    session: &mut Session,
+    share: Option<Digest>,
+) -> Result<Mirror, CopyError> {
+    let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
+    let folder = Folder::open(source).map_err(only_folders).map_err(fault)?;
+    share.into_iter().for_each(|key| session.share(key));
+    let (about, path, aside) = if options.is_aside() {
+        let (target, key) =
+            (remote.path.clone(), options.key(&folder.path().display().to_string()));
+        let staged = session.stage(&target, key).await?;
+        let staged = staged.map_err(only_folders).map_err(fault)?;
+        (staged.about, staged.path, Some(Aside::There { target, key }))
+    } else {
+        (begin(session, remote, !options.dry_run).await?, remote.path.clone(), None)
+    };
+    if is_here(&about) {
+        let here = which(&**folder.fd()).map_err(|e| fault(Fault::from_io("cannot look", &e)))?;
+        if let Some(root) = about.root {
+            check_places(here, &above(&**folder.fd()), root)?;
+        }
+    }
+    let habits = session.habits_of(&path, options.tries()).await?;
+    Ok(Mirror {
+        way: Way::Up,
+        folder: Some(Arc::new(folder)),
+        remote: path,
+        remote_is_missing: about.root.is_none() && aside.is_none(),
+        source: source.display().to_string(),
+        target: remote.to_string(),
+        options: options.plan_with(about.folds_case, habits, aside.is_some()),
+        filter: options.filter.clone(),
+        chosen: options.chosen.clone(),
+        avoid: about.root.filter(|_| is_here(&about)),
+        limit: options.limit,
+        rules: about.keeps.into(),
+        by_name: !options.numeric_ids,
+        share,
+        aside,
+    })
+}
+
+async fn begin(session: &mut Session, remote: &Remote, hold: bool) -> Result<About, CopyError> {
+    let answer = session.begin(&remote.path, hold).await?;
+    Ok(answer.map_err(only_folders).map_err(ClientError::Fault)?)
+}
+
+/// Adds what to do to a fault about something that is no folder.
+fn only_folders(fault: Fault) -> Fault {
+    match fault.code {
+        Code::NotFolder => Fault::new(
+            Code::NotFolder,
+            format!("{}; rdma-sync makes folders equal, rdma-cp copies a file", fault.text),
+        ),
+        _ => fault,
+    }
+}
+
+/// Opens a local target, and makes it if it is missing and anything is to be written.
+fn open_target(target: &Path, dry_run: bool) -> Result<Option<Folder>, Fault> {
+    let what = || format!("cannot make folder {}", target.display());
+    match std::fs::symlink_metadata(target) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if dry_run {
+                return Ok(None);
+            }
+            std::fs::create_dir(target).map_err(|e| Fault::from_io(what(), &e))?;
+        }
+        _ => {}
+    }
+    let folder = Folder::open(target).map_err(only_folders)?;
+    // The tree is told without following a link, so nothing is written through one either.
+    folder.plain_below(&WirePath::root()).map(Some)
+}
+
+/// Holds a local target, or says who has it.
+fn hold(folder: &Folder, target: &Path) -> Result<Hold, Fault> {
+    let what = format!("cannot hold {}", target.display());
+    let fd = folder.open_folder(&WirePath::root())?;
+    let hold = Hold::take(fd, &what).map_err(|error| not_held(error, target))?;
+    // A tree that was built beside it may have taken its place meanwhile.
+    let is = Folder::open(target).ok().and_then(|folder| which(&**folder.fd()).ok());
+    if is == Some(hold.folder) {
+        return Ok(hold);
+    }
+    Err(Fault::new(Code::Limit, format!("{what}: another run finished just now; run it again")))
+}
+
+/// Says who has a local target.
+fn not_held(error: NotHeld, target: &Path) -> Fault {
+    match error {
+        NotHeld::Fault(fault) => fault,
+        NotHeld::By(process) => {
+            let by = process.map_or_else(|| "another process".into(), describe_process);
+            let text = format!("{} is being synchronised by {by}", target.display());
+            Fault::new(Code::Limit, text)
+        }
+    }
+}
+
+/// Refuses to make a tree equal to itself, or to a part of itself.
+fn check_places(source: Twin, above_source: &[Twin], target: Twin) -> Result<(), CopyError> {
+    if source == target {
+        return usage("source and target are the same folder", "name two different ones");
+    }
+    if above_source.contains(&target) {
+        let hint = "to make a folder equal to what is in it would delete it";
+        return usage("the source lies in the target", hint);
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! Waits until a mirror that somebody else keeps is current, by its status file.
+//! Never writes anything. Called by the binary for a job that needs the data.
+
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+use verbatim_engine::model::follow_status::{State, Status};
+use verbatim_proto::{Code, Fault};
+
+/// How often the status is read.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Returns when the status file says that the mirror is current, and is fresh; or says why not
+/// when it took too long.
+pub async fn wait(path: &Path, at_most: Duration) -> Result<Status, Fault> {
+    let begin = Instant::now();
+    loop {
+        let status = Status::read(path)?;
+        let why_not = match status {
+            Some(status) if status.is_fresh(SystemTime::now()) => match status.state {
+                State::Current => return Ok(status),
+                State::Stopped => "it was stopped; start it again".to_owned(),
+                state => {
+                    let why = status.error.map_or_else(String::new, |error| format!(": {error}"));
+                    format!("it is {}{why}", name_of(state))
+                }
+            },
+            Some(status) => format!(
+                "nobody writes it any more: process {} is gone or hangs; start it again",
+                status.process
+            ),
+            None => "there is no such file; start rdma-sync --watch --status-file".to_owned(),
+        };
+        if begin.elapsed() >= at_most {
+            let seconds = at_most.as_secs_f64();
+            let text = format!("{} is not current after {seconds} s: {why_not}", path.display());
+            return Err(Fault::new(Code::TimedOut, text));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn name_of(state: State) -> &'static str {
+    match state {
+        State::Starting => "starting",
+        State::Syncing => "copying",
+        State::Current => "current",
+        State::Behind => "behind",
+        State::Lost => "without its source",
+        State::Stopped => "stopped",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_engine::model::follow_status::StatusFile;
+
+    #[tokio::test]
+    async fn only_a_fresh_and_current_status_ends_the_wait() {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("status");
+        let short = Duration::from_millis(1);
+        let refused = async |words: &str| {
+            let text = wait(&path, short).await.expect_err("not yet").text;
+            assert!(text.contains(words), "{text}");
+        };
+        refused("there is no such file").await;
+        let file = StatusFile::new(Some(path.clone()));
+        let mut status = Status::new("h:/data".into(), "data".into());
+        file.write(&mut status).expect("writes");
+        refused("it is starting").await;
+        (status.state, status.error) = (State::Lost, Some("h hung up".into()));
+        file.write(&mut status).expect("writes");
+        refused("it is without its source: h hung up").await;
+        // Somebody who died while it was current.
+        status.state = State::Current;
+        let old = Status { written: status.written - 60.0, ..status.clone() };
+        let text = serde_json::to_string(&old).expect("JSON");
+        std::fs::write(&path, text).expect("writes");
+        refused("nobody writes it any more").await;
+        let waiting = {
+            let path = path.clone();
+            tokio::spawn(async move { wait(&path, Duration::from_secs(20)).await })
+        };
+        file.write(&mut status).expect("writes");
+        assert_eq!(waiting.await.expect("ends").expect("current").state, State::Current);
+    }
+}

@@ -1,0 +1,300 @@
+//! Does the steps of a mirror. On the way down the target is on this machine:
+//! files are queued as downloads, all else is done by jobs (`apply_local`). On the way
+//! up the server makes folders and links and does changes, many in one message,
+//! and files are queued as uploads behind their folders.
+
+use crate::tree_sync::apply_local::{Deed, Deeds};
+use crate::tree_sync::delta_candidates::Likely;
+use crate::tree_sync::report::Asked;
+use crate::tree_sync::spec::{Spec, Way};
+use std::collections::HashMap;
+use std::sync::Arc;
+use verbatim_engine::connection::Engine;
+use verbatim_engine::connection::dir_guard::Mark;
+use verbatim_engine::connection::ledger::Item;
+use verbatim_engine::local_io::delta_source::Basis;
+use verbatim_engine::local_io::waker::Waker;
+use verbatim_engine::model::report::SkipReason;
+use verbatim_engine::transfer::Transfer;
+use verbatim_engine::transfer::download::Download;
+use verbatim_engine::transfer::upload::{Upload, UploadSource};
+use verbatim_files::Folder;
+use verbatim_proto::message::{ClientMessage, EntryKind, NewEntry};
+use verbatim_proto::mirror::{Edit, MirrorRequest};
+use verbatim_proto::plan::What;
+use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
+use verbatim_proto::{Code, Fault, Node, WirePath};
+
+/// Requests for changes that may wait for their answer; the server takes more.
+const CHANGES_MAX: usize = 16;
+
+/// Things to make, and files behind them, gathered for one message.
+#[derive(Default)]
+struct Gathered {
+    makes: Vec<(NewEntry, (Mark, String))>,
+    files: Vec<(Mark, Upload)>,
+}
+
+/// What a mirror does at its target, and what waits for it.
+pub(crate) struct Apply {
+    gathered: Gathered,
+    /// Changes that the server was asked for.
+    changing: HashMap<u32, Vec<Asked>>,
+    /// Changes to ask for.
+    changes: Vec<(Edit, Asked)>,
+    deeds: Deeds,
+}
+
+impl Apply {
+    pub fn new(waker: &Waker) -> Self {
+        Self {
+            gathered: Gathered::default(),
+            changing: HashMap::new(),
+            changes: Vec::new(),
+            deeds: Deeds::new(waker),
+        }
+    }
+
+    /// Steps that are not done yet.
+    pub fn queued(&self) -> usize {
+        let changing = self.changing.values().map(Vec::len).sum::<usize>();
+        let gathered = self.gathered.makes.len() + self.gathered.files.len();
+        self.changes.len() + changing + gathered + self.deeds.len()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.queued() == 0 && self.changing.is_empty() && self.deeds.is_idle()
+    }
+
+    /// Whether the server was asked for changes and has not answered.
+    pub fn awaits(&self) -> bool {
+        !self.changing.is_empty()
+    }
+
+    /// Whether a job changes something at a target on this machine.
+    pub fn is_at_work(&self) -> bool {
+        self.deeds.is_busy()
+    }
+
+    /// Has all done that waits: by jobs on this machine, or by the server.
+    pub fn pump(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
+        self.send_changes(engine);
+        transfer.queue_downloads(engine, self.deeds.pump(spec));
+    }
+
+    /// Takes the answers of jobs.
+    pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
+        let files = self.deeds.take_answers(engine, spec);
+        transfer.queue_downloads(engine, files);
+    }
+
+    /// The server made changes, or did not.
+    pub fn changed(
+        &mut self,
+        engine: &mut Engine,
+        spec: &Spec,
+        request: u32,
+        answers: Vec<Result<(), Fault>>,
+    ) {
+        let asked = self.changing.remove(&request);
+        match asked.filter(|asked| asked.len() == answers.len()) {
+            Some(asked) => {
+                for (asked, answer) in asked.into_iter().zip(answers) {
+                    asked.answered(engine, spec, answer);
+                }
+            }
+            None => engine.unasked("changes"),
+        }
+    }
+
+    /// Does a step now.
+    pub fn do_step(
+        &mut self,
+        engine: &mut Engine,
+        spec: &Spec,
+        likely: &Likely,
+        refused: bool,
+        what: What,
+    ) {
+        let (item, label) = (spec.item(what.path()), spec.shown(what.path()));
+        // What was done, and is not equal now, is done again: it may have been in another tree.
+        if let What::Fetch { node, .. } = &what {
+            engine.outcomes().ledger().again(item, node.size);
+        }
+        if engine.outcomes().ledger().is_over(item)
+            && matches!(what, What::Fetch { .. } | What::Refuse { .. })
+        {
+            return;
+        }
+        match &what {
+            What::Refuse { fault, .. } => {
+                return engine.outcomes().failed(item, label, fault.clone());
+            }
+            What::Skip { .. } => {
+                return engine.outcomes().skipped(item, label, SkipReason::Special);
+            }
+            // What was in its place is still there.
+            What::Fetch { late: true, .. } | What::Symlink { late: true, .. } if refused => {
+                let fault = Fault::new(Code::IsFolder, "a folder is in its place");
+                return engine.outcomes().failed(item, label, fault);
+            }
+            // Another name of a file that is not what it should be would not be either.
+            What::Link { to, .. } => {
+                if let Some(fault) = engine.outcomes().ledger().fault_of(spec.item(to)) {
+                    return engine.outcomes().failed(item, label, fault);
+                }
+            }
+            _ => {}
+        }
+        match (spec.of.way, spec.of.folder.clone()) {
+            (Way::Up, Some(folder)) => {
+                let basis = basis_of(likely, &what);
+                self.do_up(engine, spec, &folder, what, basis, (item, label));
+            }
+            (Way::Down, Some(folder)) => {
+                let basis = basis_of(likely, &what);
+                self.do_down(engine, spec, &folder, what, basis, (item, label));
+            }
+            (_, None) => {}
+        }
+    }
+
+    fn do_down(
+        &mut self,
+        engine: &mut Engine,
+        spec: &Spec,
+        folder: &Arc<Folder>,
+        what: What,
+        basis: Option<Basis>,
+        (item, label): (Item, String),
+    ) {
+        if let What::Fetch { node, .. } = what {
+            let remote = match spec.of.remote.join(&node.path).checked() {
+                Ok(remote) => remote,
+                Err(fault) => return engine.outcomes().failed(item, label, fault),
+            };
+            let (folder, size, mtime_ns) = (folder.clone(), node.size, node.meta.mtime_ns);
+            let local = node.path;
+            let download = Download { remote, folder, local, size, mtime_ns, label, basis };
+            return self.deeds.push_file(Mark::alone(item), download);
+        }
+        let gone = match &what {
+            What::Delete { path, is_folder } => Some((path.clone(), *is_folder)),
+            _ => None,
+        };
+        self.deeds.push(Deed::Step(what), Asked { item, label, gone });
+    }
+
+    fn do_up(
+        &mut self,
+        engine: &mut Engine,
+        spec: &Spec,
+        folder: &Arc<Folder>,
+        what: What,
+        basis: Option<Basis>,
+        (item, label): (Item, String),
+    ) {
+        let below = |path: &WirePath| spec.of.remote.join(path).checked();
+        let path = match below(what.path()) {
+            Ok(path) => path,
+            Err(fault) => return engine.outcomes().failed(item, label, fault),
+        };
+        let mut gone = None;
+        let change = match what {
+            What::Fetch { node, .. } => {
+                let basis = basis.map(|Basis { paths, guess }| {
+                    let paths = paths.iter().filter_map(|path| below(path).ok()).collect();
+                    Basis { paths, guess }
+                });
+                let source = UploadSource::Below(folder.clone(), node.path);
+                let (remote, size, mtime_ns) = (path, node.size, node.meta.mtime_ns);
+                let upload = Upload { source, remote, size, mtime_ns, label, basis };
+                return self.gathered.files.push((Mark::alone(item), upload));
+            }
+            What::MakeFolder { replace, .. } => {
+                return self.gather(new_folder(path, replace), item, label);
+            }
+            What::OpenUp { .. } => return self.gather(new_folder(path, false), item, label),
+            What::Symlink { node, .. } => {
+                let Node { kind, meta, .. } = *node;
+                let (force, mode, unfinished) = (false, meta.mode, false);
+                let meta = Some(Box::new(meta));
+                let entry = NewEntry { path, kind, force, mode, meta, unfinished };
+                return self.gather(entry, item, label);
+            }
+            What::Describe { node } | What::Finish { node } => {
+                let Node { kind, meta, .. } = *node;
+                let (aside, meta) = (spec.of.aside.is_some(), Box::new(meta));
+                match kind {
+                    EntryKind::File if aside => Edit::Own { path, meta },
+                    _ => Edit::Describe { path, meta },
+                }
+            }
+            What::Link { to, .. } => match below(&to) {
+                Ok(to) => Edit::Link { path, to },
+                Err(fault) => return engine.outcomes().failed(item, label, fault),
+            },
+            What::Delete { path: below, is_folder } => {
+                gone = Some((below, is_folder));
+                Edit::Remove { path, is_folder }
+            }
+            What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => return,
+        };
+        self.changes.push((change, Asked { item, label, gone }));
+    }
+
+    fn gather(&mut self, entry: NewEntry, item: Item, label: String) {
+        self.gathered.makes.push((entry, (Mark::alone(item), label)));
+    }
+
+    /// Has the server make what was gathered, and the files behind it sent.
+    pub fn flush_makes(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
+        let Gathered { makes, files } = std::mem::take(&mut self.gathered);
+        if !makes.is_empty() || !files.is_empty() {
+            transfer.make(engine, makes, files);
+        }
+    }
+
+    /// Removes what an interrupted copy left, unless somebody is at it.
+    pub fn do_sweep(&mut self, spec: &Spec, path: WirePath) {
+        let (item, label) = (spec.item(&path), spec.shown(&path));
+        let asked = Asked { item, label, gone: None };
+        if spec.of.way == Way::Down {
+            self.deeds.push(Deed::Sweep(path), asked);
+        } else if let Ok(path) = spec.of.remote.join(&path).checked() {
+            self.changes.push((Edit::Sweep { path }, asked));
+        }
+    }
+
+    /// Asks the server for changes, as many at a time as it takes.
+    fn send_changes(&mut self, engine: &mut Engine) {
+        while self.changing.len() < CHANGES_MAX && !self.changes.is_empty() {
+            let mut bytes = 0;
+            let fits = |(change, _): &&(Edit, Asked)| {
+                bytes += change.weight();
+                bytes < FRAME_BYTES_MAX / 2
+            };
+            let count = self.changes.iter().take(BATCH_FILES_MAX).take_while(fits).count();
+            let batch = self.changes.drain(..count.max(1));
+            let (edits, labels) = batch.unzip();
+            let request = engine.request();
+            self.changing.insert(request, labels);
+            let change = MirrorRequest::Edit { request, edits };
+            engine.send(ClientMessage::Mirror(change));
+        }
+    }
+}
+
+/// The file of the target that a step which copies is compared with.
+fn basis_of(likely: &Likely, what: &What) -> Option<Basis> {
+    match what {
+        What::Fetch { node, there, .. } => likely.basis(node, *there),
+        _ => None,
+    }
+}
+
+/// A folder for the server to make, open to its owner until it gets its metadata.
+fn new_folder(path: WirePath, force: bool) -> NewEntry {
+    let kind = EntryKind::Folder;
+    NewEntry { path, kind, force, mode: 0o700, meta: None, unfinished: true }
+}

@@ -1,0 +1,162 @@
+//! Files of the target that may have what a file of the source has: the one it
+//! replaces, or one of the same size, which was renamed or copied. A guess costs
+//! a look at one range: whatever is taken from such a file is hashed, so a wrong
+//! one is never more than slow. Pure.
+
+use std::collections::BTreeMap;
+use verbatim_engine::local_io::delta_source::{BASIS_BYTES_MIN, Basis};
+use verbatim_proto::message::EntryKind;
+use verbatim_proto::{Digest, Node, Resolution, WirePath};
+
+/// Files of the target that are remembered; of more, those that come later are not.
+const FILES_MAX: usize = 1 << 16;
+
+/// Files of one size that are looked at.
+const LOOKS_MAX: usize = 64;
+
+/// Files of one size that are tried for a file of which nothing else is known.
+const GUESSES_MAX: usize = 8;
+
+/// What the target has.
+#[derive(Default)]
+pub(crate) struct Likely {
+    files: BTreeMap<(u64, i64), Candidate>,
+    /// How finely its times are kept.
+    resolution: Resolution,
+    /// All of the target was seen.
+    pub complete: bool,
+}
+
+struct Candidate {
+    path: WirePath,
+    digest: Option<Digest>,
+}
+
+impl Likely {
+    /// Of a target that keeps times so finely.
+    pub fn new(resolution: Resolution) -> Self {
+        Self { resolution, ..Self::default() }
+    }
+
+    /// Remembers a file of the target.
+    pub fn note(&mut self, node: &Node) {
+        let large = node.kind == EntryKind::File && node.size >= BASIS_BYTES_MIN;
+        if large && self.files.len() < FILES_MAX {
+            let (path, digest) = (node.path.clone(), node.digest);
+            let candidate = Candidate { path, digest };
+            self.files.entry((node.size, node.meta.mtime_ns)).or_insert(candidate);
+        }
+    }
+
+    /// Whether more may be known of what a new file is made of when all of the target was seen.
+    pub fn may_learn(&self, node: &Node) -> bool {
+        !self.complete && node.size >= BASIS_BYTES_MIN
+    }
+
+    /// The file of the target that a file of the source is to be compared with; `there` says
+    /// that one of its name is there.
+    pub fn basis(&self, node: &Node, there: bool) -> Option<Basis> {
+        if node.size < BASIS_BYTES_MIN {
+            return None;
+        }
+        let own = there.then(|| node.path.clone());
+        let of_size = self.files.range((node.size, i64::MIN)..=(node.size, i64::MAX));
+        let others = || {
+            let of_size = of_size.clone().take(LOOKS_MAX);
+            of_size.filter(|(_, other)| other.path != node.path)
+        };
+        let known = |other: &Candidate| node.digest.is_some() && node.digest == other.digest;
+        let same = |((_, mtime_ns), other): &(&(u64, i64), &Candidate)| {
+            let is_kept = self.resolution.is_kept(node.meta.mtime_ns, *mtime_ns);
+            known(other) || node.digest.is_none() && is_kept
+        };
+        let path = |(_, other): (_, &Candidate)| other.path.clone();
+        let kept_ns = self.resolution.cut(node.meta.mtime_ns);
+        let exact = self.files.get_key_value(&(node.size, kept_ns));
+        let exact = exact.filter(|of| of.1.path != node.path && same(of));
+        if let Some(found) = exact.or_else(|| others().find(same)).map(path) {
+            let paths = [Some(found), own].into_iter().flatten().collect();
+            return Some(Basis { paths, guess: true });
+        }
+        if let Some(own) = own {
+            return Some(Basis { paths: vec![own], guess: false });
+        }
+        // Where digests tell, nothing else of this size has its content.
+        let any = others().filter(|_| node.digest.is_none()).take(GUESSES_MAX);
+        let paths: Vec<WirePath> = any.map(path).collect();
+        (!paths.is_empty()).then_some(Basis { paths, guess: true })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_proto::Meta;
+
+    fn node(name: &str, size: u64, mtime_ns: i64, digest: Option<u8>) -> Node {
+        let path = WirePath::parse(name.as_bytes()).expect("plain");
+        let meta = Meta { mtime_ns, ..Meta::default() };
+        let digest = digest.map(|byte| Digest([byte; 32]));
+        Node { path, kind: EntryKind::File, size, meta, twin: None, digest }
+    }
+
+    fn likely(nodes: &[Node]) -> Likely {
+        let mut likely = Likely::default();
+        nodes.iter().for_each(|node| likely.note(node));
+        likely
+    }
+
+    fn of(likely: &Likely, node: &Node, there: bool) -> Option<(String, bool)> {
+        let shown = |paths: Vec<WirePath>| paths.iter().map(WirePath::to_string).collect();
+        let basis = likely.basis(node, there)?;
+        let names: Vec<String> = shown(basis.paths);
+        Some((names.join(" "), basis.guess))
+    }
+
+    const SIZE: u64 = BASIS_BYTES_MIN;
+
+    #[test]
+    fn a_file_that_moved_is_found_by_its_time_and_one_that_was_copied_by_its_size() {
+        let target = [node("a", SIZE, 5, None), node("b", SIZE, 6, None), node("c", 9, 6, None)];
+        let likely = likely(&target);
+        let guess = |name: &str| Some((name.to_owned(), true));
+        assert_eq!(of(&likely, &node("z", SIZE, 6, None), false), guess("b"));
+        assert_eq!(of(&likely, &node("z", SIZE, 7, None), false), guess("a b"));
+        assert_eq!(of(&likely, &node("z", SIZE + 1, 6, None), false), None);
+        assert_eq!(of(&likely, &node("z", 9, 6, None), false), None, "too small to pay");
+        let own = Some(("b".to_owned(), false));
+        assert_eq!(of(&likely, &node("b", SIZE, 7, None), true), own, "what it replaces");
+        assert_eq!(of(&likely, &node("b", SIZE, 5, None), true), guess("a b"), "it took a's place");
+    }
+
+    #[test]
+    fn a_file_that_moved_is_found_by_what_the_target_keeps_of_its_time() {
+        let mut likely = Likely::new(Resolution::Second);
+        for (name, seconds) in [("a", 5), ("b", 6)] {
+            likely.note(&node(name, SIZE, seconds * 1_000_000_000, None));
+        }
+        let new = node("z", SIZE, 6_987_654_321, None);
+        assert_eq!(of(&likely, &new, false), Some(("b".into(), true)));
+    }
+
+    #[test]
+    fn where_digests_are_known_they_alone_tell() {
+        let likely = likely(&[node("a", SIZE, 5, Some(1)), node("b", SIZE, 6, Some(2))]);
+        let new = |mtime, digest| node("z", SIZE, mtime, Some(digest));
+        assert_eq!(of(&likely, &new(9, 2), false), Some(("b".into(), true)));
+        assert_eq!(of(&likely, &new(5, 2), false), Some(("b".into(), true)));
+        assert_eq!(of(&likely, &new(5, 3), false), None);
+    }
+
+    #[test]
+    fn no_more_files_are_remembered_than_there_is_room_for() {
+        let mut likely = Likely::default();
+        for time in 0..FILES_MAX as i64 + 5 {
+            likely.note(&node("x", SIZE, time, None));
+        }
+        assert_eq!(likely.files.len(), FILES_MAX);
+        assert!(likely.may_learn(&node("y", SIZE, 0, None)));
+        likely.complete = true;
+        assert!(!likely.may_learn(&node("y", SIZE, 0, None)), "all is known");
+    }
+}

@@ -1,0 +1,110 @@
+//! A local folder that is watched: the watcher's thread tells, this passes it on.
+//! The folder is found by its name in the one it is in, so that one that is put
+//! in its place, or a link that leads elsewhere now, is noticed. That this one is
+//! still what its path leads to is looked at here, now and then: whoever copies
+//! goes by the whole path.
+
+use crate::watch::{Heard, Out};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_files::hold::which;
+use verbatim_files::watch::Timing;
+use verbatim_files::{Folder, Told};
+use verbatim_proto::{Code, Excludes, Fault, Twin, WirePath};
+
+/// A local folder to watch.
+pub(crate) struct Local {
+    path: PathBuf,
+    excludes: Excludes,
+}
+
+impl Local {
+    pub fn new(path: PathBuf, excludes: Excludes) -> Self {
+        Self { path, excludes }
+    }
+
+    /// Watches until it is lost, or nobody listens; `stood` says whether it ever began.
+    pub async fn attend(&mut self, out: &Out, stood: &mut bool) -> Result<(), ClientError> {
+        let (folder, base) = place(&self.path)?;
+        let (above, timing) = (twin_of(&folder)?, Timing::default());
+        let mut look = tokio::time::interval(timing.place_check);
+        // Whoever listens may take his time.
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (sender, mut told) = mpsc::channel(1);
+        // Whoever listened may be gone.
+        let tell = move |told| drop(sender.blocking_send(told));
+        let excludes = self.excludes.clone();
+        let watching = verbatim_files::Watching::begin(folder, base, excludes, timing, tell)?;
+        let mut healed = false;
+        loop {
+            let told = tokio::select! {
+                told = told.recv() => told,
+                () = out.closed() => return Ok(()),
+                _ = look.tick() => {
+                    self.check_above(above).await?;
+                    continue;
+                }
+            };
+            match told {
+                Some(Told::Changed(changes)) => {
+                    *stood = true;
+                    if out.send(Ok(Heard::Changed(changes))).await.is_err() {
+                        return Ok(());
+                    }
+                    watching.more();
+                }
+                Some(Told::Healed(count, path)) => {
+                    // Once: whatever the cause is, more may follow.
+                    if !std::mem::replace(&mut healed, true) {
+                        tracing::warn!(%path, count, "change found that no event told");
+                    }
+                    if out.send(Ok(Heard::Healed(count))).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Some(Told::Ended(fault)) => {
+                    // Below its parent a folder has a short name; the user gave a longer one.
+                    let text = format!("cannot watch {}: {fault}", self.path.display());
+                    return Err(Fault::new(fault.code, text).into());
+                }
+                None => return Err(Fault::new(Code::Bug, "the watching thread failed").into()),
+            }
+        }
+    }
+
+    /// Says if the folder that this one is in is not what its path leads to any more.
+    async fn check_above(&self, above: Twin) -> Result<(), Fault> {
+        let path = self.path.clone();
+        let there = tokio::task::spawn_blocking(move || twin_of(&place(&path)?.0)).await;
+        match there.map_err(|_| Fault::new(Code::Bug, "looking at a folder failed"))? {
+            Ok(there) if there == above => Ok(()),
+            Err(fault) if fault.code != Code::NotFound => Err(fault),
+            _ => {
+                let text = "a folder that it is in was exchanged, renamed or removed";
+                let text = format!("cannot watch {}: {text}", self.path.display());
+                Err(Fault::new(Code::NotFound, text))
+            }
+        }
+    }
+}
+
+/// Which folder one is.
+fn twin_of(folder: &Folder) -> Result<Twin, Fault> {
+    let what = || format!("cannot look at {}", folder.path().display());
+    which(&**folder.fd()).map_err(|error| Fault::from_io(what(), &error))
+}
+
+/// A folder, and where in it the path is: its own name, unless it has none.
+fn place(path: &Path) -> Result<(Folder, WirePath), Fault> {
+    let Some(name) = path.file_name() else {
+        return Ok((Folder::open_free(path)?, WirePath::root()));
+    };
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    Ok((Folder::open_free(parent)?, WirePath::parse(name.as_bytes())?))
+}

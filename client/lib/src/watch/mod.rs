@@ -1,0 +1,106 @@
+//! A source that is watched, remote or local alike: a stream of what changed in
+//! it. The first batch, and the first after anything may have been missed, says
+//! `rescan`. A server that restarts, and a folder that is replaced, are waited
+//! for; what cannot be watched at all, and whoever is not let in, is an error.
+//! Called by who keeps a copy current.
+
+pub mod local;
+pub mod remote;
+
+use crate::session::backoff::Patience;
+use crate::session::retry::{may_be_mended, random};
+use crate::watch::local::Local;
+use crate::watch::remote::Remote;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use verbatim_control::ConnectOptions;
+use verbatim_engine::connection::error::ClientError;
+use verbatim_engine::connection::error::fault_of;
+use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
+
+/// What is heard of a watched source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// What changed.
+    Changed(Changes),
+    /// So many changes of a local folder were found that no event told; they are told next.
+    Healed(u64),
+    /// Nothing can be heard just now, and why. It is tried again, and then begins with `rescan`.
+    Lost(Fault),
+}
+
+/// A source that is watched until this is dropped.
+#[derive(Debug)]
+pub struct Watching {
+    heard: mpsc::Receiver<Result<Heard, ClientError>>,
+}
+
+type Out = mpsc::Sender<Result<Heard, ClientError>>;
+
+enum Source {
+    Remote(Box<Remote>),
+    Local(Local),
+}
+
+impl Watching {
+    /// Watches a remote folder, over a session of its own. A server that is silent for
+    /// `timeout` is lost. Needs a tokio runtime.
+    pub fn remote(connect: ConnectOptions, timeout: Duration, watch: Watch) -> Self {
+        Self::of(Source::Remote(Box::new(Remote::new(connect, timeout, watch))))
+    }
+
+    /// Watches a local folder. Needs a tokio runtime.
+    pub fn local(path: PathBuf, excludes: Excludes) -> Self {
+        Self::of(Source::Local(Local::new(path, excludes)))
+    }
+
+    fn of(source: Source) -> Self {
+        // What is not taken yet waits where it is collected, which knows how much may.
+        let (out, heard) = mpsc::channel(1);
+        tokio::spawn(keep(source, out));
+        Self { heard }
+    }
+
+    /// What is heard next. An error is the end of it.
+    pub async fn next(&mut self) -> Result<Heard, ClientError> {
+        let over = || Err(Fault::new(Code::Bug, "watching has ended").into());
+        self.heard.recv().await.unwrap_or_else(over)
+    }
+}
+
+/// Watches for as long as somebody listens, beginning again when the source was lost.
+async fn keep(mut source: Source, out: Out) {
+    let forever = || Patience::new(Duration::MAX, Instant::now());
+    let (mut patience, mut ever, mut told) = (forever(), false, false);
+    loop {
+        let mut stood = false;
+        let attended = match &mut source {
+            Source::Remote(remote) => remote.attend(&out, &mut stood).await,
+            Source::Local(local) => local.attend(&out, &mut stood).await,
+        };
+        if stood {
+            (patience, ever, told) = (forever(), true, false);
+        }
+        let lost = match attended {
+            // Nobody listens any more.
+            Ok(()) => return,
+            Err(error) if ever && may_be_mended(&error) => Heard::Lost(fault_of(&error)),
+            Err(error) => return drop(out.send(Err(error)).await),
+        };
+        // Once for each time it is lost.
+        if !told && out.send(Ok(lost)).await.is_err() {
+            return;
+        }
+        told = true;
+        pause(&mut patience, &out).await;
+    }
+}
+
+async fn pause(patience: &mut Patience, out: &Out) {
+    let pause = patience.pause(Instant::now(), random()).unwrap_or_default();
+    tokio::select! {
+        () = tokio::time::sleep(pause) => {}
+        () = out.closed() => {}
+    }
+}
