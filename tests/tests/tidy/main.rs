@@ -20,8 +20,8 @@ use std::fs;
 use std::path::Path;
 
 use sources::{
-    FILES_MIN, OURS, Source, assert_none, find_in, find_lines, lines_where, metadata, root,
-    rust_sources, sources,
+    FILES_MIN, OURS, Source, assert_none, dependencies, find_in, find_lines, lines_where, metadata,
+    root, rust_sources, sources,
 };
 use text::{functions, is_word, without_text, words};
 
@@ -48,6 +48,15 @@ const EDGES: &[(&str, Option<&str>)] = &[
     ("runner", Some("")),
     ("benches", None),
     ("gate", Some("proto")),
+];
+
+/// Packages of others that belong to one place, and which of ours may depend on each.
+const RESERVED: &[(&str, &str)] = &[
+    ("clap", "usage server-commands client-commands benches"),
+    ("clap_complete", "usage"),
+    ("clap_mangen", "usage"),
+    ("indicatif", "client-commands quickstart"),
+    ("fuser", "mount"),
 ];
 
 /// The longest file, tests and all.
@@ -83,17 +92,17 @@ const MACHINE_PATHS: &[&str] =
 
 #[test]
 fn dependencies_point_one_way() {
-    let metadata = metadata();
-    let packages: Vec<(String, Vec<String>)> = metadata
-        .packages
-        .iter()
-        .map(|package| {
-            let needs = package.dependencies.iter().map(|needed| needed.name.to_string());
-            (package.name.to_string(), needs.collect())
-        })
-        .collect();
+    let packages = dependencies();
     assert!(packages.len() >= EDGES.len(), "only {} packages", packages.len());
     assert_none("a dependency points the wrong way", &wrong_edges(&packages));
+}
+
+#[test]
+fn clap_indicatif_and_fuser_stay_in_their_packages() {
+    assert_none(
+        "a library depends on a package of the terminal or of FUSE",
+        &misplaced(&dependencies()),
+    );
 }
 
 #[test]
@@ -298,6 +307,22 @@ fn wrong_edges(packages: &[(String, Vec<String>)]) -> Vec<String> {
     wrong
 }
 
+/// Our packages that depend on a reserved package and may not, and reserved packages that nobody
+/// uses.
+fn misplaced(packages: &[(String, Vec<String>)]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (reserved, allowed) in RESERVED {
+        let users = packages.iter().filter(|(_, needs)| needs.iter().any(|it| it == reserved));
+        let users: Vec<&str> = users.map(|(user, _)| user.as_str()).collect();
+        if users.is_empty() {
+            wrong.push(format!("nobody depends on {reserved}: remove it from RESERVED"));
+        }
+        let may = |user: &str| allowed.split(' ').any(|it| user.strip_prefix(OURS) == Some(it));
+        wrong.extend(users.iter().filter(|it| !may(it)).map(|it| format!("{it} -> {reserved}")));
+    }
+    wrong
+}
+
 /// How many lines of `//!` a file begins with.
 fn header_lines(text: &str) -> usize {
     text.lines().take_while(|line| line.starts_with("//!")).count()
@@ -424,6 +449,19 @@ fn a_wrong_edge_and_a_new_package_are_seen() {
     );
     assert!(wrong[2].starts_with("verbatim-rails is new"), "{wrong:?}");
     assert_eq!(wrong.len(), 3);
+}
+
+#[test]
+fn a_library_that_depends_on_clap_is_seen() {
+    let needs: &[&str] = &["clap", "clap_complete", "clap_mangen"];
+    let rest: [(&str, &[&str]); 2] =
+        [("verbatim-client-commands", &["clap", "indicatif"]), ("verbatim-mount", &["fuser"])];
+    let packages = |of: &[(&str, &[&str])]| owned(&[of, &rest].concat());
+    assert_eq!(misplaced(&packages(&[("verbatim-usage", needs)])), [""; 0]);
+    let wrong = packages(&[("verbatim-usage", needs), ("verbatim-client", &["clap", "fuser"])]);
+    assert_eq!(misplaced(&wrong), ["verbatim-client -> clap", "verbatim-client -> fuser"]);
+    let unused = packages(&[("verbatim-usage", &["clap", "clap_mangen"])]);
+    assert_eq!(misplaced(&unused), ["nobody depends on clap_complete: remove it from RESERVED"]);
 }
 
 #[test]

@@ -95,6 +95,14 @@ pub fn metadata() -> cargo_metadata::Metadata {
     metadata.expect("cargo knows the workspace")
 }
 
+/// Our packages, and the names of the packages that each depends on, for its tests too.
+pub fn dependencies() -> Vec<(String, Vec<String>)> {
+    let needs = |package: &cargo_metadata::Package| {
+        package.dependencies.iter().map(|needed| needed.name.to_string()).collect()
+    };
+    metadata().packages.iter().map(|package| (package.name.to_string(), needs(package))).collect()
+}
+
 /// The numbers of the lines with `needle` in them.
 pub fn find_lines(text: &str, needle: &str) -> Vec<usize> {
     lines_where(text, |line| line.contains(needle))
