@@ -55,7 +55,7 @@ use tokio::sync::oneshot;
 use tree::Tree;
 use verbatim_client::model::location::Remote;
 use verbatim_client::session::Session;
-use verbatim_client::session::retry::may_come_back;
+use verbatim_client::session::backoff::may_come_back;
 use verbatim_client::watch::Watching;
 use verbatim_client::{ClientError, SessionOptions};
 use verbatim_proto::message::EntryKind;

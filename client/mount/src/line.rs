@@ -11,7 +11,7 @@ use verbatim_client::model::location::peer;
 use verbatim_client::remote_fs::service::{Ask, Carried};
 use verbatim_client::remote_fs::{Listing, Seen};
 use verbatim_client::session::Session;
-use verbatim_client::session::retry::may_come_back;
+use verbatim_client::session::backoff::may_come_back;
 use verbatim_client::{ClientError, SessionOptions};
 use verbatim_engine::local_io::buffer_pool::Spares;
 use verbatim_engine::local_io::range_buffer::{Haste, Landed, PartBuffer};

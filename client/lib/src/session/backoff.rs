@@ -9,6 +9,9 @@
 //! or the same comparison, every time.
 
 use std::time::{Duration, Instant};
+use verbatim_control::ControlError;
+use verbatim_engine::connection::error::{ClientError, fault_of};
+use verbatim_proto::Code;
 
 /// The first pause; it doubles with each try.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -99,6 +102,50 @@ impl Patience {
     pub fn tries(&self) -> u32 {
         self.tries
     }
+}
+
+/// Whether a session that broke like this may be followed by another. One that timed out was
+/// waited for long enough; whatever else it is would happen again.
+pub(crate) fn may_go_on(code: Code) -> bool {
+    matches!(code, Code::LinkLost | Code::Stopping)
+}
+
+/// Whether a server that cannot be had just now may be there later. One that does not let us
+/// in, or is not who it was, is not asked twice.
+pub fn may_come_back(error: &ClientError) -> bool {
+    match error {
+        ClientError::Control(error) => match error {
+            ControlError::CannotConnect { .. }
+            | ControlError::Closed { .. }
+            | ControlError::SentAway { .. }
+            | ControlError::TimedOut { .. } => true,
+            ControlError::Refused(fault) => matches!(fault.code, Code::Stopping | Code::Limit),
+            _ => false,
+        },
+        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => may_go_on(fault.code),
+        ClientError::Fabric(_) => false,
+    }
+}
+
+/// Whether what once worked may work again by itself: the server may come back, as may a folder,
+/// a disk or a file system of the network, and whoever holds something may let go of it.
+pub(crate) fn may_be_mended(error: &ClientError) -> bool {
+    let mended = [
+        Code::NotFound,
+        Code::NotFolder,
+        Code::Denied,
+        Code::Io,
+        Code::Limit,
+        Code::NoSpace,
+        Code::TimedOut,
+    ];
+    may_come_back(error) || mended.contains(&fault_of(error).code)
+}
+
+/// A number that clients that broke together do not share.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]

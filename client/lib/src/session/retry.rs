@@ -6,7 +6,7 @@
 //! too many come to it at once: then all would be served, a little later.
 
 use crate::session::Session;
-use crate::session::backoff::{Achieved, Patience};
+use crate::session::backoff::{Achieved, Patience, may_come_back, may_go_on, random};
 use crate::session::command_error::CopyError;
 use crate::session::run::Copied;
 use crate::session::work::Work;
@@ -164,44 +164,6 @@ pub(crate) async fn copy(
     summary
 }
 
-/// Whether a session that broke like this may be followed by another. One that timed out was
-/// waited for long enough; whatever else it is would happen again.
-fn may_go_on(code: Code) -> bool {
-    matches!(code, Code::LinkLost | Code::Stopping)
-}
-
-/// Whether a server that cannot be had just now may be there later. One that does not let us
-/// in, or is not who it was, is not asked twice.
-pub fn may_come_back(error: &ClientError) -> bool {
-    match error {
-        ClientError::Control(error) => match error {
-            ControlError::CannotConnect { .. }
-            | ControlError::Closed { .. }
-            | ControlError::SentAway { .. }
-            | ControlError::TimedOut { .. } => true,
-            ControlError::Refused(fault) => matches!(fault.code, Code::Stopping | Code::Limit),
-            _ => false,
-        },
-        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => may_go_on(fault.code),
-        ClientError::Fabric(_) => false,
-    }
-}
-
-/// Whether what once worked may work again by itself: the server may come back, as may a folder,
-/// a disk or a file system of the network, and whoever holds something may let go of it.
-pub(crate) fn may_be_mended(error: &ClientError) -> bool {
-    let mended = [
-        Code::NotFound,
-        Code::NotFolder,
-        Code::Denied,
-        Code::Io,
-        Code::Limit,
-        Code::NoSpace,
-        Code::TimedOut,
-    ];
-    may_come_back(error) || mended.contains(&fault_of(error).code)
-}
-
 /// One search for a server that was lost.
 struct Again<'a> {
     peer: &'a str,
@@ -261,10 +223,4 @@ impl Again<'_> {
         let text = format!("{}; tried again for {seconds} s without progress{last}", lost.text);
         Fault::new(Code::LinkLost, text)
     }
-}
-
-/// A number that clients that broke together do not share.
-pub(crate) fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish()
 }

@@ -2,8 +2,8 @@
 //! on is watched (`watch`), every change is followed by a pass, and a pass is
 //! what `sync` does once. Called by the binary and by tests.
 
+use crate::session::backoff::may_be_mended;
 use crate::session::command_error::{CopyError, Running};
-use crate::session::retry::may_be_mended;
 use crate::sync::chosen::Chosen;
 use crate::sync::follow_loop::{Current, CurrentError, Pass, Passes};
 use crate::sync::lock_keeper::Keeper;

@@ -3,7 +3,7 @@
 //! the next pass makes another first. Called by `follow` for targets on a server.
 
 use crate::session::Session;
-use crate::session::retry::random;
+use crate::session::backoff::random;
 use tokio::task::JoinHandle;
 use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::connection::options::SessionOptions;

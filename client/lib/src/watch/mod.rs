@@ -7,8 +7,7 @@
 pub mod local;
 pub mod remote;
 
-use crate::session::backoff::Patience;
-use crate::session::retry::{may_be_mended, random};
+use crate::session::backoff::{Patience, may_be_mended, random};
 use crate::watch::local::Local;
 use crate::watch::remote::Remote;
 use std::path::PathBuf;
