@@ -11,7 +11,7 @@ use verbatim_client::model::location::peer;
 use verbatim_client::remote_fs::service::{Ask, Carried};
 use verbatim_client::remote_fs::{Listing, Seen};
 use verbatim_client::session::Session;
-use verbatim_client::session::backoff::may_come_back;
+use verbatim_client::session::backoff::{Backoff, Next};
 use verbatim_client::{ClientError, SessionOptions};
 use verbatim_engine::local_io::buffer_pool::Spares;
 use verbatim_engine::local_io::range_buffer::{Haste, Landed, PartBuffer};
@@ -21,12 +21,6 @@ use verbatim_proto::{Code, Fault, Kept, WirePath};
 
 /// Questions that may wait for the session.
 const ASKS_MAX: usize = 1024;
-
-/// The first pause before a lost server is tried again, doubled each time.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// How long a question waits for a server that has been away for longer than the timeout.
 const PATIENCE_MIN: Duration = Duration::from_secs(1);
@@ -245,12 +239,12 @@ async fn again(
     asks: &mut mpsc::Receiver<Ask>,
     condition: &Mutex<Condition>,
 ) -> Option<Session> {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = Backoff::mount(Instant::now().into_std());
+    let mut next = backoff.lost(Instant::now().into_std());
     let mut cause = "the server was lost".to_owned();
-    loop {
-        let rest = pause;
+    while let Next::After(pause) = next {
         let attempt = async {
-            sleep(rest).await;
+            sleep(pause).await;
             Session::connect(options.clone()).await
         };
         tokio::pin!(attempt);
@@ -264,16 +258,14 @@ async fn again(
             Ok(session) => return Some(session),
             Err(error) => {
                 cause = error.to_string();
-                // One that does not let us in now may do so when its keys are mended.
-                if !may_come_back(&error) {
-                    pause = PAUSE_MAX;
-                }
+                next = backoff.failed(&error, Instant::now().into_std());
                 let mut it = condition.lock().unwrap_or_else(PoisonError::into_inner);
                 it.cause = Some(cause.clone());
             }
         }
-        pause = (pause * 2).min(PAUSE_MAX);
     }
+    // A mount never gives up.
+    None
 }
 
 async fn refuse_all(asks: &mut mpsc::Receiver<Ask>, cause: &str) {

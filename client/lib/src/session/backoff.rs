@@ -1,6 +1,7 @@
-//! How long a broken copy is tried again, and how long each pause is. Pure: it
-//! is told what sessions achieved and what time it is, and answers with a pause
-//! or with none. Called by `retry`.
+//! Whether what failed is tried again, and after which pause: one `Backoff` for each loop that
+//! makes sessions anew, of copies, mounts and watched sources, and for the passes of a mirror that
+//! follows its source, which make the session that holds its lock. Pure: it is told what failed,
+//! what sessions achieved and what time it is.
 //!
 //! Progress that counts is a file that is over, or a session that found more of
 //! an unfinished file than the one before. Bytes that moved count too, and so does
@@ -13,11 +14,21 @@ use verbatim_control::ControlError;
 use verbatim_engine::connection::error::{ClientError, fault_of};
 use verbatim_proto::Code;
 
-/// The first pause; it doubles with each try.
+/// The first pause of a copy and of a watched source; it doubles with each try.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 
-/// The longest pause.
+/// The longest pause, but for passes.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The first pause of a mount, whose readers wait.
+const MOUNT_PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// The first pause before a pass that failed is made again, and the longest.
+const PASS_PAUSE_MIN: Duration = Duration::from_millis(500);
+const PASS_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Pauses double this many times at most.
+const TRIES_MAX: u32 = 16;
 
 /// Sessions in a row that may move bytes, or stand, and leave nothing behind.
 const BARREN_MAX: u32 = 4;
@@ -41,9 +52,39 @@ pub(crate) struct Achieved {
     pub silent: Duration,
 }
 
-/// Decides whether to try again.
+/// The answer of a [`Backoff`] to a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Try again after this pause.
+    After(Duration),
+    /// Give up: there was no progress for the whole of the timeout.
+    Exhausted,
+    /// Give up: the failure would happen again.
+    Final,
+}
+
+/// The failures after which a loop tries again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outlives {
+    /// Failures after which the server may come back.
+    Absence,
+    /// All failures. A server that refuses this client is asked at the longest pauses: it may accept
+    /// it when its keys are fixed.
+    All,
+    /// Transient failures, once a try has succeeded.
+    Transient,
+}
+
+/// Decides after each failure whether to try again, and when.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub struct Backoff {
+    pause_min: Duration,
+    pause_max: Duration,
+    /// Whether pauses are spread, so that clients that broke together do not return together.
+    spread: bool,
+    outlives: Outlives,
+    /// Whether it ever worked.
+    worked: bool,
     timeout: Duration,
     /// When progress was made.
     progressed: Instant,
@@ -52,13 +93,69 @@ pub(crate) struct Patience {
     best: Achieved,
 }
 
-impl Patience {
-    pub fn new(timeout: Duration, now: Instant) -> Self {
-        Self { timeout, progressed: now, tries: 0, barren: 0, best: Achieved::default() }
+impl Backoff {
+    /// For the sessions of a copy: pauses of 250 ms to 5 s, halved at random. Gives up after `timeout`
+    /// without progress, and at a failure after which the server does not come back.
+    pub(crate) fn copy(timeout: Duration, now: Instant) -> Self {
+        Self {
+            pause_min: PAUSE_MIN,
+            pause_max: PAUSE_MAX,
+            spread: true,
+            outlives: Outlives::Absence,
+            worked: false,
+            timeout,
+            progressed: now,
+            tries: 0,
+            barren: 0,
+            best: Achieved::default(),
+        }
     }
 
-    /// A session is over.
-    pub fn learn(&mut self, achieved: Achieved, now: Instant) {
+    /// For the sessions of a mount: pauses of 100 ms to 5 s. Never gives up.
+    pub fn mount(now: Instant) -> Self {
+        let (pause_min, outlives) = (MOUNT_PAUSE_MIN, Outlives::All);
+        Self { pause_min, spread: false, outlives, ..Self::copy(Duration::MAX, now) }
+    }
+
+    /// For a watched source: pauses of 250 ms to 5 s, halved at random. Gives up at any failure
+    /// before [`Backoff::succeeded`], and later at one that is not transient.
+    pub(crate) fn watch(now: Instant) -> Self {
+        Self { outlives: Outlives::Transient, ..Self::copy(Duration::MAX, now) }
+    }
+
+    /// For the passes of a mirror: pauses of 500 ms to 60 s. Never gives up.
+    pub(crate) fn passes(now: Instant) -> Self {
+        let (pause_min, pause_max) = (PASS_PAUSE_MIN, PASS_PAUSE_MAX);
+        Self { pause_min, pause_max, ..Self::mount(now) }
+    }
+
+    /// Notes that a try succeeded: the next failure is followed by the first pause.
+    pub(crate) fn succeeded(&mut self) {
+        (self.worked, self.tries) = (true, 0);
+    }
+
+    /// Decides after a failure that the caller has judged already, such as the end of a session that
+    /// stood: only the timeout ends the loop.
+    pub fn lost(&mut self, now: Instant) -> Next {
+        self.pause(now, random()).map_or(Next::Exhausted, Next::After)
+    }
+
+    /// Decides after a try that failed with `error`.
+    pub fn failed(&mut self, error: &ClientError, now: Instant) -> Next {
+        let again = match self.outlives {
+            Outlives::Absence => may_come_back(error),
+            Outlives::All if may_come_back(error) => true,
+            Outlives::All => {
+                self.tries = TRIES_MAX;
+                true
+            }
+            Outlives::Transient => self.worked && may_be_mended(error),
+        };
+        if again { self.lost(now) } else { Next::Final }
+    }
+
+    /// Notes what a session achieved that is over.
+    pub(crate) fn learn(&mut self, achieved: Achieved, now: Instant) {
         let finished = achieved.over > self.best.over;
         let stood = achieved.stood >= STOOD_MIN.min(self.timeout);
         let stood = stood.then(|| now.checked_sub(achieved.silent).unwrap_or(now));
@@ -81,25 +178,26 @@ impl Patience {
 
     /// How long to wait before the next try; `random` spreads clients that broke together.
     /// None when nothing was achieved for too long.
-    pub fn pause(&mut self, now: Instant, random: u64) -> Option<Duration> {
+    fn pause(&mut self, now: Instant, random: u64) -> Option<Duration> {
         let left = self.left(now);
         if left.is_zero() {
             return None;
         }
-        let longest = PAUSE_MIN.saturating_mul(1 << self.tries.min(16)).min(PAUSE_MAX);
+        let doubled = self.pause_min.saturating_mul(1 << self.tries.min(TRIES_MAX));
+        let longest = doubled.min(self.pause_max);
         self.tries += 1;
-        let shortest = longest / 2;
+        let shortest = if self.spread { longest / 2 } else { longest };
         let spread_ns = (longest - shortest).as_nanos() as u64;
         Some((shortest + Duration::from_nanos(random % (spread_ns + 1))).min(left))
     }
 
     /// How long it will still be tried.
-    pub fn left(&self, now: Instant) -> Duration {
+    pub(crate) fn left(&self, now: Instant) -> Duration {
         self.timeout.saturating_sub(now.saturating_duration_since(self.progressed))
     }
 
     /// Which try in a row the next one is.
-    pub fn tries(&self) -> u32 {
+    pub(crate) fn tries(&self) -> u32 {
         self.tries
     }
 }
@@ -151,23 +249,24 @@ pub(crate) fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verbatim_proto::Fault;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn pauses_double_up_to_a_bound_and_are_spread() {
         let begin = Instant::now();
-        let mut patience = Patience::new(60 * SECOND, begin);
+        let mut backoff = Backoff::copy(60 * SECOND, begin);
         let mut longest = Duration::ZERO;
         for expected_ms in [250, 500, 1000, 2000, 4000, 5000, 5000] {
-            let pause = patience.pause(begin, u64::MAX).expect("there is time");
+            let pause = backoff.pause(begin, u64::MAX).expect("there is time");
             let expected = Duration::from_millis(expected_ms);
             assert!(pause >= expected / 2 && pause <= expected, "{pause:?} for {expected:?}");
             longest = longest.max(pause);
         }
-        assert_eq!(patience.tries(), 7);
+        assert_eq!(backoff.tries(), 7);
         let spread: Vec<_> = (0..3)
-            .map(|random| Patience::new(60 * SECOND, begin).pause(begin, random * 99_999_999))
+            .map(|random| Backoff::copy(60 * SECOND, begin).pause(begin, random * 99_999_999))
             .collect();
         assert!(spread[0] < spread[1] && spread[1] != spread[2], "{spread:?}");
     }
@@ -175,26 +274,26 @@ mod tests {
     #[test]
     fn it_ends_after_the_timeout_without_progress() {
         let begin = Instant::now();
-        let mut patience = Patience::new(10 * SECOND, begin);
-        assert!(patience.pause(begin + 9 * SECOND, 0).is_some_and(|pause| pause <= SECOND));
-        assert_eq!(patience.pause(begin + 10 * SECOND, 0), None);
+        let mut backoff = Backoff::copy(10 * SECOND, begin);
+        assert!(backoff.pause(begin + 9 * SECOND, 0).is_some_and(|pause| pause <= SECOND));
+        assert_eq!(backoff.pause(begin + 10 * SECOND, 0), None);
         let over = Achieved { over: 1, ..Achieved::default() };
-        patience.learn(over, begin + 10 * SECOND);
-        assert!(patience.pause(begin + 19 * SECOND, 0).is_some(), "a file was finished");
-        patience.learn(over, begin + 19 * SECOND);
-        assert_eq!(patience.pause(begin + 20 * SECOND, 0), None, "no other one was");
+        backoff.learn(over, begin + 10 * SECOND);
+        assert!(backoff.pause(begin + 19 * SECOND, 0).is_some(), "a file was finished");
+        backoff.learn(over, begin + 19 * SECOND);
+        assert_eq!(backoff.pause(begin + 20 * SECOND, 0), None, "no other one was");
     }
 
     #[test]
     fn bytes_that_move_and_never_stay_are_no_progress_for_long() {
         let begin = Instant::now();
-        let mut patience = Patience::new(10 * SECOND, begin);
+        let mut backoff = Backoff::copy(10 * SECOND, begin);
         let mut now = begin;
         let mut sessions = 0;
-        while patience.pause(now, 0).is_some() {
+        while backoff.pause(now, 0).is_some() {
             now += SECOND;
             sessions += 1;
-            patience.learn(Achieved { moved: Some(now), ..Achieved::default() }, now);
+            backoff.learn(Achieved { moved: Some(now), ..Achieved::default() }, now);
             assert!(sessions < 100, "it never ends");
         }
         assert!(sessions > BARREN_MAX, "{sessions}");
@@ -204,22 +303,22 @@ mod tests {
     fn a_server_that_was_there_all_the_time_is_tried_for_as_long_as_any_other() {
         let begin = Instant::now();
         for timeout in [10 * SECOND, SECOND] {
-            let mut patience = Patience::new(timeout, begin);
+            let mut backoff = Backoff::copy(timeout, begin);
             let lost = begin + 3600 * SECOND;
-            patience.learn(Achieved { stood: 3600 * SECOND, ..Achieved::default() }, lost);
-            assert_eq!(patience.left(lost), timeout, "it compared, and finished no file");
-            assert_eq!(patience.pause(lost + timeout, 0), None);
+            backoff.learn(Achieved { stood: 3600 * SECOND, ..Achieved::default() }, lost);
+            assert_eq!(backoff.left(lost), timeout, "it compared, and finished no file");
+            assert_eq!(backoff.pause(lost + timeout, 0), None);
         }
     }
 
     #[test]
     fn a_server_that_was_silent_before_it_was_lost_is_not_waited_for_twice() {
         let begin = Instant::now();
-        let mut patience = Patience::new(10 * SECOND, begin);
+        let mut backoff = Backoff::copy(10 * SECOND, begin);
         let lost = begin + 3600 * SECOND;
         let (stood, silent) = (3600 * SECOND, 7 * SECOND);
-        patience.learn(Achieved { stood, silent, ..Achieved::default() }, lost);
-        assert_eq!(patience.left(lost), 3 * SECOND);
+        backoff.learn(Achieved { stood, silent, ..Achieved::default() }, lost);
+        assert_eq!(backoff.left(lost), 3 * SECOND);
     }
 
     #[test]
@@ -227,11 +326,11 @@ mod tests {
         let begin = Instant::now();
         for (stood, most) in [(60 * SECOND, (BARREN_MAX + 1) * 60 * SECOND), (SECOND, 10 * SECOND)]
         {
-            let mut patience = Patience::new(10 * SECOND, begin);
+            let mut backoff = Backoff::copy(10 * SECOND, begin);
             let mut now = begin;
-            while let Some(pause) = patience.pause(now, 0) {
+            while let Some(pause) = backoff.pause(now, 0) {
                 now += pause + stood;
-                patience.learn(Achieved { stood, ..Achieved::default() }, now);
+                backoff.learn(Achieved { stood, ..Achieved::default() }, now);
                 assert!(now - begin <= most + 10 * SECOND, "{stood:?}: it never ends");
             }
             assert!(now - begin >= 10 * SECOND, "{stood:?}: {:?}", now - begin);
@@ -241,13 +340,68 @@ mod tests {
     #[test]
     fn a_large_file_that_grows_a_little_each_time_is_gone_on_with() {
         let begin = Instant::now();
-        let mut patience = Patience::new(10 * SECOND, begin);
+        let mut backoff = Backoff::copy(10 * SECOND, begin);
         for session in 1..1000 {
             let now = begin + session * 5 * SECOND;
             let found_bytes = u64::from(session) << 20;
             let moved = Some(now);
-            patience.learn(Achieved { found_bytes, moved, ..Achieved::default() }, now);
-            assert!(patience.pause(now, 0).is_some(), "session {session}");
+            backoff.learn(Achieved { found_bytes, moved, ..Achieved::default() }, now);
+            assert!(backoff.pause(now, 0).is_some(), "session {session}");
         }
+    }
+
+    fn refused() -> ClientError {
+        Fault::new(Code::Protocol, "no").into()
+    }
+
+    fn away() -> ClientError {
+        Fault::new(Code::LinkLost, "away").into()
+    }
+
+    fn pauses_ms(backoff: &mut Backoff, count: usize) -> Vec<u128> {
+        let begin = Instant::now();
+        let pause = |_| match backoff.lost(begin) {
+            Next::After(pause) => pause.as_millis(),
+            end => panic!("{end:?}"),
+        };
+        (0..count).map(pause).collect()
+    }
+
+    #[test]
+    fn a_mount_and_passes_have_pauses_of_their_own_that_are_not_spread_and_never_end() {
+        let begin = Instant::now();
+        let mut mount = Backoff::mount(begin);
+        let expected = [100, 200, 400, 800, 1600, 3200, 5000, 5000];
+        assert_eq!(pauses_ms(&mut mount, expected.len()), expected);
+        assert!(matches!(mount.lost(begin + 1_000_000 * SECOND), Next::After(_)));
+        let mut passes = Backoff::passes(begin);
+        let expected = [500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000];
+        assert_eq!(pauses_ms(&mut passes, expected.len()), expected);
+        passes.succeeded();
+        assert_eq!(pauses_ms(&mut passes, 1), [500]);
+    }
+
+    #[test]
+    fn a_failure_that_lasts_ends_a_copy_and_slows_a_mount_down() {
+        let begin = Instant::now();
+        let mut copy = Backoff::copy(10 * SECOND, begin);
+        assert!(matches!(copy.failed(&away(), begin), Next::After(_)));
+        assert_eq!(copy.failed(&refused(), begin), Next::Final);
+        assert_eq!(copy.failed(&away(), begin + 10 * SECOND), Next::Exhausted);
+        let mut mount = Backoff::mount(begin);
+        assert_eq!(mount.failed(&away(), begin), Next::After(MOUNT_PAUSE_MIN));
+        assert_eq!(mount.failed(&refused(), begin), Next::After(PAUSE_MAX));
+        assert_eq!(mount.failed(&away(), begin), Next::After(PAUSE_MAX), "it stays slow");
+    }
+
+    #[test]
+    fn a_source_is_waited_for_only_if_it_was_heard_once() {
+        let begin = Instant::now();
+        let gone: ClientError = Fault::new(Code::NotFound, "gone").into();
+        let mut watch = Backoff::watch(begin);
+        assert_eq!(watch.failed(&gone, begin), Next::Final);
+        watch.succeeded();
+        assert!(matches!(watch.failed(&gone, begin), Next::After(_)));
+        assert_eq!(watch.failed(&refused(), begin), Next::Final);
     }
 }

@@ -6,7 +6,7 @@
 //! too many come to it at once: then all would be served, a little later.
 
 use crate::session::Session;
-use crate::session::backoff::{Achieved, Patience, may_come_back, may_go_on, random};
+use crate::session::backoff::{Achieved, Backoff, Next, may_go_on};
 use crate::session::command_error::CopyError;
 use crate::session::run::Copied;
 use crate::session::work::Work;
@@ -55,8 +55,8 @@ pub(crate) async fn begin<T>(
     let mut session = match connected {
         Ok(session) => session,
         Err(error @ ClientError::Control(ControlError::SentAway { .. })) => {
-            let mut patience = Patience::new(options.timeout, Instant::now());
-            let mut again = Again { peer: &peer, options, patience: &mut patience, work: &[] };
+            let mut backoff = Backoff::copy(options.timeout, Instant::now());
+            let mut again = Again { peer: &peer, options, backoff: &mut backoff, work: &[] };
             match again.connect(fault_of(&error), observer, stop).await {
                 Ok(session) => session,
                 Err(fault) => return Ok(Err(fault)),
@@ -66,7 +66,7 @@ pub(crate) async fn begin<T>(
     };
     let mut options = options.clone();
     options.connect.fingerprint = Some(session.server());
-    let mut patience = Patience::new(options.timeout, Instant::now());
+    let mut backoff = Backoff::copy(options.timeout, Instant::now());
     let mut reconnects = 0;
     loop {
         let stands = Instant::now();
@@ -82,9 +82,8 @@ pub(crate) async fn begin<T>(
         };
         let (stood, silent) = (stands.elapsed(), session.silent());
         drop(session);
-        patience.learn(Achieved { stood, silent, ..Achieved::default() }, Instant::now());
-        let mut again =
-            Again { peer: &peer, options: &options, patience: &mut patience, work: &[] };
+        backoff.learn(Achieved { stood, silent, ..Achieved::default() }, Instant::now());
+        let mut again = Again { peer: &peer, options: &options, backoff: &mut backoff, work: &[] };
         match again.connect(lost, observer, stop).await {
             Ok(next) => session = next,
             Err(fault) => return Ok(Err(fault)),
@@ -124,7 +123,7 @@ pub(crate) async fn copy(
     // Another server, however trusted, has other files: only this one can go on with them.
     options.connect.fingerprint = Some(session.server());
     let mut ledger = Ledger::new(&peer);
-    let mut patience = Patience::new(options.timeout, Instant::now());
+    let mut backoff = Backoff::copy(options.timeout, Instant::now());
     let broken = loop {
         session.obey(rules.clone());
         let copied = session.copy(work, ledger, observer, &mut stop).await;
@@ -141,9 +140,9 @@ pub(crate) async fn copy(
         };
         // Its workers end and its files are let go of before the next one wants them.
         drop(session);
-        patience.learn(achieved, Instant::now());
-        let (options, patience) = (&options, &mut patience);
-        let mut again = Again { peer: &peer, options, patience, work };
+        backoff.learn(achieved, Instant::now());
+        let (options, backoff) = (&options, &mut backoff);
+        let mut again = Again { peer: &peer, options, backoff, work };
         match again.connect(fault, observer, &mut stop).await {
             Ok(next) => session = next,
             Err(fault) => break Some(fault),
@@ -168,7 +167,7 @@ pub(crate) async fn copy(
 struct Again<'a> {
     peer: &'a str,
     options: &'a SessionOptions,
-    patience: &'a mut Patience,
+    backoff: &'a mut Backoff,
     /// What is to be gone on with.
     work: &'a [Work],
 }
@@ -182,16 +181,17 @@ impl Again<'_> {
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Session, Fault> {
         let mut cause = lost.clone();
+        let mut now = Instant::now();
+        let mut next = self.backoff.lost(now);
         loop {
-            // Each time: the reader of a pipe may have gone meanwhile.
-            if !self.work.iter().all(Work::can_go_on) {
-                return Err(lost);
-            }
-            let now = Instant::now();
-            let Some(pause) = self.patience.pause(now, random()) else {
-                return Err(self.exhausted(&lost, &cause));
+            let pause = match next {
+                Next::Final => return Err(cause),
+                // Each time: the reader of a pipe may have gone meanwhile.
+                _ if !self.work.iter().all(Work::can_go_on) => return Err(lost),
+                Next::Exhausted => return Err(self.exhausted(&lost, &cause)),
+                Next::After(pause) => pause,
             };
-            let (attempt, left) = (self.patience.tries(), self.patience.left(now));
+            let (attempt, left) = (self.backoff.tries(), self.backoff.left(now));
             let (peer, text) = (self.peer.to_owned(), cause.text.clone());
             tracing::debug!(peer, cause = text, attempt, "server lost");
             observer.retrying(&Retry { peer, cause: text, attempt, pause, left });
@@ -210,8 +210,10 @@ impl Again<'_> {
             };
             match tried {
                 Ok(session) => return Ok(session),
-                Err(error) if may_come_back(&error) => cause = fault_of(&error),
-                Err(error) => return Err(fault_of(&error)),
+                Err(error) => {
+                    now = Instant::now();
+                    (next, cause) = (self.backoff.failed(&error, now), fault_of(&error));
+                }
             }
         }
     }

@@ -4,17 +4,14 @@
 //! growing pauses, a source that is lost is waited for. What is known is told:
 //! to the status file, to systemd, and to whoever observes.
 
+use crate::session::backoff::{Backoff, Next};
 use crate::watch::{Heard, Watching};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 use tokio::sync::watch;
 use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::model::follow_status::{BEAT, State, Status, StatusFile, seconds};
 use verbatim_proto::{Changes, Fault};
 use verbatim_telemetry::notify::Notifier;
-
-/// The pause before a pass that failed is tried again, the first time and at most.
-const RETRY_MIN: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// What became of a pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -231,16 +228,25 @@ pub enum CurrentError {
 }
 
 /// When a pass that failed is tried again.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Retry {
     at: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { at: None, backoff: Backoff::passes(Instant::now()) }
+    }
 }
 
 impl Retry {
+    /// A pass failed. Another one follows, whatever the failure was: one that no other pass would
+    /// mend has ended the loop.
     fn failed(&mut self, now: Instant) {
-        self.pause = (self.pause * 2).clamp(RETRY_MIN, RETRY_MAX);
-        self.at = Some(now + self.pause);
+        if let Next::After(pause) = self.backoff.lost(now) {
+            self.at = Some(now + pause);
+        }
     }
 
     fn is_due(&self) -> bool {
@@ -258,6 +264,7 @@ impl Retry {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixDatagram;
+    use std::time::Duration;
     use verbatim_proto::Excludes;
 
     /// Passes that go as they are told to, and say what they heard.

@@ -7,7 +7,7 @@
 pub mod local;
 pub mod remote;
 
-use crate::session::backoff::{Patience, may_be_mended, random};
+use crate::session::backoff::{Backoff, Next};
 use crate::watch::local::Local;
 use crate::watch::remote::Remote;
 use std::path::PathBuf;
@@ -70,8 +70,7 @@ impl Watching {
 
 /// Watches for as long as somebody listens, beginning again when the source was lost.
 async fn keep(mut source: Source, out: Out) {
-    let forever = || Patience::new(Duration::MAX, Instant::now());
-    let (mut patience, mut ever, mut told) = (forever(), false, false);
+    let (mut backoff, mut told) = (Backoff::watch(Instant::now()), false);
     loop {
         let mut stood = false;
         let attended = match &mut source {
@@ -79,27 +78,22 @@ async fn keep(mut source: Source, out: Out) {
             Source::Local(local) => local.attend(&out, &mut stood).await,
         };
         if stood {
-            (patience, ever, told) = (forever(), true, false);
+            backoff.succeeded();
+            told = false;
         }
-        let lost = match attended {
-            // Nobody listens any more.
-            Ok(()) => return,
-            Err(error) if ever && may_be_mended(&error) => Heard::Lost(fault_of(&error)),
-            Err(error) => return drop(out.send(Err(error)).await),
+        // Nobody listens any more.
+        let Err(error) = attended else { return };
+        let Next::After(pause) = backoff.failed(&error, Instant::now()) else {
+            return drop(out.send(Err(error)).await);
         };
         // Once for each time it is lost.
-        if !told && out.send(Ok(lost)).await.is_err() {
+        if !told && out.send(Ok(Heard::Lost(fault_of(&error)))).await.is_err() {
             return;
         }
         told = true;
-        pause(&mut patience, &out).await;
-    }
-}
-
-async fn pause(patience: &mut Patience, out: &Out) {
-    let pause = patience.pause(Instant::now(), random()).unwrap_or_default();
-    tokio::select! {
-        () = tokio::time::sleep(pause) => {}
-        () = out.closed() => {}
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = out.closed() => {}
+        }
     }
 }
