@@ -149,7 +149,7 @@ impl Backoff {
                 self.tries = TRIES_MAX;
                 true
             }
-            Outlives::Transient => self.worked && may_be_mended(error),
+            Outlives::Transient => self.worked && is_transient(error),
         };
         if again { self.lost(now) } else { Next::Final }
     }
@@ -227,7 +227,7 @@ pub fn may_come_back(error: &ClientError) -> bool {
 
 /// Whether what once worked may work again by itself: the server may come back, as may a folder,
 /// a disk or a file system of the network, and whoever holds something may let go of it.
-pub(crate) fn may_be_mended(error: &ClientError) -> bool {
+pub(crate) fn is_transient(error: &ClientError) -> bool {
     let mended = [
         Code::NotFound,
         Code::NotFolder,

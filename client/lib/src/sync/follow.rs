@@ -2,7 +2,7 @@
 //! on is watched (`watch`), every change is followed by a pass, and a pass is
 //! what `sync` does once. Called by the binary and by tests.
 
-use crate::session::backoff::may_be_mended;
+use crate::session::backoff::is_transient;
 use crate::session::command_error::{CopyError, Running};
 use crate::sync::chosen::Chosen;
 use crate::sync::follow_loop::{Current, CurrentError, Pass, Passes};
@@ -157,7 +157,7 @@ impl Following<'_> {
 
     /// What a pass is that did not go as far as comparing.
     fn not_done(&self, error: ClientError) -> Result<Pass, ClientError> {
-        if self.begun && may_be_mended(&error) {
+        if self.begun && is_transient(&error) {
             return Ok(Pass { failed: 1, error: Some(error.to_string()), ..Pass::default() });
         }
         Err(error)
