@@ -134,8 +134,8 @@ impl WriteClient {
         self.requests.create(CreateFile { file, path, info, stream: false });
     }
 
-    /// Adds a file that is nothing yet, and grows as its source is read: its size is told last. It
-    /// cannot be read again, so whoever keeps its bytes is told when they are stored.
+    /// Adds an empty file that grows as its source is read; its size is sent last. The source
+    /// cannot be read again, so the driver keeps its bytes until `Stored`.
     ///
     /// # Panics
     /// When there is no room or the number is in use: a bug of the driver.
@@ -347,7 +347,7 @@ impl WriteClient {
         self.expire(now);
     }
 
-    /// The spot to ask for, for what is to be sent, where its file takes them.
+    /// The spot to ask for, where a chunk is one piece of a file that takes spots.
     fn spot_for(&self, tag: Tag, pieces: &[(FileId, Extent)]) -> Option<Spot> {
         let &[(file, extent)] = pieces else { return None };
         let takes = self.files.get(&file).is_some_and(File::takes_spots);
@@ -484,8 +484,8 @@ impl WriteClient {
         }
     }
 
-    /// Ends files of which nothing is in flight: what the server had of one is hashed, then its
-    /// source is looked at again; one that cannot be sent is given up.
+    /// Ends files of which nothing is in flight: has the ranges hashed that the server had, then
+    /// the source looked at again, and gives up files that failed.
     fn end_files(&mut self, touched: &[FileId]) {
         let mut over = Vec::new();
         for &id in touched {

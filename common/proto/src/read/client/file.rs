@@ -1,5 +1,5 @@
-//! One file that is read: what of it is not leased, not verified or in flight, how often its
-//! digests did not match, and what follows next of it. Knows nothing of links and windows.
+//! One file that is read: the ranges that are not leased or not verified, the number of pieces in
+//! flight, mismatches and attempts, and the next step towards its end. Knows no links or windows.
 
 use crate::batch::unexpected;
 use crate::digest::{Digest, RootBuilder};
@@ -16,15 +16,15 @@ enum Stage {
     Closing,
 }
 
-/// What is due when nothing of a file is in flight.
+/// The next step when nothing of a file is in flight.
 pub(super) enum Due {
-    /// It is whole or has failed: the server is asked to close it.
+    /// The file is whole or has failed: ask the server to close it.
     Close,
-    /// The server closed it, with this answer.
+    /// The server closed the file, with this answer.
     End(Result<Kept, Fault>),
 }
 
-/// What follows from a digest that does not match.
+/// How a range is read again whose digest does not match.
 pub(super) enum Mismatch {
     /// The same chunk is read again.
     Retry,
@@ -75,17 +75,17 @@ impl File {
         }
     }
 
-    /// It fails when its source changes, and is not begun again.
+    /// Has the file fail when its source changes, instead of beginning it again.
     pub fn never_restart(&mut self) {
         self.attempts = FILE_ATTEMPTS_MAX;
     }
 
-    /// Only a part of it is wanted: it has no digest of its own.
+    /// Only a part of the file is read: it ends without a digest of the whole.
     pub fn read_part(&mut self) {
         self.part = true;
     }
 
-    /// Asks for what is not had.
+    /// The request to open it, which claims the ranges that are here already.
     pub fn request(&self, file: FileId) -> OpenFile {
         let have = self.have.iter().flat_map(|have| have.extents.iter()).collect();
         OpenFile { file, path: self.path.clone(), have }
@@ -95,7 +95,7 @@ impl File {
         self.stage == Stage::Opening
     }
 
-    /// Whether what comes of it is of use.
+    /// Whether its chunks are still of use.
     pub fn is_wanted(&self) -> bool {
         self.doom.is_none() && self.stage == Stage::Fetching
     }
@@ -128,7 +128,8 @@ impl File {
         info.size - self.unverified_bytes
     }
 
-    /// Takes a range that the server leases; one that it leased before is not `what` was expected.
+    /// Takes a range that the server leases. `what` names the server's message in the fault if part
+    /// of the range was leased before.
     pub fn lease(&mut self, id: FileId, extent: Extent, what: &str) -> Result<(), Fault> {
         match self.unleased.take(extent) {
             true => Ok(()),
@@ -136,12 +137,12 @@ impl File {
         }
     }
 
-    /// So many pieces, or parts of holes, are to be made.
+    /// Counts pieces, or parts of holes, that are ready or in flight.
     pub fn add_pending(&mut self, count: usize) {
         self.pending += count;
     }
 
-    /// One of them is done with.
+    /// A piece, or a part of a hole, is done with.
     pub fn end_pending(&mut self) {
         self.pending -= 1;
     }
@@ -171,12 +172,12 @@ impl File {
         }
     }
 
-    /// Gives it up; the first reason counts.
+    /// Gives the file up; the first fault is reported.
     pub fn fail(&mut self, fault: Fault) {
         self.doom.get_or_insert(fault);
     }
 
-    /// The server closed it; false where nobody asked for that.
+    /// The server closed the file; false where the client did not ask for that.
     pub fn closed(&mut self, answer: Result<Kept, Fault>) -> bool {
         let asked = self.stage == Stage::Closing && self.answer.is_none();
         if asked {
@@ -185,8 +186,9 @@ impl File {
         asked
     }
 
-    /// What is due of it now. A window may be lent while its close is on the way, with other files
-    /// in it that are still wanted: so the answer waits until nothing of the file is in flight.
+    /// The next step, if there is one. A window may be lent while the close is on the way, with
+    /// other files in it that are still wanted: so the answer waits until nothing of the file is in
+    /// flight.
     pub fn due(&mut self) -> Option<Due> {
         if self.pending > 0 {
             return None;
@@ -199,7 +201,7 @@ impl File {
         self.answer.take().map(Due::End)
     }
 
-    /// How a closed file ended: with its digest, none of a part, or with why it failed.
+    /// The result of a closed file: its digest, none of a part, and its metadata, or the fault.
     pub fn result(&mut self, answer: Result<Kept, Fault>) -> Result<(Option<Digest>, Kept), Fault> {
         if let Some(doom) = self.doom.take() {
             return Err(doom);
@@ -210,7 +212,7 @@ impl File {
         Ok((root, meta))
     }
 
-    /// Begins it again after it failed so: false where that is of no use.
+    /// Begins the file again if its source changed and an attempt is left.
     pub fn restart(&mut self, fault: &Fault) -> bool {
         let again = fault.code == Code::Changed && self.attempts < FILE_ATTEMPTS_MAX;
         if again {

@@ -1,5 +1,5 @@
 //! Chunks that are being read, by the link and the slot that each is read into, with their
-//! deadlines. The driver says when one ends; what a dead link had is read on another.
+//! deadlines. The driver says when a read ends; the chunks of a dead link are read on another.
 
 use super::Chunk;
 use crate::LinkId;
@@ -31,7 +31,7 @@ impl Flights {
         self.all.remove(&(link, slot)).map(|flight| flight.chunk)
     }
 
-    /// Takes all that a dead link had.
+    /// Takes the chunks of a dead link.
     pub fn take_lost(&mut self, link: LinkId) -> impl Iterator<Item = Chunk> + '_ {
         let lost = self.all.extract_if(move |(on, _), _| *on == link);
         lost.map(|(_, flight)| flight.chunk)

@@ -1,7 +1,7 @@
-//! The order of a file that is read for somebody who takes it byte by byte: chunks
-//! are fetched from the front, and only so far behind what was taken, so that
-//! what must be kept meanwhile is bounded. Such a file cannot be begun again; another
-//! machine can go on with the same version of it.
+//! The order of a file that a reader takes byte by byte: chunks are fetched from the
+//! front, and at most `ORDERED_AHEAD_BYTES` ahead of the reader, so that the bytes kept
+//! meanwhile are bounded. Such a file cannot be begun again; another machine can go on
+//! with the same version of it.
 
 use crate::read::types::Have;
 use crate::units::ORDERED_AHEAD_BYTES;
@@ -16,7 +16,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Goes on behind what was taken; `have` is what another session verified.
+    /// Goes on behind the bytes that were taken; another session verified the extents of `have`.
     pub fn new(have: Option<&Have>, taken: u64) -> Self {
         let mut came = have.map(|have| have.extents.clone()).unwrap_or_default();
         came.take_common(Extent::new(0, taken));
@@ -39,7 +39,7 @@ impl Order {
         self.came.contains(Extent::new(self.taken, 1))
     }
 
-    /// Whether what begins at `offset` may be fetched.
+    /// Whether a chunk that begins at `offset` may be fetched.
     pub fn is_near(&self, offset: u64) -> bool {
         offset < self.taken + ORDERED_AHEAD_BYTES
     }

@@ -26,7 +26,7 @@ impl Ready {
         self.chunks.extend(chunks);
     }
 
-    /// Takes those out that nobody wants any more.
+    /// Removes the chunks without a piece of a wanted file, and returns them.
     pub fn take_unwanted(&mut self, is_unwanted: impl Fn(&Chunk) -> bool) -> Vec<Chunk> {
         let (unwanted, ready): (Vec<_>, Vec<_>) = self.chunks.drain(..).partition(is_unwanted);
         self.chunks = ready.into();

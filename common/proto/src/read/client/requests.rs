@@ -1,5 +1,5 @@
-//! What the reading client asks of the server with its next messages: files to open and to close,
-//! windows to release. Each list goes out in messages of bounded length.
+//! Requests that the reading client has not sent yet: files to open and to close, windows to
+//! release. Each list goes out in messages of bounded length.
 
 use crate::batch::{batches, batches_by};
 use crate::message::{FileId, OpenFile, ReadRequest, WindowId};
@@ -27,7 +27,7 @@ impl Requests {
         self.close.push(file);
     }
 
-    /// Sends all of them; `describe` asks for the metadata of what is closed.
+    /// Sends all of them; `describe` asks for the metadata of the closed files.
     pub fn flush(&mut self, describe: bool, effects: &mut VecDeque<ClientEffect>) {
         let mut send = |request| effects.push_back(ClientEffect::Send(request));
         for files in batches_by(&mut self.open, |file| file.path.as_bytes().len()) {

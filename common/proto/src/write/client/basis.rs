@@ -15,11 +15,11 @@ pub(super) struct Basis {
     guess: bool,
     /// The one that is asked has something of it.
     proven: bool,
-    /// What it does not have, and is not sent.
+    /// Ranges that it does not have, and that are not sent.
     refused: ExtentSet,
     /// Ranges that are hashed to be offered, or were offered.
     under_way: usize,
-    /// What was offered and not answered.
+    /// Ranges that were offered and not answered.
     offered: BTreeMap<u64, (Extent, Vec<Digest>)>,
 }
 
@@ -34,7 +34,7 @@ impl Basis {
         !self.paths.is_empty()
     }
 
-    /// The one that is asked.
+    /// The file that is asked.
     pub fn path(&self) -> Option<WirePath> {
         self.paths.front().cloned()
     }
@@ -67,7 +67,7 @@ impl Basis {
         (whole == extent).then_some(digests)
     }
 
-    /// The one that is asked had something, or not; whether it ever had.
+    /// The file that is asked had something of a range, or not; whether it ever had.
     pub fn prove(&mut self, has_some: bool) -> bool {
         self.proven |= has_some;
         self.proven
@@ -82,8 +82,8 @@ impl Basis {
         self.refused.iter().next()
     }
 
-    /// The one that is asked is of no use: asks the next one. Without one, all that was refused is
-    /// unsent like the rest.
+    /// The file that is asked is of no use: asks the next one. If none is left, the refused ranges
+    /// become unsent like the rest.
     pub fn ask_next(&mut self, unsent: &mut ExtentSet) -> bool {
         self.paths.pop_front();
         self.proven = !self.guess;

@@ -1,5 +1,5 @@
-//! One file that is sent: which of its ranges are unsent, which holes are not named, what of it is
-//! in flight, and what follows next of it. Knows nothing of links, grants and tags.
+//! One file that is sent: the ranges that are unsent, the holes that are not named, the number of
+//! pieces in flight, and the next step towards its end. Knows no links, grants or tags.
 //!
 //! A file with a basis offers its unsent ranges and sends those that were refused; one without
 //! sends all that is unsent.
@@ -24,13 +24,13 @@ enum Stage {
     Restarting,
 }
 
-/// What is due when nothing of a file is in flight.
+/// The next step when nothing of a file is in flight.
 pub(super) enum Due {
-    /// It has failed.
+    /// The file has failed: give it up.
     GiveUp,
-    /// A range that the server had before is hashed.
+    /// Hash a range that the server had before.
     Hash(Extent),
-    /// All is stored, and the file has this digest: its source is looked at again.
+    /// All is stored, and the file has this digest: look at its source again.
     CheckSource(Digest),
 }
 
@@ -98,7 +98,7 @@ impl File {
         }
     }
 
-    /// A file that is nothing yet, and grows. It has no holes, and is not begun again.
+    /// An empty file that grows. It has no holes, and is not begun again.
     pub fn new_stream(path: WirePath, info: FileInfo) -> Self {
         let root = RootBuilder::open();
         let file = Self::new(path, info, Survey::dense(info.size));
@@ -107,7 +107,7 @@ impl File {
         Self { unsent, root, attempts, stream: true, streaming: true, ..file }
     }
 
-    /// The same file begun again: it counts on from the attempts of the earlier one.
+    /// Goes on with the attempts of an earlier try of the same file.
     pub fn count_attempts(&mut self, earlier: &Self) {
         self.attempts = earlier.attempts;
     }
@@ -133,7 +133,7 @@ impl File {
         self.doom.is_some()
     }
 
-    /// Whether it is a stream whose bytes somebody keeps until they are stored.
+    /// Whether it is a stream: the driver keeps its bytes until they are stored.
     pub fn is_stream(&self) -> bool {
         self.stream
     }
@@ -152,7 +152,7 @@ impl File {
         self.takes_spots = takes;
     }
 
-    /// Gives it up; the first reason counts.
+    /// Gives the file up; the first fault is reported.
     pub fn fail(&mut self, fault: Fault) {
         self.doom.get_or_insert(fault);
         if self.stage == Stage::Restarting {
@@ -160,7 +160,7 @@ impl File {
         }
     }
 
-    /// The server created it, and has these ranges of it.
+    /// The server created the file, and has these ranges of it.
     pub fn created(&mut self, id: FileId, have: Vec<Extent>) -> Result<(), Fault> {
         self.stage = Stage::Sending;
         self.resumed = !have.is_empty();
@@ -228,7 +228,7 @@ impl File {
         self.root.insert_run(extent.offset, digests);
     }
 
-    /// What the server stored of a range does not match: too often, and the file has failed.
+    /// The server found a range different: after `CHUNK_ATTEMPTS_MAX` times the file fails.
     pub fn mismatched(&mut self, extent: Extent) {
         let tries = self.bad.entry(extent.offset).or_default();
         *tries += 1;
@@ -253,7 +253,7 @@ impl File {
         }
     }
 
-    /// What is due of it when nothing is in flight.
+    /// The next step, if there is one.
     pub fn due(&mut self) -> Option<Due> {
         if self.stage != Stage::Sending || self.pending > 0 || self.hashing {
             return None;
@@ -273,7 +273,7 @@ impl File {
         Some(Due::CheckSource(self.root.finish().expect("every grain was stored or hashed")))
     }
 
-    /// What the server already had was hashed.
+    /// The driver hashed a range that the server already had.
     pub fn hashed(&mut self, extent: Extent, answer: Result<Vec<Digest>, Fault>) {
         self.hashing = false;
         match answer {
@@ -282,7 +282,7 @@ impl File {
         }
     }
 
-    /// The driver compared the source with what it was: the metadata to commit it with.
+    /// The driver compared the source with its earlier state: the metadata to commit it with.
     pub fn source_checked(&mut self, answer: Result<Kept, Fault>) -> Option<Kept> {
         match answer {
             Ok(meta) => {
@@ -297,7 +297,7 @@ impl File {
         }
     }
 
-    /// Why a file failed that is given up; none where its source changed and it is begun again.
+    /// The fault of a failed file; none where its source changed and it is begun again.
     pub fn give_up(&mut self) -> Option<Fault> {
         let fault = self.doom.take().expect("only doomed files are given up");
         match fault.code == Code::Changed && self.restart() {
@@ -306,7 +306,7 @@ impl File {
         }
     }
 
-    /// The server committed it, or not: its digest, or none where it is begun again.
+    /// The server answered the commit: the file's digest, or none where it is begun again.
     pub fn committed(&mut self, answer: &Result<(), Fault>) -> Option<Digest> {
         let mismatch = answer.as_ref().is_err_and(|fault| fault.code == Code::Mismatch);
         // What an earlier run sent was of another version, whatever its time stamps said.
@@ -342,7 +342,7 @@ impl File {
         Some(extents)
     }
 
-    /// The server answered the list: false where nobody named one.
+    /// The server answered the list: false where the client had named none.
     pub fn holes_answered(&mut self) -> bool {
         let named = std::mem::take(&mut self.naming);
         self.pending -= usize::from(named);
@@ -384,7 +384,7 @@ impl File {
     }
 }
 
-/// What the server may have of it.
+/// Ranges of it that the server may have.
 impl File {
     /// These files of the server may have some of it; a guess may have nothing.
     pub fn compare_with(&mut self, paths: VecDeque<WirePath>, guess: bool) {
@@ -412,8 +412,8 @@ impl File {
         self.basis.as_mut().expect("it was just asked for").begin();
     }
 
-    /// A range was hashed, to be offered. None where it no longer is; then, and where it could not
-    /// be hashed, it is for `requeue`.
+    /// The driver hashed a range to be offered. Without an offer the caller requeues the range: the
+    /// file has failed, no basis is left to ask, or the range could not be hashed.
     pub fn offer(
         &mut self,
         id: FileId,
@@ -433,7 +433,7 @@ impl File {
         }
     }
 
-    /// The server took what it has of an offer; the rest is to be sent, or offered to the next.
+    /// The server took the ranges it has of an offer; the rest is sent, or the next basis is asked.
     pub fn taken(
         &mut self,
         taken: Taken,

@@ -27,14 +27,14 @@ enum Asked {
 pub(super) struct Flight {
     grant: Grant,
     pieces: Vec<(FileId, Extent)>,
-    /// What was sent, once it was.
+    /// The digests of each piece, once the chunk was sent.
     digests: Option<Vec<Vec<Digest>>>,
     spot: Asked,
     deadline: Duration,
 }
 
 impl Flight {
-    /// A chunk that is to be posted, or to be once the server has answered for its spot.
+    /// A chunk to post: at once, or when the server has answered for its spot.
     pub fn new(
         grant: Grant,
         pieces: Vec<(FileId, Extent)>,
@@ -53,12 +53,12 @@ impl Flight {
         &self.pieces
     }
 
-    /// Whether it goes to where it stays.
+    /// Whether it is written to its spot.
     pub fn is_in_place(&self) -> bool {
         self.spot == Asked::Made
     }
 
-    /// The server made its spot, or could not: where to write.
+    /// The server made the spot, or could not: the grant to write to.
     pub fn spot_made(
         &mut self,
         answer: Option<Region>,
@@ -73,7 +73,7 @@ impl Flight {
     }
 }
 
-/// What was sent of a chunk that is judged.
+/// A chunk that the server judged, as it was sent.
 pub(super) struct Judged {
     pub pieces: Vec<(FileId, Extent)>,
     pub digests: Vec<Vec<Digest>>,
@@ -108,7 +108,7 @@ impl Flights {
         self.all.get(&tag).map(|flight| flight.grant.link)
     }
 
-    /// A chunk was written, with these digests: what the server is told. None where its tag is
+    /// A chunk was written, with these digests: the message for the server. None where the tag is
     /// void.
     pub fn sent(
         &mut self,

@@ -1,6 +1,5 @@
-//! Files with something unsent, in order, and what goes into the next slot that was granted: a
-//! piece of the file that the slot's link is at, or of one that no other link is at. Knows nothing
-//! of what becomes of it.
+//! Files with something unsent, in order, and the pieces that fill the next granted slot: of the
+//! file that the slot's link is at, or of one that no other link is at. Knows no tags or flights.
 
 use super::file::File;
 use crate::Extent;

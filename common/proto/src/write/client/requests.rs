@@ -1,6 +1,6 @@
-//! What the writing client tells the server with its next messages: files to create, to commit and
-//! to discard, sizes of streams, chunks that were sent, spots to make and to take back. Each list
-//! goes out in messages of bounded length.
+//! Requests that the writing client has not sent yet: files to create, to commit and to discard,
+//! sizes of streams, chunks that were sent, spots to make and to take back. Each list goes out in
+//! messages of bounded length.
 
 use super::file::File;
 use crate::batch::{batches, batches_by};
@@ -55,7 +55,7 @@ impl Requests {
         self.discard.push(file);
     }
 
-    /// Says how long streams are, once they are created and before what follows of them.
+    /// Sends the sizes of streams that are created, before `Sent` of their last chunks.
     pub fn flush_ends(&mut self, files: &Files<File>, effects: &mut VecDeque<ClientEffect>) {
         let created =
             |(id, _): &mut (FileId, u64)| files.get(id).is_none_or(|file| !file.is_creating());

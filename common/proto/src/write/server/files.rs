@@ -24,7 +24,7 @@ pub(super) struct File {
     streaming: bool,
     /// Chunks may be written straight into it.
     takes_spots: bool,
-    /// It is whole, and the driver gives it its name: nothing else becomes of it.
+    /// It is whole, and the driver renames it: it cannot be discarded any more.
     committing: bool,
     discarded: bool,
 }
@@ -52,7 +52,7 @@ impl File {
         }
     }
 
-    /// Counts in what an earlier session left of it; returns its extents.
+    /// Counts in the extents that an earlier session stored, and returns them.
     fn resume(&mut self, have: Option<Have>) -> Vec<Extent> {
         self.open = true;
         let Some(have) = have.filter(|have| have.is_of(&self.info)) else { return Vec::new() };
@@ -76,7 +76,8 @@ impl File {
         self.takes_spots
     }
 
-    /// Claims a range until `end_claim`: one that is claimed already is not `what` was expected.
+    /// Claims a range until `end_claim`. `what` names the client's message in the fault if part of
+    /// the range was claimed before.
     pub fn claim(&mut self, id: FileId, extent: Extent, what: &str) -> Result<(), Fault> {
         if self.discarded || !self.unclaimed.take(extent) {
             return Err(unexpected(what, id));
@@ -114,7 +115,7 @@ impl File {
         self.unclaimed.insert(extent);
     }
 
-    /// Nobody works on a claim any more; its ranges are stored or unclaimed.
+    /// The driver is done with a claim; its ranges are stored or unclaimed.
     pub fn end_claim(&mut self) {
         self.claims -= 1;
     }
@@ -155,19 +156,20 @@ impl Files {
         self.all.get_mut(&id)
     }
 
-    /// A file that the driver has made; for another one `what` is unexpected.
+    /// A file that the driver has made. `what` names the client's message in the fault if there is
+    /// none.
     pub fn open(&mut self, id: FileId, what: &str) -> Result<&mut File, Fault> {
         let file = self.all.get_mut(&id).filter(|file| file.open);
         file.ok_or_else(|| unexpected(what, id))
     }
 
-    /// A file that the driver has made and the client has not given up.
+    /// A file that the driver has made and the client has not discarded; `what` as in `open`.
     pub fn wanted(&mut self, id: FileId, what: &str) -> Result<&mut File, Fault> {
         let file = self.all.get_mut(&id).filter(|file| file.open && !file.discarded);
         file.ok_or_else(|| unexpected(what, id))
     }
 
-    /// Whether a file is gone, or the client has given it up.
+    /// Whether a file is gone, or the client has discarded it.
     pub fn is_given_up(&self, id: FileId) -> bool {
         self.all.get(&id).is_none_or(|file| file.discarded)
     }
@@ -189,7 +191,7 @@ impl Files {
         Ok(())
     }
 
-    /// The driver made a file, or could not: what of it the client need not send.
+    /// The driver made a file, or could not: the extents that the client need not send.
     pub fn created(
         &mut self,
         id: FileId,
@@ -224,7 +226,7 @@ impl Files {
         }
     }
 
-    /// Has a whole file committed: whether its digest is the one that the client computed.
+    /// Marks a whole file as committing; returns whether its digest is the client's.
     pub fn commit(&mut self, id: FileId, root: Digest) -> Result<bool, Fault> {
         let file = self.wanted(id, "commit")?;
         if file.committing {
@@ -243,7 +245,7 @@ impl Files {
         self.all.remove(&id);
     }
 
-    /// The client gives files up; those that are being committed stay.
+    /// The client discards files; a file that is being committed stays.
     pub fn discard(&mut self, files: Vec<FileId>) {
         for id in files {
             if let Some(file) = self.all.get_mut(&id).filter(|file| !file.committing) {
@@ -253,7 +255,7 @@ impl Files {
         }
     }
 
-    /// Removes the files that were given up and that nobody works on any more.
+    /// Removes the discarded files without claims.
     pub fn take_discarded(&mut self) -> Vec<FileId> {
         if !self.discarding {
             return Vec::new();

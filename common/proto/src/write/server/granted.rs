@@ -70,14 +70,15 @@ impl Granted {
         self.spot.as_ref().is_some_and(|spot| !spot.made)
     }
 
-    /// A link says that the chunk was written: false where it may not say so.
+    /// A link notifies the chunk: false where the link is another one, or the notification came
+    /// before, or the spot is not made.
     pub fn notify(&mut self, link: LinkId) -> bool {
         let may = self.link == link && !self.notified && !self.awaits_spot();
         self.notified |= may;
         may
     }
 
-    /// Checks what the client says it sent under this grant; whether it went to the spot.
+    /// Checks the pieces that the client sent under this grant; whether they went to the spot.
     pub fn check_sent(&self, pieces: &[Piece], room: u64) -> Result<bool, Fault> {
         let total = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.extent.len));
         if self.sent.is_some() || pieces.is_empty() || pieces.len() > PACK_FILES_MAX {
@@ -92,17 +93,17 @@ impl Granted {
         fits.then_some(true).ok_or_else(|| protocol("client sent something else than its spot"))
     }
 
-    /// The client says what it sent; it was checked.
+    /// Keeps the pieces that the client sent, after `check_sent`.
     pub fn set_sent(&mut self, pieces: Vec<Piece>) {
         self.sent = Some(pieces);
     }
 
-    /// What was sent, when the driver has judged it.
+    /// The pieces that the client sent, when the driver has judged them.
     pub fn into_sent(self) -> Option<Vec<Piece>> {
         self.sent
     }
 
-    /// Has a chunk stored that is sent and notified, or expected that is only sent.
+    /// Has the driver store a chunk that is sent and notified, or expect one that is only sent.
     pub fn hand_over(&mut self, tag: Tag) -> Option<ServerEffect> {
         let pieces = self.sent.clone()?;
         let in_place = self.spot.is_some();
@@ -158,7 +159,7 @@ impl Granted {
         Ok(())
     }
 
-    /// Its link is dead: the driver takes the spot back, and the client may send all of it again.
+    /// The link is dead: the driver takes the spot back, and the client may send the pieces again.
     pub fn void(self, tag: Tag, files: &mut Files, effects: &mut VecDeque<ServerEffect>) {
         if self.spot.is_some() {
             effects.push_back(ServerEffect::EndSpot(tag));

@@ -26,7 +26,7 @@ pub(super) struct Grants {
     holding: bool,
     /// Slots that are not lent meanwhile.
     resting: Vec<SlotId>,
-    /// What the client is told with the next grants.
+    /// Verdicts and grants of the next message to the client.
     verdicts: Vec<(Tag, Vec<Verdict>)>,
     grants: Vec<Grant>,
     violations: u64,
@@ -83,7 +83,7 @@ impl Grants {
         Some(ServerEffect::Send(WriteReply::Granted { verdicts, grants }))
     }
 
-    /// A notification came in on a link; one that names no tag of the link's is counted.
+    /// A notification came in on a link. A notification without a grant counts as a violation.
     pub fn notified(&mut self, link: LinkId, tag: Tag) -> Option<ServerEffect> {
         let granted = self.granted.get_mut(&tag);
         let known = granted.and_then(|it| it.notify(link).then(|| it.hand_over(tag)));
@@ -121,7 +121,7 @@ impl Grants {
         self.granted.get_mut(&tag)
     }
 
-    /// The driver judges a chunk: its slot, its link, and what the client said it sent.
+    /// The driver judged a chunk: its slot, its link, and the pieces that the client sent.
     pub fn take_judged(&mut self, tag: Tag) -> (SlotId, LinkId, Vec<Piece>) {
         let granted = self.granted.remove(&tag).expect("the driver answers what it was asked");
         let (slot, link) = (granted.slot(), granted.link());
@@ -139,7 +139,7 @@ impl Grants {
         self.granted.values().any(|granted| granted.link() == link && granted.is_busy())
     }
 
-    /// Voids what a dead link has not finished, and gives its slots back.
+    /// Voids the grants of a dead link, and has the driver free its slots.
     pub fn void(&mut self, link: LinkId, files: &mut Files, effects: &mut VecDeque<ServerEffect>) {
         for (tag, granted) in self.granted.extract_if(|_, granted| granted.link() == link) {
             granted.void(tag, files, effects);

@@ -86,8 +86,8 @@ impl Links {
         !self.fences.is_empty()
     }
 
-    /// Nothing of a dead link is left: answers its fence, if the client has asked for it. Otherwise
-    /// the client asks when it finds the link dead.
+    /// The grants of a dead link are void: answers its fence, if the client has asked for one.
+    /// Otherwise the client asks when it finds the link dead.
     pub fn settled(&mut self, link: LinkId) -> Option<ServerEffect> {
         self.fences.remove(&link).then(|| {
             self.states.remove(&link);
