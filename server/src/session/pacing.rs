@@ -1,17 +1,18 @@
-//! A session whose client may move only so much a second: windows are put off and
+//! The pace of a session whose client may move only so much a second: windows are put off and
 //! grants held back while its client owes, and both go on when it is time. Nothing
-//! blocks, and no worker waits. `limits::rate` counts, for all sessions of a client.
+//! blocks, and no worker waits. `limits::rate` counts, for all sessions of a client; the
+//! dispatcher holds back the grants and asks for the windows again.
 
-use super::end::End;
-use super::{Session, Shared};
+use super::Shared;
 use crate::limits::rate::Pace;
 use crate::observe::session_stats::View;
+use std::sync::Arc;
 use std::time::Duration;
-use verbatim_proto::read::Prepare;
 
 /// The pace of a session.
-#[derive(Default)]
 pub(super) struct Pacing {
+    shared: Arc<Shared>,
+    view: Arc<View>,
     pace: Option<Pace>,
     /// Whether windows wait for their time.
     put_off: bool,
@@ -19,88 +20,71 @@ pub(super) struct Pacing {
 }
 
 impl Pacing {
-    /// That of the client that a session is of.
-    pub fn of(shared: &Shared, view: &View) -> Self {
-        let paces = &shared.paces;
-        Self { pace: paces.of(&view.who, view.peer.ip(), paces.now()), ..Self::default() }
+    /// The pace of the client that this session is of.
+    pub fn of(shared: &Arc<Shared>, view: &Arc<View>) -> Self {
+        let pace = shared.paces.of(&view.who, view.peer.ip(), shared.paces.now());
+        Self { shared: shared.clone(), view: view.clone(), pace, put_off: false, told: false }
     }
 
     /// The longest window.
     pub fn window_bytes(&self) -> u64 {
         self.pace.as_ref().map_or(u64::MAX, |pace| pace.window_bytes())
     }
-}
 
-impl Session {
-    /// Whether anything waits only because the client was too fast.
-    pub(super) fn is_paced(&self) -> bool {
-        self.pacing.put_off || self.writing.machine.holds_grants()
+    /// Whether windows wait only because the client was too fast.
+    pub fn waits(&self) -> bool {
+        self.put_off
     }
 
-    /// How long until what waits may go on; none where nothing does.
-    pub(super) fn pace_wait(&self) -> Option<Duration> {
-        let pace = self.pacing.pace.as_ref().filter(|_| self.is_paced())?;
-        Some(pace.wait(self.client.shared.paces.now()).unwrap_or_default())
+    /// How long until what waits may go on; none where clients may be as fast as they can.
+    pub fn wait(&self) -> Option<Duration> {
+        let pace = self.pace.as_ref()?;
+        Some(pace.wait(self.shared.paces.now()).unwrap_or_default())
     }
 
-    /// Counts bytes that move.
-    pub(super) fn pace_took(&self, bytes: u64) {
-        if let Some(pace) = &self.pacing.pace {
-            pace.take(bytes, self.client.shared.paces.now());
+    /// Counts bytes that moved.
+    pub fn took(&self, bytes: u64) {
+        if let Some(pace) = &self.pace {
+            pace.take(bytes, self.shared.paces.now());
         }
     }
 
-    /// Counts the bytes of a window and gives it back, or puts it off if its client owes.
-    pub(super) fn pace_window(&mut self, prepare: Prepare) -> Option<Prepare> {
-        let (pace, paces) = (self.pacing.pace.as_ref(), &self.client.shared.paces);
-        if pace.is_none_or(|pace| pace.take_if_free(bytes_of(&prepare), paces.now())) {
-            return Some(prepare);
+    /// Counts the bytes of a window that is about to be made, unless the client owes; says
+    /// whether it may be made now.
+    pub fn may_lease(&mut self, bytes: u64) -> bool {
+        let now = || self.shared.paces.now();
+        if self.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now())) {
+            return true;
         }
         self.tell_held_back();
-        self.pacing.put_off = true;
-        self.reading.machine.put_off(prepare);
-        None
+        self.put_off = true;
+        false
     }
 
-    /// A window that was counted is not made now.
-    pub(super) fn pace_gave_back(&self, prepare: &Prepare) {
-        if let Some(pace) = &self.pacing.pace {
-            pace.give_back(bytes_of(prepare));
+    /// A window whose bytes were counted is not made now.
+    pub fn gave_back(&self, bytes: u64) {
+        if let Some(pace) = &self.pace {
+            pace.give_back(bytes);
         }
     }
 
-    /// Holds grants back while the client owes.
-    pub(super) fn pace_grants(&mut self) {
-        if self.owes() {
-            self.writing.machine.hold_grants(true);
-        }
-    }
-
-    /// Goes on with what waited, unless another session of the client was quicker.
-    pub(super) fn pace_on(&mut self) -> Result<(), End> {
-        if self.owes() {
-            return Ok(());
-        }
-        self.writing.machine.hold_grants(false);
-        if std::mem::take(&mut self.pacing.put_off) {
-            self.reading.waits = true;
-            self.lease_more();
-        }
-        Ok(())
-    }
-
-    fn owes(&mut self) -> bool {
-        let paces = &self.client.shared.paces;
-        let owes = self.pacing.pace.as_ref().is_some_and(|pace| pace.wait(paces.now()).is_some());
+    /// Whether the client has to wait.
+    pub fn owes(&mut self) -> bool {
+        let owes = self.wait().is_some_and(|wait| !wait.is_zero());
         if owes {
             self.tell_held_back();
         }
         owes
     }
 
+    /// Goes on: says whether windows waited.
+    pub fn go_on(&mut self) -> bool {
+        std::mem::take(&mut self.put_off)
+    }
+
     fn tell_held_back(&mut self) {
-        if !std::mem::replace(&mut self.pacing.told, true) {
-            let (session, who) = (self.client.id, &self.client.view.who);
+        if !std::mem::replace(&mut self.told, true) {
+            let (session, who) = (self.view.id, &self.view.who);
             tracing::info!(
                 session,
                 who,
@@ -108,8 +92,4 @@ impl Session {
             );
         }
     }
-}
-
-fn bytes_of(prepare: &Prepare) -> u64 {
-    prepare.pieces.iter().map(|(_, extent)| extent.len).sum()
 }

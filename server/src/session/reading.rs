@@ -163,7 +163,9 @@ impl Session {
 
     fn prepare(&mut self, prepare: Prepare) {
         // Before anything is pinned: who has to wait must not keep room from others meanwhile.
-        let Some(prepare) = self.pace_window(prepare) else { return };
+        if !self.pacing.may_lease(bytes_of(&prepare)) {
+            return self.reading.machine.put_off(prepare);
+        }
         let open = |(id, extent): &(FileId, Extent)| (self.reading.files.get(id).cloned(), *extent);
         let pieces: Vec<_> = prepare.pieces.iter().map(open).collect();
         let bytes = match prepare.packed {
@@ -171,13 +173,13 @@ impl Session {
             false => pieces[0].1.len,
         };
         let Some(pin) = self.client.domain.pin_window(bytes) else {
-            self.pace_gave_back(&prepare);
+            self.pacing.gave_back(bytes_of(&prepare));
             return self.put_off(prepare);
         };
         let packed = if prepare.packed { self.slot_to_pack() } else { None };
         if prepare.packed && packed.is_none() {
             self.client.lacks_memory();
-            self.pace_gave_back(&prepare);
+            self.pacing.gave_back(bytes_of(&prepare));
             return self.put_off(prepare);
         }
         let (shared, domain) = (self.client.shared.clone(), self.client.domain.clone());
@@ -273,6 +275,10 @@ impl Session {
         self.lease_more();
         Ok(())
     }
+}
+
+fn bytes_of(prepare: &Prepare) -> u64 {
+    prepare.pieces.iter().map(|(_, extent)| extent.len).sum()
 }
 
 fn open_all(

@@ -51,4 +51,34 @@ impl Session {
         }
         Ok(())
     }
+
+    /// Whether anything waits only because the client was too fast.
+    fn is_paced(&self) -> bool {
+        self.pacing.waits() || self.writing.machine.holds_grants()
+    }
+
+    /// How long until what waits may go on; none where nothing does.
+    pub(super) fn pace_wait(&self) -> Option<Duration> {
+        if self.is_paced() { self.pacing.wait() } else { None }
+    }
+
+    /// Holds grants back while the client owes.
+    pub(super) fn pace_grants(&mut self) {
+        if self.pacing.owes() {
+            self.writing.machine.hold_grants(true);
+        }
+    }
+
+    /// Goes on with what waited, unless another session of the client was quicker.
+    pub(super) fn pace_on(&mut self) -> Result<(), End> {
+        if self.pacing.owes() {
+            return Ok(());
+        }
+        self.writing.machine.hold_grants(false);
+        if self.pacing.go_on() {
+            self.reading.waits = true;
+            self.lease_more();
+        }
+        Ok(())
+    }
 }

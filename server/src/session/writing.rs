@@ -217,7 +217,7 @@ impl Session {
     /// A chunk was judged.
     pub(super) fn absorbed(&mut self, tag: Tag, bytes: u64, verdicts: Vec<Verdict>) {
         self.client.domain.used_slot();
-        self.pace_took(bytes);
+        self.pacing.took(bytes);
         self.pace_grants();
         self.writing.machine.absorbed(tag, verdicts);
     }
