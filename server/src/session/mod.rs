@@ -20,7 +20,6 @@ mod offers;
 mod opening;
 mod owners;
 mod pacing;
-mod pinning;
 mod ports;
 mod probing;
 mod reading;
