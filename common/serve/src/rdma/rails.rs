@@ -10,7 +10,7 @@ use verbatim_fabric::verbs::{self, DomainLimits, FileWindows, Options, Place, Wi
 
 /// How RDMA is used.
 #[derive(Clone, Default)]
-pub(crate) struct Rdma {
+pub struct Rdma {
     /// Whether clients may use it at all.
     pub enable: bool,
     /// Which device, port and address. `wish` knows what is open as well.
@@ -56,6 +56,7 @@ impl Rdma {
         Wish { open: self.devices.names(), ..self.wish.clone() }
     }
 
+    /// The budget of all clients; an error where the server may pin nothing.
     pub fn pins(&self) -> Result<&Arc<Pins>, FabricError> {
         self.pins.as_ref().ok_or_else(|| FabricError::Limit("the server may pin nothing".into()))
     }
@@ -105,10 +106,12 @@ impl Rdma {
 
 /// Why there is no RDMA, and what to do about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Missing {
+pub struct Missing {
     /// Whether it was switched off.
     pub disabled: bool,
+    /// The reason.
     pub text: String,
+    /// The next step, where one is known.
     pub hint: Option<String>,
 }
 

@@ -15,7 +15,7 @@ use verbatim_fabric::proof::PROOF_PAGE_BYTES;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES};
 
 /// The budget of one server.
-pub(crate) struct Pins {
+pub struct Pins {
     state: Mutex<State>,
     limit: Limit,
 }
@@ -33,7 +33,7 @@ type Bell = Arc<dyn Fn(Ring) + Send + Sync>;
 
 /// What a client's session is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ring {
+pub enum Ring {
     /// Something that was refused may be had.
     Free,
     /// It has had more than its own for too long while others wait: it must end.
@@ -123,7 +123,7 @@ impl Pins {
 }
 
 /// One client's part of the budget.
-pub(crate) struct Share(Arc<Account>);
+pub struct Share(Arc<Account>);
 
 struct Account {
     pins: Arc<Pins>,
@@ -201,7 +201,7 @@ impl Drop for Account {
 }
 
 /// Bytes that may be pinned. Kept with what is pinned, and dropped behind it.
-pub(crate) struct Pin {
+pub struct Pin {
     account: Option<Arc<Account>>,
     bytes: u64,
 }

@@ -21,7 +21,7 @@ use verbatim_proto::units::WINDOW_BYTES;
 
 /// The memory that one client may name.
 #[derive(Default)]
-pub(crate) struct SessionDomain {
+pub struct SessionDomain {
     soft: Arc<SoftDomain>,
     /// A device for each rail, in the order the client came to them.
     devices: RwLock<Vec<Device>>,
@@ -54,7 +54,7 @@ struct Held {
 }
 
 /// Memory that a client may name.
-pub(crate) struct Offered {
+pub struct Offered {
     /// What takes it back.
     pub number: u64,
     /// Its name on the first rail.
@@ -64,7 +64,7 @@ pub(crate) struct Offered {
 }
 
 /// What a link is wanted for.
-pub(crate) struct Wanted {
+pub struct Wanted {
     /// Our address, as the client reached it.
     pub local: Option<IpAddr>,
     /// The length of its upload slots: where none can be pinned, the client is told why.
@@ -74,10 +74,12 @@ pub(crate) struct Wanted {
 }
 
 /// The server's half of a link.
-pub(crate) struct Half {
+pub struct Half {
+    /// The queue pair, connected to that of the client.
     pub link: Box<dyn Link>,
     /// What the client is told.
     pub address: Vec<u8>,
+    /// The rail that it ends at.
     pub rail: u16,
 }
 

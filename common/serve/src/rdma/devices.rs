@@ -36,7 +36,7 @@ impl Devices {
     }
 
     /// The names of those that are open and work. Takes what the kernel has to say of each.
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         let works = |(name, context): (&String, &Arc<Context>)| {
             (!context.has_failed()).then(|| name.clone())
         };
@@ -44,7 +44,7 @@ impl Devices {
     }
 
     /// A device, as it is open; one that failed is opened anew.
-    pub(crate) fn context(&self, name: &str) -> Result<Arc<Context>, FabricError> {
+    pub fn context(&self, name: &str) -> Result<Arc<Context>, FabricError> {
         let known = self.lock().get(name).filter(|context| !context.has_failed()).cloned();
         if let Some(context) = known {
             return Ok(context);
@@ -56,7 +56,7 @@ impl Devices {
     }
 
     /// A new domain on the device of a place.
-    pub(crate) fn domain(
+    pub fn domain(
         &self,
         place: &Place,
         limits: DomainLimits,
