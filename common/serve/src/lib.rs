@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod event_port;
+pub mod host;
 pub mod jobs;
 pub mod rdma;
 

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
 use verbatim_proto::{Code, Fault, WirePath};
+pub(crate) use verbatim_serve::host::Noted;
+use verbatim_serve::host::Taken;
 use verbatim_telemetry::labels::{
     Direction, Fallback, Operation, Outcome, Spared, Step, Transport, Verdict,
 };
@@ -308,19 +310,4 @@ impl Drop for View {
     fn drop(&mut self) {
         lock(&self.views).remove(&self.id);
     }
-}
-
-/// A file, as its line in the log names it.
-pub(crate) struct Noted {
-    pub path: WirePath,
-    pub bytes: u64,
-    pub began: Instant,
-}
-
-/// A window that a client had.
-pub(crate) struct Taken {
-    /// The file, if it is of one alone.
-    pub file: Option<FileId>,
-    pub bytes: u64,
-    pub leased: Instant,
 }

@@ -3,6 +3,7 @@
 
 use verbatim_control::ControlError;
 use verbatim_proto::{Code, Fault};
+use verbatim_serve::rdma::registrations::check_released;
 
 /// Why a session is over.
 pub(crate) enum End {
@@ -21,12 +22,15 @@ impl End {
     }
 }
 
-/// Goes on where devices have let go of memory. Where one has not, its client can still reach it,
-/// and only the end of the session, with every queue pair, helps. Its client may come back: a
-/// device that failed is opened anew, or left for TCP.
+/// Goes on where devices have let go of memory; else the session ends.
 pub(super) fn go_on_if(let_go: bool) -> Result<(), End> {
-    let text = "the device does not let go of memory; see dmesg of the server";
-    let_go.then_some(()).ok_or_else(|| End::refused(Code::LinkLost, text))
+    Ok(check_released(let_go)?)
+}
+
+impl From<Fault> for End {
+    fn from(fault: Fault) -> Self {
+        Self::Refused(fault)
+    }
 }
 
 impl From<ControlError> for End {

@@ -1,16 +1,16 @@
 //! What happens to a session beside the messages of its client: what jobs and workers
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
+use super::reading::ReadEvent;
 use super::watching::Watched;
-use super::{catalog, making, mirror, reading, writing};
+use super::{catalog, making, mirror, writing};
 use crate::net::data_tickets::Joined;
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
 use crate::worker::LinkEvent;
 use std::time::Duration;
-use verbatim_proto::message::{FileId, Offer, WindowId};
-use verbatim_proto::read::Prepared;
-use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, Survey};
+use verbatim_proto::message::{FileId, Offer};
+use verbatim_proto::{Digest, Dropped, Extent, Fault};
 use verbatim_serve::Panicked;
 use verbatim_telemetry::labels::{Operation, Spared, Step};
 
@@ -19,10 +19,7 @@ pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
     Stated(u32, catalog::Looked),
-    Opened(Vec<(FileId, Result<reading::Opened, Fault>)>),
-    Found(FileId, Survey),
-    Prepared(WindowId, Prepared, Option<reading::Window>),
-    Closed(Vec<(FileId, Result<Kept, Fault>)>),
+    Read(ReadEvent),
     Created(Vec<(FileId, Result<writing::Created, Fault>)>),
     Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
     Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
@@ -37,6 +34,12 @@ pub(crate) enum Event {
     Watched(Watched),
     /// Something is to be known about the pin budget.
     Pins(Ring),
+}
+
+impl From<ReadEvent> for Event {
+    fn from(event: ReadEvent) -> Self {
+        Self::Read(event)
+    }
 }
 
 impl From<Joined> for Event {
@@ -78,18 +81,6 @@ impl Event {
     /// Counts what a job answers, and how long it took since it was asked for.
     pub fn count(&self, view: &View, time: Duration) {
         match self {
-            Self::Opened(answers) => {
-                view.took(Step::Open, time);
-                view.ended(
-                    Operation::Open,
-                    answers.iter().map(|(_, answer)| answer.as_ref().err()),
-                );
-            }
-            Self::Prepared(..) => view.took(Step::Prepare, time),
-            Self::Closed(answers) => {
-                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
-                view.ended(Operation::Close, faults);
-            }
             Self::Created(answers) => {
                 let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
                 view.ended(Operation::Create, faults);

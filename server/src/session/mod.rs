@@ -17,11 +17,13 @@ mod links;
 mod making;
 mod mirror;
 mod offers;
+mod open_file;
 mod opening;
 mod owners;
 mod pacing;
 mod ports;
 mod probing;
+mod read_host;
 mod reading;
 mod shared;
 mod spots;
@@ -48,7 +50,8 @@ use links::Links;
 use mirror::Mirrors;
 use opening::Opening;
 use pacing::Pacing;
-use reading::Reading;
+use read_host::{ReadableFiles, serve_reads};
+use reading::{ReadOut, ReadService};
 pub(crate) use shared::Shared;
 use spots::Spots;
 use std::net::IpAddr;
@@ -81,7 +84,7 @@ pub(crate) struct Session {
     held: Option<ports::Held>,
     pacing: Pacing,
     opening: Opening,
-    reading: Reading,
+    reading: ReadService<ReadableFiles>,
     writing: Writing,
     spots: Spots,
     catalog: Catalog,
@@ -129,6 +132,7 @@ impl Session {
             gone: Gone::default(),
             memory_wait: None,
         };
+        let reading = serve_reads(&client, &limits, EventPort::of(&events));
         let mut session = Self {
             limits,
             jobs,
@@ -138,7 +142,7 @@ impl Session {
             held: None,
             pacing,
             opening: Opening::new(client.share.files.part(), client.memory.clone()),
-            reading: Reading::default(),
+            reading,
             writing: Writing::default(),
             spots: Spots::default(),
             catalog: Catalog::default(),
@@ -241,7 +245,7 @@ impl Session {
             ClientMessage::Scan { request, scan } => self.scan(request, scan)?,
             ClientMessage::ScanMore { request } => self.scan_more(request)?,
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
-            ClientMessage::Read(request) => self.read(request),
+            ClientMessage::Read(request) => self.reading.request(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watch(request)?,
             ClientMessage::Mirror(request) => self.mirror(request)?,
@@ -263,10 +267,7 @@ impl Session {
                 return Err(End::Refused(Fault::new(Code::Bug, text)));
             }
             Event::Stated(request, looked) => self.stated(request, looked)?,
-            Event::Opened(answers) => self.opened(answers),
-            Event::Found(file, survey) => self.reading.machine.found(file, survey),
-            Event::Prepared(id, answer, window) => self.prepared(id, answer, window),
-            Event::Closed(answers) => self.reading.machine.closed(answers),
+            Event::Read(event) => self.reading.event(event),
             Event::Created(answers) => self.created(answers)?,
             Event::Zeroed(id, extent, answer) => self.writing.machine.zeroed(id, extent, answer),
             Event::Taken(offer, answer) => self.writing.machine.taken(&offer, answer),
@@ -292,8 +293,8 @@ impl Session {
     /// Does what the machines ask, until they ask for nothing more.
     fn run_effects(&mut self) -> Result<(), End> {
         loop {
-            if let Some(effect) = self.reading.machine.next_effect() {
-                self.read_effect(effect)?;
+            if let Some(out) = self.reading.next(&mut self.pacing) {
+                self.read_out(out?)?;
             } else if let Some(effect) = self.writing.machine.next_effect() {
                 self.write_effect(effect)?;
             } else {
@@ -303,12 +304,23 @@ impl Session {
         }
     }
 
+    /// Does what reading leaves to others.
+    fn read_out(&mut self, out: ReadOut) -> Result<(), End> {
+        match out {
+            ReadOut::Send(reply) => self.client.send(ServerMessage::Read(reply))?,
+            ReadOut::Open(files) => self.open(files),
+            ReadOut::LacksMemory => self.client.lacks_memory(),
+            ReadOut::Done => {}
+        }
+        Ok(())
+    }
+
     async fn finish(mut self, end: End) {
         self.drop_links();
         self.leave_spots();
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
-        self.reading = Reading::default();
+        self.reading.end();
         self.writing = Writing::default();
         self.watches = Watches::default();
         self.client.gone.set();

@@ -4,6 +4,7 @@
 //! room; where it has none files wait for a while, and then each fails alone. Owns
 //! what waits; `reading` and `writing` open what has a place.
 
+use super::open_file::Guard;
 use super::{Event, Session};
 use crate::limits::fair_pool::Taker;
 use crate::limits::file_room::Room;
@@ -80,7 +81,8 @@ impl Session {
                 break;
             }
             if !reads.is_empty() {
-                self.open_placed(reads);
+                let boxed = |(file, room)| (file, Box::new(room) as Guard);
+                self.reading.open(reads.into_iter().map(boxed).collect());
             }
             if !writes.is_empty() {
                 self.create_placed(writes);
@@ -99,8 +101,7 @@ impl Session {
         let Opening { reads, writes, .. } = &mut self.opening;
         let (reads, writes) = (std::mem::take(reads), std::mem::take(writes));
         if !reads.is_empty() {
-            let answers = reads.into_iter().map(|it| (it.file, Err(none_free()))).collect();
-            self.jobs.run(move || Event::Opened(answers));
+            self.reading.refuse(reads.into_iter().map(|it| (it.file, none_free())).collect());
         }
         if !writes.is_empty() {
             let answers = writes.into_iter().map(|it| (it.file, Err(none_free()))).collect();

@@ -8,6 +8,7 @@ use crate::limits::rate::Pace;
 use crate::observe::session_stats::View;
 use std::sync::Arc;
 use std::time::Duration;
+use verbatim_serve::host;
 
 /// The pace of a session.
 pub(super) struct Pacing {
@@ -26,11 +27,6 @@ impl Pacing {
         Self { shared: shared.clone(), view: view.clone(), pace, put_off: false, told: false }
     }
 
-    /// The longest window.
-    pub fn window_bytes(&self) -> u64 {
-        self.pace.as_ref().map_or(u64::MAX, |pace| pace.window_bytes())
-    }
-
     /// Whether windows wait only because the client was too fast.
     pub fn waits(&self) -> bool {
         self.put_off
@@ -46,25 +42,6 @@ impl Pacing {
     pub fn took(&self, bytes: u64) {
         if let Some(pace) = &self.pace {
             pace.take(bytes, self.shared.paces.now());
-        }
-    }
-
-    /// Counts the bytes of a window that is about to be made, unless the client owes; says
-    /// whether it may be made now.
-    pub fn may_lease(&mut self, bytes: u64) -> bool {
-        let now = || self.shared.paces.now();
-        if self.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now())) {
-            return true;
-        }
-        self.tell_held_back();
-        self.put_off = true;
-        false
-    }
-
-    /// A window whose bytes were counted is not made now.
-    pub fn gave_back(&self, bytes: u64) {
-        if let Some(pace) = &self.pace {
-            pace.give_back(bytes);
         }
     }
 
@@ -90,6 +67,28 @@ impl Pacing {
                 who,
                 "held back by limits.client_mb_per_second or name_mb_per_second"
             );
+        }
+    }
+}
+
+impl host::Pace for Pacing {
+    fn window_bytes(&self) -> u64 {
+        self.pace.as_ref().map_or(u64::MAX, |pace| pace.window_bytes())
+    }
+
+    fn may_lease(&mut self, bytes: u64) -> bool {
+        let now = || self.shared.paces.now();
+        if self.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now())) {
+            return true;
+        }
+        self.tell_held_back();
+        self.put_off = true;
+        false
+    }
+
+    fn gave_back(&self, bytes: u64) {
+        if let Some(pace) = &self.pace {
+            pace.give_back(bytes);
         }
     }
 }

@@ -29,7 +29,7 @@ impl Session {
     pub(super) fn is_idle(&self) -> bool {
         self.limits.under_way() == 0
             && self.held.is_none()
-            && self.reading.machine.is_idle()
+            && self.reading.is_idle()
             && self.writing.machine.is_idle()
     }
 
@@ -82,8 +82,7 @@ impl Session {
         }
         self.writing.machine.hold_grants(false);
         if self.pacing.go_on() {
-            self.reading.waits = true;
-            self.lease_more();
+            self.reading.go_on(&self.pacing);
         }
         Ok(())
     }
@@ -108,9 +107,14 @@ impl Session {
         }
     }
 
+    /// More may be pinned, or less is wanted by others.
+    pub(super) fn lease_more(&mut self) {
+        self.reading.lease_more(&self.pacing);
+    }
+
     /// Whether windows or slots wait until more may be pinned.
     pub(super) fn waits_for_pins(&self) -> bool {
-        self.reading.waits || self.writing.waits()
+        self.reading.waits() || self.writing.waits()
     }
 
     /// Looks again, once a second: a bell may be missed, and a hoarder must be found.
@@ -120,7 +124,7 @@ impl Session {
             self.pins_rang(Ring::Free)?;
         }
         // Who has some goes on with that, more slowly.
-        let stands = self.reading.waits && !self.reading.has_windows()
+        let stands = self.reading.waits() && !self.reading.has_windows()
             || self.writing.waits() && !self.writing.has_slots();
         match self.client.memory_wait {
             // Then nobody's pins are in the way.

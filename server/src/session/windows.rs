@@ -1,42 +1,70 @@
-//! Making windows: a range of a file registered as it is or, where the kernel does
-//! not, read into a slot; and many small files in one slot, of which a link without a
-//! device sends the longer ones from their files. Called by jobs of `reading`, with a pin
-//! in hand; never through a mapping, which may be cut short.
+//! Windows of files for a client that reads: a range of a file registered as it is or, where the
+//! kernel does not, read into a slot; and many small files in one slot, of which a link without a
+//! device sends the longer ones from their files. Made by jobs, with a pin in hand; never through
+//! a mapping, which may be cut short.
+//!
+//! Memory of a window is free again when the window was taken back from every device; then its
+//! slot is used again, or goes with the memory that it was lent.
 
-use super::Shared;
-use super::reading::{Open, Packed, Window};
-use crate::limits::fair_pool::{Place, Taker};
-use crate::limits::memory_budget::refusal;
-use crate::observe::session_stats::Taken;
-use crate::rdma::pin_budget::Pin;
-use crate::rdma::registrations::{Offered, SessionDomain};
+use super::open_file::OpenedFile;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
+use verbatim_control::Loan;
 use verbatim_fabric::{
     FROM_FILE_BYTES_MIN, FabricError, FromFiles, MappedFile, Memory, SharedSlot,
 };
 use verbatim_files::Source;
+use verbatim_proto::message::FileId;
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX};
 use verbatim_proto::{Code, Digest, Extent, Fault};
+use verbatim_serve::host::{ReadHost, Taken};
+use verbatim_serve::rdma::pin_budget::Pin;
+use verbatim_serve::rdma::registrations::{Offered, SessionDomain};
 
-/// How windows are made.
-pub(super) struct Making<'j> {
-    pub shared: &'j Shared,
+/// Where small files are packed: a slot, made anew if there is none to use again, and the memory
+/// it takes.
+pub(super) struct Packed {
+    pub slot: Option<SharedSlot>,
+    pub memory: Loan,
+}
+
+/// A registered window.
+pub struct Window {
+    /// What takes it back from the client.
+    pub(super) number: u64,
+    /// The slot that small files were packed into, to use again.
+    pub(super) packed: Option<Packed>,
+    /// The memory it takes, if it is a copy of a range that could not be registered itself.
+    pub(super) copied: Option<Loan>,
+    /// What the client has of it.
+    pub(super) taken: Taken,
+}
+
+impl Window {
+    /// The same, of this file alone.
+    pub(super) fn of(mut self, file: Option<FileId>) -> Self {
+        self.taken.file = file;
+        self
+    }
+}
+
+/// Makes one window, in a job.
+pub(super) struct WindowMaker<'j, H> {
+    pub host: &'j H,
     pub domain: &'j SessionDomain,
-    /// Where copies take theirs from.
-    pub memory: &'j Arc<Taker>,
     /// How long windows of this client are.
     pub cell: u64,
+    /// Whether what was known before is not trusted.
     pub fresh: bool,
 }
 
-impl Making<'_> {
+impl<H: ReadHost> WindowMaker<'_, H> {
     /// Makes a window of a range of one file.
     pub fn map(
         &self,
-        (open, extent): &(Option<Arc<Open>>, Extent),
+        (open, extent): &(Option<Arc<OpenedFile>>, Extent),
         pin: Arc<Pin>,
     ) -> (Prepared, Option<Window>) {
         match self.try_map(open.as_deref(), *extent, pin) {
@@ -50,15 +78,15 @@ impl Making<'_> {
 
     fn try_map(
         &self,
-        open: Option<&Open>,
+        open: Option<&OpenedFile>,
         extent: Extent,
         pin: Arc<Pin>,
-    ) -> Result<(Offered, Option<Place>, Vec<Digest>), Fault> {
-        let Self { shared, domain, memory, cell, fresh } = *self;
+    ) -> Result<(Offered, Option<Loan>, Vec<Digest>), Fault> {
+        let Self { host, domain, cell, fresh } = *self;
         let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
-        let anew = if fresh { Some(open.again(shared)?) } else { None };
+        let anew = if fresh { Some(open.again(host)?) } else { None };
         let source = anew.as_ref().unwrap_or(&open.source);
-        let digests = shared.hashing.digests(source, extent, cell, fresh)?;
+        let digests = host.digests(source, extent, cell, fresh)?;
         open.source.hand_out(extent, &digests);
         let fault = |error: FabricError| {
             Fault::new(Code::Limit, format!("cannot register {}: {}", open.path, error.with_hint()))
@@ -74,9 +102,9 @@ impl Making<'_> {
         // that shrank there is nothing to map.
         tracing::debug!(path = %open.path, error = %refused, "window is a copy");
         let what = || format!("a copy of {} bytes of {}", extent.len, open.path);
-        let taken = memory.take(extent.len as usize).ok_or_else(|| refusal(&what()))?;
+        let lent = host.lend(extent.len as usize).ok_or_else(|| host.no_memory(&what()))?;
         let copy = copy_window(source, extent)?;
-        Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, Some(taken), digests))
+        Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, Some(lent), digests))
     }
 
     /// Makes a window of many small files: in one slot, but for the longer of them, which links
@@ -84,7 +112,7 @@ impl Making<'_> {
     pub fn pack(
         &self,
         packed: Packed,
-        pieces: &[(Option<Arc<Open>>, Extent)],
+        pieces: &[(Option<Arc<OpenedFile>>, Extent)],
         pin: Arc<Pin>,
     ) -> (Prepared, Option<Window>) {
         let Self { domain, .. } = *self;
@@ -133,18 +161,18 @@ impl Making<'_> {
         &self,
         slot: &SharedSlot,
         at: usize,
-        open: &Open,
+        open: &OpenedFile,
         extent: Extent,
         from_files: &mut FromFiles,
     ) -> Result<Vec<Digest>, Fault> {
         if self.fresh {
-            return stage(slot, at, &open.again(self.shared)?, extent);
+            return stage(slot, at, &open.again(self.host)?, extent);
         }
         let source = &open.source;
         if source.is_racy() {
             return stage(slot, at, source, extent);
         }
-        let digests = self.shared.hashing.digests(source, extent, self.cell, false)?;
+        let digests = self.host.digests(source, extent, self.cell, false)?;
         from_files.push(at, extent.len as usize, source.file().clone(), 0);
         Ok(digests)
     }
@@ -154,7 +182,7 @@ impl Making<'_> {
 fn prepared(
     offered: Offered,
     packed: Option<Packed>,
-    copied: Option<Place>,
+    copied: Option<Loan>,
     (bytes, pieces): (u64, Vec<Result<Vec<Digest>, Fault>>),
 ) -> (Prepared, Option<Window>) {
     let Offered { number, region, rails } = offered;

@@ -35,7 +35,7 @@ const EDGES: &[(&str, Option<&str>)] = &[
     ("control", Some("proto")),
     ("doctor", Some("fabric telemetry")),
     ("usage", Some("fabric")),
-    ("serve", Some("proto fabric control")),
+    ("serve", Some("proto fabric files control telemetry")),
     // Both ends are made of the same. They never see each other.
     ("server", Some("proto fabric files control doctor telemetry serve")),
     ("engine", Some("proto fabric files control")),

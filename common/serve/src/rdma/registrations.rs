@@ -18,6 +18,7 @@ use verbatim_fabric::{Domain, FabricError, Link, Memory, RegionHandle, SoftDomai
 use verbatim_proto::message::Region;
 use verbatim_proto::rails::RAILS_MAX;
 use verbatim_proto::units::WINDOW_BYTES;
+use verbatim_proto::{Code, Fault};
 
 /// The memory that one client may name.
 #[derive(Default)]
@@ -348,6 +349,14 @@ impl SessionDomain {
     fn regions(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Fails where a device has not let go of memory. Its client can still reach that, and only the end
+/// of the session, with every queue pair, helps. Its client may come back: a device that failed is
+/// opened anew, or left for TCP.
+pub fn check_released(released: bool) -> Result<(), Fault> {
+    let text = "the device does not let go of memory; see dmesg of the server";
+    released.then_some(()).ok_or_else(|| Fault::new(Code::LinkLost, text))
 }
 
 /// Takes back what was registered with the first devices.

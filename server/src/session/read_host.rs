@@ -1,0 +1,124 @@
+//! What the server's sessions give the service of reads: the exports as their client sees them,
+//! digests, holes, its share of the memory; and what people see of the session. Decides nothing:
+//! `exports` says which paths a client may read, `limits` how much memory it has.
+
+use super::Shared;
+use super::client::Client;
+use super::reading::{ReadEvent, ReadService};
+use crate::exports::client_view::Reach;
+use crate::exports::open::{ExportFolder, open_source};
+use crate::limits::memory_budget::{Lender, refusal};
+use crate::observe::session_stats::View;
+use std::sync::Arc;
+use std::time::Duration;
+use verbatim_control::{Budget, Loan};
+use verbatim_files::{Identity, Source};
+use verbatim_proto::message::FileId;
+use verbatim_proto::{Digest, Extent, Fault, Survey, WirePath};
+use verbatim_serve::host::{Found, Noted, ReadHost, ReadObserver, SourceFolder, Taken};
+use verbatim_serve::{EventPort, JobLimits, Jobs};
+use verbatim_telemetry::labels::{Direction, Operation, Step};
+
+/// The files that one client may read.
+pub(super) struct ReadableFiles {
+    shared: Arc<Shared>,
+    reach: Arc<Reach>,
+    memory: Lender,
+    view: Arc<View>,
+    chunk_bytes: u32,
+}
+
+/// The service of this client's reads, whose jobs answer into this port.
+pub(super) fn serve_reads(
+    client: &Client,
+    limits: &Arc<JobLimits>,
+    port: EventPort<ReadEvent>,
+) -> ReadService<ReadableFiles> {
+    let files = Arc::new(ReadableFiles {
+        shared: client.shared.clone(),
+        reach: client.reach.clone(),
+        memory: Lender(client.memory.clone()),
+        view: client.view.clone(),
+        chunk_bytes: client.chunk_bytes,
+    });
+    let rooms = [&client.share.threads, &client.share.name.threads].map(Arc::clone);
+    let observer = files.clone();
+    let count = move |event: &ReadEvent, time| event.count(&*observer, time);
+    let jobs = Jobs::new(limits.clone(), rooms, port, count);
+    let copied_windows_max = client.shared.rdma.copied_windows_max;
+    ReadService::new((client.id, files), client.domain.clone(), jobs, copied_windows_max)
+}
+
+impl ReadHost for ReadableFiles {
+    fn open(&self, path: &WirePath) -> Result<Found, Fault> {
+        let (export, path) = self.reach.resolve_for_data(path)?;
+        let source = open_source(&export, &path)?;
+        Ok(Found { source, folder: export, path })
+    }
+
+    fn digests(
+        &self,
+        source: &Source,
+        extent: Extent,
+        cell: u64,
+        fresh: bool,
+    ) -> Result<Vec<Digest>, Fault> {
+        self.shared.hashing.digests(source, extent, cell, fresh)
+    }
+
+    fn forget(&self, identity: &Identity) {
+        self.shared.hashing.forget(identity);
+    }
+
+    fn holes(&self, source: &Source, from: u64) -> Survey {
+        self.shared.surveys.of(source, from)
+    }
+
+    fn lend(&self, bytes: usize) -> Option<Loan> {
+        self.memory.lend(bytes)
+    }
+
+    fn no_memory(&self, what: &str) -> Fault {
+        refusal(what)
+    }
+}
+
+impl SourceFolder for ExportFolder {
+    fn open(&self, path: &WirePath) -> Result<Source, Fault> {
+        open_source(self, path)
+    }
+
+    fn tells_privileged_xattrs(&self) -> bool {
+        self.rules.privileged_xattrs
+    }
+}
+
+impl ReadObserver for ReadableFiles {
+    fn began(&self, file: FileId, path: &WirePath, bytes: u64) {
+        self.view.began(Direction::Read, file, path, bytes, 0);
+    }
+
+    fn over(&self, file: FileId) {
+        self.view.over(Direction::Read, file);
+    }
+
+    fn log(&self, of: &Noted, answer: Result<(), &Fault>) {
+        self.view.log(Direction::Read, of, answer);
+    }
+
+    fn taken(&self, window: &Taken) {
+        self.view.taken(window, self.chunk_bytes);
+    }
+
+    fn mismatched(&self, pieces: usize) {
+        self.view.mismatched(pieces);
+    }
+
+    fn took(&self, step: Step, time: Duration) {
+        self.view.took(step, time);
+    }
+
+    fn ended(&self, operation: Operation, faults: &mut dyn Iterator<Item = Option<&Fault>>) {
+        self.view.ended(operation, faults);
+    }
+}
