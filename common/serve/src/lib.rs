@@ -1,13 +1,23 @@
-//! What a program needs to serve files to clients, without configuration, quotas or metrics: the
-//! event queue of a session, the file jobs that answer into it, and what it registers with RDMA
-//! devices. The server builds its sessions on it; knows nothing of the server and the client crates.
+//! What a program needs to serve files to clients, without configuration, exports, quotas or
+//! metrics: the event queue of a session, the file jobs that answer into it, reads, and what is
+//! registered with RDMA devices. The server builds its sessions on it; knows nothing of the server
+//! and the client crates.
+//!
+//! Modules import one way, lowest first: `event_port`, `jobs`; `rdma`; `host`; `open_file`;
+//! `windows`; `leases`.
 
 #![forbid(unsafe_code)]
 
 pub mod event_port;
 pub mod host;
 pub mod jobs;
+pub mod leases;
+mod open_file;
 pub mod rdma;
+mod windows;
 
 pub use event_port::{EVENTS_MAX, EventPort, TellError};
 pub use jobs::{JobLimits, Jobs, Panicked};
+pub use leases::{ReadEvent, ReadOut, ReadService};
+pub use open_file::{Guard, Opened, OpenedFile};
+pub use windows::Window;

@@ -1,7 +1,6 @@
 //! What happens to a session beside the messages of its client: what jobs and workers
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
-use super::reading::ReadEvent;
 use super::watching::Watched;
 use super::{catalog, making, mirror, writing};
 use crate::net::data_tickets::Joined;
@@ -11,7 +10,7 @@ use crate::worker::LinkEvent;
 use std::time::Duration;
 use verbatim_proto::message::{FileId, Offer};
 use verbatim_proto::{Digest, Dropped, Extent, Fault};
-use verbatim_serve::Panicked;
+use verbatim_serve::{Panicked, ReadEvent};
 use verbatim_telemetry::labels::{Operation, Spared, Step};
 
 /// What jobs and workers tell a session.

@@ -3,7 +3,7 @@
 //! machines, and does what they ask. It never blocks: file work is done by
 //! jobs on the blocking pool, data work by the workers.
 //!
-//! `reading`, `writing`, `catalog` and `mirror` each do one kind of work; this file only
+//! `ReadService`, `writing`, `catalog` and `mirror` each do one kind of work; this file only
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod backpressure;
@@ -17,14 +17,12 @@ mod links;
 mod making;
 mod mirror;
 mod offers;
-mod open_file;
 mod opening;
 mod owners;
 mod pacing;
 mod ports;
 mod probing;
 mod read_host;
-mod reading;
 mod shared;
 mod spots;
 mod staging;
@@ -33,7 +31,6 @@ mod told_owners;
 mod walks;
 mod watching;
 mod welcome;
-mod windows;
 mod writing;
 
 use crate::exports::client_view::Reach;
@@ -51,7 +48,6 @@ use mirror::Mirrors;
 use opening::Opening;
 use pacing::Pacing;
 use read_host::{ReadableFiles, serve_reads};
-use reading::{ReadOut, ReadService};
 pub(crate) use shared::Shared;
 use spots::Spots;
 use std::net::IpAddr;
@@ -64,7 +60,7 @@ use verbatim_files::Over;
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
-use verbatim_serve::{EVENTS_MAX, EventPort, JobLimits, Jobs};
+use verbatim_serve::{EVENTS_MAX, EventPort, JobLimits, Jobs, ReadOut, ReadService};
 use watching::Watches;
 pub(crate) use welcome::Welcome;
 use writing::Writing;

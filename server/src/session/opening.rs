@@ -2,9 +2,8 @@
 //! for them: no client has so many open that none are left to others, and to the server
 //! itself. A file waits as long as its session has others open, whose end makes
 //! room; where it has none files wait for a while, and then each fails alone. Owns
-//! what waits; `reading` and `writing` open what has a place.
+//! what waits; the service of reads and `writing` open what has a place.
 
-use super::open_file::Guard;
 use super::{Event, Session};
 use crate::limits::fair_pool::Taker;
 use crate::limits::file_room::Room;
@@ -17,6 +16,7 @@ use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_proto::message::{CreateFile, OpenFile};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Code, Fault};
+use verbatim_serve::Guard;
 
 /// How long files of a session wait that has none open.
 pub(super) const PLACES_WAIT_MAX: Duration = Duration::from_secs(60);

@@ -4,7 +4,6 @@
 
 use super::Shared;
 use super::client::Client;
-use super::reading::{ReadEvent, ReadService};
 use crate::exports::client_view::Reach;
 use crate::exports::open::{ExportFolder, open_source};
 use crate::limits::memory_budget::{Lender, refusal};
@@ -16,7 +15,7 @@ use verbatim_files::{Identity, Source};
 use verbatim_proto::message::FileId;
 use verbatim_proto::{Digest, Extent, Fault, Survey, WirePath};
 use verbatim_serve::host::{Found, Noted, ReadHost, ReadObserver, SourceFolder, Taken};
-use verbatim_serve::{EventPort, JobLimits, Jobs};
+use verbatim_serve::{EventPort, JobLimits, Jobs, ReadEvent, ReadService};
 use verbatim_telemetry::labels::{Direction, Operation, Step};
 
 /// The files that one client may read.

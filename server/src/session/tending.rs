@@ -2,7 +2,7 @@
 //! there, and what takes so long that the client should hear of it; and what else it
 //! tells unasked. With it the budgets of pins and memory, and the pace: what goes on when the
 //! session may have more, when it has waited in vain, and when it keeps what others wait for.
-//! `rdma::pin_budget` decides; windows and slots are made in `reading` and `writing`.
+//! `rdma::pin_budget` decides; windows are made by the service of reads, slots in `writing`.
 
 use super::Session;
 use super::end::End;

@@ -5,8 +5,11 @@
 //! A window is taken back from every device before its slot is used again. Its pin goes with its
 //! registration. A file is closed before what it takes of the limits of its client is given back.
 
-use super::open_file::{Guard, Opened, OpenedFile, open_all};
-use super::windows::{Packed, Window, WindowMaker};
+use crate::host::{Pace, ReadHost, ReadObserver};
+use crate::jobs::Jobs;
+use crate::open_file::{Guard, Opened, OpenedFile, open_all};
+use crate::rdma::registrations::{SessionDomain, check_released};
+use crate::windows::{Packed, Window, WindowMaker};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +18,6 @@ use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{Prepare, Prepared, ReadServer, ServerEffect};
 use verbatim_proto::units::{PACK_BYTES_MAX, WINDOW_BYTES, WINDOWS_MAX};
 use verbatim_proto::{Extent, Fault, Kept, Survey};
-use verbatim_serve::Jobs;
-use verbatim_serve::host::{Pace, ReadHost, ReadObserver};
-use verbatim_serve::rdma::registrations::{SessionDomain, check_released};
 use verbatim_telemetry::labels::{Operation, Step};
 
 /// Serves the reads of one session.

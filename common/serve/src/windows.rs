@@ -6,7 +6,10 @@
 //! Memory of a window is free again when the window was taken back from every device; then its
 //! slot is used again, or goes with the memory that it was lent.
 
-use super::open_file::OpenedFile;
+use crate::host::{ReadHost, Taken};
+use crate::open_file::OpenedFile;
+use crate::rdma::pin_budget::Pin;
+use crate::rdma::registrations::{Offered, SessionDomain};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,13 +22,10 @@ use verbatim_proto::message::FileId;
 use verbatim_proto::read::Prepared;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX};
 use verbatim_proto::{Code, Digest, Extent, Fault};
-use verbatim_serve::host::{ReadHost, Taken};
-use verbatim_serve::rdma::pin_budget::Pin;
-use verbatim_serve::rdma::registrations::{Offered, SessionDomain};
 
 /// Where small files are packed: a slot, made anew if there is none to use again, and the memory
 /// it takes.
-pub(super) struct Packed {
+pub(crate) struct Packed {
     pub slot: Option<SharedSlot>,
     pub memory: Loan,
 }
@@ -33,25 +33,25 @@ pub(super) struct Packed {
 /// A registered window.
 pub struct Window {
     /// What takes it back from the client.
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// The slot that small files were packed into, to use again.
-    pub(super) packed: Option<Packed>,
+    pub(crate) packed: Option<Packed>,
     /// The memory it takes, if it is a copy of a range that could not be registered itself.
-    pub(super) copied: Option<Loan>,
+    pub(crate) copied: Option<Loan>,
     /// What the client has of it.
-    pub(super) taken: Taken,
+    pub(crate) taken: Taken,
 }
 
 impl Window {
     /// The same, of this file alone.
-    pub(super) fn of(mut self, file: Option<FileId>) -> Self {
+    pub(crate) fn of(mut self, file: Option<FileId>) -> Self {
         self.taken.file = file;
         self
     }
 }
 
 /// Makes one window, in a job.
-pub(super) struct WindowMaker<'j, H> {
+pub(crate) struct WindowMaker<'j, H> {
     pub host: &'j H,
     pub domain: &'j SessionDomain,
     /// How long windows of this client are.

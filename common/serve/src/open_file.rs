@@ -2,12 +2,12 @@
 //! closed. Owns why some of it could not be sent. What the file takes of the limits of its client
 //! is given back behind its descriptor.
 
+use crate::host::{Found, Noted, ReadHost, SourceFolder};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use verbatim_files::Source;
 use verbatim_proto::message::{FileId, OpenFile};
 use verbatim_proto::{Code, Fault, Kept, Survey, WirePath};
-use verbatim_serve::host::{Found, Noted, ReadHost, SourceFolder};
 
 /// What an open file takes of the limits of its client; dropping it gives that back.
 pub type Guard = Box<dyn Send + Sync>;
@@ -16,10 +16,10 @@ pub type Guard = Box<dyn Send + Sync>;
 pub struct OpenedFile {
     folder: Arc<dyn SourceFolder>,
     /// Its path in the folder.
-    pub(super) path: WirePath,
+    pub(crate) path: WirePath,
     /// The path as the client names it, and since when it is open.
-    pub(super) noted: Noted,
-    pub(super) source: Source,
+    pub(crate) noted: Noted,
+    pub(crate) source: Source,
     /// Why some of it could not be sent.
     fault: OnceLock<Fault>,
     /// Behind the source, which is closed before it is given back.
@@ -28,17 +28,17 @@ pub struct OpenedFile {
 
 impl OpenedFile {
     /// Notes why some of it could not be sent; the first reason counts.
-    pub(super) fn failed(&self, fault: &Fault) {
+    pub(crate) fn failed(&self, fault: &Fault) {
         self.fault.get_or_init(|| fault.clone());
     }
 
     /// Why some of it could not be sent.
-    pub(super) fn fault(&self) -> Option<&Fault> {
+    pub(crate) fn fault(&self) -> Option<&Fault> {
         self.fault.get()
     }
 
     /// Says whether it is still what was opened; its metadata, where it is asked for.
-    pub(super) fn close(&self, describe: bool) -> Result<Kept, Fault> {
+    pub(crate) fn close(&self, describe: bool) -> Result<Kept, Fault> {
         self.source.check()?;
         let trusted = self.folder.tells_privileged_xattrs();
         let meta = describe.then(|| self.source.meta(trusted)).transpose()?;
@@ -46,7 +46,7 @@ impl OpenedFile {
     }
 
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
-    pub(super) fn again(&self, host: &impl ReadHost) -> Result<Source, Fault> {
+    pub(crate) fn again(&self, host: &impl ReadHost) -> Result<Source, Fault> {
         host.forget(self.source.identity());
         let anew = self.folder.open(&self.path)?;
         if anew.identity() != self.source.identity() {
@@ -61,7 +61,7 @@ impl OpenedFile {
 pub type Opened = (Arc<OpenedFile>, Survey);
 
 /// Opens files, each with what it takes of the limits of its client.
-pub(super) fn open_all(
+pub(crate) fn open_all(
     host: &impl ReadHost,
     files: Vec<(OpenFile, Guard)>,
 ) -> Vec<(FileId, Result<Opened, Fault>)> {
