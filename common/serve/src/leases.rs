@@ -340,3 +340,6 @@ impl ReadEvent {
 fn bytes_of(prepare: &Prepare) -> u64 {
     prepare.pieces.iter().map(|(_, extent)| extent.len).sum()
 }
+
+#[cfg(test)]
+mod tests;
