@@ -167,8 +167,8 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         self.lease_more(pace);
     }
 
-    /// Lets go of all files and windows, as their client is gone. What jobs are at goes with them;
-    /// what is registered goes with the client's domain.
+    /// Lets go of all files and windows, as their client is gone. Jobs that are under way finish, and
+    /// nobody takes their answers; what is registered goes with the client's domain.
     pub fn end(&mut self) {
         self.machine = ReadServer::new();
         self.files = FileMap::default();
