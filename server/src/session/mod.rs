@@ -142,7 +142,7 @@ impl Session {
             writing: Writing::default(),
             spots: Spots::default(),
             catalog: Catalog::default(),
-            watches: Watches::default(),
+            watches: Watches::new(EventPort::of(&events)),
             mirrors: Mirrors::default(),
             client,
             events,
@@ -243,7 +243,7 @@ impl Session {
             ClientMessage::Make { request, entries } => self.make(request, entries)?,
             ClientMessage::Read(request) => self.reading.request(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
-            ClientMessage::Watch(request) => self.watch(request)?,
+            ClientMessage::Watch(request) => self.watches.request(&self.client, request)?,
             ClientMessage::Mirror(request) => self.mirror(request)?,
             ClientMessage::Probe(request) => self.probe(request)?,
             ClientMessage::TellTies => self.catalog.ties = true,
@@ -280,7 +280,7 @@ impl Session {
             Event::Pair(event) => self.pair_event(event)?,
             Event::Joined(joined) => self.joined(joined),
             Event::Link(event) => self.link_event(event)?,
-            Event::Watched(event) => self.watched(event)?,
+            Event::Watched(event) => self.watches.event(&self.client, event)?,
             Event::Pins(ring) => self.pins_rang(ring)?,
         }
         Ok(())
@@ -318,7 +318,7 @@ impl Session {
         // what lasts of its files.
         self.reading.end();
         self.writing = Writing::default();
-        self.watches = Watches::default();
+        self.watches.end_all();
         self.client.gone.set();
         self.mirrors = Mirrors::default();
         let session = self.client.id;

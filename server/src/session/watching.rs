@@ -1,9 +1,9 @@
-//! Folders that a client watches. Each is watched by a thread of its own, which
-//! tells this session one batch for each that the client asks for; what waits
-//! meanwhile is bounded there, and counts as memory of the client; so do the folders. Whoever may read a folder may watch it. The end
-//! of a session ends its watches.
+//! Folders that a client watches. A thread watches each folder and sends the session one batch of
+//! changes whenever the client asks for one; changes that wait in the thread are bounded and count
+//! as memory of the client, and so do the folders. A client may watch each folder that it may read.
+//! Owns the watches of a session, which end with it.
 
-use super::Session;
+use super::client::Client;
 use super::end::End;
 use crate::limits::client_limits;
 use crate::limits::fair_pool::Place;
@@ -19,8 +19,9 @@ use verbatim_serve::EventPort;
 const WATCHES_MAX: usize = 4;
 
 /// The watches of a session, by request.
-#[derive(Default)]
 pub(super) struct Watches {
+    /// Where the threads report changes.
+    port: EventPort<Watched>,
     watches: HashMap<u32, Watching>,
     /// Those of which a change was found that no event told.
     healed: HashSet<u32>,
@@ -32,50 +33,52 @@ pub(crate) struct Watched {
     pub told: Told,
 }
 
-impl Session {
-    pub(super) fn watch(&mut self, request: WatchRequest) -> Result<(), End> {
-        let watches = &mut self.watches.watches;
+impl Watches {
+    /// None yet; their threads will report to this port.
+    pub fn new(port: EventPort<Watched>) -> Self {
+        Self { port, watches: HashMap::new(), healed: HashSet::new() }
+    }
+
+    /// Does what the client asks of its watches.
+    pub fn request(&mut self, client: &Client, request: WatchRequest) -> Result<(), End> {
         match request {
-            WatchRequest::Begin { request, watch } => match self.begin_watch(request, watch) {
+            WatchRequest::Begin { request, watch } => match self.begin(client, request, watch) {
                 Ok(()) => Ok(()),
-                Err(fault) => self.client.send(ended(request, fault)),
+                Err(fault) => client.send(ended(request, fault)),
             },
             // One that ended by itself is not known any more: its client hears of it.
             WatchRequest::More { request } => {
-                watches.get(&request).inspect(|watching| watching.more());
+                self.watches.get(&request).inspect(|watching| watching.more());
                 Ok(())
             }
             WatchRequest::End { request } => {
-                watches.remove(&request);
-                self.watches.healed.remove(&request);
+                self.end(request);
                 Ok(())
             }
         }
     }
 
-    fn begin_watch(&mut self, request: u32, watch: Watch) -> Result<(), Fault> {
+    fn begin(&mut self, client: &Client, request: u32, watch: Watch) -> Result<(), Fault> {
         let limit = |text: String| Err(Fault::new(Code::Limit, text));
-        if self.watches.watches.contains_key(&request) {
+        if self.watches.contains_key(&request) {
             return Err(Fault::new(Code::Protocol, "a watch of this number is open"));
         }
-        if self.watches.watches.len() >= WATCHES_MAX {
+        if self.watches.len() >= WATCHES_MAX {
             return limit(format!("a session may watch {WATCHES_MAX} folders"));
         }
-        let watches = &self.client.share.watches;
+        let watches = &client.share.watches;
         let Some(place) = watches.take(1) else {
             let (all, own) = (client_limits::WATCHES_MAX, watches.has());
             return limit(format!(
                 "the server watches {all} folders at most, {own} for this client"
             ));
         };
-        let excludes =
-            Excludes::parse(watch.exclude)?.metered(self.client.share.name.matching.meter());
-        let (export, below) = self.client.reach.resolve(&watch.path)?;
-        let tell = teller(request, EventPort::of(&self.events), place);
+        let excludes = Excludes::parse(watch.exclude)?.metered(client.share.name.matching.meter());
+        let (export, below) = client.reach.resolve(&watch.path)?;
+        let tell = teller(request, self.port.clone(), place);
         let folder = export.folder.share();
-        let mut folders = self.client.share.watched_folders.none();
-        let (mut of_folders, mut of_changes) =
-            (self.client.memory.none(), self.client.memory.none());
+        let mut folders = client.share.watched_folders.none();
+        let (mut of_folders, mut of_changes) = (client.memory.none(), client.memory.none());
         let rooms = Rooms {
             folders: Box::new(move |count| {
                 folders.hold(count) && of_folders.hold(count * WATCHED_FOLDER_BYTES)
@@ -84,33 +87,45 @@ impl Session {
         };
         let timing = Timing::default();
         let watching = Watching::begin_within(rooms, folder, below, excludes, timing, tell)?;
-        tracing::info!(session = self.client.id, path = %watch.path, "folder watched");
-        self.watches.watches.insert(request, watching);
+        tracing::info!(session = client.id, path = %watch.path, "folder watched");
+        self.watches.insert(request, watching);
         Ok(())
     }
 
-    pub(super) fn watched(&mut self, Watched { request, told }: Watched) -> Result<(), End> {
-        if !self.watches.watches.contains_key(&request) {
+    fn end(&mut self, request: u32) {
+        self.watches.remove(&request);
+        self.healed.remove(&request);
+    }
+
+    /// Ends all watches.
+    pub fn end_all(&mut self) {
+        self.watches.clear();
+        self.healed.clear();
+    }
+
+    /// Tells the client what the thread of a watch reported.
+    pub fn event(&mut self, client: &Client, event: Watched) -> Result<(), End> {
+        let Watched { request, told } = event;
+        if !self.watches.contains_key(&request) {
             return Ok(());
         }
         match told {
             Told::Changed(changes) => {
-                self.client.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
+                client.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
             }
             Told::Healed(count, path) => {
-                self.client.view.watch_healed(count);
+                client.view.watch_healed(count);
                 // Once for each watch: whatever the cause is, more may follow.
-                if self.watches.healed.insert(request) {
-                    let session = self.client.id;
+                if self.healed.insert(request) {
+                    let session = client.id;
                     tracing::warn!(session, %path, count, "change found that no event told");
                 }
                 Ok(())
             }
             Told::Ended(fault) => {
-                tracing::info!(session = self.client.id, cause = %fault, "watch ended");
-                self.watches.watches.remove(&request);
-                self.watches.healed.remove(&request);
-                self.client.send(ended(request, fault))
+                tracing::info!(session = client.id, cause = %fault, "watch ended");
+                self.end(request);
+                client.send(ended(request, fault))
             }
         }
     }
