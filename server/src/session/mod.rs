@@ -45,7 +45,7 @@ pub(crate) use end::End;
 use event::Event;
 use links::Links;
 use mirror::Mirrors;
-use opening::Opening;
+use opening::{Opening, Placed, TimedOut};
 use pacing::Pacing;
 use read_host::{ReadableFiles, serve_reads};
 pub(crate) use shared::Shared;
@@ -57,10 +57,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_files::Over;
-use verbatim_proto::message::ServerMessage;
+use verbatim_proto::message::{CreateFile, OpenFile, ServerMessage};
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
-use verbatim_serve::{EVENTS_MAX, EventPort, JobLimits, Jobs, ReadOut, ReadService};
+use verbatim_serve::{EVENTS_MAX, EventPort, Guard, JobLimits, Jobs, ReadOut, ReadService};
 use watching::Watches;
 pub(crate) use welcome::Welcome;
 use writing::Writing;
@@ -309,6 +309,47 @@ impl Session {
             ReadOut::Done => {}
         }
         Ok(())
+    }
+
+    /// Has files opened that are to be read, when there are places for them.
+    fn open(&mut self, files: Vec<OpenFile>) {
+        self.opening.queue_reads(files);
+        self.open_waiting();
+    }
+
+    /// The same of files that are to be written.
+    fn create(&mut self, files: Vec<CreateFile>) {
+        for request in &files {
+            self.writing.sizes.insert(request.file, request.info.size);
+        }
+        self.opening.queue_writes(files);
+        self.open_waiting();
+    }
+
+    /// Has those opened that there are places for now. Called whenever something happened, and
+    /// every second: another session that closes files does not report it.
+    fn open_waiting(&mut self) {
+        while let Some(Placed { reads, writes }) = self.opening.place() {
+            if !reads.is_empty() {
+                let boxed = |(file, room)| (file, Box::new(room) as Guard);
+                self.reading.open(reads.into_iter().map(boxed).collect());
+            }
+            if !writes.is_empty() {
+                self.create_placed(writes);
+            }
+        }
+    }
+
+    /// Fails the files that waited too long for places.
+    fn time_out_opening(&mut self) {
+        let Some(TimedOut { reads, writes }) = self.opening.time_out() else { return };
+        if !reads.is_empty() {
+            self.reading.refuse(reads);
+        }
+        if !writes.is_empty() {
+            let answers = writes.into_iter().map(|(file, fault)| (file, Err(fault))).collect();
+            self.jobs.run(move || Event::Created(answers));
+        }
     }
 
     async fn finish(mut self, end: End) {

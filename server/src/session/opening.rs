@@ -1,10 +1,9 @@
 //! Files that a client wants to read or write, until there are descriptors and memory
 //! for them: no client has so many open that none are left to others, and to the server
 //! itself. A file waits as long as its session has others open, whose end makes
-//! room; where it has none files wait for a while, and then each fails alone. Owns
-//! what waits; the service of reads and `writing` open what has a place.
+//! room; where it has none files wait for a while, and then each fails alone. Owns the files that
+//! wait, and opens none: the dispatcher hands those that have a place to the service of reads and to `writing`.
 
-use super::{Event, Session};
 use crate::limits::fair_pool::Taker;
 use crate::limits::file_room::Room;
 use crate::limits::memory_budget::file_bytes;
@@ -13,10 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use verbatim_files::target::LASTING_BYTES_MIN;
-use verbatim_proto::message::{CreateFile, OpenFile};
+use verbatim_proto::message::{CreateFile, FileId, OpenFile};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Code, Fault};
-use verbatim_serve::Guard;
 
 /// How long files of a session wait that has none open.
 pub(super) const PLACES_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -32,7 +30,7 @@ const LASTING_DESCRIPTORS: usize = 3;
 
 /// The files of a session that wait, as many as its machines let it have.
 pub(super) struct Opening {
-    pub places: Arc<Taker>,
+    places: Arc<Taker>,
     memory: Arc<Taker>,
     reads: VecDeque<OpenFile>,
     writes: VecDeque<CreateFile>,
@@ -40,73 +38,66 @@ pub(super) struct Opening {
     pub since: Option<Instant>,
 }
 
+/// Files that have descriptors and memory, and are to be opened now.
+pub(super) struct Placed {
+    pub reads: Vec<(OpenFile, Room)>,
+    pub writes: Vec<(CreateFile, Room)>,
+}
+
+/// Files that waited too long, and why they fail.
+pub(super) struct TimedOut {
+    pub reads: Vec<(FileId, Fault)>,
+    pub writes: Vec<(FileId, Fault)>,
+}
+
 impl Opening {
+    /// No file waits yet.
     pub fn new(places: Arc<Taker>, memory: Arc<Taker>) -> Self {
         let (reads, writes) = Default::default();
         Self { places, memory, reads, writes, since: None }
     }
 
+    /// Whether files wait.
     pub fn waits(&self) -> bool {
         !self.reads.is_empty() || !self.writes.is_empty()
     }
-}
 
-impl Session {
-    /// Has files opened that are to be read, when there are places for them.
-    pub(super) fn open(&mut self, files: Vec<OpenFile>) {
-        self.opening.reads.extend(files);
-        self.open_waiting();
+    /// Queues files that are to be read.
+    pub fn queue_reads(&mut self, files: Vec<OpenFile>) {
+        self.reads.extend(files);
     }
 
-    /// The same of files that are to be written.
-    pub(super) fn create(&mut self, files: Vec<CreateFile>) {
-        for request in &files {
-            self.writing.sizes.insert(request.file, request.info.size);
-        }
-        self.opening.writes.extend(files);
-        self.open_waiting();
+    /// Queues files that are to be written.
+    pub fn queue_writes(&mut self, files: Vec<CreateFile>) {
+        self.writes.extend(files);
     }
 
-    /// Has those opened that there are places for now. Asked whenever something happened, and
-    /// every second: what others close tells nobody.
-    pub(super) fn open_waiting(&mut self) {
-        while self.opening.waits() {
-            let Opening { places, memory, reads, writes, .. } = &mut self.opening;
+    /// Takes the next files for which there are places now; `None` where all others must wait.
+    pub fn place(&mut self) -> Option<Placed> {
+        if self.waits() {
+            let Self { places, memory, reads, writes, .. } = self;
             let from = (&*places, &*memory);
             let reads = placed(from, reads, |it| (READ_DESCRIPTORS, file_bytes(&it.path, None)));
             let writes = placed(from, writes, |it| {
                 (descriptors_of(it), file_bytes(&it.path, Some(it.info.size)))
             });
-            if reads.is_empty() && writes.is_empty() {
-                break;
-            }
-            if !reads.is_empty() {
-                let boxed = |(file, room)| (file, Box::new(room) as Guard);
-                self.reading.open(reads.into_iter().map(boxed).collect());
-            }
-            if !writes.is_empty() {
-                self.create_placed(writes);
+            if !reads.is_empty() || !writes.is_empty() {
+                return Some(Placed { reads, writes });
             }
         }
-        let Opening { places, since, .. } = &self.opening;
-        let starved = self.opening.waits() && places.has() == 0;
-        self.opening.since = starved.then(|| since.unwrap_or_else(Instant::now));
+        let starved = self.waits() && self.places.has() == 0;
+        self.since = starved.then(|| self.since.unwrap_or_else(Instant::now));
+        None
     }
 
-    /// Fails what waited too long.
-    pub(super) fn give_up_opening(&mut self) {
-        if self.opening.since.is_none_or(|since| since.elapsed() < PLACES_WAIT_MAX) {
-            return;
+    /// Takes the files that waited too long.
+    pub fn time_out(&mut self) -> Option<TimedOut> {
+        if self.since.is_none_or(|since| since.elapsed() < PLACES_WAIT_MAX) {
+            return None;
         }
-        let Opening { reads, writes, .. } = &mut self.opening;
-        let (reads, writes) = (std::mem::take(reads), std::mem::take(writes));
-        if !reads.is_empty() {
-            self.reading.refuse(reads.into_iter().map(|it| (it.file, none_free())).collect());
-        }
-        if !writes.is_empty() {
-            let answers = writes.into_iter().map(|it| (it.file, Err(none_free()))).collect();
-            self.jobs.run(move || Event::Created(answers));
-        }
+        let reads = self.reads.drain(..).map(|it| (it.file, none_free())).collect();
+        let writes = self.writes.drain(..).map(|it| (it.file, none_free())).collect();
+        Some(TimedOut { reads, writes })
     }
 }
 

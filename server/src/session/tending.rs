@@ -42,7 +42,7 @@ impl Session {
         self.count_lost_before(Instant::now());
         self.look_for_pins()?;
         self.check_held()?;
-        self.give_up_opening();
+        self.time_out_opening();
         let works =
             self.limits.under_way() > 0 || self.held.is_some() || self.writing.machine.is_busy();
         if works || self.opening.waits() || self.waits_for_pins() || self.is_paced() {
