@@ -308,8 +308,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         workers,
         device_workers: config.device_worker_count(),
         joins: Joins::default(),
-        holders: Default::default(),
-        keepers: Default::default(),
+        locks: Default::default(),
         // Without them owners keep their numbers.
         accounts: verbatim_files::accounts::Accounts::read().unwrap_or_default(),
         next_link: AtomicU64::new(0),

@@ -1,11 +1,9 @@
-//! Targets that mirrors hold: one session has a folder, all know whose it is, and a
-//! job that still changes it keeps it when its session is over. Sessions of one run
-//! hand a hold on to one another: a run that follows its source has its target
-//! between two passes as well, by a session that only stays. Owns these holds; what
-//! is done in a target is said by `mirror` and `staging`.
+//! Locks of targets that mirrors write: one session locks a folder, all sessions know which client
+//! locked it, and a job that still changes the folder keeps the lock when its session is over.
+//! Sessions of one run hand a lock on to one another: a run that follows its source has its target
+//! locked between two passes as well, by a session that only stays. Owns these locks and how long a
+//! request waits for one; `mirror` and `staging` ask for them.
 
-use super::staging::Staging;
-use super::{Session, Shared};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,28 +18,44 @@ pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked whether it still must.
 pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Who holds which target, over all sessions.
-pub(crate) type Holders = Mutex<HashMap<Twin, String>>;
+/// The locks of all sessions.
+#[derive(Default)]
+pub(crate) struct LockRegistry {
+    /// Which client locked which folder.
+    holders: Mutex<HashMap<Twin, String>>,
+    /// What runs keep, by their client and key; at least one session has each.
+    keepers: Mutex<HashMap<(String, Digest), Weak<Kept>>>,
+}
 
-/// What runs keep, by who they are and by their keys; each is kept by a session at least.
-pub(crate) type Keepers = Mutex<HashMap<(String, Digest), Weak<Kept>>>;
+impl LockRegistry {
+    /// Lets all sessions know who holds a folder.
+    pub fn list(&self, folder: Twin, who: &str) {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.insert(folder, who.to_owned());
+    }
+
+    /// Lets all sessions know that nobody does.
+    pub fn unlist(&self, folder: Twin) {
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner).remove(&folder);
+    }
+}
 
 /// A target that a run has while none of its sessions is at it.
 pub(crate) struct Kept {
     who: String,
     key: Digest,
     hold: Mutex<Option<Hold>>,
-    shared: Arc<Shared>,
+    registry: Arc<LockRegistry>,
 }
 
 impl Kept {
     /// That of a run; all of its sessions have the same one.
-    fn of(shared: &Arc<Shared>, who: &str, key: Digest) -> Arc<Self> {
-        let mut keepers = shared.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn of(registry: &Arc<LockRegistry>, who: &str, key: Digest) -> Arc<Self> {
+        let mut keepers = registry.keepers.lock().unwrap_or_else(PoisonError::into_inner);
         let known = keepers.get(&(who.to_owned(), key)).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
             let (who, hold) = (who.to_owned(), Mutex::default());
-            let kept = Arc::new(Self { who, key, hold, shared: shared.clone() });
+            let kept = Arc::new(Self { who, key, hold, registry: registry.clone() });
             keepers.insert((kept.who.clone(), key), Arc::downgrade(&kept));
             kept
         })
@@ -57,19 +71,19 @@ impl Kept {
     pub fn put(&self, hold: Hold) {
         let folder = hold.folder;
         let mut kept = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-        list(&self.shared, folder, &self.who);
+        self.registry.list(folder, &self.who);
         let old = kept.replace(hold);
         drop(kept);
         // Before it is let go of: who has it then is listed by himself.
-        old.iter().for_each(|old| unlist(&self.shared, old.folder));
+        old.iter().for_each(|old| self.registry.unlist(old.folder));
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
         let hold = self.hold.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        hold.iter().for_each(|hold| unlist(&self.shared, hold.folder));
-        let mut keepers = self.shared.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+        hold.iter().for_each(|hold| self.registry.unlist(hold.folder));
+        let mut keepers = self.registry.keepers.lock().unwrap_or_else(PoisonError::into_inner);
         let name = (self.who.clone(), self.key);
         // Another session of the run may have come meanwhile, and has a new one.
         if keepers.get(&name).is_some_and(|kept| kept.strong_count() == 0) {
@@ -83,16 +97,26 @@ pub(crate) struct Held {
     pub folder: Twin,
     hold: Option<Hold>,
     kept: Option<Arc<Kept>>,
-    shared: Arc<Shared>,
+    registry: Arc<LockRegistry>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         match (self.hold.take(), &self.kept) {
             (Some(hold), Some(kept)) => kept.put(hold),
-            _ => unlist(&self.shared, self.folder),
+            _ => self.registry.unlist(self.folder),
         }
     }
+}
+
+/// A tree that the server builds beside a target, as jobs know it that change it.
+pub(super) trait StagingTree: Send + Sync {
+    /// Where the tree is, export first.
+    fn path(&self) -> &WirePath;
+
+    /// Makes something of the tree what the target has: at `path` below the export, and at `below`
+    /// of the tree.
+    fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault>;
 }
 
 /// What a job keeps that changes a target: nobody else may have the target before it is done,
@@ -101,7 +125,7 @@ pub(super) struct Keeping {
     /// Whether nobody waits for answers any more.
     pub over: Arc<AtomicBool>,
     pub _held: Vec<Arc<Held>>,
-    pub stages: Vec<Arc<Staging>>,
+    pub stages: Vec<Arc<dyn StagingTree>>,
 }
 
 impl Keeping {
@@ -114,23 +138,16 @@ impl Keeping {
     }
 
     /// The tree beside a target that a path is in, and the path from the root of that tree.
-    pub fn staging_of(&self, path: &WirePath) -> Option<(&Staging, WirePath)> {
+    pub fn staging_of(&self, path: &WirePath) -> Option<(&dyn StagingTree, WirePath)> {
         let staging = self.stages.iter().find(|staging| path.is_below(staging.path()))?;
         let below = path.as_bytes().get(staging.path().as_bytes().len()..)?;
-        Some((staging, WirePath::parse(below).ok()?))
-    }
-}
-
-impl Session {
-    /// Hands what it holds on to the sessions that say the same, and takes it from them.
-    pub(super) fn share(&mut self, key: Digest) {
-        self.mirrors.kept = Some(Kept::of(&self.client.shared, &self.client.view.who, key));
+        Some((&**staging, WirePath::parse(below).ok()?))
     }
 }
 
 /// For whom a target is held.
 pub(super) struct Holder<'a> {
-    pub shared: &'a Arc<Shared>,
+    pub registry: &'a Arc<LockRegistry>,
     pub who: &'a str,
     /// What its run keeps between two sessions.
     pub kept: Option<&'a Arc<Kept>>,
@@ -152,8 +169,8 @@ impl Holder<'_> {
                 Some(hold) => hold,
                 None => self.take_free(fd, &what)?,
             };
-            let (kept, shared) = (self.kept.cloned(), self.shared.clone());
-            Ok(Held { folder, hold: Some(hold), kept, shared })
+            let (kept, registry) = (self.kept.cloned(), self.registry.clone());
+            Ok(Held { folder, hold: Some(hold), kept, registry })
         });
         taken.map_err(|error| self.why_not(error, path, open))
     }
@@ -165,7 +182,7 @@ impl Holder<'_> {
 
     fn take_free(&self, fd: OwnedFd, what: &str) -> Result<Hold, NotHeld> {
         // Nobody asks in between who holds it.
-        let mut holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = self.registry.holders.lock().unwrap_or_else(PoisonError::into_inner);
         let hold = Hold::take(fd, what)?;
         holders.insert(hold.folder, self.who.to_owned());
         Ok(hold)
@@ -182,7 +199,7 @@ impl Holder<'_> {
             NotHeld::Fault(fault) => fault,
             NotHeld::By(process) => {
                 let folder = open().ok().and_then(|fd| which(fd).ok());
-                let holders = self.shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
+                let holders = self.registry.holders.lock().unwrap_or_else(PoisonError::into_inner);
                 held_by(&holders, folder, process, path)
             }
         }
@@ -213,15 +230,4 @@ fn held_by(
     let process = process.map(|id| format!("{} on the server", describe_process(id)));
     let by = client.or(process).unwrap_or_else(|| "another process".into());
     Fault::new(Code::Limit, format!("{path} is being synchronised by {by}"))
-}
-
-/// Lets all sessions know who holds a folder.
-pub(super) fn list(shared: &Shared, folder: Twin, who: &str) {
-    let mut holders = shared.holders.lock().unwrap_or_else(PoisonError::into_inner);
-    holders.insert(folder, who.to_owned());
-}
-
-/// Lets all sessions know that nobody does.
-pub(super) fn unlist(shared: &Shared, folder: Twin) {
-    shared.holders.lock().unwrap_or_else(PoisonError::into_inner).remove(&folder);
 }

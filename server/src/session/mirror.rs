@@ -7,7 +7,7 @@
 use super::Session;
 use super::end::End;
 use super::event::Event;
-use super::holding::{Held, Holder, Keeping, Kept};
+use super::holding::{Held, Holder, Keeping, Kept, StagingTree};
 use super::staging::Staging;
 use super::told_owners::ToldOwners;
 use super::walks::{All, Known, Walked, Walks};
@@ -54,7 +54,8 @@ impl Mirrors {
 
     /// What a job keeps that changes targets.
     pub fn keep(&self, over: Arc<AtomicBool>) -> Keeping {
-        let (holds, stages) = (self.holds.clone(), self.stages.clone());
+        let holds = self.holds.clone();
+        let stages = self.stages.iter().map(|it| it.clone() as Arc<dyn StagingTree>).collect();
         Keeping { over, _held: holds, stages }
     }
 }
@@ -113,8 +114,10 @@ impl Session {
                 self.habits_of(request, path, tries);
                 Ok(())
             }
+            // What it holds is handed on to the sessions that ask the same, and taken from them.
             MirrorRequest::Share { key } => {
-                self.share(key);
+                let (locks, who) = (&self.client.shared.locks, &self.client.view.who);
+                self.mirrors.kept = Some(Kept::of(locks, who, key));
                 Ok(())
             }
         }
@@ -124,11 +127,11 @@ impl Session {
         if hold {
             self.may_hold()?;
         }
-        let (shared, who) = (self.client.shared.clone(), self.client.view.who.clone());
+        let (registry, who) = (self.client.shared.locks.clone(), self.client.view.who.clone());
         let (reach, kept) = (self.client.reach.clone(), self.mirrors.kept.clone());
         let held: Vec<Twin> = self.mirrors.holds.iter().map(|held| held.folder).collect();
         self.jobs.run(move || {
-            let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
+            let holder = Holder { registry: &registry, who: &who, kept: kept.as_ref() };
             let answer = begin(&reach, &path, hold.then_some(holder), &held);
             Event::Mirror(MirrorEvent::Begun { request, hold, answer })
         });

@@ -1,7 +1,7 @@
 //! What all sessions of a server share: exports, digests, workers, the device. Made
 //! once by the listener; a session changes none of it but through what is in it.
 
-use super::holding::{Holders, Keepers};
+use super::holding::LockRegistry;
 use crate::exports::dense_files::Surveys;
 use crate::exports::open::Exports;
 use crate::exports::quota::Counts;
@@ -36,10 +36,8 @@ pub(crate) struct Shared {
     /// How many of them, the first, have links of a device.
     pub device_workers: usize,
     pub joins: Joins,
-    /// Who holds which target of a mirror.
-    pub holders: Holders,
-    /// What runs keep between their sessions.
-    pub keepers: Keepers,
+    /// Which client locked which target of a mirror.
+    pub locks: Arc<LockRegistry>,
     /// The accounts that this machine had at the start.
     pub accounts: Accounts,
     pub next_link: AtomicU64,

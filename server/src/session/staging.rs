@@ -2,11 +2,11 @@
 //! and puts in its place, once, when the client says that all of it is there. A session
 //! holds both until then, and whoever else wants them is told by whom. Called by `mirror`.
 
+use super::Session;
 use super::end::End;
 use super::event::Event;
-use super::holding::{Holder, Kept, list, unlist, wait_for_hold};
+use super::holding::{Holder, Kept, LockRegistry, StagingTree, wait_for_hold};
 use super::mirror::MirrorEvent;
-use super::{Session, Shared};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use std::os::fd::OwnedFd;
@@ -35,20 +35,19 @@ impl Staging {
         self.stage.as_ref().expect("it is there until this is dropped")
     }
 
-    /// Where the tree is, export first.
-    pub fn path(&self) -> &WirePath {
-        &self.told.path
-    }
-
-    /// Makes something of the tree what the target has: at `path` below the export, and at `below`
-    /// of the tree.
-    pub fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault> {
-        self.stage().revert(&self.export.folder, path, below)
-    }
-
     /// The target as it is, opened to be walked.
     pub fn open_target(&self) -> Option<OwnedFd> {
         self.stage().open_target()
+    }
+}
+
+impl StagingTree for Staging {
+    fn path(&self) -> &WirePath {
+        &self.told.path
+    }
+
+    fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault> {
+        self.stage().revert(&self.export.folder, path, below)
     }
 }
 
@@ -66,21 +65,21 @@ impl Drop for Staging {
 /// Folders that all sessions know to be held.
 struct Listed {
     folders: Vec<Twin>,
-    shared: Arc<Shared>,
+    registry: Arc<LockRegistry>,
 }
 
 impl Listed {
-    fn new(shared: &Arc<Shared>, stage: &Stage, who: &str) -> Self {
+    fn new(registry: &Arc<LockRegistry>, stage: &Stage, who: &str) -> Self {
         let target = stage.target().map(|hold| hold.folder);
         let folders: Vec<Twin> = target.into_iter().chain([stage.tree().folder]).collect();
-        folders.iter().for_each(|&folder| list(shared, folder, who));
-        Self { folders, shared: shared.clone() }
+        folders.iter().for_each(|&folder| registry.list(folder, who));
+        Self { folders, registry: registry.clone() }
     }
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.folders.iter().for_each(|&folder| unlist(&self.shared, folder));
+        self.folders.iter().for_each(|&folder| self.registry.unlist(folder));
     }
 }
 
@@ -95,11 +94,11 @@ impl Session {
                 .send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }));
         }
         self.may_hold()?;
-        let (shared, who) = (self.client.shared.clone(), self.client.view.who.clone());
+        let (registry, who) = (self.client.shared.locks.clone(), self.client.view.who.clone());
         let (reach, kept) = (self.client.reach.clone(), self.mirrors.kept.clone());
         let mut memory = self.client.memory.none();
         self.jobs.run(move || {
-            let holder = Holder { shared: &shared, who: &who, kept: kept.as_ref() };
+            let holder = Holder { registry: &registry, who: &who, kept: kept.as_ref() };
             let answer = build(&reach, &holder, path, key, &mut |bytes| memory.hold(bytes));
             let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
             Event::Mirror(MirrorEvent::Staged(request, answer))
@@ -169,7 +168,7 @@ fn build(
     let stage = wait_for_hold(|| {
         let kept = open().ok().and_then(|fd| holder.take_kept(which(fd).ok()?));
         // Listed again with the tree beside it.
-        kept.iter().for_each(|hold| unlist(holder.shared, hold.folder));
+        kept.iter().for_each(|hold| holder.registry.unlist(hold.folder));
         Stage::prepare(&export.folder, &below, &own, kept, &may, room)
     });
     let stage = stage.map_err(|error| holder.why_not(error, &target, open))?;
@@ -183,7 +182,7 @@ fn build(
     };
     let told = Staged { about, path };
     reach.hold(&told.path)?;
-    let listed = Some(Listed::new(holder.shared, &stage, holder.who));
+    let listed = Some(Listed::new(holder.registry, &stage, holder.who));
     let kept = holder.kept.cloned();
     Ok(Staging { target, key, told, export, stage: Some(stage), listed, kept })
 }
