@@ -42,7 +42,8 @@ impl Session {
     }
 
     fn has_enough_to_do(&self) -> bool {
-        self.limits.under_way() >= JOBS_HEARD_MAX || self.catalog.makes_waiting() >= MAKES_HEARD_MAX
+        self.limits.under_way() >= JOBS_HEARD_MAX
+            || self.namespace.makes_waiting() >= MAKES_HEARD_MAX
     }
 
     /// Whether the next message is taken: not before what it depends on is done, nor while there
@@ -52,7 +53,8 @@ impl Session {
         let waits = self.held.is_some() || self.links.making.joins();
         let behind = self.has_enough_to_do() && self.ahead_bytes >= AHEAD_BYTES_MAX;
         let unread = self.client.outbox.unread().is_much();
-        let busy = self.limits.under_way() >= JOBS_MAX || self.catalog.makes_waiting() >= MAKES_MAX;
+        let busy =
+            self.limits.under_way() >= JOBS_MAX || self.namespace.makes_waiting() >= MAKES_MAX;
         !(waits || behind || busy || unread)
     }
 }

@@ -1,16 +1,21 @@
-//! Looking around and making room: stat, scans in pages, folders and links.
+//! Names in the exports of a client: stat, scans in pages, making folders and links, and changes
+//! that are neither a copy nor a new folder. Owns the scans of a session and the queue of what is
+//! to be made and changed, both in one because each depends on the order.
+//!
 //! A scan is a walk that rests between two pages, so that a tree of any size
 //! costs the server one page of memory.
 
-use super::Session;
+use super::client::Client;
 use super::end::End;
-use super::event::Event;
-use super::mirror::{MirrorEvent, change_all};
-use super::told_owners::{of_meta, of_ties};
+use super::holding::Keeping;
+use super::told_owners::{ToldOwners, of_meta, of_ties};
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
+use crate::observe::session_stats::View;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use verbatim_control::Expected;
 use verbatim_files::walk::Describe;
 use verbatim_files::{Over, Walk};
@@ -18,8 +23,10 @@ use verbatim_proto::message::{Entry, EntryKind, NewEntry, ServerMessage};
 use verbatim_proto::mirror::Edit;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX, LOOK_PATHS_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{
-    Code, Dropped, Excludes, Fault, Look, Meter, Scan as ScanRequest, Ties, WirePath,
+    Code, Dropped, Excludes, Fault, Look, Meter, MirrorReply, Scan as ScanRequest, Ties, WirePath,
 };
+use verbatim_serve::Jobs;
+use verbatim_telemetry::labels::Operation;
 
 /// How long what is told of one path may be: a link has a target of up to 4 KiB.
 const ANSWER_BYTES: usize = 4 << 10;
@@ -35,20 +42,46 @@ pub(super) const MAKES_HEARD_MAX: usize = 2;
 
 /// The scans of a session, `None` while a page is being made; and what is to be made, in
 /// order, because a folder comes before what is in it.
-#[derive(Default)]
-pub(super) struct Catalog {
+pub(super) struct Namespace {
+    jobs: Jobs<NamespaceEvent>,
     scans: HashMap<u32, Option<Scan>>,
     makes: VecDeque<(u32, Make)>,
     making: bool,
     /// Whether the client wants to know whose things are.
-    pub(super) ties: bool,
+    ties: bool,
+    /// What folders and links of this client may take the place of.
+    over: Over,
 }
 
-impl Catalog {
-    /// How many requests to make something wait.
-    pub fn makes_waiting(&self) -> usize {
-        self.makes.len()
+/// What jobs answer.
+pub(crate) enum NamespaceEvent {
+    Stated(u32, Looked),
+    Page(u32, Page),
+    Made(u32, Vec<Result<(), Fault>>, Dropped),
+    Changed(u32, Vec<Result<(), Fault>>, Dropped),
+}
+
+impl NamespaceEvent {
+    /// Adds what a job answers to the counters.
+    pub fn count(&self, view: &View, _time: Duration) {
+        match self {
+            Self::Stated(_, looked) => looked.errors().for_each(|fault| view.trouble(fault)),
+            Self::Page(_, page) => {
+                page.errors().for_each(|fault| view.trouble(fault));
+                view.scanned();
+            }
+            Self::Made(_, answers, _) => {
+                view.ended(Operation::Make, answers.iter().map(|answer| answer.as_ref().err()));
+            }
+            Self::Changed(..) => {}
+        }
     }
+}
+
+/// Changes that a mirror asks for, in order.
+pub(super) struct Edits {
+    pub request: u32,
+    pub edits: Vec<Edit>,
 }
 
 /// Something to make, or to change, many at a time.
@@ -95,154 +128,209 @@ impl Page {
     }
 }
 
-impl Session {
-    pub(super) fn stat(&mut self, request: u32, look: Look) -> Result<(), End> {
+impl Namespace {
+    /// No scan is open and nothing is to be made yet.
+    pub fn new(jobs: Jobs<NamespaceEvent>) -> Self {
+        let (scans, makes, over) = Default::default();
+        Self { jobs, scans, makes, making: false, ties: false, over }
+    }
+
+    /// From now on the client is told whose entries are.
+    pub fn tell_ties(&mut self) {
+        self.ties = true;
+    }
+
+    /// From now on folders and links take the place of nothing.
+    pub fn replace_nothing(&mut self) {
+        self.over = Over::Nothing;
+    }
+
+    /// How many requests to make or change something wait.
+    pub fn makes_waiting(&self) -> usize {
+        self.makes.len()
+    }
+
+    /// Looks at the paths that the client names.
+    pub fn stat(&self, client: &Client, request: u32, look: Look) -> Result<(), End> {
         if look.paths.len() > LOOK_PATHS_MAX {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let (reach, telling) = (self.client.reach.clone(), self.catalog.ties);
+        let (reach, telling) = (client.reach.clone(), self.ties);
         let bytes = look.paths.len() * ANSWER_BYTES;
         self.jobs.run_expecting(bytes, move |expected| {
-            let mut ties = Vec::new();
-            let mut look_at = |path| {
-                let (entry, its) = stat(&reach, path, look.follow)?;
-                ties.extend(telling.then_some(its));
-                Ok(entry)
-            };
-            let answers: Vec<_> = look.paths.iter().map(&mut look_at).collect();
-            let is_error = |(path, answer): (&WirePath, &Result<Entry, Fault>)| {
-                let code = answer.as_ref().err().map(|fault| fault.code);
-                code.is_some_and(|code| code != Code::NotFound || path.parent().is_root())
-            };
-            let told = look.paths.iter().zip(&answers).map(is_error).enumerate();
-            let errors = told.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
-            Event::Stated(request, Looked { answers, ties, errors, _expected: expected })
+            NamespaceEvent::Stated(request, look_at_all(&reach, &look, telling, expected))
         });
         Ok(())
     }
 
-    pub(super) fn stated(&mut self, request: u32, looked: Looked) -> Result<(), End> {
-        let Looked { answers, ties, _expected, .. } = looked;
-        self.tell_ties(request, ties)?;
-        self.client.send(ServerMessage::Stated { request, answers })
-    }
-
-    /// Says whose the entries are that are told next.
-    fn tell_ties(&mut self, request: u32, ties: Vec<Option<Ties>>) -> Result<(), End> {
-        self.mirrors.told_owners.note(ties.iter().flatten().map(of_ties));
-        match ties.is_empty() {
-            true => Ok(()),
-            false => self.client.send(ServerMessage::Ties { request, ties }),
-        }
-    }
-
-    pub(super) fn scan(&mut self, request: u32, scan: ScanRequest) -> Result<(), End> {
-        if self.catalog.scans.len() >= SCANS_MAX || self.catalog.scans.contains_key(&request) {
+    /// Begins to list a folder, or all of a tree.
+    pub fn scan(&mut self, client: &Client, request: u32, scan: ScanRequest) -> Result<(), End> {
+        if self.scans.len() >= SCANS_MAX || self.scans.contains_key(&request) {
             let text = format!("a session may have {SCANS_MAX} scans");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.catalog.scans.insert(request, None);
-        let (reach, ties) = (self.client.reach.clone(), self.catalog.ties);
-        let (over, meter) = (self.client.gone.flag(), self.client.share.name.matching.meter());
+        self.scans.insert(request, None);
+        let (reach, ties) = (client.reach.clone(), self.ties);
+        let (over, meter) = (client.gone.flag(), client.share.name.matching.meter());
         self.jobs.run(move || {
             let page = match begin(&reach, scan, ties, meter) {
                 Ok(scan) => next_page(scan, &over),
                 Err(fault) => Page { faults: vec![(WirePath::root(), fault)], ..Page::default() },
             };
-            Event::Page(request, page)
+            NamespaceEvent::Page(request, page)
         });
         Ok(())
     }
 
-    pub(super) fn scan_more(&mut self, request: u32) -> Result<(), End> {
-        let scan = self.catalog.scans.get_mut(&request).and_then(Option::take);
+    /// The client asks for the next page of a scan.
+    pub fn scan_more(&mut self, client: &Client, request: u32) -> Result<(), End> {
+        let scan = self.scans.get_mut(&request).and_then(Option::take);
         let Some(scan) = scan else {
             let text = "the client asked for more of a scan that is not open";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        let over = self.client.gone.flag();
-        self.jobs.run(move || Event::Page(request, next_page(scan, &over)));
+        let over = client.gone.flag();
+        self.jobs.run(move || NamespaceEvent::Page(request, next_page(scan, &over)));
         Ok(())
     }
 
-    pub(super) fn page(&mut self, request: u32, page: Page) -> Result<(), End> {
-        let Page { scan, entries, ties, faults } = page;
-        let done = scan.is_none();
-        if done {
-            self.catalog.scans.remove(&request);
-        } else {
-            self.catalog.scans.insert(request, scan);
-        }
-        let owners = entries.iter().filter_map(|entry| entry.meta.as_deref()).map(of_meta);
-        self.mirrors.told_owners.note(owners);
-        self.tell_ties(request, ties)?;
-        self.client.send(ServerMessage::Page { request, entries, faults, done })
-    }
-
-    pub(super) fn make(&mut self, request: u32, entries: Vec<NewEntry>) -> Result<(), End> {
+    /// Makes folders and links, after all that was asked for before them. The job keeps the locks.
+    pub fn make(
+        &mut self,
+        client: &Client,
+        request: u32,
+        entries: Vec<NewEntry>,
+        locks: Keeping,
+    ) -> Result<(), End> {
         if entries.len() > BATCH_FILES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.queue_make(request, Make::Entries(entries));
+        self.queue_make(client, request, Make::Entries(entries), locks);
         Ok(())
     }
 
-    /// Has changes done behind all that is to be made before them.
-    pub(super) fn queue_changes(&mut self, request: u32, changes: Vec<Edit>) {
-        self.queue_make(request, Make::Changes(changes));
+    /// Changes what is there, after all that was asked for before it. The job keeps the locks.
+    pub fn change(
+        &mut self,
+        client: &Client,
+        Edits { request, edits }: Edits,
+        locks: Keeping,
+    ) -> Result<(), End> {
+        if edits.len() > BATCH_FILES_MAX {
+            let text = format!("more than {BATCH_FILES_MAX} changes at a time");
+            return Err(End::Refused(Fault::new(Code::Limit, text)));
+        }
+        self.queue_make(client, request, Make::Changes(edits), locks);
+        Ok(())
     }
 
-    fn queue_make(&mut self, request: u32, make: Make) {
-        self.catalog.makes.push_back((request, make));
-        self.make_next();
+    fn queue_make(&mut self, client: &Client, request: u32, make: Make, locks: Keeping) {
+        self.makes.push_back((request, make));
+        self.make_next(client, locks);
     }
 
-    fn make_next(&mut self) {
-        if self.catalog.making {
+    fn make_next(&mut self, client: &Client, locks: Keeping) {
+        if self.making {
             return;
         }
-        let Some((request, what)) = self.catalog.makes.pop_front() else { return };
-        self.catalog.making = true;
-        let (over, reach, keeping) = (
-            self.writing.over,
-            self.client.reach.clone(),
-            self.mirrors.keep(self.client.gone.flag()),
-        );
-        self.jobs.run(move || {
-            let entries = match what {
-                Make::Entries(entries) => entries,
-                Make::Changes(changes) => {
-                    let (answers, dropped) = change_all(&reach, &changes, &keeping);
-                    let changed = MirrorEvent::Changed(request, answers, dropped);
-                    return Event::Mirror(changed);
-                }
-            };
-            let mut dropped = Dropped::default();
-            let mut make_one = |entry| {
-                keeping.go_on()?;
-                make(&reach, entry, over).map(|not_kept| dropped += not_kept)
-            };
-            let answers = entries.iter().map(&mut make_one).collect();
-            Event::Made(request, answers, dropped)
+        let Some((request, what)) = self.makes.pop_front() else { return };
+        self.making = true;
+        let (over, reach) = (self.over, client.reach.clone());
+        self.jobs.run(move || match what {
+            Make::Entries(entries) => {
+                let (answers, dropped) = make_all(&reach, &entries, over, &locks);
+                NamespaceEvent::Made(request, answers, dropped)
+            }
+            Make::Changes(changes) => {
+                let (answers, dropped) = change_all(&reach, &changes, &locks);
+                NamespaceEvent::Changed(request, answers, dropped)
+            }
         });
     }
 
-    /// One request is done: the next may begin.
-    pub(super) fn made_one(&mut self) {
-        self.catalog.making = false;
-        self.make_next();
+    /// Tells the client what a job answers, and notes the owners that it is told of. The next job
+    /// keeps the locks.
+    pub fn event(
+        &mut self,
+        client: &mut Client,
+        told_owners: &mut ToldOwners,
+        event: NamespaceEvent,
+        locks: Keeping,
+    ) -> Result<(), End> {
+        match event {
+            NamespaceEvent::Stated(request, looked) => {
+                let Looked { answers, ties, _expected, .. } = looked;
+                send_ties(client, told_owners, request, ties)?;
+                client.send(ServerMessage::Stated { request, answers })
+            }
+            NamespaceEvent::Page(request, page) => self.page(client, told_owners, request, page),
+            NamespaceEvent::Made(request, answers, dropped) => {
+                client.tell_dropped(dropped)?;
+                self.making = false;
+                self.make_next(client, locks);
+                client.send(ServerMessage::Made { request, answers })
+            }
+            NamespaceEvent::Changed(request, answers, dropped) => {
+                client.tell_dropped(dropped)?;
+                self.making = false;
+                self.make_next(client, locks);
+                client.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
+            }
+        }
     }
 
-    pub(super) fn made(
+    fn page(
         &mut self,
+        client: &Client,
+        told_owners: &mut ToldOwners,
         request: u32,
-        answers: Vec<Result<(), Fault>>,
+        page: Page,
     ) -> Result<(), End> {
-        self.made_one();
-        self.client.send(ServerMessage::Made { request, answers })
+        let Page { scan, entries, ties, faults } = page;
+        let done = scan.is_none();
+        if done {
+            self.scans.remove(&request);
+        } else {
+            self.scans.insert(request, scan);
+        }
+        let owners = entries.iter().filter_map(|entry| entry.meta.as_deref()).map(of_meta);
+        told_owners.note(owners);
+        send_ties(client, told_owners, request, ties)?;
+        client.send(ServerMessage::Page { request, entries, faults, done })
     }
+}
+
+/// Says whose the entries are that are told next.
+fn send_ties(
+    client: &Client,
+    told_owners: &mut ToldOwners,
+    request: u32,
+    ties: Vec<Option<Ties>>,
+) -> Result<(), End> {
+    told_owners.note(ties.iter().flatten().map(of_ties));
+    match ties.is_empty() {
+        true => Ok(()),
+        false => client.send(ServerMessage::Ties { request, ties }),
+    }
+}
+
+fn look_at_all(reach: &Reach, look: &Look, telling: bool, expected: Expected) -> Looked {
+    let mut ties = Vec::new();
+    let mut look_at = |path| {
+        let (entry, its) = stat(reach, path, look.follow)?;
+        ties.extend(telling.then_some(its));
+        Ok(entry)
+    };
+    let answers: Vec<_> = look.paths.iter().map(&mut look_at).collect();
+    let is_error = |(path, answer): (&WirePath, &Result<Entry, Fault>)| {
+        let code = answer.as_ref().err().map(|fault| fault.code);
+        code.is_some_and(|code| code != Code::NotFound || path.parent().is_root())
+    };
+    let told = look.paths.iter().zip(&answers).map(is_error).enumerate();
+    let errors = told.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
+    Looked { answers, ties, errors, _expected: expected }
 }
 
 fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<(Entry, Option<Ties>), Fault> {
@@ -323,6 +411,22 @@ fn next_page(scan: Scan, over: &AtomicBool) -> Page {
     page
 }
 
+/// Makes entries in order; says what of metadata was not kept.
+fn make_all(
+    reach: &Reach,
+    entries: &[NewEntry],
+    over: Over,
+    keeping: &Keeping,
+) -> (Vec<Result<(), Fault>>, Dropped) {
+    let mut dropped = Dropped::default();
+    let mut make_one = |entry| {
+        keeping.go_on()?;
+        make(reach, entry, over).map(|not_kept| dropped += not_kept)
+    };
+    let answers = entries.iter().map(&mut make_one).collect();
+    (answers, dropped)
+}
+
 fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
     let (export, path) = reach.resolve(&entry.path)?;
     // A client may say that it wants what is there anyway.
@@ -352,6 +456,47 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
             Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
         }
     }
+}
+
+/// Does changes in order; says what of metadata was not kept.
+fn change_all(
+    reach: &Reach,
+    changes: &[Edit],
+    keeping: &Keeping,
+) -> (Vec<Result<(), Fault>>, Dropped) {
+    let mut dropped = Dropped::default();
+    let mut change_one = |change: &Edit| {
+        keeping.go_on()?;
+        let (export, path) = reach.resolve(change.path())?;
+        export.writable("change", change.path())?;
+        match change {
+            Edit::Link { to, .. } => {
+                let (other, to) = reach.resolve(to)?;
+                if !Arc::ptr_eq(&export, &other) {
+                    let text = format!("{} and {to} are in two exports", change.path());
+                    return Err(Fault::new(Code::BadPath, text));
+                }
+                export.folder.link(&path, &to)
+            }
+            // How an export itself looks is for who exports it to say.
+            Edit::Describe { .. } if path.is_root() => Ok(()),
+            Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
+                export.may_write(quota::attribute_bytes(meta, &export.rules))?;
+                if matches!(change, Edit::Own { .. }) {
+                    export.folder.own(&path, &|bytes| export.may_write(bytes))?;
+                }
+                dropped += export.folder.describe_any(&path, meta, &export.rules)?;
+                Ok(())
+            }
+            Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
+            Edit::Sweep { path: whole } => match keeping.staging_of(whole) {
+                Some((staging, below)) => staging.revert(&path, &below),
+                None => export.folder.sweep(&path),
+            },
+        }
+    };
+    let answers = changes.iter().map(&mut change_one).collect();
+    (answers, dropped)
 }
 
 #[cfg(test)]

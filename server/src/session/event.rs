@@ -17,14 +17,12 @@ use verbatim_telemetry::labels::{Operation, Spared, Step};
 pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
-    Stated(u32, catalog::Looked),
     Read(ReadEvent),
     Created(Vec<(FileId, Result<writing::Created, Fault>)>),
     Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
     Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
     Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
-    Page(u32, catalog::Page),
-    Made(u32, Vec<Result<(), Fault>>, Dropped),
+    Namespace(catalog::NamespaceEvent),
     Mirror(mirror::MirrorEvent),
     Pair(making::PairEvent),
     /// A data connection was made.
@@ -38,6 +36,12 @@ pub(crate) enum Event {
 impl From<ReadEvent> for Event {
     fn from(event: ReadEvent) -> Self {
         Self::Read(event)
+    }
+}
+
+impl From<catalog::NamespaceEvent> for Event {
+    fn from(event: catalog::NamespaceEvent) -> Self {
+        Self::Namespace(event)
     }
 }
 
@@ -95,14 +99,6 @@ impl Event {
                 view.took(Step::Commit, time);
                 let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
                 view.ended(Operation::Commit, faults);
-            }
-            Self::Stated(_, looked) => looked.errors().for_each(|fault| view.trouble(fault)),
-            Self::Page(_, page) => {
-                page.errors().for_each(|fault| view.trouble(fault));
-                view.scanned();
-            }
-            Self::Made(_, answers, _) => {
-                view.ended(Operation::Make, answers.iter().map(|answer| answer.as_ref().err()));
             }
             _ => {}
         }

@@ -5,23 +5,22 @@
 //! because both depend on their order.
 
 use super::Session;
+use super::catalog::Edits;
 use super::end::End;
 use super::event::Event;
 use super::holding::{Held, Holder, Keeping, Kept, StagingTree};
 use super::staging::Staging;
-use super::told_owners::ToldOwners;
 use super::walks::{All, Known, Walked, Walks};
 use crate::exports::client_view::Reach;
-use crate::exports::quota;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use verbatim_files::hold::which;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::mirror::{About, Edit, Staged};
-use verbatim_proto::units::{BATCH_FILES_MAX, CHANGES_MAX};
-use verbatim_proto::{Code, Dropped, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
+use verbatim_proto::mirror::{About, Staged};
+use verbatim_proto::units::CHANGES_MAX;
+use verbatim_proto::{Code, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
 
 /// Targets one client may hold.
 const HOLDS_MAX: usize = 4;
@@ -38,8 +37,6 @@ pub(super) struct Mirrors {
     pub(super) stages: Vec<Arc<Staging>>,
     /// What is handed on between the sessions of a run.
     pub(super) kept: Option<Arc<Kept>>,
-    /// Whose the entries are that the client was told of.
-    pub(super) told_owners: ToldOwners,
     /// Requests to hold that are being answered.
     pub(super) holding: usize,
     /// Trees that were put in their place, or are being.
@@ -64,7 +61,6 @@ impl Mirrors {
 pub(crate) enum MirrorEvent {
     Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
     Walked(u32, Box<Walked>),
-    Changed(u32, Vec<Result<(), Fault>>, Dropped),
     Staged(u32, Result<(Staged, Box<Staging>), Fault>),
     Published(u32, Result<(), Fault>),
     LookedUp(MirrorReply),
@@ -75,10 +71,6 @@ impl Session {
         match event {
             MirrorEvent::Begun { request, hold, answer } => self.begun(request, hold, answer),
             MirrorEvent::Walked(request, walked) => self.walked(request, *walked),
-            MirrorEvent::Changed(request, answers, dropped) => {
-                self.client.tell_dropped(dropped)?;
-                self.changed(request, answers)
-            }
             MirrorEvent::Staged(request, answer) => self.staged(request, answer),
             MirrorEvent::Published(request, answer) => {
                 self.client.send(ServerMessage::Mirror(MirrorReply::Published { request, answer }))
@@ -103,7 +95,10 @@ impl Session {
             MirrorRequest::WalkUnless { request, alike: digest, owners } => {
                 self.walk_on(request, Some(Known { digest, owners }))
             }
-            MirrorRequest::Edit { request, edits } => self.change(request, edits),
+            MirrorRequest::Edit { request, edits } => {
+                let locks = self.mirrors.keep(self.client.gone.flag());
+                self.namespace.change(&self.client, Edits { request, edits }, locks)
+            }
             MirrorRequest::Stage { request, path, key } => self.stage(request, path, key),
             MirrorRequest::Publish { request, path, changed } => {
                 self.publish(request, &path, changed)
@@ -172,20 +167,6 @@ impl Session {
         });
         self.client.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
     }
-
-    fn changed(&mut self, request: u32, answers: Vec<Result<(), Fault>>) -> Result<(), End> {
-        self.made_one();
-        self.client.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
-    }
-
-    fn change(&mut self, request: u32, changes: Vec<Edit>) -> Result<(), End> {
-        if changes.len() > BATCH_FILES_MAX {
-            let text = format!("more than {BATCH_FILES_MAX} changes at a time");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
-        }
-        self.queue_changes(request, changes);
-        Ok(())
-    }
 }
 
 /// Says what kind of place a folder is, and holds it where that is asked for.
@@ -239,45 +220,4 @@ fn habits(reach: &Reach, path: &WirePath, tries: bool) -> Result<Habits, Fault> 
         export.writable("change", path)?;
     }
     Ok(export.folder.habits(&below, tries))
-}
-
-/// Does changes in order; says what of metadata was not kept.
-pub(super) fn change_all(
-    reach: &Reach,
-    changes: &[Edit],
-    keeping: &Keeping,
-) -> (Vec<Result<(), Fault>>, Dropped) {
-    let mut dropped = Dropped::default();
-    let mut change_one = |change: &Edit| {
-        keeping.go_on()?;
-        let (export, path) = reach.resolve(change.path())?;
-        export.writable("change", change.path())?;
-        match change {
-            Edit::Link { to, .. } => {
-                let (other, to) = reach.resolve(to)?;
-                if !Arc::ptr_eq(&export, &other) {
-                    let text = format!("{} and {to} are in two exports", change.path());
-                    return Err(Fault::new(Code::BadPath, text));
-                }
-                export.folder.link(&path, &to)
-            }
-            // How an export itself looks is for who exports it to say.
-            Edit::Describe { .. } if path.is_root() => Ok(()),
-            Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
-                export.may_write(quota::attribute_bytes(meta, &export.rules))?;
-                if matches!(change, Edit::Own { .. }) {
-                    export.folder.own(&path, &|bytes| export.may_write(bytes))?;
-                }
-                dropped += export.folder.describe_any(&path, meta, &export.rules)?;
-                Ok(())
-            }
-            Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
-            Edit::Sweep { path: whole } => match keeping.staging_of(whole) {
-                Some((staging, below)) => staging.revert(&path, &below),
-                None => export.folder.sweep(&path),
-            },
-        }
-    };
-    let answers = changes.iter().map(&mut change_one).collect();
-    (answers, dropped)
 }

@@ -38,7 +38,7 @@ use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
 use backpressure::JOBS_MAX;
-use catalog::Catalog;
+use catalog::{Namespace, NamespaceEvent};
 use client::{Client, Gone};
 pub(crate) use direct_range::{SpotEvent, Taking};
 pub(crate) use end::End;
@@ -55,11 +55,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use told_owners::ToldOwners;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_files::Over;
 use verbatim_proto::message::{CreateFile, OpenFile, ServerMessage};
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
+use verbatim_serve::jobs::Rooms;
 use verbatim_serve::{EVENTS_MAX, EventPort, Guard, JobLimits, Jobs, ReadOut, ReadService};
 use watching::Watches;
 pub(crate) use welcome::Welcome;
@@ -83,9 +85,10 @@ pub(crate) struct Session {
     reading: ReadService<ReadableFiles>,
     writing: Writing,
     spots: Spots,
-    catalog: Catalog,
+    namespace: Namespace,
     watches: Watches,
     mirrors: Mirrors,
+    told_owners: ToldOwners,
 }
 
 /// Events taken before what they call for is done.
@@ -109,9 +112,9 @@ impl Session {
         let outbox = outbox.lent_by(Arc::new(Lender(memory.clone())));
         let limits = JobLimits::new(EventPort::of(&events), outbox.unread().clone());
         let rooms = [&share.threads, &share.name.threads].map(Arc::clone);
-        let observer = view.clone();
-        let count = move |event: &Event, time| event.count(&observer, time);
-        let jobs = Jobs::new(limits.clone(), rooms, EventPort::of(&events), count);
+        let of = (&limits, &rooms, &events, &view);
+        let jobs = jobs_of(of, Event::count);
+        let namespace = Namespace::new(jobs_of(of, NamespaceEvent::count));
         let client = Client {
             id: view.id,
             shared,
@@ -141,9 +144,10 @@ impl Session {
             reading,
             writing: Writing::default(),
             spots: Spots::default(),
-            catalog: Catalog::default(),
+            namespace,
             watches: Watches::new(EventPort::of(&events)),
             mirrors: Mirrors::default(),
+            told_owners: ToldOwners::default(),
             client,
             events,
         };
@@ -237,17 +241,29 @@ impl Session {
             ClientMessage::Bye => return Err(End::Bye),
             ClientMessage::Attach { link, offer } => self.attach(link, offer)?,
             ClientMessage::Fence { link } => self.fence(link)?,
-            ClientMessage::Stat { request, look } => self.stat(request, look)?,
-            ClientMessage::Scan { request, scan } => self.scan(request, scan)?,
-            ClientMessage::ScanMore { request } => self.scan_more(request)?,
-            ClientMessage::Make { request, entries } => self.make(request, entries)?,
+            ClientMessage::Stat { request, look } => {
+                self.namespace.stat(&self.client, request, look)?
+            }
+            ClientMessage::Scan { request, scan } => {
+                self.namespace.scan(&self.client, request, scan)?
+            }
+            ClientMessage::ScanMore { request } => {
+                self.namespace.scan_more(&self.client, request)?
+            }
+            ClientMessage::Make { request, entries } => {
+                let locks = self.mirrors.keep(self.client.gone.flag());
+                self.namespace.make(&self.client, request, entries, locks)?;
+            }
             ClientMessage::Read(request) => self.reading.request(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watches.request(&self.client, request)?,
             ClientMessage::Mirror(request) => self.mirror(request)?,
             ClientMessage::Probe(request) => self.probe(request)?,
-            ClientMessage::TellTies => self.catalog.ties = true,
-            ClientMessage::ReplaceNothing => self.writing.over = Over::Nothing,
+            ClientMessage::TellTies => self.namespace.tell_ties(),
+            ClientMessage::ReplaceNothing => {
+                self.writing.over = Over::Nothing;
+                self.namespace.replace_nothing();
+            }
             ClientMessage::TellRehashed => self.writing.tells_rehashed = true,
         }
         Ok(())
@@ -262,7 +278,6 @@ impl Session {
                 let text = "the server failed at a job of this session; its log says where";
                 return Err(End::Refused(Fault::new(Code::Bug, text)));
             }
-            Event::Stated(request, looked) => self.stated(request, looked)?,
             Event::Read(event) => self.reading.event(event),
             Event::Created(answers) => self.created(answers)?,
             Event::Zeroed(id, extent, answer) => self.writing.machine.zeroed(id, extent, answer),
@@ -271,10 +286,10 @@ impl Session {
                 self.client.tell_dropped(dropped)?;
                 self.writing.machine.committed(answers);
             }
-            Event::Page(request, page) => self.page(request, page)?,
-            Event::Made(request, answers, dropped) => {
-                self.client.tell_dropped(dropped)?;
-                self.made(request, answers)?;
+            Event::Namespace(event) => {
+                let locks = self.mirrors.keep(self.client.gone.flag());
+                let told_owners = &mut self.told_owners;
+                self.namespace.event(&mut self.client, told_owners, event, locks)?;
             }
             Event::Mirror(event) => self.mirror_event(event)?,
             Event::Pair(event) => self.pair_event(event)?,
@@ -381,6 +396,19 @@ impl Session {
             tracing::debug!(session, %error, "goodbye not delivered");
         }
     }
+}
+
+/// The jobs of an activity, whose answers `count` adds to the counters.
+fn jobs_of<E: Send + 'static>(
+    (limits, rooms, events, view): (&Arc<JobLimits>, &Rooms<2>, &mpsc::Sender<Event>, &Arc<View>),
+    count: fn(&E, &View, Duration),
+) -> Jobs<E>
+where
+    Event: From<E>,
+{
+    let view = view.clone();
+    let count = move |event: &E, time| count(event, &view, time);
+    Jobs::new(limits.clone(), rooms.clone(), EventPort::of(events), count)
 }
 
 #[cfg(test)]

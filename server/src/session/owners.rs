@@ -15,8 +15,7 @@ use verbatim_proto::{Code, Fault, MirrorReply};
 
 impl Session {
     pub(super) fn names_of(&mut self, request: u32, owners: Vec<Owner>) -> Result<(), End> {
-        let told: Vec<bool> =
-            owners.iter().map(|owner| self.mirrors.told_owners.has(owner)).collect();
+        let told: Vec<bool> = owners.iter().map(|owner| self.told_owners.has(owner)).collect();
         self.look_up(owners.len(), move |accounts| {
             let names = accounts.names_of(&owners).into_iter().zip(told);
             let names = names.map(|(name, told)| name.filter(|_| told)).collect();

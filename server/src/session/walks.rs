@@ -179,7 +179,7 @@ impl Session {
         }
         // Also of a page that the client has: what it asks about those owners is the same.
         let owners = found.iter().flatten().map(|node| of_meta(&node.meta));
-        self.mirrors.told_owners.note(owners);
+        self.told_owners.note(owners);
         let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
         let reply = match is_known {
             true => MirrorReply::Alike { request, done },
