@@ -2,7 +2,7 @@
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
 use super::watching::Watched;
-use super::{catalog, making, mirror, writing};
+use super::{making, mirror, namespace, writing};
 use crate::net::data_tickets::Joined;
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
@@ -22,7 +22,7 @@ pub(crate) enum Event {
     Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
     Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
     Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
-    Namespace(catalog::NamespaceEvent),
+    Namespace(namespace::NamespaceEvent),
     Mirror(mirror::MirrorEvent),
     Pair(making::PairEvent),
     /// A data connection was made.
@@ -39,8 +39,8 @@ impl From<ReadEvent> for Event {
     }
 }
 
-impl From<catalog::NamespaceEvent> for Event {
-    fn from(event: catalog::NamespaceEvent) -> Self {
+impl From<namespace::NamespaceEvent> for Event {
+    fn from(event: namespace::NamespaceEvent) -> Self {
         Self::Namespace(event)
     }
 }

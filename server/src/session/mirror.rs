@@ -1,14 +1,14 @@
 //! What mirrors ask of the server: all of a tree in order (`walks`), a hold on a
 //! target, and changes that are neither a copy nor a new folder. A hold lasts as
 //! long as its session, and as long as a job of it that may still change the
-//! target. Changes wait in the same queue as what is to be made (`catalog`),
+//! target. Changes wait in the same queue as what is to be made (`namespace`),
 //! because both depend on their order.
 
 use super::Session;
-use super::catalog::Edits;
 use super::end::End;
 use super::event::Event;
 use super::holding::{Held, Holder, Keeping, Kept, StagingTree};
+use super::namespace::Edits;
 use super::staging::Staging;
 use super::walks::{All, Known, Walked, Walks};
 use crate::exports::client_view::Reach;

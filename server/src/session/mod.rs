@@ -3,11 +3,10 @@
 //! machines, and does what they ask. It never blocks: file work is done by
 //! jobs on the blocking pool, data work by the workers.
 //!
-//! `ReadService`, `writing`, `catalog` and `mirror` each do one kind of work; this file only
+//! `ReadService`, `writing`, `namespace` and `mirror` each do one kind of work; this file only
 //! routes. Dropping a session ends its links and frees its regions.
 
 mod backpressure;
-mod catalog;
 mod client;
 mod direct_range;
 mod end;
@@ -16,6 +15,7 @@ mod holding;
 mod links;
 mod making;
 mod mirror;
+mod namespace;
 mod offers;
 mod opening;
 mod owners;
@@ -38,13 +38,13 @@ use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
 use backpressure::JOBS_MAX;
-use catalog::{Namespace, NamespaceEvent};
 use client::{Client, Gone};
 pub(crate) use direct_range::{SpotEvent, Taking};
 pub(crate) use end::End;
 use event::Event;
 use links::Links;
 use mirror::Mirrors;
+use namespace::{Namespace, NamespaceEvent};
 use opening::{Opening, Placed, TimedOut};
 use pacing::Pacing;
 use read_host::{ReadableFiles, serve_reads};
