@@ -1,0 +1,118 @@
+//! Making folders and links, and changes that are neither a copy nor a new folder: hard links,
+//! metadata, owners, removals. Owns how many requests for them may wait. The jobs of the namespace
+//! call it.
+
+use crate::exports::client_view::Reach;
+use crate::exports::quota;
+use crate::session::holding::Keeping;
+use std::sync::Arc;
+use verbatim_files::Over;
+use verbatim_proto::message::{EntryKind, NewEntry};
+use verbatim_proto::mirror::Edit;
+use verbatim_proto::{Code, Dropped, Fault};
+
+/// Requests to make things that may wait for the one before: as many as a client has under way.
+pub(in crate::session) const MAKES_MAX: usize = 64;
+
+/// From so many on the bytes count that they take.
+pub(in crate::session) const MAKES_HEARD_MAX: usize = 2;
+
+/// Changes that a mirror asks for, in order.
+pub(in crate::session) struct Edits {
+    pub request: u32,
+    pub edits: Vec<Edit>,
+}
+
+/// Something to make, or to change, many at a time.
+pub(super) enum Make {
+    Entries(Vec<NewEntry>),
+    Changes(Vec<Edit>),
+}
+
+/// Makes entries in order; says what of metadata was not kept.
+pub(super) fn make_all(
+    reach: &Reach,
+    entries: &[NewEntry],
+    over: Over,
+    keeping: &Keeping,
+) -> (Vec<Result<(), Fault>>, Dropped) {
+    let mut dropped = Dropped::default();
+    let mut make_one = |entry| {
+        keeping.go_on()?;
+        make(reach, entry, over).map(|not_kept| dropped += not_kept)
+    };
+    let answers = entries.iter().map(&mut make_one).collect();
+    (answers, dropped)
+}
+
+fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
+    let (export, path) = reach.resolve(&entry.path)?;
+    // A client may say that it wants what is there anyway.
+    if !path.is_root() {
+        export.writable("make", &entry.path)?;
+    }
+    let (folder, rules) = (&export.folder, &export.rules);
+    let keep = entry.meta.as_deref().map(|meta| (meta, rules));
+    match &entry.kind {
+        EntryKind::Folder => match keep {
+            // How an export itself looks is for who exports it to say.
+            Some(_) if path.is_root() => Ok(Dropped::default()),
+            Some((meta, rules)) => {
+                export.may_write(quota::attribute_bytes(meta, rules))?;
+                folder.describe(&path, meta, rules)
+            }
+            None => {
+                let made = match entry.force {
+                    true => folder.force_folder(&path, entry.mode, entry.unfinished),
+                    false => folder.make_folder(&path, entry.mode, entry.unfinished),
+                };
+                made.map(|()| Dropped::default())
+            }
+        },
+        EntryKind::Symlink { target } => folder.make_symlink(&path, target, keep, over),
+        EntryKind::File | EntryKind::Special => {
+            Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
+        }
+    }
+}
+
+/// Does changes in order; says what of metadata was not kept.
+pub(super) fn change_all(
+    reach: &Reach,
+    changes: &[Edit],
+    keeping: &Keeping,
+) -> (Vec<Result<(), Fault>>, Dropped) {
+    let mut dropped = Dropped::default();
+    let mut change_one = |change: &Edit| {
+        keeping.go_on()?;
+        let (export, path) = reach.resolve(change.path())?;
+        export.writable("change", change.path())?;
+        match change {
+            Edit::Link { to, .. } => {
+                let (other, to) = reach.resolve(to)?;
+                if !Arc::ptr_eq(&export, &other) {
+                    let text = format!("{} and {to} are in two exports", change.path());
+                    return Err(Fault::new(Code::BadPath, text));
+                }
+                export.folder.link(&path, &to)
+            }
+            // How an export itself looks is for who exports it to say.
+            Edit::Describe { .. } if path.is_root() => Ok(()),
+            Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
+                export.may_write(quota::attribute_bytes(meta, &export.rules))?;
+                if matches!(change, Edit::Own { .. }) {
+                    export.folder.own(&path, &|bytes| export.may_write(bytes))?;
+                }
+                dropped += export.folder.describe_any(&path, meta, &export.rules)?;
+                Ok(())
+            }
+            Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
+            Edit::Sweep { path: whole } => match keeping.staging_of(whole) {
+                Some((staging, below)) => staging.revert(&path, &below),
+                None => export.folder.sweep(&path),
+            },
+        }
+    };
+    let answers = changes.iter().map(&mut change_one).collect();
+    (answers, dropped)
+}
