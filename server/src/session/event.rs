@@ -2,7 +2,7 @@
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
 use super::watching::Watched;
-use super::{making, mirror, namespace, writing};
+use super::{making, mirror, namespace, staging, walks, writing};
 use crate::net::data_tickets::Joined;
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
@@ -42,6 +42,24 @@ impl From<ReadEvent> for Event {
 impl From<namespace::NamespaceEvent> for Event {
     fn from(event: namespace::NamespaceEvent) -> Self {
         Self::Namespace(event)
+    }
+}
+
+impl From<mirror::MirrorEvent> for Event {
+    fn from(event: mirror::MirrorEvent) -> Self {
+        Self::Mirror(event)
+    }
+}
+
+impl From<walks::Walked> for Event {
+    fn from(walked: walks::Walked) -> Self {
+        Self::Mirror(walked.into())
+    }
+}
+
+impl From<staging::StagingEvent> for Event {
+    fn from(event: staging::StagingEvent) -> Self {
+        Self::Mirror(event.into())
     }
 }
 

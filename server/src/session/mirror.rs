@@ -1,15 +1,16 @@
-//! What mirrors ask of the server: all of a tree in order (`walks`), a hold on a
-//! target, and changes that are neither a copy nor a new folder. A hold lasts as
-//! long as its session, and as long as a job of it that may still change the
-//! target. Changes wait in the same queue as what is to be made (`namespace`),
-//! because both depend on their order.
+//! What mirrors ask of the server: all of a tree in order (`walks`), a lock of a target, a tree
+//! beside it (`staging`), and names of accounts (`owners`). Owns the locks of a session; a lock
+//! lasts as long as its session, and as long as a job of it that may still change the target.
+//! Changes that mirrors ask for are returned: they wait in the same queue as what is to be made
+//! (`namespace`), because both depend on their order.
 
-use super::Session;
+use super::client::Client;
 use super::end::End;
-use super::event::Event;
-use super::holding::{Held, Holder, Keeping, Kept, StagingTree};
+use super::holding::{Held, Holder, Keeping, Kept};
 use super::namespace::Edits;
-use super::staging::Staging;
+use super::owners;
+use super::staging::{StagedTrees, StagingEvent};
+use super::told_owners::ToldOwners;
 use super::walks::{All, Known, Walked, Walks};
 use crate::exports::client_view::Reach;
 use std::sync::Arc;
@@ -18,9 +19,11 @@ use std::time::Duration;
 use verbatim_files::hold::which;
 use verbatim_proto::chosen::Chosen;
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::mirror::{About, Staged};
+use verbatim_proto::mirror::{About, TreeScan};
+use verbatim_proto::owners::{Owner, OwnerName};
 use verbatim_proto::units::CHANGES_MAX;
-use verbatim_proto::{Code, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
+use verbatim_serve::Jobs;
 
 /// Targets one client may hold.
 const HOLDS_MAX: usize = 4;
@@ -29,21 +32,51 @@ const HOLDS_MAX: usize = 4;
 /// One that is gone without a word is found by the kernel within minutes.
 pub(super) const MIRROR_IDLE_MAX: Duration = Duration::from_secs(6 * 3600);
 
-/// The mirrors of a session: walks, and targets held.
-#[derive(Default)]
+/// The mirrors of a session: walks, and targets that are locked.
 pub(super) struct Mirrors {
-    pub(super) walks: Walks,
+    walks: Walks,
     holds: Vec<Arc<Held>>,
-    pub(super) stages: Vec<Arc<Staging>>,
+    stages: StagedTrees,
     /// What is handed on between the sessions of a run.
-    pub(super) kept: Option<Arc<Kept>>,
-    /// Requests to hold that are being answered.
-    pub(super) holding: usize,
-    /// Trees that were put in their place, or are being.
-    pub(super) published: usize,
+    kept: Option<Arc<Kept>>,
+    /// Requests for locks that are being answered.
+    holding: usize,
+    jobs: Jobs<MirrorEvent>,
+}
+
+/// What jobs answer.
+pub(crate) enum MirrorEvent {
+    Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
+    LookedUp(MirrorReply),
+    Walked(Box<Walked>),
+    Staging(StagingEvent),
+}
+
+impl From<Walked> for MirrorEvent {
+    fn from(walked: Walked) -> Self {
+        Self::Walked(Box::new(walked))
+    }
+}
+
+impl From<StagingEvent> for MirrorEvent {
+    fn from(event: StagingEvent) -> Self {
+        Self::Staging(event)
+    }
 }
 
 impl Mirrors {
+    /// None yet. Walks and trees beside targets have jobs of their own.
+    pub fn new(jobs: Jobs<MirrorEvent>, walks: Jobs<Walked>, trees: Jobs<StagingEvent>) -> Self {
+        let (walks, stages) = (Walks::new(walks), StagedTrees::new(trees));
+        Self { walks, holds: Vec::new(), stages, kept: None, holding: 0, jobs }
+    }
+
+    /// How many pages of a walk are made and not told.
+    #[cfg(test)]
+    pub fn ready_pages(&self, request: u32) -> usize {
+        self.walks.ready_pages(request)
+    }
+
     /// Whether a client is in the middle of one.
     pub fn is_open(&self) -> bool {
         !self.walks.is_empty() || !self.holds.is_empty() || !self.stages.is_empty()
@@ -51,121 +84,191 @@ impl Mirrors {
 
     /// What a job keeps that changes targets.
     pub fn keep(&self, over: Arc<AtomicBool>) -> Keeping {
-        let holds = self.holds.clone();
-        let stages = self.stages.iter().map(|it| it.clone() as Arc<dyn StagingTree>).collect();
-        Keeping { over, _held: holds, stages }
+        Keeping { over, _held: self.holds.clone(), stages: self.stages.for_jobs() }
     }
-}
 
-/// What jobs for mirrors tell a session.
-pub(crate) enum MirrorEvent {
-    Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
-    Walked(u32, Box<Walked>),
-    Staged(u32, Result<(Staged, Box<Staging>), Fault>),
-    Published(u32, Result<(), Fault>),
-    LookedUp(MirrorReply),
-}
+    /// Ends all of them. What jobs keep is let go of when they are done.
+    pub fn end_all(&mut self) {
+        self.walks.clear();
+        self.holds.clear();
+        self.stages.clear();
+        self.kept = None;
+    }
 
-impl Session {
-    pub(super) fn mirror_event(&mut self, event: MirrorEvent) -> Result<(), End> {
-        match event {
-            MirrorEvent::Begun { request, hold, answer } => self.begun(request, hold, answer),
-            MirrorEvent::Walked(request, walked) => self.walked(request, *walked),
-            MirrorEvent::Staged(request, answer) => self.staged(request, answer),
-            MirrorEvent::Published(request, answer) => {
-                self.client.send(ServerMessage::Mirror(MirrorReply::Published { request, answer }))
+    /// Tells the client what a job answers.
+    pub fn event(
+        &mut self,
+        client: &Client,
+        told_owners: &mut ToldOwners,
+        event: MirrorEvent,
+    ) -> Result<(), End> {
+        let reply = match event {
+            MirrorEvent::Begun { request, hold, answer } => {
+                self.holding -= usize::from(hold);
+                let answer = answer.map(|(about, held)| {
+                    self.holds.extend(held.map(Arc::new));
+                    about
+                });
+                MirrorReply::Begun { request, answer }
             }
-            MirrorEvent::LookedUp(reply) => self.client.send(ServerMessage::Mirror(reply)),
-        }
+            MirrorEvent::LookedUp(reply) => reply,
+            MirrorEvent::Walked(walked) => return self.walks.walked(client, told_owners, *walked),
+            MirrorEvent::Staging(StagingEvent::Staged(request, answer)) => {
+                self.holding -= 1;
+                let answer = answer.map(|(told, staging)| {
+                    self.stages.add(staging);
+                    told
+                });
+                MirrorReply::Staged { request, answer }
+            }
+            MirrorEvent::Staging(StagingEvent::Published(request, answer)) => {
+                MirrorReply::Published { request, answer }
+            }
+        };
+        client.send(ServerMessage::Mirror(reply))
     }
 
-    pub(super) fn mirror(&mut self, request: MirrorRequest) -> Result<(), End> {
+    /// Does what the client asks, but for changes, which it returns.
+    pub fn request(
+        &mut self,
+        client: &Client,
+        told_owners: &mut ToldOwners,
+        request: MirrorRequest,
+    ) -> Result<Option<Edits>, End> {
         match request {
-            MirrorRequest::Begin { request, path, hold } => self.begin_mirror(request, path, hold),
-            MirrorRequest::Walk { request, walk } => self.walk_tree(request, walk, All::Told),
-            MirrorRequest::WalkPlain { request, walk } => self.walk_tree(request, walk, All::Plain),
+            MirrorRequest::Begin { request, path, hold } => {
+                self.begin(client, request, path, hold)?
+            }
+            MirrorRequest::Walk { request, walk } => self.walk(client, request, walk, All::Told)?,
+            MirrorRequest::WalkPlain { request, walk } => {
+                self.walk(client, request, walk, All::Plain)?
+            }
             MirrorRequest::WalkOnly { only, .. } if only.changes.len() > CHANGES_MAX => {
                 let text = format!("more than {CHANGES_MAX} changes to look at");
-                Err(End::Refused(Fault::new(Code::Limit, text)))
+                return Err(End::Refused(Fault::new(Code::Limit, text)));
             }
             MirrorRequest::WalkOnly { request, walk, only } => {
-                self.walk_tree(request, walk, All::Only(Arc::new(Chosen::changed(&only))))
+                self.walk(client, request, walk, All::Only(Arc::new(Chosen::changed(&only))))?
             }
-            MirrorRequest::WalkMore { request } => self.walk_on(request, None),
+            MirrorRequest::WalkMore { request } => {
+                self.walks.ask(client, told_owners, request, None)?
+            }
             MirrorRequest::WalkUnless { request, alike: digest, owners } => {
-                self.walk_on(request, Some(Known { digest, owners }))
+                let known = Some(Known { digest, owners });
+                self.walks.ask(client, told_owners, request, known)?
             }
-            MirrorRequest::Edit { request, edits } => {
-                let locks = self.mirrors.keep(self.client.gone.flag());
-                self.namespace.change(&self.client, Edits { request, edits }, locks)
+            MirrorRequest::Edit { request, edits } => return Ok(Some(Edits { request, edits })),
+            MirrorRequest::Stage { request, path, key } => {
+                self.stage(client, request, path, key)?
             }
-            MirrorRequest::Stage { request, path, key } => self.stage(request, path, key),
             MirrorRequest::Publish { request, path, changed } => {
-                self.publish(request, &path, changed)
+                self.stages.publish(request, &path, changed)?
             }
-            MirrorRequest::NamesOf { request, owners } => self.names_of(request, owners),
-            MirrorRequest::NumbersOf { request, names } => self.numbers_of(request, names),
+            MirrorRequest::NamesOf { request, owners } => {
+                self.names_of(client, told_owners, request, owners)?
+            }
+            MirrorRequest::NumbersOf { request, names } => {
+                self.numbers_of(client, request, names)?
+            }
             MirrorRequest::HabitsOf { request, path, tries } => {
-                self.habits_of(request, path, tries);
-                Ok(())
+                self.habits_of(client, request, path, tries)
             }
-            // What it holds is handed on to the sessions that ask the same, and taken from them.
+            // Its locks are handed on to the sessions that ask the same, and taken from them.
             MirrorRequest::Share { key } => {
-                let (locks, who) = (&self.client.shared.locks, &self.client.view.who);
-                self.mirrors.kept = Some(Kept::of(locks, who, key));
-                Ok(())
+                self.kept = Some(Kept::of(&client.shared.locks, &client.view.who, key));
             }
         }
+        Ok(None)
     }
 
-    fn begin_mirror(&mut self, request: u32, path: WirePath, hold: bool) -> Result<(), End> {
+    fn begin(
+        &mut self,
+        client: &Client,
+        request: u32,
+        path: WirePath,
+        hold: bool,
+    ) -> Result<(), End> {
         if hold {
             self.may_hold()?;
         }
-        let (registry, who) = (self.client.shared.locks.clone(), self.client.view.who.clone());
-        let (reach, kept) = (self.client.reach.clone(), self.mirrors.kept.clone());
-        let held: Vec<Twin> = self.mirrors.holds.iter().map(|held| held.folder).collect();
+        let (registry, who) = (client.shared.locks.clone(), client.view.who.clone());
+        let (reach, kept) = (client.reach.clone(), self.kept.clone());
+        let held: Vec<Twin> = self.holds.iter().map(|held| held.folder).collect();
         self.jobs.run(move || {
             let holder = Holder { registry: &registry, who: &who, kept: kept.as_ref() };
             let answer = begin(&reach, &path, hold.then_some(holder), &held);
-            Event::Mirror(MirrorEvent::Begun { request, hold, answer })
+            MirrorEvent::Begun { request, hold, answer }
+        });
+        Ok(())
+    }
+
+    fn walk(&mut self, client: &Client, request: u32, scan: TreeScan, all: All) -> Result<(), End> {
+        let staging = self.stages.at(&scan.path);
+        let open_beside = move || staging.and_then(|staging| staging.open_target());
+        self.walks.begin(client, request, (scan, all), open_beside)
+    }
+
+    fn stage(
+        &mut self,
+        client: &Client,
+        request: u32,
+        path: WirePath,
+        key: Digest,
+    ) -> Result<(), End> {
+        if let Some(told) = self.stages.find(&path, key) {
+            // A session that has it may ask again.
+            let reply = MirrorReply::Staged { request, answer: Ok(told) };
+            return client.send(ServerMessage::Mirror(reply));
+        }
+        self.may_hold()?;
+        self.stages.build(client, self.kept.clone(), request, (path, key));
+        Ok(())
+    }
+
+    fn names_of(
+        &self,
+        client: &Client,
+        told_owners: &ToldOwners,
+        request: u32,
+        owners: Vec<Owner>,
+    ) -> Result<(), End> {
+        owners::check_count(owners.len())?;
+        let told = owners.iter().map(|owner| told_owners.has(owner)).collect();
+        let shared = client.shared.clone();
+        self.jobs.run(move || {
+            let names = owners::names_of(&shared.accounts, &owners, told);
+            MirrorEvent::LookedUp(MirrorReply::Names { request, names })
+        });
+        Ok(())
+    }
+
+    fn numbers_of(&self, client: &Client, request: u32, names: Vec<OwnerName>) -> Result<(), End> {
+        owners::check_count(names.len())?;
+        let (shared, may) = (client.shared.clone(), client.reach.may_give_away());
+        self.jobs.run(move || {
+            let numbers = owners::numbers_of(&shared.accounts, &names, may);
+            MirrorEvent::LookedUp(MirrorReply::Numbers { request, numbers })
         });
         Ok(())
     }
 
     /// Says what can be kept somewhere; what cannot be found out is no fault.
-    fn habits_of(&mut self, request: u32, path: WirePath, tries: bool) {
-        let reach = self.client.reach.clone();
+    fn habits_of(&self, client: &Client, request: u32, path: WirePath, tries: bool) {
+        let reach = client.reach.clone();
         self.jobs.run(move || {
             let habits = habits(&reach, &path, tries).unwrap_or_default();
-            let reply = MirrorReply::Habits { request, habits };
-            Event::Mirror(MirrorEvent::LookedUp(reply))
+            MirrorEvent::LookedUp(MirrorReply::Habits { request, habits })
         });
     }
 
-    /// Whether one more target may be held; counts it.
-    pub(super) fn may_hold(&mut self) -> Result<(), End> {
-        let Mirrors { holds, stages, holding, published, .. } = &mut self.mirrors;
-        if holds.len() + stages.len() + *holding + *published >= HOLDS_MAX {
+    /// Whether one more target may be locked; counts it.
+    fn may_hold(&mut self) -> Result<(), End> {
+        if self.holds.len() + self.stages.count() + self.holding >= HOLDS_MAX {
             let text = format!("a session may hold {HOLDS_MAX} targets");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        *holding += 1;
+        self.holding += 1;
         Ok(())
-    }
-
-    fn begun(
-        &mut self,
-        request: u32,
-        hold: bool,
-        answer: Result<(About, Option<Held>), Fault>,
-    ) -> Result<(), End> {
-        self.mirrors.holding -= usize::from(hold);
-        let answer = answer.map(|(about, held)| {
-            self.mirrors.holds.extend(held.map(Arc::new));
-            about
-        });
-        self.client.send(ServerMessage::Mirror(MirrorReply::Begun { request, answer }))
     }
 }
 

@@ -115,6 +115,8 @@ impl Session {
         let of = (&limits, &rooms, &events, &view);
         let jobs = jobs_of(of, Event::count);
         let namespace = Namespace::new(jobs_of(of, NamespaceEvent::count));
+        let (walks, trees) = (jobs_of(of, uncounted), jobs_of(of, uncounted));
+        let mirrors = Mirrors::new(jobs_of(of, uncounted), walks, trees);
         let client = Client {
             id: view.id,
             shared,
@@ -146,7 +148,7 @@ impl Session {
             spots: Spots::default(),
             namespace,
             watches: Watches::new(EventPort::of(&events)),
-            mirrors: Mirrors::default(),
+            mirrors,
             told_owners: ToldOwners::default(),
             client,
             events,
@@ -257,7 +259,13 @@ impl Session {
             ClientMessage::Read(request) => self.reading.request(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watches.request(&self.client, request)?,
-            ClientMessage::Mirror(request) => self.mirror(request)?,
+            ClientMessage::Mirror(request) => {
+                let told_owners = &mut self.told_owners;
+                if let Some(edits) = self.mirrors.request(&self.client, told_owners, request)? {
+                    let locks = self.mirrors.keep(self.client.gone.flag());
+                    self.namespace.change(&self.client, edits, locks)?;
+                }
+            }
             ClientMessage::Probe(request) => self.probe(request)?,
             ClientMessage::TellTies => self.namespace.tell_ties(),
             ClientMessage::ReplaceNothing => {
@@ -291,7 +299,9 @@ impl Session {
                 let told_owners = &mut self.told_owners;
                 self.namespace.event(&mut self.client, told_owners, event, locks)?;
             }
-            Event::Mirror(event) => self.mirror_event(event)?,
+            Event::Mirror(event) => {
+                self.mirrors.event(&self.client, &mut self.told_owners, event)?
+            }
             Event::Pair(event) => self.pair_event(event)?,
             Event::Joined(joined) => self.joined(joined),
             Event::Link(event) => self.link_event(event)?,
@@ -376,7 +386,7 @@ impl Session {
         self.writing = Writing::default();
         self.watches.end_all();
         self.client.gone.set();
-        self.mirrors = Mirrors::default();
+        self.mirrors.end_all();
         let session = self.client.id;
         if !self.client.dropped.is_empty() {
             let Dropped { owners, special_bits, xattrs } = self.client.dropped;
@@ -410,6 +420,9 @@ where
     let count = move |event: &E, time| count(event, &view, time);
     Jobs::new(limits.clone(), rooms.clone(), EventPort::of(events), count)
 }
+
+/// Counts nothing, for answers that no counter is about.
+fn uncounted<E>(_: &E, _: &View, _: Duration) {}
 
 #[cfg(test)]
 mod tests;

@@ -1,21 +1,20 @@
-//! Trees that the server builds beside a target for a mirror (`files::stage`),
-//! and puts in its place, once, when the client says that all of it is there. A session
-//! holds both until then, and whoever else wants them is told by whom. Called by `mirror`.
+//! Trees that the server builds beside a target for a mirror (`files::stage`), and puts in the
+//! place of the target, once, when the client says that all of the tree is there. Owns the trees of
+//! a session, which locks tree and target until then; other clients that want either are told the
+//! holder's name. Called by `mirror`.
 
-use super::Session;
+use super::client::Client;
 use super::end::End;
-use super::event::Event;
 use super::holding::{Holder, Kept, LockRegistry, StagingTree, wait_for_hold};
-use super::mirror::MirrorEvent;
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use verbatim_files::hold::{above, which};
 use verbatim_files::stage::Stage;
-use verbatim_proto::message::ServerMessage;
 use verbatim_proto::mirror::{About, Staged};
-use verbatim_proto::{Code, Digest, Fault, MirrorReply, Twin, WirePath};
+use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
+use verbatim_serve::Jobs;
 
 /// A tree beside its target, and where that is.
 pub(crate) struct Staging {
@@ -83,67 +82,96 @@ impl Drop for Listed {
     }
 }
 
-impl Session {
-    pub(super) fn stage(&mut self, request: u32, path: WirePath, key: Digest) -> Result<(), End> {
-        let known = self.mirrors.stages.iter().find(|it| it.target == path && it.key == key);
-        if let Some(known) = known {
-            // A session that has it may ask again.
-            let answer = Ok(known.told.clone());
-            return self
-                .client
-                .send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }));
-        }
-        self.may_hold()?;
-        let (registry, who) = (self.client.shared.locks.clone(), self.client.view.who.clone());
-        let (reach, kept) = (self.client.reach.clone(), self.mirrors.kept.clone());
-        let mut memory = self.client.memory.none();
+/// The trees of a session that are not published.
+pub(super) struct StagedTrees {
+    trees: Vec<Arc<Staging>>,
+    /// Trees that were put in their place, or are being.
+    published: usize,
+    jobs: Jobs<StagingEvent>,
+}
+
+/// What jobs answer.
+pub(crate) enum StagingEvent {
+    Staged(u32, Result<(Staged, Box<Staging>), Fault>),
+    Published(u32, Result<(), Fault>),
+}
+
+impl StagedTrees {
+    /// None yet.
+    pub fn new(jobs: Jobs<StagingEvent>) -> Self {
+        Self { trees: Vec::new(), published: 0, jobs }
+    }
+
+    /// Whether none is there that is not published.
+    pub fn is_empty(&self) -> bool {
+        self.trees.is_empty()
+    }
+
+    /// How many there were, also those that are published.
+    pub fn count(&self) -> usize {
+        self.trees.len() + self.published
+    }
+
+    /// What was told of the tree beside this target, if the session has it.
+    pub fn find(&self, target: &WirePath, key: Digest) -> Option<Staged> {
+        let known = self.trees.iter().find(|it| it.target == *target && it.key == key);
+        known.map(|known| known.told.clone())
+    }
+
+    /// Has a tree built beside a target, or found there.
+    pub fn build(
+        &self,
+        client: &Client,
+        kept: Option<Arc<Kept>>,
+        request: u32,
+        (path, key): (WirePath, Digest),
+    ) {
+        let (registry, who) = (client.shared.locks.clone(), client.view.who.clone());
+        let reach = client.reach.clone();
+        let mut memory = client.memory.none();
         self.jobs.run(move || {
             let holder = Holder { registry: &registry, who: &who, kept: kept.as_ref() };
             let answer = build(&reach, &holder, path, key, &mut |bytes| memory.hold(bytes));
             let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
-            Event::Mirror(MirrorEvent::Staged(request, answer))
+            StagingEvent::Staged(request, answer)
         });
-        Ok(())
     }
 
-    pub(super) fn staged(
-        &mut self,
-        request: u32,
-        answer: Result<(Staged, Box<Staging>), Fault>,
-    ) -> Result<(), End> {
-        self.mirrors.holding -= 1;
-        let answer = answer.map(|(told, staging)| {
-            self.mirrors.stages.push(staging.into());
-            told
-        });
-        self.client.send(ServerMessage::Mirror(MirrorReply::Staged { request, answer }))
+    /// A tree is built: the session has it until it is published.
+    pub fn add(&mut self, staging: Box<Staging>) {
+        self.trees.push(staging.into());
     }
 
     /// The tree that this session builds at a path.
-    pub(super) fn staging_at(&self, path: &WirePath) -> Option<Arc<Staging>> {
-        self.mirrors.stages.iter().find(|staging| staging.told.path == *path).cloned()
+    pub fn at(&self, path: &WirePath) -> Option<Arc<Staging>> {
+        self.trees.iter().find(|staging| staging.told.path == *path).cloned()
     }
 
-    pub(super) fn publish(
-        &mut self,
-        request: u32,
-        path: &WirePath,
-        changed: bool,
-    ) -> Result<(), End> {
-        let stages = &mut self.mirrors.stages;
-        let Some(at) = stages.iter().position(|it| it.target == *path) else {
+    /// The trees, for a job that changes something in them.
+    pub fn for_jobs(&self) -> Vec<Arc<dyn StagingTree>> {
+        self.trees.iter().map(|tree| tree.clone() as Arc<dyn StagingTree>).collect()
+    }
+
+    /// Puts a tree in the place of its target.
+    pub fn publish(&mut self, request: u32, path: &WirePath, changed: bool) -> Result<(), End> {
+        let Some(at) = self.trees.iter().position(|it| it.target == *path) else {
             let text = "the client published a tree that is not there";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
         // Taken out: published twice, the old tree would be back in its place.
-        let staging = stages.remove(at);
-        self.mirrors.published += 1;
+        let staging = self.trees.remove(at);
+        self.published += 1;
         self.jobs.run(move || {
             let answer = staging.stage().finish(changed);
             staging.export.folder.forget_parents();
-            Event::Mirror(MirrorEvent::Published(request, answer))
+            StagingEvent::Published(request, answer)
         });
         Ok(())
+    }
+
+    /// Lets go of all trees, but for those that jobs change.
+    pub fn clear(&mut self) {
+        self.trees.clear();
     }
 }
 

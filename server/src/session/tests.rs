@@ -386,7 +386,7 @@ async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_on
     let (found, done) = scene.hear(page).await;
     assert_eq!((found.len(), done), (PAGE_ENTRIES_MAX, false), "its root is the first");
     // It may be made by now: whoever waited for the first may have been told of the others too.
-    while scene.session.mirrors.walks[&1].ready.is_empty() {
+    while scene.session.mirrors.ready_pages(1) == 0 {
         let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
         assert!(scene.session.event(event.expect("a page")).is_ok(), "it goes on");
     }
@@ -570,7 +570,7 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
         let edit = MirrorRequest::Edit { request: 2, edits };
         scene.say(ClientMessage::Mirror(edit)).expect("it may change it");
         scene.session.client.gone.set();
-        scene.session.mirrors = Mirrors::default();
+        scene.session.mirrors.end_all();
         assert!(is_held(), "the change is not done");
         // Who comes back waits for it.
         let again = std::thread::spawn({

@@ -1,13 +1,12 @@
 //! The walks of a session: trees that are told in order, a page when it is asked
 //! for, unless the client has the same page. The next ones are made meanwhile, so that
 //! neither side waits for the other; not where digests are wanted, which cost more
-//! than waiting does.
+//! than waiting does. Called by `mirror`.
 
+use super::Shared;
+use super::client::Client;
 use super::end::End;
-use super::event::Event;
-use super::mirror::MirrorEvent;
-use super::told_owners::of_meta;
-use super::{Session, Shared};
+use super::told_owners::{ToldOwners, of_meta};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use crate::exports::open::open_source;
@@ -27,6 +26,7 @@ use verbatim_proto::mirror::TreeScan;
 use verbatim_proto::tree::Found;
 use verbatim_proto::units::WINDOW_BYTES;
 use verbatim_proto::{Code, Digest, Fault, Filter, Meter, MirrorReply, WirePath};
+use verbatim_serve::Jobs;
 
 /// Walks one client may have at a time.
 pub(super) const WALKS_MAX: usize = 4;
@@ -36,14 +36,17 @@ pub(super) const WALKS_MAX: usize = 4;
 const AHEAD_PAGES: usize = 2;
 
 /// The walks of a session that are not over, by the requests that began them.
-pub(super) type Walks = HashMap<u32, Turn>;
+pub(super) struct Walks {
+    turns: HashMap<u32, Turn>,
+    jobs: Jobs<Walked>,
+}
 
 /// How far a walk is.
-pub(super) struct Turn {
+struct Turn {
     /// Whether the client waits for a page, unless it is one that it has.
     asked: Option<Option<Known>>,
     /// Pages that are made and not told, and whether they are the last.
-    pub(super) ready: VecDeque<(TreePage, bool)>,
+    ready: VecDeque<(TreePage, bool)>,
     /// The walk, while no job makes a page of it; none when it is over.
     resting: Option<Box<Walking>>,
     /// For the pages.
@@ -65,33 +68,63 @@ impl Known {
 }
 
 /// A walk between two pages.
-pub(crate) struct Walking {
+struct Walking {
     export: Arc<ExportFolder>,
     base: WirePath,
     walk: TreeWalk,
     digests: bool,
 }
 
-/// A page, and the walk to go on with.
-pub(crate) type Walked = (Option<Box<Walking>>, TreePage);
+/// A page that a job made of a walk.
+pub(crate) struct Walked {
+    request: u32,
+    page: TreePage,
+    /// The walk to go on with.
+    walking: Option<Box<Walking>>,
+}
 
-impl Session {
-    pub(super) fn walk_tree(&mut self, request: u32, walk: TreeScan, all: All) -> Result<(), End> {
-        let walks = &mut self.mirrors.walks;
-        if walks.len() >= WALKS_MAX || walks.contains_key(&request) {
+impl Walks {
+    /// None yet.
+    pub fn new(jobs: Jobs<Walked>) -> Self {
+        Self { turns: HashMap::new(), jobs }
+    }
+
+    /// Whether none is open.
+    pub fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// How many pages of a walk are made and not told.
+    #[cfg(test)]
+    pub fn ready_pages(&self, request: u32) -> usize {
+        self.turns[&request].ready.len()
+    }
+
+    /// Forgets all walks.
+    pub fn clear(&mut self) {
+        self.turns.clear();
+    }
+
+    /// Begins a walk. Where the tree is built beside a target, `open_beside` opens that target.
+    pub fn begin(
+        &mut self,
+        client: &Client,
+        request: u32,
+        (scan, all): (TreeScan, All),
+        open_beside: impl FnOnce() -> Option<OwnedFd> + Send + 'static,
+    ) -> Result<(), End> {
+        if self.turns.len() >= WALKS_MAX || self.turns.contains_key(&request) {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let memory = self.client.memory.take(WALK_BYTES);
+        let memory = client.memory.take(WALK_BYTES);
         let memory = memory.ok_or_else(|| End::Refused(refusal("another walk")))?;
         let (asked, ready) = (Some(None), VecDeque::new());
         let turn = Turn { asked, ready, resting: None, _memory: memory };
-        walks.insert(request, turn);
-        let reach = self.client.reach.clone();
-        let staging = self.staging_at(&walk.path);
-        self.make_page(request, walk.digests, move |hasher| {
-            let beside = staging.and_then(|staging| staging.open_target());
-            match begin_walk(hasher, &reach, walk, all, beside) {
+        self.turns.insert(request, turn);
+        let reach = client.reach.clone();
+        self.make_page(client, request, scan.digests, move |hasher| {
+            match begin_walk(hasher, &reach, scan, all, open_beside()) {
                 Ok(walking) => page_of(hasher, walking),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
@@ -105,18 +138,22 @@ impl Session {
     /// Has a page made; those who hash wait for a place among those of the client, and among all
     /// that do, before they take one of its threads.
     fn make_page(
-        &mut self,
+        &self,
+        client: &Client,
         request: u32,
         digests: bool,
-        make: impl FnOnce(&Hasher) -> Walked + Send + 'static,
+        make: impl FnOnce(&Hasher) -> Made + Send + 'static,
     ) {
-        let (shared, over) = (self.client.shared.clone(), self.client.gone.flag());
-        let hasher = Hasher { shared, over, meter: self.client.share.name.matching.meter() };
-        let work = move || Event::Mirror(MirrorEvent::Walked(request, Box::new(make(&hasher))));
+        let (shared, over) = (client.shared.clone(), client.gone.flag());
+        let hasher = Hasher { shared, over, meter: client.share.name.matching.meter() };
+        let work = move || {
+            let (walking, page) = make(&hasher);
+            Walked { request, page, walking }
+        };
         match digests {
             true => {
-                let Share { name, hashed_walks, threads, .. } = &*self.client.share;
-                let all = &self.client.shared.hashed_walks;
+                let Share { name, hashed_walks, threads, .. } = &*client.share;
+                let all = &client.shared.hashed_walks;
                 let rooms = [hashed_walks, &name.hashed_walks, all, threads, &name.threads];
                 self.jobs.run_within(rooms.map(Arc::clone), work);
             }
@@ -125,29 +162,45 @@ impl Session {
     }
 
     /// The client asks for the next page, unless it is this one.
-    pub(super) fn walk_on(&mut self, request: u32, unless: Option<Known>) -> Result<(), End> {
-        match self.mirrors.walks.get_mut(&request) {
+    pub fn ask(
+        &mut self,
+        client: &Client,
+        told_owners: &mut ToldOwners,
+        request: u32,
+        unless: Option<Known>,
+    ) -> Result<(), End> {
+        match self.turns.get_mut(&request) {
             Some(turn) if turn.asked.is_none() => turn.asked = Some(unless),
             _ => {
                 let text = "the client asked for more of a walk that is not open";
                 return Err(End::Refused(Fault::new(Code::Protocol, text)));
             }
         }
-        self.go_on(request)
+        self.go_on(client, told_owners, request)
     }
 
     /// A page is made.
-    pub(super) fn walked(&mut self, request: u32, (walking, page): Walked) -> Result<(), End> {
-        if let Some(turn) = self.mirrors.walks.get_mut(&request) {
+    pub fn walked(
+        &mut self,
+        client: &Client,
+        told_owners: &mut ToldOwners,
+        Walked { request, page, walking }: Walked,
+    ) -> Result<(), End> {
+        if let Some(turn) = self.turns.get_mut(&request) {
             turn.ready.push_back((page, walking.is_none()));
             turn.resting = walking;
         }
-        self.go_on(request)
+        self.go_on(client, told_owners, request)
     }
 
     /// Has a page made where too few are ready, and sends the next where it is asked for.
-    fn go_on(&mut self, request: u32) -> Result<(), End> {
-        let Some(turn) = self.mirrors.walks.get_mut(&request) else { return Ok(()) };
+    fn go_on(
+        &mut self,
+        client: &Client,
+        told_owners: &mut ToldOwners,
+        request: u32,
+    ) -> Result<(), End> {
+        let Some(turn) = self.turns.get_mut(&request) else { return Ok(()) };
         let next = turn.asked.and_then(|unless| Some((unless, turn.ready.pop_front()?)));
         if next.is_some() {
             turn.asked = None;
@@ -158,38 +211,31 @@ impl Session {
             false => ready < AHEAD_PAGES,
         };
         if let Some(walking) = turn.resting.take_if(lacks) {
-            self.walk_further(request, walking);
+            let digests = walking.digests;
+            self.make_page(client, request, digests, move |hasher| page_of(hasher, walking));
         }
-        match next {
-            Some((unless, (page, done))) => self.tell_page(request, page, done, unless),
-            None => Ok(()),
-        }
-    }
-
-    /// Sends a page, unless the client has it.
-    fn tell_page(
-        &mut self,
-        request: u32,
-        TreePage { found, leftovers }: TreePage,
-        done: bool,
-        unless: Option<Known>,
-    ) -> Result<(), End> {
+        let Some((unless, (page, done))) = next else { return Ok(()) };
         if done {
-            self.mirrors.walks.remove(&request);
+            self.turns.remove(&request);
         }
         // Also of a page that the client has: what it asks about those owners is the same.
-        let owners = found.iter().flatten().map(|node| of_meta(&node.meta));
-        self.told_owners.note(owners);
-        let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
-        let reply = match is_known {
-            true => MirrorReply::Alike { request, done },
-            false => MirrorReply::Walked { request, found, leftovers, done },
-        };
-        self.client.send(ServerMessage::Mirror(reply))
+        let owners = page.found.iter().flatten().map(|node| of_meta(&node.meta));
+        told_owners.note(owners);
+        client.send(ServerMessage::Mirror(reply_of(request, page, done, unless)))
     }
+}
 
-    fn walk_further(&mut self, request: u32, walking: Box<Walking>) {
-        self.make_page(request, walking.digests, move |hasher| page_of(hasher, walking));
+/// How a page is told, unless the client has it.
+fn reply_of(
+    request: u32,
+    TreePage { found, leftovers }: TreePage,
+    done: bool,
+    unless: Option<Known>,
+) -> MirrorReply {
+    let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
+    match is_known {
+        true => MirrorReply::Alike { request, done },
+        false => MirrorReply::Walked { request, found, leftovers, done },
     }
 }
 
@@ -241,7 +287,10 @@ impl Hasher {
     }
 }
 
-fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Walked {
+/// The walk to go on with, and the page that was made of it.
+type Made = (Option<Box<Walking>>, TreePage);
+
+fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Made {
     let Walking { export, base, walk, digests } = &mut *walking;
     let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
         hasher.root(&open_source(export, &base.join(path))?)
