@@ -3,8 +3,8 @@
 //! bytes of requests are taken in front of them.
 
 use super::Session;
+use super::mirror::WALKS_MAX;
 use super::namespace::{MAKES_HEARD_MAX, MAKES_MAX};
-use super::walks::WALKS_MAX;
 use crate::limits::client_limits::CLIENT_THREADS_MAX;
 use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_serve::EVENTS_MAX;

@@ -2,7 +2,7 @@
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
 use super::watching::Watched;
-use super::{making, mirror, namespace, staging, walks, writing};
+use super::{making, mirror, namespace, writing};
 use crate::net::data_tickets::Joined;
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
@@ -51,14 +51,14 @@ impl From<mirror::MirrorEvent> for Event {
     }
 }
 
-impl From<walks::Walked> for Event {
-    fn from(walked: walks::Walked) -> Self {
+impl From<mirror::Walked> for Event {
+    fn from(walked: mirror::Walked) -> Self {
         Self::Mirror(walked.into())
     }
 }
 
-impl From<staging::StagingEvent> for Event {
-    fn from(event: staging::StagingEvent) -> Self {
+impl From<mirror::StagingEvent> for Event {
+    fn from(event: mirror::StagingEvent) -> Self {
         Self::Mirror(event.into())
     }
 }

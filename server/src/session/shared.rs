@@ -1,7 +1,7 @@
 //! What all sessions of a server share: exports, digests, workers, the device. Made
 //! once by the listener; a session changes none of it but through what is in it.
 
-use super::holding::LockRegistry;
+use super::sync_lock::LockRegistry;
 use crate::exports::dense_files::Surveys;
 use crate::exports::open::Exports;
 use crate::exports::quota::Counts;

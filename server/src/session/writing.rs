@@ -8,7 +8,7 @@ mod slots;
 use super::Session;
 use super::end::End;
 use super::event::Event;
-use super::holding::{HELD_LOOK_EVERY, HELD_MAX};
+use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
 use crate::worker::{Chunk, Command, Landing, Lies};

@@ -4,7 +4,7 @@
 
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
-use crate::session::holding::Keeping;
+use crate::session::sync_lock::Keeping;
 use std::sync::Arc;
 use verbatim_files::Over;
 use verbatim_proto::message::{EntryKind, NewEntry};

@@ -11,7 +11,7 @@ mod lookups;
 
 use super::client::Client;
 use super::end::End;
-use super::holding::Keeping;
+use super::sync_lock::Keeping;
 use super::told_owners::{ToldOwners, of_meta, of_ties};
 use crate::observe::session_stats::View;
 pub(super) use changes::{Edits, MAKES_HEARD_MAX, MAKES_MAX};

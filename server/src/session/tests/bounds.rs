@@ -5,7 +5,7 @@ use super::*;
 use crate::limits::client_limits::{CLIENT_THREADS_MAX, Share};
 use crate::limits::fair_pool::Places;
 use crate::session::backpressure::{AHEAD_BYTES_MAX, JOBS_HEARD_MAX};
-use crate::session::opening::PLACES_WAIT_MAX;
+use crate::session::fd_queue::PLACES_WAIT_MAX;
 use verbatim_proto::Meta;
 use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::meta::Xattr;

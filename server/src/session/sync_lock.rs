@@ -2,7 +2,7 @@
 //! locked it, and a job that still changes the folder keeps the lock when its session is over.
 //! Sessions of one run hand a lock on to one another: a run that follows its source has its target
 //! locked between two passes as well, by a session that only stays. Owns these locks and how long a
-//! request waits for one; `mirror` and `staging` ask for them.
+//! request waits for one; `mirror` asks for them.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

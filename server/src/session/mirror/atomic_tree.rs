@@ -3,11 +3,11 @@
 //! a session, which locks tree and target until then; other clients that want either are told the
 //! holder's name. Called by `mirror`.
 
-use super::client::Client;
-use super::end::End;
-use super::holding::{Holder, Kept, LockRegistry, StagingTree, wait_for_hold};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
+use crate::session::client::Client;
+use crate::session::end::End;
+use crate::session::sync_lock::{Holder, Kept, LockRegistry, StagingTree, wait_for_hold};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use verbatim_files::hold::{above, which};

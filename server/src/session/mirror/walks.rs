@@ -3,16 +3,16 @@
 //! neither side waits for the other; not where digests are wanted, which cost more
 //! than waiting does. Called by `mirror`.
 
-use super::Shared;
-use super::client::Client;
-use super::end::End;
-use super::told_owners::{ToldOwners, of_meta};
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use crate::exports::open::open_source;
 use crate::limits::client_limits::Share;
 use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::{WALK_BYTES, refusal};
+use crate::session::Shared;
+use crate::session::client::Client;
+use crate::session::end::End;
+use crate::session::told_owners::{ToldOwners, of_meta};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use verbatim_proto::{Code, Digest, Fault, Filter, Meter, MirrorReply, WirePath};
 use verbatim_serve::Jobs;
 
 /// Walks one client may have at a time.
-pub(super) const WALKS_MAX: usize = 4;
+pub(in crate::session) const WALKS_MAX: usize = 4;
 
 /// Pages of a walk that are made before they are asked for: a client that is at one thing has its
 /// pages unevenly.

@@ -5,7 +5,7 @@
 //! for every question; where they can no longer be (Landlock lets go of a file that is
 //! replaced), those that were there at the start answer. Called by jobs of `mirror`.
 
-use super::end::End;
+use crate::session::end::End;
 use verbatim_files::accounts::Accounts;
 use verbatim_proto::owners::{OWNERS_MAX, Owner, OwnerName};
 use verbatim_proto::{Code, Fault};

@@ -1,18 +1,21 @@
 //! What mirrors ask of the server: all of a tree in order (`walks`), a lock of a target, a tree
-//! beside it (`staging`), and names of accounts (`owners`). Owns the locks of a session; a lock
+//! beside it (`atomic_tree`), and names of accounts (`owners`). Owns the locks of a session; a lock
 //! lasts as long as its session, and as long as a job of it that may still change the target.
 //! Changes that mirrors ask for are returned: they wait in the same queue as what is to be made
 //! (`namespace`), because both depend on their order.
 
+mod atomic_tree;
+mod owners;
+mod walks;
+
 use super::client::Client;
 use super::end::End;
-use super::holding::{Held, Holder, Keeping, Kept};
 use super::namespace::Edits;
-use super::owners;
-use super::staging::{StagedTrees, StagingEvent};
+use super::sync_lock::{Held, Holder, Keeping, Kept};
 use super::told_owners::ToldOwners;
-use super::walks::{All, Known, Walked, Walks};
 use crate::exports::client_view::Reach;
+use atomic_tree::StagedTrees;
+pub(crate) use atomic_tree::StagingEvent;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -24,6 +27,9 @@ use verbatim_proto::owners::{Owner, OwnerName};
 use verbatim_proto::units::CHANGES_MAX;
 use verbatim_proto::{Code, Digest, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
 use verbatim_serve::Jobs;
+pub(super) use walks::WALKS_MAX;
+pub(crate) use walks::Walked;
+use walks::{All, Known, Walks};
 
 /// Targets one client may hold.
 const HOLDS_MAX: usize = 4;
