@@ -50,7 +50,7 @@ impl Session {
     /// is enough to do or to read. All jobs end without another one, but they begin none while
     /// there is much to read.
     pub(super) fn hears(&self) -> bool {
-        let waits = self.held.is_some() || self.links.making.joins();
+        let waits = self.held.is_some() || self.links.setup.joins();
         let behind = self.has_enough_to_do() && self.ahead_bytes >= AHEAD_BYTES_MAX;
         let unread = self.client.outbox.unread().is_much();
         let busy =

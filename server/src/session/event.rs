@@ -1,8 +1,9 @@
 //! What happens to a session beside the messages of its client: what jobs and workers
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
+use super::pair_event::PairEvent;
 use super::watching::Watched;
-use super::{making, mirror, namespace, writing};
+use super::{mirror, namespace, writing};
 use crate::net::data_tickets::Joined;
 use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
@@ -24,7 +25,7 @@ pub(crate) enum Event {
     Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
     Namespace(namespace::NamespaceEvent),
     Mirror(mirror::MirrorEvent),
-    Pair(making::PairEvent),
+    Pair(PairEvent),
     /// A data connection was made.
     Joined(Joined),
     Link(LinkEvent),
@@ -60,6 +61,12 @@ impl From<mirror::Walked> for Event {
 impl From<mirror::StagingEvent> for Event {
     fn from(event: mirror::StagingEvent) -> Self {
         Self::Mirror(event.into())
+    }
+}
+
+impl From<PairEvent> for Event {
+    fn from(event: PairEvent) -> Self {
+        Self::Pair(event)
     }
 }
 

@@ -1,34 +1,44 @@
 //! The links of a session: made on request, handed to a worker each, killed on
 //! request or when they die. A link's name is used once. Those of a device are made
-//! by jobs (`making`).
+//! by jobs (`making`). What other activities are to do about a link waits as `LinkNews`,
+//! which the dispatcher takes after each call.
+//!
+//! Also owns the memory for a client that tries its links: `rdma-doctor` reads and writes it, and
+//! nobody looks at what is in it. One probe a session, of a mebibyte each way at most, counted
+//! against the pin budget; it goes with the session's domain.
 
-use super::Session;
+use super::client::Client;
 use super::end::End;
-use super::making::{ENDING_TIMES, Making};
+use super::making::{ENDING_TIMES, QpSetup, answer_of};
+use super::pair_event::PairEvent;
 use crate::exports::client_view::Passage;
 use crate::net::data_tickets::{Arrived, Joined};
+use crate::rdma::pin_budget::Ring;
+use crate::rdma::registrations::Half;
 use crate::worker::{Command, LinkEvent};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use verbatim_fabric::tcp::TcpLink;
 use verbatim_fabric::worker::LinkKey;
-use verbatim_fabric::{FabricError, Link};
+use verbatim_fabric::{FabricError, Link, Memory, SharedSlot};
 use verbatim_proto::message::{
     JoinSecret, LinkAnswer, LinkId, LinkOffer, SealedAnswer, ServerMessage,
 };
+use verbatim_proto::probing::{PROBE_BYTES_MAX, ProbeRequest, Probed};
 use verbatim_proto::{Code, Fault};
-use verbatim_serve::EventPort;
+use verbatim_serve::{EventPort, Jobs};
 use verbatim_telemetry::labels::{Fallback, Transport};
 
 /// Where the links of a session are.
 pub(super) struct Links {
-    /// Where workers tell of them.
-    pub events: EventPort<LinkEvent>,
+    /// Where workers report them.
+    events: EventPort<LinkEvent>,
     /// Where data connections come that were expected.
     tickets: EventPort<Joined>,
     live: HashMap<LinkId, Place>,
-    pub making: Making,
+    pub setup: QpSetup,
     /// The newest epoch of each stream.
     epochs: HashMap<u16, u16>,
     /// The streams that had a queue pair.
@@ -37,15 +47,30 @@ pub(super) struct Links {
     /// says goodbye closes its links, and the server may see that before the goodbye.
     ended: HashMap<u16, (Transport, Instant)>,
     /// Whether the client was lent memory to try them with.
-    pub probed: bool,
+    probed: bool,
+    /// What no other activity knows yet.
+    news: VecDeque<LinkNews>,
 }
 
-pub(super) struct Place {
-    pub key: LinkKey,
-    pub worker: usize,
-    pub transport: Transport,
+/// What other activities are to know of links.
+pub(super) enum LinkNews {
+    /// Chunks may be written over this link from now on.
+    Up(LinkId),
+    /// Nothing of this link can land any more.
+    Dead(LinkId),
+    /// A device joined: windows are registered there as well from now on.
+    DeviceJoined,
+    /// The client can write straight into files.
+    KnowsDirectWrites,
+}
+
+/// Where a live link is.
+struct Place {
+    key: LinkKey,
+    worker: usize,
+    transport: Transport,
     /// Whether its end was asked for.
-    pub ending: bool,
+    ending: bool,
     /// The rail it ends at, and what counts the client's port as used for as long as it lives;
     /// none for links without a device.
     port: Option<(u16, Passage)>,
@@ -55,31 +80,42 @@ pub(super) struct Place {
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
 impl Links {
-    /// None yet.
-    pub fn new(events: EventPort<LinkEvent>, tickets: EventPort<Joined>) -> Self {
+    /// None yet. Workers report to `events`, data connections to `tickets`, the pin budget to
+    /// `bell`.
+    pub fn new(
+        events: EventPort<LinkEvent>,
+        tickets: EventPort<Joined>,
+        jobs: Jobs<PairEvent>,
+        bell: EventPort<Ring>,
+    ) -> Self {
         Self {
             events,
             tickets,
             live: HashMap::new(),
-            making: Making::default(),
+            setup: QpSetup::new(jobs, bell),
             epochs: HashMap::new(),
             paired: HashSet::new(),
             ended: HashMap::new(),
             probed: false,
+            news: VecDeque::new(),
         }
+    }
+
+    /// The next thing that other activities are to know.
+    pub fn next_news(&mut self) -> Option<LinkNews> {
+        self.news.pop_front()
+    }
+
+    /// Where workers report links, and what they do with them.
+    pub fn events(&self) -> EventPort<LinkEvent> {
+        self.events.clone()
     }
 
     /// The links that have a device, or will, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
         let live = self.live.iter();
         let live = live.filter_map(|(link, place)| Some((*link, place.port.as_ref()?.1.gid)));
-        live.chain(self.making.gids())
-    }
-
-    /// How many have a device, or will.
-    pub fn pair_count(&self) -> usize {
-        self.live.values().filter(|place| place.transport == Transport::Verbs).count()
-            + self.making.count()
+        live.chain(self.setup.gids())
     }
 
     /// How many there are that nobody asked to end, and how many in all.
@@ -88,76 +124,63 @@ impl Links {
         let up = self.live.values().filter(|place| !place.ending).count();
         (up, self.live.len())
     }
-}
-
-impl Session {
-    /// A worker tells of a link.
-    pub(super) fn link_event(&mut self, event: LinkEvent) -> Result<(), End> {
-        match event {
-            LinkEvent::Notified { link, tag } => self.notified(link, tag),
-            LinkEvent::Absorbed { tag, bytes, verdicts } => {
-                self.absorbed(tag, bytes, verdicts);
-                Ok(())
-            }
-            LinkEvent::Spot(event) => self.spot_event(event),
-            LinkEvent::Dead { link, why } => {
-                self.link_dead(link, why);
-                self.go_on_if_left()
-            }
-        }
-    }
 
     /// Answers a request for a link.
-    pub(super) fn attach(&mut self, link: LinkId, offer: LinkOffer) -> Result<(), End> {
-        self.count_lost(link.index);
-        let answer = match self.begin_epoch(link) {
+    pub fn attach(&mut self, client: &Client, link: LinkId, offer: LinkOffer) -> Result<(), End> {
+        self.count_lost(client, link.index);
+        let answer = match self.begin_epoch(client, link) {
             Ok(()) => {
-                self.end_older(link)?;
-                self.make_link(link, offer)
+                self.end_older(client, link)?;
+                self.make_link(client, link, offer)
             }
             Err(fault) => Err(fault),
         };
         match answer.transpose() {
-            Some(answer) => self.client.send(ServerMessage::Attached { link, answer }),
+            Some(answer) => client.send(ServerMessage::Attached { link, answer }),
             None => Ok(()),
         }
     }
 
     /// Takes the name of a link, unless it is over or there is no room.
-    fn begin_epoch(&mut self, link: LinkId) -> Result<(), Fault> {
-        if link.index >= self.client.shared.links_max {
-            let text = format!("a session may have {} links", self.client.shared.links_max);
+    fn begin_epoch(&mut self, client: &Client, link: LinkId) -> Result<(), Fault> {
+        if link.index >= client.shared.links_max {
+            let text = format!("a session may have {} links", client.shared.links_max);
             return Err(Fault::new(Code::Limit, text));
         }
-        let newest = self.links.epochs.get(&link.index);
+        let newest = self.epochs.get(&link.index);
         if newest.is_some_and(|&newest| newest >= link.epoch) {
             return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
         }
-        let count = self.links.live.len() + self.links.making.count();
-        if count >= ENDING_TIMES * usize::from(self.client.shared.links_max) {
+        let count = self.live.len() + self.setup.count();
+        if count >= ENDING_TIMES * usize::from(client.shared.links_max) {
             return Err(Fault::new(Code::Limit, "too many links have not ended yet"));
         }
-        self.links.epochs.insert(link.index, link.epoch);
+        self.epochs.insert(link.index, link.epoch);
         Ok(())
     }
 
     /// Ends what had the name before, so that there are never more links than names: a client
     /// that asks for the next epoch uses the last no more, fenced or not.
-    fn end_older(&mut self, link: LinkId) -> Result<(), End> {
-        let live = self.links.live.iter();
+    fn end_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
+        let live = self.live.iter();
         let older = live.filter(|(id, place)| id.index == link.index && !place.ending);
         let older: Vec<LinkId> = older.map(|(id, _)| *id).collect();
-        older.into_iter().try_for_each(|id| self.kill(id))?;
-        self.unmake_older(link)
+        older.into_iter().try_for_each(|id| self.kill(client, id))?;
+        self.setup.give_up_older(client, link)
     }
 
     /// Makes a link, or begins to: of that its client hears later.
-    fn make_link(&mut self, link: LinkId, offer: LinkOffer) -> Result<Option<LinkAnswer>, Fault> {
+    fn make_link(
+        &mut self,
+        client: &Client,
+        link: LinkId,
+        offer: LinkOffer,
+    ) -> Result<Option<LinkAnswer>, Fault> {
         // Whatever was offered: an export that moves encrypted only leaves no choice.
-        if let Some(reason) = self.client.reach.must_seal() {
+        if let Some(reason) = client.reach.must_seal() {
             let secret = random_secret()?;
-            self.client.view.fell_back(Fallback::Encrypted);
-            self.client.shared.joins.expect(secret, link, self.links.tickets.clone(), true);
+            client.view.fell_back(Fallback::Encrypted);
+            client.shared.joins.expect(secret, link, self.tickets.clone(), true);
             let secret = JoinSecret(secret);
             return Ok(Some(LinkAnswer::Sealed(SealedAnswer { secret, reason })));
         }
@@ -165,146 +188,215 @@ impl Session {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
                 // One that is lost may be made anew: a stream falls back when TCP takes its place.
-                self.client.view.fell_back(match self.links.paired.contains(&link.index) {
+                client.view.fell_back(match self.paired.contains(&link.index) {
                     true => Fallback::Lost,
-                    false => self.client.shared.observatory.why_tcp(),
+                    false => client.shared.observatory.why_tcp(),
                 });
-                self.client.shared.joins.expect(secret, link, self.links.tickets.clone(), false);
+                client.shared.joins.expect(secret, link, self.tickets.clone(), false);
                 LinkAnswer::Tcp { secret: JoinSecret(secret) }
             }
             LinkOffer::Sim => {
-                let sim = self.client.shared.sim.clone();
+                let sim = client.shared.sim.clone();
                 let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
-                let (endpoint, end) = sim.listen_end(self.client.domain.soft().clone());
-                self.adopt(link, Box::new(end), None);
+                let (endpoint, end) = sim.listen_end(client.domain.soft().clone());
+                self.adopt(client, link, Box::new(end), None);
                 LinkAnswer::Sim { endpoint }
             }
             LinkOffer::Verbs { address } => {
-                self.make_pair(link, &address)?;
+                let pairs = self.live.values().filter(|place| place.transport == Transport::Verbs);
+                let live = pairs.count();
+                if self.setup.begin(client, link, &address, live)? {
+                    self.news.push_back(LinkNews::KnowsDirectWrites);
+                }
                 return Ok(None);
             }
         }))
     }
 
     /// A data connection came in.
-    pub(super) fn joined(&mut self, Joined { link, arrived }: Joined) {
-        if self.links.epochs.get(&link.index) != Some(&link.epoch) {
-            return tracing::debug!(session = self.client.id, ?link, "link came too late");
+    pub fn joined(&mut self, client: &Client, Joined { link, arrived }: Joined) {
+        if self.epochs.get(&link.index) != Some(&link.epoch) {
+            return tracing::debug!(session = client.id, ?link, "link came too late");
         }
-        let domain = self.client.domain.soft().clone();
+        let domain = client.domain.soft().clone();
         let made = match arrived {
             Arrived::Plain(stream) => TcpLink::new(stream, domain),
             Arrived::Sealed(sealed) => TcpLink::sealed(sealed.0, sealed.1, domain),
         };
         match made {
-            Ok(made) => self.adopt(link, Box::new(made), None),
-            Err(error) => tracing::warn!(session = self.client.id, ?link, %error, "link not made"),
+            Ok(made) => self.adopt(client, link, Box::new(made), None),
+            Err(error) => tracing::warn!(session = client.id, ?link, %error, "link not made"),
         }
     }
 
-    pub(super) fn adopt(&mut self, id: LinkId, link: Box<dyn Link>, port: Option<(u16, Passage)>) {
-        let number = self.client.shared.next_link.fetch_add(1, Ordering::Relaxed);
+    /// Hands a link to a worker.
+    pub fn adopt(
+        &mut self,
+        client: &Client,
+        id: LinkId,
+        link: Box<dyn Link>,
+        port: Option<(u16, Passage)>,
+    ) {
+        let number = client.shared.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let transport = Transport::of(link.transport());
         let workers = match transport {
-            Transport::Verbs => self.client.shared.device_workers,
-            _ => self.client.shared.workers.len(),
+            Transport::Verbs => client.shared.device_workers,
+            _ => client.shared.workers.len(),
         };
         let worker = number as usize % workers;
-        tracing::debug!(session = self.client.id, ?id, transport = link.transport(), "link made");
-        let session = self.links.events.clone();
-        let told =
-            self.client.shared.workers[worker].send(Command::Adopt { key, id, link, session });
+        tracing::debug!(session = client.id, ?id, transport = link.transport(), "link made");
+        let session = self.events.clone();
+        let told = client.shared.workers[worker].send(Command::Adopt { key, id, link, session });
         if let Err(error) = told {
-            tracing::error!(session = self.client.id, %error, "worker takes no link");
+            tracing::error!(session = client.id, %error, "worker takes no link");
             return;
         }
         if transport == Transport::Verbs {
-            self.links.paired.insert(id.index);
+            self.paired.insert(id.index);
         }
-        self.links.live.insert(id, Place { key, worker, port, transport, ending: false });
-        self.show_links();
-        self.writing.machine.link_up(id);
+        self.live.insert(id, Place { key, worker, port, transport, ending: false });
+        self.show(client);
+        self.news.push_back(LinkNews::Up(id));
     }
 
     /// A link died, or was killed.
-    pub(super) fn link_dead(&mut self, link: LinkId, why: Option<FabricError>) {
-        let place = self.links.live.remove(&link);
+    pub fn died(&mut self, client: &Client, link: LinkId, why: Option<FabricError>) {
+        let place = self.live.remove(&link);
         if let (Some(error), Some(&Place { transport, .. })) = (why, place.as_ref()) {
-            tracing::debug!(session = self.client.id, ?link, %error, "link ended");
-            self.count_lost(link.index);
-            self.links.ended.insert(link.index, (transport, Instant::now()));
+            tracing::debug!(session = client.id, ?link, %error, "link ended");
+            self.count_lost(client, link.index);
+            self.ended.insert(link.index, (transport, Instant::now()));
         }
-        self.writing.wants_no_slots(link);
-        self.show_links();
-        self.writing.machine.killed(link);
+        self.show(client);
+        self.news.push_back(LinkNews::Dead(link));
     }
 
     /// Counts the link of a stream as lost, if it ended by itself: its client noticed as well.
-    pub(super) fn count_lost(&mut self, index: u16) {
-        if let Some((transport, _)) = self.links.ended.remove(&index) {
-            self.client.view.link_lost(transport);
+    pub fn count_lost(&mut self, client: &Client, index: u16) {
+        if let Some((transport, _)) = self.ended.remove(&index) {
+            client.view.link_lost(transport);
         }
     }
 
     /// Counts the links as lost that ended by themselves a while ago: their session goes on.
-    pub(super) fn count_lost_before(&mut self, now: Instant) {
+    pub fn count_lost_before(&mut self, client: &Client, now: Instant) {
         let is_lost = |at: &Instant| now.duration_since(*at) >= LOST_AFTER;
-        let ended = self.links.ended.iter();
+        let ended = self.ended.iter();
         let lost: Vec<u16> = ended.filter(|(_, (_, at))| is_lost(at)).map(|(i, _)| *i).collect();
-        lost.into_iter().for_each(|index| self.count_lost(index));
+        lost.into_iter().for_each(|index| self.count_lost(client, index));
     }
 
-    /// Ends a link; `LinkDead` comes back when nothing of it can land any more.
-    pub(super) fn kill(&mut self, id: LinkId) -> Result<(), End> {
-        match self.links.live.get_mut(&id) {
+    /// Ends a link; `LinkEvent::Dead` comes back when nothing of it can land any more.
+    pub fn kill(&mut self, client: &Client, id: LinkId) -> Result<(), End> {
+        match self.live.get_mut(&id) {
             // Its worker knows, and answers once.
             Some(place) if place.ending => Ok(()),
             Some(place) => {
                 place.ending = true;
                 let (key, worker) = (place.key, place.worker);
-                self.show_links();
-                let session = self.links.events.clone();
-                self.client.tell(worker, Command::Kill { key, id, session })
+                self.show(client);
+                let session = self.events.clone();
+                client.tell(worker, Command::Kill { key, id, session })
             }
             None => {
-                self.link_dead(id, None);
+                self.died(client, id, None);
                 Ok(())
             }
         }
     }
 
     /// Tells people which links there are.
-    fn show_links(&self) {
-        let live = self.links.live.values();
+    fn show(&self, client: &Client) {
+        let live = self.live.values();
         let up = live.clone().filter(|place| !place.ending).map(|place| place.transport);
         let is_ending = |place: &&Place| place.ending && place.transport == Transport::Verbs;
-        self.client.view.links(up, live.clone().filter(is_ending).count() as u64);
+        client.view.links(up, live.clone().filter(is_ending).count() as u64);
     }
 
     /// A link as its worker knows it, that worker, and what carries it; one that no worker has,
     /// when the link is gone.
-    pub(super) fn place_of(&self, link: LinkId) -> (LinkKey, usize, Transport) {
+    pub fn place_of(&self, link: LinkId) -> (LinkKey, usize, Transport) {
         let gone = (LinkKey(u64::MAX), 0, Transport::Tcp);
-        let place = self.links.live.get(&link);
+        let place = self.live.get(&link);
         place.map_or(gone, |place| (place.key, place.worker, place.transport))
     }
 
     /// The rail that a link ends at.
-    pub(super) fn rail_of(&self, link: LinkId) -> Option<u16> {
-        self.links.live.get(&link).and_then(|place| Some(place.port.as_ref()?.0))
+    pub fn rail_of(&self, link: LinkId) -> Option<u16> {
+        self.live.get(&link).and_then(|place| Some(place.port.as_ref()?.0))
     }
 
     /// Ends every link; nobody waits for the answers.
-    pub(super) fn drop_links(&mut self) {
-        for (id, place) in std::mem::take(&mut self.links.live) {
-            let (key, session) = (place.key, self.links.events.clone());
-            let worker = &self.client.shared.workers[place.worker];
+    pub fn end_all(&mut self, client: &Client) {
+        for (id, place) in std::mem::take(&mut self.live) {
+            let (key, session) = (place.key, self.events.clone());
+            let worker = &client.shared.workers[place.worker];
             // One for each link, however much the worker has to do: what is not ended serves on.
             if let Err(error) = worker.send_anyway(Command::Kill { key, id, session }) {
-                tracing::error!(session = self.client.id, ?id, %error, "link not ended");
+                tracing::error!(session = client.id, ?id, %error, "link not ended");
             }
         }
+    }
+
+    /// A job reports a queue pair that is being made. The next is to be connected then.
+    pub fn pair_event(&mut self, client: &Client, event: PairEvent) -> Result<(), End> {
+        match event {
+            PairEvent::Joined(link, Ok(rail)) => {
+                self.setup.joined(link, rail);
+                self.news.push_back(LinkNews::DeviceJoined);
+            }
+            PairEvent::Joined(link, Err(error)) | PairEvent::Made(link, Err(error)) => {
+                self.setup.refused(client, link, &error)?;
+            }
+            PairEvent::Made(link, Ok(half)) => {
+                if let Some((half, passage)) = self.setup.made(client, link, half)? {
+                    let Half { link: made, address, rail } = half;
+                    self.adopt(client, link, made, Some((rail, passage)));
+                    let answer = Ok(answer_of(rail, address));
+                    client.send(ServerMessage::Attached { link, answer })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The client wants a link dead: gives it up where it is still being made.
+    pub fn fence(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
+        self.count_lost(client, link.index);
+        let text = "the link ended before it was made";
+        self.setup.give_up(client, link, Fault::new(Code::LinkLost, text))?;
+        Ok(())
+    }
+
+    /// Answers a request for memory to try links with.
+    pub fn probe(&mut self, client: &Client, request: ProbeRequest) -> Result<(), End> {
+        let answer = self.offer_probe(client, request);
+        client.send(ServerMessage::Probed(answer))
+    }
+
+    fn offer_probe(
+        &mut self,
+        client: &Client,
+        ProbeRequest { link, bytes }: ProbeRequest,
+    ) -> Result<Probed, Fault> {
+        let limit = |text: &str| Fault::new(Code::Limit, text);
+        if bytes == 0 || bytes > PROBE_BYTES_MAX {
+            return Err(limit("a probe has from one byte to a mebibyte"));
+        }
+        if std::mem::replace(&mut self.probed, true) {
+            return Err(limit("a session has one probe"));
+        }
+        let rail = self.rail_of(link);
+        let pin = client.domain.pin_slot(rail, 2 * u64::from(bytes));
+        let pin = pin.ok_or_else(|| limit("the server may pin no more now"))?;
+        let offer = |memory: fn(SharedSlot) -> Memory| {
+            let slot = SharedSlot::new(bytes as usize)?;
+            client.domain.offer_on(rail, memory(slot), Arc::clone(&pin))
+        };
+        let offered = offer(Memory::Staged).and_then(|read| Ok((read, offer(Memory::Upload)?)));
+        let (read, write) = offered.map_err(|error| limit(&error.with_hint()))?;
+        Ok(Probed { read: read.region, write: write.region, bytes })
     }
 }
 

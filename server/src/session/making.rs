@@ -4,19 +4,20 @@
 //! because what is said next may need the device. Then queue pairs are connected, one at
 //! a time, in the order in which they were asked for. One that nobody wants any more is
 //! never handed to a worker, and its client's port counts as used until it is destroyed.
-//! Every one is answered once. Those that are made are in `links`.
+//! Every one is answered once. Those that are made are in `links`, which calls this.
 
-use super::Session;
+use super::client::Client;
 use super::end::End;
-use super::event::Event;
+use super::pair_event::PairEvent;
 use crate::exports::client_view::Passage;
+use crate::rdma::pin_budget::Ring;
 use crate::rdma::registrations::{Half, Wanted};
 use std::collections::VecDeque;
 use verbatim_fabric::FabricError;
 use verbatim_fabric::verbs::Address;
 use verbatim_proto::message::{LinkAnswer, LinkId, RailAnswer, ServerMessage};
 use verbatim_proto::{Code, Fault};
-use verbatim_serve::EventPort;
+use verbatim_serve::{EventPort, Jobs};
 use verbatim_telemetry::labels::Fallback;
 
 /// How many times as many links as it may have a client can have while old ones end.
@@ -24,9 +25,12 @@ pub(super) const ENDING_TIMES: usize = 2;
 
 /// The queue pairs of a session that are being made, in the order they were asked for. At most
 /// as many as there may be links that have not ended.
-#[derive(Default)]
-pub(super) struct Making {
+pub(super) struct QpSetup {
     pairs: VecDeque<Pair>,
+    /// Its jobs, which a test may hold back.
+    pub jobs: Jobs<PairEvent>,
+    /// Where the pin budget rings.
+    bell: EventPort<Ring>,
 }
 
 struct Pair {
@@ -49,15 +53,12 @@ enum Step {
     Connects,
 }
 
-/// What jobs tell of queue pairs.
-pub(crate) enum PairEvent {
-    /// A link is to end at this rail, or at none.
-    Joined(LinkId, Result<u16, FabricError>),
-    /// It was made, or not.
-    Made(LinkId, Result<Half, FabricError>),
-}
+impl QpSetup {
+    /// No queue pair is being made.
+    pub fn new(jobs: Jobs<PairEvent>, bell: EventPort<Ring>) -> Self {
+        Self { pairs: VecDeque::new(), jobs, bell }
+    }
 
-impl Making {
     /// Whether a device is being joined.
     pub fn joins(&self) -> bool {
         self.pairs.iter().any(|pair| pair.step == Step::Joins)
@@ -94,13 +95,18 @@ impl Making {
             Some((pair.link, pair.peer, rail))
         })
     }
-}
 
-impl Session {
-    /// Begins to make a queue pair.
-    pub(super) fn make_pair(&mut self, link: LinkId, peer: &[u8]) -> Result<(), Fault> {
-        let qps_max = self.client.shared.rdma.qps_max;
-        let too_many = self.links.pair_count() >= ENDING_TIMES * usize::from(qps_max);
+    /// Begins to make a queue pair, beside those that are live; whether the client knows direct
+    /// writes.
+    pub fn begin(
+        &mut self,
+        client: &Client,
+        link: LinkId,
+        peer: &[u8],
+        live: usize,
+    ) -> Result<bool, Fault> {
+        let qps_max = client.shared.rdma.qps_max;
+        let too_many = live + self.count() >= ENDING_TIMES * usize::from(qps_max);
         if link.index >= qps_max || too_many {
             let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
             return Err(Fault::new(Code::Limit, text));
@@ -109,129 +115,120 @@ impl Session {
         let peer = peer.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
         // Before there is a queue pair, because files are opened meanwhile; given back by all
         // that fails.
-        let passage = self.client.reach.use_gid(peer.gid)?;
-        self.spots.knows(peer.spots);
-        let step = Step::Joins;
-        self.links.making.pairs.push_back(Pair { link, peer, passage, step, over: false });
-        let events = EventPort::of(&self.events);
+        let passage = client.reach.use_gid(peer.gid)?;
+        self.pairs.push_back(Pair { link, peer, passage, step: Step::Joins, over: false });
+        let events = self.bell.clone();
         // A bell that is not heard is made up for by the next tick.
         let bell = move |ring| {
             let _ = events.tell(ring);
         };
         let (shared, domain, wanted) =
-            (self.client.shared.clone(), self.client.domain.clone(), self.wanted());
+            (client.shared.clone(), client.domain.clone(), wanted(client));
         self.jobs.run(move || {
             let rail = domain.join(&shared.rdma, &wanted, peer.gid, bell);
-            Event::Pair(PairEvent::Joined(link, rail))
+            PairEvent::Joined(link, rail)
         });
-        Ok(())
+        Ok(peer.spots)
     }
 
-    fn wanted(&self) -> Wanted {
-        let slot_bytes = u64::from(self.client.chunk_bytes);
-        Wanted { local: self.client.local, slot_bytes, by_gid: self.client.reach.is_picky() }
-    }
-
-    pub(super) fn pair_event(&mut self, event: PairEvent) -> Result<(), End> {
-        match event {
-            PairEvent::Joined(link, Ok(rail)) => self.pair_joined(link, rail),
-            PairEvent::Joined(link, Err(error)) => self.pair_refused(link, &error)?,
-            PairEvent::Made(link, Err(error)) => self.pair_refused(link, &error)?,
-            PairEvent::Made(link, Ok(half)) => self.pair_made(link, half)?,
+    /// The device of a link joined, and the link ends at this rail.
+    pub fn joined(&mut self, link: LinkId, rail: u16) {
+        let place = self.place_of(link);
+        match self.pairs[place].over {
+            true => drop(self.pairs.remove(place)),
+            false => self.pairs[place].step = Step::Waits(rail),
         }
-        self.connect_next();
-        self.go_on_if_left()
-    }
-
-    fn pair_joined(&mut self, link: LinkId, rail: u16) {
-        let place = self.links.making.place_of(link);
-        let pairs = &mut self.links.making.pairs;
-        match pairs[place].over {
-            true => drop(pairs.remove(place)),
-            false => pairs[place].step = Step::Waits(rail),
-        }
-        // Windows are registered there as well from now on.
-        self.lease_more();
     }
 
     /// Connects the next queue pair, unless another is being connected.
-    fn connect_next(&mut self) {
-        let Some((link, peer, rail)) = self.links.making.next() else { return };
+    pub fn connect_next(&mut self, client: &Client) {
+        let Some((link, peer, rail)) = self.next() else { return };
         let (shared, domain, wanted) =
-            (self.client.shared.clone(), self.client.domain.clone(), self.wanted());
+            (client.shared.clone(), client.domain.clone(), wanted(client));
         self.jobs.run(move || {
             let made = domain.connect(&shared.rdma, &wanted, rail, &peer);
-            Event::Pair(PairEvent::Made(link, made))
+            PairEvent::Made(link, made)
         });
     }
 
-    fn pair_refused(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
-        if self.links.making.take(link).over {
+    /// A queue pair could not be made, or was destroyed.
+    pub fn refused(
+        &mut self,
+        client: &Client,
+        link: LinkId,
+        error: &FabricError,
+    ) -> Result<(), End> {
+        if self.take(link).over {
             return Ok(());
         }
-        self.client.view.fell_back(Fallback::Refused);
+        client.view.fell_back(Fallback::Refused);
         let answer = Err(Fault::new(Code::NotFound, error.with_hint()));
-        self.client.send(ServerMessage::Attached { link, answer })
+        client.send(ServerMessage::Attached { link, answer })
     }
 
-    fn pair_made(&mut self, link: LinkId, half: Half) -> Result<(), End> {
-        let place = self.links.making.place_of(link);
+    /// A queue pair was made: gives it back with its client's port, or destroys it when nobody
+    /// wants it any more.
+    pub fn made(
+        &mut self,
+        client: &Client,
+        link: LinkId,
+        half: Half,
+    ) -> Result<Option<(Half, Passage)>, End> {
+        let place = self.place_of(link);
         // A file of another export may have been named meanwhile.
-        if let Err(fault) = self.client.reach.use_gid(self.links.making.pairs[place].passage.gid) {
-            self.unmake(link, fault)?;
+        if let Err(fault) = client.reach.use_gid(self.pairs[place].passage.gid) {
+            self.give_up(client, link, fault)?;
         }
-        if self.links.making.pairs[place].over {
-            // Told as one that was never made, when it is gone.
+        if self.pairs[place].over {
+            // Reported as one that was never made, when it is gone.
             self.jobs.run(move || {
                 drop(half);
-                Event::Pair(PairEvent::Made(link, Err(FabricError::Closed)))
+                PairEvent::Made(link, Err(FabricError::Closed))
             });
-            return Ok(());
+            return Ok(None);
         }
-        let passage = self.links.making.take(link).passage;
-        let Half { link: made, address, rail } = half;
-        self.adopt(link, made, Some((rail, passage)));
-        let answer = match rail {
-            0 => LinkAnswer::Verbs { address },
-            rail => LinkAnswer::Rail(RailAnswer { rail, address }),
-        };
-        self.client.send(ServerMessage::Attached { link, answer: Ok(answer) })
+        Ok(Some((half, self.take(link).passage)))
     }
 
     /// Gives up a link that is being made, and tells its client why; whether it is one. Nothing
     /// was granted on it, and its client has not heard where it ends.
-    pub(super) fn unmake(&mut self, link: LinkId, why: Fault) -> Result<bool, End> {
-        let pairs = &mut self.links.making.pairs;
-        let Some(place) = pairs.iter().position(|pair| pair.link == link) else {
+    pub fn give_up(&mut self, client: &Client, link: LinkId, why: Fault) -> Result<bool, End> {
+        let Some(place) = self.pairs.iter().position(|pair| pair.link == link) else {
             return Ok(false);
         };
-        if pairs[place].over {
+        if self.pairs[place].over {
             return Ok(true);
         }
-        match pairs[place].step {
-            Step::Waits(_) => drop(pairs.remove(place)),
-            Step::Joins | Step::Connects => pairs[place].over = true,
+        match self.pairs[place].step {
+            Step::Waits(_) => drop(self.pairs.remove(place)),
+            Step::Joins | Step::Connects => self.pairs[place].over = true,
         }
-        self.client.send(ServerMessage::Attached { link, answer: Err(why) })?;
+        client.send(ServerMessage::Attached { link, answer: Err(why) })?;
         Ok(true)
     }
 
     /// Gives up what has the name of this link and is being made.
-    pub(super) fn unmake_older(&mut self, link: LinkId) -> Result<(), End> {
-        let links = self.links.making.gids().map(|(older, _)| older);
+    pub fn give_up_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
+        let links = self.gids().map(|(older, _)| older);
         let older: Vec<LinkId> = links.filter(|older| older.index == link.index).collect();
         for older in older {
             let text = "the next link of its stream was asked for";
-            self.unmake(older, Fault::new(Code::Limit, text))?;
+            self.give_up(client, older, Fault::new(Code::Limit, text))?;
         }
         Ok(())
     }
+}
 
-    /// The client wants a link dead.
-    pub(super) fn fence(&mut self, link: LinkId) -> Result<(), End> {
-        self.count_lost(link.index);
-        self.unmake(link, Fault::new(Code::LinkLost, "the link ended before it was made"))?;
-        self.writing.machine.fence(link);
-        Ok(())
+/// What a rail must serve to be of use to a client.
+fn wanted(client: &Client) -> Wanted {
+    let slot_bytes = u64::from(client.chunk_bytes);
+    Wanted { local: client.local, slot_bytes, by_gid: client.reach.is_picky() }
+}
+
+/// The answer to a client whose queue pair ends at a rail.
+pub(super) fn answer_of(rail: u16, address: Vec<u8>) -> LinkAnswer {
+    match rail {
+        0 => LinkAnswer::Verbs { address },
+        rail => LinkAnswer::Rail(RailAnswer { rail, address }),
     }
 }

@@ -18,8 +18,8 @@ mod mirror;
 mod namespace;
 mod offers;
 mod pacing;
+mod pair_event;
 mod ports;
-mod probing;
 mod read_host;
 mod shared;
 mod spots;
@@ -34,16 +34,18 @@ use crate::exports::client_view::Reach;
 use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
+use crate::worker::LinkEvent;
 use backpressure::JOBS_MAX;
 use client::{Client, Gone};
 pub(crate) use direct_range::{SpotEvent, Taking};
 pub(crate) use end::End;
 use event::Event;
 use fd_queue::{Opening, Placed, TimedOut};
-use links::Links;
+use links::{LinkNews, Links};
 use mirror::Mirrors;
 use namespace::{Namespace, NamespaceEvent};
 use pacing::Pacing;
+use pair_event::PairEvent;
 use read_host::{ReadableFiles, serve_reads};
 pub(crate) use shared::Shared;
 use spots::Spots;
@@ -55,7 +57,7 @@ use tokio::time::Instant;
 use told_owners::ToldOwners;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_files::Over;
-use verbatim_proto::message::{CreateFile, OpenFile, ServerMessage};
+use verbatim_proto::message::{CreateFile, LinkId, OpenFile, ServerMessage};
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
 use verbatim_serve::jobs::Rooms;
@@ -111,6 +113,7 @@ impl Session {
         let rooms = [&share.threads, &share.name.threads].map(Arc::clone);
         let of = (&limits, &rooms, &events, &view);
         let jobs = jobs_of(of, Event::count);
+        let pairs = jobs_of(of, PairEvent::count);
         let namespace = Namespace::new(jobs_of(of, NamespaceEvent::count));
         let (walks, trees) = (jobs_of(of, uncounted), jobs_of(of, uncounted));
         let mirrors = Mirrors::new(jobs_of(of, uncounted), walks, trees);
@@ -132,11 +135,15 @@ impl Session {
         };
         let reading = serve_reads(&client, &limits, EventPort::of(&events));
         let mut session = Self {
-            limits,
             jobs,
             ahead_bytes: 0,
             ahead: Vec::new(),
-            links: Links::new(EventPort::of(&events), EventPort::of(&events)),
+            links: Links::new(
+                EventPort::of(&events),
+                EventPort::of(&events),
+                pairs,
+                EventPort::of(&events),
+            ),
             held: None,
             pacing,
             opening: Opening::new(client.share.files.part(), client.memory.clone()),
@@ -147,6 +154,7 @@ impl Session {
             watches: Watches::new(EventPort::of(&events)),
             mirrors,
             told_owners: ToldOwners::default(),
+            limits,
             client,
             events,
         };
@@ -238,7 +246,10 @@ impl Session {
                 return Err(End::Refused(Fault::new(Code::Protocol, "the client greeted twice")));
             }
             ClientMessage::Bye => return Err(End::Bye),
-            ClientMessage::Attach { link, offer } => self.attach(link, offer)?,
+            ClientMessage::Attach { link, offer } => {
+                self.links.attach(&self.client, link, offer)?;
+                self.carry_link_news();
+            }
             ClientMessage::Fence { link } => self.fence(link)?,
             ClientMessage::Stat { request, look } => {
                 self.namespace.stat(&self.client, request, look)?
@@ -263,7 +274,7 @@ impl Session {
                     self.namespace.change(&self.client, edits, locks)?;
                 }
             }
-            ClientMessage::Probe(request) => self.probe(request)?,
+            ClientMessage::Probe(request) => self.links.probe(&self.client, request)?,
             ClientMessage::TellTies => self.namespace.tell_ties(),
             ClientMessage::ReplaceNothing => {
                 self.writing.over = Over::Nothing;
@@ -300,12 +311,62 @@ impl Session {
                 self.mirrors.event(&self.client, &mut self.told_owners, event)?
             }
             Event::Pair(event) => self.pair_event(event)?,
-            Event::Joined(joined) => self.joined(joined),
+            Event::Joined(joined) => {
+                self.links.joined(&self.client, joined);
+                self.carry_link_news();
+            }
             Event::Link(event) => self.link_event(event)?,
             Event::Watched(event) => self.watches.event(&self.client, event)?,
             Event::Pins(ring) => self.pins_rang(ring)?,
         }
         Ok(())
+    }
+
+    /// A job reports a queue pair that is being made.
+    fn pair_event(&mut self, event: PairEvent) -> Result<(), End> {
+        self.links.pair_event(&self.client, event)?;
+        self.carry_link_news();
+        self.links.setup.connect_next(&self.client);
+        self.go_on_if_left()
+    }
+
+    /// A worker reports a link, or what it did with a chunk.
+    fn link_event(&mut self, event: LinkEvent) -> Result<(), End> {
+        match event {
+            LinkEvent::Notified { link, tag } => self.notified(link, tag),
+            LinkEvent::Absorbed { tag, bytes, verdicts } => {
+                self.absorbed(tag, bytes, verdicts);
+                Ok(())
+            }
+            LinkEvent::Spot(event) => self.spot_event(event),
+            LinkEvent::Dead { link, why } => {
+                self.links.died(&self.client, link, why);
+                self.carry_link_news();
+                self.go_on_if_left()
+            }
+        }
+    }
+
+    /// The client wants a link dead.
+    fn fence(&mut self, link: LinkId) -> Result<(), End> {
+        self.links.fence(&self.client, link)?;
+        self.writing.machine.fence(link);
+        Ok(())
+    }
+
+    /// Tells other activities what happened to links.
+    fn carry_link_news(&mut self) {
+        while let Some(news) = self.links.next_news() {
+            match news {
+                LinkNews::Up(link) => self.writing.machine.link_up(link),
+                LinkNews::Dead(link) => {
+                    self.writing.wants_no_slots(link);
+                    self.writing.machine.killed(link);
+                }
+                LinkNews::DeviceJoined => self.lease_more(),
+                LinkNews::KnowsDirectWrites => self.spots.knows(),
+            }
+        }
     }
 
     /// Does what the machines ask, until they ask for nothing more.
@@ -315,6 +376,7 @@ impl Session {
                 self.read_out(out?)?;
             } else if let Some(effect) = self.writing.machine.next_effect() {
                 self.write_effect(effect)?;
+                self.carry_link_news();
             } else {
                 self.open_waiting();
                 return Ok(());
@@ -375,7 +437,7 @@ impl Session {
     }
 
     async fn finish(mut self, end: End) {
-        self.drop_links();
+        self.links.end_all(&self.client);
         self.leave_spots();
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.

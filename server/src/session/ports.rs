@@ -68,8 +68,8 @@ impl Session {
         for (link, gid) in links {
             let refused = self.client.reach.use_gid(gid).err();
             let fault = refused.expect("it is left because it is refused");
-            if !self.unmake(link, fault.clone())? {
-                self.kill(link)?;
+            if !self.links.setup.give_up(&self.client, link, fault.clone())? {
+                self.links.kill(&self.client, link)?;
                 // An idle link would not find out, and its client could not say why.
                 self.client.send(ServerMessage::Attached { link, answer: Err(fault) })?;
             }

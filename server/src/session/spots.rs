@@ -28,9 +28,9 @@ pub(super) struct Spots {
 }
 
 impl Spots {
-    /// A link of the client says whether it knows spots.
-    pub fn knows(&mut self, known: bool) {
-        self.known |= known;
+    /// A link of the client says that it knows spots.
+    pub fn knows(&mut self) {
+        self.known = true;
     }
 
     /// Hands a spot over to whoever looks at what landed there.
@@ -77,15 +77,16 @@ impl Session {
     }
 
     pub(super) fn make_spot(&mut self, link: LinkId, spot: Spot) -> Result<(), End> {
-        let (Some(rail), Some(landed)) = (self.rail_of(link), self.writing.targets.get(&spot.file))
+        let (Some(rail), Some(landed)) =
+            (self.links.rail_of(link), self.writing.targets.get(&spot.file))
         else {
             let fault = Fault::new(Code::NotFound, "the link is not of a device");
             self.writing.machine.spot_made(spot.tag, Err(fault));
             return Ok(());
         };
         let wish = SpotWish { spot, rail, target: landed.target.clone() };
-        let (domain, session) = (self.client.domain.clone(), self.links.events.clone());
-        let (_, worker, _) = self.place_of(link);
+        let (domain, session) = (self.client.domain.clone(), self.links.events());
+        let (_, worker, _) = self.links.place_of(link);
         self.client.tell(worker, Command::MakeSpot { wish, domain, session })
     }
 

@@ -39,7 +39,7 @@ impl Session {
             let text = "more happened at a time than the server can take";
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.count_lost_before(Instant::now());
+        self.links.count_lost_before(&self.client, Instant::now());
         self.look_for_pins()?;
         self.check_held()?;
         self.time_out_opening();

@@ -263,14 +263,16 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
     };
     for index in 0..3 {
         let (_, end) = sim.listen_end(scene.session.client.domain.soft().clone());
-        scene.session.adopt(
+        scene.session.links.adopt(
+            &scene.session.client,
             LinkId { index, epoch: 0 },
             Box::new(QueuePair(end, Arc::default())),
             None,
         );
     }
     for index in 0..2 {
-        scene.session.link_dead(LinkId { index, epoch: 0 }, Some(FabricError::Closed));
+        let link = LinkId { index, epoch: 0 };
+        scene.session.links.died(&scene.session.client, link, Some(FabricError::Closed));
     }
     assert_eq!(counted("lost").as_deref(), Some("0"), "they may be made anew");
     // Two whose end was seen, and one that only its client knows to be lost.
@@ -477,7 +479,7 @@ async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
         let made = scene.attach(index, 0, LinkOffer::Sim).await;
         let Ok(LinkAnswer::Sim { .. }) = made else { panic!("no link: {made:?}") };
         let link = LinkId { index, epoch: 0 };
-        scene.session.link_dead(link, Some(FabricError::Closed));
+        scene.session.links.died(&scene.session.client, link, Some(FabricError::Closed));
         // Perhaps its client is about to say goodbye.
         assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
         assert_eq!(lost(&scene), expected - 1, "link {index} ended a moment ago");
@@ -485,12 +487,14 @@ async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
             0 => scene.say(ClientMessage::Fence { link }).expect("it may"),
             1 => drop(scene.attach(index, 1, LinkOffer::Sim).await.expect("another link")),
             _ => {
-                scene.session.count_lost_before(std::time::Instant::now() + Duration::from_secs(1))
+                let soon = std::time::Instant::now() + Duration::from_secs(1);
+                scene.session.links.count_lost_before(&scene.session.client, soon);
             }
         }
         assert_eq!(lost(&scene), expected, "link {index} was missed");
-        scene.session.link_dead(LinkId { index, epoch: 1 }, None);
-        scene.session.count_lost_before(std::time::Instant::now() + Duration::from_secs(60));
+        let Session { links, client, .. } = &mut scene.session;
+        links.died(client, LinkId { index, epoch: 1 }, None);
+        links.count_lost_before(client, std::time::Instant::now() + Duration::from_secs(60));
         assert_eq!(lost(&scene), expected, "link {index} was counted once");
     }
 }

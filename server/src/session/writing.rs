@@ -96,7 +96,7 @@ impl Session {
                     }
                 }
             }
-            ServerEffect::Kill(link) => self.kill(link)?,
+            ServerEffect::Kill(link) => self.links.kill(&self.client, link)?,
             ServerEffect::Free(link) => self.free_slots(link)?,
             ServerEffect::Fenced(link) => self.client.send(ServerMessage::Fenced { link })?,
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
@@ -198,8 +198,8 @@ impl Session {
             }
         };
         let pieces = pieces.into_iter().map(landing).collect();
-        let (session, view) = (self.links.events.clone(), self.client.view.clone());
-        let (key, worker, transport) = self.place_of(link);
+        let (session, view) = (self.links.events(), self.client.view.clone());
+        let (key, worker, transport) = self.links.place_of(link);
         self.client
             .tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
     }
@@ -210,7 +210,7 @@ impl Session {
         if !self.writing.machine.is_over(tag) {
             return Ok(());
         }
-        let (key, worker, _) = self.place_of(link);
+        let (key, worker, _) = self.links.place_of(link);
         self.client.tell(worker, Command::Forget(key, tag))
     }
 

@@ -4,7 +4,7 @@
 use super::*;
 use crate::limits::client_limits::Share;
 use crate::rdma::registrations::Half;
-use crate::session::making::PairEvent;
+use crate::session::pair_event::PairEvent;
 use tokio::sync::Semaphore;
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 
@@ -62,7 +62,8 @@ impl Pairs {
         let mut scene = Scene::new(change);
         let share = scene.session.client.share.clone();
         let threads = [Arc::new(Semaphore::new(0)), share.name.threads.clone()];
-        scene.session.jobs = scene.session.jobs.within(threads);
+        let jobs = &mut scene.session.links.setup.jobs;
+        *jobs = jobs.within(threads);
         Self { scene, share }
     }
 
@@ -88,7 +89,8 @@ impl Pairs {
         if !is_wanted {
             let Share { threads, name, .. } = &*self.share;
             let threads = [threads, &name.threads].map(Arc::clone);
-            self.scene.session.jobs = self.scene.session.jobs.within(threads);
+            let jobs = &mut self.scene.session.links.setup.jobs;
+            *jobs = jobs.within(threads);
         }
         self.told(PairEvent::Made(link, Ok(half)));
         watched
@@ -104,7 +106,7 @@ impl Pairs {
 
     /// Waits until nothing is being made; so many links are up then.
     async fn settle(&mut self, up: usize) {
-        while self.scene.session.links.making.count() > 0 {
+        while self.scene.session.links.setup.count() > 0 {
             let event = tokio::time::timeout(SOON, self.scene.events.recv()).await.expect("soon");
             assert!(self.scene.session.event(event.expect("a job ends")).is_ok(), "it goes on");
         }
@@ -118,7 +120,7 @@ async fn queue_pairs_are_connected_one_at_a_time_and_each_is_answered() {
     let links = [0, 1, 2].map(|index| pairs.connects(index, 0));
     // Three that joined, and only one more job.
     assert_eq!(
-        (pairs.scene.session.limits.under_way(), pairs.scene.session.links.making.count()),
+        (pairs.scene.session.limits.under_way(), pairs.scene.session.links.setup.count()),
         (1, 3)
     );
     let alive = links.map(|link| pairs.made(link, true));
@@ -148,7 +150,7 @@ async fn a_queue_pair_that_is_not_wanted_any_more_when_it_is_made_is_destroyed()
             let offer = end(&mut pairs, link);
             pairs.scene.attach(link.index, 1, offer).await.expect("another link");
         }
-        assert_eq!(pairs.scene.session.links.making.count(), 1, "that which a job is at");
+        assert_eq!(pairs.scene.session.links.setup.count(), 1, "that which a job is at");
         let alive = pairs.made(first, false);
         pairs.settle(0).await;
         assert_eq!(alive.strong_count(), 0, "it is destroyed");
@@ -167,7 +169,7 @@ async fn queue_pairs_that_are_being_made_count_as_links() {
             let link = LinkId { index, epoch };
             let attach = ClientMessage::Attach { link, offer: pair_offer() };
             pairs.scene.say(attach).expect("it may ask");
-            assert!(pairs.scene.session.links.making.count() <= 4, "{epoch}");
+            assert!(pairs.scene.session.links.setup.count() <= 4, "{epoch}");
         }
     }
     let answer = pairs.scene.attach(0, 50, LinkOffer::Tcp).await;

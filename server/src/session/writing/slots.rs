@@ -43,7 +43,7 @@ impl Session {
                 self.writing.wanting.insert(link, count - made);
                 break;
             };
-            let rail = self.rail_of(link);
+            let rail = self.links.rail_of(link);
             let Some(pin) = self.client.domain.pin_slot(rail, u64::from(self.client.chunk_bytes))
             else {
                 self.writing.wanting.insert(link, count - made);
@@ -84,7 +84,7 @@ impl Session {
     /// Nothing can be written over a link: its client is told why, and leaves the rail.
     fn leave_device(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
         self.client.view.fell_back(Fallback::Refused);
-        self.kill(link)?;
+        self.links.kill(&self.client, link)?;
         let text = format!("cannot register slots: {}", error.with_hint());
         self.client
             .send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
