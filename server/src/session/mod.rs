@@ -46,6 +46,7 @@ use mirror::Mirrors;
 use namespace::{Namespace, NamespaceEvent};
 use pacing::Pacing;
 use pair_event::PairEvent;
+use ports::HeldMessage;
 use read_host::{ReadableFiles, serve_reads};
 pub(crate) use shared::Shared;
 use spots::Spots;
@@ -78,7 +79,7 @@ pub(crate) struct Session {
     ahead: Vec<Place>,
     links: Links,
     /// A message that waits until links are dead.
-    held: Option<ports::Held>,
+    held: Option<HeldMessage>,
     pacing: Pacing,
     opening: Opening,
     reading: ReadService<ReadableFiles>,
@@ -233,6 +234,29 @@ impl Session {
             next = if self.hears() { receiver.arrived().map_err(End::Lost)? } else { None };
         }
         Ok(())
+    }
+
+    /// Takes a message, or holds it until the ports that its files may not move to are left.
+    fn message_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
+        let waits = ports::leave_ports(&self.client, &mut self.links, &message)?;
+        self.carry_link_news();
+        if !waits {
+            return self.message(message);
+        }
+        self.held = Some(HeldMessage::new(message));
+        Ok(())
+    }
+
+    /// A link died: what waits for the last of them goes on.
+    fn go_on_if_left(&mut self) -> Result<(), End> {
+        match self.held.take() {
+            Some(held) if ports::has_links_to_leave(&self.client, &self.links) => {
+                self.held = Some(held);
+                Ok(())
+            }
+            Some(held) => self.message_or_hold(held.into_message()),
+            None => Ok(()),
+        }
     }
 
     fn message(&mut self, message: ClientMessage) -> Result<(), End> {

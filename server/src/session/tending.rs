@@ -7,6 +7,7 @@
 use super::Session;
 use super::end::End;
 use super::mirror::MIRROR_IDLE_MAX;
+use super::ports::HeldMessage;
 use crate::rdma::pin_budget::Ring;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ impl Session {
         }
         self.links.count_lost_before(&self.client, Instant::now());
         self.look_for_pins()?;
-        self.check_held()?;
+        self.held.as_ref().map_or(Ok(()), HeldMessage::check)?;
         self.time_out_opening();
         let works =
             self.limits.under_way() > 0 || self.held.is_some() || self.writing.machine.is_busy();
