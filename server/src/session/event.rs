@@ -3,26 +3,19 @@
 
 use super::pair_event::PairEvent;
 use super::watching::Watched;
-use super::{mirror, namespace, writing};
+use super::writing::WriteEvent;
+use super::{mirror, namespace};
 use crate::net::data_tickets::Joined;
-use crate::observe::session_stats::View;
 use crate::rdma::pin_budget::Ring;
 use crate::worker::LinkEvent;
-use std::time::Duration;
-use verbatim_proto::message::{FileId, Offer};
-use verbatim_proto::{Digest, Dropped, Extent, Fault};
 use verbatim_serve::{Panicked, ReadEvent};
-use verbatim_telemetry::labels::{Operation, Spared, Step};
 
 /// What jobs and workers tell a session.
 pub(crate) enum Event {
     /// A job panicked: what it would have told will never come.
     Panicked,
     Read(ReadEvent),
-    Created(Vec<(FileId, Result<writing::Created, Fault>)>),
-    Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
-    Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
-    Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
+    Write(WriteEvent),
     Namespace(namespace::NamespaceEvent),
     Mirror(mirror::MirrorEvent),
     Pair(PairEvent),
@@ -61,6 +54,12 @@ impl From<mirror::Walked> for Event {
 impl From<mirror::StagingEvent> for Event {
     fn from(event: mirror::StagingEvent) -> Self {
         Self::Mirror(event.into())
+    }
+}
+
+impl From<WriteEvent> for Event {
+    fn from(event: WriteEvent) -> Self {
+        Self::Write(event)
     }
 }
 
@@ -104,28 +103,5 @@ impl Event {
     /// Whether a job sent it: each job sends one.
     pub fn is_of_job(&self) -> bool {
         !matches!(self, Self::Joined(_) | Self::Link(_) | Self::Watched(_) | Self::Pins(_))
-    }
-
-    /// Counts what a job answers, and how long it took since it was asked for.
-    pub fn count(&self, view: &View, time: Duration) {
-        match self {
-            Self::Created(answers) => {
-                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
-                view.ended(Operation::Create, faults);
-                let answers = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
-                let have = answers.filter_map(|(_, have)| have.as_ref());
-                view.count_spared(Spared::Resumed, have.map(|have| have.extents.bytes()).sum());
-            }
-            Self::Taken(offer, Ok(found)) => {
-                view.spared(Spared::Found, offer.piece.file, found.iter().map(|of| of.len).sum());
-            }
-            Self::Zeroed(file, extent, Ok(_)) => view.spared(Spared::Hole, *file, extent.len),
-            Self::Committed(answers, _) => {
-                view.took(Step::Commit, time);
-                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
-                view.ended(Operation::Commit, faults);
-            }
-            _ => {}
-        }
     }
 }

@@ -16,7 +16,6 @@ mod links;
 mod making;
 mod mirror;
 mod namespace;
-mod offers;
 mod pacing;
 mod pair_event;
 mod ports;
@@ -49,7 +48,6 @@ use pair_event::PairEvent;
 use ports::HeldMessage;
 use read_host::{ReadableFiles, serve_reads};
 pub(crate) use shared::Shared;
-use spots::Spots;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,20 +58,21 @@ use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_files::Over;
 use verbatim_proto::message::{CreateFile, LinkId, OpenFile, ServerMessage};
 use verbatim_proto::units::WORKING_SECONDS;
+use verbatim_proto::write::ServerEffect;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
 use verbatim_serve::jobs::Rooms;
 use verbatim_serve::{EVENTS_MAX, EventPort, Guard, JobLimits, Jobs, ReadOut, ReadService};
 use watching::Watches;
 pub(crate) use welcome::Welcome;
-use writing::Writing;
+use writing::{WriteEvent, WriteOut, Writing};
 
 /// A session and everything it owns.
 pub(crate) struct Session {
     client: Client,
     /// The queue of its events.
+    #[cfg(test)]
     events: mpsc::Sender<Event>,
     limits: Arc<JobLimits>,
-    jobs: Jobs<Event>,
     /// Bytes of messages that were heard in front of them, and the memory they count for.
     ahead_bytes: usize,
     ahead: Vec<Place>,
@@ -84,7 +83,6 @@ pub(crate) struct Session {
     opening: Opening,
     reading: ReadService<ReadableFiles>,
     writing: Writing,
-    spots: Spots,
     namespace: Namespace,
     watches: Watches,
     mirrors: Mirrors,
@@ -113,11 +111,16 @@ impl Session {
         let limits = JobLimits::new(EventPort::of(&events), outbox.unread().clone());
         let rooms = [&share.threads, &share.name.threads].map(Arc::clone);
         let of = (&limits, &rooms, &events, &view);
-        let jobs = jobs_of(of, Event::count);
-        let pairs = jobs_of(of, PairEvent::count);
         let namespace = Namespace::new(jobs_of(of, NamespaceEvent::count));
         let (walks, trees) = (jobs_of(of, uncounted), jobs_of(of, uncounted));
         let mirrors = Mirrors::new(jobs_of(of, uncounted), walks, trees);
+        let links = Links::new(
+            EventPort::of(&events),
+            EventPort::of(&events),
+            jobs_of(of, PairEvent::count),
+            EventPort::of(&events),
+        );
+        let writing = Writing::new(jobs_of(of, WriteEvent::count));
         let client = Client {
             id: view.id,
             shared,
@@ -136,27 +139,21 @@ impl Session {
         };
         let reading = serve_reads(&client, &limits, EventPort::of(&events));
         let mut session = Self {
-            jobs,
+            limits,
             ahead_bytes: 0,
             ahead: Vec::new(),
-            links: Links::new(
-                EventPort::of(&events),
-                EventPort::of(&events),
-                pairs,
-                EventPort::of(&events),
-            ),
+            links,
             held: None,
             pacing,
             opening: Opening::new(client.share.files.part(), client.memory.clone()),
             reading,
-            writing: Writing::default(),
-            spots: Spots::default(),
+            writing,
             namespace,
             watches: Watches::new(EventPort::of(&events)),
             mirrors,
             told_owners: ToldOwners::default(),
-            limits,
             client,
+            #[cfg(test)]
             events,
         };
         session.lease_more();
@@ -319,13 +316,7 @@ impl Session {
                 return Err(End::Refused(Fault::new(Code::Bug, text)));
             }
             Event::Read(event) => self.reading.event(event),
-            Event::Created(answers) => self.created(answers)?,
-            Event::Zeroed(id, extent, answer) => self.writing.machine.zeroed(id, extent, answer),
-            Event::Taken(offer, answer) => self.writing.machine.taken(&offer, answer),
-            Event::Committed(answers, dropped) => {
-                self.client.tell_dropped(dropped)?;
-                self.writing.machine.committed(answers);
-            }
+            Event::Write(event) => self.writing.event(&mut self.client, event)?,
             Event::Namespace(event) => {
                 let locks = self.mirrors.keep(self.client.gone.flag());
                 let told_owners = &mut self.told_owners;
@@ -357,12 +348,17 @@ impl Session {
     /// A worker reports a link, or what it did with a chunk.
     fn link_event(&mut self, event: LinkEvent) -> Result<(), End> {
         match event {
-            LinkEvent::Notified { link, tag } => self.notified(link, tag),
+            LinkEvent::Notified { link, tag } => {
+                self.writing.notified(&self.client, &self.links, link, tag)
+            }
             LinkEvent::Absorbed { tag, bytes, verdicts } => {
-                self.absorbed(tag, bytes, verdicts);
+                self.client.domain.used_slot();
+                self.pacing.took(bytes);
+                self.pace_grants();
+                self.writing.machine.absorbed(tag, verdicts);
                 Ok(())
             }
-            LinkEvent::Spot(event) => self.spot_event(event),
+            LinkEvent::Spot(event) => self.writing.spot_event(&self.client, event),
             LinkEvent::Dead { link, why } => {
                 self.links.died(&self.client, link, why);
                 self.carry_link_news();
@@ -383,14 +379,26 @@ impl Session {
         while let Some(news) = self.links.next_news() {
             match news {
                 LinkNews::Up(link) => self.writing.machine.link_up(link),
-                LinkNews::Dead(link) => {
-                    self.writing.wants_no_slots(link);
-                    self.writing.machine.killed(link);
-                }
+                LinkNews::Dead(link) => self.writing.link_died(link),
                 LinkNews::DeviceJoined => self.lease_more(),
-                LinkNews::KnowsDirectWrites => self.spots.knows(),
+                LinkNews::KnowsDirectWrites => self.writing.knows_spots(),
             }
         }
+    }
+
+    /// Does what the writing machine asks.
+    fn write_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
+        let out = self.writing.effect(&mut self.client, &mut self.links, effect)?;
+        self.carry_link_news();
+        match out {
+            Some(WriteOut::Create(files)) => self.create(files),
+            Some(WriteOut::Commit(files)) => {
+                let locks = self.mirrors.keep(self.client.gone.flag());
+                self.writing.commit(&self.client, files, locks);
+            }
+            None => {}
+        }
+        Ok(())
     }
 
     /// Does what the machines ask, until they ask for nothing more.
@@ -400,7 +408,6 @@ impl Session {
                 self.read_out(out?)?;
             } else if let Some(effect) = self.writing.machine.next_effect() {
                 self.write_effect(effect)?;
-                self.carry_link_news();
             } else {
                 self.open_waiting();
                 return Ok(());
@@ -427,9 +434,6 @@ impl Session {
 
     /// The same of files that are to be written.
     fn create(&mut self, files: Vec<CreateFile>) {
-        for request in &files {
-            self.writing.sizes.insert(request.file, request.info.size);
-        }
         self.opening.queue_writes(files);
         self.open_waiting();
     }
@@ -443,7 +447,7 @@ impl Session {
                 self.reading.open(reads.into_iter().map(boxed).collect());
             }
             if !writes.is_empty() {
-                self.create_placed(writes);
+                self.writing.create_placed(&self.client, writes);
             }
         }
     }
@@ -455,18 +459,17 @@ impl Session {
             self.reading.refuse(reads);
         }
         if !writes.is_empty() {
-            let answers = writes.into_iter().map(|(file, fault)| (file, Err(fault))).collect();
-            self.jobs.run(move || Event::Created(answers));
+            self.writing.refuse(writes);
         }
     }
 
     async fn finish(mut self, end: End) {
         self.links.end_all(&self.client);
-        self.leave_spots();
+        self.writing.leave_spots(&self.client);
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
         self.reading.end();
-        self.writing = Writing::default();
+        drop(self.writing);
         self.watches.end_all();
         self.client.gone.set();
         self.mirrors.end_all();

@@ -94,7 +94,8 @@ impl Session {
             Ring::Free => {
                 let since = self.client.memory_wait.take();
                 self.lease_more();
-                self.provision_more()?;
+                self.writing.provision_more(&mut self.client, &mut self.links)?;
+                self.carry_link_news();
                 self.run_effects()?;
                 let wait = &mut self.client.memory_wait;
                 *wait = wait.map(|now| since.unwrap_or(now));

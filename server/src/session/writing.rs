@@ -1,54 +1,82 @@
-//! What writing costs the server: temporary files, storing, committing; and slots,
-//! in `slots`. A temporary file that is not committed is removed when the last
-//! reference to it goes.
+//! Uploads of a session: temporary files, what is offered for them, handing chunks to
+//! workers, committing; slots are in `slots`. A temporary file that is not committed is
+//! removed when the last reference to it goes. Knows links, which it stands above; what it
+//! asks of other activities it returns as `WriteOut`.
 
+mod event;
 mod open_upload;
 mod slots;
 
-use super::Session;
-use super::end::End;
-use super::event::Event;
+use super::client::Client;
+use super::direct_range::SpotEvent;
+use super::end::{End, go_on_if};
 use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
+use super::links::Links;
+use super::spots::{Spots, takes_spots};
+use crate::exports::client_view::Reach;
+use crate::exports::open::open_source;
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
-use crate::worker::{Chunk, Command, Landing, Lies};
-use open_upload::create_lasting;
-pub(crate) use open_upload::{Created, Landed};
-use slots::Slot;
-use std::collections::{BTreeMap, HashMap};
+use crate::worker::{Chunk, Command, Landing, Lies, SpotWish};
+pub(crate) use event::WriteEvent;
+use open_upload::{Created, Landed, create_lasting};
+use slots::Slots;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use verbatim_fabric::worker::LinkKey;
 use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Cost, Folder, Over, Target};
-use verbatim_proto::message::{CreateFile, FileId, LinkId, Piece, ServerMessage, Tag, Verdict};
-use verbatim_proto::write::{Absorb, ServerEffect, SlotId, WriteServer};
-use verbatim_proto::{Digest, Dropped, Extent, Fault, Kept, WirePath};
+use verbatim_proto::message::{CreateFile, FileId, LinkId, Offer, Piece, ServerMessage, Spot, Tag};
+use verbatim_proto::write::{Absorb, ServerEffect, WriteServer};
+use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
+use verbatim_serve::Jobs;
 use verbatim_telemetry::labels::Direction;
 
 /// The writing half of a session.
-#[derive(Default)]
 pub(super) struct Writing {
     pub machine: WriteServer,
-    pub targets: HashMap<FileId, Landed>,
-    pub sizes: HashMap<FileId, u64>,
+    targets: HashMap<FileId, Landed>,
+    sizes: HashMap<FileId, u64>,
     /// What files and links of this client may take the place of.
     pub over: Over,
     /// Whether the client is told what was hashed again.
     pub tells_rehashed: bool,
     /// Bytes of partial files that were hashed again, and not yet told.
     rehashed: Arc<AtomicU64>,
-    slots: HashMap<SlotId, Slot>,
-    next_slot: u32,
-    /// Slots that links want and that cannot be pinned yet.
-    wanting: BTreeMap<LinkId, u16>,
+    slots: Slots,
+    spots: Spots,
+    jobs: Jobs<WriteEvent>,
+}
+
+/// What writing asks of other activities.
+pub(super) enum WriteOut {
+    /// These files are to be made when there are places for them.
+    Create(Vec<CreateFile>),
+    /// Whole files are to be committed, with the locks of the session.
+    Commit(Vec<(FileId, Kept)>),
 }
 
 impl Writing {
+    /// Nothing is written yet.
+    pub fn new(jobs: Jobs<WriteEvent>) -> Self {
+        Self {
+            machine: WriteServer::default(),
+            targets: HashMap::new(),
+            sizes: HashMap::new(),
+            over: Over::default(),
+            tells_rehashed: false,
+            rehashed: Arc::default(),
+            slots: Slots::default(),
+            spots: Spots::default(),
+            jobs,
+        }
+    }
+
     /// Whether slots wait until more may be pinned.
     pub fn waits(&self) -> bool {
-        !self.wanting.is_empty()
+        self.slots.waits()
     }
 
     /// Whether anything can be written meanwhile.
@@ -57,57 +85,103 @@ impl Writing {
     }
 
     /// An open file, and how long it is to be.
-    pub fn landing(&self, id: FileId) -> (Landed, u64) {
+    fn open_file(&self, id: FileId) -> (Landed, u64) {
         let landed = self.targets.get(&id).cloned().zip(self.sizes.get(&id).copied());
         landed.expect("files that are worked on are open")
     }
 
-    /// A link is dead: no slots are made for it any more.
-    pub fn wants_no_slots(&mut self, link: LinkId) {
-        self.wanting.remove(&link);
+    /// A link is dead: nothing that it carried can land any more.
+    pub fn link_died(&mut self, link: LinkId) {
+        self.slots.link_died(link);
+        self.machine.killed(link);
     }
-}
 
-impl Session {
-    pub(super) fn write_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
+    /// The client can write straight into files.
+    pub fn knows_spots(&mut self) {
+        self.spots.knows();
+    }
+
+    /// Does what the machine asks, unless other activities do.
+    pub fn effect(
+        &mut self,
+        client: &mut Client,
+        links: &mut Links,
+        effect: ServerEffect,
+    ) -> Result<Option<WriteOut>, End> {
         match effect {
-            ServerEffect::Send(reply) => self.client.send(ServerMessage::Write(reply))?,
-            ServerEffect::Provision { link, slots } => self.provision(link, slots)?,
-            ServerEffect::Create(files) => self.create(files),
-            ServerEffect::MakeSpot { link, spot } => self.make_spot(link, spot)?,
-            ServerEffect::EndSpot(tag) => self.end_spot(tag)?,
-            ServerEffect::Expect(absorb) => self.hand_over(absorb, Command::Expect)?,
-            ServerEffect::Absorb(absorb) => self.hand_over(absorb, Command::Absorb)?,
+            ServerEffect::Send(reply) => client.send(ServerMessage::Write(reply))?,
+            ServerEffect::Provision { link, slots } => {
+                self.provision(client, links, link, slots)?
+            }
+            ServerEffect::Create(files) => {
+                let sizes = files.iter().map(|request| (request.file, request.info.size));
+                self.sizes.extend(sizes);
+                return Ok(Some(WriteOut::Create(files)));
+            }
+            ServerEffect::MakeSpot { link, spot } => self.make_spot(client, links, link, spot)?,
+            ServerEffect::EndSpot(tag) => self.spots.end(client, tag)?,
+            ServerEffect::Expect(absorb) => {
+                self.hand_over(client, links, absorb, Command::Expect)?
+            }
+            ServerEffect::Absorb(absorb) => {
+                self.hand_over(client, links, absorb, Command::Absorb)?
+            }
             ServerEffect::Sized { file, size } => {
-                self.writing.sizes.insert(file, size);
-                if let Some(landed) = self.writing.targets.get(&file) {
+                self.sizes.insert(file, size);
+                if let Some(landed) = self.targets.get(&file) {
                     landed.target.end_at(size);
                 }
             }
             ServerEffect::Zero { file, extent } => self.zero(file, extent),
-            ServerEffect::Take(offer) => self.take_offer(offer),
-            ServerEffect::Commit(ids) => self.commit(ids),
+            ServerEffect::Take(offer) => self.take_offer(client, offer),
+            ServerEffect::Commit(files) => return Ok(Some(WriteOut::Commit(files))),
             ServerEffect::Discard(ids) => {
                 for id in ids {
-                    self.writing.sizes.remove(&id);
-                    self.client.view.over(Direction::Write, id);
-                    if let Some(landed) = self.writing.targets.remove(&id) {
+                    self.sizes.remove(&id);
+                    client.view.over(Direction::Write, id);
+                    if let Some(landed) = self.targets.remove(&id) {
                         landed.target.discard();
                     }
                 }
             }
-            ServerEffect::Kill(link) => self.links.kill(&self.client, link)?,
-            ServerEffect::Free(link) => self.free_slots(link)?,
-            ServerEffect::Fenced(link) => self.client.send(ServerMessage::Fenced { link })?,
+            ServerEffect::Kill(link) => links.kill(client, link)?,
+            ServerEffect::Free(link) => self.slots.free(client, link)?,
+            ServerEffect::Fenced(link) => client.send(ServerMessage::Fenced { link })?,
             ServerEffect::Broken(fault) => return Err(End::Refused(fault)),
+        }
+        Ok(None)
+    }
+
+    /// Makes slots that could not be pinned before, those of the first link first.
+    pub fn provision_more(&mut self, client: &mut Client, links: &mut Links) -> Result<(), End> {
+        for (link, count) in self.slots.take_wanting() {
+            self.provision(client, links, link, count)?;
         }
         Ok(())
     }
 
+    fn provision(
+        &mut self,
+        client: &mut Client,
+        links: &mut Links,
+        link: LinkId,
+        count: u16,
+    ) -> Result<(), End> {
+        let slots = self.slots.provide(client, links, link, count)?;
+        self.machine.provisioned(link, slots);
+        Ok(())
+    }
+
+    /// Answers for files that found no place in time.
+    pub fn refuse(&self, answers: Vec<(FileId, Fault)>) {
+        let answers = answers.into_iter().map(|(file, fault)| (file, Err(fault))).collect();
+        self.jobs.run(move || WriteEvent::Created(answers));
+    }
+
     /// Makes temporary files that have their places.
-    pub(super) fn create_placed(&mut self, files: Vec<(CreateFile, Room)>) {
-        let (reach, view) = (self.client.reach.clone(), self.client.view.clone());
-        let (over, rehashed) = (self.client.gone.flag(), self.writing.rehashed.clone());
+    pub fn create_placed(&self, client: &Client, files: Vec<(CreateFile, Room)>) {
+        let (reach, view) = (client.reach.clone(), client.view.clone());
+        let (over, rehashed) = (client.gone.flag(), self.rehashed.clone());
         self.jobs.run(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |(request, room): (CreateFile, Room)| {
@@ -143,117 +217,202 @@ impl Session {
                 Ok((landed(target, request.path), have))
             };
             let created = files.into_iter().map(|it| (it.0.file, create_one(it)));
-            Event::Created(created.collect())
+            WriteEvent::Created(created.collect())
         });
     }
 
-    pub(super) fn created(
+    /// A job has ended.
+    pub fn event(&mut self, client: &mut Client, event: WriteEvent) -> Result<(), End> {
+        match event {
+            WriteEvent::Created(answers) => self.created(client, answers)?,
+            WriteEvent::Zeroed(id, extent, answer) => self.machine.zeroed(id, extent, answer),
+            WriteEvent::Taken(offer, answer) => self.machine.taken(&offer, answer),
+            WriteEvent::Committed(answers, dropped) => {
+                client.tell_dropped(dropped)?;
+                self.machine.committed(answers);
+            }
+        }
+        Ok(())
+    }
+
+    fn created(
         &mut self,
+        client: &Client,
         answers: Vec<(FileId, Result<Created, Fault>)>,
     ) -> Result<(), End> {
-        let bytes = self.writing.rehashed.swap(0, Ordering::Relaxed);
-        if self.writing.tells_rehashed && bytes > 0 {
-            self.client.send(ServerMessage::Rehashed { bytes })?;
+        let bytes = self.rehashed.swap(0, Ordering::Relaxed);
+        if self.tells_rehashed && bytes > 0 {
+            client.send(ServerMessage::Rehashed { bytes })?;
         }
-        self.offer_spots(&answers);
+        self.offer_spots(client, &answers);
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
             match answer {
                 Ok((landed, have)) => {
-                    let bytes = self.writing.sizes.get(&id).copied().unwrap_or(0);
+                    let bytes = self.sizes.get(&id).copied().unwrap_or(0);
                     let found = have.as_ref().map_or(0, |have| have.extents.bytes());
-                    self.client.view.began(Direction::Write, id, &landed.path, bytes, found);
-                    self.writing.targets.insert(id, landed);
+                    client.view.began(Direction::Write, id, &landed.path, bytes, found);
+                    self.targets.insert(id, landed);
                     told.push((id, Ok(have)));
                 }
                 Err(fault) => {
-                    self.writing.sizes.remove(&id);
+                    self.sizes.remove(&id);
                     told.push((id, Err(fault)));
                 }
             }
         }
-        self.writing.machine.created(told);
+        self.machine.created(told);
         Ok(())
+    }
+
+    /// Tells the client which of these new files can be written into.
+    fn offer_spots(&mut self, client: &Client, answers: &[(FileId, Result<Created, Fault>)]) {
+        if !self.spots.may_offer(client) {
+            return;
+        }
+        // Pages of a file on a disk cannot be pinned, so its device must look for them.
+        let on_demand = client.domain.pages_on_demand();
+        let takes = |(id, answer): &(FileId, Result<Created, Fault>)| {
+            let (landed, _) = answer.as_ref().ok()?;
+            let size = *self.sizes.get(id)?;
+            takes_spots(&landed.target, size, on_demand).then_some(*id)
+        };
+        let files: Vec<FileId> = answers.iter().filter_map(takes).collect();
+        if !files.is_empty() {
+            self.machine.takes_spots(files);
+        }
+    }
+
+    /// Has the worker of a link register a range of a file.
+    fn make_spot(
+        &mut self,
+        client: &Client,
+        links: &Links,
+        link: LinkId,
+        spot: Spot,
+    ) -> Result<(), End> {
+        let (Some(rail), Some(landed)) = (links.rail_of(link), self.targets.get(&spot.file)) else {
+            let fault = Fault::new(Code::NotFound, "the link is not of a device");
+            self.machine.spot_made(spot.tag, Err(fault));
+            return Ok(());
+        };
+        let wish = SpotWish { spot, rail, target: landed.target.clone() };
+        let (domain, session) = (client.domain.clone(), links.events());
+        let (_, worker, _) = links.place_of(link);
+        client.tell(worker, Command::MakeSpot { wish, domain, session })
+    }
+
+    /// A worker registered a range of a file, or could not.
+    pub fn spot_event(&mut self, client: &Client, event: SpotEvent) -> Result<(), End> {
+        match event {
+            SpotEvent::Made(tag, answer) => {
+                let answer = self.spots.made(client, tag, answer);
+                self.machine.spot_made(tag, answer);
+                Ok(())
+            }
+            SpotEvent::Stuck => go_on_if(false),
+        }
+    }
+
+    /// Takes all spots back when the session ends, before any file of it goes. Where a device
+    /// keeps one, no file lasts.
+    pub fn leave_spots(&mut self, client: &Client) {
+        if !self.spots.end_all(client) {
+            self.targets.values().for_each(|landed| landed.target.discard());
+        }
     }
 
     /// Gives a chunk to the worker that has its link.
     fn hand_over(
         &mut self,
+        client: &Client,
+        links: &Links,
         absorb: Absorb,
         command: impl FnOnce(LinkKey, Chunk) -> Command,
     ) -> Result<(), End> {
         let Absorb { tag, link, slot, pieces, in_place } = absorb;
         let lies = match in_place {
-            true => Lies::InFile(self.spots.take(tag, &self.client.domain)),
-            false => Lies::InSlot(self.writing.slots[&slot].memory.clone()),
+            true => Lies::InFile(self.spots.take(client, tag)),
+            false => Lies::InSlot(self.slots.memory(slot)),
         };
-        let writing = &self.writing;
         let landing = |piece: Piece| {
-            let landed = writing.targets.get(&piece.file);
+            let landed = self.targets.get(&piece.file);
             Landing {
                 target: landed.map(|landed| landed.target.clone()),
                 quota: landed.and_then(|landed| landed.quota.clone()),
-                size: writing.sizes.get(&piece.file).copied().unwrap_or(0),
+                size: self.sizes.get(&piece.file).copied().unwrap_or(0),
                 piece,
             }
         };
         let pieces = pieces.into_iter().map(landing).collect();
-        let (session, view) = (self.links.events(), self.client.view.clone());
-        let (key, worker, transport) = self.links.place_of(link);
-        self.client
-            .tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
+        let (session, view) = (links.events(), client.view.clone());
+        let (key, worker, transport) = links.place_of(link);
+        client.tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
     }
 
     /// A link notified a chunk that its worker did not expect.
-    pub(super) fn notified(&mut self, link: LinkId, tag: Tag) -> Result<(), End> {
-        self.writing.machine.notified(link, tag);
-        if !self.writing.machine.is_over(tag) {
+    pub fn notified(
+        &mut self,
+        client: &Client,
+        links: &Links,
+        link: LinkId,
+        tag: Tag,
+    ) -> Result<(), End> {
+        self.machine.notified(link, tag);
+        if !self.machine.is_over(tag) {
             return Ok(());
         }
-        let (key, worker, _) = self.links.place_of(link);
-        self.client.tell(worker, Command::Forget(key, tag))
+        let (key, worker, _) = links.place_of(link);
+        client.tell(worker, Command::Forget(key, tag))
     }
 
-    /// A chunk was judged.
-    pub(super) fn absorbed(&mut self, tag: Tag, bytes: u64, verdicts: Vec<Verdict>) {
-        self.client.domain.used_slot();
-        self.pacing.took(bytes);
-        self.pace_grants();
-        self.writing.machine.absorbed(tag, verdicts);
-    }
-
-    fn zero(&mut self, id: FileId, extent: Extent) {
-        let (landed, size) = self.writing.landing(id);
+    fn zero(&self, id: FileId, extent: Extent) {
+        let (landed, size) = self.open_file(id);
         self.jobs.run(move || {
             let answer = landed.zero(extent, size);
             // The target must not outlive the answer: a discard removes it.
             drop(landed);
-            Event::Zeroed(id, extent, answer)
+            WriteEvent::Zeroed(id, extent, answer)
         });
     }
 
-    fn commit(&mut self, files: Vec<(FileId, Kept)>) {
+    /// Takes what a file of an export has of an offer into the temporary file. The client may read
+    /// that file anyway, so it learns nothing by asking. At most `OFFERS_MAX` of a session.
+    fn take_offer(&self, client: &Client, offer: Offer) {
+        let (landed, size) = self.open_file(offer.piece.file);
+        let reach = client.reach.clone();
+        self.jobs.run(move || {
+            let answer = take(&reach, &landed, size, &offer);
+            // The target must not outlive the answer: a discard removes it.
+            drop(landed);
+            WriteEvent::Taken(Box::new(offer), answer)
+        });
+    }
+
+    /// Commits whole files, and drops the locks of the session behind that.
+    pub fn commit(
+        &mut self,
+        client: &Client,
+        files: Vec<(FileId, Kept)>,
+        locks: impl Send + 'static,
+    ) {
         let take = |(id, meta): (FileId, Kept)| {
-            let bytes = self.writing.sizes.remove(&id).unwrap_or(0);
-            self.client.view.over(Direction::Write, id);
-            let landed = self.writing.targets.remove(&id).expect("whole files are open");
+            let bytes = self.sizes.remove(&id).unwrap_or(0);
+            client.view.over(Direction::Write, id);
+            let landed = self.targets.remove(&id).expect("whole files are open");
             let noted = Noted { path: landed.path.clone(), bytes, began: landed.began };
             ((id, landed, meta), noted)
         };
         let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
-        let (over, view, keeping) = (
-            self.writing.over,
-            self.client.view.clone(),
-            self.mirrors.keep(self.client.gone.flag()),
-        );
+        let (over, view) = (self.over, client.view.clone());
         self.jobs.run(move || {
             let (answers, dropped) = commit(over, files);
             // Until here nobody else may have the target of a mirror.
-            drop(keeping);
+            drop(locks);
             for ((_, answer), noted) in answers.iter().zip(&noted) {
                 view.log(Direction::Write, noted, answer.as_ref().map(drop));
             }
-            Event::Committed(answers, dropped)
+            WriteEvent::Committed(answers, dropped)
         });
     }
 }
@@ -284,6 +443,19 @@ fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) 
         answers[place].1 = answer;
     }
     (answers, dropped)
+}
+
+/// Takes what a file of an export has of an offer into a temporary file.
+fn take(
+    reach: &Reach,
+    landed: &Landed,
+    size: u64,
+    Offer { basis, piece }: &Offer,
+) -> Result<Vec<Extent>, Fault> {
+    let (export, path) = reach.resolve(basis)?;
+    let old = open_source(&export, &path)?;
+    let may = |bytes| landed.may(bytes);
+    landed.target.take_from(old.file(), size, piece.extent, &piece.digests, may)
 }
 
 /// Waits a little for what an earlier session of the same client has not let go of yet: a

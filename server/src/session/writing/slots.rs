@@ -2,121 +2,161 @@
 //! many as may be pinned; they go with their link. A device that refuses them is
 //! left, and not the session.
 
-use super::super::Session;
-use super::super::end::{End, go_on_if};
 use crate::limits::fair_pool::Place;
+use crate::session::client::Client;
+use crate::session::end::{End, go_on_if};
+use crate::session::links::Links;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use verbatim_fabric::{FabricError, Memory, SharedSlot, SparePages};
-use verbatim_proto::message::{LinkId, ServerMessage};
+use verbatim_proto::message::{LinkId, Region, ServerMessage};
 use verbatim_proto::write::SlotId;
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::Fallback;
 
+/// The slots of a session, and those that its links wait for.
+#[derive(Default)]
+pub(super) struct Slots {
+    slots: HashMap<SlotId, Slot>,
+    next: u32,
+    /// Slots that links want and that cannot be pinned yet.
+    wanting: BTreeMap<LinkId, u16>,
+}
+
 /// Memory that a client writes to over one link.
-pub(super) struct Slot {
-    pub link: LinkId,
+struct Slot {
+    link: LinkId,
     /// What takes it back from the link.
-    pub number: u64,
-    pub memory: SharedSlot,
+    number: u64,
+    memory: SharedSlot,
     _taken: Place,
 }
 
-impl Session {
+/// A new slot, where its client finds it, and how long it is.
+type Provided = (SlotId, Region, u32);
+
+impl Slots {
+    /// Whether links wait for slots.
+    pub fn waits(&self) -> bool {
+        !self.wanting.is_empty()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The memory of a slot.
+    pub fn memory(&self, slot: SlotId) -> SharedSlot {
+        self.slots[&slot].memory.clone()
+    }
+
+    /// A link is dead: no slots are made for it any more.
+    pub fn link_died(&mut self, link: LinkId) {
+        self.wanting.remove(&link);
+    }
+
+    /// The links that wait for slots, and how many each: they wait no longer.
+    pub fn take_wanting(&mut self) -> BTreeMap<LinkId, u16> {
+        std::mem::take(&mut self.wanting)
+    }
+
     /// Makes slots for a link: as many as may be pinned, the others later.
-    pub(super) fn provision(&mut self, link: LinkId, count: u16) -> Result<(), End> {
+    pub fn provide(
+        &mut self,
+        client: &mut Client,
+        links: &mut Links,
+        link: LinkId,
+        count: u16,
+    ) -> Result<Vec<Provided>, End> {
         let refused = |error: FabricError| {
             End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
         };
         let mut slots = Vec::new();
-        let in_turns = SparePages::new(self.client.chunk_bytes as usize);
-        self.writing.wanting.remove(&link);
+        let in_turns = SparePages::new(client.chunk_bytes as usize);
+        self.wanting.remove(&link);
         for made in 0..count {
-            if !self.has_room_for_slot() {
+            if !self.has_room(client) {
                 // Others of its links have them all; it gets some when one of those has ended.
                 if made == 0 && !self.has_slots(link) {
-                    self.writing.wanting.insert(link, count);
+                    self.wanting.insert(link, count);
                 }
                 break;
             }
-            let Some(taken) = self.client.memory.take(self.client.chunk_bytes as usize) else {
-                self.client.lacks_memory();
-                self.writing.wanting.insert(link, count - made);
+            let Some(taken) = client.memory.take(client.chunk_bytes as usize) else {
+                client.lacks_memory();
+                self.wanting.insert(link, count - made);
                 break;
             };
-            let rail = self.links.rail_of(link);
-            let Some(pin) = self.client.domain.pin_slot(rail, u64::from(self.client.chunk_bytes))
-            else {
-                self.writing.wanting.insert(link, count - made);
+            let rail = links.rail_of(link);
+            let Some(pin) = client.domain.pin_slot(rail, u64::from(client.chunk_bytes)) else {
+                self.wanting.insert(link, count - made);
                 break;
             };
             let memory = match rail {
-                Some(_) => SharedSlot::for_device(self.client.chunk_bytes as usize),
+                Some(_) => SharedSlot::for_device(client.chunk_bytes as usize),
                 None => in_turns.slot(),
             };
             let made = memory.and_then(|memory| {
                 let upload = Memory::Upload(memory.clone());
-                Ok((self.client.domain.offer_on(rail, upload, pin)?, memory))
+                Ok((client.domain.offer_on(rail, upload, pin)?, memory))
             });
             let (offered, memory) = match made {
                 Ok(made) => made,
                 Err(error) if !slots.is_empty() || self.has_slots(link) => {
                     let hint = error.hint();
-                    tracing::warn!(session = self.client.id, %error, hint, "a link has fewer slots");
+                    tracing::warn!(session = client.id, %error, hint, "a link has fewer slots");
                     break;
                 }
                 Err(error) if rail.is_some() => {
-                    self.leave_device(link, &error)?;
+                    leave_device(client, links, link, &error)?;
                     break;
                 }
                 Err(error) => return Err(refused(error)),
             };
-            let id = SlotId(self.writing.next_slot);
-            self.writing.next_slot += 1;
+            let id = SlotId(self.next);
+            self.next += 1;
             let slot = Slot { link, number: offered.number, memory, _taken: taken };
-            self.writing.slots.insert(id, slot);
-            slots.push((id, offered.region, self.client.chunk_bytes));
+            self.slots.insert(id, slot);
+            slots.push((id, offered.region, client.chunk_bytes));
         }
-        self.show_slots();
-        self.writing.machine.provisioned(link, slots);
-        Ok(())
-    }
-
-    /// Nothing can be written over a link: its client is told why, and leaves the rail.
-    fn leave_device(&mut self, link: LinkId, error: &FabricError) -> Result<(), End> {
-        self.client.view.fell_back(Fallback::Refused);
-        self.links.kill(&self.client, link)?;
-        let text = format!("cannot register slots: {}", error.with_hint());
-        self.client
-            .send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
+        self.show(client);
+        Ok(slots)
     }
 
     fn has_slots(&self, link: LinkId) -> bool {
-        self.writing.slots.values().any(|slot| slot.link == link)
+        self.slots.values().any(|slot| slot.link == link)
     }
 
     /// Whether another slot is within what uploads of a session may take. One always is.
-    fn has_room_for_slot(&self) -> bool {
-        let count = self.writing.slots.len() as u64 + 1;
-        count * u64::from(self.client.chunk_bytes) <= self.client.shared.rdma.upload_bytes_max
+    fn has_room(&self, client: &Client) -> bool {
+        let count = self.slots.len() as u64 + 1;
+        count * u64::from(client.chunk_bytes) <= client.shared.rdma.upload_bytes_max
     }
 
-    /// Makes slots that could not be pinned before, those of the first link first.
-    pub(in crate::session) fn provision_more(&mut self) -> Result<(), End> {
-        for (link, count) in std::mem::take(&mut self.writing.wanting) {
-            self.provision(link, count)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn free_slots(&mut self, link: LinkId) -> Result<(), End> {
-        let of_link = self.writing.slots.extract_if(|_, slot| slot.link == link);
+    /// Takes the slots of a dead link back from its device.
+    pub fn free(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
+        let of_link = self.slots.extract_if(|_, slot| slot.link == link);
         // All of them, also behind one that could not be taken back.
-        let kept = of_link.filter(|(_, slot)| !self.client.domain.take_back(slot.number)).count();
-        self.show_slots();
+        let kept = of_link.filter(|(_, slot)| !client.domain.take_back(slot.number)).count();
+        self.show(client);
         go_on_if(kept == 0)
     }
 
-    fn show_slots(&self) {
-        self.client.view.slots.store(self.writing.slots.len() as u64, Ordering::Relaxed);
+    fn show(&self, client: &Client) {
+        client.view.slots.store(self.slots.len() as u64, Ordering::Relaxed);
     }
+}
+
+/// Nothing can be written over a link: its client is told why, and leaves the rail.
+fn leave_device(
+    client: &Client,
+    links: &mut Links,
+    link: LinkId,
+    error: &FabricError,
+) -> Result<(), End> {
+    client.view.fell_back(Fallback::Refused);
+    links.kill(client, link)?;
+    let text = format!("cannot register slots: {}", error.with_hint());
+    client.send(ServerMessage::Attached { link, answer: Err(Fault::new(Code::Denied, text)) })
 }

@@ -1,0 +1,46 @@
+//! What jobs of uploads report. Apart from what runs them, because the sum of all events of a
+//! session names it.
+
+use super::open_upload::Created;
+use crate::observe::session_stats::View;
+use std::time::Duration;
+use verbatim_proto::message::{FileId, Offer};
+use verbatim_proto::{Digest, Dropped, Extent, Fault};
+use verbatim_telemetry::labels::{Operation, Spared, Step};
+
+/// What jobs of uploads report.
+pub(crate) enum WriteEvent {
+    /// Temporary files were made or found, or not.
+    Created(Vec<(FileId, Result<Created, Fault>)>),
+    /// A range was made zeros, with these digests.
+    Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
+    /// These ranges of an offer were found in a file of an export.
+    Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
+    /// Files are durable under their names, or not; what of their metadata was not kept.
+    Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
+}
+
+impl WriteEvent {
+    /// Counts what a job answers, and how long it took since it was asked for.
+    pub fn count(&self, view: &View, time: Duration) {
+        match self {
+            Self::Created(answers) => {
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                view.ended(Operation::Create, faults);
+                let answers = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+                let have = answers.filter_map(|(_, have)| have.as_ref());
+                view.count_spared(Spared::Resumed, have.map(|have| have.extents.bytes()).sum());
+            }
+            Self::Taken(offer, Ok(found)) => {
+                view.spared(Spared::Found, offer.piece.file, found.iter().map(|of| of.len).sum());
+            }
+            Self::Zeroed(file, extent, Ok(_)) => view.spared(Spared::Hole, *file, extent.len),
+            Self::Committed(answers, _) => {
+                view.took(Step::Commit, time);
+                let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());
+                view.ended(Operation::Commit, faults);
+            }
+            Self::Taken(_, Err(_)) | Self::Zeroed(_, _, Err(_)) => {}
+        }
+    }
+}
