@@ -8,7 +8,6 @@
 
 mod backpressure;
 mod client;
-mod direct_range;
 mod end;
 mod event;
 mod fd_queue;
@@ -36,7 +35,6 @@ use crate::observe::session_stats::View;
 use crate::worker::LinkEvent;
 use backpressure::JOBS_MAX;
 use client::{Client, Gone};
-pub(crate) use direct_range::{SpotEvent, Taking};
 pub(crate) use end::End;
 use event::Event;
 use fd_queue::{Opening, Placed, TimedOut};

@@ -7,9 +7,9 @@
 //! not let go, the session ends, and with it every queue pair that could write.
 
 use super::client::Client;
-use super::direct_range::Taking;
 use super::end::{End, go_on_if};
 use crate::rdma::registrations::Offered;
+use crate::worker::Taking;
 use std::collections::HashMap;
 use verbatim_files::Target;
 use verbatim_proto::Fault;

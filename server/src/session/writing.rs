@@ -8,7 +8,6 @@ mod open_upload;
 mod slots;
 
 use super::client::Client;
-use super::direct_range::SpotEvent;
 use super::end::{End, go_on_if};
 use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use super::links::Links;
@@ -17,7 +16,7 @@ use crate::exports::client_view::Reach;
 use crate::exports::open::open_source;
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
-use crate::worker::{Chunk, Command, Landing, Lies, SpotWish};
+use crate::worker::{Chunk, Command, Landing, Lies, SpotEvent, SpotWish};
 pub(crate) use event::WriteEvent;
 use open_upload::{Created, Landed, create_lasting};
 use slots::Slots;

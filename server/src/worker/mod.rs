@@ -9,10 +9,12 @@
 //! hashed, whatever the client sends. One that lies in its file is hashed when no device
 //! can write to it any more.
 
+mod direct_range;
+
 use crate::exports::quota::{self, Quota};
 use crate::observe::session_stats::View;
 use crate::rdma::registrations::{Offered, SessionDomain};
-use crate::session::{SpotEvent, Taking};
+pub(crate) use direct_range::{SpotEvent, Taking};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;

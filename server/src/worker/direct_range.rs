@@ -1,5 +1,5 @@
 //! A range of a file that a device may write to: what workers tell of it, and how it is taken
-//! back. Which ranges there are is in `spots`.
+//! back. Which ranges a session has is in `session::spots`.
 
 use crate::rdma::registrations::{Offered, SessionDomain};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Taking {
 
 impl Taking {
     /// The spot of this number in a domain.
-    pub(super) fn new(domain: &Arc<SessionDomain>, number: u64) -> Self {
+    pub fn new(domain: &Arc<SessionDomain>, number: u64) -> Self {
         Self { domain: domain.clone(), number }
     }
 
