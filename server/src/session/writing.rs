@@ -9,9 +9,9 @@ mod slots;
 
 use super::client::Client;
 use super::end::{End, go_on_if};
-use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use super::links::Links;
 use super::spots::{Spots, takes_spots};
+use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use crate::exports::client_view::Reach;
 use crate::exports::open::open_source;
 use crate::limits::file_room::Room;
