@@ -4,7 +4,7 @@
 
 use super::Session;
 use super::mirror::WALKS_MAX;
-use super::namespace::{MAKES_HEARD_MAX, MAKES_MAX};
+use super::namespace::{CHANGES_HEARD_MAX, CHANGES_WAITING_MAX};
 use crate::limits::client_limits::CLIENT_THREADS_MAX;
 use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_serve::EVENTS_MAX;
@@ -43,7 +43,7 @@ impl Session {
 
     fn has_enough_to_do(&self) -> bool {
         self.limits.under_way() >= JOBS_HEARD_MAX
-            || self.namespace.makes_waiting() >= MAKES_HEARD_MAX
+            || self.namespace.changes_waiting() >= CHANGES_HEARD_MAX
     }
 
     /// Whether the next message is taken: not before what it depends on is done, nor while there
@@ -53,8 +53,8 @@ impl Session {
         let waits = self.held.is_some() || self.links.setup.joins();
         let behind = self.has_enough_to_do() && self.ahead_bytes >= AHEAD_BYTES_MAX;
         let unread = self.client.outbox.unread().is_much();
-        let busy =
-            self.limits.under_way() >= JOBS_MAX || self.namespace.makes_waiting() >= MAKES_MAX;
+        let busy = self.limits.under_way() >= JOBS_MAX
+            || self.namespace.changes_waiting() >= CHANGES_WAITING_MAX;
         !(waits || behind || busy || unread)
     }
 }

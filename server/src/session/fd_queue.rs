@@ -29,7 +29,7 @@ const WRITE_DESCRIPTORS: usize = 2;
 const LASTING_DESCRIPTORS: usize = 3;
 
 /// The files of a session that wait, as many as its machines let it have.
-pub(super) struct Opening {
+pub(super) struct FdQueue {
     places: Arc<Taker>,
     memory: Arc<Taker>,
     reads: VecDeque<OpenFile>,
@@ -50,7 +50,7 @@ pub(super) struct TimedOut {
     pub writes: Vec<(FileId, Fault)>,
 }
 
-impl Opening {
+impl FdQueue {
     /// No file waits yet.
     pub fn new(places: Arc<Taker>, memory: Arc<Taker>) -> Self {
         let (reads, writes) = Default::default();

@@ -37,7 +37,7 @@ use backpressure::JOBS_MAX;
 use client::{Client, Gone};
 pub(crate) use end::End;
 use event::Event;
-use fd_queue::{Opening, Placed, TimedOut};
+use fd_queue::{FdQueue, Placed, TimedOut};
 use links::{LinkNews, Links};
 use mirror::Mirrors;
 use namespace::{Namespace, NamespaceEvent};
@@ -78,7 +78,7 @@ pub(crate) struct Session {
     /// A message that waits until links are dead.
     held: Option<HeldMessage>,
     pacing: Pacing,
-    opening: Opening,
+    fd_queue: FdQueue,
     reading: ReadService<ReadableFiles>,
     writing: Writing,
     namespace: Namespace,
@@ -143,7 +143,7 @@ impl Session {
             links,
             held: None,
             pacing,
-            opening: Opening::new(client.share.files.part(), client.memory.clone()),
+            fd_queue: FdQueue::new(client.share.files.part(), client.memory.clone()),
             reading,
             writing,
             namespace,
@@ -280,7 +280,7 @@ impl Session {
                 self.namespace.scan_more(&self.client, request)?
             }
             ClientMessage::Make { request, entries } => {
-                let locks = self.mirrors.keep(self.client.gone.flag());
+                let locks = self.mirrors.carry_locks(self.client.gone.flag());
                 self.namespace.make(&self.client, request, entries, locks)?;
             }
             ClientMessage::Read(request) => self.reading.request(request),
@@ -289,7 +289,7 @@ impl Session {
             ClientMessage::Mirror(request) => {
                 let told_owners = &mut self.told_owners;
                 if let Some(edits) = self.mirrors.request(&self.client, told_owners, request)? {
-                    let locks = self.mirrors.keep(self.client.gone.flag());
+                    let locks = self.mirrors.carry_locks(self.client.gone.flag());
                     self.namespace.change(&self.client, edits, locks)?;
                 }
             }
@@ -316,7 +316,7 @@ impl Session {
             Event::Read(event) => self.reading.event(event),
             Event::Write(event) => self.writing.event(&mut self.client, event)?,
             Event::Namespace(event) => {
-                let locks = self.mirrors.keep(self.client.gone.flag());
+                let locks = self.mirrors.carry_locks(self.client.gone.flag());
                 let told_owners = &mut self.told_owners;
                 self.namespace.event(&mut self.client, told_owners, event, locks)?;
             }
@@ -391,7 +391,7 @@ impl Session {
         match out {
             Some(WriteOut::Create(files)) => self.create(files),
             Some(WriteOut::Commit(files)) => {
-                let locks = self.mirrors.keep(self.client.gone.flag());
+                let locks = self.mirrors.carry_locks(self.client.gone.flag());
                 self.writing.commit(&self.client, files, locks);
             }
             None => {}
@@ -426,20 +426,20 @@ impl Session {
 
     /// Has files opened that are to be read, when there are places for them.
     fn open(&mut self, files: Vec<OpenFile>) {
-        self.opening.queue_reads(files);
+        self.fd_queue.queue_reads(files);
         self.open_waiting();
     }
 
     /// The same of files that are to be written.
     fn create(&mut self, files: Vec<CreateFile>) {
-        self.opening.queue_writes(files);
+        self.fd_queue.queue_writes(files);
         self.open_waiting();
     }
 
     /// Has those opened that there are places for now. Called whenever something happened, and
     /// every second: another session that closes files does not report it.
     fn open_waiting(&mut self) {
-        while let Some(Placed { reads, writes }) = self.opening.place() {
+        while let Some(Placed { reads, writes }) = self.fd_queue.place() {
             if !reads.is_empty() {
                 let boxed = |(file, room)| (file, Box::new(room) as Guard);
                 self.reading.open(reads.into_iter().map(boxed).collect());
@@ -452,7 +452,7 @@ impl Session {
 
     /// Fails the files that waited too long for places.
     fn time_out_opening(&mut self) {
-        let Some(TimedOut { reads, writes }) = self.opening.time_out() else { return };
+        let Some(TimedOut { reads, writes }) = self.fd_queue.time_out() else { return };
         if !reads.is_empty() {
             self.reading.refuse(reads);
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
 
-/// How long a request waits for what an earlier session still holds, with all its files.
+/// How long a request waits for a lock that an earlier session still has, with all its files.
 pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether it still must.
@@ -23,51 +23,51 @@ pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(crate) struct LockRegistry {
     /// Which client locked which folder.
     holders: Mutex<HashMap<Twin, String>>,
-    /// What runs keep, by their client and key; at least one session has each.
-    keepers: Mutex<HashMap<(String, Digest), Weak<Kept>>>,
+    /// The locks of runs, by client and key of the run; at least one session has each.
+    keepers: Mutex<HashMap<(String, Digest), Weak<RunLock>>>,
 }
 
 impl LockRegistry {
-    /// Lets all sessions know who holds a folder.
+    /// Tells all sessions which client locked a folder.
     pub fn list(&self, folder: Twin, who: &str) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.insert(folder, who.to_owned());
     }
 
-    /// Lets all sessions know that nobody does.
+    /// Tells all sessions that a folder is not locked.
     pub fn unlist(&self, folder: Twin) {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner).remove(&folder);
     }
 }
 
-/// A target that a run has while none of its sessions is at it.
-pub(crate) struct Kept {
+/// The lock of a run on its target, while none of its sessions works there.
+pub(crate) struct RunLock {
     who: String,
     key: Digest,
     hold: Mutex<Option<Hold>>,
     registry: Arc<LockRegistry>,
 }
 
-impl Kept {
-    /// That of a run; all of its sessions have the same one.
+impl RunLock {
+    /// The lock of a run; all of its sessions share one.
     pub fn of(registry: &Arc<LockRegistry>, who: &str, key: Digest) -> Arc<Self> {
         let mut keepers = registry.keepers.lock().unwrap_or_else(PoisonError::into_inner);
         let known = keepers.get(&(who.to_owned(), key)).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
             let (who, hold) = (who.to_owned(), Mutex::default());
-            let kept = Arc::new(Self { who, key, hold, registry: registry.clone() });
-            keepers.insert((kept.who.clone(), key), Arc::downgrade(&kept));
-            kept
+            let run = Arc::new(Self { who, key, hold, registry: registry.clone() });
+            keepers.insert((run.who.clone(), key), Arc::downgrade(&run));
+            run
         })
     }
 
-    /// Takes the hold of this folder, if it is what is kept.
+    /// Takes the lock, if it is of this folder.
     fn take(&self, folder: Twin) -> Option<Hold> {
         let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         hold.take_if(|hold| hold.folder == folder)
     }
 
-    /// Keeps a hold for the next session, in place of what was kept.
+    /// Keeps a lock for the next session, in place of the one before.
     pub fn put(&self, hold: Hold) {
         let folder = hold.folder;
         let mut kept = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,31 +79,31 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for RunLock {
     fn drop(&mut self) {
         let hold = self.hold.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         hold.iter().for_each(|hold| self.registry.unlist(hold.folder));
         let mut keepers = self.registry.keepers.lock().unwrap_or_else(PoisonError::into_inner);
         let name = (self.who.clone(), self.key);
         // Another session of the run may have come meanwhile, and has a new one.
-        if keepers.get(&name).is_some_and(|kept| kept.strong_count() == 0) {
+        if keepers.get(&name).is_some_and(|run| run.strong_count() == 0) {
             keepers.remove(&name);
         }
     }
 }
 
-/// A target that is held, and known to all sessions by who holds it.
-pub(crate) struct Held {
+/// The lock of a session on a target. All sessions know which client has it.
+pub(crate) struct SyncLock {
     pub folder: Twin,
     hold: Option<Hold>,
-    kept: Option<Arc<Kept>>,
+    run: Option<Arc<RunLock>>,
     registry: Arc<LockRegistry>,
 }
 
-impl Drop for Held {
+impl Drop for SyncLock {
     fn drop(&mut self) {
-        match (self.hold.take(), &self.kept) {
-            (Some(hold), Some(kept)) => kept.put(hold),
+        match (self.hold.take(), &self.run) {
+            (Some(hold), Some(run)) => run.put(hold),
             _ => self.registry.unlist(self.folder),
         }
     }
@@ -119,76 +119,76 @@ pub(super) trait StagingTree: Send + Sync {
     fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault>;
 }
 
-/// What a job keeps that changes a target: nobody else may have the target before it is done,
-/// also where its session is over.
-pub(super) struct Keeping {
+/// The locks that a job keeps while it changes a target: no other client may lock the target
+/// before the job is done, also where its session is over.
+pub(super) struct LockCarrier {
     /// Whether nobody waits for answers any more.
-    pub over: Arc<AtomicBool>,
-    pub _held: Vec<Arc<Held>>,
-    pub stages: Vec<Arc<dyn StagingTree>>,
+    pub client_gone: Arc<AtomicBool>,
+    pub _locks: Vec<Arc<SyncLock>>,
+    pub trees: Vec<Arc<dyn StagingTree>>,
 }
 
-impl Keeping {
+impl LockCarrier {
     /// Refuses what was to be done for a client that is gone: it may come back with other wishes.
-    pub fn go_on(&self) -> Result<(), Fault> {
-        match self.over.load(Ordering::Relaxed) {
+    pub fn check_client(&self) -> Result<(), Fault> {
+        match self.client_gone.load(Ordering::Relaxed) {
             true => Err(Fault::new(Code::Interrupted, "the client is gone")),
             false => Ok(()),
         }
     }
 
     /// The tree beside a target that a path is in, and the path from the root of that tree.
-    pub fn staging_of(&self, path: &WirePath) -> Option<(&dyn StagingTree, WirePath)> {
-        let staging = self.stages.iter().find(|staging| path.is_below(staging.path()))?;
-        let below = path.as_bytes().get(staging.path().as_bytes().len()..)?;
-        Some((&**staging, WirePath::parse(below).ok()?))
+    pub fn tree_of(&self, path: &WirePath) -> Option<(&dyn StagingTree, WirePath)> {
+        let tree = self.trees.iter().find(|tree| path.is_below(tree.path()))?;
+        let below = path.as_bytes().get(tree.path().as_bytes().len()..)?;
+        Some((&**tree, WirePath::parse(below).ok()?))
     }
 }
 
-/// For whom a target is held.
-pub(super) struct Holder<'a> {
+/// For which client a target is locked.
+pub(super) struct LockOwner<'a> {
     pub registry: &'a Arc<LockRegistry>,
     pub who: &'a str,
-    /// What its run keeps between two sessions.
-    pub kept: Option<&'a Arc<Kept>>,
+    /// The lock that its run keeps between two sessions.
+    pub run: Option<&'a Arc<RunLock>>,
 }
 
-impl Holder<'_> {
-    /// Holds a folder for a client, who is named to all others that want it. What an earlier
-    /// session of it has not let go of yet is waited for a little.
+impl LockOwner<'_> {
+    /// Locks a folder for a client, which is named to all others that want the lock. Waits a
+    /// little for an earlier session of the client that has not released it yet.
     pub fn take(
         &self,
         path: &WirePath,
         open: impl Fn() -> Result<OwnedFd, Fault>,
-    ) -> Result<Held, Fault> {
+    ) -> Result<SyncLock, Fault> {
         let what = format!("cannot hold {path}");
-        let taken = wait_for_hold(|| {
+        let taken = wait_for_lock(|| {
             let fd = open().map_err(NotHeld::Fault)?;
             let folder = which(&fd).map_err(|e| NotHeld::Fault(Fault::from_io(&what, &e)))?;
             let hold = match self.take_kept(folder) {
                 Some(hold) => hold,
                 None => self.take_free(fd, &what)?,
             };
-            let (kept, registry) = (self.kept.cloned(), self.registry.clone());
-            Ok(Held { folder, hold: Some(hold), kept, registry })
+            let (run, registry) = (self.run.cloned(), self.registry.clone());
+            Ok(SyncLock { folder, hold: Some(hold), run, registry })
         });
         taken.map_err(|error| self.why_not(error, path, open))
     }
 
-    /// Takes what the run kept, if it is this folder.
+    /// Takes the lock of the run, if it is of this folder.
     pub fn take_kept(&self, folder: Twin) -> Option<Hold> {
-        self.kept?.take(folder)
+        self.run?.take(folder)
     }
 
     fn take_free(&self, fd: OwnedFd, what: &str) -> Result<Hold, NotHeld> {
-        // Nobody asks in between who holds it.
+        // No other session asks in between which client has it.
         let mut holders = self.registry.holders.lock().unwrap_or_else(PoisonError::into_inner);
         let hold = Hold::take(fd, what)?;
         holders.insert(hold.folder, self.who.to_owned());
         Ok(hold)
     }
 
-    /// Says why a target is not held, and by whom it is.
+    /// Says why a target is not locked, and which client has it.
     pub fn why_not(
         &self,
         error: NotHeld,
@@ -206,9 +206,9 @@ impl Holder<'_> {
     }
 }
 
-/// Tries to hold something until it is held, or has been somebody else's for too long: a client
+/// Tries to lock a target until it is locked, or another had it for too long: a client
 /// that was cut off is often back before the last change of its session is done.
-pub(super) fn wait_for_hold<T>(mut take: impl FnMut() -> Result<T, NotHeld>) -> Result<T, NotHeld> {
+pub(super) fn wait_for_lock<T>(mut take: impl FnMut() -> Result<T, NotHeld>) -> Result<T, NotHeld> {
     let until = Instant::now() + HELD_MAX;
     loop {
         match take() {

@@ -46,7 +46,7 @@ impl Session {
         self.time_out_opening();
         let works =
             self.limits.under_way() > 0 || self.held.is_some() || self.writing.machine.is_busy();
-        if works || self.opening.waits() || self.waits_for_pins() || self.is_paced() {
+        if works || self.fd_queue.waits() || self.waits_for_pins() || self.is_paced() {
             self.client.send(ServerMessage::Working)?;
         }
         // A mirror's client may have much to hash on its own side before it asks again.

@@ -580,7 +580,7 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
         let again = std::thread::spawn({
             let data = data.clone();
             let open = move || Ok(std::fs::File::open(&data).expect("there").into());
-            move || sync_lock::wait_for_hold(|| Hold::take(open()?, "cannot hold it")).is_ok()
+            move || sync_lock::wait_for_lock(|| Hold::take(open()?, "cannot hold it")).is_ok()
         });
         drop(go);
         assert!(again.join().expect("it ends"), "it is refused");

@@ -1,13 +1,13 @@
 //! Trees that the server builds beside a target for a mirror (`files::stage`), and puts in the
 //! place of the target, once, when the client says that all of the tree is there. Owns the trees of
 //! a session, which locks tree and target until then; other clients that want either are told the
-//! holder's name. Called by `mirror`.
+//! owner's name. Called by `mirror`.
 
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
 use crate::session::client::Client;
 use crate::session::end::End;
-use crate::session::sync_lock::{Holder, Kept, LockRegistry, StagingTree, wait_for_hold};
+use crate::session::sync_lock::{LockOwner, LockRegistry, RunLock, StagingTree, wait_for_lock};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use verbatim_files::hold::{above, which};
@@ -26,7 +26,7 @@ pub(crate) struct Staging {
     /// There until this is dropped.
     stage: Option<Stage>,
     listed: Option<Listed>,
-    kept: Option<Arc<Kept>>,
+    run: Option<Arc<RunLock>>,
 }
 
 impl Staging {
@@ -51,17 +51,17 @@ impl StagingTree for Staging {
 }
 
 impl Drop for Staging {
-    /// What is the target now is kept for the next session of the run, if it is one of some.
+    /// The lock of what is the target now goes to the run, for its next session.
     fn drop(&mut self) {
         self.listed = None;
-        let target = self.stage.take().filter(|_| self.kept.is_some()).and_then(Stage::into_target);
-        if let Some((hold, kept)) = target.zip(self.kept.as_ref()) {
-            kept.put(hold);
+        let target = self.stage.take().filter(|_| self.run.is_some()).and_then(Stage::into_target);
+        if let Some((hold, run)) = target.zip(self.run.as_ref()) {
+            run.put(hold);
         }
     }
 }
 
-/// Folders that all sessions know to be held.
+/// Folders that all sessions know to be locked.
 struct Listed {
     folders: Vec<Twin>,
     registry: Arc<LockRegistry>,
@@ -83,7 +83,7 @@ impl Drop for Listed {
 }
 
 /// The trees of a session that are not published.
-pub(super) struct StagedTrees {
+pub(super) struct StagingTrees {
     trees: Vec<Arc<Staging>>,
     /// Trees that were put in their place, or are being.
     published: usize,
@@ -96,7 +96,7 @@ pub(crate) enum StagingEvent {
     Published(u32, Result<(), Fault>),
 }
 
-impl StagedTrees {
+impl StagingTrees {
     /// None yet.
     pub fn new(jobs: Jobs<StagingEvent>) -> Self {
         Self { trees: Vec::new(), published: 0, jobs }
@@ -122,7 +122,7 @@ impl StagedTrees {
     pub fn build(
         &self,
         client: &Client,
-        kept: Option<Arc<Kept>>,
+        run: Option<Arc<RunLock>>,
         request: u32,
         (path, key): (WirePath, Digest),
     ) {
@@ -130,8 +130,8 @@ impl StagedTrees {
         let reach = client.reach.clone();
         let mut memory = client.memory.none();
         self.jobs.run(move || {
-            let holder = Holder { registry: &registry, who: &who, kept: kept.as_ref() };
-            let answer = build(&reach, &holder, path, key, &mut |bytes| memory.hold(bytes));
+            let owner = LockOwner { registry: &registry, who: &who, run: run.as_ref() };
+            let answer = build(&reach, &owner, path, key, &mut |bytes| memory.hold(bytes));
             let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
             StagingEvent::Staged(request, answer)
         });
@@ -178,7 +178,7 @@ impl StagedTrees {
 /// Builds a tree beside a target, or finds one that the same client left.
 fn build(
     reach: &Reach,
-    holder: &Holder<'_>,
+    owner: &LockOwner<'_>,
     target: WirePath,
     key: Digest,
     room: &mut dyn FnMut(usize) -> bool,
@@ -190,16 +190,16 @@ fn build(
         return Err(Fault::new(Code::BadPath, text));
     }
     // Of two clients each has a tree of its own.
-    let own = Digest::of(&[&key.0, holder.who.as_bytes()].concat());
+    let own = Digest::of(&[&key.0, owner.who.as_bytes()].concat());
     let may = |bytes| export.may_write(bytes);
     let open = || export.folder.open_folder(&below);
-    let stage = wait_for_hold(|| {
-        let kept = open().ok().and_then(|fd| holder.take_kept(which(fd).ok()?));
+    let stage = wait_for_lock(|| {
+        let kept = open().ok().and_then(|fd| owner.take_kept(which(fd).ok()?));
         // Listed again with the tree beside it.
-        kept.iter().for_each(|hold| holder.registry.unlist(hold.folder));
+        kept.iter().for_each(|hold| owner.registry.unlist(hold.folder));
         Stage::prepare(&export.folder, &below, &own, kept, &may, room)
     });
-    let stage = stage.map_err(|error| holder.why_not(error, &target, open))?;
+    let stage = stage.map_err(|error| owner.why_not(error, &target, open))?;
     let path = target.parent().with(stage.path().name().unwrap_or_default())?;
     let about = About {
         boot: verbatim_files::journal::boot_id().to_vec(),
@@ -210,7 +210,7 @@ fn build(
     };
     let told = Staged { about, path };
     reach.hold(&told.path)?;
-    let listed = Some(Listed::new(holder.registry, &stage, holder.who));
-    let kept = holder.kept.cloned();
-    Ok(Staging { target, key, told, export, stage: Some(stage), listed, kept })
+    let listed = Some(Listed::new(owner.registry, &stage, owner.who));
+    let run = owner.run.cloned();
+    Ok(Staging { target, key, told, export, stage: Some(stage), listed, run })
 }

@@ -11,11 +11,11 @@ mod walks;
 use super::client::Client;
 use super::end::End;
 use super::namespace::Edits;
-use super::sync_lock::{Held, Holder, Keeping, Kept};
+use super::sync_lock::{LockCarrier, LockOwner, RunLock, SyncLock};
 use super::told_owners::ToldOwners;
 use crate::exports::client_view::Reach;
-use atomic_tree::StagedTrees;
 pub(crate) use atomic_tree::StagingEvent;
+use atomic_tree::StagingTrees;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -29,10 +29,10 @@ use verbatim_proto::{Code, Digest, Fault, Habits, MirrorReply, MirrorRequest, Tw
 use verbatim_serve::Jobs;
 pub(super) use walks::WALKS_MAX;
 pub(crate) use walks::Walked;
-use walks::{All, Known, Walks};
+use walks::{Known, WalkScope, Walks};
 
-/// Targets one client may hold.
-const HOLDS_MAX: usize = 4;
+/// Targets one session may lock.
+const LOCKS_MAX: usize = 4;
 
 /// How long a client in the middle of a mirror may say nothing: enough to hash a large file.
 /// One that is gone without a word is found by the kernel within minutes.
@@ -41,18 +41,18 @@ pub(super) const MIRROR_IDLE_MAX: Duration = Duration::from_secs(6 * 3600);
 /// The mirrors of a session: walks, and targets that are locked.
 pub(super) struct Mirrors {
     walks: Walks,
-    holds: Vec<Arc<Held>>,
-    stages: StagedTrees,
-    /// What is handed on between the sessions of a run.
-    kept: Option<Arc<Kept>>,
+    locks: Vec<Arc<SyncLock>>,
+    trees: StagingTrees,
+    /// The lock that the sessions of a run hand on to each other.
+    run: Option<Arc<RunLock>>,
     /// Requests for locks that are being answered.
-    holding: usize,
+    locks_pending: usize,
     jobs: Jobs<MirrorEvent>,
 }
 
 /// What jobs answer.
 pub(crate) enum MirrorEvent {
-    Begun { request: u32, hold: bool, answer: Result<(About, Option<Held>), Fault> },
+    Begun { request: u32, hold: bool, answer: Result<(About, Option<SyncLock>), Fault> },
     LookedUp(MirrorReply),
     Walked(Box<Walked>),
     Staging(StagingEvent),
@@ -73,8 +73,8 @@ impl From<StagingEvent> for MirrorEvent {
 impl Mirrors {
     /// None yet. Walks and trees beside targets have jobs of their own.
     pub fn new(jobs: Jobs<MirrorEvent>, walks: Jobs<Walked>, trees: Jobs<StagingEvent>) -> Self {
-        let (walks, stages) = (Walks::new(walks), StagedTrees::new(trees));
-        Self { walks, holds: Vec::new(), stages, kept: None, holding: 0, jobs }
+        let (walks, trees) = (Walks::new(walks), StagingTrees::new(trees));
+        Self { walks, locks: Vec::new(), trees, run: None, locks_pending: 0, jobs }
     }
 
     /// How many pages of a walk are made and not told.
@@ -85,20 +85,20 @@ impl Mirrors {
 
     /// Whether a client is in the middle of one.
     pub fn is_open(&self) -> bool {
-        !self.walks.is_empty() || !self.holds.is_empty() || !self.stages.is_empty()
+        !self.walks.is_empty() || !self.locks.is_empty() || !self.trees.is_empty()
     }
 
-    /// What a job keeps that changes targets.
-    pub fn keep(&self, over: Arc<AtomicBool>) -> Keeping {
-        Keeping { over, _held: self.holds.clone(), stages: self.stages.for_jobs() }
+    /// The locks of the session, for a job that changes targets.
+    pub fn carry_locks(&self, client_gone: Arc<AtomicBool>) -> LockCarrier {
+        LockCarrier { client_gone, _locks: self.locks.clone(), trees: self.trees.for_jobs() }
     }
 
     /// Ends all of them. What jobs keep is let go of when they are done.
     pub fn end_all(&mut self) {
         self.walks.clear();
-        self.holds.clear();
-        self.stages.clear();
-        self.kept = None;
+        self.locks.clear();
+        self.trees.clear();
+        self.run = None;
     }
 
     /// Tells the client what a job answers.
@@ -110,9 +110,9 @@ impl Mirrors {
     ) -> Result<(), End> {
         let reply = match event {
             MirrorEvent::Begun { request, hold, answer } => {
-                self.holding -= usize::from(hold);
+                self.locks_pending -= usize::from(hold);
                 let answer = answer.map(|(about, held)| {
-                    self.holds.extend(held.map(Arc::new));
+                    self.locks.extend(held.map(Arc::new));
                     about
                 });
                 MirrorReply::Begun { request, answer }
@@ -120,9 +120,9 @@ impl Mirrors {
             MirrorEvent::LookedUp(reply) => reply,
             MirrorEvent::Walked(walked) => return self.walks.walked(client, told_owners, *walked),
             MirrorEvent::Staging(StagingEvent::Staged(request, answer)) => {
-                self.holding -= 1;
+                self.locks_pending -= 1;
                 let answer = answer.map(|(told, staging)| {
-                    self.stages.add(staging);
+                    self.trees.add(staging);
                     told
                 });
                 MirrorReply::Staged { request, answer }
@@ -145,16 +145,18 @@ impl Mirrors {
             MirrorRequest::Begin { request, path, hold } => {
                 self.begin(client, request, path, hold)?
             }
-            MirrorRequest::Walk { request, walk } => self.walk(client, request, walk, All::Told)?,
+            MirrorRequest::Walk { request, walk } => {
+                self.walk(client, request, walk, WalkScope::Told)?
+            }
             MirrorRequest::WalkPlain { request, walk } => {
-                self.walk(client, request, walk, All::Plain)?
+                self.walk(client, request, walk, WalkScope::Plain)?
             }
             MirrorRequest::WalkOnly { only, .. } if only.changes.len() > CHANGES_MAX => {
                 let text = format!("more than {CHANGES_MAX} changes to look at");
                 return Err(End::Refused(Fault::new(Code::Limit, text)));
             }
             MirrorRequest::WalkOnly { request, walk, only } => {
-                self.walk(client, request, walk, All::Only(Arc::new(Chosen::changed(&only))))?
+                self.walk(client, request, walk, WalkScope::Only(Arc::new(Chosen::changed(&only))))?
             }
             MirrorRequest::WalkMore { request } => {
                 self.walks.ask(client, told_owners, request, None)?
@@ -168,7 +170,7 @@ impl Mirrors {
                 self.stage(client, request, path, key)?
             }
             MirrorRequest::Publish { request, path, changed } => {
-                self.stages.publish(request, &path, changed)?
+                self.trees.publish(request, &path, changed)?
             }
             MirrorRequest::NamesOf { request, owners } => {
                 self.names_of(client, told_owners, request, owners)?
@@ -181,7 +183,7 @@ impl Mirrors {
             }
             // Its locks are handed on to the sessions that ask the same, and taken from them.
             MirrorRequest::Share { key } => {
-                self.kept = Some(Kept::of(&client.shared.locks, &client.view.who, key));
+                self.run = Some(RunLock::of(&client.shared.locks, &client.view.who, key));
             }
         }
         Ok(None)
@@ -195,21 +197,27 @@ impl Mirrors {
         hold: bool,
     ) -> Result<(), End> {
         if hold {
-            self.may_hold()?;
+            self.count_lock()?;
         }
         let (registry, who) = (client.shared.locks.clone(), client.view.who.clone());
-        let (reach, kept) = (client.reach.clone(), self.kept.clone());
-        let held: Vec<Twin> = self.holds.iter().map(|held| held.folder).collect();
+        let (reach, run) = (client.reach.clone(), self.run.clone());
+        let held: Vec<Twin> = self.locks.iter().map(|held| held.folder).collect();
         self.jobs.run(move || {
-            let holder = Holder { registry: &registry, who: &who, kept: kept.as_ref() };
-            let answer = begin(&reach, &path, hold.then_some(holder), &held);
+            let owner = LockOwner { registry: &registry, who: &who, run: run.as_ref() };
+            let answer = begin(&reach, &path, hold.then_some(owner), &held);
             MirrorEvent::Begun { request, hold, answer }
         });
         Ok(())
     }
 
-    fn walk(&mut self, client: &Client, request: u32, scan: TreeScan, all: All) -> Result<(), End> {
-        let staging = self.stages.at(&scan.path);
+    fn walk(
+        &mut self,
+        client: &Client,
+        request: u32,
+        scan: TreeScan,
+        all: WalkScope,
+    ) -> Result<(), End> {
+        let staging = self.trees.at(&scan.path);
         let open_beside = move || staging.and_then(|staging| staging.open_target());
         self.walks.begin(client, request, (scan, all), open_beside)
     }
@@ -221,13 +229,13 @@ impl Mirrors {
         path: WirePath,
         key: Digest,
     ) -> Result<(), End> {
-        if let Some(told) = self.stages.find(&path, key) {
+        if let Some(told) = self.trees.find(&path, key) {
             // A session that has it may ask again.
             let reply = MirrorReply::Staged { request, answer: Ok(told) };
             return client.send(ServerMessage::Mirror(reply));
         }
-        self.may_hold()?;
-        self.stages.build(client, self.kept.clone(), request, (path, key));
+        self.count_lock()?;
+        self.trees.build(client, self.run.clone(), request, (path, key));
         Ok(())
     }
 
@@ -268,23 +276,23 @@ impl Mirrors {
     }
 
     /// Whether one more target may be locked; counts it.
-    fn may_hold(&mut self) -> Result<(), End> {
-        if self.holds.len() + self.stages.count() + self.holding >= HOLDS_MAX {
-            let text = format!("a session may hold {HOLDS_MAX} targets");
+    fn count_lock(&mut self) -> Result<(), End> {
+        if self.locks.len() + self.trees.count() + self.locks_pending >= LOCKS_MAX {
+            let text = format!("a session may hold {LOCKS_MAX} targets");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.holding += 1;
+        self.locks_pending += 1;
         Ok(())
     }
 }
 
-/// Says what kind of place a folder is, and holds it where that is asked for.
+/// Says what kind of place a folder is, and locks it where that is asked for.
 fn begin(
     reach: &Reach,
     path: &WirePath,
-    hold: Option<Holder<'_>>,
+    hold: Option<LockOwner<'_>>,
     held: &[Twin],
-) -> Result<(About, Option<Held>), Fault> {
+) -> Result<(About, Option<SyncLock>), Fault> {
     let (export, below) = reach.resolve(path)?;
     if hold.is_some() {
         export.writable("change", path)?;
@@ -303,14 +311,14 @@ fn begin(
     let what = format!("cannot look at {path}");
     let above = verbatim_files::hold::above(&fd);
     let root = Some(which(&fd).map_err(|e| Fault::from_io(&what, &e))?);
-    let Some(holder) = hold else {
+    let Some(owner) = hold else {
         return Ok((About { boot, root, above, keeps, folds_case: false }, None));
     };
     // A session that has it may ask again.
     let has = root.is_some_and(|root| held.contains(&root));
     let held = match has {
         true => None,
-        false => Some(holder.take(path, || export.folder.open_folder(&below))?),
+        false => Some(owner.take(path, || export.folder.open_folder(&below))?),
     };
     if held.as_ref().is_some_and(|held| Some(held.folder) != root) {
         let text = format!("{path} was exchanged just now; run it again");

@@ -37,12 +37,12 @@ const AHEAD_PAGES: usize = 2;
 
 /// The walks of a session that are not over, by the requests that began them.
 pub(super) struct Walks {
-    turns: HashMap<u32, Turn>,
+    turns: HashMap<u32, OpenWalk>,
     jobs: Jobs<Walked>,
 }
 
 /// How far a walk is.
-struct Turn {
+struct OpenWalk {
     /// Whether the client waits for a page, unless it is one that it has.
     asked: Option<Option<Known>>,
     /// Pages that are made and not told, and whether they are the last.
@@ -110,7 +110,7 @@ impl Walks {
         &mut self,
         client: &Client,
         request: u32,
-        (scan, all): (TreeScan, All),
+        (scan, all): (TreeScan, WalkScope),
         open_beside: impl FnOnce() -> Option<OwnedFd> + Send + 'static,
     ) -> Result<(), End> {
         if self.turns.len() >= WALKS_MAX || self.turns.contains_key(&request) {
@@ -120,7 +120,7 @@ impl Walks {
         let memory = client.memory.take(WALK_BYTES);
         let memory = memory.ok_or_else(|| End::Refused(refusal("another walk")))?;
         let (asked, ready) = (Some(None), VecDeque::new());
-        let turn = Turn { asked, ready, resting: None, _memory: memory };
+        let turn = OpenWalk { asked, ready, resting: None, _memory: memory };
         self.turns.insert(request, turn);
         let reach = client.reach.clone();
         self.make_page(client, request, scan.digests, move |hasher| {
@@ -240,7 +240,7 @@ fn reply_of(
 }
 
 /// What of a tree is told.
-pub(super) enum All {
+pub(super) enum WalkScope {
     /// All that is compared of every entry.
     Told,
     /// The same but for the attributes of files.
@@ -253,7 +253,7 @@ fn begin_walk(
     hasher: &Hasher,
     reach: &Reach,
     scan: TreeScan,
-    all: All,
+    all: WalkScope,
     beside: Option<OwnedFd>,
 ) -> Result<Box<Walking>, Fault> {
     let filter = Filter::parse(scan.filter)?.metered(hasher.meter.clone());
@@ -264,9 +264,9 @@ fn begin_walk(
     let walk = walk.knowing(hasher.shared.bare.clone()).until(hasher.over.clone());
     let mut walk = walk.avoiding(scan.avoid).beside(beside);
     match all {
-        All::Told => {}
-        All::Plain => walk.tell_plain(),
-        All::Only(chosen) => walk = walk.only(Some(chosen)),
+        WalkScope::Told => {}
+        WalkScope::Plain => walk.tell_plain(),
+        WalkScope::Only(chosen) => walk = walk.only(Some(chosen)),
     }
     Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
 }

@@ -4,7 +4,7 @@
 
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
-use crate::session::sync_lock::Keeping;
+use crate::session::sync_lock::LockCarrier;
 use std::sync::Arc;
 use verbatim_files::Over;
 use verbatim_proto::message::{EntryKind, NewEntry};
@@ -12,10 +12,10 @@ use verbatim_proto::mirror::Edit;
 use verbatim_proto::{Code, Dropped, Fault};
 
 /// Requests to make things that may wait for the one before: as many as a client has under way.
-pub(in crate::session) const MAKES_MAX: usize = 64;
+pub(in crate::session) const CHANGES_WAITING_MAX: usize = 64;
 
 /// From so many on the bytes count that they take.
-pub(in crate::session) const MAKES_HEARD_MAX: usize = 2;
+pub(in crate::session) const CHANGES_HEARD_MAX: usize = 2;
 
 /// Changes that a mirror asks for, in order.
 pub(in crate::session) struct Edits {
@@ -24,9 +24,9 @@ pub(in crate::session) struct Edits {
 }
 
 /// Something to make, or to change, many at a time.
-pub(super) enum Make {
-    Entries(Vec<NewEntry>),
-    Changes(Vec<Edit>),
+pub(super) enum Change {
+    Make(Vec<NewEntry>),
+    Edit(Vec<Edit>),
 }
 
 /// Makes entries in order; says what of metadata was not kept.
@@ -34,11 +34,11 @@ pub(super) fn make_all(
     reach: &Reach,
     entries: &[NewEntry],
     over: Over,
-    keeping: &Keeping,
+    locks: &LockCarrier,
 ) -> (Vec<Result<(), Fault>>, Dropped) {
     let mut dropped = Dropped::default();
     let mut make_one = |entry| {
-        keeping.go_on()?;
+        locks.check_client()?;
         make(reach, entry, over).map(|not_kept| dropped += not_kept)
     };
     let answers = entries.iter().map(&mut make_one).collect();
@@ -80,11 +80,11 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
 pub(super) fn change_all(
     reach: &Reach,
     changes: &[Edit],
-    keeping: &Keeping,
+    locks: &LockCarrier,
 ) -> (Vec<Result<(), Fault>>, Dropped) {
     let mut dropped = Dropped::default();
     let mut change_one = |change: &Edit| {
-        keeping.go_on()?;
+        locks.check_client()?;
         let (export, path) = reach.resolve(change.path())?;
         export.writable("change", change.path())?;
         match change {
@@ -107,7 +107,7 @@ pub(super) fn change_all(
                 Ok(())
             }
             Edit::Remove { is_folder, .. } => export.folder.remove(&path, *is_folder),
-            Edit::Sweep { path: whole } => match keeping.staging_of(whole) {
+            Edit::Sweep { path: whole } => match locks.tree_of(whole) {
                 Some((staging, below)) => staging.revert(&path, &below),
                 None => export.folder.sweep(&path),
             },

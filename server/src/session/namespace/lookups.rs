@@ -11,7 +11,7 @@ use verbatim_proto::units::{FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{Code, Excludes, Fault, Look, Meter, Scan as ScanRequest, Ties, WirePath};
 
 /// What is at some paths; ties of those that are there, where they are told.
-pub(crate) struct Looked {
+pub(crate) struct StatAnswers {
     pub(super) answers: Vec<Result<Entry, Fault>>,
     pub(super) ties: Vec<Option<Ties>>,
     /// Which of the answers are errors.
@@ -20,7 +20,7 @@ pub(crate) struct Looked {
     pub(super) _expected: Expected,
 }
 
-impl Looked {
+impl StatAnswers {
     /// What failed: that nothing is there is an answer, unless it is the export.
     pub(crate) fn errors(&self) -> impl Iterator<Item = &Fault> {
         self.errors.iter().filter_map(|&at| self.answers[at].as_ref().err())
@@ -49,7 +49,12 @@ impl Page {
 }
 
 /// Looks at paths; tells whose their entries are, where the client wants that.
-pub(super) fn look_at_all(reach: &Reach, look: &Look, telling: bool, expected: Expected) -> Looked {
+pub(super) fn look_at_all(
+    reach: &Reach,
+    look: &Look,
+    telling: bool,
+    expected: Expected,
+) -> StatAnswers {
     let mut ties = Vec::new();
     let mut look_at = |path| {
         let (entry, its) = stat(reach, path, look.follow)?;
@@ -63,7 +68,7 @@ pub(super) fn look_at_all(reach: &Reach, look: &Look, telling: bool, expected: E
     };
     let told = look.paths.iter().zip(&answers).map(is_error).enumerate();
     let errors = told.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
-    Looked { answers, ties, errors, _expected: expected }
+    StatAnswers { answers, ties, errors, _expected: expected }
 }
 
 fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<(Entry, Option<Ties>), Fault> {

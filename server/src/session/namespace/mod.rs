@@ -11,12 +11,12 @@ mod lookups;
 
 use super::client::Client;
 use super::end::End;
-use super::sync_lock::Keeping;
+use super::sync_lock::LockCarrier;
 use super::told_owners::{ToldOwners, of_meta, of_ties};
 use crate::observe::session_stats::View;
-pub(super) use changes::{Edits, MAKES_HEARD_MAX, MAKES_MAX};
-use changes::{Make, change_all, make_all};
-use lookups::{Looked, Page, Scan, begin, look_at_all, next_page};
+pub(super) use changes::{CHANGES_HEARD_MAX, CHANGES_WAITING_MAX, Edits};
+use changes::{Change, change_all, make_all};
+use lookups::{Page, Scan, StatAnswers, begin, look_at_all, next_page};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use verbatim_files::Over;
@@ -39,8 +39,9 @@ const SCANS_MAX: usize = 8;
 pub(super) struct Namespace {
     jobs: Jobs<NamespaceEvent>,
     scans: HashMap<u32, Option<Scan>>,
-    makes: VecDeque<(u32, Make)>,
-    making: bool,
+    waiting: VecDeque<(u32, Change)>,
+    /// Whether a job changes something; the next waits for it.
+    busy: bool,
     /// Whether the client wants to know whose things are.
     ties: bool,
     /// What folders and links of this client may take the place of.
@@ -49,7 +50,7 @@ pub(super) struct Namespace {
 
 /// What jobs answer.
 pub(crate) enum NamespaceEvent {
-    Stated(u32, Looked),
+    Stated(u32, StatAnswers),
     Page(u32, Page),
     Made(u32, Vec<Result<(), Fault>>, Dropped),
     Changed(u32, Vec<Result<(), Fault>>, Dropped),
@@ -59,7 +60,7 @@ impl NamespaceEvent {
     /// Adds what a job answers to the counters.
     pub fn count(&self, view: &View, _time: Duration) {
         match self {
-            Self::Stated(_, looked) => looked.errors().for_each(|fault| view.trouble(fault)),
+            Self::Stated(_, answers) => answers.errors().for_each(|fault| view.trouble(fault)),
             Self::Page(_, page) => {
                 page.errors().for_each(|fault| view.trouble(fault));
                 view.scanned();
@@ -75,8 +76,8 @@ impl NamespaceEvent {
 impl Namespace {
     /// No scan is open and nothing is to be made yet.
     pub fn new(jobs: Jobs<NamespaceEvent>) -> Self {
-        let (scans, makes, over) = Default::default();
-        Self { jobs, scans, makes, making: false, ties: false, over }
+        let (scans, waiting, over) = Default::default();
+        Self { jobs, scans, waiting, busy: false, ties: false, over }
     }
 
     /// From now on the client is told whose entries are.
@@ -90,8 +91,8 @@ impl Namespace {
     }
 
     /// How many requests to make or change something wait.
-    pub fn makes_waiting(&self) -> usize {
-        self.makes.len()
+    pub fn changes_waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Looks at the paths that the client names.
@@ -145,13 +146,13 @@ impl Namespace {
         client: &Client,
         request: u32,
         entries: Vec<NewEntry>,
-        locks: Keeping,
+        locks: LockCarrier,
     ) -> Result<(), End> {
         if entries.len() > BATCH_FILES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.queue_make(client, request, Make::Entries(entries), locks);
+        self.queue_change(client, request, Change::Make(entries), locks);
         Ok(())
     }
 
@@ -160,34 +161,34 @@ impl Namespace {
         &mut self,
         client: &Client,
         Edits { request, edits }: Edits,
-        locks: Keeping,
+        locks: LockCarrier,
     ) -> Result<(), End> {
         if edits.len() > BATCH_FILES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} changes at a time");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        self.queue_make(client, request, Make::Changes(edits), locks);
+        self.queue_change(client, request, Change::Edit(edits), locks);
         Ok(())
     }
 
-    fn queue_make(&mut self, client: &Client, request: u32, make: Make, locks: Keeping) {
-        self.makes.push_back((request, make));
-        self.make_next(client, locks);
+    fn queue_change(&mut self, client: &Client, request: u32, change: Change, locks: LockCarrier) {
+        self.waiting.push_back((request, change));
+        self.start_next(client, locks);
     }
 
-    fn make_next(&mut self, client: &Client, locks: Keeping) {
-        if self.making {
+    fn start_next(&mut self, client: &Client, locks: LockCarrier) {
+        if self.busy {
             return;
         }
-        let Some((request, what)) = self.makes.pop_front() else { return };
-        self.making = true;
+        let Some((request, what)) = self.waiting.pop_front() else { return };
+        self.busy = true;
         let (over, reach) = (self.over, client.reach.clone());
         self.jobs.run(move || match what {
-            Make::Entries(entries) => {
+            Change::Make(entries) => {
                 let (answers, dropped) = make_all(&reach, &entries, over, &locks);
                 NamespaceEvent::Made(request, answers, dropped)
             }
-            Make::Changes(changes) => {
+            Change::Edit(changes) => {
                 let (answers, dropped) = change_all(&reach, &changes, &locks);
                 NamespaceEvent::Changed(request, answers, dropped)
             }
@@ -201,25 +202,25 @@ impl Namespace {
         client: &mut Client,
         told_owners: &mut ToldOwners,
         event: NamespaceEvent,
-        locks: Keeping,
+        locks: LockCarrier,
     ) -> Result<(), End> {
         match event {
-            NamespaceEvent::Stated(request, looked) => {
-                let Looked { answers, ties, _expected, .. } = looked;
+            NamespaceEvent::Stated(request, answers) => {
+                let StatAnswers { answers, ties, _expected, .. } = answers;
                 send_ties(client, told_owners, request, ties)?;
                 client.send(ServerMessage::Stated { request, answers })
             }
             NamespaceEvent::Page(request, page) => self.page(client, told_owners, request, page),
             NamespaceEvent::Made(request, answers, dropped) => {
                 client.tell_dropped(dropped)?;
-                self.making = false;
-                self.make_next(client, locks);
+                self.busy = false;
+                self.start_next(client, locks);
                 client.send(ServerMessage::Made { request, answers })
             }
             NamespaceEvent::Changed(request, answers, dropped) => {
                 client.tell_dropped(dropped)?;
-                self.making = false;
-                self.make_next(client, locks);
+                self.busy = false;
+                self.start_next(client, locks);
                 client.send(ServerMessage::Mirror(MirrorReply::Changed { request, answers }))
             }
         }

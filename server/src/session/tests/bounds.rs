@@ -59,7 +59,7 @@ async fn files_wait_for_descriptors_until_others_of_the_session_are_closed() {
     scene.opens(0..7);
     assert_eq!(scene.opened().await, all_good(0..5), "a third: others may come");
     assert!(!scene.session.is_idle(), "it is not sent away for being silent");
-    assert_eq!(scene.session.opening.since, None, "some are open");
+    assert_eq!(scene.session.fd_queue.since, None, "some are open");
     assert!(scene.session.tick(Duration::ZERO).is_ok());
     scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
     // Another session of this client has its own, and closes them.
@@ -72,7 +72,7 @@ async fn files_wait_for_descriptors_until_others_of_the_session_are_closed() {
     scene.closes(0);
     scene.closes(2);
     assert_eq!(scene.opened().await, all_good(6..7));
-    assert!(!scene.session.opening.waits());
+    assert!(!scene.session.fd_queue.waits());
 }
 
 #[tokio::test]
@@ -82,8 +82,8 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
     other.opens(0..1);
     assert_eq!(other.opened().await, all_good(0..1));
     scene.opens(1..3);
-    assert!(scene.session.tick(Duration::ZERO).is_ok() && scene.session.opening.waits());
-    let since = scene.session.opening.since.as_mut().expect("it has none");
+    assert!(scene.session.tick(Duration::ZERO).is_ok() && scene.session.fd_queue.waits());
+    let since = scene.session.fd_queue.since.as_mut().expect("it has none");
     *since -= PLACES_WAIT_MAX;
     assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
     for (number, answer) in scene.opened().await {
@@ -115,7 +115,7 @@ async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     let create = CreateFile { file: FileId(2), path: path("data/b"), info, stream: false };
     let create = WriteRequest::Create { files: vec![create] };
     scene.say(ClientMessage::Write(create)).expect("it may ask");
-    assert!(scene.session.opening.waits());
+    assert!(scene.session.fd_queue.waits());
     let discard = WriteRequest::Discard { files: vec![FileId(1)] };
     scene.say(ClientMessage::Write(discard)).expect("it is open");
     let created = scene.hear(|message| match message {
