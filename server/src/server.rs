@@ -23,7 +23,8 @@ use crate::rdma::rails::Rdma;
 use crate::rdma_setup::rails_of;
 use crate::sandbox::check_user;
 use crate::session::{Shared, Welcome};
-use crate::worker::ServerWorker;
+use crate::worker::Worker;
+use crate::worker::chunk_store::ChunkStore;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -294,7 +295,9 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         DigestCache::disabled()
     };
     let workers = (0..config.worker_count())
-        .map(|number| WorkerHandle::spawn(&format!("worker-{number}"), ServerWorker::default()))
+        .map(|number| {
+            WorkerHandle::spawn(&format!("worker-{number}"), Worker::new(ChunkStore::default()))
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let rdma = Rdma { devices: options.devices, ..rails_of(&config.rdma) };
     rdma.announce(config.exports.iter().map(|export| export.path.as_path()));

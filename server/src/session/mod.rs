@@ -356,7 +356,7 @@ impl Session {
                 self.writing.machine.absorbed(tag, verdicts);
                 Ok(())
             }
-            LinkEvent::Spot(event) => self.writing.spot_event(&self.client, event),
+            LinkEvent::Report(event) => self.writing.spot_event(&self.client, event),
             LinkEvent::Dead { link, why } => {
                 self.links.died(&self.client, link, why);
                 self.carry_link_news();

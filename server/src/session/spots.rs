@@ -9,7 +9,7 @@
 use super::client::Client;
 use super::end::{End, go_on_if};
 use crate::rdma::registrations::Offered;
-use crate::worker::Taking;
+use crate::worker::chunk_store::Taking;
 use std::collections::HashMap;
 use verbatim_files::Target;
 use verbatim_proto::Fault;

@@ -14,7 +14,7 @@ use crate::limits::client_limits::HASHED_WALKS_MAX;
 use crate::observe::session_stats::Guest;
 use crate::rdma::pin_budget::Ring;
 use crate::server::{ServerOptions, share};
-use crate::worker::TOLD_MAX;
+use crate::worker::link_worker::TOLD_MAX;
 use std::collections::VecDeque;
 use std::path::Path;
 use tempfile::TempDir;

@@ -16,7 +16,8 @@ use crate::exports::client_view::Reach;
 use crate::exports::open::open_source;
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
-use crate::worker::{Chunk, Command, Landing, Lies, SpotEvent, SpotWish};
+use crate::worker::chunk_store::{Chunk, Landing, Lies, SpotEvent, SpotWish};
+use crate::worker::{Command, Upload};
 pub(crate) use event::WriteEvent;
 use open_upload::{Created, Landed, create_lasting};
 use slots::Slots;
@@ -295,10 +296,10 @@ impl Writing {
             self.machine.spot_made(spot.tag, Err(fault));
             return Ok(());
         };
-        let wish = SpotWish { spot, rail, target: landed.target.clone() };
-        let (domain, session) = (client.domain.clone(), links.events());
+        let (target, domain) = (landed.target.clone(), client.domain.clone());
+        let task = SpotWish { spot, rail, target, domain };
         let (_, worker, _) = links.place_of(link);
-        client.tell(worker, Command::MakeSpot { wish, domain, session })
+        client.tell(worker, Command::Do { task, session: links.events() })
     }
 
     /// A worker registered a range of a file, or could not.
@@ -327,7 +328,7 @@ impl Writing {
         client: &Client,
         links: &Links,
         absorb: Absorb,
-        command: impl FnOnce(LinkKey, Chunk) -> Command,
+        command: impl FnOnce(LinkKey, Upload) -> Command,
     ) -> Result<(), End> {
         let Absorb { tag, link, slot, pieces, in_place } = absorb;
         let lies = match in_place {
@@ -344,9 +345,9 @@ impl Writing {
             }
         };
         let pieces = pieces.into_iter().map(landing).collect();
-        let (session, view) = (links.events(), client.view.clone());
         let (key, worker, transport) = links.place_of(link);
-        client.tell(worker, command(key, Chunk { tag, lies, pieces, session, view, transport }))
+        let chunk = Chunk { lies, pieces, view: client.view.clone(), transport };
+        client.tell(worker, command(key, Upload { tag, chunk, session: links.events() }))
     }
 
     /// A link notified a chunk that its worker did not expect.
