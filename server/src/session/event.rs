@@ -1,7 +1,7 @@
 //! What happens to a session beside the messages of its client: what jobs and workers
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
-use super::pair_event::PairEvent;
+use super::links::PairEvent;
 use super::watching::Watched;
 use super::writing::WriteEvent;
 use super::{mirror, namespace};

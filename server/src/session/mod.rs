@@ -12,15 +12,11 @@ mod end;
 mod event;
 mod fd_queue;
 mod links;
-mod making;
 mod mirror;
 mod namespace;
 mod pacing;
-mod pair_event;
-mod ports;
 mod read_host;
 mod shared;
-mod spots;
 mod sync_lock;
 mod tending;
 mod told_owners;
@@ -38,12 +34,11 @@ use client::{Client, Gone};
 pub(crate) use end::End;
 use event::Event;
 use fd_queue::{FdQueue, Placed, TimedOut};
-use links::{LinkNews, Links};
+use links::port_admission::{self, HeldMessage};
+use links::{LinkNews, Links, PairEvent};
 use mirror::Mirrors;
 use namespace::{Namespace, NamespaceEvent};
 use pacing::Pacing;
-use pair_event::PairEvent;
-use ports::HeldMessage;
 use read_host::{ReadableFiles, serve_reads};
 pub(crate) use shared::Shared;
 use std::net::IpAddr;
@@ -233,7 +228,7 @@ impl Session {
 
     /// Takes a message, or holds it until the ports that its files may not move to are left.
     fn message_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
-        let waits = ports::leave_ports(&self.client, &mut self.links, &message)?;
+        let waits = port_admission::leave_ports(&self.client, &mut self.links, &message)?;
         self.carry_link_news();
         if !waits {
             return self.message(message);
@@ -245,7 +240,7 @@ impl Session {
     /// A link died: what waits for the last of them goes on.
     fn go_on_if_left(&mut self) -> Result<(), End> {
         match self.held.take() {
-            Some(held) if ports::has_links_to_leave(&self.client, &self.links) => {
+            Some(held) if port_admission::has_links_to_leave(&self.client, &self.links) => {
                 self.held = Some(held);
                 Ok(())
             }

@@ -6,8 +6,8 @@
 
 use super::Session;
 use super::end::End;
+use super::links::port_admission::HeldMessage;
 use super::mirror::MIRROR_IDLE_MAX;
-use super::ports::HeldMessage;
 use crate::rdma::pin_budget::Ring;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -36,7 +36,7 @@ use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent, Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
 
-mod making;
+mod qp_setup;
 
 /// How long anything may take that should happen at once.
 const SOON: Duration = Duration::from_secs(20);

@@ -4,9 +4,9 @@
 //! `exports::client_view` has the rules and refuses such ports from then on; the client goes on over
 //! those that are admitted, or over TCP.
 
-use super::client::Client;
-use super::end::End;
-use super::links::Links;
+use super::Links;
+use crate::session::client::Client;
+use crate::session::end::End;
 use std::time::Duration;
 use tokio::time::Instant;
 use verbatim_proto::message::{LinkId, ReadRequest, ServerMessage, WriteRequest};
@@ -16,7 +16,7 @@ use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
 const LEAVE_MAX: Duration = Duration::from_secs(20);
 
 /// A message that waits until links are dead, and since when.
-pub(super) struct HeldMessage {
+pub(crate) struct HeldMessage {
     message: ClientMessage,
     since: Instant,
 }
@@ -44,7 +44,7 @@ impl HeldMessage {
 
 /// Ends the links that files named in a message may not move over; whether the message must wait
 /// for their end.
-pub(super) fn leave_ports(
+pub(crate) fn leave_ports(
     client: &Client,
     links: &mut Links,
     message: &ClientMessage,
@@ -76,7 +76,7 @@ pub(super) fn leave_ports(
 }
 
 /// Whether a link to a port lives that an export of the client does not admit.
-pub(super) fn has_links_to_leave(client: &Client, links: &Links) -> bool {
+pub(crate) fn has_links_to_leave(client: &Client, links: &Links) -> bool {
     links_to_leave(client, links).next().is_some()
 }
 

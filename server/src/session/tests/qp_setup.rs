@@ -4,7 +4,7 @@
 use super::*;
 use crate::limits::client_limits::Share;
 use crate::rdma::registrations::Half;
-use crate::session::pair_event::PairEvent;
+use crate::session::links::PairEvent;
 use tokio::sync::Semaphore;
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 

@@ -4,14 +4,14 @@
 //! because what is said next may need the device. Then queue pairs are connected, one at
 //! a time, in the order in which they were asked for. One that nobody wants any more is
 //! never handed to a worker, and its client's port counts as used until it is destroyed.
-//! Every one is answered once. Those that are made are in `links`, which calls this.
+//! Every one is answered once. Those that are made are in `Links`, which calls this.
 
-use super::client::Client;
-use super::end::End;
-use super::pair_event::PairEvent;
+use super::PairEvent;
 use crate::exports::client_view::Passage;
 use crate::rdma::pin_budget::Ring;
 use crate::rdma::registrations::{Half, Wanted};
+use crate::session::client::Client;
+use crate::session::end::End;
 use std::collections::VecDeque;
 use verbatim_fabric::FabricError;
 use verbatim_fabric::verbs::Address;
@@ -25,7 +25,7 @@ pub(super) const ENDING_TIMES: usize = 2;
 
 /// The queue pairs of a session that are being made, in the order they were asked for. At most
 /// as many as there may be links that have not ended.
-pub(super) struct QpSetup {
+pub(crate) struct QpSetup {
     pairs: VecDeque<Pair>,
     /// Its jobs, which a test may hold back.
     pub jobs: Jobs<PairEvent>,

@@ -1,21 +1,25 @@
 //! The links of a session: made on request, handed to a worker each, killed on
 //! request or when they die. A link's name is used once. Those of a device are made
-//! by jobs (`making`). What other activities are to do about a link waits as `LinkNews`,
+//! by jobs (`qp_setup`). What other activities are to do about a link waits as `LinkNews`,
 //! which the dispatcher takes after each call.
 //!
 //! Also owns the memory for a client that tries its links: `rdma-doctor` reads and writes it, and
 //! nobody looks at what is in it. One probe a session, of a mebibyte each way at most, counted
 //! against the pin budget; it goes with the session's domain.
 
+mod event;
+pub(crate) mod port_admission;
+mod qp_setup;
+
 use super::client::Client;
 use super::end::End;
-use super::making::{ENDING_TIMES, QpSetup, answer_of};
-use super::pair_event::PairEvent;
 use crate::exports::client_view::Passage;
 use crate::net::data_tickets::{Arrived, Joined};
 use crate::rdma::pin_budget::Ring;
 use crate::rdma::registrations::Half;
 use crate::worker::{Command, LinkEvent};
+pub(crate) use event::PairEvent;
+use qp_setup::{ENDING_TIMES, QpSetup, answer_of};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

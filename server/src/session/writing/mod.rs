@@ -3,6 +3,7 @@
 //! removed when the last reference to it goes. Knows links, which it stands above; what it
 //! asks of other activities it returns as `WriteOut`.
 
+mod direct_write;
 mod event;
 mod open_upload;
 mod slots;
@@ -10,7 +11,6 @@ mod slots;
 use super::client::Client;
 use super::end::{End, go_on_if};
 use super::links::Links;
-use super::spots::{Spots, takes_spots};
 use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use crate::exports::client_view::Reach;
 use crate::exports::open::open_source;
@@ -18,6 +18,7 @@ use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
 use crate::worker::chunk_store::{Chunk, Landing, Lies, SpotEvent, SpotWish};
 use crate::worker::{Command, Upload};
+use direct_write::{Spots, takes_spots};
 pub(crate) use event::WriteEvent;
 use open_upload::{Created, Landed, create_lasting};
 use slots::Slots;

@@ -6,9 +6,9 @@
 //! verifies what landed has taken it back, which it does first. Where a device does
 //! not let go, the session ends, and with it every queue pair that could write.
 
-use super::client::Client;
-use super::end::{End, go_on_if};
 use crate::rdma::registrations::Offered;
+use crate::session::client::Client;
+use crate::session::end::{End, go_on_if};
 use crate::worker::chunk_store::Taking;
 use std::collections::HashMap;
 use verbatim_files::Target;
