@@ -62,9 +62,6 @@ use writing::{WriteEvent, WriteOut, Writing};
 /// A session and everything it owns.
 pub(crate) struct Session {
     client: Client,
-    /// The queue of its events.
-    #[cfg(test)]
-    events: mpsc::Sender<Event>,
     limits: Arc<JobLimits>,
     /// Bytes of messages that were heard in front of them, and the memory they count for.
     ahead_bytes: usize,
@@ -146,8 +143,6 @@ impl Session {
             mirrors,
             told_owners: ToldOwners::default(),
             client,
-            #[cfg(test)]
-            events,
         };
         session.lease_more();
         (session, receiver)

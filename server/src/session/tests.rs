@@ -12,7 +12,6 @@ use crate::config::{Config, Metrics};
 use crate::exports::client_view::Visitor;
 use crate::limits::client_limits::HASHED_WALKS_MAX;
 use crate::observe::session_stats::Guest;
-use crate::rdma::pin_budget::Ring;
 use crate::server::{ServerOptions, share};
 use crate::worker::link_worker::TOLD_MAX;
 use std::collections::VecDeque;
@@ -319,7 +318,8 @@ async fn a_client_that_asks_without_end_is_sent_away() {
 #[tokio::test]
 async fn an_answer_that_finds_no_room_ends_the_session() {
     let mut scene = Scene::new(|_| ());
-    while scene.session.events.try_send(Event::Pins(Ring::Free)).is_ok() {}
+    let dead = || LinkEvent::Dead { link: LinkId { index: 0, epoch: 0 }, why: None };
+    while scene.session.links.events().tell(dead()).is_ok() {}
     scene.looks().expect("it may ask");
     let until = Instant::now() + SOON;
     while scene.session.tick(Duration::ZERO).is_ok() {
