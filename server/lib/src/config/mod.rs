@@ -297,7 +297,7 @@ mod tests {
     use crate::config::export::Mode;
 
     const SHOWN: &str =
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/rdma-serve.toml"));
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/rdma-serve.toml"));
 
     fn refusal(text: &str) -> (String, Option<String>) {
         let error = Config::from_toml(text, "/etc/verbatim/rdma-serve.toml").unwrap_err();
