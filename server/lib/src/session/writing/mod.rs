@@ -3,6 +3,7 @@
 //! removed when the last reference to it goes. Knows links, which it stands above; what it
 //! asks of other activities it returns as `WriteOut`.
 
+mod commit;
 mod direct_write;
 mod event;
 mod open_upload;
@@ -18,6 +19,7 @@ use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
 use crate::worker::chunk_store::{Chunk, Landing, Lies, SpotEvent, SpotWish};
 use crate::worker::{Command, Upload};
+use commit::commit;
 use direct_write::{Spots, takes_spots};
 pub(crate) use event::WriteEvent;
 use open_upload::{Created, Landed, create_lasting};
@@ -31,7 +33,7 @@ use verbatim_files::target::LASTING_BYTES_MIN;
 use verbatim_files::{Cost, Folder, Over, Target};
 use verbatim_proto::message::{CreateFile, FileId, LinkId, Offer, Piece, ServerMessage, Spot, Tag};
 use verbatim_proto::write::{Absorb, ServerEffect, WriteServer};
-use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Kept, WirePath};
+use verbatim_proto::{Code, Digest, Extent, Fault, Kept, WirePath};
 use verbatim_serve::Jobs;
 use verbatim_telemetry::labels::Direction;
 
@@ -418,34 +420,6 @@ impl Writing {
     }
 }
 
-/// What became of files.
-type Answers = Vec<(FileId, Result<(), Fault>)>;
-
-/// Gives whole files their metadata, then makes those that took it durable under their names. One
-/// answer for each file, in order.
-fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) {
-    let mut dropped = Dropped::default();
-    let mut answers = Answers::with_capacity(files.len());
-    let (mut places, mut whole) = (Vec::new(), Vec::new());
-    for (id, landed, meta) in &files {
-        let describe = |meta| landed.describe(meta);
-        let described = meta.as_deref().map_or(Ok(Dropped::default()), describe);
-        match &described {
-            Ok(not_kept) => {
-                dropped += *not_kept;
-                places.push(answers.len());
-                whole.push(landed.target.clone());
-            }
-            Err(_) => landed.target.discard(),
-        }
-        answers.push((*id, described.map(drop)));
-    }
-    for (place, answer) in places.into_iter().zip(Target::commit_over(over, &whole)) {
-        answers[place].1 = answer;
-    }
-    (answers, dropped)
-}
-
 /// Takes what a file of an export has of an offer into a temporary file.
 fn take(
     reach: &Reach,
@@ -474,9 +448,9 @@ mod tests {
     use crate::limits::fair_pool::{Places, Taker};
     use std::sync::atomic::AtomicBool;
     use verbatim_files::Rules;
+    use verbatim_proto::Meta;
     use verbatim_proto::message::FileInfo;
     use verbatim_proto::meta::Xattr;
-    use verbatim_proto::{Code, Meta};
 
     /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
     fn landed(dir: &tempfile::TempDir, size: u64) -> Landed {

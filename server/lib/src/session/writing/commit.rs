@@ -1,0 +1,35 @@
+//! Commits whole uploads: their metadata first, then all of them side by side, durable under their
+//! names. A file that does not take its metadata is discarded.
+
+use super::open_upload::Landed;
+use verbatim_files::{Over, Target};
+use verbatim_proto::message::FileId;
+use verbatim_proto::{Dropped, Fault, Kept};
+
+/// What became of files.
+pub(super) type Answers = Vec<(FileId, Result<(), Fault>)>;
+
+/// Gives whole files their metadata, then makes those that took it durable under their names. One
+/// answer for each file, in order.
+pub(super) fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) {
+    let mut dropped = Dropped::default();
+    let mut answers = Answers::with_capacity(files.len());
+    let (mut places, mut whole) = (Vec::new(), Vec::new());
+    for (id, landed, meta) in &files {
+        let describe = |meta| landed.describe(meta);
+        let described = meta.as_deref().map_or(Ok(Dropped::default()), describe);
+        match &described {
+            Ok(not_kept) => {
+                dropped += *not_kept;
+                places.push(answers.len());
+                whole.push(landed.target.clone());
+            }
+            Err(_) => landed.target.discard(),
+        }
+        answers.push((*id, described.map(drop)));
+    }
+    for (place, answer) in places.into_iter().zip(Target::commit_over(over, &whole)) {
+        answers[place].1 = answer;
+    }
+    (answers, dropped)
+}
