@@ -1,9 +1,9 @@
 //! What a program needs to serve files to clients, without configuration, exports, quotas or
-//! metrics: the event queue of a session, the file jobs that answer into it, reads, and what is
-//! registered with RDMA devices. The server builds its sessions on it; knows nothing of the server
-//! and the client crates.
+//! metrics: the event queue of a session, the file jobs that answer into it, the threads that own
+//! links, reads, and what is registered with RDMA devices. The server builds its sessions on it;
+//! knows nothing of the server and the client crates.
 //!
-//! Modules import one way, lowest first: `event_port`, `jobs`; `rdma`; `host`; `open_file`;
+//! Modules import one way, lowest first: `event_port`, `rdma`; `jobs`, `link_worker`, `host`; `open_file`;
 //! `windows`; `leases`.
 
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@ pub mod event_port;
 pub mod host;
 pub mod jobs;
 pub mod leases;
+pub mod link_worker;
 mod open_file;
 pub mod rdma;
 mod windows;

@@ -16,7 +16,13 @@ const ORDERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "serve",
-        &[&["event_port", "rdma"], &["jobs", "host"], &["open_file"], &["windows"], &["leases"]],
+        &[
+            &["event_port", "rdma"],
+            &["jobs", "host", "link_worker"],
+            &["open_file"],
+            &["windows"],
+            &["leases"],
+        ],
     ),
     (
         "server",

@@ -13,7 +13,6 @@ use crate::exports::client_view::Visitor;
 use crate::limits::client_limits::HASHED_WALKS_MAX;
 use crate::observe::session_stats::Guest;
 use crate::server::{ServerOptions, share};
-use crate::worker::link_worker::TOLD_MAX;
 use std::collections::VecDeque;
 use std::path::Path;
 use tempfile::TempDir;
@@ -34,6 +33,7 @@ use verbatim_proto::message::{
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent, Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
+use verbatim_serve::link_worker::TOLD_MAX;
 
 mod qp_setup;
 

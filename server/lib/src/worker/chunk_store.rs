@@ -5,7 +5,6 @@
 //! hashed, whatever the client sends. One that lies in its file is hashed when no device
 //! can write to it any more.
 
-use super::link_worker::{Stored, Uploads};
 use crate::exports::quota::{self, Quota};
 use crate::observe::session_stats::View;
 use crate::rdma::registrations::{Offered, SessionDomain};
@@ -17,6 +16,7 @@ use verbatim_files::checked::{self, Unfit};
 use verbatim_proto::message::{Piece, Spot, Tag, Verdict};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Fault};
+use verbatim_serve::link_worker::{Stored, Uploads};
 use verbatim_telemetry::labels::Transport;
 
 /// Checks and stores the chunks of one worker thread.

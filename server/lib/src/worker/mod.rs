@@ -1,11 +1,11 @@
 //! The threads that move data for sessions: a worker owns links of several clients
-//! (`link_worker`), and checks and stores what they upload (`chunk_store`). Knows no session:
-//! sessions tell workers what to do, and hear of it in their event queues.
+//! (`verbatim_serve::link_worker`), and checks and stores what they upload (`chunk_store`). Knows
+//! no session: sessions tell workers what to do, and hear of it in their event queues.
 
 pub(crate) mod chunk_store;
-pub(crate) mod link_worker;
 
 use chunk_store::ChunkStore;
+use verbatim_serve::link_worker;
 
 /// What a session tells a worker.
 pub(crate) type Command = link_worker::Command<ChunkStore>;

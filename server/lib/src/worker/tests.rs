@@ -2,7 +2,6 @@
 //! notify.
 
 use super::chunk_store::{Chunk, ChunkStore, Landing, Lies};
-use super::link_worker::TOLD_MAX;
 use super::{Command, LinkEvent, Upload, Worker};
 use crate::observe::observatory::Observatory;
 use crate::observe::session_stats::{Guest, View};
@@ -15,6 +14,7 @@ use verbatim_fabric::{Completion, FabricError, Link, SharedSlot, SoftDomain, Spa
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{FileId, LinkId, Piece, Tag, Verdict};
 use verbatim_proto::{Digest, Extent, WirePath};
+use verbatim_serve::link_worker::TOLD_MAX;
 use verbatim_serve::{EVENTS_MAX, EventPort};
 use verbatim_telemetry::labels::Transport;
 

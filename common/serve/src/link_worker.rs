@@ -5,15 +5,15 @@
 //! A chunk that its session expects is stored when it is notified, and the session hears
 //! what became of it. Any other notification is passed on, and the session says what to do.
 
+use crate::event_port::{EVENTS_MAX, EventPort};
 use std::collections::HashMap;
 use verbatim_fabric::worker::{Handler, LinkKey, LinkSet};
 use verbatim_fabric::{Completion, FabricError, Link};
 use verbatim_proto::message::{LinkId, Tag, Verdict};
 use verbatim_proto::units::{ANSWERS_TOGETHER, SLOTS_PER_LINK};
-use verbatim_serve::{EVENTS_MAX, EventPort};
 
 /// What a worker does with chunks that clients send. One for each worker thread.
-pub(crate) trait Uploads: Sized + Send + 'static {
+pub trait Uploads: Sized + Send + 'static {
     /// Where a chunk lies, and where it goes.
     type Chunk: Send;
     /// Other work of an upload that takes a while.
@@ -30,35 +30,65 @@ pub(crate) trait Uploads: Sized + Send + 'static {
 }
 
 /// What became of a chunk.
-pub(crate) struct Stored {
+pub struct Stored {
+    /// How many bytes it has.
     pub bytes: u64,
     /// One for each of its pieces.
     pub verdicts: Vec<Verdict>,
 }
 
 /// A chunk that a client sends, and the session that hears what became of it.
-pub(crate) struct Upload<U: Uploads> {
+pub struct Upload<U: Uploads> {
+    /// The tag that the client notifies.
     pub tag: Tag,
+    /// Where it lies, and where it goes.
     pub chunk: U::Chunk,
+    /// Hears what became of it.
     pub session: EventPort<LinkEvent<U>>,
 }
 
 /// What a worker tells a session of one of its links.
-pub(crate) enum LinkEvent<U: Uploads> {
+pub enum LinkEvent<U: Uploads> {
     /// The client notified a chunk that was not expected.
-    Notified { link: LinkId, tag: Tag },
+    Notified {
+        /// The link that it came over.
+        link: LinkId,
+        /// Its tag.
+        tag: Tag,
+    },
     /// A chunk was checked and stored, or not.
-    Absorbed { tag: Tag, bytes: u64, verdicts: Vec<Verdict> },
+    Absorbed {
+        /// Its tag.
+        tag: Tag,
+        /// How many bytes it has.
+        bytes: u64,
+        /// One for each of its pieces.
+        verdicts: Vec<Verdict>,
+    },
     /// What uploads report.
     Report(U::Report),
     /// The link ended: nothing of it can land any more.
-    Dead { link: LinkId, why: Option<FabricError> },
+    Dead {
+        /// Its name.
+        link: LinkId,
+        /// Why it ended by itself; none where it was killed.
+        why: Option<FabricError>,
+    },
 }
 
 /// What a session tells a worker.
-pub(crate) enum Command<U: Uploads> {
+pub enum Command<U: Uploads> {
     /// Take this link.
-    Adopt { key: LinkKey, id: LinkId, link: Box<dyn Link>, session: EventPort<LinkEvent<U>> },
+    Adopt {
+        /// The name of the link among all of the program.
+        key: LinkKey,
+        /// Its name in its session.
+        id: LinkId,
+        /// The link.
+        link: Box<dyn Link>,
+        /// Hears of it.
+        session: EventPort<LinkEvent<U>>,
+    },
     /// Check and store a chunk when this link notifies it.
     Expect(LinkKey, Upload<U>),
     /// Check and store a chunk that this link has notified.
@@ -66,13 +96,25 @@ pub(crate) enum Command<U: Uploads> {
     /// This link has notified a chunk that was judged before: nothing is to be done.
     Forget(LinkKey, Tag),
     /// Do a task of uploads, and say what became of it.
-    Do { task: U::Task, session: EventPort<LinkEvent<U>> },
+    Do {
+        /// The task.
+        task: U::Task,
+        /// Hears what became of it.
+        session: EventPort<LinkEvent<U>>,
+    },
     /// End this link, and say so.
-    Kill { key: LinkKey, id: LinkId, session: EventPort<LinkEvent<U>> },
+    Kill {
+        /// The link.
+        key: LinkKey,
+        /// Its name in its session.
+        id: LinkId,
+        /// Hears that nothing of it can land any more.
+        session: EventPort<LinkEvent<U>>,
+    },
 }
 
 /// The most notifications of a link that its session was told of and has said nothing about.
-pub(crate) const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
+pub const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
 
 /// Whose a link is.
 struct Owner<U: Uploads> {
@@ -124,7 +166,7 @@ impl<U: Uploads> Owner<U> {
 }
 
 /// The handler of one worker thread.
-pub(crate) struct LinkWorker<U: Uploads> {
+pub struct LinkWorker<U: Uploads> {
     owners: HashMap<LinkKey, Owner<U>>,
     uploads: U,
 }
