@@ -12,6 +12,7 @@ mod circles;
 mod methods;
 mod modules;
 mod order;
+mod pages;
 mod sources;
 mod text;
 
