@@ -3,12 +3,12 @@
 //! server and not all of it is in the cache, it is told so, and never given another.
 
 use super::cache::{BLOCK_BYTES, Cache, CacheFile, FILE_BYTES_MAX, Key};
-use super::counts::Counts;
-use super::gate::Gate;
-use super::hot::Hot;
-use super::keys::Keys;
-use super::line::{Came, Line, is_away};
-use super::opening::Opening;
+use super::cache_keys::CacheKeys;
+use super::connection::{Connection, FetchedPart, is_away};
+use super::counters::MountCounters;
+use super::open_once::OpenOnce;
+use super::priority_gate::PriorityGate;
+use super::recent_blocks::RecentBlocks;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -23,7 +23,7 @@ use verbatim_proto::{Code, Extent, Fault, Kept, WirePath};
 const FETCHES_MAX: usize = 16;
 
 /// How many of them may be for what nobody waits for yet.
-const AHEAD_MAX: usize = 10;
+const READ_AHEAD_FETCHES_MAX: usize = 10;
 
 /// How long a file that was just written is waited for: until then a later write could hide.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
@@ -33,31 +33,34 @@ const SETTLE_EVERY: Duration = Duration::from_millis(250);
 
 /// Why a file is not opened.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum OpenError {
     /// What is there is not what the kernel was told of: it must look again.
-    Outdated,
+    Stale,
     /// Anything else.
     Fault(Fault),
 }
 
 /// What is in files.
 pub(crate) struct Content {
-    pub line: Line,
+    pub line: Connection,
     pub cache: Cache,
-    pub counts: Counts,
-    pub keys: Keys,
-    pub gate: Gate,
-    opening: Mutex<Opening>,
+    pub counts: MountCounters,
+    pub keys: CacheKeys,
+    pub gate: PriorityGate,
+    opening: Mutex<OpenOnce>,
     pub(super) fetches: Semaphore,
     pub(super) ahead: Arc<Semaphore>,
-    pub hot: Hot,
+    pub hot: RecentBlocks,
 }
 
 impl Content {
-    pub fn new(line: Line, cache: Cache, server: String) -> Self {
-        let (fetches, ahead) = (Semaphore::new(FETCHES_MAX), Semaphore::new(AHEAD_MAX));
-        let (ahead, hot, gate) = (Arc::new(ahead), Hot::default(), Gate::default());
-        let (counts, opening, keys) = (Counts::default(), Mutex::default(), Keys(server));
+    pub fn new(line: Connection, cache: Cache, server: String) -> Self {
+        let (fetches, ahead) =
+            (Semaphore::new(FETCHES_MAX), Semaphore::new(READ_AHEAD_FETCHES_MAX));
+        let (ahead, hot, gate) =
+            (Arc::new(ahead), RecentBlocks::default(), PriorityGate::default());
+        let (counts, opening, keys) =
+            (MountCounters::default(), Mutex::default(), CacheKeys(server));
         Self { line, cache, counts, keys, gate, opening, fetches, ahead, hot }
     }
 
@@ -78,7 +81,7 @@ impl Content {
         path: &WirePath,
         facts: Facts,
         waits: bool,
-    ) -> Result<Arc<CacheFile>, Refusal> {
+    ) -> Result<Arc<CacheFile>, OpenError> {
         let (key, deadline) = (self.keys.of_content(path, &facts), self.line.deadline());
         if facts.shared().is_some() {
             // What it was while this was its only name is not what it is.
@@ -98,7 +101,7 @@ impl Content {
                 // What is cached is served on.
                 Err(fault) if is_away(&fault) => return Ok(file),
                 Err(fault) if fault.code == Code::Changed => {}
-                Err(fault) => return Err(Refusal::Fault(fault)),
+                Err(fault) => return Err(OpenError::Fault(fault)),
             }
         }
         // Who opens the same file at once waits for the first, and finds what it brought.
@@ -109,7 +112,7 @@ impl Content {
         }
         let Ok(_turn) = timeout_at(deadline, turn.lock.lock()).await else {
             let text = format!("{path} was not opened in time");
-            return Err(Refusal::Fault(Fault::new(Code::TimedOut, text)));
+            return Err(OpenError::Fault(Fault::new(Code::TimedOut, text)));
         };
         let found = self.cached(path, facts).await;
         match found.filter(|file| Some(file.version) != old) {
@@ -125,10 +128,10 @@ impl Content {
         facts: Facts,
         key: Key,
         (haste, until): (&Haste, Instant),
-    ) -> Result<Arc<CacheFile>, Refusal> {
+    ) -> Result<Arc<CacheFile>, OpenError> {
         if facts.size > FILE_BYTES_MAX {
             let text = format!("{path} has more than {FILE_BYTES_MAX} bytes");
-            return Err(Refusal::Fault(Fault::new(Code::Limit, text)));
+            return Err(OpenError::Fault(Fault::new(Code::Limit, text)));
         }
         let first = Extent::new(0, facts.size.min(BLOCK_BYTES));
         let mut want = first;
@@ -136,18 +139,18 @@ impl Content {
         let (info, version, landed) = loop {
             let part = Part { size: facts.size, version: None, want };
             let came = self.line.fetch_by(until, path, part, haste.clone()).await;
-            let Came { info, landed, .. } = match came {
+            let FetchedPart { info, landed, .. } = match came {
                 Ok(came) => came,
-                Err(fault) if fault.code == Code::Changed => return Err(Refusal::Outdated),
-                Err(fault) => return Err(Refusal::Fault(fault)),
+                Err(fault) if fault.code == Code::Changed => return Err(OpenError::Stale),
+                Err(fault) => return Err(OpenError::Fault(fault)),
             };
             self.counts.fetched(landed.byte_count());
             if info.mtime_ns != facts.mtime_ns {
-                return Err(Refusal::Outdated);
+                return Err(OpenError::Stale);
             }
             match info.version {
                 // What several names share is kept as what it was said to be, or not at all.
-                Some(version) if !facts.may_be(version) => return Err(Refusal::Outdated),
+                Some(version) if !facts.may_be(version) => return Err(OpenError::Stale),
                 Some(version) if want == first => break (info, version, landed),
                 Some(_) => want = first,
                 // Nothing is brought that could not be kept.
@@ -157,14 +160,14 @@ impl Content {
                 }
                 None => {
                     let text = format!("{path} is written to all the time");
-                    return Err(Refusal::Fault(Fault::new(Code::Changed, text)));
+                    return Err(OpenError::Fault(Fault::new(Code::Changed, text)));
                 }
             }
         };
         let (this, shown) = (self.clone(), path.to_string());
         let made = blocking(move || this.begin(&key, &info, version, landed));
         let what = || format!("cannot cache {shown}");
-        made.await.map_err(|error| Refusal::Fault(Fault::from_io(what(), &error)))
+        made.await.map_err(|error| OpenError::Fault(Fault::from_io(what(), &error)))
     }
 
     fn begin(

@@ -7,7 +7,7 @@
 use super::MountOptions;
 use super::cache::{BLOCK_BYTES, CacheFile};
 use super::content::{Content, blocking};
-use super::fill::Progress;
+use super::fill::FillProgress;
 use super::walk::Walk;
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -31,17 +31,17 @@ use verbatim_proto::{Code, Fault, Filter, Meta, WirePath, plan};
 const FILES_MAX: usize = 16;
 
 /// Files with several names that are known to be placed; the mirror fetches what is beyond.
-const NAMED_MAX: usize = 1 << 18;
+const LINKED_FILES_MAX: usize = 1 << 18;
 
 /// The permission bits of folders and files until the mirror gives them their own: nobody else's
 /// business before.
 const FOLDER_MODE: u32 = 0o700;
-const PLACED_MODE: u32 = 0o600;
+const FILE_MODE: u32 = 0o600;
 
 /// What makes a mount a folder.
 pub(super) struct Detach {
     pub content: Arc<Content>,
-    pub filled: Arc<Progress>,
+    pub filled: Arc<FillProgress>,
     pub session: SessionOptions,
 }
 
@@ -86,7 +86,10 @@ impl Detach {
             if facts.kind == Kind::Folder {
                 let _ = blocking(move || tree.make_folder(&below, FOLDER_MODE, false)).await;
             } else if facts.kind == Kind::File
-                && facts.tied.file.is_none_or(|file| named.len() < NAMED_MAX && named.insert(file))
+                && facts
+                    .tied
+                    .file
+                    .is_none_or(|file| named.len() < LINKED_FILES_MAX && named.insert(file))
                 && let Some(file) = self.content.cached(&path, facts).await
             {
                 if under_way.len() >= FILES_MAX {
@@ -190,11 +193,11 @@ fn place(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> 
 
 fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
     let rules = Rules::of_user();
-    let target = Target::create(tree, path, file.size, PLACED_MODE)?;
+    let target = Target::create(tree, path, file.size, FILE_MODE)?;
     copy_bytes(file, &target)?;
     // What else the source has, the mirror gives it.
     let ((uid, gid), mtime_ns) = (rules.user, file.mtime_ns);
-    let meta = Meta { mode: PLACED_MODE, uid, gid, atime_ns: mtime_ns, mtime_ns, xattrs: vec![] };
+    let meta = Meta { mode: FILE_MODE, uid, gid, atime_ns: mtime_ns, mtime_ns, xattrs: vec![] };
     target.describe(&meta, &rules)?;
     Target::commit(&[Arc::new(target)]).pop().expect("one answer per target")
 }

@@ -5,8 +5,8 @@
 //! server that is away is waited for.
 
 use super::cache::{BLOCK_BYTES, CacheFile};
-use super::content::{Content, Refusal};
-use super::line::is_away;
+use super::connection::is_away;
+use super::content::{Content, OpenError};
 use super::walk::Walk;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const FILES_MAX: usize = 16;
 const TRIES_MAX: usize = 3;
 
 /// How long it waits for a server that is away.
-const AWAY: Duration = Duration::from_secs(1);
+const AWAY_POLL: Duration = Duration::from_secs(1);
 
 /// How much a tree is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Fill {
 
 /// How far it is.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct FillProgress {
     stage: AtomicU8,
     files: AtomicU64,
     bytes: AtomicU64,
@@ -50,7 +50,7 @@ pub(super) struct Progress {
 
 const STAGES: [&str; 5] = ["off", "filling", "complete", "cache full", "incomplete"];
 
-impl Progress {
+impl FillProgress {
     /// For the status.
     pub fn told(&self) -> Value {
         let stage = STAGES[usize::from(self.stage.load(Ordering::Relaxed)) % STAGES.len()];
@@ -64,20 +64,20 @@ impl Progress {
 
 /// What became of a file.
 #[derive(Debug, PartialEq, Eq)]
-enum Brought {
+enum FileOutcome {
     /// All of it is here.
-    All,
+    Complete,
     /// It is gone, or no file any more: there is nothing to bring.
-    Nothing,
+    Gone,
     /// There is no room for it.
-    Full,
+    CacheFull,
     Failed,
 }
 
 /// What is brought, and how fast.
-struct Filling {
+struct Filler {
     content: Arc<Content>,
-    progress: Arc<Progress>,
+    progress: Arc<FillProgress>,
     rate: Option<u64>,
     begin: Instant,
     fetched: AtomicU64,
@@ -88,11 +88,11 @@ pub(super) async fn fill(
     content: Arc<Content>,
     mut walk: Walk,
     rate: Option<u64>,
-    progress: Arc<Progress>,
+    progress: Arc<FillProgress>,
 ) {
     progress.stage.store(1, Ordering::Relaxed);
     let (begin, fetched) = (Instant::now(), AtomicU64::new(0));
-    let filling = Arc::new(Filling { content, progress: progress.clone(), rate, begin, fetched });
+    let filling = Arc::new(Filler { content, progress: progress.clone(), rate, begin, fetched });
     let (mut under_way, mut full) = (JoinSet::new(), false);
     let mut tries = 0;
     while !full && let Some(found) = walk.next(&filling.content).await {
@@ -132,29 +132,29 @@ pub(super) async fn fill(
     progress.ended.notify_one();
 }
 
-impl Filling {
+impl Filler {
     /// Waits until the server is there, and a moment at least.
     async fn wait_for_server(&self) {
-        sleep(AWAY).await;
+        sleep(AWAY_POLL).await;
         while !self.content.line.is_up() {
-            sleep(AWAY).await;
+            sleep(AWAY_POLL).await;
         }
     }
 
     /// Counts a file that is done with; whether the cache is full.
-    fn over(&self, done: Option<Result<Brought, tokio::task::JoinError>>) -> bool {
-        let brought = done.and_then(Result::ok).unwrap_or(Brought::Failed);
+    fn over(&self, done: Option<Result<FileOutcome, tokio::task::JoinError>>) -> bool {
+        let brought = done.and_then(Result::ok).unwrap_or(FileOutcome::Failed);
         let count = match brought {
-            Brought::All => &self.progress.files,
-            Brought::Failed => &self.progress.failed,
-            Brought::Nothing | Brought::Full => return brought == Brought::Full,
+            FileOutcome::Complete => &self.progress.files,
+            FileOutcome::Failed => &self.progress.failed,
+            FileOutcome::Gone | FileOutcome::CacheFull => return brought == FileOutcome::CacheFull,
         };
         count.fetch_add(1, Ordering::Relaxed);
         false
     }
 
     /// Brings a file, as it is when it is brought.
-    async fn file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> Brought {
+    async fn file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> FileOutcome {
         let mut cause = Fault::new(Code::Changed, "it changes all the time");
         for _ in 0..TRIES_MAX {
             if !self.content.line.is_up() {
@@ -162,29 +162,29 @@ impl Filling {
             }
             match self.version(&path, facts).await {
                 Ok(brought) => return brought,
-                Err(Refusal::Outdated) => {}
-                Err(Refusal::Fault(fault)) if fault.code == Code::Changed => {}
-                Err(Refusal::Fault(fault)) if fault.code == Code::NotFound => {
-                    return Brought::Nothing;
+                Err(OpenError::Stale) => {}
+                Err(OpenError::Fault(fault)) if fault.code == Code::Changed => {}
+                Err(OpenError::Fault(fault)) if fault.code == Code::NotFound => {
+                    return FileOutcome::Gone;
                 }
-                Err(Refusal::Fault(fault)) if is_away(&fault) => {
+                Err(OpenError::Fault(fault)) if is_away(&fault) => {
                     cause = fault;
                     self.wait_for_server().await;
                 }
-                Err(Refusal::Fault(fault)) => {
+                Err(OpenError::Fault(fault)) => {
                     cause = fault;
                     break;
                 }
             }
             match self.content.line.look(&path).await.map(|seen| seen.facts()) {
                 Ok(now) if now.kind == Kind::File => facts = now,
-                Ok(_) => return Brought::Nothing,
-                Err(fault) if fault.code == Code::NotFound => return Brought::Nothing,
+                Ok(_) => return FileOutcome::Gone,
+                Err(fault) if fault.code == Code::NotFound => return FileOutcome::Gone,
                 Err(fault) => cause = fault,
             }
         }
         tracing::warn!(path = %path, cause = cause.text, "cannot be filled");
-        Brought::Failed
+        FileOutcome::Failed
     }
 
     /// Whether so many bytes fit in the cache beside what is there.
@@ -194,7 +194,7 @@ impl Filling {
     }
 
     /// Brings what is missing of a version.
-    async fn version(&self, path: &WirePath, facts: Facts) -> Result<Brought, Refusal> {
+    async fn version(&self, path: &WirePath, facts: Facts) -> Result<FileOutcome, OpenError> {
         let content = &self.content;
         let found = content.cached(path, facts).await;
         let (new, missing) =
@@ -202,11 +202,11 @@ impl Filling {
         // Of a sparse file only what is allocated takes room.
         let most = match self.has_room(missing) {
             true => u64::MAX,
-            false => content.allocated(path, facts).await.map_err(Refusal::Fault)?,
+            false => content.allocated(path, facts).await.map_err(OpenError::Fault)?,
         };
         // Opening it brings its first block, for which nothing may have to go.
         if !self.has_room(missing.min(most)) {
-            return Ok(Brought::Full);
+            return Ok(FileOutcome::CacheFull);
         }
         let first = if new { facts.size.min(BLOCK_BYTES) } else { 0 };
         let pass = content.gate.pass(first).await;
@@ -218,26 +218,26 @@ impl Filling {
         }
         drop(pass);
         if !self.has_room(file.missing(0..=u32::MAX).min(most)) {
-            return Ok(Brought::Full);
+            return Ok(FileOutcome::CacheFull);
         }
         for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
             let len = PART_BYTES_MAX.min(file.size - offset);
             // What is allocated may be less than comes: a source may compress.
             let missing = file.missing(file.blocks_of(offset, len));
             if most < u64::MAX && !self.has_room(missing.min(most)) {
-                return Ok(Brought::Full);
+                return Ok(FileOutcome::CacheFull);
             }
-            self.part(path, &file, offset, len).await.map_err(Refusal::Fault)?;
+            self.part(path, &file, offset, len).await.map_err(OpenError::Fault)?;
         }
         // What came and could not be kept is not here.
         match file.missing(0..=u32::MAX) {
             0 => {
                 // Who opens it next need not verify it once more.
                 content.cache.used(&file);
-                Ok(Brought::All)
+                Ok(FileOutcome::Complete)
             }
-            missing if self.has_room(missing.min(most)) => Ok(Brought::Failed),
-            _ => Ok(Brought::Full),
+            missing if self.has_room(missing.min(most)) => Ok(FileOutcome::Failed),
+            _ => Ok(FileOutcome::CacheFull),
         }
     }
 

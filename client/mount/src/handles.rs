@@ -2,8 +2,8 @@
 //! past this process: all open files of one number do, or none, because the kernel
 //! refuses a mixture.
 
-use super::ahead::Ahead;
 use super::cache::CacheFile;
+use super::read_ahead::ReadAhead;
 use fuser::BackingId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ pub(super) struct OpenFile {
     pub number: u64,
     pub path: WirePath,
     pub file: Arc<CacheFile>,
-    pub ahead: Mutex<Ahead>,
+    pub ahead: Mutex<ReadAhead>,
     /// Whether all of the file is held for the kernel to read past us.
     held: bool,
 }
@@ -24,32 +24,32 @@ pub(super) struct OpenFile {
 pub(super) struct OpenFolder {
     pub number: u64,
     pub path: WirePath,
-    pub listing: Mutex<Option<Opened>>,
+    pub listing: Mutex<Option<FolderSnapshot>>,
 }
 
 /// A folder as it was listed for who has it open, and after how many changes.
-pub(super) type Opened = (u64, Arc<Listing>);
+pub(super) type FolderSnapshot = (u64, Arc<Listing>);
 
 /// How the open files of one number are read.
-struct Mode {
+struct ReadMode {
     opens: u32,
     backing: Option<Arc<BackingId>>,
 }
 
 #[derive(Default)]
-struct State {
+struct HandleTable {
     next: u64,
     files: HashMap<u64, Arc<OpenFile>>,
     folders: HashMap<u64, Arc<OpenFolder>>,
-    modes: HashMap<u64, Mode>,
+    modes: HashMap<u64, ReadMode>,
 }
 
 /// All that is open.
 #[derive(Default)]
-pub(super) struct Handles(Mutex<State>);
+pub(super) struct Handles(Mutex<HandleTable>);
 
 impl Handles {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HandleTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -67,7 +67,7 @@ impl Handles {
         let mode = state
             .modes
             .entry(number)
-            .or_insert_with(|| Mode { opens: 0, backing: back(&file).map(Arc::new) });
+            .or_insert_with(|| ReadMode { opens: 0, backing: back(&file).map(Arc::new) });
         mode.opens += 1;
         let backing = mode.backing.clone();
         state.next += 1;

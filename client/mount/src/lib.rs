@@ -1,35 +1,35 @@
 //! `rdma-mount` as a library: a tree of a server as a file system of this machine,
-//! read-only, with a cache on local disk. `door` speaks with the kernel, `tree` knows
-//! names, `content` knows bytes, `line` keeps a session with the server, `cache` keeps
+//! read-only, with a cache on local disk. `fuse` speaks with the kernel, `tree` knows
+//! names, `content` knows bytes, `connection` keeps a session with the server, `cache` keeps
 //! what came. Never touches the terminal.
 
 #![forbid(unsafe_code)]
 
-mod ahead;
-mod answers;
+mod block_fetch;
 mod cache;
+mod cache_keys;
+mod cache_origin;
+mod connection;
 mod content;
-mod counts;
+mod counters;
 mod detach;
-mod door;
+mod dir_cache;
 mod fill;
-mod flights;
-mod flying;
-mod folders;
-mod gate;
-mod gauge;
+mod fill_window;
+mod fuse;
+mod fuse_types;
 mod handles;
-mod hot;
-mod keys;
-mod known;
-mod line;
+mod inflight;
 pub mod metrics;
+mod mountpoint;
 mod nodes;
-mod opening;
-mod pages;
+mod offline_names;
+mod open_once;
 mod passthrough;
-mod place;
-mod recall;
+mod priority_gate;
+mod read_ahead;
+mod readdir;
+mod recent_blocks;
 pub mod status;
 mod tree;
 mod walk;
@@ -37,17 +37,17 @@ mod watch;
 
 pub use cache::CacheError;
 pub use fill::Fill;
-pub use place::PlaceError;
+pub use mountpoint::MountpointError;
 
 use cache::Cache;
+use connection::Connection;
 use content::Content;
 use detach::Detach;
-use door::Door;
+use fuse::FuseFs;
 use fuser::{Config, MountOption, SessionACL};
 use handles::Handles;
-use line::Line;
 use passthrough::Passthrough;
-use status::Teller;
+use status::StatusHandle;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,13 +62,13 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Watch};
 
 /// Threads that take the kernel's questions.
-const DOOR_THREADS: usize = 4;
+const FUSE_THREADS: usize = 4;
 
 /// How long readers get to let go of a mount that ends.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
 /// How often that is tried.
-const UNMOUNT_EVERY: Duration = Duration::from_millis(100);
+const UNMOUNT_RETRY: Duration = Duration::from_millis(100);
 
 /// What is mounted where, and how.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ pub enum MountError {
     Client(#[from] ClientError),
     /// The mount point or the device is not what it must be.
     #[error("{0}")]
-    Place(#[from] PlaceError),
+    Mountpoint(#[from] MountpointError),
     /// The cache cannot be used.
     #[error("{0}")]
     Cache(#[from] CacheError),
@@ -126,7 +126,7 @@ impl MountError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Client(error) => error.hint(),
-            Self::Place(error) => Some(error.hint()),
+            Self::Mountpoint(error) => Some(error.hint()),
             Self::Cache(error) => error.hint(),
             Self::Fault(fault) if fault.code == Code::LinkLost => {
                 Some("mount it once while the server is there, with the same --cache".into())
@@ -142,7 +142,7 @@ pub struct Mount {
     unmounter: fuser::SessionUnmounter,
     ended: oneshot::Receiver<()>,
     detach: Option<Detach>,
-    teller: Teller,
+    teller: StatusHandle,
 }
 
 impl Mount {
@@ -159,12 +159,12 @@ impl Mount {
         session.preserve = true;
         // The kernel names what is mounted by where it is, and not by a link that leads there.
         let given = std::mem::take(&mut options.mountpoint);
-        options.mountpoint = content::blocking(move || place::resolve(&given)).await;
+        options.mountpoint = content::blocking(move || mountpoint::resolve(&given)).await;
         let (cache, server, first) = tokio::select! {
             () = stop => return Err(Fault::new(Code::Interrupted, "interrupted").into()),
             ready = ready(&options, &session) => ready?,
         };
-        let line = Line::start(first, session.clone());
+        let line = Connection::start(first, session.clone());
         let content = Arc::new(Content::new(line, cache, server));
         let counted = content.clone();
         tokio::task::spawn_blocking(move || counted.cache.count());
@@ -172,7 +172,7 @@ impl Mount {
         let tree = Arc::new(Tree::new(content, options.remote.path.clone(), passthrough));
         let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
-        let filled = Arc::new(fill::Progress::default());
+        let filled = Arc::new(fill::FillProgress::default());
         // Without a server there is nothing to bring.
         if let (Fill::On(rate), false) = (options.fill, options.offline) {
             tokio::spawn(fill::fill(tree.content.clone(), tree.walk(), rate, filled.clone()));
@@ -185,28 +185,28 @@ impl Mount {
             let (content, filled) = (tree.content.clone(), filled.clone());
             Detach { content, filled, session }
         });
-        let door = Door { tree, handles, filled, runtime, owner, doubts: false };
+        let door = FuseFs { tree, handles, filled, runtime, owner, doubts: false };
         let mount = Self::mount(options, door, watching).await?;
         Ok(Self { detach, ..mount })
     }
 
     async fn mount(
         options: MountOptions,
-        door: Door,
+        door: FuseFs,
         watching: Option<(Arc<Tree>, Watching)>,
     ) -> Result<Self, MountError> {
-        let teller = Teller { tree: door.tree.clone(), filled: door.filled.clone() };
+        let teller = StatusHandle { tree: door.tree.clone(), filled: door.filled.clone() };
         let (config, at) = (config(&options), options.mountpoint.clone());
         let make = move || {
             let session = fuser::Session::new(door, &at, &config)?;
             // The kernel has said by now how much it would, which ends what is told it before.
-            if let Err(error) = place::read_ahead(&at, door::KERNEL_AHEAD_BYTES) {
+            if let Err(error) = mountpoint::read_ahead(&at, fuse::KERNEL_READAHEAD_BYTES) {
                 tracing::debug!(cause = %error, "the kernel reads ahead as it does by itself");
             }
             Ok(session)
         };
         let made = content::blocking(make).await;
-        let mut session = made.map_err(|error| place::refused(&options.mountpoint, error))?;
+        let mut session = made.map_err(|error| mountpoint::refused(&options.mountpoint, error))?;
         let unmounter = session.unmount_callable();
         if let Some((tree, watching)) = watching {
             tokio::spawn(watch::follow(tree, session.notifier(), watching));
@@ -224,7 +224,7 @@ impl Mount {
     }
 
     /// Says how it is while it stands.
-    pub fn teller(&self) -> Teller {
+    pub fn teller(&self) -> StatusHandle {
         self.teller.clone()
     }
 
@@ -273,12 +273,12 @@ impl Mount {
         let mut waited = false;
         loop {
             let at = self.options.mountpoint.clone();
-            if content::blocking(move || place::unmount(&at)).await.is_ok() {
+            if content::blocking(move || mountpoint::unmount(&at)).await.is_ok() {
                 return Some(waited);
             }
             waited = true;
             tokio::select! {
-                () = tokio::time::sleep(UNMOUNT_EVERY) => {}
+                () = tokio::time::sleep(UNMOUNT_RETRY) => {}
                 () = &mut *stop => {
                     let _ = self.end().await;
                     return None;
@@ -293,17 +293,17 @@ impl Mount {
         let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
         loop {
             let path = at.clone();
-            let gone = content::blocking(move || place::unmount(&path)).await;
+            let gone = content::blocking(move || mountpoint::unmount(&path)).await;
             match gone {
                 Ok(()) => return Ok(()),
                 Err(_) if tokio::time::Instant::now() < deadline => {
-                    tokio::time::sleep(UNMOUNT_EVERY).await;
+                    tokio::time::sleep(UNMOUNT_RETRY).await;
                 }
                 // Who still reads gets an error when this process ends, and nobody new comes.
                 Err(error) => {
                     tracing::warn!(mountpoint = %at.display(), cause = %error, "still in use");
                     let path = at.clone();
-                    return Ok(content::blocking(move || place::detach(&path)).await?);
+                    return Ok(content::blocking(move || mountpoint::detach(&path)).await?);
                 }
             }
         }
@@ -326,16 +326,16 @@ async fn ready(
     session: &SessionOptions,
 ) -> Result<(Cache, String, Option<Session>), MountError> {
     let (clear, others) = (options.mountpoint.clone(), options.allow_other);
-    content::blocking(move || place::prepare(&clear, others)).await?;
+    content::blocking(move || mountpoint::prepare(&clear, others)).await?;
     let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
     let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
     if options.offline {
-        let server = known::server(&cache, options)?;
+        let server = cache_origin::server(&cache, options)?;
         return Ok((cache, server, None));
     }
     let first = connect(options, session).await?;
     let server = first.server().to_string();
-    known::note(&cache, options, &server);
+    cache_origin::note(&cache, options, &server);
     Ok((cache, server, Some(first)))
 }
 
@@ -373,7 +373,7 @@ fn config(options: &MountOptions) -> Config {
     config.mount_options.extend(checked.then_some(MountOption::DefaultPermissions));
     config.mount_options.extend(options.noexec.then_some(MountOption::NoExec));
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(DOOR_THREADS);
+    config.n_threads = Some(FUSE_THREADS);
     config.clone_fd = true;
     config
 }

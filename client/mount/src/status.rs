@@ -2,7 +2,7 @@
 //! attribute of the root, so that whoever may look into the mount may look at its
 //! status, and nothing else listens. Only told here; counted elsewhere.
 
-use super::fill::Progress;
+use super::fill::FillProgress;
 use super::tree::Tree;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The name of the attribute. It is not listed.
-pub(super) const ATTRIBUTE: &str = "user.verbatim.status";
+pub(super) const STATUS_XATTR: &str = "user.verbatim.status";
 
 /// The longest status.
 const STATUS_BYTES_MAX: usize = 16 << 10;
@@ -18,18 +18,18 @@ const STATUS_BYTES_MAX: usize = 16 << 10;
 /// The status of a mount that stands somewhere.
 pub fn read(mountpoint: &Path) -> std::io::Result<Value> {
     let mut bytes = vec![0_u8; STATUS_BYTES_MAX];
-    let len = rustix::fs::getxattr(mountpoint, ATTRIBUTE, &mut bytes[..])?;
+    let len = rustix::fs::getxattr(mountpoint, STATUS_XATTR, &mut bytes[..])?;
     serde_json::from_slice(&bytes[..len]).map_err(std::io::Error::other)
 }
 
 /// Says how a mount of this process is, for as long as it lives.
 #[derive(Clone)]
-pub struct Teller {
+pub struct StatusHandle {
     pub(super) tree: Arc<Tree>,
-    pub(super) filled: Arc<Progress>,
+    pub(super) filled: Arc<FillProgress>,
 }
 
-impl Teller {
+impl StatusHandle {
     /// How it is now.
     pub fn status(&self) -> Value {
         self.tree.status(&self.filled)
@@ -38,7 +38,7 @@ impl Teller {
 
 impl Tree {
     /// How it is.
-    pub(super) fn status(&self, fill: &Progress) -> Value {
+    pub(super) fn status(&self, fill: &FillProgress) -> Value {
         let line = self.content.line.condition();
         let counts = &self.content.counts;
         let (bytes, bytes_max, evictions) = self.content.cache.usage();

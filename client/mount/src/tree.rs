@@ -3,13 +3,13 @@
 //! known is answered, and what is not is an error behind a deadline.
 
 use super::cache::CacheFile;
-use super::content::{Content, Refusal, blocking};
-use super::folders::Folders;
+use super::connection::is_away;
+use super::content::{Content, OpenError, blocking};
+use super::dir_cache::DirCache;
 use super::handles::OpenFile;
-use super::line::is_away;
 use super::nodes::{Nodes, ROOT};
+use super::offline_names::OfflineNames;
 use super::passthrough::Passthrough;
-use super::recall::Recall;
 use super::walk::Walk;
 use fuser::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,27 +32,27 @@ const UNKNOWN_ROOT_MODE: u16 = 0o700;
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum TreeError {
     /// It is not what the kernel was told of: look again.
-    Outdated,
+    Stale,
     /// Bytes of an open file cannot be had.
-    Reading(Fault),
+    Read(Fault),
     /// Anything else.
-    Asking(Fault),
+    Server(Fault),
 }
 
-impl From<Fault> for Trouble {
+impl From<Fault> for TreeError {
     fn from(fault: Fault) -> Self {
-        Self::Asking(fault)
+        Self::Server(fault)
     }
 }
 
-impl Trouble {
+impl TreeError {
     /// What the kernel is told.
     pub fn errno(&self, code: Code) -> Errno {
         match (self, code) {
             // The version that is open is gone, with its name or without.
-            (Self::Reading(_), Code::NotFound | Code::Changed) => Errno::ESTALE,
+            (Self::Read(_), Code::NotFound | Code::Changed) => Errno::ESTALE,
             (_, Code::NotFound) => Errno::ENOENT,
             (_, Code::Changed) => Errno::ESTALE,
             (_, Code::Denied) => Errno::EACCES,
@@ -72,8 +72,8 @@ pub(super) struct Tree {
     pub content: Arc<Content>,
     pub passthrough: Passthrough,
     nodes: Mutex<Nodes>,
-    folders: Folders,
-    recall: Arc<Recall>,
+    folders: DirCache,
+    recall: Arc<OfflineNames>,
     base: WirePath,
     /// Whether changes are told as they happen.
     pub watched: AtomicBool,
@@ -81,10 +81,10 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
-        let recall = Arc::new(Recall::new(content.clone()));
+        let recall = Arc::new(OfflineNames::new(content.clone()));
         let unknown = Facts::unknown(Kind::Folder, UNKNOWN_ROOT_MODE, 4096, 0);
         let nodes = Mutex::new(Nodes::new(recall.root(&base).unwrap_or(unknown)));
-        let (folders, watched) = (Folders::default(), AtomicBool::new(false));
+        let (folders, watched) = (DirCache::default(), AtomicBool::new(false));
         Self { content, passthrough, nodes, folders, recall, base, watched }
     }
 
@@ -148,8 +148,8 @@ impl Tree {
     }
 
     /// The number of a name, and what it is.
-    pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), Trouble> {
-        let folder = self.nodes().path(parent).map_err(|_| Trouble::Outdated)?;
+    pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), TreeError> {
+        let folder = self.nodes().path(parent).map_err(|_| TreeError::Stale)?;
         let folder = self.remote(&folder);
         let path = folder.with(name)?;
         let facts = match self.folders.find(parent, name, Instant::now()) {
@@ -197,15 +197,15 @@ impl Tree {
     }
 
     /// Notes in the log what a reader will only see as a number.
-    fn heard(&self, path: &WirePath, fault: Fault) -> Trouble {
+    fn heard(&self, path: &WirePath, fault: Fault) -> TreeError {
         if fault.code != Code::NotFound {
             tracing::warn!(path = %path, cause = fault.text, "cannot be told");
         }
-        Trouble::Asking(fault)
+        TreeError::Server(fault)
     }
 
     /// What is in a folder.
-    pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, Trouble> {
+    pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, TreeError> {
         let remote = self.remote(path);
         let (begun, changes) = (Instant::now(), self.folders.changes());
         let remembered = async || {
@@ -230,8 +230,8 @@ impl Tree {
     }
 
     /// Where a link points to.
-    pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, Trouble> {
-        let path = self.nodes().path(number).map_err(|_| Trouble::Outdated)?;
+    pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, TreeError> {
+        let path = self.nodes().path(number).map_err(|_| TreeError::Stale)?;
         let remote = self.remote(&path);
         if !self.content.line.is_up() {
             let (recall, folder) = (self.recall.clone(), remote.parent());
@@ -247,16 +247,16 @@ impl Tree {
                 let text = "the server says that the link leads to what is no path";
                 Err(self.heard(&remote, Fault::new(Code::Protocol, text)))
             }
-            _ => Err(Trouble::Outdated),
+            _ => Err(TreeError::Stale),
         }
     }
 
     /// The extended attributes of a file or folder; those of links are not told.
-    pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, Trouble> {
+    pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, TreeError> {
         let (path, facts) = self.file(number)?;
         let remote = self.remote(&path);
         let meta = match facts.kind {
-            Kind::File => self.content.meta(&remote, facts).await.map_err(Trouble::Reading)?,
+            Kind::File => self.content.meta(&remote, facts).await.map_err(TreeError::Read)?,
             // All exports together are a folder of nobody.
             Kind::Folder if !remote.is_root() => self.content.line.describe(&remote).await?,
             _ => None,
@@ -264,27 +264,27 @@ impl Tree {
         Ok(meta.map(|meta| meta.xattrs).unwrap_or_default())
     }
 
-    fn file(&self, number: u64) -> Result<(WirePath, Facts), Trouble> {
+    fn file(&self, number: u64) -> Result<(WirePath, Facts), TreeError> {
         let nodes = self.nodes();
-        let path = nodes.path(number).map_err(|_| Trouble::Outdated)?;
-        Ok((path, nodes.facts(number).ok_or(Trouble::Outdated)?))
+        let path = nodes.path(number).map_err(|_| TreeError::Stale)?;
+        Ok((path, nodes.facts(number).ok_or(TreeError::Stale)?))
     }
 
     /// Opens a file: the version that is there now, if it is what the kernel was told of.
-    pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), Trouble> {
+    pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), TreeError> {
         let (path, facts) = self.file(number)?;
         let opened = self.content.open(&self.remote(&path), facts, true).await;
         let file = match opened {
             Ok(file) => file,
-            Err(Refusal::Outdated) => {
+            Err(OpenError::Stale) => {
                 self.outdate(number);
-                return Err(Trouble::Outdated);
+                return Err(TreeError::Stale);
             }
-            Err(Refusal::Fault(fault)) => return Err(self.heard(&self.remote(&path), fault)),
+            Err(OpenError::Fault(fault)) => return Err(self.heard(&self.remote(&path), fault)),
         };
         if !self.nodes().open(number, file.version, (file.size, file.mtime_ns)) {
             self.outdate(number);
-            return Err(Trouble::Outdated);
+            return Err(TreeError::Stale);
         }
         Ok((path, file))
     }

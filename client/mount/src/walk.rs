@@ -3,7 +3,7 @@
 //! places all of it.
 
 use super::content::Content;
-use super::recall::Recall;
+use super::offline_names::OfflineNames;
 use std::sync::Arc;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_client::remote_fs::listing::Listing;
@@ -11,7 +11,7 @@ use verbatim_proto::{Code, Fault, WirePath};
 
 /// What the paths of folders that wait to be listed may take: those of three million folders of one
 /// folder. A server can have a tree that never ends.
-const WAITING_BYTES_MAX: usize = 256 << 20;
+const QUEUE_BYTES_MAX: usize = 256 << 20;
 
 /// A walk that is under way.
 pub(super) struct Walk {
@@ -24,7 +24,7 @@ pub(super) struct Walk {
     folder: WirePath,
     index: usize,
     /// By whom what is listed is remembered.
-    recall: Option<Arc<Recall>>,
+    recall: Option<Arc<OfflineNames>>,
 }
 
 impl Walk {
@@ -35,7 +35,7 @@ impl Walk {
     }
 
     fn has_room(&self, folder: &WirePath) -> bool {
-        self.waiting_bytes + taken(folder) <= WAITING_BYTES_MAX
+        self.waiting_bytes + taken(folder) <= QUEUE_BYTES_MAX
     }
 
     /// Everything below a path of the server.
@@ -46,7 +46,7 @@ impl Walk {
     }
 
     /// The same, and what is listed is remembered.
-    pub fn remembered(self, recall: Arc<Recall>) -> Self {
+    pub fn remembered(self, recall: Arc<OfflineNames>) -> Self {
         Self { recall: Some(recall), ..self }
     }
 
@@ -64,7 +64,7 @@ impl Walk {
                     if std::mem::replace(&mut self.is_cut, true) {
                         continue;
                     }
-                    let text = format!("the folders to list take more than {WAITING_BYTES_MAX} B");
+                    let text = format!("the folders to list take more than {QUEUE_BYTES_MAX} B");
                     return Some(Err((path, Fault::new(Code::Limit, text))));
                 }
                 if facts.kind == Kind::Folder {

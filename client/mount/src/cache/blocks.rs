@@ -1,5 +1,5 @@
 //! Which blocks of a version are there: verified, only claimed, or not, and in which
-//! order they came. Pure; the caller holds the lock. Used by `file` and `notes`.
+//! order they came. Pure; the caller holds the lock. Used by `file` and `block_journal`.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ pub const FILE_BYTES_MAX: u64 = 64 << 40;
 
 /// What is known of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Block {
+pub(super) enum BlockState {
     Absent,
     /// Noted by an earlier run, and not looked at yet.
     Claimed,
@@ -22,8 +22,8 @@ pub(super) enum Block {
 }
 
 /// All that is known of the blocks of a version.
-pub(super) struct State {
-    pub blocks: Vec<Block>,
+pub(super) struct BlockMap {
+    pub blocks: Vec<BlockState>,
     /// Where the notes of claimed blocks are.
     pub claims: HashMap<u32, u64>,
     /// Blocks in the order in which they came.
@@ -31,11 +31,11 @@ pub(super) struct State {
     pub not_present: usize,
 }
 
-impl State {
+impl BlockMap {
     /// Nothing of a file of this size, which is `FILE_BYTES_MAX` at most.
     pub fn of(size: u64) -> Self {
         assert!(size <= FILE_BYTES_MAX, "a larger file was refused before");
-        let blocks = vec![Block::Absent; block_count(size)];
+        let blocks = vec![BlockState::Absent; block_count(size)];
         let not_present = blocks.len();
         Self { blocks, claims: HashMap::new(), order: VecDeque::new(), not_present }
     }
@@ -44,24 +44,24 @@ impl State {
     pub fn absent(&self, range: RangeInclusive<u32>) -> impl Iterator<Item = u32> {
         let (first, last) = (*range.start() as usize, *range.end() as usize);
         let within = self.blocks.iter().enumerate().skip(first).take_while(move |it| it.0 <= last);
-        within.filter(|(_, block)| **block == Block::Absent).map(|(at, _)| at as u32)
+        within.filter(|(_, block)| **block == BlockState::Absent).map(|(at, _)| at as u32)
     }
 
     /// A block was noted there. A later note is of bytes that were written later.
     pub fn claim(&mut self, block: u32, at: u64) {
         match self.blocks[block as usize] {
-            Block::Present => return,
-            Block::Absent => self.order.push_back(block),
-            Block::Claimed => {}
+            BlockState::Present => return,
+            BlockState::Absent => self.order.push_back(block),
+            BlockState::Claimed => {}
         }
-        self.blocks[block as usize] = Block::Claimed;
+        self.blocks[block as usize] = BlockState::Claimed;
         self.claims.insert(block, at);
     }
 
     /// A block was written, and is verified.
     pub fn came(&mut self, block: u32) {
-        let was = std::mem::replace(&mut self.blocks[block as usize], Block::Present);
-        if was == Block::Present {
+        let was = std::mem::replace(&mut self.blocks[block as usize], BlockState::Present);
+        if was == BlockState::Present {
             return;
         }
         self.not_present -= 1;

@@ -1,12 +1,12 @@
 //! One version of one file in the cache: a sparse file of blocks, and notes of those
-//! that were verified. Zeros of a block are holes too (`zeros`). What an earlier run or another mount noted is a claim: a block is
+//! that were verified. Zeros of a block are holes too (`sparse`). What an earlier run or another mount noted is a claim: a block is
 //! hashed again before it is used the first time. A block that is given to a reader was
 //! verified by this run, when it arrived or when it was found.
 
-use super::super::flights::Flights;
-use super::blocks::{BLOCK_BYTES, Block, FILE_BYTES_MAX, State, block_count, block_extent};
-use super::notes::Notes;
-use super::zeros::Pages;
+use super::super::inflight::InFlight;
+use super::block_journal::BlockJournal;
+use super::blocks::{BLOCK_BYTES, BlockMap, BlockState, FILE_BYTES_MAX, block_count, block_extent};
+use super::sparse::PageRuns;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
@@ -28,11 +28,11 @@ pub struct CacheFile {
     /// The version it is.
     pub version: u64,
     /// Blocks that are on their way.
-    pub flights: Flights,
+    pub flights: InFlight,
     pub(super) key: super::Key,
     pub(super) data: File,
-    notes: Mutex<Notes>,
-    state: Mutex<State>,
+    notes: Mutex<BlockJournal>,
+    state: Mutex<BlockMap>,
     /// Held while a block is read, and alone while one is punched.
     reading: RwLock<()>,
     /// The kernel reads it past this process: nothing of it may go.
@@ -55,8 +55,8 @@ impl CacheFile {
         journal: File,
     ) -> io::Result<Self> {
         data.set_len(info.size)?;
-        let notes = Notes::begin(journal, info, &key)?;
-        let state = State::of(info.size);
+        let notes = BlockJournal::begin(journal, info, &key)?;
+        let state = BlockMap::of(info.size);
         Ok(Self::of(key, (info.size, info.mtime_ns, version), data, notes, state))
     }
 
@@ -74,12 +74,12 @@ impl CacheFile {
     /// that is not known.
     pub fn load(key: super::Key, data: File, journal: File) -> io::Result<Option<Self>> {
         let mut found = Vec::new();
-        let notes = Notes::load(journal, &key, |block, at| found.push((block, at)))?;
-        let fits = |notes: &Notes| notes.version().filter(|it| it.0 <= FILE_BYTES_MAX);
+        let notes = BlockJournal::load(journal, &key, |block, at| found.push((block, at)))?;
+        let fits = |notes: &BlockJournal| notes.version().filter(|it| it.0 <= FILE_BYTES_MAX);
         let Some((notes, of)) = notes.and_then(|it| fits(&it).map(|of| (it, of))) else {
             return Ok(None);
         };
-        let mut state = State::of(of.0);
+        let mut state = BlockMap::of(of.0);
         for (block, at) in found {
             state.claim(block, at);
         }
@@ -115,14 +115,14 @@ impl CacheFile {
         key: super::Key,
         (size, mtime_ns, version): (u64, i64, u64),
         data: File,
-        notes: Notes,
-        state: State,
+        notes: BlockJournal,
+        state: BlockMap,
     ) -> Self {
         Self {
             size,
             mtime_ns,
             version,
-            flights: Flights::default(),
+            flights: InFlight::default(),
             key,
             data,
             notes: Mutex::new(notes),
@@ -135,11 +135,11 @@ impl CacheFile {
         }
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
+    fn notes(&self) -> MutexGuard<'_, BlockJournal> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BlockMap> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +151,7 @@ impl CacheFile {
 
     /// Whether a block is there and verified.
     pub fn has(&self, block: u32) -> bool {
-        self.state().blocks.get(block as usize) == Some(&Block::Present)
+        self.state().blocks.get(block as usize) == Some(&BlockState::Present)
     }
 
     /// Which of these blocks must be fetched. Claimed ones are hashed now: this takes a while.
@@ -187,8 +187,8 @@ impl CacheFile {
         let at = {
             let state = self.state();
             match state.blocks.get(block as usize) {
-                Some(Block::Present) => return true,
-                Some(Block::Claimed) => state.claims.get(&block).copied(),
+                Some(BlockState::Present) => return true,
+                Some(BlockState::Claimed) => state.claims.get(&block).copied(),
                 _ => return false,
             }
         };
@@ -196,17 +196,17 @@ impl CacheFile {
         let there = at.is_some_and(|at| self.is_as_noted(block, at));
         let mut state = self.state();
         // Another reader may have looked at it meanwhile.
-        if state.blocks[block as usize] == Block::Claimed {
+        if state.blocks[block as usize] == BlockState::Claimed {
             state.claims.remove(&block);
             if there {
-                state.blocks[block as usize] = Block::Present;
+                state.blocks[block as usize] = BlockState::Present;
                 state.not_present -= 1;
             } else {
-                state.blocks[block as usize] = Block::Absent;
+                state.blocks[block as usize] = BlockState::Absent;
                 state.order.retain(|it| *it != block);
             }
         }
-        state.blocks[block as usize] == Block::Present
+        state.blocks[block as usize] == BlockState::Present
     }
 
     fn is_as_noted(&self, block: u32, at: u64) -> bool {
@@ -226,8 +226,8 @@ impl CacheFile {
     pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> Option<io::Result<()>> {
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         let blocks = self.blocks_of(offset, bytes.len() as u64);
-        let is_present = |state: &State| {
-            blocks.clone().all(|it| state.blocks.get(it as usize) == Some(&Block::Present))
+        let is_present = |state: &BlockMap| {
+            blocks.clone().all(|it| state.blocks.get(it as usize) == Some(&BlockState::Present))
         };
         if !is_present(&self.state()) {
             return None;
@@ -241,7 +241,7 @@ impl CacheFile {
     pub(super) fn store(
         &self,
         block: u32,
-        pages: &Pages<'_>,
+        pages: &PageRuns<'_>,
         digests: &[Digest],
     ) -> io::Result<Option<u64>> {
         let extent = block_extent(block, self.size);
@@ -251,7 +251,7 @@ impl CacheFile {
         }
         // Whoever punches must be through with it.
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
-        if self.state().blocks[block as usize] == Block::Present {
+        if self.state().blocks[block as usize] == BlockState::Present {
             return Ok(None);
         }
         let zeroed = pages.write(&self.data, extent.offset)?;
@@ -283,8 +283,8 @@ impl CacheFile {
     /// All that is noted was verified by this process, and nobody has touched it since.
     pub(super) fn verified(&self) {
         let mut state = self.state();
-        if !state.blocks.contains(&Block::Absent) {
-            state.blocks.fill(Block::Present);
+        if !state.blocks.contains(&BlockState::Absent) {
+            state.blocks.fill(BlockState::Present);
             state.not_present = 0;
             state.claims.clear();
         }
@@ -292,7 +292,7 @@ impl CacheFile {
 
     /// Whether all of it is there; looks at what is only claimed.
     pub fn is_whole(&self) -> bool {
-        let absent = |state: &State| state.blocks.contains(&Block::Absent);
+        let absent = |state: &BlockMap| state.blocks.contains(&BlockState::Absent);
         if absent(&self.state()) {
             return false;
         }
@@ -345,8 +345,8 @@ impl CacheFile {
             let mut state = self.state();
             let block = state.order.pop_front()?;
             state.claims.remove(&block);
-            let was = std::mem::replace(&mut state.blocks[block as usize], Block::Absent);
-            state.not_present += usize::from(was == Block::Present);
+            let was = std::mem::replace(&mut state.blocks[block as usize], BlockState::Absent);
+            state.not_present += usize::from(was == BlockState::Present);
             block
         };
         // Whoever wants it in the cache has to bring it.

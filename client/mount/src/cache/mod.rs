@@ -1,28 +1,29 @@
 //! The cache on local disk: a folder of versions, bounded in bytes, of which the least
-//! recently used go first (`room`). Several mounts may use it at once (`share`): whoever
+//! recently used go first (`eviction`). Several mounts may use it at once (`shared_state`): whoever
 //! uses a version has a lock on its file, and what is locked is neither removed nor
 //! punched by anybody else. Nothing in it is trusted: see `file`. Nothing of it is in
 //! memory but what is open.
 
+mod block_journal;
 mod blocks;
+mod eviction;
 mod file;
 mod folder;
 mod names;
-mod notes;
-mod plain;
-mod room;
-mod share;
+mod safe_open;
+mod shared_state;
+mod sparse;
 mod verified;
-mod zeros;
 
 pub use blocks::{BLOCK_BYTES, FILE_BYTES_MAX, block_extent};
 pub use file::CacheFile;
 pub use folder::CacheError;
 
-use plain::Plain;
-use room::Oldest;
+use eviction::EvictionQueue;
 use rustix::fs::{FlockOperation, flock};
-use share::{SHARERS_MAX, Share, Turn};
+use safe_open::SafeOpener;
+use shared_state::{MOUNTS_MAX, NameLock, SharedState};
+use sparse::PageRuns;
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -33,17 +34,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Code, Digest, Fault};
-use verified::Verified;
-use zeros::Pages;
+use verified::VerifiedVersions;
 
 /// What a version is found by: server and path.
 pub type Key = [u8; 16];
 
 /// How long a disk that was full is taken to be no larger than it was.
-const FULL_FOR: Duration = Duration::from_secs(5);
+const DISK_FULL_FOR: Duration = Duration::from_secs(5);
 
 /// How often a full disk is tried after something has gone from it.
-const FULL_TRIES: usize = 3;
+const DISK_FULL_TRIES: usize = 3;
 
 /// What disks give space in.
 const PAGE_BYTES: u64 = 4096;
@@ -51,20 +51,20 @@ const PAGE_BYTES: u64 = 4096;
 /// The cache.
 pub struct Cache {
     folder: PathBuf,
-    plain: Plain,
+    plain: SafeOpener,
     bytes_max: u64,
     /// What fitted when the disk was found full, and when that was.
     full: Mutex<Option<(u64, Instant)>>,
-    share: Share,
-    open: Mutex<Open>,
-    oldest: Mutex<Oldest>,
+    share: SharedState,
+    open: Mutex<OpenVersions>,
+    oldest: Mutex<EvictionQueue>,
     evictions: AtomicU64,
-    verified: Verified,
+    verified: VerifiedVersions,
 }
 
 /// The versions that this process uses.
 #[derive(Default)]
-struct Open {
+struct OpenVersions {
     files: HashMap<Key, Weak<CacheFile>>,
     /// When those that nobody uses any more are looked for.
     sweep_at: usize,
@@ -80,9 +80,9 @@ impl Cache {
         };
         // Looked at before: what is uncounted then, nobody of this boot was at.
         let is_new = is_new(folder);
-        let plain = Plain::learn(folder);
-        let Some(mut share) = Share::join(folder, plain).map_err(|e| cannot(&e))? else {
-            let text = format!("{SHARERS_MAX} mounts use the cache {} already", folder.display());
+        let plain = SafeOpener::learn(folder);
+        let Some(mut share) = SharedState::join(folder, plain).map_err(|e| cannot(&e))? else {
+            let text = format!("{MOUNTS_MAX} mounts use the cache {} already", folder.display());
             return Err(CacheError::Full(Fault::new(Code::Limit, text)));
         };
         // What is kept from here on is counted as it comes, and is not to be found as well.
@@ -99,11 +99,11 @@ impl Cache {
             open: Mutex::default(),
             oldest: Mutex::default(),
             evictions: AtomicU64::new(0),
-            verified: Verified::default(),
+            verified: VerifiedVersions::default(),
         })
     }
 
-    fn files(&self) -> MutexGuard<'_, Open> {
+    fn files(&self) -> MutexGuard<'_, OpenVersions> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,7 @@ impl Cache {
     /// What may be there: as much as was said, or as the disk has room for.
     fn most(&self) -> u64 {
         let full = *self.full.lock().unwrap_or_else(PoisonError::into_inner);
-        let lately = full.filter(|(_, since)| since.elapsed() < FULL_FOR);
+        let lately = full.filter(|(_, since)| since.elapsed() < DISK_FULL_FOR);
         lately.map_or(self.bytes_max, |(bytes, _)| bytes.min(self.bytes_max))
     }
 
@@ -151,7 +151,7 @@ impl Cache {
 
     /// Opens what is there, and locks it against whoever wants its room. `None` when nothing is
     /// that is of use; where that cannot be found out, too many files are open say, an error.
-    fn load(&self, key: &Key, _: &Turn<'_>) -> io::Result<Option<CacheFile>> {
+    fn load(&self, key: &Key, _: &NameLock<'_>) -> io::Result<Option<CacheFile>> {
         let Some(data) = self.open_data(key)? else { return Ok(None) };
         let Some(notes) = self.open_notes(key)? else { return Ok(None) };
         flock(&data, FlockOperation::NonBlockingLockShared)?;
@@ -245,7 +245,7 @@ impl Cache {
         key: &Key,
         info: &FileInfo,
         version: u64,
-        _: &Turn<'_>,
+        _: &NameLock<'_>,
     ) -> io::Result<CacheFile> {
         let data = self.path(key, "data");
         let part = data.parent().expect("it is in a part of the cache");
@@ -259,7 +259,7 @@ impl Cache {
     }
 
     /// Takes a version's name away; returns the room that its users give back in the end.
-    fn remove(&self, key: &Key, _: &Turn<'_>) -> u64 {
+    fn remove(&self, key: &Key, _: &NameLock<'_>) -> u64 {
         let (data, journal) = (self.path(key, "data"), self.path(key, "journal"));
         let taken = |path| fs::symlink_metadata(path).map_or(0, |found| found.blocks() * 512);
         let bytes = taken(&data) + taken(&journal);
@@ -282,9 +282,9 @@ impl Cache {
         }
         // Of one that was replaced the space goes with its last reader.
         let counts = !file.replaced.load(Ordering::Relaxed);
-        let pages = Pages::of(bytes);
+        let pages = PageRuns::of(bytes);
         let len = pages.data_bytes();
-        for _ in 0..FULL_TRIES {
+        for _ in 0..DISK_FULL_TRIES {
             // For a hole, which takes nothing but its note, no block of the file itself goes.
             if counts && !self.make_room((len > 0).then_some(file), len) {
                 break;
@@ -309,13 +309,13 @@ impl Cache {
 
     /// A version was used: the others go before it.
     pub fn used(&self, file: &CacheFile) {
-        room::touch(&file.data);
+        eviction::touch(&file.data);
         // As it looks from now on.
         self.verified.note(file);
     }
 }
 
-impl Open {
+impl OpenVersions {
     fn get(&self, key: &Key) -> Option<Arc<CacheFile>> {
         self.files.get(key).and_then(Weak::upgrade)
     }

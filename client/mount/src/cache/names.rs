@@ -2,7 +2,7 @@
 //! with a digest over all of it and what it is kept under, among the versions, where it
 //! counts and goes as they do; of the root of a source beside them, where it stays, and
 //! which server that is. What is damaged, or of something else, says nothing. Who asks,
-//! and for what, is the business of `recall` and `known`.
+//! and for what, is the business of `offline_names` and `cache_origin`.
 
 use super::{Cache, Key, PAGE_BYTES};
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ impl Cache {
         if let Ok(Some(file)) = self.plain.open_to_read(&path)
             && holds(&file, &head, body)
         {
-            super::room::touch(&file);
+            super::eviction::touch(&file);
             return Ok(());
         }
         if let Ok(old) = fs::symlink_metadata(&path) {

@@ -119,7 +119,7 @@ fn a_file_that_is_too_large_is_refused_before_its_blocks_are_counted() {
     drop(whole(&cache, 2, SIZE));
     let journal = dir.path().join("02").join(format!("{}.journal", "02".repeat(16)));
     let file = OpenOptions::new().write(true).open(journal).expect("opens");
-    notes::Notes::begin(file, &info(1 << 60), &[2; 16]).expect("writes");
+    block_journal::BlockJournal::begin(file, &info(1 << 60), &[2; 16]).expect("writes");
     assert!(cache.find(&[2; 16]).is_none());
     assert!(cache.created(&[2; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
 }
@@ -261,7 +261,7 @@ fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
 fn a_ninth_mount_is_refused_and_the_count_outlives_them() {
     let dir = tempfile::tempdir().expect("folder");
     let eight: Vec<Cache> =
-        (0..SHARERS_MAX).map(|_| Cache::open(dir.path(), 1 << 30).expect("opens")).collect();
+        (0..MOUNTS_MAX).map(|_| Cache::open(dir.path(), 1 << 30).expect("opens")).collect();
     assert!(Cache::open(dir.path(), 1 << 30).is_err());
     drop(whole(&eight[3], 1, BLOCK_BYTES + 5));
     drop(eight);

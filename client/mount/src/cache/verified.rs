@@ -12,19 +12,19 @@ use std::sync::{Mutex, PoisonError};
 const VERIFIED_MAX: usize = 1 << 15;
 
 /// How a file looked when it was let go of: version, inode, blocks, time of its last change.
-type Look = (u64, u64, u64, (i64, i64));
+type FileStamp = (u64, u64, u64, (i64, i64));
 
 /// The versions.
 #[derive(Default)]
-pub(super) struct Verified(Mutex<State>);
+pub(super) struct VerifiedVersions(Mutex<Stamps>);
 
 #[derive(Default)]
-struct State {
-    looks: HashMap<Key, Look>,
+struct Stamps {
+    looks: HashMap<Key, FileStamp>,
     order: VecDeque<Key>,
 }
 
-impl Verified {
+impl VerifiedVersions {
     /// Remembers a version, if all of it is verified. Its user holds a lock on it, so nobody
     /// changes it meanwhile.
     pub fn note(&self, file: &CacheFile) {
@@ -52,7 +52,7 @@ impl Verified {
     }
 }
 
-fn look(file: &CacheFile) -> Option<Look> {
+fn look(file: &CacheFile) -> Option<FileStamp> {
     let found = file.data.metadata().ok()?;
     let changed = (found.ctime(), found.ctime_nsec());
     Some((file.version, found.ino(), found.blocks(), changed))

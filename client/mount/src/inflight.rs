@@ -1,6 +1,6 @@
 //! Blocks that are on their way: whoever wants one that another reader has asked for
 //! waits for that one. A flight ends for all who wait at once, well or not. What came may
-//! stay at hand for who comes later, until it is forgotten: `hot` says for how long.
+//! stay at hand for who comes later, until it is forgotten: `recent_blocks` says for how long.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,24 +9,24 @@ use verbatim_engine::local_io::range_buffer::{Haste, Landed};
 use verbatim_proto::Fault;
 
 /// How a flight ended, and what it brought; nothing while it is under way.
-pub(crate) type Flown = Option<Result<Arc<Landed>, Fault>>;
+pub(crate) type FetchResult = Option<Result<Arc<Landed>, Fault>>;
 
 /// The blocks of one file that are on their way, or at hand.
 #[derive(Default)]
-pub struct Flights(Mutex<Blocks>);
+pub struct InFlight(Mutex<FetchesByBlock>);
 
-type Blocks = HashMap<u32, (watch::Receiver<Flown>, Haste)>;
+type FetchesByBlock = HashMap<u32, (watch::Receiver<FetchResult>, Haste)>;
 
 /// A flight, for whoever has to end it. Dropped without an end, those who wait hear so.
-pub(crate) struct Flight {
+pub(crate) struct BlockFetch {
     pub blocks: Vec<u32>,
     /// Whether somebody waits for it.
     pub haste: Haste,
-    sender: watch::Sender<Flown>,
+    sender: watch::Sender<FetchResult>,
 }
 
-impl Flights {
-    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+impl InFlight {
+    fn blocks(&self) -> MutexGuard<'_, FetchesByBlock> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -38,22 +38,26 @@ impl Flights {
         blocks: &[u32],
         run_max: usize,
         waits: bool,
-    ) -> (Vec<Flight>, Vec<(u32, watch::Receiver<Flown>)>) {
+    ) -> (Vec<BlockFetch>, Vec<(u32, watch::Receiver<FetchResult>)>) {
         let mut under_way = self.blocks();
-        let mut begun: Vec<Flight> = Vec::new();
+        let mut begun: Vec<BlockFetch> = Vec::new();
         let mut joined = Vec::with_capacity(blocks.len());
         for &block in blocks {
             // One that ended without its end being told was let go of.
             let known = under_way.get(&block).filter(|it| it.0.has_changed().is_ok()).cloned();
             let (receiver, haste) = known.unwrap_or_else(|| {
-                let goes_on = |flight: &&mut Flight| {
+                let goes_on = |flight: &&mut BlockFetch| {
                     flight.blocks.len() < run_max && flight.blocks.last() == Some(&(block - 1))
                 };
                 let flight = match begun.last_mut().filter(|it| block > 0 && goes_on(it)) {
                     Some(flight) => flight,
                     None => {
                         let (sender, _) = watch::channel(None);
-                        begun.push(Flight { blocks: Vec::new(), haste: Haste::default(), sender });
+                        begun.push(BlockFetch {
+                            blocks: Vec::new(),
+                            haste: Haste::default(),
+                            sender,
+                        });
                         begun.last_mut().expect("it was just put there")
                     }
                 };
@@ -71,7 +75,7 @@ impl Flights {
     }
 
     /// Ends a flight. One that came stays at hand until it is forgotten or dropped.
-    pub(crate) fn end(&self, flight: &Flight, flown: Result<Arc<Landed>, Fault>) {
+    pub(crate) fn end(&self, flight: &BlockFetch, flown: Result<Arc<Landed>, Fault>) {
         let failed = flown.is_err();
         // Nobody may wait any more.
         let _ = flight.sender.send(Some(flown));
@@ -81,7 +85,7 @@ impl Flights {
     }
 
     /// Nothing of a flight is at hand any more.
-    pub(crate) fn forget(&self, flight: &Flight) {
+    pub(crate) fn forget(&self, flight: &BlockFetch) {
         let mut under_way = self.blocks();
         let own = flight.sender.subscribe();
         for block in &flight.blocks {
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn who_wants_the_same_block_shares_a_flight_and_hears_its_end() {
-        let flights = Flights::default();
+        let flights = InFlight::default();
         let (begun, first) = flights.join(&[3, 4, 5, 9], 2, false);
         let runs: Vec<_> = begun.iter().map(|flight| flight.blocks.clone()).collect();
         assert_eq!(runs, [vec![3, 4], vec![5], vec![9]]);
@@ -128,7 +132,7 @@ mod tests {
         for flight in &begun {
             flights.end(flight, Err(fault.clone()));
         }
-        let ended = |at: &(u32, watch::Receiver<Flown>)| at.1.borrow().is_some();
+        let ended = |at: &(u32, watch::Receiver<FetchResult>)| at.1.borrow().is_some();
         assert!(first.iter().all(ended) && ended(&second[0]) && !ended(&second[1]));
         // One that is let go of does not keep others waiting.
         drop(more);
@@ -138,7 +142,7 @@ mod tests {
 
     #[test]
     fn what_came_is_at_hand_until_it_is_forgotten_and_is_not_flown_again() {
-        let flights = Flights::default();
+        let flights = InFlight::default();
         let fly = |blocks: &[u32]| {
             let (mut begun, _) = flights.join(blocks, 4, false);
             let flight = begun.pop().expect("nobody has asked for it");

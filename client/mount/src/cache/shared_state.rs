@@ -3,7 +3,7 @@
 //! bytes in the folder of the cache, so that a process that dies lets go of everything.
 //! Never touches what is kept; called by `Cache`.
 
-use super::plain::Plain;
+use super::safe_open::SafeOpener;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use verbatim_files::journal::{BOOT_BYTES, boot_id};
 
 /// Mounts that may use one cache at a time.
-pub const SHARERS_MAX: usize = 8;
+pub const MOUNTS_MAX: usize = 8;
 
 /// How long a lock is waited for that others hold for a moment: who holds it longer was stopped.
-const TURN_MAX: Duration = Duration::from_secs(5);
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long a mount waits for a place: whoever wants to be alone has them all for a moment.
-const JOIN_MAX: Duration = Duration::from_secs(1);
+const JOIN_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How often it is tried.
-const TURN_EVERY: Duration = Duration::from_millis(1);
+const LOCK_RETRY: Duration = Duration::from_millis(1);
 
 /// Where the number of bytes is, behind the boot it was counted in.
 const TOTAL_AT: u64 = 64;
@@ -33,7 +33,7 @@ const TOTAL_AT: u64 = 64;
 const UNCOUNTED: [u8; BOOT_BYTES] = [0; BOOT_BYTES];
 
 /// One mount's part in a cache.
-pub struct Share {
+pub struct SharedState {
     /// The place of this mount, locked for as long as it is in.
     _own: File,
     /// The places of the others.
@@ -48,25 +48,25 @@ pub struct Share {
 }
 
 /// Nobody else is in, and nobody comes in, until this is dropped.
-pub struct Alone<'a>(MutexGuard<'a, Vec<File>>);
+pub struct ExclusiveUse<'a>(MutexGuard<'a, Vec<File>>);
 
 /// Names in the cache are this process's until this is dropped.
-pub struct Turn<'a>(MutexGuard<'a, File>);
+pub struct NameLock<'a>(MutexGuard<'a, File>);
 
-impl Share {
+impl SharedState {
     /// Comes in; none when as many are in as may be.
-    pub fn join(folder: &Path, plain: Plain) -> io::Result<Option<Self>> {
+    pub fn join(folder: &Path, plain: SafeOpener) -> io::Result<Option<Self>> {
         // Nobody removes what another mount has just made in the place of something damaged.
         let making = File::open(folder)?;
-        let _ = within(TURN_MAX, || lock(&making).then_some(()));
+        let _ = within(LOCK_WAIT_MAX, || lock(&making).then_some(()));
         let open = |name: &str| plain.open_or_make(&folder.join(name));
         let mut files = vec![open("lock")?];
-        for place in 1..SHARERS_MAX {
+        for place in 1..MOUNTS_MAX {
             files.push(open(&format!("lock.{place}"))?);
         }
         let (total, turn) = (open("bytes")?, open("turn")?);
         drop(making);
-        let found = within(JOIN_MAX, || files.iter().position(lock));
+        let found = within(JOIN_WAIT_MAX, || files.iter().position(lock));
         let Some(own) = found else { return Ok(None) };
         let _own = files.swap_remove(own);
         let mut share = Self {
@@ -112,19 +112,19 @@ impl Share {
     }
 
     /// Whether this mount is the only one, which it stays as long as the answer is kept.
-    pub fn alone(&self) -> Option<Alone<'_>> {
+    pub fn alone(&self) -> Option<ExclusiveUse<'_>> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = places.iter().take_while(|file| lock(file)).count();
         let all = taken == places.len();
-        let alone = Alone(places);
+        let alone = ExclusiveUse(places);
         all.then_some(alone)
     }
 
     /// Waits until names are this process's.
-    pub fn turn(&self) -> io::Result<Turn<'_>> {
+    pub fn turn(&self) -> io::Result<NameLock<'_>> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        match within(TURN_MAX, || lock(&turn).then_some(())) {
-            Some(()) => Ok(Turn(turn)),
+        match within(LOCK_WAIT_MAX, || lock(&turn).then_some(())) {
+            Some(()) => Ok(NameLock(turn)),
             None => Err(io::ErrorKind::TimedOut.into()),
         }
     }
@@ -178,7 +178,7 @@ impl Share {
     fn locked<T>(&self, work: impl FnOnce(&File) -> T) -> T {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         // Without the lock another's number may be lost; the next count finds it.
-        let locked = within(TURN_MAX, || lock(&total).then_some(()));
+        let locked = within(LOCK_WAIT_MAX, || lock(&total).then_some(()));
         let done = work(&total);
         if locked.is_some() {
             unlock(&total);
@@ -187,14 +187,14 @@ impl Share {
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ExclusiveUse<'_> {
     fn drop(&mut self) {
         // Those that were not locked are not hurt.
         self.0.iter().for_each(unlock);
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for NameLock<'_> {
     fn drop(&mut self) {
         unlock(&self.0);
     }
@@ -233,7 +233,7 @@ fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<
         match attempt() {
             Some(value) => return Some(value),
             None if Instant::now() >= deadline => return None,
-            None => std::thread::sleep(TURN_EVERY),
+            None => std::thread::sleep(LOCK_RETRY),
         }
     }
 }
@@ -245,8 +245,9 @@ mod tests {
     #[test]
     fn several_count_together_and_one_is_alone_only_when_it_is() {
         let dir = tempfile::tempdir().expect("folder");
-        let plain = Plain::learn(dir.path());
-        let join = || Share::join(dir.path(), plain).expect("joins").expect("there is a place");
+        let plain = SafeOpener::learn(dir.path());
+        let join =
+            || SharedState::join(dir.path(), plain).expect("joins").expect("there is a place");
         let one = join();
         assert!(one.uncounted && one.alone().is_some());
         assert!(join().uncounted, "who began it has not counted yet");
@@ -279,7 +280,8 @@ mod tests {
         drop(two);
         let alone = one.alone().expect("the other is gone");
         let came = std::thread::scope(|scope| {
-            let late = scope.spawn(|| Share::join(dir.path(), plain).expect("joins").is_some());
+            let late =
+                scope.spawn(|| SharedState::join(dir.path(), plain).expect("joins").is_some());
             std::thread::sleep(Duration::from_millis(50));
             let waits = !late.is_finished();
             drop(alone);

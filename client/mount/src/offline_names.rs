@@ -14,50 +14,50 @@ use verbatim_client::remote_fs::listing::Listing;
 use verbatim_proto::WirePath;
 
 /// Things that may wait to be kept.
-const WAITING_MAX: usize = 64;
+const JOBS_MAX: usize = 64;
 
 /// How long a mount that ends waits for them.
-const FINISH_MAX: Duration = Duration::from_secs(5);
+const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// The kind of file that the root is kept in.
-const ROOT: &str = "root";
+const ROOT_KIND: &str = "root";
 
 /// The name that something has in what is kept of itself.
-const ITSELF: &[u8] = b"itself";
+const SELF_NAME: &[u8] = b"itself";
 
 /// The permission bits of a file of which only the content is known: others may not have been
 /// let in. A million files may be looked at, which would be as many notes.
 const UNKNOWN_MODE: u16 = 0o400;
 
 /// What is remembered.
-pub(super) struct Recall {
+pub(super) struct OfflineNames {
     content: Arc<Content>,
-    waiting: mpsc::Sender<Waiting>,
+    waiting: mpsc::Sender<StoreJob>,
 }
 
 /// What the thread is to do.
-enum Waiting {
-    Keep(Key, Arc<Listing>),
-    KeepRoot(Key, Listing),
+enum StoreJob {
+    Names(Key, Arc<Listing>),
+    Root(Key, Listing),
     /// Say that all before it is kept.
-    Tell(oneshot::Sender<()>),
+    Flush(oneshot::Sender<()>),
 }
 
-impl Recall {
+impl OfflineNames {
     /// Begins to remember; needs a tokio runtime.
     pub fn new(content: Arc<Content>) -> Self {
-        let (waiting, mut next) = mpsc::channel(WAITING_MAX);
+        let (waiting, mut next) = mpsc::channel(JOBS_MAX);
         let keeper = content.clone();
         tokio::task::spawn_blocking(move || {
             while let Some(next) = next.blocking_recv() {
                 match next {
-                    Waiting::Keep(key, listing) => {
+                    StoreJob::Names(key, listing) => {
                         note(keeper.cache.keep_names(&key, &listing.encode()));
                     }
-                    Waiting::KeepRoot(key, listing) => {
-                        note(keeper.cache.keep_beside(ROOT, &key, &listing.encode()));
+                    StoreJob::Root(key, listing) => {
+                        note(keeper.cache.keep_beside(ROOT_KIND, &key, &listing.encode()));
                     }
-                    Waiting::Tell(done) => drop(done.send(())),
+                    StoreJob::Flush(done) => drop(done.send(())),
                 }
             }
         });
@@ -67,7 +67,7 @@ impl Recall {
     /// A folder was listed.
     pub fn listed(&self, path: &WirePath, listing: &Arc<Listing>) {
         // Where too much waits it is not remembered.
-        let _ = self.waiting.try_send(Waiting::Keep(self.key(path, "in"), listing.clone()));
+        let _ = self.waiting.try_send(StoreJob::Names(self.key(path, "in"), listing.clone()));
     }
 
     /// A folder was listed by who has nothing removed for it.
@@ -80,8 +80,8 @@ impl Recall {
 
     /// The root was looked at.
     pub fn looked_at_root(&self, path: &WirePath, seen: Seen) {
-        if let Ok(listing) = Listing::of(ITSELF, seen) {
-            let _ = self.waiting.try_send(Waiting::KeepRoot(self.key(path, "at"), listing));
+        if let Ok(listing) = Listing::of(SELF_NAME, seen) {
+            let _ = self.waiting.try_send(StoreJob::Root(self.key(path, "at"), listing));
         }
     }
 
@@ -90,9 +90,9 @@ impl Recall {
     pub fn looked(&self, path: &WirePath, seen: Seen) {
         let facts = seen.facts();
         if (facts.kind != Kind::File || facts.tied.file.is_some())
-            && let Ok(listing) = Listing::of(ITSELF, seen)
+            && let Ok(listing) = Listing::of(SELF_NAME, seen)
         {
-            let _ = self.waiting.try_send(Waiting::Keep(self.key(path, "at"), Arc::new(listing)));
+            let _ = self.waiting.try_send(StoreJob::Names(self.key(path, "at"), Arc::new(listing)));
         }
     }
 
@@ -100,11 +100,11 @@ impl Recall {
     pub async fn finish(&self) {
         let (done, kept) = oneshot::channel();
         let all = async {
-            if self.waiting.send(Waiting::Tell(done)).await.is_ok() {
+            if self.waiting.send(StoreJob::Flush(done)).await.is_ok() {
                 let _ = kept.await;
             }
         };
-        if tokio::time::timeout(FINISH_MAX, all).await.is_err() {
+        if tokio::time::timeout(FLUSH_MAX, all).await.is_err() {
             tracing::warn!("not all names are kept: the cache takes them too slowly");
         }
     }
@@ -119,8 +119,8 @@ impl Recall {
 
     /// What the root was. Reads files, as all of these do.
     pub fn root(&self, path: &WirePath) -> Option<Facts> {
-        let kept = Listing::decode(&self.content.cache.beside(ROOT, &self.key(path, "at"))?)?;
-        kept.find(ITSELF).filter(|facts| facts.kind == Kind::Folder)
+        let kept = Listing::decode(&self.content.cache.beside(ROOT_KIND, &self.key(path, "at"))?)?;
+        kept.find(SELF_NAME).filter(|facts| facts.kind == Kind::Folder)
     }
 
     /// What was in a folder.
@@ -132,7 +132,7 @@ impl Recall {
     pub fn find(&self, folder: &WirePath, name: &[u8]) -> Option<Facts> {
         let path = folder.with(name).ok()?;
         let listed = self.list(folder).and_then(|listing| listing.find(name));
-        let itself = || self.read(&path, "at")?.find(ITSELF);
+        let itself = || self.read(&path, "at")?.find(SELF_NAME);
         let told = listed.or_else(itself);
         if told.is_some_and(|facts| facts.kind != Kind::File) {
             return told;
@@ -155,7 +155,7 @@ impl Recall {
     pub fn target(&self, folder: &WirePath, name: &[u8]) -> Option<Vec<u8>> {
         let path = folder.with(name).ok()?;
         let listed = || self.list(folder)?.target(name).map(<[u8]>::to_vec);
-        let itself = || self.read(&path, "at")?.target(ITSELF).map(<[u8]>::to_vec);
+        let itself = || self.read(&path, "at")?.target(SELF_NAME).map(<[u8]>::to_vec);
         itself().or_else(listed)
     }
 }

@@ -1,35 +1,35 @@
 //! How much the fill may have under way while somebody reads: as much as keeps the link
 //! at work, and little more, because what a reader asks for queues behind it. Learned
 //! from what comes: the rate of late, and the least time that anything took. Pure: it is
-//! told the time. Used by `gate`.
+//! told the time. Used by `priority_gate`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Over how long the rate is looked at.
-const RATE_OVER: Duration = Duration::from_millis(250);
+const RATE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// After how long the least time that something took is looked for anew.
-const LEAST_OVER: Duration = Duration::from_secs(5);
+const LATENCY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What may wait in front of the link so that it never runs dry, at least.
-const SLACK_MIN: Duration = Duration::from_millis(4);
+const QUEUE_TIME_MIN: Duration = Duration::from_millis(4);
 
 /// And as a part of the least time, so that it grows to fill a long link.
-const SLACK_PART: u32 = 4;
+const QUEUE_TIME_SHARE: u32 = 4;
 
 /// What may be under way before anything is known.
-const START_BYTES: u64 = 1 << 20;
+const WINDOW_BYTES_INITIAL: u64 = 1 << 20;
 
 /// The most, whatever is measured.
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
 
 /// How many things that came are remembered at most.
-const MARKS_MAX: usize = 1024;
+const SAMPLES_MAX: usize = 1024;
 
 /// What is known of the link.
 #[derive(Debug, Default)]
-pub(super) struct Gauge {
+pub(super) struct FillWindow {
     /// When how much had come, the latest last.
     marks: VecDeque<(Duration, u64)>,
     /// The least time of this while, and of the one before.
@@ -38,16 +38,16 @@ pub(super) struct Gauge {
     least_since: Duration,
 }
 
-impl Gauge {
+impl FillWindow {
     /// Something came that took so long; all that came so far, for whomever, is `total`.
     pub fn came(&mut self, now: Duration, total: u64, took: Duration) {
-        if now.saturating_sub(self.least_since) > LEAST_OVER {
+        if now.saturating_sub(self.least_since) > LATENCY_INTERVAL {
             (self.least_before, self.least, self.least_since) = (self.least, None, now);
         }
         self.least = Some(self.least.map_or(took, |least| least.min(took)));
         self.marks.push_back((now, total));
-        while self.marks.len() > MARKS_MAX
-            || self.marks.len() > 2 && now.saturating_sub(self.marks[1].0) > RATE_OVER
+        while self.marks.len() > SAMPLES_MAX
+            || self.marks.len() > 2 && now.saturating_sub(self.marks[1].0) > RATE_INTERVAL
         {
             self.marks.pop_front();
         }
@@ -56,8 +56,8 @@ impl Gauge {
     /// How many bytes may be under way.
     pub fn window(&self) -> u64 {
         let least = [self.least, self.least_before].into_iter().flatten().min();
-        let (Some(rate), Some(least)) = (self.rate(), least) else { return START_BYTES };
-        let slack = SLACK_MIN.max(least / SLACK_PART);
+        let (Some(rate), Some(least)) = (self.rate(), least) else { return WINDOW_BYTES_INITIAL };
+        let slack = QUEUE_TIME_MIN.max(least / QUEUE_TIME_SHARE);
         let bytes = rate * (least + slack).as_secs_f64();
         (bytes as u64).min(WINDOW_BYTES_MAX)
     }
@@ -78,7 +78,7 @@ mod tests {
     const STEP: Duration = Duration::from_micros(100);
 
     /// A link that carries one thing after another at a rate, and takes a while to answer.
-    struct World {
+    struct SimulatedLink {
         rate: u64,
         delay: Duration,
         free_at: Duration,
@@ -87,7 +87,7 @@ mod tests {
         coming: Vec<(Duration, Duration, bool)>,
     }
 
-    impl World {
+    impl SimulatedLink {
         fn ask(&mut self, now: Duration, reader: bool) {
             let begin = self.free_at.max(now + self.delay);
             self.free_at = begin + Duration::from_secs_f64(FILE as f64 / self.rate as f64);
@@ -102,8 +102,9 @@ mod tests {
     /// Fills for so long while a reader wants something every 20 ms. Says which part of the link
     /// was used in the second half, and how long the reader waited then on average.
     fn run(rate: u64, delay: Duration, seconds: u64) -> (f64, Duration) {
-        let mut world = World { rate, delay, free_at: STEP, carried: 0, coming: Vec::new() };
-        let mut gauge = Gauge::default();
+        let mut world =
+            SimulatedLink { rate, delay, free_at: STEP, carried: 0, coming: Vec::new() };
+        let mut gauge = FillWindow::default();
         let (mut now, end, mut next) = (STEP, Duration::from_secs(seconds), STEP);
         let (mut waits, mut half) = (Vec::new(), 0);
         while now < end {
@@ -145,27 +146,27 @@ mod tests {
             assert!(used > 0.95, "{rate} {delay_ms}: {used}");
             // Its own time on the link, the way there, and some of what is in front.
             let own = delay + Duration::from_secs_f64(FILE as f64 / rate as f64);
-            let most = own + own / 2 + 3 * SLACK_MIN;
+            let most = own + own / 2 + 3 * QUEUE_TIME_MIN;
             assert!(waited < most, "{rate} {delay_ms}: {waited:?}, not {most:?}");
         }
     }
 
     #[test]
     fn before_anything_came_a_little_may_go_and_whatever_comes_it_is_bounded() {
-        let mut gauge = Gauge::default();
-        assert_eq!(gauge.window(), START_BYTES);
+        let mut gauge = FillWindow::default();
+        assert_eq!(gauge.window(), WINDOW_BYTES_INITIAL);
         gauge.came(STEP, FILE, STEP);
-        assert_eq!(gauge.window(), START_BYTES, "one says nothing of a rate");
+        assert_eq!(gauge.window(), WINDOW_BYTES_INITIAL, "one says nothing of a rate");
         for at in 2..5000 {
             gauge.came(STEP * at, u64::from(at) << 30, Duration::from_secs(9));
-            assert!(gauge.marks.len() <= MARKS_MAX);
+            assert!(gauge.marks.len() <= SAMPLES_MAX);
         }
         assert_eq!(gauge.window(), WINDOW_BYTES_MAX);
     }
 
     #[test]
     fn a_link_that_takes_longer_than_it_did_is_seen_to_after_a_while() {
-        let mut gauge = Gauge::default();
+        let mut gauge = FillWindow::default();
         let mut came = |second: u32, took_ms| {
             for part in 0..10 {
                 let now = Duration::from_millis(u64::from(second * 1000 + part * 100));

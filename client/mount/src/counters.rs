@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The numbers.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct MountCounters {
     /// Bytes that were brought from the server.
     pub fetched_bytes: AtomicU64,
     /// Bytes that were given to readers by this process.
@@ -18,7 +18,7 @@ pub(crate) struct Counts {
     pub passthrough_opens: AtomicU64,
 }
 
-impl Counts {
+impl MountCounters {
     pub fn fetched(&self, bytes: u64) {
         self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -9,17 +9,17 @@ use verbatim_client::remote_fs::attributes::Facts;
 use verbatim_client::remote_fs::listing::Listing;
 
 /// How long a listing answers for its names.
-pub(crate) const FRESH: Duration = Duration::from_secs(1);
+pub(crate) const LISTING_TTL: Duration = Duration::from_secs(1);
 
 /// The most entries that are kept, of all folders.
 const ENTRIES_MAX: usize = 1 << 20;
 
 /// The folders.
 #[derive(Default)]
-pub(crate) struct Folders(Mutex<Kept>);
+pub(crate) struct DirCache(Mutex<Listings>);
 
 #[derive(Default)]
-struct Kept {
+struct Listings {
     listings: HashMap<u64, (Instant, Arc<Listing>)>,
     order: VecDeque<(Instant, u64)>,
     entries: usize,
@@ -27,7 +27,7 @@ struct Kept {
     changes: u64,
 }
 
-impl Folders {
+impl DirCache {
     /// How often something changed so far; what is listed is as old as that.
     pub fn changes(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).changes
@@ -46,7 +46,7 @@ impl Folders {
         }
         kept.order.push_back((now, folder));
         while let Some(&(at, oldest)) = kept.order.front()
-            && (kept.entries > ENTRIES_MAX || now.duration_since(at) > FRESH)
+            && (kept.entries > ENTRIES_MAX || now.duration_since(at) > LISTING_TTL)
         {
             kept.order.pop_front();
             if kept.listings.get(&oldest).is_some_and(|(since, _)| *since == at) {
@@ -60,13 +60,13 @@ impl Folders {
     pub fn find(&self, folder: u64, name: &[u8], now: Instant) -> Option<Option<Facts>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, listing) = kept.listings.get(&folder)?;
-        (now.duration_since(*since) <= FRESH).then(|| listing.find(name))
+        (now.duration_since(*since) <= LISTING_TTL).then(|| listing.find(name))
     }
 
     /// Forgets all: something changed.
     pub fn forget(&self) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *kept = Kept { changes: kept.changes + 1, ..Kept::default() };
+        *kept = Listings { changes: kept.changes + 1, ..Listings::default() };
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_listing_answers_for_a_moment_and_old_ones_go() {
-        let folders = Folders::default();
+        let folders = DirCache::default();
         let (mut listing, now) = (Listing::default(), Instant::now());
         let path = WirePath::parse(b"a").expect("plain");
         let (size, mode, mtime_ns) = (5, 0o644, 1);
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(folders.find(1, b"a", now).expect("fresh").expect("there").size, 5);
         assert_eq!(folders.find(1, b"b", now), Some(None), "it says what is not there");
         assert_eq!(folders.find(2, b"a", now), None);
-        let later = now + FRESH + Duration::from_millis(1);
+        let later = now + LISTING_TTL + Duration::from_millis(1);
         assert_eq!(folders.find(1, b"a", later), None);
         folders.keep(2, listing.clone(), 0, later);
         assert_eq!(folders.0.lock().expect("whole").entries, 1, "the old one is gone");

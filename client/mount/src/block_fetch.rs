@@ -4,7 +4,7 @@
 
 use super::cache::{BLOCK_BYTES, CacheFile, block_extent};
 use super::content::{Content, blocking};
-use super::flights::{Flight, Flown};
+use super::inflight::{BlockFetch, FetchResult};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -14,10 +14,10 @@ use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// Blocks in one part.
-const RUN_MAX: usize = (PART_BYTES_MAX / BLOCK_BYTES) as usize;
+const FETCH_BLOCKS_MAX: usize = (PART_BYTES_MAX / BLOCK_BYTES) as usize;
 
 /// How often a block may vanish under its reader before that is an error.
-const ROUNDS_MAX: usize = 8;
+const READ_TRIES_MAX: usize = 8;
 
 impl Content {
     /// Bytes of a version; all of them, or why not.
@@ -27,11 +27,11 @@ impl Content {
         file: &Arc<CacheFile>,
         offset: u64,
         len: usize,
-    ) -> Result<Bytes, Fault> {
+    ) -> Result<ReadBytes, Fault> {
         let cannot = |error: &std::io::Error| {
             Fault::from_io(format!("cannot read the cache of {path}"), error)
         };
-        for _ in 0..ROUNDS_MAX {
+        for _ in 0..READ_TRIES_MAX {
             let flights = self.want(path, file, offset, len as u64, true).await;
             let waits = self.gate.wait();
             let mut brought = HashMap::new();
@@ -41,22 +41,22 @@ impl Content {
             drop(waits);
             let whole = brought.values().find(|it| it.at(offset, len).is_some());
             if let Some(brought) = whole {
-                return Ok(Bytes::Brought(brought.clone(), offset, len));
+                return Ok(ReadBytes::Received(brought.clone(), offset, len));
             }
             let this = file.clone();
             let read = blocking(move || compose(&this, offset, len, &brought)).await;
             if let Some(bytes) = read {
-                return bytes.map(Bytes::Read).map_err(|error| cannot(&error));
+                return bytes.map(ReadBytes::Cached).map_err(|error| cannot(&error));
             }
         }
         Err(Fault::new(Code::NoSpace, "the cache is too small for what is read at a time"))
     }
 
     /// Bytes of a version that came lately, if all of them are at hand.
-    pub fn at_hand(&self, file: &CacheFile, offset: u64, len: usize) -> Option<Bytes> {
+    pub fn at_hand(&self, file: &CacheFile, offset: u64, len: usize) -> Option<ReadBytes> {
         let brought = file.flights.at_hand(*file.blocks_of(offset, len as u64).start())?;
         brought.at(offset, len)?;
-        Some(Bytes::Brought(brought, offset, len))
+        Some(ReadBytes::Received(brought, offset, len))
     }
 
     /// Copies bytes of a version that came lately, if all of them are at hand.
@@ -106,14 +106,14 @@ impl Content {
         offset: u64,
         len: u64,
         waits: bool,
-    ) -> Vec<(u32, watch::Receiver<Flown>)> {
+    ) -> Vec<(u32, watch::Receiver<FetchResult>)> {
         let blocks = file.blocks_of(offset, len);
         let looked = file.clone();
         let absent = blocking(move || looked.absent(blocks)).await;
         if absent.is_empty() {
             return Vec::new();
         }
-        let (begun, joined) = file.flights.join(&absent, RUN_MAX, waits);
+        let (begun, joined) = file.flights.join(&absent, FETCH_BLOCKS_MAX, waits);
         for flight in begun {
             tokio::spawn(self.clone().fly(path.clone(), file.clone(), flight, None));
         }
@@ -131,9 +131,9 @@ impl Content {
         if !self.line.is_up() || !file.keeps() {
             return;
         }
-        for run in file.unknown(file.blocks_of(offset, len)).chunks(RUN_MAX) {
+        for run in file.unknown(file.blocks_of(offset, len)).chunks(FETCH_BLOCKS_MAX) {
             let Ok(permit) = self.ahead.clone().try_acquire_owned() else { return };
-            let (begun, _) = file.flights.join(run, RUN_MAX, false);
+            let (begun, _) = file.flights.join(run, FETCH_BLOCKS_MAX, false);
             let mut permit = Some(permit);
             for flight in begun {
                 let flown = self.clone().fly(path.clone(), file.clone(), flight, permit.take());
@@ -147,7 +147,7 @@ impl Content {
         self: Arc<Self>,
         path: WirePath,
         file: Arc<CacheFile>,
-        flight: Flight,
+        flight: BlockFetch,
         _ahead: Option<OwnedSemaphorePermit>,
     ) {
         // It is never closed.
@@ -204,18 +204,18 @@ impl Content {
 }
 
 /// What a reader gets.
-pub(crate) enum Bytes {
+pub(crate) enum ReadBytes {
     /// From the cache file.
-    Read(Vec<u8>),
+    Cached(Vec<u8>),
     /// From what came, an offset and a length of the file.
-    Brought(Arc<Landed>, u64, usize),
+    Received(Arc<Landed>, u64, usize),
 }
 
-impl Bytes {
+impl ReadBytes {
     pub fn as_slice(&self) -> &[u8] {
         match self {
-            Self::Read(bytes) => bytes,
-            Self::Brought(brought, offset, len) => {
+            Self::Cached(bytes) => bytes,
+            Self::Received(brought, offset, len) => {
                 brought.at(*offset, *len).expect("whoever made it has looked")
             }
         }
@@ -223,7 +223,7 @@ impl Bytes {
 }
 
 /// Waits for the end of a flight. Whoever flies it has a deadline.
-async fn ended(flight: &mut watch::Receiver<Flown>) -> Result<Arc<Landed>, Fault> {
+async fn ended(flight: &mut watch::Receiver<FetchResult>) -> Result<Arc<Landed>, Fault> {
     let lost = || Fault::new(Code::LinkLost, "what was on its way was given up");
     let flown = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
     flown.clone().unwrap_or_else(|| Err(lost()))

@@ -1,7 +1,7 @@
 //! What the kernel is answered, in its own words: attributes, kinds and
-//! error numbers made of what the tree says. Pure; called by `door` and `pages`.
+//! error numbers made of what the tree says. Pure; called by `fuse` and `readdir`.
 
-use super::tree::Trouble;
+use super::tree::TreeError;
 use fuser::{Errno, FileAttr, FileType, INodeNo, ReplyXattr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
@@ -22,10 +22,10 @@ pub(super) fn sized(value: &[u8], size: u32, reply: ReplyXattr) {
 }
 
 /// What the kernel is told of trouble.
-pub(super) fn errno(trouble: &Trouble) -> Errno {
+pub(super) fn errno(trouble: &TreeError) -> Errno {
     let Fault { code, .. } = match trouble {
-        Trouble::Outdated => return Errno::ESTALE,
-        Trouble::Reading(fault) | Trouble::Asking(fault) => fault,
+        TreeError::Stale => return Errno::ESTALE,
+        TreeError::Read(fault) | TreeError::Server(fault) => fault,
     };
     trouble.errno(*code)
 }

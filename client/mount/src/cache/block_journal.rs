@@ -18,7 +18,7 @@ use verbatim_proto::{Digest, Extent};
 const STALE_MAX: usize = 64;
 
 /// The notes of one version.
-pub(super) struct Notes {
+pub(super) struct BlockJournal {
     file: File,
     head: Head,
     /// How far they were read.
@@ -27,7 +27,7 @@ pub(super) struct Notes {
     count: usize,
 }
 
-impl Notes {
+impl BlockJournal {
     /// Begins in an empty file.
     pub fn begin(mut file: File, info: &FileInfo, key: &Key) -> io::Result<Self> {
         let head = Head { stay: place_of(key), ..Head::now(info, &file) };
@@ -134,13 +134,13 @@ impl Notes {
 /// of a copy names: here nothing is believed within one either.
 fn place_of(key: &Key) -> [u8; BOOT_BYTES] {
     let mut place = [0; BOOT_BYTES];
-    place[..KEPT_UNDER.len()].copy_from_slice(&KEPT_UNDER);
-    place[KEPT_UNDER.len()..][..key.len()].copy_from_slice(key);
+    place[..KEY_MARK.len()].copy_from_slice(&KEY_MARK);
+    place[KEY_MARK.len()..][..key.len()].copy_from_slice(key);
     place
 }
 
 /// What a key stands behind.
-const KEPT_UNDER: [u8; 8] = *b"CACHEKEY";
+const KEY_MARK: [u8; 8] = *b"CACHEKEY";
 
 /// The block that an extent is, if it is one.
 fn block_of(extent: Extent, size: u64) -> Option<u32> {

@@ -25,10 +25,10 @@ const LINKS_MAX: usize = 40;
 
 /// What is wrong with a place.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum MountpointError {
     /// There is nothing to mount on, or it is no folder.
     #[error("cannot mount on {}: {cause}", path.display())]
-    Unfit {
+    Unusable {
         /// Where.
         path: PathBuf,
         /// Why.
@@ -45,7 +45,7 @@ pub enum PlaceError {
     Device(io::Error),
     /// Others are to be let in, and this user may not do that.
     #[error("--allow-other is not for ordinary users here")]
-    Others,
+    AllowOther,
     /// The kernel, or fusermount3, refused.
     #[error("cannot mount on {}: {cause}", path.display())]
     Refused {
@@ -64,18 +64,18 @@ pub enum PlaceError {
     },
 }
 
-impl PlaceError {
+impl MountpointError {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Self::Unfit { .. } => "give an empty folder that is yours".into(),
+            Self::Unusable { .. } => "give an empty folder that is yours".into(),
             Self::NotEmpty(_) => "mount on an empty folder: what is in this one would hide".into(),
             Self::Mounted(path) => format!("umount {} first", path.display()),
             Self::Device(error) if error.kind() == io::ErrorKind::NotFound => {
                 "load the module: modprobe fuse; in a container: --device /dev/fuse".into()
             }
             Self::Device(_) => "ask for the right to use it, or run as root".into(),
-            Self::Others => {
+            Self::AllowOther => {
                 format!("have root put the line user_allow_other into {FUSE_CONF}, or leave it out")
             }
             Self::Refused { .. } => {
@@ -90,22 +90,23 @@ impl PlaceError {
 
 /// Looks whether a mount may go there, and may let `others` in; clears what a daemon that died
 /// has left.
-pub(super) fn prepare(path: &Path, others: bool) -> Result<(), PlaceError> {
+pub(super) fn prepare(path: &Path, others: bool) -> Result<(), MountpointError> {
     if others && !rustix::process::geteuid().is_root() {
         // Where it cannot be read fusermount3 decides alone.
         let set = fs::read_to_string(FUSE_CONF).unwrap_or_else(|_| "user_allow_other".into());
         if !lets_others_in(&set) {
-            return Err(PlaceError::Others);
+            return Err(MountpointError::AllowOther);
         }
     }
     let device = fs::OpenOptions::new().read(true).write(true).open(DEVICE);
-    device.map_err(PlaceError::Device)?;
-    let unfit = |cause: &str| PlaceError::Unfit { path: path.to_owned(), cause: cause.into() };
+    device.map_err(MountpointError::Device)?;
+    let unfit =
+        |cause: &str| MountpointError::Unusable { path: path.to_owned(), cause: cause.into() };
     // What is below a dead mount cannot be looked at, but its name can.
     if is_ours(path) {
         match fs::metadata(path) {
             Err(error) if error.raw_os_error() == Some(ENOTCONN) => detach(path)?,
-            _ => return Err(PlaceError::Mounted(path.to_owned())),
+            _ => return Err(MountpointError::Mounted(path.to_owned())),
         }
     }
     let found = fs::metadata(path).map_err(|error| unfit(&error.to_string()))?;
@@ -115,7 +116,7 @@ pub(super) fn prepare(path: &Path, others: bool) -> Result<(), PlaceError> {
     let mut entries = fs::read_dir(path).map_err(|error| unfit(&error.to_string()))?;
     match entries.next() {
         None => Ok(()),
-        Some(_) => Err(PlaceError::NotEmpty(path.to_owned())),
+        Some(_) => Err(MountpointError::NotEmpty(path.to_owned())),
     }
 }
 
@@ -140,8 +141,8 @@ fn lets_others_in(settings: &str) -> bool {
 }
 
 /// What the kernel said when it did not mount.
-pub(super) fn refused(path: &Path, cause: io::Error) -> PlaceError {
-    PlaceError::Refused { path: path.to_owned(), cause }
+pub(super) fn refused(path: &Path, cause: io::Error) -> MountpointError {
+    MountpointError::Refused { path: path.to_owned(), cause }
 }
 
 /// Whether a mount of this command is there.
@@ -179,16 +180,16 @@ pub(super) fn read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
 }
 
 /// Unmounts, if nobody uses it.
-pub(super) fn unmount(path: &Path) -> Result<(), PlaceError> {
+pub(super) fn unmount(path: &Path) -> Result<(), MountpointError> {
     take_away(path, false)
 }
 
 /// Takes the name away at once; who uses it keeps it until they end.
-pub(super) fn detach(path: &Path) -> Result<(), PlaceError> {
+pub(super) fn detach(path: &Path) -> Result<(), MountpointError> {
     take_away(path, true)
 }
 
-fn take_away(path: &Path, lazily: bool) -> Result<(), PlaceError> {
+fn take_away(path: &Path, lazily: bool) -> Result<(), MountpointError> {
     use rustix::mount::{UnmountFlags, unmount};
     if !is_ours(path) {
         return Ok(());
@@ -202,7 +203,7 @@ fn take_away(path: &Path, lazily: bool) -> Result<(), PlaceError> {
         },
         Err(error) => error.into(),
     };
-    Err(PlaceError::Busy { path: path.to_owned(), cause })
+    Err(MountpointError::Busy { path: path.to_owned(), cause })
 }
 
 /// An ordinary user's way.
@@ -233,9 +234,12 @@ mod tests {
         assert!(prepare(dir.path(), false).is_ok());
         let file = dir.path().join("a");
         fs::write(&file, b"x").expect("writes");
-        assert!(matches!(prepare(dir.path(), false), Err(PlaceError::NotEmpty(_))));
-        assert!(matches!(prepare(&file, false), Err(PlaceError::Unfit { .. })));
-        assert!(matches!(prepare(&dir.path().join("b"), false), Err(PlaceError::Unfit { .. })));
+        assert!(matches!(prepare(dir.path(), false), Err(MountpointError::NotEmpty(_))));
+        assert!(matches!(prepare(&file, false), Err(MountpointError::Unusable { .. })));
+        assert!(matches!(
+            prepare(&dir.path().join("b"), false),
+            Err(MountpointError::Unusable { .. })
+        ));
         assert!(unmount(dir.path()).is_ok(), "what is not ours is left alone");
     }
 

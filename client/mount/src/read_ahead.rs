@@ -19,7 +19,7 @@ const STRIDES_MIN: u32 = 2;
 
 /// How a file was read.
 #[derive(Debug, Default)]
-pub struct Ahead {
+pub struct ReadAhead {
     begun: bool,
     last: u64,
     end: u64,
@@ -28,7 +28,7 @@ pub struct Ahead {
     strides: u32,
 }
 
-impl Ahead {
+impl ReadAhead {
     /// Notes a read of a file of `size` bytes; says what to fetch ahead: an offset and a length.
     pub fn note(&mut self, offset: u64, len: u64, size: u64) -> Option<(u64, u64)> {
         let first = !std::mem::replace(&mut self.begun, true);
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn who_goes_on_gets_more_each_time_up_to_a_bound_and_never_past_the_end() {
-        let mut ahead = Ahead::default();
+        let mut ahead = ReadAhead::default();
         assert_eq!(ahead.note(0, MIB, SIZE), None, "less than a part");
         assert_eq!(ahead.note(MIB, MIB, SIZE), Some((2 * MIB, 2 * MIB)));
         assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn reads_that_come_out_of_order_still_go_on() {
-        let mut ahead = Ahead::default();
+        let mut ahead = ReadAhead::default();
         ahead.note(0, MIB, SIZE);
         assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, MIB)));
         assert_eq!(ahead.note(MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn who_strides_gets_the_next_stride_and_who_jumps_gets_nothing() {
-        let mut ahead = Ahead::default();
+        let mut ahead = ReadAhead::default();
         assert_eq!(ahead.note(100 * MIB, 4096, SIZE), None);
         assert_eq!(ahead.note(110 * MIB, 4096, SIZE), None);
         assert_eq!(ahead.note(120 * MIB, 4096, SIZE), Some((130 * MIB, 4096)));

@@ -21,13 +21,13 @@ const TRIES_MAX: usize = 8;
 
 /// How files look that this process makes in the cache folder.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plain {
+pub(super) struct SafeOpener {
     owner: u32,
     /// The bits for others that the file system gives every file.
     others: u32,
 }
 
-impl Plain {
+impl SafeOpener {
     /// Makes a file in the folder, looks at it, and removes it. Some file systems have one owner
     /// and one mode for all files, and some map root to another user.
     pub fn learn(folder: &Path) -> Self {
@@ -146,7 +146,7 @@ mod tests {
     fn only_a_plain_file_of_this_user_with_one_name_is_opened() {
         let dir = tempfile::tempdir().expect("folder");
         let at = |name: &str| dir.path().join(name);
-        let plain = Plain::learn(dir.path());
+        let plain = SafeOpener::learn(dir.path());
         assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0, "nothing is left");
         let is_opened = |name: &str| plain.open_to_read(&at(name)).expect("is known").is_some();
         for name in ["good", "linked", "open to all"] {
@@ -169,7 +169,7 @@ mod tests {
     fn what_is_in_the_place_of_a_lock_goes_and_where_it_leads_stays() {
         let dir = tempfile::tempdir().expect("folder");
         let (lock, outside) = (dir.path().join("lock"), dir.path().join("outside"));
-        let plain = Plain::learn(dir.path());
+        let plain = SafeOpener::learn(dir.path());
         fs::write(&outside, b"of somebody").expect("writes");
         symlink(&outside, &lock).expect("links");
         let mut made = plain.open_or_make(&lock).expect("is made");

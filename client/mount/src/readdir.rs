@@ -1,5 +1,5 @@
 //! Folders as the kernel asks for them, a piece at a time: names alone, or with what is
-//! known of each, so that it need not ask for them one by one. Called by `door`.
+//! known of each, so that it need not ask for them one by one. Called by `fuse`.
 //!
 //! In fuser an entry has one field for its inode number and the number that the kernel
 //! asks by. Where these differ (a file that changed, or has several names) it carries the
@@ -7,9 +7,9 @@
 //! believes nothing else of it, and looks it up when it is used. It gives the number back
 //! as if it had been told of it, so it is counted as told.
 
-use super::answers::{attr_of, errno, file_type};
-use super::handles::{OpenFolder, Opened};
-use super::tree::{Tree, Trouble};
+use super::fuse_types::{attr_of, errno, file_type};
+use super::handles::{FolderSnapshot, OpenFolder};
+use super::tree::{Tree, TreeError};
 use fuser::{Errno, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -18,10 +18,10 @@ use std::time::Duration;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
 
 /// A size that Linux takes for nonsense.
-const NONSENSE_BYTES: u64 = u64::MAX;
+const INVALID_SIZE: u64 = u64::MAX;
 
 /// An entry, and where: a folder itself is at 0, the one above at 1, then what is in it.
-pub(super) struct Listed<'a> {
+pub(super) struct DirEntry<'a> {
     folder: u64,
     at: u64,
     name: &'a [u8],
@@ -31,7 +31,7 @@ pub(super) struct Listed<'a> {
 }
 
 /// What a folder is shown to.
-pub(super) struct Asker {
+pub(super) struct ReplyContext {
     /// Who has what is nobody's.
     pub mounter: (u32, u32),
     /// Whether the kernel knows nonsense when it is told some.
@@ -39,9 +39,9 @@ pub(super) struct Asker {
 }
 
 /// A piece of a folder that is on its way to the kernel.
-pub(super) trait Page: Send + 'static {
+pub(super) trait DirReply: Send + 'static {
     /// Adds an entry; true when it has no room.
-    fn put(&mut self, tree: &Tree, asker: &Asker, entry: &Listed<'_>) -> bool;
+    fn put(&mut self, tree: &Tree, asker: &ReplyContext, entry: &DirEntry<'_>) -> bool;
     fn done(self);
     fn refuse(self, error: Errno);
 }
@@ -51,8 +51,8 @@ pub(super) async fn answer(
     tree: Arc<Tree>,
     open: Arc<OpenFolder>,
     from: u64,
-    asker: Asker,
-    mut page: impl Page,
+    asker: ReplyContext,
+    mut page: impl DirReply,
 ) {
     let folder = open.number;
     let (changes, listing) = match listing(&tree, &open, from).await {
@@ -68,7 +68,7 @@ pub(super) async fn answer(
             _ => listing.at((at - 2) as usize),
         };
         let Some((name, facts)) = found else { break };
-        if page.put(&tree, &asker, &Listed { folder, at, name, facts, is_old }) {
+        if page.put(&tree, &asker, &DirEntry { folder, at, name, facts, is_old }) {
             break;
         }
     }
@@ -77,7 +77,7 @@ pub(super) async fn answer(
 
 /// What is in an open folder. Who reads it from its beginning reads what is there now; who goes
 /// on, what was there then: places are counted from it.
-async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<Opened, Trouble> {
+async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<FolderSnapshot, TreeError> {
     let kept = || open.listing.lock().unwrap_or_else(PoisonError::into_inner);
     if let (Some(listed), true) = (kept().clone(), from > 0) {
         return Ok(listed);
@@ -88,9 +88,9 @@ async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<Opened, Tr
     Ok(listed)
 }
 
-impl Page for ReplyDirectory {
-    fn put(&mut self, tree: &Tree, _: &Asker, entry: &Listed<'_>) -> bool {
-        let Listed { folder, at, name, facts, .. } = entry;
+impl DirReply for ReplyDirectory {
+    fn put(&mut self, tree: &Tree, _: &ReplyContext, entry: &DirEntry<'_>) -> bool {
+        let DirEntry { folder, at, name, facts, .. } = entry;
         let number = match at {
             0 | 1 => *folder,
             _ => tree.nodes().shown_as(*folder, name, facts),
@@ -107,9 +107,9 @@ impl Page for ReplyDirectory {
     }
 }
 
-impl Page for ReplyDirectoryPlus {
-    fn put(&mut self, tree: &Tree, asker: &Asker, entry: &Listed<'_>) -> bool {
-        let Listed { folder, at, name, mut facts, is_old } = *entry;
+impl DirReply for ReplyDirectoryPlus {
+    fn put(&mut self, tree: &Tree, asker: &ReplyContext, entry: &DirEntry<'_>) -> bool {
+        let DirEntry { folder, at, name, mut facts, is_old } = *entry;
         let mut nodes = tree.nodes();
         // The kernel knows itself, and takes no notice of these two.
         let (own, shown) = match at {
@@ -123,7 +123,7 @@ impl Page for ReplyDirectoryPlus {
             if asker.doubts {
                 nodes.forget(own, 1);
                 nodes.count(shown);
-                (number, facts.size) = (shown, NONSENSE_BYTES);
+                (number, facts.size) = (shown, INVALID_SIZE);
             }
         }
         let attr = attr_of(number, facts, asker.mounter);

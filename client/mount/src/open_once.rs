@@ -9,19 +9,19 @@ use verbatim_engine::local_io::range_buffer::Haste;
 
 /// The files that are being opened.
 #[derive(Default)]
-pub(crate) struct Opening(HashMap<Key, Arc<Turn>>);
+pub(crate) struct OpenOnce(HashMap<Key, Arc<OpenTurn>>);
 
 /// The turn of one file.
 #[derive(Default)]
-pub(crate) struct Turn {
+pub(crate) struct OpenTurn {
     pub lock: tokio::sync::Mutex<()>,
     /// Whether a reader waits for what it brings.
     pub haste: Haste,
 }
 
-impl Opening {
+impl OpenOnce {
     /// The turn of a file, to be waited for.
-    pub fn of(&mut self, key: Key) -> Arc<Turn> {
+    pub fn of(&mut self, key: Key) -> Arc<OpenTurn> {
         // Those that nobody waits for are done with.
         self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
         self.0.entry(key).or_default().clone()

@@ -3,14 +3,14 @@
 //! cache are answered on the spot. Every question has an answer: a reply that is dropped
 //! is an error to the kernel, and all that is waited for has a deadline.
 
-use super::answers::{attr_of, errno, is_told, sized};
 use super::cache::CacheFile;
-use super::fill::Progress;
+use super::fill::FillProgress;
+use super::fuse_types::{attr_of, errno, is_told, sized};
 use super::handles::{Handles, OpenFile};
 use super::nodes::ROOT;
-use super::pages::{self, Asker, Page};
-use super::status::ATTRIBUTE;
-use super::tree::{Tree, Trouble};
+use super::readdir::{self, DirReply, ReplyContext};
+use super::status::STATUS_XATTR;
+use super::tree::{Tree, TreeError};
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
@@ -28,42 +28,42 @@ use verbatim_client::remote_fs::attributes::Kind;
 const BACKGROUND_MAX: u16 = 64;
 
 /// The largest read ahead of the kernel, and the most that it asks for at once.
-pub(super) const KERNEL_AHEAD_BYTES: u32 = 1 << 20;
+pub(super) const KERNEL_READAHEAD_BYTES: u32 = 1 << 20;
 
 /// The FUSE of Linux 5.10: kernels since 5.5 check what they are told of files.
-const DOUBTS_SINCE: u32 = 32;
+const VALIDATES_ATTRS_SINCE: u32 = 32;
 
 thread_local! {
     /// What the last answer of this thread was read into: as long as the kernel asks for.
-    static ANSWER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The door.
-pub(super) struct Door {
+pub(super) struct FuseFs {
     pub tree: Arc<Tree>,
     pub handles: Arc<Handles>,
-    pub filled: Arc<Progress>,
+    pub filled: Arc<FillProgress>,
     pub runtime: Handle,
     pub owner: (u32, u32),
     /// Whether the kernel knows nonsense when it is told some; it says what it is at the start.
     pub doubts: bool,
 }
 
-impl Door {
+impl FuseFs {
     /// Answers on a task of its own.
     fn spawn(&self, answer: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(answer);
     }
 
     /// Answers with what is in an open folder from a place on.
-    fn list(&self, handle: FileHandle, from: u64, page: impl Page) {
+    fn list(&self, handle: FileHandle, from: u64, page: impl DirReply) {
         let Some(folder) = self.handles.folder(handle.0) else { return page.refuse(Errno::EBADF) };
-        let asker = Asker { mounter: self.owner, doubts: self.doubts };
-        self.spawn(pages::answer(self.tree.clone(), folder, from, asker, page));
+        let asker = ReplyContext { mounter: self.owner, doubts: self.doubts };
+        self.spawn(readdir::answer(self.tree.clone(), folder, from, asker, page));
     }
 }
 
-impl Filesystem for Door {
+impl Filesystem for FuseFs {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         // Each is a help where the kernel has it, and nothing needs it.
         for flag in [
@@ -75,10 +75,10 @@ impl Filesystem for Door {
             let _ = config.add_capabilities(flag);
         }
         let _ = config.set_max_background(BACKGROUND_MAX);
-        if let Err(most) = config.set_max_readahead(KERNEL_AHEAD_BYTES) {
+        if let Err(most) = config.set_max_readahead(KERNEL_READAHEAD_BYTES) {
             let _ = config.set_max_readahead(most);
         }
-        self.doubts = config.kernel_abi().1 >= DOUBTS_SINCE;
+        self.doubts = config.kernel_abi().1 >= VALIDATES_ATTRS_SINCE;
         let passes = self.tree.passthrough.wanted()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
@@ -181,7 +181,7 @@ impl Filesystem for Door {
             tree.content.counts.read(len);
             return reply.data(bytes.as_slice());
         }
-        let unread = ANSWER.with_borrow_mut(|answer| {
+        let unread = READ_BUFFER.with_borrow_mut(|answer| {
             if answer.len() < len as usize {
                 answer.resize(len as usize, 0);
             }
@@ -270,7 +270,7 @@ impl Filesystem for Door {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if number.0 == ROOT && name == ATTRIBUTE {
+        if number.0 == ROOT && name == STATUS_XATTR {
             let status = self.tree.status(&self.filled).to_string();
             return sized(status.as_bytes(), size, reply);
         }
@@ -314,7 +314,7 @@ async fn read(tree: Arc<Tree>, open: Arc<OpenFile>, offset: u64, len: u64, reply
         Err(fault) => {
             let (path, cause) = (remote.to_string(), &fault.text);
             tracing::warn!(path, offset, cause, "a reader got an error");
-            reply.error(errno(&Trouble::Reading(fault)));
+            reply.error(errno(&TreeError::Read(fault)));
         }
     }
 }

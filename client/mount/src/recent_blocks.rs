@@ -1,43 +1,43 @@
 //! What came last stays in memory for a while, so that who reads it in pieces need not
 //! wait for the cache file, and gets it at all where the cache could not keep it. Bounded
 //! in bytes: what nobody has open or the cache has goes first, the oldest before the rest.
-//! Used by `flying`.
+//! Used by `block_fetch`.
 
 use super::cache::CacheFile;
-use super::flights::Flight;
+use super::inflight::BlockFetch;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The most that stays.
-const HOT_BYTES_MAX: u64 = 32 << 20;
+const RECENT_BYTES_MAX: u64 = 32 << 20;
 
 /// The most parts that stay, however small.
-const HOT_PARTS_MAX: usize = 256;
+const RECENT_FETCHES_MAX: usize = 256;
 
 /// A part that stays.
-struct Stays {
+struct RecentFetch {
     file: Weak<CacheFile>,
-    flight: Flight,
+    flight: BlockFetch,
     bytes: u64,
     kept: bool,
 }
 
 /// What stays.
 #[derive(Default)]
-pub(crate) struct Hot(Mutex<VecDeque<Stays>>);
+pub(crate) struct RecentBlocks(Mutex<VecDeque<RecentFetch>>);
 
-impl Hot {
-    fn list(&self) -> MutexGuard<'_, VecDeque<Stays>> {
+impl RecentBlocks {
+    fn list(&self) -> MutexGuard<'_, VecDeque<RecentFetch>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A flight of so many bytes came, which are in the cache if they were `kept`.
-    pub fn add(&self, file: &Arc<CacheFile>, flight: Flight, bytes: u64, kept: bool) {
+    pub fn add(&self, file: &Arc<CacheFile>, flight: BlockFetch, bytes: u64, kept: bool) {
         let mut list = self.list();
-        list.push_back(Stays { file: Arc::downgrade(file), flight, bytes, kept });
+        list.push_back(RecentFetch { file: Arc::downgrade(file), flight, bytes, kept });
         let mut sum: u64 = list.iter().map(|it| it.bytes).sum();
-        while sum > HOT_BYTES_MAX || list.len() > HOT_PARTS_MAX {
-            let spared = |it: &Stays| it.kept || it.file.strong_count() == 0;
+        while sum > RECENT_BYTES_MAX || list.len() > RECENT_FETCHES_MAX {
+            let spared = |it: &RecentFetch| it.kept || it.file.strong_count() == 0;
             let oldest = list.iter().position(spared).unwrap_or(0);
             let Some(gone) = list.remove(oldest) else { return };
             sum -= gone.bytes;
@@ -47,16 +47,16 @@ impl Hot {
 
     /// A file was closed: what the cache has of it need not stay.
     pub fn closed(&self, file: &Arc<CacheFile>) {
-        let is_kept = |it: &Stays| it.kept && it.file.as_ptr() == Arc::as_ptr(file);
+        let is_kept = |it: &RecentFetch| it.kept && it.file.as_ptr() == Arc::as_ptr(file);
         let mut list = self.list();
         let (gone, stays) = list.drain(..).partition(is_kept);
         *list = stays;
-        let gone: VecDeque<Stays> = gone;
-        gone.into_iter().for_each(Stays::go);
+        let gone: VecDeque<RecentFetch> = gone;
+        gone.into_iter().for_each(RecentFetch::go);
     }
 }
 
-impl Stays {
+impl RecentFetch {
     fn go(self) {
         if let Some(file) = self.file.upgrade() {
             file.flights.forget(&self.flight);
@@ -76,10 +76,10 @@ mod tests {
         Arc::new(CacheFile::unplaced([0; 16], &info, 9).expect("it is in memory"))
     }
 
-    fn add(hot: &Hot, file: &Arc<CacheFile>, block: u32, kept: bool) {
+    fn add(hot: &RecentBlocks, file: &Arc<CacheFile>, block: u32, kept: bool) {
         let flight = file.flights.join(&[block], 4, false).0.pop().expect("it is new");
         file.flights.end(&flight, Ok(Arc::default()));
-        hot.add(file, flight, HOT_BYTES_MAX / 4, kept);
+        hot.add(file, flight, RECENT_BYTES_MAX / 4, kept);
     }
 
     fn here(file: &CacheFile) -> Vec<u32> {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_first_but_not_before_what_the_cache_has() {
-        let (hot, file) = (Hot::default(), file());
+        let (hot, file) = (RecentBlocks::default(), file());
         (0..6).for_each(|block| add(&hot, &file, block, true));
         assert_eq!(here(&file), [2, 3, 4, 5]);
         add(&hot, &file, 6, false);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closed_leaves_what_only_memory_has() {
-        let (hot, one, two) = (Hot::default(), file(), file());
+        let (hot, one, two) = (RecentBlocks::default(), file(), file());
         add(&hot, &one, 1, true);
         add(&hot, &one, 2, false);
         add(&hot, &two, 3, true);

@@ -1,15 +1,15 @@
 //! What is kept of something is found by its key: of names by path, of content by path
 //! or, where a file has several names, by the file, so that it is kept once. The server
-//! is part of each. Pure; used by `content` and `recall`.
+//! is part of each. Pure; used by `content` and `offline_names`.
 
 use super::cache::Key;
 use verbatim_client::remote_fs::attributes::Facts;
 use verbatim_proto::{Digest, WirePath};
 
 /// The keys of what comes from one server.
-pub(crate) struct Keys(pub String);
+pub(crate) struct CacheKeys(pub String);
 
-impl Keys {
+impl CacheKeys {
     /// The key of a path: of its content where `what` is empty.
     pub fn of(&self, path: &WirePath, what: &str) -> Key {
         let mut bytes = format!("{what}{} ", self.0).into_bytes();

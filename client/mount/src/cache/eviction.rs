@@ -25,18 +25,18 @@ const PUNCH_PARTS: u64 = 32;
 const OLDEST_MAX: usize = 1 << 16;
 
 /// How long it is not looked again where nothing could go.
-const REST: Duration = Duration::from_millis(200);
+const RESCAN_AFTER: Duration = Duration::from_millis(200);
 
 /// How old a file is that is written aside and takes its name at once, when whoever wrote it is
 /// gone.
-const ASIDE_MAX: Duration = Duration::from_secs(60);
+const TEMPORARY_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// When something was used, its key, and whether it is names and not a version.
 type Candidate = (SystemTime, Key, bool);
 
 /// What was used longest ago, as it was found; the oldest last.
 #[derive(Default)]
-pub(super) struct Oldest {
+pub(super) struct EvictionQueue {
     known: Vec<Candidate>,
     looked: Option<Instant>,
 }
@@ -89,7 +89,7 @@ impl Cache {
                 oldest.known.extend(more.then_some(candidate));
                 return true;
             }
-            if oldest.looked.is_some_and(|at| at.elapsed() < REST) {
+            if oldest.looked.is_some_and(|at| at.elapsed() < RESCAN_AFTER) {
                 return false;
             }
             let settled = self.share.settled();
@@ -115,16 +115,18 @@ impl Cache {
                 let Some((key, kind)) = key_of(Path::new(&name)) else { continue };
                 let Ok(found) = entry.metadata() else { continue };
                 let Ok(used) = found.modified() else { continue };
-                if kind == Kind::Aside && used.elapsed().is_ok_and(|age| age > ASIDE_MAX) {
+                if kind == CacheFileKind::Temporary
+                    && used.elapsed().is_ok_and(|age| age > TEMPORARY_AGE_MAX)
+                {
                     let _ = fs::remove_file(entry.path());
                     continue;
                 }
                 bytes += found.blocks() * 512;
                 // Notes go with their version.
                 let names = match kind {
-                    Kind::Data => false,
-                    Kind::Names => true,
-                    Kind::Notes | Kind::Aside => continue,
+                    CacheFileKind::Data => false,
+                    CacheFileKind::Names => true,
+                    CacheFileKind::Journal | CacheFileKind::Temporary => continue,
                 };
                 heap.push((used, key, names));
                 if heap.len() > most {
@@ -208,23 +210,23 @@ impl Cache {
 
 /// What a file of ours holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum CacheFileKind {
     Data,
-    Notes,
+    Journal,
     Names,
     /// What is to take the place of notes or names.
-    Aside,
+    Temporary,
 }
 
 /// The key that a name of ours stands for, and what the file holds.
-fn key_of(name: &Path) -> Option<(Key, Kind)> {
+fn key_of(name: &Path) -> Option<(Key, CacheFileKind)> {
     let (hex, kind) = name.to_str()?.split_once('.')?;
     let kind = match kind {
-        "data" => Kind::Data,
-        "journal" => Kind::Notes,
-        "names" => Kind::Names,
-        "journal-new" => Kind::Aside,
-        kind if kind.starts_with("names-") => Kind::Aside,
+        "data" => CacheFileKind::Data,
+        "journal" => CacheFileKind::Journal,
+        "names" => CacheFileKind::Names,
+        "journal-new" => CacheFileKind::Temporary,
+        kind if kind.starts_with("names-") => CacheFileKind::Temporary,
         _ => return None,
     };
     if hex.len() != 32 || !hex.is_ascii() {

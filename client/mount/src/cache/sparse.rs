@@ -15,13 +15,13 @@ use std::os::unix::fs::FileExt;
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// A verified block, in runs of pages of one kind.
-pub(super) struct Pages<'a> {
+pub(super) struct PageRuns<'a> {
     bytes: &'a [u8],
     /// Where each run is, and whether it is zeros.
     runs: Vec<(Range<usize>, bool)>,
 }
 
-impl<'a> Pages<'a> {
+impl<'a> PageRuns<'a> {
     /// Looks at all bytes of a block. A page with data is told by its first bytes.
     pub fn of(bytes: &'a [u8]) -> Self {
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
@@ -96,7 +96,7 @@ mod tests {
     fn runs_of_pages_cover_a_block_and_one_byte_makes_data_of_a_page() {
         let mut bytes = block(&[true, false, false, true, false], 5);
         bytes[2 * PAGE + 17] = 1;
-        let pages = Pages::of(&bytes);
+        let pages = PageRuns::of(&bytes);
         let expected = [
             (0..PAGE, false),
             (PAGE..2 * PAGE, true),
@@ -106,8 +106,8 @@ mod tests {
         ];
         assert_eq!(pages.runs, expected);
         assert_eq!((pages.data_bytes(), pages.byte_count()), (4 * PAGE_BYTES, bytes.len() as u64));
-        assert_eq!((Pages::of(&[]).data_bytes(), Pages::of(&[0; 3]).data_bytes()), (0, 0));
-        assert_eq!(Pages::of(&[0, 1, 0]).data_bytes(), PAGE_BYTES);
+        assert_eq!((PageRuns::of(&[]).data_bytes(), PageRuns::of(&[0; 3]).data_bytes()), (0, 0));
+        assert_eq!(PageRuns::of(&[0, 1, 0]).data_bytes(), PAGE_BYTES);
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
                 file.write_all_at(&[1; 9 * PAGE], 0).expect("writes");
             }
             let before = file.metadata().expect("is there").blocks();
-            let zeroed = Pages::of(&bytes).write(&file, offset).expect("writes");
+            let zeroed = PageRuns::of(&bytes).write(&file, offset).expect("writes");
             let mut read = vec![1; 9 * PAGE];
             file.read_exact_at(&mut read, 0).expect("reads");
             let (head, rest) = read.split_at(offset as usize);

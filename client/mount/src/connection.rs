@@ -20,25 +20,25 @@ use verbatim_proto::read::Part;
 use verbatim_proto::{Code, Fault, Kept, WirePath};
 
 /// Questions that may wait for the session.
-const ASKS_MAX: usize = 1024;
+const REQUESTS_MAX: usize = 1024;
 
 /// How long a question waits for a server that has been away for longer than the timeout.
-const PATIENCE_MIN: Duration = Duration::from_secs(1);
+const WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// How soon a question that was lost is asked again.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The line.
-pub(crate) struct Line {
+pub(crate) struct Connection {
     asks: mpsc::Sender<Ask>,
-    condition: Arc<Mutex<Condition>>,
+    condition: Arc<Mutex<ConnectionStatus>>,
     timeout: Duration,
     spares: Arc<Spares>,
 }
 
 /// How the line is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Condition {
+pub(crate) struct ConnectionStatus {
     /// Whether there is a session.
     pub up: bool,
     /// Whether there never will be one.
@@ -54,27 +54,28 @@ pub(crate) struct Condition {
 }
 
 /// A part that came, and what is known of its file.
-pub(crate) struct Came {
+pub(crate) struct FetchedPart {
     pub info: FileInfo,
     pub meta: Kept,
     pub landed: Landed,
 }
 
-impl Line {
+impl Connection {
     /// A line over this session and those that follow it; without one there is only the cache.
     pub fn start(session: Option<Session>, options: SessionOptions) -> Self {
-        let (asks, receiver) = mpsc::channel(ASKS_MAX);
+        let (asks, receiver) = mpsc::channel(REQUESTS_MAX);
         let timeout = options.timeout;
         let offline = session.is_none();
         let cause = offline.then(|| "the mount is offline".to_owned());
-        let condition = Condition { up: !offline, offline, cause, ..Condition::default() };
+        let condition =
+            ConnectionStatus { up: !offline, offline, cause, ..ConnectionStatus::default() };
         let condition = Arc::new(Mutex::new(condition));
         tokio::spawn(keep(session, options, receiver, condition.clone()));
         Self { asks, condition, timeout, spares: Arc::default() }
     }
 
     /// How it is.
-    pub fn condition(&self) -> Condition {
+    pub fn condition(&self) -> ConnectionStatus {
         self.condition.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -99,7 +100,12 @@ impl Line {
     }
 
     /// A part of a file, verified, of a file that did not change.
-    pub async fn fetch(&self, path: &WirePath, part: Part, haste: Haste) -> Result<Came, Fault> {
+    pub async fn fetch(
+        &self,
+        path: &WirePath,
+        part: Part,
+        haste: Haste,
+    ) -> Result<FetchedPart, Fault> {
         self.fetch_by(self.deadline(), path, part, haste).await
     }
 
@@ -110,17 +116,17 @@ impl Line {
         path: &WirePath,
         part: Part,
         haste: Haste,
-    ) -> Result<Came, Fault> {
+    ) -> Result<FetchedPart, Fault> {
         loop {
             match self.fetch_once(path, part, haste.clone(), deadline).await {
-                Err(fault) if self.may_ask_again(&fault, deadline) => sleep(AGAIN).await,
+                Err(fault) if self.may_ask_again(&fault, deadline) => sleep(RETRY_DELAY).await,
                 answer => return answer,
             }
         }
     }
 
     /// The same, which does not wait for a server that is away.
-    pub async fn fetch_now(&self, path: &WirePath, part: Part) -> Result<Came, Fault> {
+    pub async fn fetch_now(&self, path: &WirePath, part: Part) -> Result<FetchedPart, Fault> {
         self.fetch_once(path, part, Haste::default(), self.deadline()).await
     }
 
@@ -130,7 +136,7 @@ impl Line {
         let now = Instant::now();
         let whole = now + self.timeout;
         let down = self.condition().down_since.map(|since| since + self.timeout);
-        down.map_or(whole, |until| until.clamp(now + PATIENCE_MIN.min(self.timeout), whole))
+        down.map_or(whole, |until| until.clamp(now + WAIT_MIN.min(self.timeout), whole))
     }
 
     async fn fetch_once(
@@ -139,7 +145,7 @@ impl Line {
         part: Part,
         haste: Haste,
         deadline: Instant,
-    ) -> Result<Came, Fault> {
+    ) -> Result<FetchedPart, Fault> {
         // A worker that is late writes into the buffer of its own try.
         let buffer = Arc::new(PartBuffer::new(part, haste, &self.spares));
         let ask = |answer| Ask::Fetch(path.clone(), buffer.clone(), answer);
@@ -147,7 +153,7 @@ impl Line {
         let unsaid = || Fault::new(Code::Protocol, "the server did not say what it opened");
         let info = buffer.info().ok_or_else(unsaid)?;
         let holed = || Fault::new(Code::Protocol, "the server ended a part before all was there");
-        Ok(Came { info, meta, landed: buffer.take().ok_or_else(holed)? })
+        Ok(FetchedPart { info, meta, landed: buffer.take().ok_or_else(holed)? })
     }
 
     async fn patiently<T>(
@@ -157,7 +163,7 @@ impl Line {
         let deadline = self.deadline();
         loop {
             match self.once(&ask, deadline).await {
-                Err(fault) if self.may_ask_again(&fault, deadline) => sleep(AGAIN).await,
+                Err(fault) if self.may_ask_again(&fault, deadline) => sleep(RETRY_DELAY).await,
                 answer => return answer,
             }
         }
@@ -184,7 +190,7 @@ impl Line {
     }
 
     fn may_ask_again(&self, fault: &Fault, deadline: Instant) -> bool {
-        is_away(fault) && !self.condition().offline && Instant::now() + AGAIN < deadline
+        is_away(fault) && !self.condition().offline && Instant::now() + RETRY_DELAY < deadline
     }
 
     /// What to say when there is no answer.
@@ -203,7 +209,7 @@ async fn keep(
     session: Option<Session>,
     mut options: SessionOptions,
     mut asks: mpsc::Receiver<Ask>,
-    condition: Arc<Mutex<Condition>>,
+    condition: Arc<Mutex<ConnectionStatus>>,
 ) {
     let Some(mut session) = session else {
         return refuse_all(&mut asks, "the mount is offline").await;
@@ -237,7 +243,7 @@ async fn keep(
 async fn again(
     options: &SessionOptions,
     asks: &mut mpsc::Receiver<Ask>,
-    condition: &Mutex<Condition>,
+    condition: &Mutex<ConnectionStatus>,
 ) -> Option<Session> {
     let mut backoff = Backoff::mount(Instant::now().into_std());
     let mut next = backoff.lost(Instant::now().into_std());
