@@ -32,19 +32,19 @@ impl Content {
             Fault::from_io(format!("cannot read the cache of {path}"), error)
         };
         for _ in 0..READ_TRIES_MAX {
-            let flights = self.want(path, file, offset, len as u64, true).await;
-            let waits = self.gate.wait();
-            let mut brought = HashMap::new();
-            for (block, mut flight) in flights {
-                brought.insert(block, ended(&mut flight).await?);
+            let in_flight = self.join_or_fetch(path, file, offset, len as u64, true).await;
+            let reader = self.gate.reader_waits();
+            let mut received = HashMap::new();
+            for (block, mut fetch) in in_flight {
+                received.insert(block, wait_for_fetch(&mut fetch).await?);
             }
-            drop(waits);
-            let whole = brought.values().find(|it| it.at(offset, len).is_some());
-            if let Some(brought) = whole {
-                return Ok(ReadBytes::Received(brought.clone(), offset, len));
+            drop(reader);
+            let whole = received.values().find(|it| it.at(offset, len).is_some());
+            if let Some(received) = whole {
+                return Ok(ReadBytes::Received(received.clone(), offset, len));
             }
             let this = file.clone();
-            let read = blocking(move || compose(&this, offset, len, &brought)).await;
+            let read = blocking(move || assemble(&this, offset, len, &received)).await;
             if let Some(bytes) = read {
                 return bytes.map(ReadBytes::Cached).map_err(|error| cannot(&error));
             }
@@ -53,14 +53,14 @@ impl Content {
     }
 
     /// Bytes of a version that came lately, if all of them are at hand.
-    pub fn at_hand(&self, file: &CacheFile, offset: u64, len: usize) -> Option<ReadBytes> {
-        let brought = file.flights.at_hand(*file.blocks_of(offset, len as u64).start())?;
-        brought.at(offset, len)?;
-        Some(ReadBytes::Received(brought, offset, len))
+    pub fn recent_bytes(&self, file: &CacheFile, offset: u64, len: usize) -> Option<ReadBytes> {
+        let received = file.in_flight.received(*file.blocks_of(offset, len as u64).start())?;
+        received.at(offset, len)?;
+        Some(ReadBytes::Received(received, offset, len))
     }
 
     /// Copies bytes of a version that came lately, if all of them are at hand.
-    pub fn copy_at_hand(&self, file: &CacheFile, offset: u64, into: &mut [u8]) -> bool {
+    pub fn copy_recent(&self, file: &CacheFile, offset: u64, into: &mut [u8]) -> bool {
         let end = offset + into.len() as u64;
         let mut rest = into;
         for block in file.blocks_of(offset, rest.len() as u64) {
@@ -69,8 +69,8 @@ impl Content {
             let count = (end.min(extent.offset + extent.len) - from) as usize;
             let (here, behind) = rest.split_at_mut(count);
             rest = behind;
-            let brought = file.flights.at_hand(block);
-            if brought.is_none_or(|brought| brought.copy(from, here) < count) {
+            let received = file.in_flight.received(block);
+            if received.is_none_or(|received| received.copy(from, here) < count) {
                 return false;
             }
         }
@@ -79,7 +79,7 @@ impl Content {
 
     /// Brings what is missing of a range for nobody yet, and waits for it; says how many bytes
     /// came: those of holes do not.
-    pub async fn bring(
+    pub async fn fetch_range(
         self: &Arc<Self>,
         path: &WirePath,
         file: &Arc<CacheFile>,
@@ -87,19 +87,19 @@ impl Content {
         len: u64,
     ) -> Result<u64, Fault> {
         let (mut bytes, mut last) = (0, None);
-        for (_, mut flight) in self.want(path, file, offset, len, false).await {
-            let brought = ended(&mut flight).await?;
+        for (_, mut fetch) in self.join_or_fetch(path, file, offset, len, false).await {
+            let received = wait_for_fetch(&mut fetch).await?;
             // The blocks of one flight follow one another.
-            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &brought)) {
-                bytes += brought.byte_count();
+            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &received)) {
+                bytes += received.byte_count();
             }
-            last = Some(brought);
+            last = Some(received);
         }
         Ok(bytes)
     }
 
     /// Has what is missing of a range brought, and joins what is on its way.
-    async fn want(
+    async fn join_or_fetch(
         self: &Arc<Self>,
         path: &WirePath,
         file: &Arc<CacheFile>,
@@ -113,93 +113,94 @@ impl Content {
         if absent.is_empty() {
             return Vec::new();
         }
-        let (begun, joined) = file.flights.join(&absent, FETCH_BLOCKS_MAX, waits);
-        for flight in begun {
-            tokio::spawn(self.clone().fly(path.clone(), file.clone(), flight, None));
+        let (started, joined) = file.in_flight.join(&absent, FETCH_BLOCKS_MAX, waits);
+        for fetch in started {
+            tokio::spawn(self.clone().fetch_blocks(path.clone(), file.clone(), fetch, None));
         }
         joined
     }
 
     /// Has a range brought that nobody waits for, as far as there is room.
-    pub fn bring_ahead(
+    pub fn prefetch(
         self: &Arc<Self>,
         path: &WirePath,
         file: &Arc<CacheFile>,
         offset: u64,
         len: u64,
     ) {
-        if !self.line.is_up() || !file.keeps() {
+        if !self.connection.is_up() || !file.keeps() {
             return;
         }
         for run in file.unknown(file.blocks_of(offset, len)).chunks(FETCH_BLOCKS_MAX) {
-            let Ok(permit) = self.ahead.clone().try_acquire_owned() else { return };
-            let (begun, _) = file.flights.join(run, FETCH_BLOCKS_MAX, false);
+            let Ok(permit) = self.read_ahead_permits.clone().try_acquire_owned() else { return };
+            let (started, _) = file.in_flight.join(run, FETCH_BLOCKS_MAX, false);
             let mut permit = Some(permit);
-            for flight in begun {
-                let flown = self.clone().fly(path.clone(), file.clone(), flight, permit.take());
-                tokio::spawn(flown);
+            for fetch in started {
+                let result =
+                    self.clone().fetch_blocks(path.clone(), file.clone(), fetch, permit.take());
+                tokio::spawn(result);
             }
         }
     }
 
     /// Brings a run of blocks, keeps them, and tells all who wait.
-    async fn fly(
+    async fn fetch_blocks(
         self: Arc<Self>,
         path: WirePath,
         file: Arc<CacheFile>,
-        flight: BlockFetch,
-        _ahead: Option<OwnedSemaphorePermit>,
+        fetch: BlockFetch,
+        _permit: Option<OwnedSemaphorePermit>,
     ) {
         // It is never closed.
         let _fetch = self.fetches.acquire().await;
         // Some may have come since they were looked for.
         let absent: Vec<u32> =
-            flight.blocks.iter().copied().filter(|block| !file.has(*block)).collect();
+            fetch.blocks.iter().copied().filter(|block| !file.has(*block)).collect();
         let (Some(&first), Some(&last)) = (absent.first(), absent.last()) else {
-            file.flights.end(&flight, Ok(Arc::default()));
-            return file.flights.forget(&flight);
+            file.in_flight.finish(&fetch, Ok(Arc::default()));
+            return file.in_flight.remove(&fetch);
         };
         let (first, last) = (block_extent(first, file.size), block_extent(last, file.size));
         let want = Extent::new(first.offset, last.offset + last.len - first.offset);
         let version = Some((file.mtime_ns, file.version));
         let part = Part { size: file.size, version, want };
-        let came = self.line.fetch(&path, part, flight.haste.clone()).await;
-        match came {
-            Ok(came) => {
-                let came_bytes = came.landed.byte_count();
-                self.counts.fetched(came_bytes);
-                let brought = Arc::new(came.landed);
-                let (this, kept, bytes) = (self.clone(), file.clone(), brought.clone());
-                let kept = blocking(move || this.keep(&kept, &absent, &bytes)).await;
-                file.flights.end(&flight, Ok(brought));
-                self.hot.add(&file, flight, came_bytes, kept);
+        let fetched = self.connection.fetch(&path, part, fetch.priority.clone()).await;
+        match fetched {
+            Ok(fetched) => {
+                let fetched_bytes = fetched.data.byte_count();
+                self.counters.add_fetched(fetched_bytes);
+                let received = Arc::new(fetched.data);
+                let (this, stored, bytes) = (self.clone(), file.clone(), received.clone());
+                let stored = blocking(move || this.store_blocks(&stored, &absent, &bytes)).await;
+                file.in_flight.finish(&fetch, Ok(received));
+                self.recent_blocks.add(&file, fetch, fetched_bytes, stored);
             }
             Err(fault) => {
                 let cause = &fault.text;
                 tracing::warn!(path = %path, offset = want.offset, cause, "cannot fetch");
-                self.counts.failed();
-                file.flights.end(&flight, Err(fault));
+                self.counters.add_failure();
+                file.in_flight.finish(&fetch, Err(fault));
             }
         }
     }
 
     /// Keeps blocks that came; whether it could. What cannot be kept was brought all the same.
-    pub(super) fn keep(&self, file: &CacheFile, blocks: &[u32], brought: &Landed) -> bool {
-        let mut kept = true;
+    pub(super) fn store_blocks(&self, file: &CacheFile, blocks: &[u32], received: &Landed) -> bool {
+        let mut stored = true;
         for &block in blocks {
             let extent = block_extent(block, file.size);
             let grains = (extent.offset..extent.offset + extent.len).step_by(GRAIN_BYTES as usize);
             let digests: Option<Vec<Digest>> =
-                grains.map(|grain| brought.digests.get(&grain).copied()).collect();
-            let bytes = brought.gather(extent.offset, extent.len as usize);
+                grains.map(|grain| received.digests.get(&grain).copied()).collect();
+            let bytes = received.gather(extent.offset, extent.len as usize);
             let (Some(digests), Some(bytes)) = (digests, bytes) else { continue };
             if let Err(error) = self.cache.store(file, block, &bytes, &digests) {
                 tracing::debug!(block, cause = %error, "block not kept");
-                kept = false;
+                stored = false;
             }
         }
-        file.note_kept(kept);
-        kept
+        file.note_kept(stored);
+        stored
     }
 }
 
@@ -215,29 +216,29 @@ impl ReadBytes {
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Cached(bytes) => bytes,
-            Self::Received(brought, offset, len) => {
-                brought.at(*offset, *len).expect("whoever made it has looked")
+            Self::Received(received, offset, len) => {
+                received.at(*offset, *len).expect("whoever made it has looked")
             }
         }
     }
 }
 
 /// Waits for the end of a flight. Whoever flies it has a deadline.
-async fn ended(flight: &mut watch::Receiver<FetchResult>) -> Result<Arc<Landed>, Fault> {
+async fn wait_for_fetch(fetch: &mut watch::Receiver<FetchResult>) -> Result<Arc<Landed>, Fault> {
     let lost = || Fault::new(Code::LinkLost, "what was on its way was given up");
-    let flown = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
-    flown.clone().unwrap_or_else(|| Err(lost()))
+    let result = fetch.wait_for(Option::is_some).await.map_err(|_| lost())?;
+    result.clone().unwrap_or_else(|| Err(lost()))
 }
 
 /// Puts a range together: each block from what was brought, or from the cache. `None` when one
 /// has gone from there meanwhile.
-fn compose(
+fn assemble(
     file: &CacheFile,
     offset: u64,
     len: usize,
-    brought: &HashMap<u32, Arc<Landed>>,
+    received: &HashMap<u32, Arc<Landed>>,
 ) -> Option<std::io::Result<Vec<u8>>> {
-    if brought.is_empty() {
+    if received.is_empty() {
         return file.read(offset, len);
     }
     let end = offset + len as u64;
@@ -247,7 +248,7 @@ fn compose(
         let from = offset.max(extent.offset);
         let count = (end.min(extent.offset + extent.len) - from) as usize;
         // A flight brings no block that was there.
-        match brought.get(&block).and_then(|brought| brought.gather(from, count)) {
+        match received.get(&block).and_then(|received| received.gather(from, count)) {
             Some(part) => bytes.extend_from_slice(&part),
             None => match file.read(from, count)? {
                 Ok(part) => bytes.extend_from_slice(&part),

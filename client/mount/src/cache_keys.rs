@@ -11,7 +11,7 @@ pub(crate) struct CacheKeys(pub String);
 
 impl CacheKeys {
     /// The key of a path: of its content where `what` is empty.
-    pub fn of(&self, path: &WirePath, what: &str) -> Key {
+    pub fn of_path(&self, path: &WirePath, what: &str) -> Key {
         let mut bytes = format!("{what}{} ", self.0).into_bytes();
         bytes.extend_from_slice(path.as_bytes());
         let Digest(value) = Digest::of(&bytes);
@@ -21,8 +21,8 @@ impl CacheKeys {
     /// The key of a file's content.
     pub fn of_content(&self, path: &WirePath, facts: &Facts) -> Key {
         match facts.shared() {
-            Some(file) => self.of(&WirePath::root(), &format!("file {file} ")),
-            None => self.of(path, ""),
+            Some(file) => self.of_path(&WirePath::root(), &format!("file {file} ")),
+            None => self.of_path(path, ""),
         }
     }
 }

@@ -11,7 +11,7 @@ use verbatim_proto::{Code, Digest, Fault};
 const KIND: &str = "server";
 
 /// Notes the server of a source. Where that fails there is nothing to show without it.
-pub(super) fn note(cache: &Cache, options: &MountOptions, server: &str) {
+pub(super) fn remember(cache: &Cache, options: &MountOptions, server: &str) {
     if let Err(error) = cache.keep_beside(KIND, &key(options), server.as_bytes()) {
         tracing::warn!(cause = %error, "this cache cannot be shown without the server");
     }

@@ -30,10 +30,10 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The line.
 pub(crate) struct Connection {
-    asks: mpsc::Sender<Ask>,
-    condition: Arc<Mutex<ConnectionStatus>>,
+    requests: mpsc::Sender<Ask>,
+    status: Arc<Mutex<ConnectionStatus>>,
     timeout: Duration,
-    spares: Arc<Spares>,
+    buffers: Arc<Spares>,
 }
 
 /// How the line is.
@@ -57,46 +57,46 @@ pub(crate) struct ConnectionStatus {
 pub(crate) struct FetchedPart {
     pub info: FileInfo,
     pub meta: Kept,
-    pub landed: Landed,
+    pub data: Landed,
 }
 
 impl Connection {
     /// A line over this session and those that follow it; without one there is only the cache.
     pub fn start(session: Option<Session>, options: SessionOptions) -> Self {
-        let (asks, receiver) = mpsc::channel(REQUESTS_MAX);
+        let (requests, receiver) = mpsc::channel(REQUESTS_MAX);
         let timeout = options.timeout;
         let offline = session.is_none();
         let cause = offline.then(|| "the mount is offline".to_owned());
-        let condition =
+        let status =
             ConnectionStatus { up: !offline, offline, cause, ..ConnectionStatus::default() };
-        let condition = Arc::new(Mutex::new(condition));
-        tokio::spawn(keep(session, options, receiver, condition.clone()));
-        Self { asks, condition, timeout, spares: Arc::default() }
+        let status = Arc::new(Mutex::new(status));
+        tokio::spawn(run_sessions(session, options, receiver, status.clone()));
+        Self { requests, status, timeout, buffers: Arc::default() }
     }
 
     /// How it is.
-    pub fn condition(&self) -> ConnectionStatus {
-        self.condition.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn status(&self) -> ConnectionStatus {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether there is a session.
     pub fn is_up(&self) -> bool {
-        self.condition.lock().unwrap_or_else(PoisonError::into_inner).up
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).up
     }
 
     /// What is at a path; a link is not followed.
-    pub async fn look(&self, path: &WirePath) -> Result<Seen, Fault> {
-        self.patiently(|answer| Ask::Look(path.clone(), answer)).await
+    pub async fn stat(&self, path: &WirePath) -> Result<Seen, Fault> {
+        self.with_retries(|answer| Ask::Look(path.clone(), answer)).await
     }
 
     /// What is in a folder.
     pub async fn list(&self, path: &WirePath) -> Result<Listing, Fault> {
-        self.patiently(|answer| Ask::List(path.clone(), answer)).await
+        self.with_retries(|answer| Ask::List(path.clone(), answer)).await
     }
 
     /// The metadata of a folder.
-    pub async fn describe(&self, path: &WirePath) -> Result<Kept, Fault> {
-        self.patiently(|answer| Ask::Describe(path.clone(), answer)).await
+    pub async fn folder_meta(&self, path: &WirePath) -> Result<Kept, Fault> {
+        self.with_retries(|answer| Ask::Describe(path.clone(), answer)).await
     }
 
     /// A part of a file, verified, of a file that did not change.
@@ -104,30 +104,34 @@ impl Connection {
         &self,
         path: &WirePath,
         part: Part,
-        haste: Haste,
+        priority: Haste,
     ) -> Result<FetchedPart, Fault> {
-        self.fetch_by(self.deadline(), path, part, haste).await
+        self.fetch_until(self.deadline(), path, part, priority).await
     }
 
     /// The same until a deadline.
-    pub async fn fetch_by(
+    pub async fn fetch_until(
         &self,
         deadline: Instant,
         path: &WirePath,
         part: Part,
-        haste: Haste,
+        priority: Haste,
     ) -> Result<FetchedPart, Fault> {
         loop {
-            match self.fetch_once(path, part, haste.clone(), deadline).await {
-                Err(fault) if self.may_ask_again(&fault, deadline) => sleep(RETRY_DELAY).await,
+            match self.try_fetch(path, part, priority.clone(), deadline).await {
+                Err(fault) if self.may_retry(&fault, deadline) => sleep(RETRY_DELAY).await,
                 answer => return answer,
             }
         }
     }
 
     /// The same, which does not wait for a server that is away.
-    pub async fn fetch_now(&self, path: &WirePath, part: Part) -> Result<FetchedPart, Fault> {
-        self.fetch_once(path, part, Haste::default(), self.deadline()).await
+    pub async fn fetch_without_retry(
+        &self,
+        path: &WirePath,
+        part: Part,
+    ) -> Result<FetchedPart, Fault> {
+        self.try_fetch(path, part, Haste::default(), self.deadline()).await
     }
 
     /// Until when a question that is asked now waits. A server that has been away for long is
@@ -135,115 +139,118 @@ impl Connection {
     pub fn deadline(&self) -> Instant {
         let now = Instant::now();
         let whole = now + self.timeout;
-        let down = self.condition().down_since.map(|since| since + self.timeout);
+        let down = self.status().down_since.map(|since| since + self.timeout);
         down.map_or(whole, |until| until.clamp(now + WAIT_MIN.min(self.timeout), whole))
     }
 
-    async fn fetch_once(
+    async fn try_fetch(
         &self,
         path: &WirePath,
         part: Part,
-        haste: Haste,
+        priority: Haste,
         deadline: Instant,
     ) -> Result<FetchedPart, Fault> {
         // A worker that is late writes into the buffer of its own try.
-        let buffer = Arc::new(PartBuffer::new(part, haste, &self.spares));
-        let ask = |answer| Ask::Fetch(path.clone(), buffer.clone(), answer);
-        let meta = self.once(ask, deadline).await?;
-        let unsaid = || Fault::new(Code::Protocol, "the server did not say what it opened");
-        let info = buffer.info().ok_or_else(unsaid)?;
-        let holed = || Fault::new(Code::Protocol, "the server ended a part before all was there");
-        Ok(FetchedPart { info, meta, landed: buffer.take().ok_or_else(holed)? })
+        let buffer = Arc::new(PartBuffer::new(part, priority, &self.buffers));
+        let request = |answer| Ask::Fetch(path.clone(), buffer.clone(), answer);
+        let meta = self.try_once(request, deadline).await?;
+        let no_info = || Fault::new(Code::Protocol, "the server did not say what it opened");
+        let info = buffer.info().ok_or_else(no_info)?;
+        let incomplete =
+            || Fault::new(Code::Protocol, "the server ended a part before all was there");
+        Ok(FetchedPart { info, meta, data: buffer.take().ok_or_else(incomplete)? })
     }
 
-    async fn patiently<T>(
+    async fn with_retries<T>(
         &self,
-        ask: impl Fn(oneshot::Sender<Result<T, Fault>>) -> Ask,
+        request: impl Fn(oneshot::Sender<Result<T, Fault>>) -> Ask,
     ) -> Result<T, Fault> {
         let deadline = self.deadline();
         loop {
-            match self.once(&ask, deadline).await {
-                Err(fault) if self.may_ask_again(&fault, deadline) => sleep(RETRY_DELAY).await,
+            match self.try_once(&request, deadline).await {
+                Err(fault) if self.may_retry(&fault, deadline) => sleep(RETRY_DELAY).await,
                 answer => return answer,
             }
         }
     }
 
-    async fn once<T>(
+    async fn try_once<T>(
         &self,
-        ask: impl Fn(oneshot::Sender<Result<T, Fault>>) -> Ask,
+        request: impl Fn(oneshot::Sender<Result<T, Fault>>) -> Ask,
         deadline: Instant,
     ) -> Result<T, Fault> {
-        let (answer, asked) = oneshot::channel();
-        let sent = timeout_at(deadline, self.asks.send(ask(answer))).await;
-        let late = || Fault::new(Code::TimedOut, self.told("no answer in time"));
+        let (answer, receiver) = oneshot::channel();
+        let sent = timeout_at(deadline, self.requests.send(request(answer))).await;
+        let late = || Fault::new(Code::TimedOut, self.cause_or("no answer in time"));
         match sent {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(Fault::new(Code::Stopping, "the mount is ending")),
             Err(_) => return Err(late()),
         }
-        match timeout_at(deadline, asked).await {
+        match timeout_at(deadline, receiver).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(Fault::new(Code::LinkLost, self.told("the server was lost"))),
+            Ok(Err(_)) => Err(Fault::new(Code::LinkLost, self.cause_or("the server was lost"))),
             Err(_) => Err(late()),
         }
     }
 
-    fn may_ask_again(&self, fault: &Fault, deadline: Instant) -> bool {
-        is_away(fault) && !self.condition().offline && Instant::now() + RETRY_DELAY < deadline
+    fn may_retry(&self, fault: &Fault, deadline: Instant) -> bool {
+        is_connection_fault(fault)
+            && !self.status().offline
+            && Instant::now() + RETRY_DELAY < deadline
     }
 
     /// What to say when there is no answer.
-    fn told(&self, otherwise: &str) -> String {
-        self.condition().cause.unwrap_or_else(|| otherwise.to_owned())
+    fn cause_or(&self, otherwise: &str) -> String {
+        self.status().cause.unwrap_or_else(|| otherwise.to_owned())
     }
 }
 
 /// Whether a fault is of the line, not of what was asked.
-pub(crate) fn is_away(fault: &Fault) -> bool {
+pub(crate) fn is_connection_fault(fault: &Fault) -> bool {
     matches!(fault.code, Code::LinkLost | Code::TimedOut | Code::Stopping)
 }
 
 /// Keeps a session until nobody asks any more.
-async fn keep(
+async fn run_sessions(
     session: Option<Session>,
     mut options: SessionOptions,
-    mut asks: mpsc::Receiver<Ask>,
-    condition: Arc<Mutex<ConnectionStatus>>,
+    mut requests: mpsc::Receiver<Ask>,
+    status: Arc<Mutex<ConnectionStatus>>,
 ) {
     let Some(mut session) = session else {
-        return refuse_all(&mut asks, "the mount is offline").await;
+        return fail_all(&mut requests, "the mount is offline").await;
     };
     let peer = peer(&options.connect.host, options.connect.port);
     // Another server, however trusted, has other files.
     options.connect.fingerprint = Some(session.server());
     loop {
-        let tell = |carried| {
-            condition.lock().unwrap_or_else(PoisonError::into_inner).carried = carried;
+        let set_carried = |carried| {
+            status.lock().unwrap_or_else(PoisonError::into_inner).carried = carried;
         };
-        let served = session.serve(&mut asks, tell).await;
+        let served = session.serve(&mut requests, set_carried).await;
         let Err(error) = served else { return session.close().await };
         drop(session);
         let cause = format!("lost {peer}: {error}");
         tracing::warn!(peer, cause, "server lost");
         {
-            let mut it = condition.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut it = status.lock().unwrap_or_else(PoisonError::into_inner);
             (it.up, it.down_since, it.cause) = (false, Some(Instant::now()), Some(cause));
         }
-        let Some(next) = again(&options, &mut asks, &condition).await else { return };
+        let Some(next) = reconnect(&options, &mut requests, &status).await else { return };
         session = next;
         tracing::warn!(peer, "server is back");
-        let mut it = condition.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut it = status.lock().unwrap_or_else(PoisonError::into_inner);
         (it.up, it.down_since, it.cause) = (true, None, None);
         it.reconnects += 1;
     }
 }
 
 /// Connects until there is a session, and answers meanwhile; none when nobody asks any more.
-async fn again(
+async fn reconnect(
     options: &SessionOptions,
-    asks: &mut mpsc::Receiver<Ask>,
-    condition: &Mutex<ConnectionStatus>,
+    requests: &mut mpsc::Receiver<Ask>,
+    status: &Mutex<ConnectionStatus>,
 ) -> Option<Session> {
     let mut backoff = Backoff::mount(Instant::now().into_std());
     let mut next = backoff.lost(Instant::now().into_std());
@@ -257,7 +264,7 @@ async fn again(
         let made: Result<Session, ClientError> = loop {
             tokio::select! {
                 made = &mut attempt => break made,
-                ask = asks.recv() => refuse(ask?, &cause),
+                request = requests.recv() => fail_request(request?, &cause),
             }
         };
         match made {
@@ -265,7 +272,7 @@ async fn again(
             Err(error) => {
                 cause = error.to_string();
                 next = backoff.failed(&error, Instant::now().into_std());
-                let mut it = condition.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut it = status.lock().unwrap_or_else(PoisonError::into_inner);
                 it.cause = Some(cause.clone());
             }
         }
@@ -274,16 +281,16 @@ async fn again(
     None
 }
 
-async fn refuse_all(asks: &mut mpsc::Receiver<Ask>, cause: &str) {
-    while let Some(ask) = asks.recv().await {
-        refuse(ask, cause);
+async fn fail_all(requests: &mut mpsc::Receiver<Ask>, cause: &str) {
+    while let Some(request) = requests.recv().await {
+        fail_request(request, cause);
     }
 }
 
-fn refuse(ask: Ask, cause: &str) {
+fn fail_request(request: Ask, cause: &str) {
     let fault = Fault::new(Code::LinkLost, cause);
     // Whoever gave up needs no answer.
-    match ask {
+    match request {
         Ask::Look(_, answer) => drop(answer.send(Err(fault))),
         Ask::List(_, answer) => drop(answer.send(Err(fault))),
         Ask::Describe(_, answer) => drop(answer.send(Err(fault))),

@@ -4,7 +4,7 @@
 
 use super::cache::{BLOCK_BYTES, Cache, CacheFile, FILE_BYTES_MAX, Key};
 use super::cache_keys::CacheKeys;
-use super::connection::{Connection, FetchedPart, is_away};
+use super::connection::{Connection, FetchedPart, is_connection_fault};
 use super::counters::MountCounters;
 use super::open_once::OpenOnce;
 use super::priority_gate::PriorityGate;
@@ -42,36 +42,50 @@ pub(crate) enum OpenError {
 
 /// What is in files.
 pub(crate) struct Content {
-    pub line: Connection,
+    pub connection: Connection,
     pub cache: Cache,
-    pub counts: MountCounters,
+    pub counters: MountCounters,
     pub keys: CacheKeys,
     pub gate: PriorityGate,
-    opening: Mutex<OpenOnce>,
+    open_once: Mutex<OpenOnce>,
     pub(super) fetches: Semaphore,
-    pub(super) ahead: Arc<Semaphore>,
-    pub hot: RecentBlocks,
+    pub(super) read_ahead_permits: Arc<Semaphore>,
+    pub recent_blocks: RecentBlocks,
 }
 
 impl Content {
-    pub fn new(line: Connection, cache: Cache, server: String) -> Self {
-        let (fetches, ahead) =
+    pub fn new(connection: Connection, cache: Cache, server: String) -> Self {
+        let (fetches, read_ahead_permits) =
             (Semaphore::new(FETCHES_MAX), Semaphore::new(READ_AHEAD_FETCHES_MAX));
-        let (ahead, hot, gate) =
-            (Arc::new(ahead), RecentBlocks::default(), PriorityGate::default());
-        let (counts, opening, keys) =
+        let (read_ahead_permits, recent_blocks, gate) =
+            (Arc::new(read_ahead_permits), RecentBlocks::default(), PriorityGate::default());
+        let (counters, open_once, keys) =
             (MountCounters::default(), Mutex::default(), CacheKeys(server));
-        Self { line, cache, counts, keys, gate, opening, fetches, ahead, hot }
+        Self {
+            connection,
+            cache,
+            counters,
+            keys,
+            gate,
+            open_once,
+            fetches,
+            read_ahead_permits,
+            recent_blocks,
+        }
     }
 
     /// What is here of a version like this.
-    pub async fn cached(self: &Arc<Self>, path: &WirePath, facts: Facts) -> Option<Arc<CacheFile>> {
+    pub async fn find_cached(
+        self: &Arc<Self>,
+        path: &WirePath,
+        facts: Facts,
+    ) -> Option<Arc<CacheFile>> {
         let (this, key) = (self.clone(), self.keys.of_content(path, &facts));
         let found = blocking(move || this.cache.find(&key)).await;
-        let is_it = |file: &Arc<CacheFile>| {
+        let matches = |file: &Arc<CacheFile>| {
             (file.size, file.mtime_ns) == (facts.size, facts.mtime_ns) && facts.may_be(file.version)
         };
-        found.filter(is_it)
+        found.filter(matches)
     }
 
     /// The version that is there now, as the kernel knows it; for a reader, who `waits`, or for
@@ -82,42 +96,42 @@ impl Content {
         facts: Facts,
         waits: bool,
     ) -> Result<Arc<CacheFile>, OpenError> {
-        let (key, deadline) = (self.keys.of_content(path, &facts), self.line.deadline());
+        let (key, deadline) = (self.keys.of_content(path, &facts), self.connection.deadline());
         if facts.shared().is_some() {
             // What it was while this was its only name is not what it is.
-            let (this, alone) = (self.clone(), self.keys.of(path, ""));
+            let (this, alone) = (self.clone(), self.keys.of_path(path, ""));
             blocking(move || this.cache.discard(&alone)).await;
         }
-        let found = self.cached(path, facts).await;
+        let found = self.find_cached(path, facts).await;
         let old = found.as_ref().map(|file| file.version);
         if let Some(file) = found {
-            if !self.line.is_up() {
+            if !self.connection.is_up() {
                 return Ok(file);
             }
             let version = Some((file.mtime_ns, file.version));
             let part = Part { size: file.size, version, want: Extent::new(0, 0) };
-            match self.line.fetch_now(path, part).await {
+            match self.connection.fetch_without_retry(path, part).await {
                 Ok(_) => return Ok(file),
                 // What is cached is served on.
-                Err(fault) if is_away(&fault) => return Ok(file),
+                Err(fault) if is_connection_fault(&fault) => return Ok(file),
                 Err(fault) if fault.code == Code::Changed => {}
                 Err(fault) => return Err(OpenError::Fault(fault)),
             }
         }
         // Who opens the same file at once waits for the first, and finds what it brought.
-        let turn = self.opening.lock().unwrap_or_else(PoisonError::into_inner).of(key);
-        let _waits = waits.then(|| self.gate.wait());
+        let turn = self.open_once.lock().unwrap_or_else(PoisonError::into_inner).turn_of(key);
+        let _reader = waits.then(|| self.gate.reader_waits());
         if waits {
-            turn.haste.raise();
+            turn.priority.raise();
         }
         let Ok(_turn) = timeout_at(deadline, turn.lock.lock()).await else {
             let text = format!("{path} was not opened in time");
             return Err(OpenError::Fault(Fault::new(Code::TimedOut, text)));
         };
-        let found = self.cached(path, facts).await;
+        let found = self.find_cached(path, facts).await;
         match found.filter(|file| Some(file.version) != old) {
             Some(file) => Ok(file),
-            None => self.open_new(path, facts, key, (&turn.haste, deadline)).await,
+            None => self.open_new(path, facts, key, (&turn.priority, deadline)).await,
         }
     }
 
@@ -127,7 +141,7 @@ impl Content {
         path: &WirePath,
         facts: Facts,
         key: Key,
-        (haste, until): (&Haste, Instant),
+        (priority, until): (&Haste, Instant),
     ) -> Result<Arc<CacheFile>, OpenError> {
         if facts.size > FILE_BYTES_MAX {
             let text = format!("{path} has more than {FILE_BYTES_MAX} bytes");
@@ -136,22 +150,22 @@ impl Content {
         let first = Extent::new(0, facts.size.min(BLOCK_BYTES));
         let mut want = first;
         let deadline = Instant::now() + SETTLE_MAX;
-        let (info, version, landed) = loop {
+        let (info, version, data) = loop {
             let part = Part { size: facts.size, version: None, want };
-            let came = self.line.fetch_by(until, path, part, haste.clone()).await;
-            let FetchedPart { info, landed, .. } = match came {
-                Ok(came) => came,
+            let fetched = self.connection.fetch_until(until, path, part, priority.clone()).await;
+            let FetchedPart { info, data, .. } = match fetched {
+                Ok(fetched) => fetched,
                 Err(fault) if fault.code == Code::Changed => return Err(OpenError::Stale),
                 Err(fault) => return Err(OpenError::Fault(fault)),
             };
-            self.counts.fetched(landed.byte_count());
+            self.counters.add_fetched(data.byte_count());
             if info.mtime_ns != facts.mtime_ns {
                 return Err(OpenError::Stale);
             }
             match info.version {
                 // What several names share is kept as what it was said to be, or not at all.
                 Some(version) if !facts.may_be(version) => return Err(OpenError::Stale),
-                Some(version) if want == first => break (info, version, landed),
+                Some(version) if want == first => break (info, version, data),
                 Some(_) => want = first,
                 // Nothing is brought that could not be kept.
                 None if Instant::now() < deadline => {
@@ -165,43 +179,46 @@ impl Content {
             }
         };
         let (this, shown) = (self.clone(), path.to_string());
-        let made = blocking(move || this.begin(&key, &info, version, landed));
+        let made = blocking(move || this.create_cached(&key, &info, version, data));
         let what = || format!("cannot cache {shown}");
         made.await.map_err(|error| OpenError::Fault(Fault::from_io(what(), &error)))
     }
 
-    fn begin(
+    fn create_cached(
         &self,
         key: &Key,
         info: &FileInfo,
         version: u64,
-        landed: Landed,
+        data: Landed,
     ) -> std::io::Result<Arc<CacheFile>> {
         // Who finds the file from here on waits for what came, and does not fetch it again.
         let first = |file: &CacheFile| match info.size > 0 && !file.has(0) {
-            true => file.flights.join(&[0], 1, false).0,
+            true => file.in_flight.join(&[0], 1, false).0,
             false => Vec::new(),
         };
-        let (file, begun) = self.cache.create(key, info, version, first)?;
-        let brought = Arc::new(landed);
-        for flight in begun {
-            let kept = self.keep(&file, &[0], &brought);
-            file.flights.end(&flight, Ok(brought.clone()));
-            self.hot.add(&file, flight, brought.byte_count(), kept);
+        let (file, started) = self.cache.create(key, info, version, first)?;
+        let received = Arc::new(data);
+        for fetch in started {
+            let stored = self.store_blocks(&file, &[0], &received);
+            file.in_flight.finish(&fetch, Ok(received.clone()));
+            self.recent_blocks.add(&file, fetch, received.byte_count(), stored);
         }
         Ok(file)
     }
 
     /// How much of a file is allocated at the source: of a sparse one less than it is long.
-    pub async fn allocated(&self, path: &WirePath, facts: Facts) -> Result<u64, Fault> {
+    pub async fn allocated_bytes(&self, path: &WirePath, facts: Facts) -> Result<u64, Fault> {
         let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
-        self.line.fetch(path, part, Haste::default()).await.map(|came| came.info.allocated)
+        self.connection
+            .fetch(path, part, Haste::default())
+            .await
+            .map(|fetched| fetched.info.allocated)
     }
 
     /// The metadata of a file as it is there now.
     pub async fn meta(&self, path: &WirePath, facts: Facts) -> Result<Kept, Fault> {
         let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
-        self.line.fetch(path, part, Haste::default()).await.map(|came| came.meta)
+        self.connection.fetch(path, part, Haste::default()).await.map(|fetched| fetched.meta)
     }
 }
 

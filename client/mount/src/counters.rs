@@ -19,20 +19,20 @@ pub(crate) struct MountCounters {
 }
 
 impl MountCounters {
-    pub fn fetched(&self, bytes: u64) {
+    pub fn add_fetched(&self, bytes: u64) {
         self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn read(&self, bytes: u64) {
+    pub fn add_read(&self, bytes: u64) {
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn failed(&self) {
+    pub fn add_failure(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn opened(&self, past_us: bool) {
+    pub fn add_open(&self, is_passthrough: bool) {
         self.opens.fetch_add(1, Ordering::Relaxed);
-        self.passthrough_opens.fetch_add(u64::from(past_us), Ordering::Relaxed);
+        self.passthrough_opens.fetch_add(u64::from(is_passthrough), Ordering::Relaxed);
     }
 }

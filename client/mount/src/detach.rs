@@ -41,30 +41,30 @@ const FILE_MODE: u32 = 0o600;
 /// What makes a mount a folder.
 pub(super) struct Detach {
     pub content: Arc<Content>,
-    pub filled: Arc<FillProgress>,
+    pub fill_progress: Arc<FillProgress>,
     pub session: SessionOptions,
 }
 
 impl Detach {
     /// Waits for the fill, and makes the tree; returns where it is.
-    pub async fn tree(&self, options: &MountOptions) -> Result<PathBuf, Fault> {
-        self.filled.ended.notified().await;
-        let tree = beside(&options.mountpoint);
-        let made = make(&tree);
+    pub async fn build_tree(&self, options: &MountOptions) -> Result<PathBuf, Fault> {
+        self.fill_progress.ended.notified().await;
+        let tree = staging_path(&options.mountpoint);
+        let made = make_staging_folder(&tree);
         made.map_err(|error| Fault::from_io(format!("cannot make {}", tree.display()), &error))?;
-        self.place_all(&options.remote.path, &tree).await?;
-        self.mirror(options, &tree, std::future::pending()).await?;
+        self.copy_cached_files(&options.remote.path, &tree).await?;
+        self.sync_tree(options, &tree, std::future::pending()).await?;
         Ok(tree)
     }
 
     /// Brings what changed while somebody used the mount. What cannot be brought now is what
     /// rdma-sync would find to do: a tree that was whole is no reason for none.
     pub async fn catch_up(&self, options: &MountOptions, stop: impl Future<Output = ()>) {
-        let caught = match self.content.line.is_up() {
-            true => self.mirror(options, &options.mountpoint, stop).await,
+        let synced = match self.content.connection.is_up() {
+            true => self.sync_tree(options, &options.mountpoint, stop).await,
             false => Err(Fault::new(Code::LinkLost, "the server is away")),
         };
-        if let Err(fault) = caught {
+        if let Err(fault) = synced {
             tracing::warn!(
                 cause = fault.text,
                 "not all that changed since the fill is in the folder"
@@ -73,11 +73,11 @@ impl Detach {
     }
 
     /// Puts what is all in the cache where it belongs. What cannot be put there is fetched.
-    async fn place_all(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
+    async fn copy_cached_files(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
         let tree = Arc::new(Folder::open(tree)?);
         let (mut walk, mut under_way) = (Walk::new(base.clone()), JoinSet::new());
         // Files with several names that have one: the mirror gives them the others.
-        let mut named = HashSet::new();
+        let mut linked = HashSet::new();
         while let Some(found) = walk.next(&self.content).await {
             // The mirror meets it again, and tells.
             let Ok((path, facts)) = found else { continue };
@@ -89,14 +89,14 @@ impl Detach {
                 && facts
                     .tied
                     .file
-                    .is_none_or(|file| named.len() < LINKED_FILES_MAX && named.insert(file))
-                && let Some(file) = self.content.cached(&path, facts).await
+                    .is_none_or(|file| linked.len() < LINKED_FILES_MAX && linked.insert(file))
+                && let Some(file) = self.content.find_cached(&path, facts).await
             {
                 if under_way.len() >= FILES_MAX {
                     under_way.join_next().await;
                 }
                 under_way.spawn_blocking(move || {
-                    if let Err(fault) = place(&file, &tree, &below) {
+                    if let Err(fault) = copy_if_absent(&file, &tree, &below) {
                         tracing::debug!(path = %below, cause = fault.text, "not placed");
                     }
                 });
@@ -107,7 +107,7 @@ impl Detach {
     }
 
     /// Makes the tree equal to the source.
-    async fn mirror(
+    async fn sync_tree(
         &self,
         options: &MountOptions,
         tree: &Path,
@@ -143,7 +143,7 @@ impl Detach {
 }
 
 /// Gives the tree the place of the mount, which is gone.
-pub(super) fn take_place(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
+pub(super) fn replace_mountpoint(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
     let cannot = |error: &io::Error| {
         let (tree, at) = (tree.display(), mountpoint.display());
         Fault::from_io(format!("all of it is in {tree}, but cannot become {at}"), error)
@@ -154,7 +154,7 @@ pub(super) fn take_place(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
 }
 
 /// Makes the folder of the tree, or finds it; another's is not taken, nor what a link leads to.
-fn make(tree: &Path) -> io::Result<()> {
+fn make_staging_folder(tree: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(FOLDER_MODE).create(tree) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let found = fs::symlink_metadata(tree)?;
@@ -166,7 +166,7 @@ fn make(tree: &Path) -> io::Result<()> {
 }
 
 /// Where the tree is made.
-fn beside(mountpoint: &Path) -> PathBuf {
+fn staging_path(mountpoint: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(mountpoint.file_name().unwrap_or_default());
     name.push(".verbatim-mount");
@@ -174,21 +174,21 @@ fn beside(mountpoint: &Path) -> PathBuf {
 }
 
 /// Copies a version that is all here, under its name only when it lasts.
-fn place(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
-    let is_it = |there: Entry| {
+fn copy_if_absent(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
+    let matches = |there: Entry| {
         let found = (there.kind, there.size, there.mtime_ns);
         found == (EntryKind::File, file.size, file.mtime_ns)
     };
-    if tree.stat(path, false).is_ok_and(is_it) {
+    if tree.stat(path, false).is_ok_and(matches) {
         return Ok(());
     }
     // Nothing of it is punched from here on.
     if !file.back() {
         return Err(Fault::new(Code::NotFound, "not all of it is in the cache"));
     }
-    let placed = copy(file, tree, path);
+    let copied = copy(file, tree, path);
     file.unback();
-    placed
+    copied
 }
 
 fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
@@ -219,20 +219,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tree_is_made_beside_the_place_and_never_behind_a_link() {
-        assert_eq!(beside(Path::new("/mnt/data")), Path::new("/mnt/.data.verbatim-mount"));
+    fn the_staging_tree_is_made_beside_the_mountpoint_and_never_through_a_symlink() {
+        assert_eq!(staging_path(Path::new("/mnt/data")), Path::new("/mnt/.data.verbatim-mount"));
         let dir = tempfile::tempdir().expect("folder");
         let tree = dir.path().join("tree");
-        assert!(make(&tree).is_ok() && make(&tree).is_ok(), "it is gone on with");
+        assert!(
+            make_staging_folder(&tree).is_ok() && make_staging_folder(&tree).is_ok(),
+            "it is gone on with"
+        );
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&tree, &link).expect("links");
-        assert!(make(&link).is_err());
+        assert!(make_staging_folder(&link).is_err());
         // A folder with something in it is not replaced.
         let place = dir.path().join("place");
         fs::create_dir_all(place.join("full")).expect("makes");
-        let refused = take_place(&tree, &place).expect_err("it is not empty");
+        let refused = replace_mountpoint(&tree, &place).expect_err("it is not empty");
         assert!(refused.text.contains("all of it is in"), "{refused}");
         fs::remove_dir(place.join("full")).expect("removes");
-        assert!(take_place(&tree, &place).is_ok() && !tree.exists());
+        assert!(replace_mountpoint(&tree, &place).is_ok() && !tree.exists());
     }
 }

@@ -35,38 +35,38 @@ impl DirCache {
 
     /// Keeps a listing of a folder that was asked for after so many changes; one that is older
     /// than the last answers for nothing.
-    pub fn keep(&self, folder: u64, listing: Arc<Listing>, changes: u64, now: Instant) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.changes != changes {
+    pub fn insert(&self, folder: u64, listing: Arc<Listing>, changes: u64, now: Instant) {
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.changes != changes {
             return;
         }
-        kept.entries += listing.len();
-        if let Some((_, old)) = kept.listings.insert(folder, (now, listing)) {
-            kept.entries -= old.len();
+        cached.entries += listing.len();
+        if let Some((_, old)) = cached.listings.insert(folder, (now, listing)) {
+            cached.entries -= old.len();
         }
-        kept.order.push_back((now, folder));
-        while let Some(&(at, oldest)) = kept.order.front()
-            && (kept.entries > ENTRIES_MAX || now.duration_since(at) > LISTING_TTL)
+        cached.order.push_back((now, folder));
+        while let Some(&(at, oldest)) = cached.order.front()
+            && (cached.entries > ENTRIES_MAX || now.duration_since(at) > LISTING_TTL)
         {
-            kept.order.pop_front();
-            if kept.listings.get(&oldest).is_some_and(|(since, _)| *since == at) {
-                let gone = kept.listings.remove(&oldest);
-                kept.entries -= gone.map_or(0, |(_, listing)| listing.len());
+            cached.order.pop_front();
+            if cached.listings.get(&oldest).is_some_and(|(since, _)| *since == at) {
+                let gone = cached.listings.remove(&oldest);
+                cached.entries -= gone.map_or(0, |(_, listing)| listing.len());
             }
         }
     }
 
     /// What a fresh listing says of a name; none where there is no fresh one.
     pub fn find(&self, folder: u64, name: &[u8], now: Instant) -> Option<Option<Facts>> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, listing) = kept.listings.get(&folder)?;
+        let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, listing) = cached.listings.get(&folder)?;
         (now.duration_since(*since) <= LISTING_TTL).then(|| listing.find(name))
     }
 
     /// Forgets all: something changed.
-    pub fn forget(&self) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *kept = Listings { changes: kept.changes + 1, ..Listings::default() };
+    pub fn invalidate(&self) {
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *cached = Listings { changes: cached.changes + 1, ..Listings::default() };
     }
 }
 
@@ -77,8 +77,8 @@ mod tests {
     use verbatim_proto::message::{Entry, EntryKind};
 
     #[test]
-    fn a_listing_answers_for_a_moment_and_old_ones_go() {
-        let folders = DirCache::default();
+    fn a_listing_answers_lookups_until_it_expires_or_a_change_invalidates_it() {
+        let dir_cache = DirCache::default();
         let (mut listing, now) = (Listing::default(), Instant::now());
         let path = WirePath::parse(b"a").expect("plain");
         let (size, mode, mtime_ns) = (5, 0o644, 1);
@@ -86,18 +86,18 @@ mod tests {
         listing.add(vec![entry], &[]).expect("fits");
         listing.seal();
         let listing = Arc::new(listing);
-        folders.keep(1, listing.clone(), 0, now);
-        assert_eq!(folders.find(1, b"a", now).expect("fresh").expect("there").size, 5);
-        assert_eq!(folders.find(1, b"b", now), Some(None), "it says what is not there");
-        assert_eq!(folders.find(2, b"a", now), None);
+        dir_cache.insert(1, listing.clone(), 0, now);
+        assert_eq!(dir_cache.find(1, b"a", now).expect("fresh").expect("there").size, 5);
+        assert_eq!(dir_cache.find(1, b"b", now), Some(None), "it says what is not there");
+        assert_eq!(dir_cache.find(2, b"a", now), None);
         let later = now + LISTING_TTL + Duration::from_millis(1);
-        assert_eq!(folders.find(1, b"a", later), None);
-        folders.keep(2, listing.clone(), 0, later);
-        assert_eq!(folders.0.lock().expect("whole").entries, 1, "the old one is gone");
-        folders.forget();
-        folders.keep(3, listing.clone(), 0, later);
-        assert_eq!(folders.find(3, b"a", later), None, "it was asked for before the change");
-        folders.keep(3, listing, folders.changes(), later);
-        assert!(folders.find(3, b"a", later).is_some());
+        assert_eq!(dir_cache.find(1, b"a", later), None);
+        dir_cache.insert(2, listing.clone(), 0, later);
+        assert_eq!(dir_cache.0.lock().expect("whole").entries, 1, "the old one is gone");
+        dir_cache.invalidate();
+        dir_cache.insert(3, listing.clone(), 0, later);
+        assert_eq!(dir_cache.find(3, b"a", later), None, "it was asked for before the change");
+        dir_cache.insert(3, listing, dir_cache.changes(), later);
+        assert!(dir_cache.find(3, b"a", later).is_some());
     }
 }

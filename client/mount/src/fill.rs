@@ -5,7 +5,7 @@
 //! server that is away is waited for.
 
 use super::cache::{BLOCK_BYTES, CacheFile};
-use super::connection::is_away;
+use super::connection::is_connection_fault;
 use super::content::{Content, OpenError};
 use super::walk::Walk;
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ const STAGES: [&str; 5] = ["off", "filling", "complete", "cache full", "incomple
 
 impl FillProgress {
     /// For the status.
-    pub fn told(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let stage = STAGES[usize::from(self.stage.load(Ordering::Relaxed)) % STAGES.len()];
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
         json!({
@@ -99,15 +99,15 @@ pub(super) async fn fill(
         match found {
             Ok((path, facts)) if facts.kind == Kind::File => {
                 while under_way.len() >= FILES_MAX {
-                    full |= filling.over(under_way.join_next().await);
+                    full |= filling.count_finished(under_way.join_next().await);
                 }
-                under_way.spawn(filling.clone().file(path, facts));
+                under_way.spawn(filling.clone().fill_file(path, facts));
                 tries = 0;
             }
             Ok(_) => tries = 0,
-            Err((path, fault)) if is_away(&fault) && tries < TRIES_MAX => {
+            Err((path, fault)) if is_connection_fault(&fault) && tries < TRIES_MAX => {
                 tries += 1;
-                walk.again(path);
+                walk.queue_folder(path);
                 filling.wait_for_server().await;
             }
             Err((path, fault)) => {
@@ -118,7 +118,7 @@ pub(super) async fn fill(
         }
     }
     while !under_way.is_empty() {
-        full |= filling.over(under_way.join_next().await);
+        full |= filling.count_finished(under_way.join_next().await);
     }
     if full {
         tracing::info!("the cache is full, the fill ends");
@@ -136,38 +136,38 @@ impl Filler {
     /// Waits until the server is there, and a moment at least.
     async fn wait_for_server(&self) {
         sleep(AWAY_POLL).await;
-        while !self.content.line.is_up() {
+        while !self.content.connection.is_up() {
             sleep(AWAY_POLL).await;
         }
     }
 
     /// Counts a file that is done with; whether the cache is full.
-    fn over(&self, done: Option<Result<FileOutcome, tokio::task::JoinError>>) -> bool {
-        let brought = done.and_then(Result::ok).unwrap_or(FileOutcome::Failed);
-        let count = match brought {
+    fn count_finished(&self, done: Option<Result<FileOutcome, tokio::task::JoinError>>) -> bool {
+        let outcome = done.and_then(Result::ok).unwrap_or(FileOutcome::Failed);
+        let count = match outcome {
             FileOutcome::Complete => &self.progress.files,
             FileOutcome::Failed => &self.progress.failed,
-            FileOutcome::Gone | FileOutcome::CacheFull => return brought == FileOutcome::CacheFull,
+            FileOutcome::Gone | FileOutcome::CacheFull => return outcome == FileOutcome::CacheFull,
         };
         count.fetch_add(1, Ordering::Relaxed);
         false
     }
 
     /// Brings a file, as it is when it is brought.
-    async fn file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> FileOutcome {
+    async fn fill_file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> FileOutcome {
         let mut cause = Fault::new(Code::Changed, "it changes all the time");
         for _ in 0..TRIES_MAX {
-            if !self.content.line.is_up() {
+            if !self.content.connection.is_up() {
                 self.wait_for_server().await;
             }
-            match self.version(&path, facts).await {
-                Ok(brought) => return brought,
+            match self.fill_version(&path, facts).await {
+                Ok(outcome) => return outcome,
                 Err(OpenError::Stale) => {}
                 Err(OpenError::Fault(fault)) if fault.code == Code::Changed => {}
                 Err(OpenError::Fault(fault)) if fault.code == Code::NotFound => {
                     return FileOutcome::Gone;
                 }
-                Err(OpenError::Fault(fault)) if is_away(&fault) => {
+                Err(OpenError::Fault(fault)) if is_connection_fault(&fault) => {
                     cause = fault;
                     self.wait_for_server().await;
                 }
@@ -176,7 +176,7 @@ impl Filler {
                     break;
                 }
             }
-            match self.content.line.look(&path).await.map(|seen| seen.facts()) {
+            match self.content.connection.stat(&path).await.map(|seen| seen.facts()) {
                 Ok(now) if now.kind == Kind::File => facts = now,
                 Ok(_) => return FileOutcome::Gone,
                 Err(fault) if fault.code == Code::NotFound => return FileOutcome::Gone,
@@ -194,29 +194,29 @@ impl Filler {
     }
 
     /// Brings what is missing of a version.
-    async fn version(&self, path: &WirePath, facts: Facts) -> Result<FileOutcome, OpenError> {
+    async fn fill_version(&self, path: &WirePath, facts: Facts) -> Result<FileOutcome, OpenError> {
         let content = &self.content;
-        let found = content.cached(path, facts).await;
+        let found = content.find_cached(path, facts).await;
         let (new, missing) =
             (found.is_none(), found.map_or(facts.size, |file| file.missing(0..=u32::MAX)));
         // Of a sparse file only what is allocated takes room.
         let most = match self.has_room(missing) {
             true => u64::MAX,
-            false => content.allocated(path, facts).await.map_err(OpenError::Fault)?,
+            false => content.allocated_bytes(path, facts).await.map_err(OpenError::Fault)?,
         };
         // Opening it brings its first block, for which nothing may have to go.
         if !self.has_room(missing.min(most)) {
             return Ok(FileOutcome::CacheFull);
         }
         let first = if new { facts.size.min(BLOCK_BYTES) } else { 0 };
-        let pass = content.gate.pass(first).await;
+        let permit = content.gate.acquire(first).await;
         let file = content.open(path, facts, false).await?;
         if new {
-            pass.came(content.counts.fetched_bytes.load(Ordering::Relaxed));
-            let came = file.flights.at_hand(0).map_or(first, |brought| brought.byte_count());
-            self.fetched.fetch_add(came, Ordering::Relaxed);
+            permit.received(content.counters.fetched_bytes.load(Ordering::Relaxed));
+            let received = file.in_flight.received(0).map_or(first, |first| first.byte_count());
+            self.fetched.fetch_add(received, Ordering::Relaxed);
         }
-        drop(pass);
+        drop(permit);
         if !self.has_room(file.missing(0..=u32::MAX).min(most)) {
             return Ok(FileOutcome::CacheFull);
         }
@@ -227,7 +227,7 @@ impl Filler {
             if most < u64::MAX && !self.has_room(missing.min(most)) {
                 return Ok(FileOutcome::CacheFull);
             }
-            self.part(path, &file, offset, len).await.map_err(OpenError::Fault)?;
+            self.fill_part(path, &file, offset, len).await.map_err(OpenError::Fault)?;
         }
         // What came and could not be kept is not here.
         match file.missing(0..=u32::MAX) {
@@ -241,7 +241,7 @@ impl Filler {
         }
     }
 
-    async fn part(
+    async fn fill_part(
         &self,
         path: &WirePath,
         file: &Arc<CacheFile>,
@@ -249,16 +249,16 @@ impl Filler {
         len: u64,
     ) -> Result<(), Fault> {
         let missing = file.missing(file.blocks_of(offset, len));
-        let pass = self.content.gate.pass(missing).await;
-        let came = self.content.bring(path, file, offset, len).await?;
+        let permit = self.content.gate.acquire(missing).await;
+        let received = self.content.fetch_range(path, file, offset, len).await?;
         // A hole says nothing of the link.
-        if came > 0 {
-            pass.came(self.content.counts.fetched_bytes.load(Ordering::Relaxed));
+        if received > 0 {
+            permit.received(self.content.counters.fetched_bytes.load(Ordering::Relaxed));
         }
-        drop(pass);
+        drop(permit);
         self.progress.bytes.fetch_add(len, Ordering::Relaxed);
         // Only what came over the network counts.
-        let bytes = self.fetched.fetch_add(came, Ordering::Relaxed) + came;
+        let bytes = self.fetched.fetch_add(received, Ordering::Relaxed) + received;
         if let Some(rate) = self.rate {
             let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
             sleep(due.saturating_sub(self.begin.elapsed())).await;

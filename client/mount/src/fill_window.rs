@@ -31,40 +31,44 @@ const SAMPLES_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct FillWindow {
     /// When how much had come, the latest last.
-    marks: VecDeque<(Duration, u64)>,
+    samples: VecDeque<(Duration, u64)>,
     /// The least time of this while, and of the one before.
-    least: Option<Duration>,
-    least_before: Option<Duration>,
-    least_since: Duration,
+    latency_min: Option<Duration>,
+    latency_min_before: Option<Duration>,
+    latency_since: Duration,
 }
 
 impl FillWindow {
     /// Something came that took so long; all that came so far, for whomever, is `total`.
-    pub fn came(&mut self, now: Duration, total: u64, took: Duration) {
-        if now.saturating_sub(self.least_since) > LATENCY_INTERVAL {
-            (self.least_before, self.least, self.least_since) = (self.least, None, now);
+    pub fn received(&mut self, now: Duration, total: u64, latency: Duration) {
+        if now.saturating_sub(self.latency_since) > LATENCY_INTERVAL {
+            (self.latency_min_before, self.latency_min, self.latency_since) =
+                (self.latency_min, None, now);
         }
-        self.least = Some(self.least.map_or(took, |least| least.min(took)));
-        self.marks.push_back((now, total));
-        while self.marks.len() > SAMPLES_MAX
-            || self.marks.len() > 2 && now.saturating_sub(self.marks[1].0) > RATE_INTERVAL
+        self.latency_min =
+            Some(self.latency_min.map_or(latency, |latency_min| latency_min.min(latency)));
+        self.samples.push_back((now, total));
+        while self.samples.len() > SAMPLES_MAX
+            || self.samples.len() > 2 && now.saturating_sub(self.samples[1].0) > RATE_INTERVAL
         {
-            self.marks.pop_front();
+            self.samples.pop_front();
         }
     }
 
     /// How many bytes may be under way.
-    pub fn window(&self) -> u64 {
-        let least = [self.least, self.least_before].into_iter().flatten().min();
-        let (Some(rate), Some(least)) = (self.rate(), least) else { return WINDOW_BYTES_INITIAL };
-        let slack = QUEUE_TIME_MIN.max(least / QUEUE_TIME_SHARE);
-        let bytes = rate * (least + slack).as_secs_f64();
+    pub fn limit_bytes(&self) -> u64 {
+        let latency_min = [self.latency_min, self.latency_min_before].into_iter().flatten().min();
+        let (Some(rate), Some(latency_min)) = (self.rate(), latency_min) else {
+            return WINDOW_BYTES_INITIAL;
+        };
+        let slack = QUEUE_TIME_MIN.max(latency_min / QUEUE_TIME_SHARE);
+        let bytes = rate * (latency_min + slack).as_secs_f64();
         (bytes as u64).min(WINDOW_BYTES_MAX)
     }
 
     /// Bytes a second of late.
     fn rate(&self) -> Option<f64> {
-        let ((from, before), (to, after)) = (*self.marks.front()?, *self.marks.back()?);
+        let ((from, before), (to, after)) = (*self.samples.front()?, *self.samples.back()?);
         let time = to.saturating_sub(from).as_secs_f64();
         (time > 0.0).then(|| after.saturating_sub(before) as f64 / time)
     }
@@ -84,65 +88,65 @@ mod tests {
         free_at: Duration,
         carried: u64,
         /// When each comes, when it was asked for, and whether a reader waits for it.
-        coming: Vec<(Duration, Duration, bool)>,
+        pending: Vec<(Duration, Duration, bool)>,
     }
 
     impl SimulatedLink {
-        fn ask(&mut self, now: Duration, reader: bool) {
+        fn request(&mut self, now: Duration, reader: bool) {
             let begin = self.free_at.max(now + self.delay);
             self.free_at = begin + Duration::from_secs_f64(FILE as f64 / self.rate as f64);
-            self.coming.push((self.free_at, now, reader));
+            self.pending.push((self.free_at, now, reader));
         }
 
-        fn fills(&self) -> u64 {
-            self.coming.iter().filter(|it| !it.2).count() as u64 * FILE
+        fn fill_bytes(&self) -> u64 {
+            self.pending.iter().filter(|it| !it.2).count() as u64 * FILE
         }
     }
 
     /// Fills for so long while a reader wants something every 20 ms. Says which part of the link
     /// was used in the second half, and how long the reader waited then on average.
-    fn run(rate: u64, delay: Duration, seconds: u64) -> (f64, Duration) {
-        let mut world =
-            SimulatedLink { rate, delay, free_at: STEP, carried: 0, coming: Vec::new() };
-        let mut gauge = FillWindow::default();
+    fn simulate_fill(rate: u64, delay: Duration, seconds: u64) -> (f64, Duration) {
+        let mut link =
+            SimulatedLink { rate, delay, free_at: STEP, carried: 0, pending: Vec::new() };
+        let mut fill_window = FillWindow::default();
         let (mut now, end, mut next) = (STEP, Duration::from_secs(seconds), STEP);
         let (mut waits, mut half) = (Vec::new(), 0);
         while now < end {
             if now >= next {
-                world.ask(now, true);
+                link.request(now, true);
                 next += Duration::from_millis(20);
             }
-            while world.fills() == 0 || world.fills() + FILE <= gauge.window() {
-                world.ask(now, false);
+            while link.fill_bytes() == 0 || link.fill_bytes() + FILE <= fill_window.limit_bytes() {
+                link.request(now, false);
             }
             now += STEP;
-            if world.coming.iter().all(|it| it.0 > now) {
+            if link.pending.iter().all(|it| it.0 > now) {
                 continue;
             }
-            let (came, coming): (Vec<_>, _) = world.coming.iter().partition(|it| it.0 <= now);
-            world.coming = coming;
+            let (came, pending): (Vec<_>, _) = link.pending.iter().partition(|it| it.0 <= now);
+            link.pending = pending;
             for (_, asked, reader) in came {
-                world.carried += FILE;
+                link.carried += FILE;
                 if reader && now > end / 2 {
                     waits.push(now - asked);
                 }
                 if !reader {
-                    gauge.came(now, world.carried, now - asked);
+                    fill_window.received(now, link.carried, now - asked);
                 }
             }
             if now < end / 2 {
-                half = world.carried;
+                half = link.carried;
             }
         }
-        let used = (world.carried - half) as f64 / (rate as f64 * (end / 2).as_secs_f64());
+        let used = (link.carried - half) as f64 / (rate as f64 * (end / 2).as_secs_f64());
         (used, waits.iter().sum::<Duration>() / waits.len().max(1) as u32)
     }
 
     #[test]
-    fn the_link_is_kept_at_work_and_a_reader_waits_for_little_of_the_fill() {
+    fn the_fill_keeps_the_link_busy_and_delays_readers_little() {
         for (rate, delay_ms) in [(65 << 20, 1), (20 << 20, 2), (500 << 20, 1), (100 << 20, 40)] {
             let delay = Duration::from_millis(delay_ms);
-            let (used, waited) = run(rate, delay, 20);
+            let (used, waited) = simulate_fill(rate, delay, 20);
             assert!(used > 0.95, "{rate} {delay_ms}: {used}");
             // Its own time on the link, the way there, and some of what is in front.
             let own = delay + Duration::from_secs_f64(FILE as f64 / rate as f64);
@@ -152,28 +156,28 @@ mod tests {
     }
 
     #[test]
-    fn before_anything_came_a_little_may_go_and_whatever_comes_it_is_bounded() {
-        let mut gauge = FillWindow::default();
-        assert_eq!(gauge.window(), WINDOW_BYTES_INITIAL);
-        gauge.came(STEP, FILE, STEP);
-        assert_eq!(gauge.window(), WINDOW_BYTES_INITIAL, "one says nothing of a rate");
+    fn the_window_starts_small_and_is_bounded() {
+        let mut fill_window = FillWindow::default();
+        assert_eq!(fill_window.limit_bytes(), WINDOW_BYTES_INITIAL);
+        fill_window.received(STEP, FILE, STEP);
+        assert_eq!(fill_window.limit_bytes(), WINDOW_BYTES_INITIAL, "one says nothing of a rate");
         for at in 2..5000 {
-            gauge.came(STEP * at, u64::from(at) << 30, Duration::from_secs(9));
-            assert!(gauge.marks.len() <= SAMPLES_MAX);
+            fill_window.received(STEP * at, u64::from(at) << 30, Duration::from_secs(9));
+            assert!(fill_window.samples.len() <= SAMPLES_MAX);
         }
-        assert_eq!(gauge.window(), WINDOW_BYTES_MAX);
+        assert_eq!(fill_window.limit_bytes(), WINDOW_BYTES_MAX);
     }
 
     #[test]
-    fn a_link_that_takes_longer_than_it_did_is_seen_to_after_a_while() {
-        let mut gauge = FillWindow::default();
+    fn the_window_grows_when_the_latency_of_the_link_grows() {
+        let mut fill_window = FillWindow::default();
         let mut came = |second: u32, took_ms| {
             for part in 0..10 {
                 let now = Duration::from_millis(u64::from(second * 1000 + part * 100));
                 let total = u64::from(second * 10 + part) * FILE;
-                gauge.came(now, total, Duration::from_millis(took_ms));
+                fill_window.received(now, total, Duration::from_millis(took_ms));
             }
-            gauge.window()
+            fill_window.limit_bytes()
         };
         let short = (0..8).map(|second| came(second, 2)).last().expect("some");
         let long = (8..20).map(|second| came(second, 200)).last().expect("some");

@@ -5,7 +5,7 @@
 
 use super::cache::CacheFile;
 use super::fill::FillProgress;
-use super::fuse_types::{attr_of, errno, is_told, sized};
+use super::fuse_types::{errno, file_attr, is_shown_xattr, reply_xattr};
 use super::handles::{Handles, OpenFile};
 use super::nodes::ROOT;
 use super::readdir::{self, DirReply, ReplyContext};
@@ -42,11 +42,11 @@ thread_local! {
 pub(super) struct FuseFs {
     pub tree: Arc<Tree>,
     pub handles: Arc<Handles>,
-    pub filled: Arc<FillProgress>,
+    pub fill_progress: Arc<FillProgress>,
     pub runtime: Handle,
     pub owner: (u32, u32),
     /// Whether the kernel knows nonsense when it is told some; it says what it is at the start.
-    pub doubts: bool,
+    pub validates_attrs: bool,
 }
 
 impl FuseFs {
@@ -56,10 +56,10 @@ impl FuseFs {
     }
 
     /// Answers with what is in an open folder from a place on.
-    fn list(&self, handle: FileHandle, from: u64, page: impl DirReply) {
-        let Some(folder) = self.handles.folder(handle.0) else { return page.refuse(Errno::EBADF) };
-        let asker = ReplyContext { mounter: self.owner, doubts: self.doubts };
-        self.spawn(readdir::answer(self.tree.clone(), folder, from, asker, page));
+    fn list(&self, handle: FileHandle, from: u64, reply: impl DirReply) {
+        let Some(folder) = self.handles.folder(handle.0) else { return reply.fail(Errno::EBADF) };
+        let context = ReplyContext { mounter: self.owner, validates_attrs: self.validates_attrs };
+        self.spawn(readdir::reply_listing(self.tree.clone(), folder, from, context, reply));
     }
 }
 
@@ -78,11 +78,11 @@ impl Filesystem for FuseFs {
         if let Err(most) = config.set_max_readahead(KERNEL_READAHEAD_BYTES) {
             let _ = config.set_max_readahead(most);
         }
-        self.doubts = config.kernel_abi().1 >= VALIDATES_ATTRS_SINCE;
-        let passes = self.tree.passthrough.wanted()
+        self.validates_attrs = config.kernel_abi().1 >= VALIDATES_ATTRS_SINCE;
+        let passes = self.tree.passthrough.is_wanted()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
-        self.tree.passthrough.kernel_has(passes);
+        self.tree.passthrough.set_kernel_support(passes);
         Ok(())
     }
 
@@ -94,9 +94,9 @@ impl Filesystem for FuseFs {
                     let ttl = tree.ttl();
                     // The kernel is told one number for two things. Where they differ it asks
                     // for the attributes by themselves, which have the right one.
-                    let same = tree.nodes().shown(number) == number;
+                    let same = tree.nodes().shown_ino(number) == number;
                     let believed = if same { ttl } else { Duration::ZERO };
-                    let attr = attr_of(number, facts, owner);
+                    let attr = file_attr(number, facts, owner);
                     reply.entry_with_ttls(&believed, &ttl, &attr, Generation(0));
                 }
                 Err(trouble) => reply.error(errno(&trouble)),
@@ -113,15 +113,15 @@ impl Filesystem for FuseFs {
         let ttl = tree.ttl();
         let (known, shown) = {
             let nodes = tree.nodes();
-            (nodes.facts(number.0), nodes.shown(number.0))
+            (nodes.facts(number.0), nodes.shown_ino(number.0))
         };
         let answer = move |facts| match facts {
-            Some(facts) => reply.attr(&ttl, &attr_of(shown, facts, owner)),
+            Some(facts) => reply.attr(&ttl, &file_attr(shown, facts, owner)),
             None => reply.error(Errno::ESTALE),
         };
         // Nobody looks up the name of a folder that he is in, or holds open.
         if known.is_some_and(|facts| facts.kind == Kind::Folder) {
-            return self.spawn(async move { answer(tree.folder(number.0).await) });
+            return self.spawn(async move { answer(tree.folder_facts(number.0).await) });
         }
         answer(known);
     }
@@ -143,13 +143,13 @@ impl Filesystem for FuseFs {
                 Ok(opened) => opened,
                 Err(trouble) => return reply.error(errno(&trouble)),
             };
-            let held = tree.passthrough.may() && tree.hold(&file).await;
-            let back = |file: &CacheFile| {
-                let backed = held.then(|| reply.open_backing(file.data()))?;
-                tree.passthrough.learn(backed)
+            let pinned = tree.passthrough.is_usable() && tree.pin(&file).await;
+            let open_backing = |file: &CacheFile| {
+                let backed = pinned.then(|| reply.open_backing(file.data()))?;
+                tree.passthrough.record_result(backed)
             };
-            let (handle, backing) = handles.open(number.0, path, (file, held), back);
-            tree.content.counts.opened(backing.is_some());
+            let (handle, backing) = handles.open(number.0, path, (file, pinned), open_backing);
+            tree.content.counters.add_open(backing.is_some());
             let (handle, flags) = (FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE);
             match backing {
                 Some(backing) => reply.opened_passthrough(handle, FopenFlags::empty(), &backing),
@@ -176,9 +176,9 @@ impl Filesystem for FuseFs {
         }
         let tree = self.tree.clone();
         let _context = self.runtime.enter();
-        tree.look_ahead(&open, offset, len);
-        if let Some(bytes) = tree.content.at_hand(&open.file, offset, len as usize) {
-            tree.content.counts.read(len);
+        tree.read_ahead(&open, offset, len);
+        if let Some(bytes) = tree.content.recent_bytes(&open.file, offset, len as usize) {
+            tree.content.counters.add_read(len);
             return reply.data(bytes.as_slice());
         }
         let unread = READ_BUFFER.with_borrow_mut(|answer| {
@@ -187,7 +187,7 @@ impl Filesystem for FuseFs {
             }
             let bytes = &mut answer[..len as usize];
             // What came lately may be in several pieces.
-            if tree.content.copy_at_hand(&open.file, offset, bytes)
+            if tree.content.copy_recent(&open.file, offset, bytes)
                 || matches!(open.file.read_into(offset, bytes), Some(Ok(())))
             {
                 reply.data(bytes);
@@ -195,7 +195,7 @@ impl Filesystem for FuseFs {
             }
             Some(reply)
         });
-        let Some(reply) = unread else { return tree.content.counts.read(len) };
+        let Some(reply) = unread else { return tree.content.counters.add_read(len) };
         self.spawn(read(tree, open, offset, len, reply));
     }
 
@@ -211,7 +211,7 @@ impl Filesystem for FuseFs {
     ) {
         if let Some(open) = self.handles.close(handle.0) {
             self.tree.content.cache.used(&open.file);
-            self.tree.content.hot.closed(&open.file);
+            self.tree.content.recent_blocks.release_closed(&open.file);
         }
         reply.ok();
     }
@@ -271,17 +271,17 @@ impl Filesystem for FuseFs {
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         if number.0 == ROOT && name == STATUS_XATTR {
-            let status = self.tree.status(&self.filled).to_string();
-            return sized(status.as_bytes(), size, reply);
+            let status = self.tree.status(&self.fill_progress).to_string();
+            return reply_xattr(status.as_bytes(), size, reply);
         }
         let (tree, name) = (self.tree.clone(), name.as_bytes().to_vec());
-        if !is_told(&name) {
+        if !is_shown_xattr(&name) {
             return reply.error(Errno::ENODATA);
         }
         self.spawn(async move {
             match tree.xattrs(number.0).await {
                 Ok(all) => match all.iter().find(|xattr| xattr.name == name) {
-                    Some(xattr) => sized(&xattr.value, size, reply),
+                    Some(xattr) => reply_xattr(&xattr.value, size, reply),
                     None => reply.error(Errno::ENODATA),
                 },
                 Err(trouble) => reply.error(errno(&trouble)),
@@ -294,9 +294,9 @@ impl Filesystem for FuseFs {
         self.spawn(async move {
             match tree.xattrs(number.0).await {
                 Ok(all) => {
-                    let told = all.iter().filter(|xattr| is_told(&xattr.name));
-                    let names = told.flat_map(|xattr| [&xattr.name[..], b"\0"].concat());
-                    sized(&names.collect::<Vec<u8>>(), size, reply);
+                    let shown = all.iter().filter(|xattr| is_shown_xattr(&xattr.name));
+                    let names = shown.flat_map(|xattr| [&xattr.name[..], b"\0"].concat());
+                    reply_xattr(&names.collect::<Vec<u8>>(), size, reply);
                 }
                 Err(trouble) => reply.error(errno(&trouble)),
             }
@@ -305,10 +305,10 @@ impl Filesystem for FuseFs {
 }
 
 async fn read(tree: Arc<Tree>, open: Arc<OpenFile>, offset: u64, len: u64, reply: ReplyData) {
-    let remote = tree.remote(&open.path);
+    let remote = tree.server_path(&open.path);
     match tree.content.read(&remote, &open.file, offset, len as usize).await {
         Ok(bytes) => {
-            tree.content.counts.read(len);
+            tree.content.counters.add_read(len);
             reply.data(bytes.as_slice());
         }
         Err(fault) => {

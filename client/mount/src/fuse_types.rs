@@ -8,12 +8,12 @@ use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_proto::Fault;
 
 /// Attributes of the system describe the source's machine, not this one.
-pub(super) fn is_told(name: &[u8]) -> bool {
+pub(super) fn is_shown_xattr(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"trusted.")
 }
 
 /// Answers with a value, or with how long it is, as the kernel asked.
-pub(super) fn sized(value: &[u8], size: u32, reply: ReplyXattr) {
+pub(super) fn reply_xattr(value: &[u8], size: u32, reply: ReplyXattr) {
     match size as usize {
         0 => reply.size(value.len() as u32),
         most if value.len() <= most => reply.data(value),
@@ -42,7 +42,7 @@ pub(super) fn file_type(kind: Kind) -> FileType {
 }
 
 /// The attributes of something, under the number that is shown; `mounter` has what is nobody's.
-pub(super) fn attr_of(number: u64, facts: Facts, mounter: (u32, u32)) -> FileAttr {
+pub(super) fn file_attr(number: u64, facts: Facts, mounter: (u32, u32)) -> FileAttr {
     let (uid, gid) = facts.owner().unwrap_or(mounter);
     let since = Duration::from_nanos(facts.mtime_ns.unsigned_abs());
     let mtime = match facts.mtime_ns >= 0 {

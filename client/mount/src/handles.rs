@@ -15,9 +15,9 @@ pub(super) struct OpenFile {
     pub number: u64,
     pub path: WirePath,
     pub file: Arc<CacheFile>,
-    pub ahead: Mutex<ReadAhead>,
+    pub read_ahead: Mutex<ReadAhead>,
     /// Whether all of the file is held for the kernel to read past us.
-    held: bool,
+    pinned: bool,
 }
 
 /// An open folder; listed when it is read from its beginning.
@@ -53,36 +53,36 @@ impl Handles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a file, which is `held` if all of it is. `back` is asked for a backing if it is the
+    /// Opens a file, which is `pinned` if all of it is. `back` is asked for a backing if it is the
     /// first of its number; the others do as the first does. Returns the handle, and the backing
     /// to use.
     pub fn open(
         &self,
         number: u64,
         path: WirePath,
-        (file, held): (Arc<CacheFile>, bool),
-        back: impl FnOnce(&CacheFile) -> Option<BackingId>,
+        (file, pinned): (Arc<CacheFile>, bool),
+        open_backing: impl FnOnce(&CacheFile) -> Option<BackingId>,
     ) -> (u64, Option<Arc<BackingId>>) {
         let mut state = self.state();
         let mode = state
             .modes
             .entry(number)
-            .or_insert_with(|| ReadMode { opens: 0, backing: back(&file).map(Arc::new) });
+            .or_insert_with(|| ReadMode { opens: 0, backing: open_backing(&file).map(Arc::new) });
         mode.opens += 1;
         let backing = mode.backing.clone();
         state.next += 1;
         let handle = state.next;
-        let held = match (&backing, held) {
+        let pinned = match (&backing, pinned) {
             (Some(_), true) => true,
             (Some(_), false) => file.back(),
-            (None, held) => {
-                if held {
+            (None, pinned) => {
+                if pinned {
                     file.unback();
                 }
                 false
             }
         };
-        let open = Arc::new(OpenFile { number, path, file, ahead: Mutex::default(), held });
+        let open = Arc::new(OpenFile { number, path, file, read_ahead: Mutex::default(), pinned });
         state.files.insert(handle, open);
         (handle, backing)
     }
@@ -101,7 +101,7 @@ impl Handles {
                 state.modes.remove(&open.number);
             }
         }
-        if open.held {
+        if open.pinned {
             open.file.unback();
         }
         Some(open)

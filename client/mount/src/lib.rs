@@ -142,7 +142,7 @@ pub struct Mount {
     unmounter: fuser::SessionUnmounter,
     ended: oneshot::Receiver<()>,
     detach: Option<Detach>,
-    teller: StatusHandle,
+    status_handle: StatusHandle,
 }
 
 impl Mount {
@@ -162,51 +162,58 @@ impl Mount {
         options.mountpoint = content::blocking(move || mountpoint::resolve(&given)).await;
         let (cache, server, first) = tokio::select! {
             () = stop => return Err(Fault::new(Code::Interrupted, "interrupted").into()),
-            ready = ready(&options, &session) => ready?,
+            ready = prepare(&options, &session) => ready?,
         };
-        let line = Connection::start(first, session.clone());
-        let content = Arc::new(Content::new(line, cache, server));
+        let connection = Connection::start(first, session.clone());
+        let content = Arc::new(Content::new(connection, cache, server));
         let counted = content.clone();
         tokio::task::spawn_blocking(move || counted.cache.count());
         let passthrough = Passthrough::new(options.passthrough);
         let tree = Arc::new(Tree::new(content, options.remote.path.clone(), passthrough));
         let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
-        let filled = Arc::new(fill::FillProgress::default());
+        let fill_progress = Arc::new(fill::FillProgress::default());
         // Without a server there is nothing to bring.
         if let (Fill::On(rate), false) = (options.fill, options.offline) {
-            tokio::spawn(fill::fill(tree.content.clone(), tree.walk(), rate, filled.clone()));
+            tokio::spawn(fill::fill(
+                tree.content.clone(),
+                tree.walk(),
+                rate,
+                fill_progress.clone(),
+            ));
         }
         let watching = options.watch.then(|| {
             let watch = Watch { path: options.remote.path.clone(), exclude: Vec::new() };
             (tree.clone(), Watching::remote(session.connect.clone(), session.timeout, watch))
         });
         let detach = options.detach.then(|| {
-            let (content, filled) = (tree.content.clone(), filled.clone());
-            Detach { content, filled, session }
+            let (content, fill_progress) = (tree.content.clone(), fill_progress.clone());
+            Detach { content, fill_progress, session }
         });
-        let door = FuseFs { tree, handles, filled, runtime, owner, doubts: false };
-        let mount = Self::mount(options, door, watching).await?;
+        let fuse_fs = FuseFs { tree, handles, fill_progress, runtime, owner, validates_attrs: false };
+        let mount = Self::mount(options, fuse_fs, watching).await?;
         Ok(Self { detach, ..mount })
     }
 
     async fn mount(
         options: MountOptions,
-        door: FuseFs,
+        fuse_fs: FuseFs,
         watching: Option<(Arc<Tree>, Watching)>,
     ) -> Result<Self, MountError> {
-        let teller = StatusHandle { tree: door.tree.clone(), filled: door.filled.clone() };
+        let status_handle =
+            StatusHandle { tree: fuse_fs.tree.clone(), fill_progress: fuse_fs.fill_progress.clone() };
         let (config, at) = (config(&options), options.mountpoint.clone());
         let make = move || {
-            let session = fuser::Session::new(door, &at, &config)?;
+            let session = fuser::Session::new(fuse_fs, &at, &config)?;
             // The kernel has said by now how much it would, which ends what is told it before.
-            if let Err(error) = mountpoint::read_ahead(&at, fuse::KERNEL_READAHEAD_BYTES) {
+            if let Err(error) = mountpoint::set_read_ahead(&at, fuse::KERNEL_READAHEAD_BYTES) {
                 tracing::debug!(cause = %error, "the kernel reads ahead as it does by itself");
             }
             Ok(session)
         };
         let made = content::blocking(make).await;
-        let mut session = made.map_err(|error| mountpoint::refused(&options.mountpoint, error))?;
+        let mut session =
+            made.map_err(|error| mountpoint::mount_error(&options.mountpoint, error))?;
         let unmounter = session.unmount_callable();
         if let Some((tree, watching)) = watching {
             tokio::spawn(watch::follow(tree, session.notifier(), watching));
@@ -220,22 +227,22 @@ impl Mount {
         };
         let thread = std::thread::Builder::new().name("mount".into()).spawn(run);
         thread.map_err(|error| Fault::from_io("cannot start a thread", &error))?;
-        Ok(Self { options, unmounter, ended, detach: None, teller })
+        Ok(Self { options, unmounter, ended, detach: None, status_handle })
     }
 
     /// Says how it is while it stands.
-    pub fn teller(&self) -> StatusHandle {
-        self.teller.clone()
+    pub fn status_handle(&self) -> StatusHandle {
+        self.status_handle.clone()
     }
 
     /// Stays until somebody unmounts it, or `stop` completes and it is unmounted, or all is here
     /// and it becomes a folder, where that was asked for.
-    pub async fn stay(mut self, stop: impl Future<Output = ()>) -> Result<(), MountError> {
+    pub async fn run_until(mut self, stop: impl Future<Output = ()>) -> Result<(), MountError> {
         tokio::pin!(stop);
         let detach = self.detach.take();
         let tree = async {
             let Some(detach) = &detach else { return std::future::pending().await };
-            match detach.tree(&self.options).await {
+            match detach.build_tree(&self.options).await {
                 Ok(tree) => tree,
                 Err(fault) => {
                     tracing::error!(cause = fault.text, "it stays a mount: not all can be kept");
@@ -245,7 +252,7 @@ impl Mount {
         };
         let tree = tokio::select! {
             _ = &mut self.ended => {
-                self.teller.tree.finish().await;
+                self.status_handle.tree.flush().await;
                 return Ok(());
             }
             () = &mut stop => None,
@@ -253,23 +260,26 @@ impl Mount {
         };
         match (tree, &detach) {
             (Some(tree), Some(detach)) => {
-                if let Some(waited) = self.freed(&mut stop).await {
+                if let Some(waited) = self.unmount_when_unused(&mut stop).await {
                     let at = self.options.mountpoint.clone();
-                    content::blocking(move || detach::take_place(&tree, &at)).await?;
+                    content::blocking(move || detach::replace_mountpoint(&tree, &at)).await?;
                     if waited {
                         detach.catch_up(&self.options, &mut stop).await;
                     }
                 }
             }
-            _ => self.end().await?,
+            _ => self.unmount_or_detach().await?,
         }
-        self.forget().await;
+        self.wait_for_kernel().await;
         Ok(())
     }
 
     /// Unmounts as soon as nobody uses it, and says whether somebody did; none where that is not
     /// waited for any longer.
-    async fn freed(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> Option<bool> {
+    async fn unmount_when_unused(
+        &mut self,
+        stop: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Option<bool> {
         let mut waited = false;
         loop {
             let at = self.options.mountpoint.clone();
@@ -280,7 +290,7 @@ impl Mount {
             tokio::select! {
                 () = tokio::time::sleep(UNMOUNT_RETRY) => {}
                 () = &mut *stop => {
-                    let _ = self.end().await;
+                    let _ = self.unmount_or_detach().await;
                     return None;
                 }
             }
@@ -288,7 +298,7 @@ impl Mount {
     }
 
     /// Unmounts, whoever uses it.
-    async fn end(&mut self) -> Result<(), MountError> {
+    async fn unmount_or_detach(&mut self) -> Result<(), MountError> {
         let at = self.options.mountpoint.clone();
         let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
         loop {
@@ -310,23 +320,23 @@ impl Mount {
     }
 
     /// Waits for the kernel to be done with it.
-    async fn forget(mut self) {
+    async fn wait_for_kernel(mut self) {
         let _ = tokio::time::timeout(UNMOUNT_MAX, &mut self.ended).await;
         let mut unmounter = self.unmounter;
         // Nothing is left of it but what this object remembers.
         let _ = content::blocking(move || unmounter.unmount()).await;
-        self.teller.tree.finish().await;
+        self.status_handle.tree.flush().await;
     }
 }
 
 /// All that comes before the kernel is asked: a place, a cache, who the server is, and a session
 /// with it where there is to be one.
-async fn ready(
+async fn prepare(
     options: &MountOptions,
     session: &SessionOptions,
 ) -> Result<(Cache, String, Option<Session>), MountError> {
     let (clear, others) = (options.mountpoint.clone(), options.allow_other);
-    content::blocking(move || mountpoint::prepare(&clear, others)).await?;
+    content::blocking(move || mountpoint::check_and_clear(&clear, others)).await?;
     let (folder, bytes) = (options.cache.clone(), options.cache_bytes);
     let cache = content::blocking(move || Cache::open(&folder, bytes)).await?;
     if options.offline {
@@ -335,7 +345,7 @@ async fn ready(
     }
     let first = connect(options, session).await?;
     let server = first.server().to_string();
-    cache_origin::note(&cache, options, &server);
+    cache_origin::remember(&cache, options, &server);
     Ok((cache, server, Some(first)))
 }
 
@@ -351,7 +361,7 @@ async fn connect(options: &MountOptions, session: &SessionOptions) -> Result<Ses
 }
 
 /// Whether a server that was not reached may be another time: what is here can be shown without.
-pub fn is_away(error: &ClientError) -> bool {
+pub fn is_server_unreachable(error: &ClientError) -> bool {
     may_come_back(error)
 }
 

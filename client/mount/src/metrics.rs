@@ -52,7 +52,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn numbers_and_flags_are_told_under_the_name_of_their_file() {
+    fn numbers_and_flags_are_written_with_their_run_label() {
         let status = json!({
             "server": { "up": true, "reconnects": 2 }, "fill": { "complete": false, "files": 7 },
         });

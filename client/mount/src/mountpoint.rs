@@ -88,32 +88,32 @@ impl MountpointError {
     }
 }
 
-/// Looks whether a mount may go there, and may let `others` in; clears what a daemon that died
+/// Looks whether a mount may go there, and may let `allow_other` in; clears what a daemon that died
 /// has left.
-pub(super) fn prepare(path: &Path, others: bool) -> Result<(), MountpointError> {
-    if others && !rustix::process::geteuid().is_root() {
+pub(super) fn check_and_clear(path: &Path, allow_other: bool) -> Result<(), MountpointError> {
+    if allow_other && !rustix::process::geteuid().is_root() {
         // Where it cannot be read fusermount3 decides alone.
         let set = fs::read_to_string(FUSE_CONF).unwrap_or_else(|_| "user_allow_other".into());
-        if !lets_others_in(&set) {
+        if !allows_other(&set) {
             return Err(MountpointError::AllowOther);
         }
     }
     let device = fs::OpenOptions::new().read(true).write(true).open(DEVICE);
     device.map_err(MountpointError::Device)?;
-    let unfit =
+    let unusable =
         |cause: &str| MountpointError::Unusable { path: path.to_owned(), cause: cause.into() };
     // What is below a dead mount cannot be looked at, but its name can.
-    if is_ours(path) {
+    if is_our_mount(path) {
         match fs::metadata(path) {
             Err(error) if error.raw_os_error() == Some(ENOTCONN) => detach(path)?,
             _ => return Err(MountpointError::Mounted(path.to_owned())),
         }
     }
-    let found = fs::metadata(path).map_err(|error| unfit(&error.to_string()))?;
+    let found = fs::metadata(path).map_err(|error| unusable(&error.to_string()))?;
     if !found.is_dir() {
-        return Err(unfit("it is not a folder"));
+        return Err(unusable("it is not a folder"));
     }
-    let mut entries = fs::read_dir(path).map_err(|error| unfit(&error.to_string()))?;
+    let mut entries = fs::read_dir(path).map_err(|error| unusable(&error.to_string()))?;
     match entries.next() {
         None => Ok(()),
         Some(_) => Err(MountpointError::NotEmpty(path.to_owned())),
@@ -136,18 +136,18 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
 }
 
 /// Whether these settings let an ordinary user let others in.
-fn lets_others_in(settings: &str) -> bool {
+fn allows_other(settings: &str) -> bool {
     settings.lines().any(|line| line.trim() == "user_allow_other")
 }
 
 /// What the kernel said when it did not mount.
-pub(super) fn refused(path: &Path, cause: io::Error) -> MountpointError {
+pub(super) fn mount_error(path: &Path, cause: io::Error) -> MountpointError {
     MountpointError::Refused { path: path.to_owned(), cause }
 }
 
 /// Whether a mount of this command is there.
-fn is_ours(path: &Path) -> bool {
-    let found = mounted_at(path);
+fn is_our_mount(path: &Path) -> bool {
+    let found = mountinfo_line(path);
     found
         .as_deref()
         .and_then(|line| line.split(" - ").nth(1))
@@ -155,7 +155,7 @@ fn is_ours(path: &Path) -> bool {
 }
 
 /// What the kernel tells of the mount at this place, if there is one.
-fn mounted_at(path: &Path) -> Option<String> {
+fn mountinfo_line(path: &Path) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     // The folder itself may not be looked at: a dead mount says nothing.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -171,9 +171,9 @@ fn mounted_at(path: &Path) -> Option<String> {
 
 /// Has the kernel read so much ahead in what is mounted there: it begins with less, and lets
 /// only root have more. One question instead of several then brings as much.
-pub(super) fn read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
+pub(super) fn set_read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
     let unfound = || io::Error::from(io::ErrorKind::NotFound);
-    let line = mounted_at(path).filter(|_| is_ours(path)).ok_or_else(unfound)?;
+    let line = mountinfo_line(path).filter(|_| is_our_mount(path)).ok_or_else(unfound)?;
     let device = line.split(' ').nth(2).ok_or_else(unfound)?;
     let setting = Path::new(DEVICES).join(device).join("read_ahead_kb");
     fs::write(setting, (bytes >> 10).to_string())
@@ -181,23 +181,23 @@ pub(super) fn read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
 
 /// Unmounts, if nobody uses it.
 pub(super) fn unmount(path: &Path) -> Result<(), MountpointError> {
-    take_away(path, false)
+    unmount_with(path, false)
 }
 
 /// Takes the name away at once; who uses it keeps it until they end.
 pub(super) fn detach(path: &Path) -> Result<(), MountpointError> {
-    take_away(path, true)
+    unmount_with(path, true)
 }
 
-fn take_away(path: &Path, lazily: bool) -> Result<(), MountpointError> {
+fn unmount_with(path: &Path, lazily: bool) -> Result<(), MountpointError> {
     use rustix::mount::{UnmountFlags, unmount};
-    if !is_ours(path) {
+    if !is_our_mount(path) {
         return Ok(());
     }
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let cause = match unmount(path, flags) {
         Ok(()) => return Ok(()),
-        Err(rustix::io::Errno::PERM) => match by_helper(path, lazily) {
+        Err(rustix::io::Errno::PERM) => match run_fusermount(path, lazily) {
             Ok(()) => return Ok(()),
             Err(error) => error,
         },
@@ -207,7 +207,7 @@ fn take_away(path: &Path, lazily: bool) -> Result<(), MountpointError> {
 }
 
 /// An ordinary user's way.
-fn by_helper(path: &Path, lazily: bool) -> io::Result<()> {
+fn run_fusermount(path: &Path, lazily: bool) -> io::Result<()> {
     let flags = if lazily { "-uzq" } else { "-uq" };
     let mut command = Command::new("fusermount3");
     command.env_remove(TOKEN_VARIABLE);
@@ -226,25 +226,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_with_something_in_it_and_a_file_are_refused() {
+    fn a_folder_with_entries_and_a_file_are_refused_as_mountpoints() {
         if fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_err() {
             return;
         }
         let dir = tempfile::tempdir().expect("folder");
-        assert!(prepare(dir.path(), false).is_ok());
+        assert!(check_and_clear(dir.path(), false).is_ok());
         let file = dir.path().join("a");
         fs::write(&file, b"x").expect("writes");
-        assert!(matches!(prepare(dir.path(), false), Err(MountpointError::NotEmpty(_))));
-        assert!(matches!(prepare(&file, false), Err(MountpointError::Unusable { .. })));
+        assert!(matches!(check_and_clear(dir.path(), false), Err(MountpointError::NotEmpty(_))));
+        assert!(matches!(check_and_clear(&file, false), Err(MountpointError::Unusable { .. })));
         assert!(matches!(
-            prepare(&dir.path().join("b"), false),
+            check_and_clear(&dir.path().join("b"), false),
             Err(MountpointError::Unusable { .. })
         ));
         assert!(unmount(dir.path()).is_ok(), "what is not ours is left alone");
     }
 
     #[test]
-    fn a_link_leads_to_the_place_that_is_mounted_on_even_if_nobody_can_look_at_it() {
+    fn a_symlink_resolves_to_its_mountpoint_even_if_the_mountpoint_cannot_be_read() {
         use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().expect("folder");
         let dir = dir.path().canonicalize().expect("is there");
@@ -261,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_users_let_others_in_only_where_root_said_so() {
-        assert!(lets_others_in("# a\n user_allow_other \nmount_max = 1"));
-        assert!(!lets_others_in("#user_allow_other\nmount_max = 1") && !lets_others_in(""));
+    fn ordinary_users_allow_other_users_only_with_user_allow_other() {
+        assert!(allows_other("# a\n user_allow_other \nmount_max = 1"));
+        assert!(!allows_other("#user_allow_other\nmount_max = 1") && !allows_other(""));
     }
 }

@@ -68,35 +68,35 @@ impl Nodes {
     }
 
     /// The number of a name in a folder, as it would be told now.
-    pub fn number(&self, parent: u64, name: &[u8]) -> u64 {
-        self.current(number_of(parent, name, 0), parent, name)
+    pub fn number_of_name(&self, parent: u64, name: &[u8]) -> u64 {
+        self.current_number(number_of(parent, name, 0), parent, name)
     }
 
     /// The same, of a name whose first number this is.
-    fn current(&self, first: u64, parent: u64, name: &[u8]) -> u64 {
+    fn current_number(&self, first: u64, parent: u64, name: &[u8]) -> u64 {
         match self.epochs.get(&first) {
-            Some(epoch) => self.free(number_of(parent, name, *epoch), parent, name),
-            None => self.free(first, parent, name),
+            Some(epoch) => self.free_number(number_of(parent, name, *epoch), parent, name),
+            None => self.free_number(first, parent, name),
         }
     }
 
     /// What a name in a folder is shown as: the number of its first version, or of the file that
     /// several names lead to.
-    pub fn shown_as(&self, parent: u64, name: &[u8], facts: &Facts) -> u64 {
-        shown_by(facts, || number_of(parent, name, 0))
+    pub fn ino_of_name(&self, parent: u64, name: &[u8], facts: &Facts) -> u64 {
+        ino_of(facts, || number_of(parent, name, 0))
     }
 
     /// What a number is shown as, whatever version it is.
-    pub fn shown(&self, number: u64) -> u64 {
+    pub fn shown_ino(&self, number: u64) -> u64 {
         match self.nodes.get(&number) {
-            Some(node) if number != ROOT => self.shown_as(node.parent, &node.name, &node.facts),
+            Some(node) if number != ROOT => self.ino_of_name(node.parent, &node.name, &node.facts),
             _ => number,
         }
     }
 
     /// The number of a path that the kernel knows.
     pub fn find(&self, path: &WirePath) -> Option<u64> {
-        let number = path.names().fold(ROOT, |parent, name| self.number(parent, name));
+        let number = path.names().fold(ROOT, |parent, name| self.number_of_name(parent, name));
         self.nodes.contains_key(&number).then_some(number)
     }
 
@@ -109,7 +109,7 @@ impl Nodes {
 
     /// The other names of a file that has several, as far as the kernel knows them. Looks at all
     /// there is, for the few that have.
-    pub fn twins(&self, number: u64) -> Vec<WirePath> {
+    pub fn hard_links(&self, number: u64) -> Vec<WirePath> {
         let file_of = |node: &Node| node.facts.tied.file;
         let Some(file) = self.nodes.get(&number).and_then(file_of) else { return Vec::new() };
         let same = self.nodes.iter().filter(|(_, node)| file_of(node) == Some(file));
@@ -124,7 +124,7 @@ impl Nodes {
     }
 
     /// The number from here on that is this name's, or nobody's.
-    fn free(&self, mut number: u64, parent: u64, name: &[u8]) -> u64 {
+    fn free_number(&self, mut number: u64, parent: u64, name: &[u8]) -> u64 {
         let others = |node: &Node| node.parent != parent || *node.name != *name;
         while self.nodes.get(&number).is_some_and(others) {
             number = number.wrapping_add(1).max(ROOT + 1);
@@ -134,20 +134,21 @@ impl Nodes {
 
     /// The server says what a name is: returns its number, and counts that the kernel is told.
     /// One that was opened and is something else now gets a new number.
-    pub fn told(&mut self, parent: u64, name: &[u8], facts: Facts) -> u64 {
-        self.told_and_shown(parent, name, facts).0
+    pub fn record_lookup(&mut self, parent: u64, name: &[u8], facts: Facts) -> u64 {
+        self.record_lookup_with_ino(parent, name, facts).0
     }
 
     /// The same, and what it is shown as: each number of a name costs a hash, and a folder has
     /// many names.
-    pub fn told_and_shown(&mut self, parent: u64, name: &[u8], facts: Facts) -> (u64, u64) {
+    pub fn record_lookup_with_ino(&mut self, parent: u64, name: &[u8], facts: Facts) -> (u64, u64) {
         let first = number_of(parent, name, 0);
-        let mut number = self.current(first, parent, name);
+        let mut number = self.current_number(first, parent, name);
         if let Some(node) = self.nodes.get(&number)
-            && (node.facts.kind != facts.kind || node.version.is_some() && !node.is_like(&facts))
+            && (node.facts.kind != facts.kind
+                || node.version.is_some() && !node.is_same_version(&facts))
         {
-            self.outdate(number);
-            number = self.current(first, parent, name);
+            self.invalidate(number);
+            number = self.current_number(first, parent, name);
         }
         let node = self.nodes.entry(number).or_insert_with(|| Node {
             parent,
@@ -158,22 +159,22 @@ impl Nodes {
         });
         node.facts = facts;
         node.lookups += 1;
-        (number, shown_by(&facts, || first))
+        (number, ino_of(&facts, || first))
     }
 
     /// The kernel will give back a number once more than it was told of it.
-    pub fn count(&mut self, number: u64) {
+    pub fn add_lookup(&mut self, number: u64) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.lookups += 1;
         }
     }
 
     /// What this number was opened as is no longer what is there: its name gets another one.
-    pub fn outdate(&mut self, number: u64) {
+    pub fn invalidate(&mut self, number: u64) {
         let Some(Node { parent, name, .. }) = self.nodes.get(&number) else { return };
         let (parent, name) = (*parent, name.clone());
         // An older version that is still open says nothing of the name.
-        if self.number(parent, &name) == number {
+        if self.number_of_name(parent, &name) == number {
             let epoch = self.epochs.entry(number_of(parent, &name, 0)).or_default();
             *epoch = (*epoch + 1) % EPOCHS_MAX;
         }
@@ -201,7 +202,7 @@ impl Nodes {
 }
 
 impl Node {
-    fn is_like(&self, facts: &Facts) -> bool {
+    fn is_same_version(&self, facts: &Facts) -> bool {
         self.facts.kind != Kind::File
             || (self.facts.size, self.facts.mtime_ns) == (facts.size, facts.mtime_ns)
                 && self.facts.tied.version.is_none_or(|version| facts.may_be(version.get()))
@@ -209,7 +210,7 @@ impl Node {
 }
 
 /// What something is shown as whose name has this number first.
-fn shown_by(facts: &Facts, first: impl FnOnce() -> u64) -> u64 {
+fn ino_of(facts: &Facts, first: impl FnOnce() -> u64) -> u64 {
     match facts.tied.file {
         // In no folder: no name has this number.
         Some(file) => number_of(0, &file.get().to_le_bytes(), 0),
@@ -245,12 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_the_same_number_in_every_run_and_its_path_is_known() {
+    fn a_name_has_the_same_number_in_every_run_and_resolves_to_its_path() {
         let (mut one, mut two) = (nodes(), nodes());
-        two.told(ROOT, b"other", facts(Kind::File, 1));
+        two.record_lookup(ROOT, b"other", facts(Kind::File, 1));
         let path = |nodes: &mut Nodes| {
-            let folder = nodes.told(ROOT, b"a", facts(Kind::Folder, 0));
-            let file = nodes.told(folder, b"b", facts(Kind::File, 1));
+            let folder = nodes.record_lookup(ROOT, b"a", facts(Kind::Folder, 0));
+            let file = nodes.record_lookup(folder, b"b", facts(Kind::File, 1));
             (folder, file, nodes.path(file).expect("known").to_string())
         };
         assert_eq!(path(&mut one), path(&mut two));
@@ -258,76 +259,84 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_was_opened_keeps_its_number_and_the_next_one_gets_another() {
+    fn an_opened_version_keeps_its_number_and_the_next_version_gets_another() {
         let mut nodes = nodes();
-        let old = nodes.told(ROOT, b"a", facts(Kind::File, 1));
-        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old, "nobody has seen it");
+        let old = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 1));
+        assert_eq!(
+            nodes.record_lookup(ROOT, b"a", facts(Kind::File, 2)),
+            old,
+            "nobody has seen it"
+        );
         assert!(open(&mut nodes, old, 7, 2));
         assert!(!open(&mut nodes, old, 8, 2), "one number, one version");
-        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), old);
-        let new = nodes.told(ROOT, b"a", facts(Kind::File, 3));
+        assert_eq!(nodes.record_lookup(ROOT, b"a", facts(Kind::File, 2)), old);
+        let new = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 3));
         assert_ne!(new, old);
-        assert_eq!((nodes.shown(new), nodes.shown(old)), (old, old), "it is shown as one");
+        assert_eq!((nodes.shown_ino(new), nodes.shown_ino(old)), (old, old), "it is shown as one");
         let path = WirePath::parse(b"a").expect("plain");
         assert_eq!((nodes.find(&path), nodes.below(&WirePath::root()).len()), (Some(new), 2));
         assert_eq!(nodes.facts(old).expect("still open").size, 2, "what is open stays");
         // Of the same size and time, and yet another: only opening it shows that.
         assert!(open(&mut nodes, new, 8, 3));
-        nodes.outdate(new);
-        let newest = nodes.told(ROOT, b"a", facts(Kind::File, 3));
+        nodes.invalidate(new);
+        let newest = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 3));
         assert!(newest != new && newest != old);
-        nodes.outdate(old);
-        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 3)), newest, "that was another");
+        nodes.invalidate(old);
+        assert_eq!(
+            nodes.record_lookup(ROOT, b"a", facts(Kind::File, 3)),
+            newest,
+            "that was another"
+        );
     }
 
     #[test]
-    fn an_open_that_comes_after_news_of_another_version_binds_nothing() {
+    fn an_open_of_a_superseded_version_binds_no_version_to_the_number() {
         let mut nodes = nodes();
-        let file = nodes.told(ROOT, b"a", facts(Kind::File, 1));
+        let file = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 1));
         // While it is opened, somebody looks at it, and it is longer.
-        assert_eq!(nodes.told(ROOT, b"a", facts(Kind::File, 2)), file);
+        assert_eq!(nodes.record_lookup(ROOT, b"a", facts(Kind::File, 2)), file);
         assert!(!open(&mut nodes, file, 7, 1), "the kernel has the new size");
         assert!(!nodes.open(file, 7, (2, 0)), "nor of another time");
         assert!(open(&mut nodes, file, 8, 2), "nothing was bound");
         // Of the same size and time, and yet said to be another.
-        let mut twin = facts(Kind::File, 1);
-        twin.tied.version = NonZeroU64::new(5);
-        let twin = nodes.told(ROOT, b"b", twin);
-        assert!(!open(&mut nodes, twin, 4, 1) && open(&mut nodes, twin, 5, 1));
+        let mut linked = facts(Kind::File, 1);
+        linked.tied.version = NonZeroU64::new(5);
+        let linked = nodes.record_lookup(ROOT, b"b", linked);
+        assert!(!open(&mut nodes, linked, 4, 1) && open(&mut nodes, linked, 5, 1));
     }
 
     #[test]
-    fn names_of_one_file_are_shown_as_one_and_know_each_other() {
+    fn hard_links_share_an_inode_number_and_find_each_other() {
         let mut nodes = nodes();
         let mut file = facts(Kind::File, 1);
         (file.names, file.tied.file) = (2, NonZeroU64::new(77));
-        let folder = nodes.told(ROOT, b"d", facts(Kind::Folder, 0));
-        let one = nodes.told(ROOT, b"a", file);
-        let two = nodes.told(folder, b"b", file);
-        let other = nodes.told(ROOT, b"c", facts(Kind::File, 1));
+        let folder = nodes.record_lookup(ROOT, b"d", facts(Kind::Folder, 0));
+        let one = nodes.record_lookup(ROOT, b"a", file);
+        let two = nodes.record_lookup(folder, b"b", file);
+        let other = nodes.record_lookup(ROOT, b"c", facts(Kind::File, 1));
         assert_ne!(one, two, "each is a number of its own, with a path of its own");
         assert_eq!(
-            (nodes.shown(one), nodes.shown_as(folder, b"b", &file)),
-            (nodes.shown(two), nodes.shown(one))
+            (nodes.shown_ino(one), nodes.ino_of_name(folder, b"b", &file)),
+            (nodes.shown_ino(two), nodes.shown_ino(one))
         );
-        assert_ne!(nodes.shown(one), nodes.shown(other));
-        let twins = nodes.twins(one).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert!(twins.len() == 2 && twins.contains(&"d/b".to_owned()), "{twins:?}");
-        assert_eq!(nodes.twins(other), []);
+        assert_ne!(nodes.shown_ino(one), nodes.shown_ino(other));
+        let links = nodes.hard_links(one).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(links.len() == 2 && links.contains(&"d/b".to_owned()), "{links:?}");
+        assert_eq!(nodes.hard_links(other), []);
         // Of the same size and time, but of another version: whoever opened it keeps its number.
         file.tied.version = NonZeroU64::new(5);
-        nodes.told(ROOT, b"a", file);
+        nodes.record_lookup(ROOT, b"a", file);
         assert!(open(&mut nodes, one, 5, 1));
         file.tied.version = NonZeroU64::new(6);
-        let new = nodes.told(ROOT, b"a", file);
-        assert!(new != one && nodes.shown(new) == nodes.shown(one));
+        let new = nodes.record_lookup(ROOT, b"a", file);
+        assert!(new != one && nodes.shown_ino(new) == nodes.shown_ino(one));
     }
 
     #[test]
-    fn what_the_kernel_forgets_is_gone_and_the_root_is_not() {
+    fn a_forgotten_node_is_removed_and_the_root_stays() {
         let mut nodes = nodes();
-        let file = nodes.told(ROOT, b"a", facts(Kind::File, 1));
-        nodes.told(ROOT, b"a", facts(Kind::File, 1));
+        let file = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 1));
+        nodes.record_lookup(ROOT, b"a", facts(Kind::File, 1));
         nodes.forget(file, 1);
         assert!(nodes.facts(file).is_some());
         nodes.forget(file, 1);

@@ -32,7 +32,7 @@ const UNKNOWN_MODE: u16 = 0o400;
 /// What is remembered.
 pub(super) struct OfflineNames {
     content: Arc<Content>,
-    waiting: mpsc::Sender<StoreJob>,
+    jobs: mpsc::Sender<StoreJob>,
 }
 
 /// What the thread is to do.
@@ -46,61 +46,61 @@ enum StoreJob {
 impl OfflineNames {
     /// Begins to remember; needs a tokio runtime.
     pub fn new(content: Arc<Content>) -> Self {
-        let (waiting, mut next) = mpsc::channel(JOBS_MAX);
-        let keeper = content.clone();
+        let (jobs, mut next) = mpsc::channel(JOBS_MAX);
+        let writer = content.clone();
         tokio::task::spawn_blocking(move || {
             while let Some(next) = next.blocking_recv() {
                 match next {
                     StoreJob::Names(key, listing) => {
-                        note(keeper.cache.keep_names(&key, &listing.encode()));
+                        log_failure(writer.cache.keep_names(&key, &listing.encode()));
                     }
                     StoreJob::Root(key, listing) => {
-                        note(keeper.cache.keep_beside(ROOT_KIND, &key, &listing.encode()));
+                        log_failure(writer.cache.keep_beside(ROOT_KIND, &key, &listing.encode()));
                     }
                     StoreJob::Flush(done) => drop(done.send(())),
                 }
             }
         });
-        Self { content, waiting }
+        Self { content, jobs }
     }
 
     /// A folder was listed.
-    pub fn listed(&self, path: &WirePath, listing: &Arc<Listing>) {
+    pub fn store_listing(&self, path: &WirePath, listing: &Arc<Listing>) {
         // Where too much waits it is not remembered.
-        let _ = self.waiting.try_send(StoreJob::Names(self.key(path, "in"), listing.clone()));
+        let _ = self.jobs.try_send(StoreJob::Names(self.key(path, "in"), listing.clone()));
     }
 
     /// A folder was listed by who has nothing removed for it.
-    pub fn passed(&self, path: &WirePath, listing: &Arc<Listing>) {
+    pub fn store_listing_if_room(&self, path: &WirePath, listing: &Arc<Listing>) {
         let (used, most, _) = self.content.cache.usage();
         if used.saturating_add(listing.encoded_bytes() as u64) <= most {
-            self.listed(path, listing);
+            self.store_listing(path, listing);
         }
     }
 
     /// The root was looked at.
-    pub fn looked_at_root(&self, path: &WirePath, seen: Seen) {
+    pub fn store_root(&self, path: &WirePath, seen: Seen) {
         if let Ok(listing) = Listing::of(SELF_NAME, seen) {
-            let _ = self.waiting.try_send(StoreJob::Root(self.key(path, "at"), listing));
+            let _ = self.jobs.try_send(StoreJob::Root(self.key(path, "at"), listing));
         }
     }
 
     /// Something was looked at by itself. What is known of files is in their versions, but not
     /// which of them have several names.
-    pub fn looked(&self, path: &WirePath, seen: Seen) {
+    pub fn store_entry(&self, path: &WirePath, seen: Seen) {
         let facts = seen.facts();
         if (facts.kind != Kind::File || facts.tied.file.is_some())
             && let Ok(listing) = Listing::of(SELF_NAME, seen)
         {
-            let _ = self.waiting.try_send(StoreJob::Names(self.key(path, "at"), Arc::new(listing)));
+            let _ = self.jobs.try_send(StoreJob::Names(self.key(path, "at"), Arc::new(listing)));
         }
     }
 
     /// Waits until all that was told so far is kept, or that takes too long.
-    pub async fn finish(&self) {
+    pub async fn flush(&self) {
         let (done, kept) = oneshot::channel();
         let all = async {
-            if self.waiting.send(StoreJob::Flush(done)).await.is_ok() {
+            if self.jobs.send(StoreJob::Flush(done)).await.is_ok() {
                 let _ = kept.await;
             }
         };
@@ -110,57 +110,57 @@ impl OfflineNames {
     }
 
     fn key(&self, path: &WirePath, what: &str) -> Key {
-        self.content.keys.of(path, what)
+        self.content.keys.of_path(path, what)
     }
 
-    fn read(&self, path: &WirePath, what: &str) -> Option<Listing> {
+    fn load(&self, path: &WirePath, what: &str) -> Option<Listing> {
         Listing::decode(&self.content.cache.names(&self.key(path, what))?)
     }
 
     /// What the root was. Reads files, as all of these do.
-    pub fn root(&self, path: &WirePath) -> Option<Facts> {
+    pub fn load_root(&self, path: &WirePath) -> Option<Facts> {
         let kept = Listing::decode(&self.content.cache.beside(ROOT_KIND, &self.key(path, "at"))?)?;
         kept.find(SELF_NAME).filter(|facts| facts.kind == Kind::Folder)
     }
 
     /// What was in a folder.
-    pub fn list(&self, path: &WirePath) -> Option<Listing> {
-        self.read(path, "in")
+    pub fn load_listing(&self, path: &WirePath) -> Option<Listing> {
+        self.load(path, "in")
     }
 
     /// What something in a folder was.
-    pub fn find(&self, folder: &WirePath, name: &[u8]) -> Option<Facts> {
+    pub fn load_facts(&self, folder: &WirePath, name: &[u8]) -> Option<Facts> {
         let path = folder.with(name).ok()?;
-        let listed = self.list(folder).and_then(|listing| listing.find(name));
-        let itself = || self.read(&path, "at")?.find(SELF_NAME);
-        let told = listed.or_else(itself);
-        if told.is_some_and(|facts| facts.kind != Kind::File) {
-            return told;
+        let listed = self.load_listing(folder).and_then(|listing| listing.find(name));
+        let itself = || self.load(&path, "at")?.find(SELF_NAME);
+        let stored = listed.or_else(itself);
+        if stored.is_some_and(|facts| facts.kind != Kind::File) {
+            return stored;
         }
         let content = &self.content;
         // A file is what there is of it, where there is something. What is kept under a name was
         // opened by it when it was its only one, and by no other since.
-        if let Some(file) = content.cache.find(&content.keys.of(&path, "")) {
-            let known = told.unwrap_or(Facts::unknown(Kind::File, UNKNOWN_MODE, 0, 0));
+        if let Some(file) = content.cache.find(&content.keys.of_path(&path, "")) {
+            let known = stored.unwrap_or(Facts::unknown(Kind::File, UNKNOWN_MODE, 0, 0));
             return Some(Facts { size: file.size, mtime_ns: file.mtime_ns, ..known.alone() });
         }
         let is_here = |facts: &Facts| {
             let kept = content.cache.find(&content.keys.of_content(&path, facts));
             facts.shared().is_some() && kept.is_some_and(|file| facts.may_be(file.version))
         };
-        listed.filter(is_here).or_else(|| itself().filter(is_here)).or(told)
+        listed.filter(is_here).or_else(|| itself().filter(is_here)).or(stored)
     }
 
     /// Where a link pointed to.
-    pub fn target(&self, folder: &WirePath, name: &[u8]) -> Option<Vec<u8>> {
+    pub fn load_link_target(&self, folder: &WirePath, name: &[u8]) -> Option<Vec<u8>> {
         let path = folder.with(name).ok()?;
-        let listed = || self.list(folder)?.target(name).map(<[u8]>::to_vec);
-        let itself = || self.read(&path, "at")?.target(SELF_NAME).map(<[u8]>::to_vec);
+        let listed = || self.load_listing(folder)?.target(name).map(<[u8]>::to_vec);
+        let itself = || self.load(&path, "at")?.target(SELF_NAME).map(<[u8]>::to_vec);
         itself().or_else(listed)
     }
 }
 
-fn note(kept: std::io::Result<()>) {
+fn log_failure(kept: std::io::Result<()>) {
     if let Err(error) = kept {
         tracing::debug!(cause = %error, "names not kept");
     }

@@ -16,12 +16,12 @@ pub(crate) struct OpenOnce(HashMap<Key, Arc<OpenTurn>>);
 pub(crate) struct OpenTurn {
     pub lock: tokio::sync::Mutex<()>,
     /// Whether a reader waits for what it brings.
-    pub haste: Haste,
+    pub priority: Haste,
 }
 
 impl OpenOnce {
     /// The turn of a file, to be waited for.
-    pub fn of(&mut self, key: Key) -> Arc<OpenTurn> {
+    pub fn turn_of(&mut self, key: Key) -> Arc<OpenTurn> {
         // Those that nobody waits for are done with.
         self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
         self.0.entry(key).or_default().clone()

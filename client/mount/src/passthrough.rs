@@ -21,19 +21,19 @@ impl Passthrough {
     }
 
     /// Whether it is to be tried.
-    pub fn wanted(&self) -> bool {
+    pub fn is_wanted(&self) -> bool {
         self.wanted
     }
 
     /// The kernel said whether it has it.
-    pub(super) fn kernel_has(&self, has: bool) {
+    pub(super) fn set_kernel_support(&self, has: bool) {
         if self.wanted && !has {
-            self.refuse("the kernel does not have it".into());
+            self.disable("the kernel does not have it".into());
         }
     }
 
     /// Whether it may be tried.
-    pub fn may(&self) -> bool {
+    pub fn is_usable(&self) -> bool {
         self.why_not().is_none()
     }
 
@@ -43,7 +43,7 @@ impl Passthrough {
     }
 
     /// It was tried.
-    pub(super) fn learn(&self, tried: io::Result<BackingId>) -> Option<BackingId> {
+    pub(super) fn record_result(&self, tried: io::Result<BackingId>) -> Option<BackingId> {
         match tried {
             Ok(backing) => Some(backing),
             Err(error) => {
@@ -52,13 +52,13 @@ impl Passthrough {
                     Some(ELOOP) => "the cache is on a stacked file system".to_owned(),
                     _ => format!("the kernel refused: {error}"),
                 };
-                self.refuse(why);
+                self.disable(why);
                 None
             }
         }
     }
 
-    fn refuse(&self, why: String) {
+    fn disable(&self, why: String) {
         tracing::info!(why, "no passthrough");
         *self.why_not.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
     }

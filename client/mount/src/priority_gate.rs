@@ -16,20 +16,20 @@ const RECHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// The gate.
 pub(crate) struct PriorityGate {
-    began: Instant,
+    start: Instant,
     state: Mutex<GateState>,
     /// Told when something of the fill is over.
-    over: Notify,
+    released: Notify,
 }
 
 #[derive(Default)]
 struct GateState {
-    gauge: FillWindow,
+    fill_window: FillWindow,
     /// Bytes that the fill has under way.
-    filling: u64,
+    fill_bytes: u64,
     /// Readers that wait, and when the last one did.
-    waiting: usize,
-    waited: Option<Duration>,
+    readers: usize,
+    last_reader: Option<Duration>,
 }
 
 /// A reader that waits, until this is dropped.
@@ -44,7 +44,7 @@ pub(crate) struct FillPermit<'a> {
 
 impl Default for PriorityGate {
     fn default() -> Self {
-        Self { began: Instant::now(), state: Mutex::default(), over: Notify::new() }
+        Self { start: Instant::now(), state: Mutex::default(), released: Notify::new() }
     }
 }
 
@@ -54,23 +54,23 @@ impl PriorityGate {
     }
 
     /// A reader waits for something to come.
-    pub fn wait(&self) -> ReaderGuard<'_> {
-        self.state().waiting += 1;
+    pub fn reader_waits(&self) -> ReaderGuard<'_> {
+        self.state().readers += 1;
         ReaderGuard(self)
     }
 
     /// Lets so many bytes of the fill go, as soon as they may.
-    pub async fn pass(&self, bytes: u64) -> FillPermit<'_> {
+    pub async fn acquire(&self, bytes: u64) -> FillPermit<'_> {
         loop {
-            let over = self.over.notified();
-            tokio::pin!(over);
+            let released = self.released.notified();
+            tokio::pin!(released);
             // From here on nothing that is over is missed.
-            over.as_mut().enable();
-            if self.state().takes(bytes, self.began.elapsed()) {
+            released.as_mut().enable();
+            if self.state().try_acquire(bytes, self.start.elapsed()) {
                 return FillPermit { gate: self, bytes, since: Instant::now() };
             }
             // Readers may have gone by then.
-            let _ = timeout(RECHECK_EVERY, over).await;
+            let _ = timeout(RECHECK_EVERY, released).await;
         }
     }
 }
@@ -78,36 +78,36 @@ impl PriorityGate {
 impl GateState {
     /// Counts bytes of the fill as under way, if they may go. One thing always may: the link is
     /// not to be idle.
-    fn takes(&mut self, bytes: u64, now: Duration) -> bool {
-        let lately = self.waited.is_some_and(|at| now.saturating_sub(at) < READER_EXPECTED);
-        let reading = self.waiting > 0 || lately;
-        let fits = || self.filling + bytes <= self.gauge.window();
-        let may = bytes == 0 || self.filling == 0 || !reading || fits();
-        self.filling += if may { bytes } else { 0 };
+    fn try_acquire(&mut self, bytes: u64, now: Duration) -> bool {
+        let lately = self.last_reader.is_some_and(|at| now.saturating_sub(at) < READER_EXPECTED);
+        let reading = self.readers > 0 || lately;
+        let fits = || self.fill_bytes + bytes <= self.fill_window.limit_bytes();
+        let may = bytes == 0 || self.fill_bytes == 0 || !reading || fits();
+        self.fill_bytes += if may { bytes } else { 0 };
         may
     }
 }
 
 impl FillPermit<'_> {
     /// It came; so much has come in all, for whomever.
-    pub fn came(&self, total: u64) {
-        let (now, took) = (self.gate.began.elapsed(), self.since.elapsed());
-        self.gate.state().gauge.came(now, total, took);
+    pub fn received(&self, total: u64) {
+        let (now, latency) = (self.gate.start.elapsed(), self.since.elapsed());
+        self.gate.state().fill_window.received(now, total, latency);
     }
 }
 
 impl Drop for FillPermit<'_> {
     fn drop(&mut self) {
-        self.gate.state().filling -= self.bytes;
-        self.gate.over.notify_waiters();
+        self.gate.state().fill_bytes -= self.bytes;
+        self.gate.released.notify_waiters();
     }
 }
 
 impl Drop for ReaderGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.waiting -= 1;
-        state.waited = Some(self.0.began.elapsed());
+        state.readers -= 1;
+        state.last_reader = Some(self.0.start.elapsed());
     }
 }
 
@@ -118,39 +118,42 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn the_fill_goes_as_it_likes_until_somebody_reads_and_a_while_after() {
+    fn the_fill_is_limited_while_a_reader_waits_and_shortly_after() {
         let (mut state, now) = (GateState::default(), Duration::from_secs(9));
-        assert!(state.takes(3 * MIB, now) && state.takes(50 * MIB, now), "nobody reads");
-        state.waiting = 1;
-        assert!(!state.takes(1, now), "somebody waits");
-        (state.waiting, state.waited) = (0, Some(now));
-        assert!(!state.takes(1, now + READER_EXPECTED / 2), "somebody will");
-        assert!(state.takes(1, now + READER_EXPECTED), "nobody any more");
+        assert!(
+            state.try_acquire(3 * MIB, now) && state.try_acquire(50 * MIB, now),
+            "nobody reads"
+        );
+        state.readers = 1;
+        assert!(!state.try_acquire(1, now), "somebody waits");
+        (state.readers, state.last_reader) = (0, Some(now));
+        assert!(!state.try_acquire(1, now + READER_EXPECTED / 2), "somebody will");
+        assert!(state.try_acquire(1, now + READER_EXPECTED), "nobody any more");
     }
 
     #[test]
-    fn one_thing_always_goes_and_more_as_far_as_the_window_is() {
-        let mut state = GateState { waiting: 1, ..GateState::default() };
-        assert!(state.takes(9 * MIB, Duration::ZERO), "the link is idle");
-        assert!(!state.takes(1, Duration::ZERO));
-        state.filling = 0;
+    fn one_fetch_of_the_fill_always_passes_and_others_fit_the_window() {
+        let mut state = GateState { readers: 1, ..GateState::default() };
+        assert!(state.try_acquire(9 * MIB, Duration::ZERO), "the link is idle");
+        assert!(!state.try_acquire(1, Duration::ZERO));
+        state.fill_bytes = 0;
         // What may go before anything is known.
-        assert!((0..4).all(|_| state.takes(MIB / 4, Duration::ZERO)));
-        assert!(!state.takes(MIB / 4, Duration::ZERO));
+        assert!((0..4).all(|_| state.try_acquire(MIB / 4, Duration::ZERO)));
+        assert!(!state.try_acquire(MIB / 4, Duration::ZERO));
     }
 
     #[tokio::test]
-    async fn what_is_over_lets_the_next_one_go() {
+    async fn a_finished_fetch_admits_the_next_one() {
         let gate = PriorityGate::default();
-        let _reader = gate.wait();
-        let first = gate.pass(MIB).await;
-        let second = gate.pass(MIB);
+        let _reader = gate.reader_waits();
+        let first = gate.acquire(MIB).await;
+        let second = gate.acquire(MIB);
         tokio::pin!(second);
         let early = timeout(RECHECK_EVERY * 3, second.as_mut()).await;
         assert!(early.is_err(), "a reader waits, and so much is under way");
-        first.came(MIB);
+        first.received(MIB);
         drop(first);
         let passed = timeout(Duration::from_secs(10), second).await.expect("it may go");
-        assert_eq!(gate.state().filling, passed.bytes);
+        assert_eq!(gate.state().fill_bytes, passed.bytes);
     }
 }

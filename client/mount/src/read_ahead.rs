@@ -30,7 +30,7 @@ pub struct ReadAhead {
 
 impl ReadAhead {
     /// Notes a read of a file of `size` bytes; says what to fetch ahead: an offset and a length.
-    pub fn note(&mut self, offset: u64, len: u64, size: u64) -> Option<(u64, u64)> {
+    pub fn record(&mut self, offset: u64, len: u64, size: u64) -> Option<(u64, u64)> {
         let first = !std::mem::replace(&mut self.begun, true);
         let near = offset <= self.end + SLACK_BYTES && offset + len + SLACK_BYTES >= self.end;
         let stride = offset as i64 - self.last as i64;
@@ -69,39 +69,39 @@ mod tests {
     const SIZE: u64 = 1 << 30;
 
     #[test]
-    fn who_goes_on_gets_more_each_time_up_to_a_bound_and_never_past_the_end() {
-        let mut ahead = ReadAhead::default();
-        assert_eq!(ahead.note(0, MIB, SIZE), None, "less than a part");
-        assert_eq!(ahead.note(MIB, MIB, SIZE), Some((2 * MIB, 2 * MIB)));
-        assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
+    fn sequential_reads_grow_the_read_ahead_up_to_a_bound_and_the_end_of_file() {
+        let mut read_ahead = ReadAhead::default();
+        assert_eq!(read_ahead.record(0, MIB, SIZE), None, "less than a part");
+        assert_eq!(read_ahead.record(MIB, MIB, SIZE), Some((2 * MIB, 2 * MIB)));
+        assert_eq!(read_ahead.record(2 * MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
         for at in 3..41 {
-            let (from, len) = ahead.note(at * MIB, MIB, SIZE).expect("there is more");
+            let (from, len) = read_ahead.record(at * MIB, MIB, SIZE).expect("there is more");
             assert!((from + len) % PART_BYTES_MAX == 0 && len <= AHEAD_BYTES_MAX, "{at}");
             assert!(at < 6 || len > AHEAD_BYTES_MAX - PART_BYTES_MAX, "{at}");
         }
-        assert_eq!(ahead.note(41 * MIB, MIB, 42 * MIB + 5), Some((42 * MIB, 5)));
-        assert_eq!(ahead.note(42 * MIB, 5, 42 * MIB + 5), None);
+        assert_eq!(read_ahead.record(41 * MIB, MIB, 42 * MIB + 5), Some((42 * MIB, 5)));
+        assert_eq!(read_ahead.record(42 * MIB, 5, 42 * MIB + 5), None);
     }
 
     #[test]
-    fn reads_that_come_out_of_order_still_go_on() {
-        let mut ahead = ReadAhead::default();
-        ahead.note(0, MIB, SIZE);
-        assert_eq!(ahead.note(2 * MIB, MIB, SIZE), Some((3 * MIB, MIB)));
-        assert_eq!(ahead.note(MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
+    fn reads_out_of_order_still_count_as_sequential() {
+        let mut read_ahead = ReadAhead::default();
+        read_ahead.record(0, MIB, SIZE);
+        assert_eq!(read_ahead.record(2 * MIB, MIB, SIZE), Some((3 * MIB, MIB)));
+        assert_eq!(read_ahead.record(MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
     }
 
     #[test]
-    fn who_strides_gets_the_next_stride_and_who_jumps_gets_nothing() {
-        let mut ahead = ReadAhead::default();
-        assert_eq!(ahead.note(100 * MIB, 4096, SIZE), None);
-        assert_eq!(ahead.note(110 * MIB, 4096, SIZE), None);
-        assert_eq!(ahead.note(120 * MIB, 4096, SIZE), Some((130 * MIB, 4096)));
-        assert_eq!(ahead.note(10 * MIB, 4096, SIZE), None);
-        assert_eq!(ahead.note(700 * MIB, 4096, SIZE), None);
-        assert_eq!(ahead.note(300 * MIB, 4096, SIZE), None);
+    fn strided_reads_get_the_next_stride_and_random_reads_get_nothing() {
+        let mut read_ahead = ReadAhead::default();
+        assert_eq!(read_ahead.record(100 * MIB, 4096, SIZE), None);
+        assert_eq!(read_ahead.record(110 * MIB, 4096, SIZE), None);
+        assert_eq!(read_ahead.record(120 * MIB, 4096, SIZE), Some((130 * MIB, 4096)));
+        assert_eq!(read_ahead.record(10 * MIB, 4096, SIZE), None);
+        assert_eq!(read_ahead.record(700 * MIB, 4096, SIZE), None);
+        assert_eq!(read_ahead.record(300 * MIB, 4096, SIZE), None);
         // Backwards counts as well, and ends at the beginning.
-        assert_eq!(ahead.note(200 * MIB, 4096, SIZE), None);
-        assert_eq!(ahead.note(100 * MIB, 4096, SIZE), Some((0, 4096)));
+        assert_eq!(read_ahead.record(200 * MIB, 4096, SIZE), None);
+        assert_eq!(read_ahead.record(100 * MIB, 4096, SIZE), Some((0, 4096)));
     }
 }

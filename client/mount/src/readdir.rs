@@ -7,7 +7,7 @@
 //! believes nothing else of it, and looks it up when it is used. It gives the number back
 //! as if it had been told of it, so it is counted as told.
 
-use super::fuse_types::{attr_of, errno, file_type};
+use super::fuse_types::{errno, file_attr, file_type};
 use super::handles::{FolderSnapshot, OpenFolder};
 use super::tree::{Tree, TreeError};
 use fuser::{Errno, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
@@ -27,7 +27,7 @@ pub(super) struct DirEntry<'a> {
     name: &'a [u8],
     facts: Facts,
     /// Whether something changed since it was listed.
-    is_old: bool,
+    is_stale: bool,
 }
 
 /// What a folder is shown to.
@@ -35,44 +35,44 @@ pub(super) struct ReplyContext {
     /// Who has what is nobody's.
     pub mounter: (u32, u32),
     /// Whether the kernel knows nonsense when it is told some.
-    pub doubts: bool,
+    pub validates_attrs: bool,
 }
 
 /// A piece of a folder that is on its way to the kernel.
 pub(super) trait DirReply: Send + 'static {
     /// Adds an entry; true when it has no room.
-    fn put(&mut self, tree: &Tree, asker: &ReplyContext, entry: &DirEntry<'_>) -> bool;
-    fn done(self);
-    fn refuse(self, error: Errno);
+    fn push(&mut self, tree: &Tree, context: &ReplyContext, entry: &DirEntry<'_>) -> bool;
+    fn finish(self);
+    fn fail(self, error: Errno);
 }
 
 /// Answers with what is in a folder from a place on.
-pub(super) async fn answer(
+pub(super) async fn reply_listing(
     tree: Arc<Tree>,
     open: Arc<OpenFolder>,
     from: u64,
-    asker: ReplyContext,
-    mut page: impl DirReply,
+    context: ReplyContext,
+    mut reply: impl DirReply,
 ) {
     let folder = open.number;
     let (changes, listing) = match listing(&tree, &open, from).await {
         Ok(listed) => listed,
-        Err(trouble) => return page.refuse(errno(&trouble)),
+        Err(trouble) => return reply.fail(errno(&trouble)),
     };
-    let is_old = changes != tree.changes();
-    let itself = Facts::unknown(Kind::Folder, 0o755, 4096, 0);
+    let is_stale = changes != tree.changes();
+    let own_facts = Facts::unknown(Kind::Folder, 0o755, 4096, 0);
     for at in from.. {
         let found = match at {
-            0 => Some((b".".as_slice(), itself)),
-            1 => Some((b"..".as_slice(), itself)),
+            0 => Some((b".".as_slice(), own_facts)),
+            1 => Some((b"..".as_slice(), own_facts)),
             _ => listing.at((at - 2) as usize),
         };
         let Some((name, facts)) = found else { break };
-        if page.put(&tree, &asker, &DirEntry { folder, at, name, facts, is_old }) {
+        if reply.push(&tree, &context, &DirEntry { folder, at, name, facts, is_stale }) {
             break;
         }
     }
-    page.done();
+    reply.finish();
 }
 
 /// What is in an open folder. Who reads it from its beginning reads what is there now; who goes
@@ -89,44 +89,44 @@ async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<FolderSnap
 }
 
 impl DirReply for ReplyDirectory {
-    fn put(&mut self, tree: &Tree, _: &ReplyContext, entry: &DirEntry<'_>) -> bool {
+    fn push(&mut self, tree: &Tree, _: &ReplyContext, entry: &DirEntry<'_>) -> bool {
         let DirEntry { folder, at, name, facts, .. } = entry;
         let number = match at {
             0 | 1 => *folder,
-            _ => tree.nodes().shown_as(*folder, name, facts),
+            _ => tree.nodes().ino_of_name(*folder, name, facts),
         };
         self.add(INodeNo(number), at + 1, file_type(facts.kind), OsStr::from_bytes(name))
     }
 
-    fn done(self) {
+    fn finish(self) {
         self.ok();
     }
 
-    fn refuse(self, error: Errno) {
+    fn fail(self, error: Errno) {
         self.error(error);
     }
 }
 
 impl DirReply for ReplyDirectoryPlus {
-    fn put(&mut self, tree: &Tree, asker: &ReplyContext, entry: &DirEntry<'_>) -> bool {
-        let DirEntry { folder, at, name, mut facts, is_old } = *entry;
+    fn push(&mut self, tree: &Tree, context: &ReplyContext, entry: &DirEntry<'_>) -> bool {
+        let DirEntry { folder, at, name, mut facts, is_stale } = *entry;
         let mut nodes = tree.nodes();
         // The kernel knows itself, and takes no notice of these two.
         let (own, shown) = match at {
-            0 | 1 => (folder, nodes.shown(folder)),
-            _ => nodes.told_and_shown(folder, name, facts),
+            0 | 1 => (folder, nodes.shown_ino(folder)),
+            _ => nodes.record_lookup_with_ino(folder, name, facts),
         };
         // What may be old is looked at again before it is believed.
-        let (mut number, mut ttl) = (own, if is_old { Duration::ZERO } else { tree.ttl() });
+        let (mut number, mut ttl) = (own, if is_stale { Duration::ZERO } else { tree.ttl() });
         if at > 1 && shown != own {
             ttl = Duration::ZERO;
-            if asker.doubts {
+            if context.validates_attrs {
                 nodes.forget(own, 1);
-                nodes.count(shown);
+                nodes.add_lookup(shown);
                 (number, facts.size) = (shown, INVALID_SIZE);
             }
         }
-        let attr = attr_of(number, facts, asker.mounter);
+        let attr = file_attr(number, facts, context.mounter);
         let name = OsStr::from_bytes(name);
         let full = self.add(INodeNo(number), at + 1, name, &ttl, &attr, Generation(0));
         if full && at > 1 {
@@ -135,11 +135,11 @@ impl DirReply for ReplyDirectoryPlus {
         full
     }
 
-    fn done(self) {
+    fn finish(self) {
         self.ok();
     }
 
-    fn refuse(self, error: Errno) {
+    fn fail(self, error: Errno) {
         self.error(error);
     }
 }

@@ -17,9 +17,9 @@ const RECENT_FETCHES_MAX: usize = 256;
 /// A part that stays.
 struct RecentFetch {
     file: Weak<CacheFile>,
-    flight: BlockFetch,
+    fetch: BlockFetch,
     bytes: u64,
-    kept: bool,
+    cached: bool,
 }
 
 /// What stays.
@@ -31,35 +31,35 @@ impl RecentBlocks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A flight of so many bytes came, which are in the cache if they were `kept`.
-    pub fn add(&self, file: &Arc<CacheFile>, flight: BlockFetch, bytes: u64, kept: bool) {
+    /// A flight of so many bytes came, which are in the cache if they were `cached`.
+    pub fn add(&self, file: &Arc<CacheFile>, fetch: BlockFetch, bytes: u64, cached: bool) {
         let mut list = self.list();
-        list.push_back(RecentFetch { file: Arc::downgrade(file), flight, bytes, kept });
+        list.push_back(RecentFetch { file: Arc::downgrade(file), fetch, bytes, cached });
         let mut sum: u64 = list.iter().map(|it| it.bytes).sum();
         while sum > RECENT_BYTES_MAX || list.len() > RECENT_FETCHES_MAX {
-            let spared = |it: &RecentFetch| it.kept || it.file.strong_count() == 0;
-            let oldest = list.iter().position(spared).unwrap_or(0);
-            let Some(gone) = list.remove(oldest) else { return };
-            sum -= gone.bytes;
-            gone.go();
+            let removable = |it: &RecentFetch| it.cached || it.file.strong_count() == 0;
+            let oldest = list.iter().position(removable).unwrap_or(0);
+            let Some(removed) = list.remove(oldest) else { return };
+            sum -= removed.bytes;
+            removed.remove_blocks();
         }
     }
 
     /// A file was closed: what the cache has of it need not stay.
-    pub fn closed(&self, file: &Arc<CacheFile>) {
-        let is_kept = |it: &RecentFetch| it.kept && it.file.as_ptr() == Arc::as_ptr(file);
+    pub fn release_closed(&self, file: &Arc<CacheFile>) {
+        let is_cached = |it: &RecentFetch| it.cached && it.file.as_ptr() == Arc::as_ptr(file);
         let mut list = self.list();
-        let (gone, stays) = list.drain(..).partition(is_kept);
-        *list = stays;
-        let gone: VecDeque<RecentFetch> = gone;
-        gone.into_iter().for_each(RecentFetch::go);
+        let (removed, remaining) = list.drain(..).partition(is_cached);
+        *list = remaining;
+        let removed: VecDeque<RecentFetch> = removed;
+        removed.into_iter().for_each(RecentFetch::remove_blocks);
     }
 }
 
 impl RecentFetch {
-    fn go(self) {
+    fn remove_blocks(self) {
         if let Some(file) = self.file.upgrade() {
-            file.flights.forget(&self.flight);
+            file.in_flight.remove(&self.fetch);
         }
     }
 }
@@ -76,38 +76,38 @@ mod tests {
         Arc::new(CacheFile::unplaced([0; 16], &info, 9).expect("it is in memory"))
     }
 
-    fn add(hot: &RecentBlocks, file: &Arc<CacheFile>, block: u32, kept: bool) {
-        let flight = file.flights.join(&[block], 4, false).0.pop().expect("it is new");
-        file.flights.end(&flight, Ok(Arc::default()));
-        hot.add(file, flight, RECENT_BYTES_MAX / 4, kept);
+    fn add(recent_blocks: &RecentBlocks, file: &Arc<CacheFile>, block: u32, cached: bool) {
+        let fetch = file.in_flight.join(&[block], 4, false).0.pop().expect("it is new");
+        file.in_flight.finish(&fetch, Ok(Arc::default()));
+        recent_blocks.add(file, fetch, RECENT_BYTES_MAX / 4, cached);
     }
 
-    fn here(file: &CacheFile) -> Vec<u32> {
-        (0..20).filter(|block| file.flights.at_hand(*block).is_some()).collect()
-    }
-
-    #[test]
-    fn the_oldest_goes_first_but_not_before_what_the_cache_has() {
-        let (hot, file) = (RecentBlocks::default(), file());
-        (0..6).for_each(|block| add(&hot, &file, block, true));
-        assert_eq!(here(&file), [2, 3, 4, 5]);
-        add(&hot, &file, 6, false);
-        (7..12).for_each(|block| add(&hot, &file, block, true));
-        assert_eq!(here(&file), [6, 9, 10, 11], "nobody else has it");
-        (12..17).for_each(|block| add(&hot, &file, block, false));
-        assert_eq!(here(&file), [13, 14, 15, 16]);
+    fn received_blocks(file: &CacheFile) -> Vec<u32> {
+        (0..20).filter(|block| file.in_flight.received(*block).is_some()).collect()
     }
 
     #[test]
-    fn a_file_that_is_closed_leaves_what_only_memory_has() {
-        let (hot, one, two) = (RecentBlocks::default(), file(), file());
-        add(&hot, &one, 1, true);
-        add(&hot, &one, 2, false);
-        add(&hot, &two, 3, true);
-        hot.closed(&one);
-        assert_eq!((here(&one), here(&two)), (vec![2], vec![3]));
+    fn blocks_in_the_cache_are_removed_before_blocks_only_memory_has() {
+        let (recent_blocks, file) = (RecentBlocks::default(), file());
+        (0..6).for_each(|block| add(&recent_blocks, &file, block, true));
+        assert_eq!(received_blocks(&file), [2, 3, 4, 5]);
+        add(&recent_blocks, &file, 6, false);
+        (7..12).for_each(|block| add(&recent_blocks, &file, block, true));
+        assert_eq!(received_blocks(&file), [6, 9, 10, 11], "nobody else has it");
+        (12..17).for_each(|block| add(&recent_blocks, &file, block, false));
+        assert_eq!(received_blocks(&file), [13, 14, 15, 16]);
+    }
+
+    #[test]
+    fn closing_a_file_keeps_blocks_that_the_cache_lacks() {
+        let (recent_blocks, one, two) = (RecentBlocks::default(), file(), file());
+        add(&recent_blocks, &one, 1, true);
+        add(&recent_blocks, &one, 2, false);
+        add(&recent_blocks, &two, 3, true);
+        recent_blocks.release_closed(&one);
+        assert_eq!((received_blocks(&one), received_blocks(&two)), (vec![2], vec![3]));
         drop(one);
-        (4..8).for_each(|block| add(&hot, &two, block, true));
-        assert_eq!(here(&two), [4, 5, 6, 7]);
+        (4..8).for_each(|block| add(&recent_blocks, &two, block, true));
+        assert_eq!(received_blocks(&two), [4, 5, 6, 7]);
     }
 }

@@ -26,42 +26,42 @@ pub fn read(mountpoint: &Path) -> std::io::Result<Value> {
 #[derive(Clone)]
 pub struct StatusHandle {
     pub(super) tree: Arc<Tree>,
-    pub(super) filled: Arc<FillProgress>,
+    pub(super) fill_progress: Arc<FillProgress>,
 }
 
 impl StatusHandle {
     /// How it is now.
     pub fn status(&self) -> Value {
-        self.tree.status(&self.filled)
+        self.tree.status(&self.fill_progress)
     }
 }
 
 impl Tree {
     /// How it is.
     pub(super) fn status(&self, fill: &FillProgress) -> Value {
-        let line = self.content.line.condition();
-        let counts = &self.content.counts;
+        let server = self.content.connection.status();
+        let counters = &self.content.counters;
         let (bytes, bytes_max, evictions) = self.content.cache.usage();
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
         json!({
             "server": {
-                "up": line.up, "offline": line.offline, "cause": line.cause,
-                "reconnects": line.reconnects,
+                "up": server.up, "offline": server.offline, "cause": server.cause,
+                "reconnects": server.reconnects,
             },
-            "transport": line.carried.transport, "reason": line.carried.reason,
-            "rdma_reads": line.carried.rdma_reads,
+            "transport": server.carried.transport, "reason": server.carried.reason,
+            "rdma_reads": server.carried.rdma_reads,
             "cache": { "bytes": bytes, "bytes_max": bytes_max, "evictions": evictions },
             "passthrough": {
-                "used": self.passthrough.may(), "why_not": self.passthrough.why_not(),
-                "opens": number(&counts.passthrough_opens),
+                "used": self.passthrough.is_usable(), "why_not": self.passthrough.why_not(),
+                "opens": number(&counters.passthrough_opens),
             },
-            "opens": number(&counts.opens),
-            "fetched_bytes": number(&counts.fetched_bytes),
-            "read_bytes": number(&counts.read_bytes),
-            "failures": number(&counts.failures),
+            "opens": number(&counters.opens),
+            "fetched_bytes": number(&counters.fetched_bytes),
+            "read_bytes": number(&counters.read_bytes),
+            "failures": number(&counters.failures),
             "known_entries": self.nodes().len(),
             "watched": self.watched.load(Ordering::Relaxed),
-            "fill": fill.told(),
+            "fill": fill.to_json(),
         })
     }
 }

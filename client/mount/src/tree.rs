@@ -3,7 +3,7 @@
 //! known is answered, and what is not is an error behind a deadline.
 
 use super::cache::CacheFile;
-use super::connection::is_away;
+use super::connection::is_connection_fault;
 use super::content::{Content, OpenError, blocking};
 use super::dir_cache::DirCache;
 use super::handles::OpenFile;
@@ -72,8 +72,8 @@ pub(super) struct Tree {
     pub content: Arc<Content>,
     pub passthrough: Passthrough,
     nodes: Mutex<Nodes>,
-    folders: DirCache,
-    recall: Arc<OfflineNames>,
+    dir_cache: DirCache,
+    offline_names: Arc<OfflineNames>,
     base: WirePath,
     /// Whether changes are told as they happen.
     pub watched: AtomicBool,
@@ -81,21 +81,21 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(content: Arc<Content>, base: WirePath, passthrough: Passthrough) -> Self {
-        let recall = Arc::new(OfflineNames::new(content.clone()));
+        let offline_names = Arc::new(OfflineNames::new(content.clone()));
         let unknown = Facts::unknown(Kind::Folder, UNKNOWN_ROOT_MODE, 4096, 0);
-        let nodes = Mutex::new(Nodes::new(recall.root(&base).unwrap_or(unknown)));
-        let (folders, watched) = (DirCache::default(), AtomicBool::new(false));
-        Self { content, passthrough, nodes, folders, recall, base, watched }
+        let nodes = Mutex::new(Nodes::new(offline_names.load_root(&base).unwrap_or(unknown)));
+        let (dir_cache, watched) = (DirCache::default(), AtomicBool::new(false));
+        Self { content, passthrough, nodes, dir_cache, offline_names, base, watched }
     }
 
     /// All of it, entry by entry; what is come to is remembered.
     pub fn walk(&self) -> Walk {
-        Walk::new(self.base.clone()).remembered(self.recall.clone())
+        Walk::new(self.base.clone()).storing_names(self.offline_names.clone())
     }
 
     /// Waits until what is to be remembered of it is kept.
-    pub async fn finish(&self) {
-        self.recall.finish().await;
+    pub async fn flush(&self) {
+        self.offline_names.flush().await;
     }
 
     /// How long the kernel may believe what it is told now.
@@ -104,13 +104,13 @@ impl Tree {
     }
 
     /// Something changed: what was listed is old.
-    pub fn forget_listings(&self) {
-        self.folders.forget();
+    pub fn invalidate_listings(&self) {
+        self.dir_cache.invalidate();
     }
 
     /// How often that was so.
     pub fn changes(&self) -> u64 {
-        self.folders.changes()
+        self.dir_cache.changes()
     }
 
     pub fn nodes(&self) -> MutexGuard<'_, Nodes> {
@@ -118,31 +118,31 @@ impl Tree {
     }
 
     /// Where a path of the mount is on the server.
-    pub fn remote(&self, path: &WirePath) -> WirePath {
+    pub fn server_path(&self, path: &WirePath) -> WirePath {
         self.base.join(path)
     }
 
     /// What a folder is now, which somebody may be in or hold open; what it was, where nobody says.
-    pub async fn folder(&self, number: u64) -> Option<Facts> {
-        if self.content.line.is_up() {
-            self.look_again(number).await;
+    pub async fn folder_facts(&self, number: u64) -> Option<Facts> {
+        if self.content.connection.is_up() {
+            self.refresh_folder(number).await;
         }
         self.nodes().facts(number)
     }
 
     /// Looks at a folder again; false where nobody says what it is, or it is none any more.
-    pub async fn look_again(&self, number: u64) -> bool {
+    pub async fn refresh_folder(&self, number: u64) -> bool {
         let path = self.nodes().path(number);
-        let Ok(remote) = path.map(|path| self.remote(&path)) else { return false };
-        let Ok(seen) = self.content.line.look(&remote).await else { return false };
+        let Ok(remote) = path.map(|path| self.server_path(&path)) else { return false };
+        let Ok(seen) = self.content.connection.stat(&remote).await else { return false };
         let facts = seen.facts();
         if facts.kind != Kind::Folder {
             return false;
         }
         self.nodes().refresh(number, facts);
         match number {
-            ROOT => self.recall.looked_at_root(&remote, seen),
-            _ => self.recall.looked(&remote, seen),
+            ROOT => self.offline_names.store_root(&remote, seen),
+            _ => self.offline_names.store_entry(&remote, seen),
         }
         true
     }
@@ -150,54 +150,50 @@ impl Tree {
     /// The number of a name, and what it is.
     pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), TreeError> {
         let folder = self.nodes().path(parent).map_err(|_| TreeError::Stale)?;
-        let folder = self.remote(&folder);
+        let folder = self.server_path(&folder);
         let path = folder.with(name)?;
-        let facts = match self.folders.find(parent, name, Instant::now()) {
+        let facts = match self.dir_cache.find(parent, name, Instant::now()) {
             Some(Some(facts)) => facts,
-            _ => match self.remembered_if_away(parent, &folder, name).await {
+            _ => match self.facts_if_offline(parent, &folder, name).await {
                 Some(facts) => facts,
-                None => match self.content.line.look(&path).await {
+                None => match self.content.connection.stat(&path).await {
                     Ok(seen) => {
                         let facts = seen.facts();
-                        self.recall.looked(&path, seen);
+                        self.offline_names.store_entry(&path, seen);
                         facts
                     }
-                    Err(fault) if is_away(&fault) => {
-                        let known = self.remembered_if_away(parent, &folder, name).await;
-                        known.ok_or_else(|| self.heard(&path, fault))?
+                    Err(fault) if is_connection_fault(&fault) => {
+                        let known = self.facts_if_offline(parent, &folder, name).await;
+                        known.ok_or_else(|| self.log_fault(&path, fault))?
                     }
-                    Err(fault) => return Err(self.heard(&path, fault)),
+                    Err(fault) => return Err(self.log_fault(&path, fault)),
                 },
             },
         };
-        Ok((self.nodes().told(parent, name, facts), facts))
+        Ok((self.nodes().record_lookup(parent, name, facts), facts))
     }
 
     /// What is known of a name without a server, where there is none.
-    async fn remembered_if_away(
-        &self,
-        parent: u64,
-        folder: &WirePath,
-        name: &[u8],
-    ) -> Option<Facts> {
-        if self.content.line.is_up() {
+    async fn facts_if_offline(&self, parent: u64, folder: &WirePath, name: &[u8]) -> Option<Facts> {
+        if self.content.connection.is_up() {
             return None;
         }
-        if let Some(facts) = self.known(parent, name) {
+        if let Some(facts) = self.known_facts(parent, name) {
             return Some(facts);
         }
-        let (recall, folder, name) = (self.recall.clone(), folder.clone(), name.to_vec());
-        blocking(move || recall.find(&folder, &name)).await
+        let (offline_names, folder, name) =
+            (self.offline_names.clone(), folder.clone(), name.to_vec());
+        blocking(move || offline_names.load_facts(&folder, &name)).await
     }
 
     /// What the kernel was told of a name before.
-    fn known(&self, parent: u64, name: &[u8]) -> Option<Facts> {
+    fn known_facts(&self, parent: u64, name: &[u8]) -> Option<Facts> {
         let nodes = self.nodes();
-        nodes.facts(nodes.number(parent, name))
+        nodes.facts(nodes.number_of_name(parent, name))
     }
 
     /// Notes in the log what a reader will only see as a number.
-    fn heard(&self, path: &WirePath, fault: Fault) -> TreeError {
+    fn log_fault(&self, path: &WirePath, fault: Fault) -> TreeError {
         if fault.code != Code::NotFound {
             tracing::warn!(path = %path, cause = fault.text, "cannot be told");
         }
@@ -206,46 +202,49 @@ impl Tree {
 
     /// What is in a folder.
     pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, TreeError> {
-        let remote = self.remote(path);
-        let (begun, changes) = (Instant::now(), self.folders.changes());
-        let remembered = async || {
-            let (recall, remote) = (self.recall.clone(), remote.clone());
-            let away = !self.content.line.is_up();
-            if away { blocking(move || recall.list(&remote)).await } else { None }
+        let remote = self.server_path(path);
+        let (asked_at, changes) = (Instant::now(), self.dir_cache.changes());
+        let offline_listing = async || {
+            let (offline_names, remote) = (self.offline_names.clone(), remote.clone());
+            let away = !self.content.connection.is_up();
+            if away { blocking(move || offline_names.load_listing(&remote)).await } else { None }
         };
-        if let Some(listing) = remembered().await {
+        if let Some(listing) = offline_listing().await {
             return Ok(Arc::new(listing));
         }
-        let listing = match self.content.line.list(&remote).await {
+        let listing = match self.content.connection.list(&remote).await {
             Ok(listing) => Arc::new(listing),
             Err(fault) => {
-                let listing = if is_away(&fault) { remembered().await } else { None };
-                return listing.map(Arc::new).ok_or_else(|| self.heard(&remote, fault));
+                let listing =
+                    if is_connection_fault(&fault) { offline_listing().await } else { None };
+                return listing.map(Arc::new).ok_or_else(|| self.log_fault(&remote, fault));
             }
         };
         // As old as the question: what changed while it was answered may not be in it.
-        self.folders.keep(number, listing.clone(), changes, begun);
-        self.recall.listed(&remote, &listing);
+        self.dir_cache.insert(number, listing.clone(), changes, asked_at);
+        self.offline_names.store_listing(&remote, &listing);
         Ok(listing)
     }
 
     /// Where a link points to.
     pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, TreeError> {
         let path = self.nodes().path(number).map_err(|_| TreeError::Stale)?;
-        let remote = self.remote(&path);
-        if !self.content.line.is_up() {
-            let (recall, folder) = (self.recall.clone(), remote.parent());
+        let remote = self.server_path(&path);
+        if !self.content.connection.is_up() {
+            let (offline_names, folder) = (self.offline_names.clone(), remote.parent());
             let name = remote.name().unwrap_or_default().to_vec();
-            if let Some(target) = blocking(move || recall.target(&folder, &name)).await {
+            if let Some(target) =
+                blocking(move || offline_names.load_link_target(&folder, &name)).await
+            {
                 return Ok(target);
             }
         }
-        let looked = self.content.line.look(&remote).await;
-        match looked.map_err(|fault| self.heard(&remote, fault))?.entry.kind {
+        let answer = self.content.connection.stat(&remote).await;
+        match answer.map_err(|fault| self.log_fault(&remote, fault))?.entry.kind {
             EntryKind::Symlink { target } if is_target(&target) => Ok(target),
             EntryKind::Symlink { .. } => {
                 let text = "the server says that the link leads to what is no path";
-                Err(self.heard(&remote, Fault::new(Code::Protocol, text)))
+                Err(self.log_fault(&remote, Fault::new(Code::Protocol, text)))
             }
             _ => Err(TreeError::Stale),
         }
@@ -253,18 +252,20 @@ impl Tree {
 
     /// The extended attributes of a file or folder; those of links are not told.
     pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, TreeError> {
-        let (path, facts) = self.file(number)?;
-        let remote = self.remote(&path);
+        let (path, facts) = self.path_and_facts(number)?;
+        let remote = self.server_path(&path);
         let meta = match facts.kind {
             Kind::File => self.content.meta(&remote, facts).await.map_err(TreeError::Read)?,
             // All exports together are a folder of nobody.
-            Kind::Folder if !remote.is_root() => self.content.line.describe(&remote).await?,
+            Kind::Folder if !remote.is_root() => {
+                self.content.connection.folder_meta(&remote).await?
+            }
             _ => None,
         };
         Ok(meta.map(|meta| meta.xattrs).unwrap_or_default())
     }
 
-    fn file(&self, number: u64) -> Result<(WirePath, Facts), TreeError> {
+    fn path_and_facts(&self, number: u64) -> Result<(WirePath, Facts), TreeError> {
         let nodes = self.nodes();
         let path = nodes.path(number).map_err(|_| TreeError::Stale)?;
         Ok((path, nodes.facts(number).ok_or(TreeError::Stale)?))
@@ -272,44 +273,46 @@ impl Tree {
 
     /// Opens a file: the version that is there now, if it is what the kernel was told of.
     pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), TreeError> {
-        let (path, facts) = self.file(number)?;
-        let opened = self.content.open(&self.remote(&path), facts, true).await;
+        let (path, facts) = self.path_and_facts(number)?;
+        let opened = self.content.open(&self.server_path(&path), facts, true).await;
         let file = match opened {
             Ok(file) => file,
             Err(OpenError::Stale) => {
-                self.outdate(number);
+                self.invalidate(number);
                 return Err(TreeError::Stale);
             }
-            Err(OpenError::Fault(fault)) => return Err(self.heard(&self.remote(&path), fault)),
+            Err(OpenError::Fault(fault)) => {
+                return Err(self.log_fault(&self.server_path(&path), fault));
+            }
         };
         if !self.nodes().open(number, file.version, (file.size, file.mtime_ns)) {
-            self.outdate(number);
+            self.invalidate(number);
             return Err(TreeError::Stale);
         }
         Ok((path, file))
     }
 
     /// The kernel must look at a name again: what was listed of it is old.
-    fn outdate(&self, number: u64) {
-        self.folders.forget();
-        self.nodes().outdate(number);
+    fn invalidate(&self, number: u64) {
+        self.dir_cache.invalidate();
+        self.nodes().invalidate(number);
     }
 
     /// Has all of a file stay, where all of it is there and verified. What an earlier mount left is
     /// verified as it is read, and held when it is opened the next time.
-    pub async fn hold(&self, file: &Arc<CacheFile>) -> bool {
+    pub async fn pin(&self, file: &Arc<CacheFile>) -> bool {
         let file = file.clone();
         blocking(move || file.back_verified()).await
     }
 
     /// Notes a read, and has brought what its reader will want next.
-    pub fn look_ahead(&self, open: &OpenFile, offset: u64, len: u64) {
-        let mut ahead = open.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = ahead.note(offset, len, open.file.size);
-        drop(ahead);
+    pub fn read_ahead(&self, open: &OpenFile, offset: u64, len: u64) {
+        let mut read_ahead = open.read_ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = read_ahead.record(offset, len, open.file.size);
+        drop(read_ahead);
         if let Some((offset, len)) = next {
-            let remote = self.remote(&open.path);
-            self.content.bring_ahead(&remote, &open.file, offset, len);
+            let remote = self.server_path(&open.path);
+            self.content.prefetch(&remote, &open.file, offset, len);
         }
     }
 }

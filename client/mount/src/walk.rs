@@ -17,37 +17,45 @@ const QUEUE_BYTES_MAX: usize = 256 << 20;
 pub(super) struct Walk {
     folders: Vec<WirePath>,
     /// What these paths take.
-    waiting_bytes: usize,
+    queue_bytes: usize,
     /// Whether it was told that folders are left out, which wait for too much room.
-    is_cut: bool,
+    is_truncated: bool,
     listing: Arc<Listing>,
     folder: WirePath,
     index: usize,
     /// By whom what is listed is remembered.
-    recall: Option<Arc<OfflineNames>>,
+    offline_names: Option<Arc<OfflineNames>>,
 }
 
 impl Walk {
     /// Lists a folder again, which could not be.
-    pub fn again(&mut self, folder: WirePath) {
-        self.waiting_bytes += taken(&folder);
+    pub fn queue_folder(&mut self, folder: WirePath) {
+        self.queue_bytes += queued_bytes(&folder);
         self.folders.push(folder);
     }
 
     fn has_room(&self, folder: &WirePath) -> bool {
-        self.waiting_bytes + taken(folder) <= QUEUE_BYTES_MAX
+        self.queue_bytes + queued_bytes(folder) <= QUEUE_BYTES_MAX
     }
 
     /// Everything below a path of the server.
     pub fn new(base: WirePath) -> Self {
         let (listing, folder) = (Arc::default(), base.clone());
-        let (folders, waiting_bytes) = (vec![base], taken(&folder));
-        Self { folders, waiting_bytes, is_cut: false, listing, folder, index: 0, recall: None }
+        let (folders, queue_bytes) = (vec![base], queued_bytes(&folder));
+        Self {
+            folders,
+            queue_bytes,
+            is_truncated: false,
+            listing,
+            folder,
+            index: 0,
+            offline_names: None,
+        }
     }
 
     /// The same, and what is listed is remembered.
-    pub fn remembered(self, recall: Arc<OfflineNames>) -> Self {
-        Self { recall: Some(recall), ..self }
+    pub fn storing_names(self, offline_names: Arc<OfflineNames>) -> Self {
+        Self { offline_names: Some(offline_names), ..self }
     }
 
     /// What comes next; a folder before what is in it. A folder that cannot be listed is told, and
@@ -61,24 +69,26 @@ impl Walk {
                 self.index += 1;
                 let Ok(path) = self.folder.with(name) else { continue };
                 if facts.kind == Kind::Folder && !self.has_room(&path) {
-                    if std::mem::replace(&mut self.is_cut, true) {
+                    if std::mem::replace(&mut self.is_truncated, true) {
                         continue;
                     }
                     let text = format!("the folders to list take more than {QUEUE_BYTES_MAX} B");
                     return Some(Err((path, Fault::new(Code::Limit, text))));
                 }
                 if facts.kind == Kind::Folder {
-                    self.again(path.clone());
+                    self.queue_folder(path.clone());
                 }
                 return Some(Ok((path, facts)));
             }
             self.folder = self.folders.pop()?;
-            self.waiting_bytes -= taken(&self.folder);
+            self.queue_bytes -= queued_bytes(&self.folder);
             (self.listing, self.index) = (Arc::default(), 0);
-            match content.line.list(&self.folder).await {
+            match content.connection.list(&self.folder).await {
                 Ok(listing) => {
                     self.listing = Arc::new(listing);
-                    self.recall.iter().for_each(|it| it.passed(&self.folder, &self.listing));
+                    self.offline_names
+                        .iter()
+                        .for_each(|it| it.store_listing_if_room(&self.folder, &self.listing));
                 }
                 Err(fault) => return Some(Err((self.folder.clone(), fault))),
             }
@@ -87,6 +97,6 @@ impl Walk {
 }
 
 /// What a folder that waits takes.
-fn taken(folder: &WirePath) -> usize {
+fn queued_bytes(folder: &WirePath) -> usize {
     size_of::<WirePath>() + folder.as_bytes().len()
 }

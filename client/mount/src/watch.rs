@@ -20,9 +20,9 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
         match watching.next().await {
             Ok(Heard::Changed(changes)) => {
                 // Before the kernel asks again.
-                tree.forget_listings();
-                for path in changed(&tree, &changes) {
-                    outdate(&tree, &kernel, path).await;
+                tree.invalidate_listings();
+                for path in affected_paths(&tree, &changes) {
+                    invalidate(&tree, &kernel, path).await;
                 }
                 tree.watched.store(true, Ordering::Relaxed);
             }
@@ -35,9 +35,9 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
             Err(error) => {
                 tree.watched.store(false, Ordering::Relaxed);
                 tracing::warn!(cause = %error, "changes are not told any more");
-                tree.forget_listings();
-                for path in changed(&tree, &Changes::rescan()) {
-                    outdate(&tree, &kernel, path).await;
+                tree.invalidate_listings();
+                for path in affected_paths(&tree, &Changes::rescan()) {
+                    invalidate(&tree, &kernel, path).await;
                 }
                 return;
             }
@@ -46,7 +46,7 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
 }
 
 /// What the kernel knows of what changed, and of the folders that it is in.
-fn changed(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
+fn affected_paths(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
     let nodes = tree.nodes();
     if changes.rescan {
         let all = nodes.below(&WirePath::root());
@@ -59,7 +59,7 @@ fn changed(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
         }
         paths.extend([change.path.parent(), change.path.clone()]);
         // Who writes to a file by one of its names writes to all.
-        paths.extend(nodes.find(&change.path).map(|it| nodes.twins(it)).unwrap_or_default());
+        paths.extend(nodes.find(&change.path).map(|it| nodes.hard_links(it)).unwrap_or_default());
     }
     paths.retain(|path| nodes.find(path).is_some());
     paths.sort();
@@ -69,7 +69,7 @@ fn changed(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
 
 /// Has the kernel forget a name. A folder that is still there is only told anew: whoever is in it
 /// stays where they are.
-async fn outdate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
+async fn invalidate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
     let known = {
         let nodes = tree.nodes();
         let number = nodes.find(&path);
@@ -81,12 +81,12 @@ async fn outdate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
     };
     let Some((number, parent, kind)) = known else { return };
     // The root has no name that could be forgotten.
-    if kind == Kind::Folder && (tree.look_again(number).await || number == ROOT) {
-        tell(kernel, move |kernel| kernel.inval_inode(INodeNo(number), -1, 0)).await;
+    if kind == Kind::Folder && (tree.refresh_folder(number).await || number == ROOT) {
+        notify_kernel(kernel, move |kernel| kernel.inval_inode(INodeNo(number), -1, 0)).await;
         return;
     }
     let name = path.name().unwrap_or_default().to_vec();
-    tell(kernel, move |kernel| {
+    notify_kernel(kernel, move |kernel| {
         kernel.inval_inode(INodeNo(number), -1, 0)?;
         kernel.inval_entry(INodeNo(parent), OsStr::from_bytes(&name))
     })
@@ -94,10 +94,10 @@ async fn outdate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
 }
 
 /// Tells the kernel, which may wait for an answer of ours first. What it does not know is no harm.
-async fn tell(
+async fn notify_kernel(
     kernel: &Arc<Notifier>,
-    told: impl FnOnce(&Notifier) -> std::io::Result<()> + Send + 'static,
+    notice: impl FnOnce(&Notifier) -> std::io::Result<()> + Send + 'static,
 ) {
     let kernel = kernel.clone();
-    let _ = super::content::blocking(move || told(&kernel)).await;
+    let _ = super::content::blocking(move || notice(&kernel)).await;
 }

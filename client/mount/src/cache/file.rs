@@ -28,7 +28,7 @@ pub struct CacheFile {
     /// The version it is.
     pub version: u64,
     /// Blocks that are on their way.
-    pub flights: InFlight,
+    pub in_flight: InFlight,
     pub(super) key: super::Key,
     pub(super) data: File,
     notes: Mutex<BlockJournal>,
@@ -122,7 +122,7 @@ impl CacheFile {
             size,
             mtime_ns,
             version,
-            flights: InFlight::default(),
+            in_flight: InFlight::default(),
             key,
             data,
             notes: Mutex::new(notes),
@@ -350,7 +350,7 @@ impl CacheFile {
             block
         };
         // Whoever wants it in the cache has to bring it.
-        self.flights.forget_block(block);
+        self.in_flight.remove_block(block);
         let extent = block_extent(block, self.size);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let taken = || self.data.metadata().map_or(0, |found| found.blocks() * 512);

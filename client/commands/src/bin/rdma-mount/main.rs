@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
 use verbatim_client::session::command_error::CopyError;
-use verbatim_mount::{Mount, MountError, MountOptions, is_away};
+use verbatim_mount::{Mount, MountError, MountOptions, is_server_unreachable};
 use verbatim_telemetry::port::Port;
 
 fn main() -> ExitCode {
@@ -95,27 +95,27 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     };
     if let Err(error) = stands(flags, &options, log.as_ref()) {
         // Nobody else would: it must not be left behind.
-        let _ = mount.stay(std::future::ready(())).await;
+        let _ = mount.run_until(std::future::ready(())).await;
         let cause = format!("cannot go into the background: {error}");
         return complain(&cause, None, Exit::Failed, json);
     }
-    let teller = mount.teller();
+    let status_handle = mount.status_handle();
     if let Some(port) = port {
         tracing::info!(address = %port.address(), "numbers are shown");
-        tokio::spawn(telling::show(teller.clone(), options.mountpoint.clone(), port));
+        tokio::spawn(telling::show(status_handle.clone(), options.mountpoint.clone(), port));
     }
     let progress = json && !flags.background;
-    let mut progress = progress.then(|| telling::Progress::new(teller.clone()));
-    let telling = telling::tell(teller.clone(), metrics.clone(), progress.as_mut());
+    let mut progress = progress.then(|| telling::Progress::new(status_handle.clone()));
+    let telling = telling::tell(status_handle.clone(), metrics.clone(), progress.as_mut());
     let stayed = tokio::select! {
-        stayed = mount.stay(stop) => stayed,
+        stayed = mount.run_until(stop) => stayed,
         () = telling => unreachable!("it tells for ever"),
     };
     if let Some(progress) = &mut progress {
         progress.tell();
     }
     if let Some(path) = &metrics {
-        telling::write(&teller, path);
+        telling::write(&status_handle, path);
     }
     match stayed {
         Ok(()) => Exit::Done.into(),
@@ -179,8 +179,8 @@ fn hint(error: &CopyError) -> Option<String> {
     let CopyError::Client(cause) = error else { return error.hint() };
     let offline = "rdma-mount --offline shows what is in the cache";
     match error.hint() {
-        Some(hint) if is_away(cause) => Some(format!("{hint}; {offline}")),
-        None if is_away(cause) => Some(offline.to_owned()),
+        Some(hint) if is_server_unreachable(cause) => Some(format!("{hint}; {offline}")),
+        None if is_server_unreachable(cause) => Some(offline.to_owned()),
         hint => hint,
     }
 }

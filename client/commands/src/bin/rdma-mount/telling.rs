@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use verbatim_mount::metrics;
-use verbatim_mount::status::Teller;
+use verbatim_mount::status::StatusHandle;
 use verbatim_telemetry::port::{Answer, Port};
 
 /// How often the fill is told.
@@ -19,18 +19,18 @@ const WRITE_EVERY: Duration = Duration::from_secs(5);
 
 /// How far the fill is, told when it is farther.
 pub struct Progress {
-    teller: Teller,
+    status_handle: StatusHandle,
     told: Option<Value>,
 }
 
 impl Progress {
-    pub fn new(teller: Teller) -> Self {
-        Self { teller, told: None }
+    pub fn new(status_handle: StatusHandle) -> Self {
+        Self { status_handle, told: None }
     }
 
     /// Tells what was not told yet.
     pub fn tell(&mut self) {
-        let fill = &self.teller.status()["fill"];
+        let fill = &self.status_handle.status()["fill"];
         if fill["state"] != "off" && self.told.as_ref() != Some(fill) {
             // Who does not listen any more does not end the mount.
             let _ = writeln!(io::stdout(), "{}", json!({ "event": "progress", "fill": fill }));
@@ -40,7 +40,11 @@ impl Progress {
 }
 
 /// Tells until it is dropped. What is new at the end is for whoever drops it to tell.
-pub async fn tell(teller: Teller, file: Option<PathBuf>, mut progress: Option<&mut Progress>) {
+pub async fn tell(
+    status_handle: StatusHandle,
+    file: Option<PathBuf>,
+    mut progress: Option<&mut Progress>,
+) {
     let mut written: Option<Instant> = None;
     let mut tick = tokio::time::interval(TELL_EVERY);
     loop {
@@ -51,17 +55,17 @@ pub async fn tell(teller: Teller, file: Option<PathBuf>, mut progress: Option<&m
         if let Some(path) = &file
             && written.is_none_or(|at| at.elapsed() >= WRITE_EVERY)
         {
-            write(&teller, path);
+            write(&status_handle, path);
             written = Some(Instant::now());
         }
     }
 }
 
 /// Shows the numbers to whoever asks at a port, until it is dropped.
-pub async fn show(teller: Teller, mountpoint: PathBuf, port: Port) {
+pub async fn show(status_handle: StatusHandle, mountpoint: PathBuf, port: Port) {
     let run = mountpoint.display().to_string();
     let at = move |path: &str| {
-        let status = || teller.status();
+        let status = || status_handle.status();
         Some(match path {
             "/metrics" => Answer::new(metrics::CONTENT_TYPE, metrics::text(&status(), &run, now())),
             "/healthz" => Answer::well(None),
@@ -80,9 +84,9 @@ fn unready(server: &Value) -> Option<String> {
 }
 
 /// Writes the numbers as they are now.
-pub fn write(teller: &Teller, path: &Path) {
+pub fn write(status_handle: &StatusHandle, path: &Path) {
     let run = path.file_stem().unwrap_or_default().to_string_lossy();
-    if let Err(cause) = write_whole(path, &metrics::text(&teller.status(), &run, now())) {
+    if let Err(cause) = write_whole(path, &metrics::text(&status_handle.status(), &run, now())) {
         tracing::warn!(cause, "no metrics");
     }
 }
