@@ -54,7 +54,7 @@ impl Content {
 
     /// Bytes of a version that came lately, if all of them are at hand.
     pub fn recent_bytes(&self, file: &CacheFile, offset: u64, len: usize) -> Option<ReadBytes> {
-        let received = file.in_flight.received(*file.blocks_of(offset, len as u64).start())?;
+        let received = file.in_flight.received(*file.block_range(offset, len as u64).start())?;
         received.at(offset, len)?;
         Some(ReadBytes::Received(received, offset, len))
     }
@@ -63,7 +63,7 @@ impl Content {
     pub fn copy_recent(&self, file: &CacheFile, offset: u64, into: &mut [u8]) -> bool {
         let end = offset + into.len() as u64;
         let mut rest = into;
-        for block in file.blocks_of(offset, rest.len() as u64) {
+        for block in file.block_range(offset, rest.len() as u64) {
             let extent = block_extent(block, file.size);
             let from = offset.max(extent.offset);
             let count = (end.min(extent.offset + extent.len) - from) as usize;
@@ -107,7 +107,7 @@ impl Content {
         len: u64,
         waits: bool,
     ) -> Vec<(u32, watch::Receiver<FetchResult>)> {
-        let blocks = file.blocks_of(offset, len);
+        let blocks = file.block_range(offset, len);
         let looked = file.clone();
         let absent = blocking(move || looked.absent(blocks)).await;
         if absent.is_empty() {
@@ -128,10 +128,10 @@ impl Content {
         offset: u64,
         len: u64,
     ) {
-        if !self.connection.is_up() || !file.keeps() {
+        if !self.connection.is_up() || !file.is_storable() {
             return;
         }
-        for run in file.unknown(file.blocks_of(offset, len)).chunks(FETCH_BLOCKS_MAX) {
+        for run in file.unclaimed(file.block_range(offset, len)).chunks(FETCH_BLOCKS_MAX) {
             let Ok(permit) = self.read_ahead_permits.clone().try_acquire_owned() else { return };
             let (started, _) = file.in_flight.join(run, FETCH_BLOCKS_MAX, false);
             let mut permit = Some(permit);
@@ -199,7 +199,7 @@ impl Content {
                 stored = false;
             }
         }
-        file.note_kept(stored);
+        file.set_storable(stored);
         stored
     }
 }
@@ -243,7 +243,7 @@ fn assemble(
     }
     let end = offset + len as u64;
     let mut bytes = Vec::with_capacity(len);
-    for block in file.blocks_of(offset, len as u64) {
+    for block in file.block_range(offset, len as u64) {
         let extent = block_extent(block, file.size);
         let from = offset.max(extent.offset);
         let count = (end.min(extent.offset + extent.len) - from) as usize;

@@ -12,14 +12,14 @@ const KIND: &str = "server";
 
 /// Notes the server of a source. Where that fails there is nothing to show without it.
 pub(super) fn remember(cache: &Cache, options: &MountOptions, server: &str) {
-    if let Err(error) = cache.keep_beside(KIND, &key(options), server.as_bytes()) {
+    if let Err(error) = cache.store_source_fact(KIND, &key(options), server.as_bytes()) {
         tracing::warn!(cause = %error, "this cache cannot be shown without the server");
     }
 }
 
 /// The server of a source that was mounted before.
 pub(super) fn server(cache: &Cache, options: &MountOptions) -> Result<String, Fault> {
-    let kept = cache.beside(KIND, &key(options)).unwrap_or_default();
+    let kept = cache.load_source_fact(KIND, &key(options)).unwrap_or_default();
     let text = String::from_utf8(kept).unwrap_or_default();
     if text.parse::<Fingerprint>().is_err() {
         let (source, cache) = (&options.name, options.cache.display());

@@ -183,11 +183,11 @@ fn copy_if_absent(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<()
         return Ok(());
     }
     // Nothing of it is punched from here on.
-    if !file.back() {
+    if !file.pin() {
         return Err(Fault::new(Code::NotFound, "not all of it is in the cache"));
     }
     let copied = copy(file, tree, path);
-    file.unback();
+    file.unpin();
     copied
 }
 

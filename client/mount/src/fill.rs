@@ -198,7 +198,7 @@ impl Filler {
         let content = &self.content;
         let found = content.find_cached(path, facts).await;
         let (new, missing) =
-            (found.is_none(), found.map_or(facts.size, |file| file.missing(0..=u32::MAX)));
+            (found.is_none(), found.map_or(facts.size, |file| file.missing_bytes(0..=u32::MAX)));
         // Of a sparse file only what is allocated takes room.
         let most = match self.has_room(missing) {
             true => u64::MAX,
@@ -217,23 +217,23 @@ impl Filler {
             self.fetched.fetch_add(received, Ordering::Relaxed);
         }
         drop(permit);
-        if !self.has_room(file.missing(0..=u32::MAX).min(most)) {
+        if !self.has_room(file.missing_bytes(0..=u32::MAX).min(most)) {
             return Ok(FileOutcome::CacheFull);
         }
         for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
             let len = PART_BYTES_MAX.min(file.size - offset);
             // What is allocated may be less than comes: a source may compress.
-            let missing = file.missing(file.blocks_of(offset, len));
+            let missing = file.missing_bytes(file.block_range(offset, len));
             if most < u64::MAX && !self.has_room(missing.min(most)) {
                 return Ok(FileOutcome::CacheFull);
             }
             self.fill_part(path, &file, offset, len).await.map_err(OpenError::Fault)?;
         }
         // What came and could not be kept is not here.
-        match file.missing(0..=u32::MAX) {
+        match file.missing_bytes(0..=u32::MAX) {
             0 => {
                 // Who opens it next need not verify it once more.
-                content.cache.used(&file);
+                content.cache.touch(&file);
                 Ok(FileOutcome::Complete)
             }
             missing if self.has_room(missing.min(most)) => Ok(FileOutcome::Failed),
@@ -248,7 +248,7 @@ impl Filler {
         offset: u64,
         len: u64,
     ) -> Result<(), Fault> {
-        let missing = file.missing(file.blocks_of(offset, len));
+        let missing = file.missing_bytes(file.block_range(offset, len));
         let permit = self.content.gate.acquire(missing).await;
         let received = self.content.fetch_range(path, file, offset, len).await?;
         // A hole says nothing of the link.

@@ -210,7 +210,7 @@ impl Filesystem for FuseFs {
         reply: ReplyEmpty,
     ) {
         if let Some(open) = self.handles.close(handle.0) {
-            self.tree.content.cache.used(&open.file);
+            self.tree.content.cache.touch(&open.file);
             self.tree.content.recent_blocks.release_closed(&open.file);
         }
         reply.ok();

@@ -74,10 +74,10 @@ impl Handles {
         let handle = state.next;
         let pinned = match (&backing, pinned) {
             (Some(_), true) => true,
-            (Some(_), false) => file.back(),
+            (Some(_), false) => file.pin(),
             (None, pinned) => {
                 if pinned {
-                    file.unback();
+                    file.unpin();
                 }
                 false
             }
@@ -102,7 +102,7 @@ impl Handles {
             }
         }
         if open.pinned {
-            open.file.unback();
+            open.file.unpin();
         }
         Some(open)
     }

@@ -190,7 +190,8 @@ impl Mount {
             let (content, fill_progress) = (tree.content.clone(), fill_progress.clone());
             Detach { content, fill_progress, session }
         });
-        let fuse_fs = FuseFs { tree, handles, fill_progress, runtime, owner, validates_attrs: false };
+        let fuse_fs =
+            FuseFs { tree, handles, fill_progress, runtime, owner, validates_attrs: false };
         let mount = Self::mount(options, fuse_fs, watching).await?;
         Ok(Self { detach, ..mount })
     }
@@ -200,8 +201,10 @@ impl Mount {
         fuse_fs: FuseFs,
         watching: Option<(Arc<Tree>, Watching)>,
     ) -> Result<Self, MountError> {
-        let status_handle =
-            StatusHandle { tree: fuse_fs.tree.clone(), fill_progress: fuse_fs.fill_progress.clone() };
+        let status_handle = StatusHandle {
+            tree: fuse_fs.tree.clone(),
+            fill_progress: fuse_fs.fill_progress.clone(),
+        };
         let (config, at) = (config(&options), options.mountpoint.clone());
         let make = move || {
             let session = fuser::Session::new(fuse_fs, &at, &config)?;

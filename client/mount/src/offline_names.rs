@@ -52,10 +52,14 @@ impl OfflineNames {
             while let Some(next) = next.blocking_recv() {
                 match next {
                     StoreJob::Names(key, listing) => {
-                        log_failure(writer.cache.keep_names(&key, &listing.encode()));
+                        log_failure(writer.cache.store_names(&key, &listing.encode()));
                     }
                     StoreJob::Root(key, listing) => {
-                        log_failure(writer.cache.keep_beside(ROOT_KIND, &key, &listing.encode()));
+                        log_failure(writer.cache.store_source_fact(
+                            ROOT_KIND,
+                            &key,
+                            &listing.encode(),
+                        ));
                     }
                     StoreJob::Flush(done) => drop(done.send(())),
                 }
@@ -114,12 +118,14 @@ impl OfflineNames {
     }
 
     fn load(&self, path: &WirePath, what: &str) -> Option<Listing> {
-        Listing::decode(&self.content.cache.names(&self.key(path, what))?)
+        Listing::decode(&self.content.cache.load_names(&self.key(path, what))?)
     }
 
     /// What the root was. Reads files, as all of these do.
     pub fn load_root(&self, path: &WirePath) -> Option<Facts> {
-        let kept = Listing::decode(&self.content.cache.beside(ROOT_KIND, &self.key(path, "at"))?)?;
+        let kept = Listing::decode(
+            &self.content.cache.load_source_fact(ROOT_KIND, &self.key(path, "at"))?,
+        )?;
         kept.find(SELF_NAME).filter(|facts| facts.kind == Kind::Folder)
     }
 

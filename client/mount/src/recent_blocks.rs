@@ -73,7 +73,7 @@ mod tests {
     fn file() -> Arc<CacheFile> {
         let (size, mode, mtime_ns, version) = (1 << 30, 0o644, 5, Some(9));
         let info = FileInfo { size, mode, mtime_ns, allocated: size, version };
-        Arc::new(CacheFile::unplaced([0; 16], &info, 9).expect("it is in memory"))
+        Arc::new(CacheFile::uncached([0; 16], &info, 9).expect("it is in memory"))
     }
 
     fn add(recent_blocks: &RecentBlocks, file: &Arc<CacheFile>, block: u32, cached: bool) {

@@ -302,7 +302,7 @@ impl Tree {
     /// verified as it is read, and held when it is opened the next time.
     pub async fn pin(&self, file: &Arc<CacheFile>) -> bool {
         let file = file.clone();
-        blocking(move || file.back_verified()).await
+        blocking(move || file.pin_if_verified()).await
     }
 
     /// Notes a read, and has brought what its reader will want next.

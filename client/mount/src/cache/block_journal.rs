@@ -22,18 +22,18 @@ pub(super) struct BlockJournal {
     file: File,
     head: Head,
     /// How far they were read.
-    seen: u64,
+    read_to: u64,
     /// How many there are.
     count: usize,
 }
 
 impl BlockJournal {
     /// Begins in an empty file.
-    pub fn begin(mut file: File, info: &FileInfo, key: &Key) -> io::Result<Self> {
-        let head = Head { stay: place_of(key), ..Head::now(info, &file) };
+    pub fn create(mut file: File, info: &FileInfo, key: &Key) -> io::Result<Self> {
+        let head = Head { stay: key_mark(key), ..Head::now(info, &file) };
         journal::begin(&mut file, &head)?;
-        let seen = file.metadata()?.len();
-        Ok(Self { file, head, seen, count: 0 })
+        let read_to = file.metadata()?.len();
+        Ok(Self { file, head, read_to, count: 0 })
     }
 
     /// Reads what is there: each block with where its note is, in order. `None` when they are of
@@ -46,7 +46,7 @@ impl BlockJournal {
                 each(block, at);
             }
         });
-        let is_of_this = |head: &Head| head.stay == place_of(key);
+        let is_of_this = |head: &Head| head.stay == key_mark(key);
         let Some((head, good)) = read.filter(|(head, _)| is_of_this(head)) else {
             return Ok(None);
         };
@@ -54,7 +54,7 @@ impl BlockJournal {
         if file.metadata()?.len() > good {
             file.set_len(good)?;
         }
-        Ok(Some(Self { file, head, seen: good, count }))
+        Ok(Some(Self { file, head, read_to: good, count }))
     }
 
     /// Size, time and version of what is noted.
@@ -71,60 +71,60 @@ impl BlockJournal {
     }
 
     /// How much of the disk the notes take.
-    pub fn bytes(&self) -> u64 {
+    pub fn disk_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |found| found.len().next_multiple_of(PAGE_BYTES))
     }
 
     /// What was noted since, by this mount or another.
-    pub fn news(&mut self, mut each: impl FnMut(u32, u64)) {
+    pub fn read_new(&mut self, mut each: impl FnMut(u32, u64)) {
         let len = self.file.metadata().map_or(0, |found| found.len());
-        while self.seen < len {
+        while self.read_to < len {
             let size = self.head.size;
-            let Some((extent, _, next)) = journal::record_at(&self.file, self.seen, size) else {
+            let Some((extent, _, next)) = journal::record_at(&self.file, self.read_to, size) else {
                 return;
             };
             if let Some(block) = block_of(extent, size) {
-                each(block, self.seen);
+                each(block, self.read_to);
             }
-            self.seen = next;
+            self.read_to = next;
             self.count += 1;
         }
     }
 
     /// The digests that were noted of a block there.
-    pub fn at(&self, block: u32, at: u64) -> Option<Vec<Digest>> {
+    pub fn digests_at(&self, block: u32, at: u64) -> Option<Vec<Digest>> {
         let (extent, digests, _) = journal::record_at(&self.file, at, self.head.size)?;
         (extent == block_extent(block, self.head.size)).then_some(digests)
     }
 
     /// Whether most of it was noted again later, when so many blocks are there.
-    pub fn is_stale(&self, blocks: usize) -> bool {
+    pub fn needs_compaction(&self, blocks: usize) -> bool {
         self.count > 2 * blocks + STALE_MAX
     }
 
     /// Writes only the last note of each block anew, in this order; returns where they are. Only
     /// for who is alone: what another appends to the old one is lost.
-    pub fn rewrite(
+    pub fn compact(
         &mut self,
         path: &Path,
         order: impl Iterator<Item = u32>,
-        places: &HashMap<u32, u64>,
+        records: &HashMap<u32, u64>,
     ) -> io::Result<HashMap<u32, u64>> {
         let aside = path.with_extension("journal-new");
         let _ = fs::remove_file(&aside);
         let mut new = OpenOptions::new();
         let mut file = new.read(true).append(true).create_new(true).mode(0o600).open(&aside)?;
         journal::begin(&mut file, &self.head)?;
-        let mut found = HashMap::with_capacity(places.len());
+        let mut found = HashMap::with_capacity(records.len());
         for block in order {
-            let Some(at) = places.get(&block) else { continue };
-            if let Some(digests) = self.at(block, *at) {
+            let Some(at) = records.get(&block) else { continue };
+            if let Some(digests) = self.digests_at(block, *at) {
                 found.insert(block, file.metadata()?.len());
                 journal::append(&file, block_extent(block, self.head.size), &digests)?;
             }
         }
         fs::rename(&aside, path)?;
-        (self.seen, self.count) = (file.metadata()?.len(), found.len());
+        (self.read_to, self.count) = (file.metadata()?.len(), found.len());
         self.file = file;
         Ok(found)
     }
@@ -132,7 +132,7 @@ impl BlockJournal {
 
 /// What notes say of where they are kept, in the place of the boot and the mount that the journal
 /// of a copy names: here nothing is believed within one either.
-fn place_of(key: &Key) -> [u8; BOOT_BYTES] {
+fn key_mark(key: &Key) -> [u8; BOOT_BYTES] {
     let mut place = [0; BOOT_BYTES];
     place[..KEY_MARK.len()].copy_from_slice(&KEY_MARK);
     place[KEY_MARK.len()..][..key.len()].copy_from_slice(key);

@@ -33,7 +33,7 @@ pub(super) struct BlockMap {
 
 impl BlockMap {
     /// Nothing of a file of this size, which is `FILE_BYTES_MAX` at most.
-    pub fn of(size: u64) -> Self {
+    pub fn new(size: u64) -> Self {
         assert!(size <= FILE_BYTES_MAX, "a larger file was refused before");
         let blocks = vec![BlockState::Absent; block_count(size)];
         let not_present = blocks.len();
@@ -59,7 +59,7 @@ impl BlockMap {
     }
 
     /// A block was written, and is verified.
-    pub fn came(&mut self, block: u32) {
+    pub fn mark_present(&mut self, block: u32) {
         let was = std::mem::replace(&mut self.blocks[block as usize], BlockState::Present);
         if was == BlockState::Present {
             return;

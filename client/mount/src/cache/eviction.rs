@@ -38,7 +38,7 @@ type Candidate = (SystemTime, Key, bool);
 #[derive(Default)]
 pub(super) struct EvictionQueue {
     known: Vec<Candidate>,
-    looked: Option<Instant>,
+    scanned_at: Option<Instant>,
 }
 
 /// Notes that a version is used now. Where that cannot be noted, another order is no harm.
@@ -49,62 +49,64 @@ pub(super) fn touch(data: &File) {
 impl Cache {
     /// Counts what is there, if nobody in this boot has. Takes as long as there are files.
     pub fn count(&self) {
-        if self.share.uncounted {
-            let (_, bytes) = self.look(0);
-            self.share.counted(bytes);
+        if self.shared.needs_count {
+            let (_, bytes) = self.scan(0);
+            self.shared.set_counted(bytes);
         }
     }
 
     /// Counts so many bytes as taken, after others have gone for them.
     pub(super) fn make_room(&self, file: Option<&CacheFile>, len: u64) -> bool {
         loop {
-            if self.share.take(len, self.most()) {
+            if self.shared.reserve(len, self.limit_bytes()) {
                 return true;
             }
             if self.evict_oldest(len) {
                 continue;
             }
             // Whoever looks what is there must not do so between the hole and its count.
-            let _looking = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+            let _scanning = self.eviction_queue.lock().unwrap_or_else(PoisonError::into_inner);
             // What others may read can only be punched by whoever is alone.
-            let (Some(file), Some(_alone)) = (file, self.share.alone()) else { return false };
+            let (Some(file), Some(_exclusive)) = (file, self.shared.try_exclusive()) else {
+                return false;
+            };
             match file.punch() {
                 None => return false,
-                Some(punched) => self.share.add(-(punched as i64)),
+                Some(punched) => self.shared.adjust(-(punched as i64)),
             }
         }
     }
 
     /// Has the version go that was used longest ago; false when all that are there are in use.
     pub(super) fn evict_oldest(&self, len: u64) -> bool {
-        let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut eviction_queue = self.eviction_queue.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..2 {
-            while let Some(candidate) = oldest.known.pop() {
-                let (used, key, names) = candidate;
-                let evicted = match names {
+            while let Some(candidate) = eviction_queue.known.pop() {
+                let (used, key, is_names) = candidate;
+                let evicted = match is_names {
                     true => self.evict_names(&key, used),
                     false => self.evict(&key, used, len),
                 };
                 let Some(more) = evicted else { continue };
-                oldest.known.extend(more.then_some(candidate));
+                eviction_queue.known.extend(more.then_some(candidate));
                 return true;
             }
-            if oldest.looked.is_some_and(|at| at.elapsed() < RESCAN_AFTER) {
+            if eviction_queue.scanned_at.is_some_and(|at| at.elapsed() < RESCAN_AFTER) {
                 return false;
             }
-            let settled = self.share.settled();
-            let (known, bytes) = self.look(OLDEST_MAX);
-            oldest.known = known;
-            oldest.looked = Some(Instant::now());
+            let settled = self.shared.settled();
+            let (known, bytes) = self.scan(OLDEST_MAX);
+            eviction_queue.known = known;
+            eviction_queue.scanned_at = Some(Instant::now());
             // What was counted wrong, by whoever died, is right from here on.
-            self.share.found(bytes, settled);
+            self.shared.correct(bytes, settled);
         }
         false
     }
 
     /// What was used longest ago, the oldest last, and how many bytes all takes. What a process
     /// that died has left aside goes.
-    fn look(&self, most: usize) -> (Vec<Candidate>, u64) {
+    fn scan(&self, most: usize) -> (Vec<Candidate>, u64) {
         let (mut heap, mut bytes) = (BinaryHeap::new(), 0);
         for number in 0..=u8::MAX {
             // A part that is not there, or cannot be read, holds nothing.
@@ -123,12 +125,12 @@ impl Cache {
                 }
                 bytes += found.blocks() * 512;
                 // Notes go with their version.
-                let names = match kind {
+                let is_names = match kind {
                     CacheFileKind::Data => false,
                     CacheFileKind::Names => true,
                     CacheFileKind::Journal | CacheFileKind::Temporary => continue,
                 };
-                heap.push((used, key, names));
+                heap.push((used, key, is_names));
                 if heap.len() > most {
                     heap.pop();
                 }
@@ -146,10 +148,10 @@ impl Cache {
         if !path.try_exists().unwrap_or(false) {
             return;
         }
-        let Ok(turn) = self.share.turn() else { return };
-        let Ok(Some(data)) = self.plain.open_to_read(&path) else { return };
+        let Ok(names_lock) = self.shared.lock_names() else { return };
+        let Ok(Some(data)) = self.opener.open_to_read(&path) else { return };
         if flock(&data, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            self.share.add(-(self.remove(key, &turn) as i64));
+            self.shared.adjust(-(self.remove(key, &names_lock) as i64));
         }
     }
 
@@ -161,7 +163,7 @@ impl Cache {
             return None;
         }
         fs::remove_file(&path).ok()?;
-        self.share.add(-((found.blocks() * 512) as i64));
+        self.shared.adjust(-((found.blocks() * 512) as i64));
         Some(false)
     }
 
@@ -169,7 +171,7 @@ impl Cache {
     /// oldest blocks of a large one, which may be most of the cache. Says whether more is left;
     /// none when it stays.
     fn evict(&self, key: &Key, used: SystemTime, len: u64) -> Option<bool> {
-        let turn = self.share.turn().ok()?;
+        let names_lock = self.shared.lock_names().ok()?;
         let path = self.path(key, "data");
         let found = fs::symlink_metadata(&path).ok()?;
         if found.modified().ok()? != used {
@@ -181,7 +183,7 @@ impl Cache {
             flock(data, FlockOperation::NonBlockingLockExclusive).ok()?;
         }
         // One that cannot be looked at just now stays.
-        let notes = self.open_notes(key).ok()?;
+        let notes = self.open_journal(key).ok()?;
         let is_large = found.blocks() * 512 > WHOLE_BYTES_MAX;
         let large = match notes.zip(data.take_if(|_| is_large)) {
             Some((notes, data)) => CacheFile::load(*key, data, notes).ok()?,
@@ -201,9 +203,9 @@ impl Cache {
         }
         let more = freed > 0;
         if !more {
-            freed = self.remove(key, &turn);
+            freed = self.remove(key, &names_lock);
         }
-        self.share.add(-(freed as i64));
+        self.shared.adjust(-(freed as i64));
         Some(more)
     }
 }

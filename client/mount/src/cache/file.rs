@@ -31,23 +31,23 @@ pub struct CacheFile {
     pub in_flight: InFlight,
     pub(super) key: super::Key,
     pub(super) data: File,
-    notes: Mutex<BlockJournal>,
+    journal: Mutex<BlockJournal>,
     state: Mutex<BlockMap>,
     /// Held while a block is read, and alone while one is punched.
     reading: RwLock<()>,
     /// The kernel reads it past this process: nothing of it may go.
-    backings: AtomicU32,
+    pins: AtomicU32,
     /// Another version has taken its place in the cache.
     pub(super) replaced: AtomicBool,
     /// Whether what comes can be kept, as far as is known.
-    keeps: AtomicBool,
+    storable: AtomicBool,
     /// Whether it has a place in the cache at all.
-    placed: bool,
+    has_storage: bool,
 }
 
 impl CacheFile {
     /// A version of which nothing is there yet, in two empty files.
-    pub fn begin(
+    pub fn create(
         key: super::Key,
         info: &FileInfo,
         version: u64,
@@ -55,18 +55,18 @@ impl CacheFile {
         journal: File,
     ) -> io::Result<Self> {
         data.set_len(info.size)?;
-        let notes = BlockJournal::begin(journal, info, &key)?;
-        let state = BlockMap::of(info.size);
-        Ok(Self::of(key, (info.size, info.mtime_ns, version), data, notes, state))
+        let journal = BlockJournal::create(journal, info, &key)?;
+        let state = BlockMap::new(info.size);
+        Ok(Self::of(key, (info.size, info.mtime_ns, version), data, journal, state))
     }
 
     /// A version for which there is no place: nothing of it is ever kept.
-    pub fn unplaced(key: super::Key, info: &FileInfo, version: u64) -> io::Result<Self> {
+    pub fn uncached(key: super::Key, info: &FileInfo, version: u64) -> io::Result<Self> {
         use rustix::fs::{MemfdFlags, memfd_create};
         let empty = || memfd_create("unplaced", MemfdFlags::CLOEXEC).map(File::from);
-        let mut file = Self::begin(key, info, version, empty()?, empty()?)?;
-        file.placed = false;
-        (*file.keeps.get_mut(), *file.replaced.get_mut()) = (false, true);
+        let mut file = Self::create(key, info, version, empty()?, empty()?)?;
+        file.has_storage = false;
+        (*file.storable.get_mut(), *file.replaced.get_mut()) = (false, true);
         Ok(file)
     }
 
@@ -74,21 +74,21 @@ impl CacheFile {
     /// that is not known.
     pub fn load(key: super::Key, data: File, journal: File) -> io::Result<Option<Self>> {
         let mut found = Vec::new();
-        let notes = BlockJournal::load(journal, &key, |block, at| found.push((block, at)))?;
-        let fits = |notes: &BlockJournal| notes.version().filter(|it| it.0 <= FILE_BYTES_MAX);
-        let Some((notes, of)) = notes.and_then(|it| fits(&it).map(|of| (it, of))) else {
+        let journal = BlockJournal::load(journal, &key, |block, at| found.push((block, at)))?;
+        let fits = |journal: &BlockJournal| journal.version().filter(|it| it.0 <= FILE_BYTES_MAX);
+        let Some((journal, of)) = journal.and_then(|it| fits(&it).map(|of| (it, of))) else {
             return Ok(None);
         };
-        let mut state = BlockMap::of(of.0);
+        let mut state = BlockMap::new(of.0);
         for (block, at) in found {
             state.claim(block, at);
         }
-        Ok(Some(Self::of(key, of, data, notes, state)))
+        Ok(Some(Self::of(key, of, data, journal, state)))
     }
 
     /// Makes the data as long as the version: what lies behind its end is cut. False where it
     /// cannot be, or another mount uses it. Only for who has the turn, with a lock on the data.
-    pub fn fit(&self) -> bool {
+    pub fn truncate_to_size(&self) -> bool {
         if self.data.metadata().is_ok_and(|found| found.len() == self.size) {
             return true;
         }
@@ -98,24 +98,24 @@ impl CacheFile {
     }
 
     /// Writes its notes anew, if most of them are of no use any more. Only for who is alone.
-    pub fn tidy(&self, journal: &Path) {
+    pub fn compact_journal(&self, journal: &Path) {
         let mut state = self.state();
         let claims = std::mem::take(&mut state.claims);
-        let rewritten = self.notes().rewrite(journal, state.order.iter().copied(), &claims);
+        let rewritten = self.journal().compact(journal, state.order.iter().copied(), &claims);
         // What cannot be written stays as it is.
         state.claims = rewritten.unwrap_or(claims);
     }
 
     /// Whether that is worth it.
-    pub fn is_untidy(&self) -> bool {
-        self.notes().is_stale(self.state().order.len())
+    pub fn needs_compaction(&self) -> bool {
+        self.journal().needs_compaction(self.state().order.len())
     }
 
     fn of(
         key: super::Key,
         (size, mtime_ns, version): (u64, i64, u64),
         data: File,
-        notes: BlockJournal,
+        journal: BlockJournal,
         state: BlockMap,
     ) -> Self {
         Self {
@@ -125,18 +125,18 @@ impl CacheFile {
             in_flight: InFlight::default(),
             key,
             data,
-            notes: Mutex::new(notes),
+            journal: Mutex::new(journal),
             state: Mutex::new(state),
             reading: RwLock::default(),
-            backings: AtomicU32::new(0),
+            pins: AtomicU32::new(0),
             replaced: AtomicBool::new(false),
-            keeps: AtomicBool::new(true),
-            placed: true,
+            storable: AtomicBool::new(true),
+            has_storage: true,
         }
     }
 
-    fn notes(&self) -> MutexGuard<'_, BlockJournal> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn journal(&self) -> MutexGuard<'_, BlockJournal> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, BlockMap> {
@@ -144,7 +144,7 @@ impl CacheFile {
     }
 
     /// The blocks that a range of bytes is in.
-    pub fn blocks_of(&self, offset: u64, len: u64) -> RangeInclusive<u32> {
+    pub fn block_range(&self, offset: u64, len: u64) -> RangeInclusive<u32> {
         let last = (offset + len.max(1) - 1) / BLOCK_BYTES;
         (offset / BLOCK_BYTES) as u32..=last as u32
     }
@@ -156,34 +156,34 @@ impl CacheFile {
 
     /// Which of these blocks must be fetched. Claimed ones are hashed now: this takes a while.
     pub fn absent(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
-        let absent: Vec<u32> = blocks.filter(|&block| !self.check(block)).collect();
+        let absent: Vec<u32> = blocks.filter(|&block| !self.verify_block(block)).collect();
         if absent.is_empty() {
             return absent;
         }
         // Another mount may have brought some of them.
-        let mut news = Vec::new();
-        self.notes().news(|block, at| news.push((block, at)));
+        let mut new_claims = Vec::new();
+        self.journal().read_new(|block, at| new_claims.push((block, at)));
         let mut state = self.state();
-        for (block, at) in news {
+        for (block, at) in new_claims {
             state.claim(block, at);
         }
         drop(state);
-        absent.into_iter().filter(|&block| !self.check(block)).collect()
+        absent.into_iter().filter(|&block| !self.verify_block(block)).collect()
     }
 
     /// Which of these blocks nobody has noted. Looks at nothing.
-    pub fn unknown(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
+    pub fn unclaimed(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
         self.state().absent(blocks).collect()
     }
 
     /// How many bytes they are.
-    pub fn missing(&self, blocks: RangeInclusive<u32>) -> u64 {
+    pub fn missing_bytes(&self, blocks: RangeInclusive<u32>) -> u64 {
         let state = self.state();
         state.absent(blocks).map(|block| block_extent(block, self.size).len).sum()
     }
 
     /// Whether a block is there and verified; looks at it if that was only claimed.
-    fn check(&self, block: u32) -> bool {
+    fn verify_block(&self, block: u32) -> bool {
         let at = {
             let state = self.state();
             match state.blocks.get(block as usize) {
@@ -193,7 +193,7 @@ impl CacheFile {
             }
         };
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
-        let there = at.is_some_and(|at| self.is_as_noted(block, at));
+        let there = at.is_some_and(|at| self.matches_journal(block, at));
         let mut state = self.state();
         // Another reader may have looked at it meanwhile.
         if state.blocks[block as usize] == BlockState::Claimed {
@@ -209,9 +209,9 @@ impl CacheFile {
         state.blocks[block as usize] == BlockState::Present
     }
 
-    fn is_as_noted(&self, block: u32, at: u64) -> bool {
-        let noted = self.notes().at(block, at);
-        let Some(digests) = noted else { return false };
+    fn matches_journal(&self, block: u32, at: u64) -> bool {
+        let recorded = self.journal().digests_at(block, at);
+        let Some(digests) = recorded else { return false };
         let now = hash_extent(&self.data, self.size, block_extent(block, self.size));
         now.is_ok_and(|now| now == digests)
     }
@@ -225,7 +225,7 @@ impl CacheFile {
     /// The same, into memory that is there.
     pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> Option<io::Result<()>> {
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
-        let blocks = self.blocks_of(offset, bytes.len() as u64);
+        let blocks = self.block_range(offset, bytes.len() as u64);
         let is_present = |state: &BlockMap| {
             blocks.clone().all(|it| state.blocks.get(it as usize) == Some(&BlockState::Present))
         };
@@ -246,7 +246,7 @@ impl CacheFile {
     ) -> io::Result<Option<u64>> {
         let extent = block_extent(block, self.size);
         assert_eq!(extent.len, pages.byte_count(), "a block is kept whole");
-        if !self.placed {
+        if !self.has_storage {
             return Err(io::ErrorKind::StorageFull.into());
         }
         // Whoever punches must be through with it.
@@ -254,34 +254,34 @@ impl CacheFile {
         if self.state().blocks[block as usize] == BlockState::Present {
             return Ok(None);
         }
-        let zeroed = pages.write(&self.data, extent.offset)?;
-        let noted = self.notes().append(extent, digests)?;
-        self.state().came(block);
-        Ok(Some(noted + zeroed))
+        let zero_bytes = pages.write(&self.data, extent.offset)?;
+        let recorded = self.journal().append(extent, digests)?;
+        self.state().mark_present(block);
+        Ok(Some(recorded + zero_bytes))
     }
 
     /// How much of the disk its notes take.
-    pub(super) fn noted_bytes(&self) -> u64 {
-        self.notes().bytes()
+    pub(super) fn journal_bytes(&self) -> u64 {
+        self.journal().disk_bytes()
     }
 
     /// Whether what comes can be kept: where it cannot, nothing is to be brought ahead of time.
-    pub fn keeps(&self) -> bool {
-        self.keeps.load(Ordering::Relaxed)
+    pub fn is_storable(&self) -> bool {
+        self.storable.load(Ordering::Relaxed)
     }
 
     /// Notes whether what came was kept.
-    pub fn note_kept(&self, kept: bool) {
-        self.keeps.store(kept && self.placed, Ordering::Relaxed);
+    pub fn set_storable(&self, stored: bool) {
+        self.storable.store(stored && self.has_storage, Ordering::Relaxed);
     }
 
     /// Whether all of it was verified by this process.
-    pub(super) fn is_verified(&self) -> bool {
-        self.placed && self.state().not_present == 0
+    pub(super) fn is_fully_verified(&self) -> bool {
+        self.has_storage && self.state().not_present == 0
     }
 
     /// All that is noted was verified by this process, and nobody has touched it since.
-    pub(super) fn verified(&self) {
+    pub(super) fn mark_verified(&self) {
         let mut state = self.state();
         if !state.blocks.contains(&BlockState::Absent) {
             state.blocks.fill(BlockState::Present);
@@ -291,13 +291,13 @@ impl CacheFile {
     }
 
     /// Whether all of it is there; looks at what is only claimed.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         let absent = |state: &BlockMap| state.blocks.contains(&BlockState::Absent);
         if absent(&self.state()) {
             return false;
         }
         let last = block_count(self.size) as u32;
-        (0..last).all(|block| self.check(block)) && self.state().not_present == 0
+        (0..last).all(|block| self.verify_block(block)) && self.state().not_present == 0
     }
 
     /// The file that holds it.
@@ -307,30 +307,30 @@ impl CacheFile {
 
     /// Has all of it stay from now on, for the kernel to read past this process; false when not
     /// all of it is there. Ends with `unback`.
-    pub fn back(&self) -> bool {
-        if !self.placed {
+    pub fn pin(&self) -> bool {
+        if !self.has_storage {
             return false;
         }
         let reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         // Counted while nobody punches, and looked at afterwards: what is there then stays.
-        self.backings.fetch_add(1, Ordering::AcqRel);
+        self.pins.fetch_add(1, Ordering::AcqRel);
         drop(reading);
-        let whole = self.is_whole();
+        let whole = self.is_complete();
         if !whole {
-            self.unback();
+            self.unpin();
         }
         whole
     }
 
     /// The same for who waits for the answer: false too when some of it is only claimed, which
     /// would have to be hashed, all of a large file maybe.
-    pub fn back_verified(&self) -> bool {
-        self.is_verified() && self.back()
+    pub fn pin_if_verified(&self) -> bool {
+        self.is_fully_verified() && self.pin()
     }
 
     /// The kernel is done with it.
-    pub fn unback(&self) {
-        self.backings.fetch_sub(1, Ordering::AcqRel);
+    pub fn unpin(&self) {
+        self.pins.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Gives back the space of the block that came first; returns how much that was, which is
@@ -338,7 +338,7 @@ impl CacheFile {
     pub fn punch(&self) -> Option<u64> {
         use rustix::fs::{FallocateFlags, fallocate};
         let _alone = self.reading.write().unwrap_or_else(PoisonError::into_inner);
-        if self.backings.load(Ordering::Acquire) > 0 {
+        if self.pins.load(Ordering::Acquire) > 0 {
             return None;
         }
         let block = {

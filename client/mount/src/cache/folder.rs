@@ -21,7 +21,7 @@ const STICKY: u32 = 0o1000;
 pub enum CacheError {
     /// Another user owns its folder, or may write to it.
     #[error("cannot use {} as a cache: {} belongs to user {owner} and its mode is {mode:04o}, {why}",
-        cache.display(), folder.display(), why = why(*owner, *user))]
+        cache.display(), folder.display(), why = why_unsafe(*owner, *user))]
     Unsafe {
         /// The folder of the cache, where links have led to.
         cache: PathBuf,
@@ -42,7 +42,7 @@ pub enum CacheError {
     Fault(#[from] Fault),
 }
 
-fn why(owner: u32, user: u32) -> String {
+fn why_unsafe(owner: u32, user: u32) -> String {
     match owner == user {
         true => "so other users may write to it".into(),
         false => format!("and this is user {user}"),
@@ -71,12 +71,12 @@ impl CacheError {
 
 /// Makes the folder of a cache, where there is none, or looks at it. Returns where it is, without
 /// links: whoever can change a link could lead the cache elsewhere later.
-pub(super) fn make_or_check(given: &Path) -> Result<PathBuf, CacheError> {
+pub(super) fn create_or_check(given: &Path) -> Result<PathBuf, CacheError> {
     let cannot =
         |e: io::Error| Fault::from_io(format!("cannot use {} as a cache", given.display()), &e);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(given).map_err(cannot)?;
     let cache = given.canonicalize().map_err(cannot)?;
-    check(&cache, &cache, &fs::metadata(&cache).map_err(cannot)?)?;
+    check_owner(&cache, &cache, &fs::metadata(&cache).map_err(cannot)?)?;
     // From here on nobody else can exchange what is in it, but may have done so before.
     for entry in fs::read_dir(&cache).map_err(cannot)? {
         let inner = entry.map_err(cannot)?.path();
@@ -89,14 +89,14 @@ pub(super) fn make_or_check(given: &Path) -> Result<PathBuf, CacheError> {
             // No mount makes one. Where it leads to is left alone.
             fs::remove_file(&inner).map_err(cannot)?;
         } else if found.is_dir() {
-            check(&cache, &inner, &found)?;
+            check_owner(&cache, &inner, &found)?;
         }
     }
     Ok(cache)
 }
 
 /// Refuses a folder that another user owns or may write to.
-fn check(cache: &Path, folder: &Path, found: &Metadata) -> Result<(), CacheError> {
+fn check_owner(cache: &Path, folder: &Path, found: &Metadata) -> Result<(), CacheError> {
     let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
     if !found.is_dir() {
         let text = format!("cannot use {} as a cache: it is not a folder", folder.display());
@@ -120,7 +120,7 @@ mod tests {
 
     /// What is said of a folder, and the hint.
     fn refusal(folder: &Path) -> (String, String) {
-        let error = make_or_check(folder).expect_err("it is refused");
+        let error = create_or_check(folder).expect_err("it is refused");
         (error.to_string(), error.hint().expect("it has a hint"))
     }
 
@@ -128,7 +128,7 @@ mod tests {
     fn a_folder_that_the_group_or_others_may_write_to_is_refused() {
         let dir = tempfile::tempdir().expect("folder");
         let cache = dir.path().join("a/b");
-        let made = make_or_check(&cache).expect("is made");
+        let made = create_or_check(&cache).expect("is made");
         assert_eq!(fs::metadata(&made).expect("is there").mode() & 0o7777, 0o700);
         let shown = made.display();
         for mode in [0o770, 0o702, 0o777] {
@@ -142,7 +142,7 @@ mod tests {
         assert!(refusal(&cache).1.contains(&format!("--cache {shown}/NAME")), "{shown}");
         for mode in [0o755, 0o1755, 0o700] {
             set(&made, mode);
-            make_or_check(&cache).expect("nobody else may write to it");
+            create_or_check(&cache).expect("nobody else may write to it");
         }
         // One that is in it counts as well.
         let part = made.join("ab");
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_followed_to_the_folder_that_is_used_and_one_in_the_cache_goes() {
+    fn a_symlink_to_the_cache_is_followed_and_symlinks_in_it_are_removed() {
         let dir = tempfile::tempdir().expect("folder");
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("outside")).expect("makes");
         fs::create_dir(at("cache")).expect("makes");
         symlink("cache", at("link")).expect("links");
         symlink(at("outside"), at("cache/ab")).expect("links");
-        let found = make_or_check(&at("link")).expect("is ours");
+        let found = create_or_check(&at("link")).expect("is ours");
         assert_eq!(found, at("cache").canonicalize().expect("is there"));
         assert!(!at("cache/ab").is_symlink() && at("outside").is_dir());
         set(&at("cache"), 0o777);

@@ -51,13 +51,13 @@ const PAGE_BYTES: u64 = 4096;
 /// The cache.
 pub struct Cache {
     folder: PathBuf,
-    plain: SafeOpener,
+    opener: SafeOpener,
     bytes_max: u64,
     /// What fitted when the disk was found full, and when that was.
-    full: Mutex<Option<(u64, Instant)>>,
-    share: SharedState,
+    disk_full: Mutex<Option<(u64, Instant)>>,
+    shared: SharedState,
     open: Mutex<OpenVersions>,
-    oldest: Mutex<EvictionQueue>,
+    eviction_queue: Mutex<EvictionQueue>,
     evictions: AtomicU64,
     verified: VerifiedVersions,
 }
@@ -74,30 +74,30 @@ impl Cache {
     /// Comes into a cache that nobody else may write to. Looks at no version in it: they may be a
     /// million files.
     pub fn open(folder: &Path, bytes_max: u64) -> Result<Self, CacheError> {
-        let folder = &folder::make_or_check(folder)?;
+        let folder = &folder::create_or_check(folder)?;
         let cannot = |e: &io::Error| {
             Fault::from_io(format!("cannot use {} as a cache", folder.display()), e)
         };
         // Looked at before: what is uncounted then, nobody of this boot was at.
-        let is_new = is_new(folder);
-        let plain = SafeOpener::learn(folder);
-        let Some(mut share) = SharedState::join(folder, plain).map_err(|e| cannot(&e))? else {
+        let is_empty = is_empty(folder);
+        let opener = SafeOpener::probe(folder);
+        let Some(mut shared) = SharedState::join(folder, opener).map_err(|e| cannot(&e))? else {
             let text = format!("{MOUNTS_MAX} mounts use the cache {} already", folder.display());
             return Err(CacheError::Full(Fault::new(Code::Limit, text)));
         };
         // What is kept from here on is counted as it comes, and is not to be found as well.
-        if share.uncounted && is_new {
-            share.counted(0);
-            share.uncounted = false;
+        if shared.needs_count && is_empty {
+            shared.set_counted(0);
+            shared.needs_count = false;
         }
         Ok(Self {
             folder: folder.to_owned(),
-            plain,
+            opener,
             bytes_max,
-            full: Mutex::default(),
-            share,
+            disk_full: Mutex::default(),
+            shared,
             open: Mutex::default(),
-            oldest: Mutex::default(),
+            eviction_queue: Mutex::default(),
             evictions: AtomicU64::new(0),
             verified: VerifiedVersions::default(),
         })
@@ -109,21 +109,21 @@ impl Cache {
 
     /// Bytes that are there, that may be, and versions that had to go.
     pub fn usage(&self) -> (u64, u64, u64) {
-        (self.share.bytes(), self.most(), self.evictions.load(Ordering::Relaxed))
+        (self.shared.bytes(), self.limit_bytes(), self.evictions.load(Ordering::Relaxed))
     }
 
     /// What may be there: as much as was said, or as the disk has room for.
-    fn most(&self) -> u64 {
-        let full = *self.full.lock().unwrap_or_else(PoisonError::into_inner);
-        let lately = full.filter(|(_, since)| since.elapsed() < DISK_FULL_FOR);
+    fn limit_bytes(&self) -> u64 {
+        let disk_full = *self.disk_full.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately = disk_full.filter(|(_, since)| since.elapsed() < DISK_FULL_FOR);
         lately.map_or(self.bytes_max, |(bytes, _)| bytes.min(self.bytes_max))
     }
 
     /// The disk is full: what is there is what fits, for now.
-    fn fill_up(&self) {
-        let bytes = self.share.bytes();
-        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
-        *full = Some((bytes, Instant::now()));
+    fn note_disk_full(&self) {
+        let bytes = self.shared.bytes();
+        let mut disk_full = self.disk_full.lock().unwrap_or_else(PoisonError::into_inner);
+        *disk_full = Some((bytes, Instant::now()));
     }
 
     fn path(&self, key: &Key, kind: &str) -> PathBuf {
@@ -140,12 +140,12 @@ impl Cache {
         // Most of what is asked for is not there at first.
         let data = self.path(key, "data");
         data.try_exists().ok().filter(|there| *there)?;
-        let turn = self.share.turn().ok()?;
-        let file = Arc::new(self.load(key, &turn).ok()??);
-        drop(turn);
+        let names_lock = self.shared.lock_names().ok()?;
+        let file = Arc::new(self.load(key, &names_lock).ok()??);
+        drop(names_lock);
         open.put(&file);
         drop(open);
-        self.used(&file);
+        self.touch(&file);
         Some(file)
     }
 
@@ -153,31 +153,31 @@ impl Cache {
     /// that is of use; where that cannot be found out, too many files are open say, an error.
     fn load(&self, key: &Key, _: &NameLock<'_>) -> io::Result<Option<CacheFile>> {
         let Some(data) = self.open_data(key)? else { return Ok(None) };
-        let Some(notes) = self.open_notes(key)? else { return Ok(None) };
+        let Some(journal_file) = self.open_journal(key)? else { return Ok(None) };
         flock(&data, FlockOperation::NonBlockingLockShared)?;
-        let found = CacheFile::load(*key, data, notes)?;
+        let found = CacheFile::load(*key, data, journal_file)?;
         // Whoever reads past this process reads to the end of the data, wherever that is.
-        let Some(file) = found.filter(CacheFile::fit) else { return Ok(None) };
+        let Some(file) = found.filter(CacheFile::truncate_to_size) else { return Ok(None) };
         let journal = self.path(key, "journal");
-        if self.verified.has(&file) {
-            file.verified();
+        if self.verified.contains(&file) {
+            file.mark_verified();
         }
-        if file.is_untidy()
-            && let Some(_alone) = self.share.alone()
+        if file.needs_compaction()
+            && let Some(_exclusive) = self.shared.try_exclusive()
         {
-            let before = file.noted_bytes();
-            file.tidy(&journal);
-            self.share.add(file.noted_bytes() as i64 - before as i64);
+            let before = file.journal_bytes();
+            file.compact_journal(&journal);
+            self.shared.adjust(file.journal_bytes() as i64 - before as i64);
         }
         Ok(Some(file))
     }
 
     fn open_data(&self, key: &Key) -> io::Result<Option<File>> {
-        self.plain.open(&self.path(key, "data"), OpenOptions::new().read(true).write(true))
+        self.opener.open(&self.path(key, "data"), OpenOptions::new().read(true).write(true))
     }
 
-    fn open_notes(&self, key: &Key) -> io::Result<Option<File>> {
-        self.plain.open(&self.path(key, "journal"), OpenOptions::new().read(true).append(true))
+    fn open_journal(&self, key: &Key) -> io::Result<Option<File>> {
+        self.opener.open(&self.path(key, "journal"), OpenOptions::new().read(true).append(true))
     }
 
     /// A new version of a file, which takes the place of what was there, and what `first` makes
@@ -200,14 +200,14 @@ impl Cache {
             }
             file.replaced.store(true, Ordering::Relaxed);
         }
-        let file = match self.place(key, info, version) {
+        let file = match self.find_or_create(key, info, version) {
             Ok(file) => file,
             // Readers get it all the same, from the network.
             Err(error) => {
                 let folder = self.folder.display();
                 tracing::warn!(cache = %folder, cause = %error, "the cache takes nothing");
-                self.fill_up();
-                CacheFile::unplaced(*key, info, version)?
+                self.note_disk_full();
+                CacheFile::uncached(*key, info, version)?
             }
         };
         let file = Arc::new(file);
@@ -217,30 +217,30 @@ impl Cache {
     }
 
     /// The files of a version: another mount may have made them.
-    fn place(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<CacheFile> {
+    fn find_or_create(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<CacheFile> {
         loop {
-            let turn = self.share.turn()?;
+            let names_lock = self.shared.lock_names()?;
             // What may be good is not removed.
-            let found = self.load(key, &turn)?;
+            let found = self.load(key, &names_lock)?;
             if let Some(file) = found.filter(|it| (it.version, it.size) == (version, info.size)) {
                 return Ok(file);
             }
-            self.share.add(-(self.remove(key, &turn) as i64));
-            let begun = self.begin(key, info, version, &turn);
-            match &begun {
-                Ok(file) => self.share.add(file.noted_bytes() as i64),
-                Err(_) => drop(self.remove(key, &turn)),
+            self.shared.adjust(-(self.remove(key, &names_lock) as i64));
+            let created = self.create_files(key, info, version, &names_lock);
+            match &created {
+                Ok(file) => self.shared.adjust(file.journal_bytes() as i64),
+                Err(_) => drop(self.remove(key, &names_lock)),
             }
-            drop(turn);
-            match begun {
+            drop(names_lock);
+            match created {
                 // Each time something has gone, so this ends.
                 Err(error) if is_full(&error) && self.evict_oldest(0) => {}
-                begun => return begun,
+                created => return created,
             }
         }
     }
 
-    fn begin(
+    fn create_files(
         &self,
         key: &Key,
         info: &FileInfo,
@@ -255,14 +255,14 @@ impl Cache {
         let data = new.clone().write(true).open(data)?;
         flock(&data, FlockOperation::NonBlockingLockShared)?;
         let journal = new.append(true).open(self.path(key, "journal"))?;
-        CacheFile::begin(*key, info, version, data, journal)
+        CacheFile::create(*key, info, version, data, journal)
     }
 
     /// Takes a version's name away; returns the room that its users give back in the end.
     fn remove(&self, key: &Key, _: &NameLock<'_>) -> u64 {
         let (data, journal) = (self.path(key, "data"), self.path(key, "journal"));
-        let taken = |path| fs::symlink_metadata(path).map_or(0, |found| found.blocks() * 512);
-        let bytes = taken(&data) + taken(&journal);
+        let disk_bytes = |path| fs::symlink_metadata(path).map_or(0, |found| found.blocks() * 512);
+        let bytes = disk_bytes(&data) + disk_bytes(&journal);
         // The journal first: without it the data says nothing. What is gone is no harm.
         let _ = fs::remove_file(journal);
         let _ = fs::remove_file(data);
@@ -282,25 +282,25 @@ impl Cache {
         }
         // Of one that was replaced the space goes with its last reader.
         let counts = !file.replaced.load(Ordering::Relaxed);
-        let pages = PageRuns::of(bytes);
-        let len = pages.data_bytes();
+        let runs = PageRuns::scan(bytes);
+        let len = runs.data_bytes();
         for _ in 0..DISK_FULL_TRIES {
             // For a hole, which takes nothing but its note, no block of the file itself goes.
             if counts && !self.make_room((len > 0).then_some(file), len) {
                 break;
             }
-            let stored = file.store(block, &pages, digests);
+            let stored = file.store(block, &runs, digests);
             match stored {
-                Ok(Some(more)) if counts && more > 0 => self.share.add(more as i64),
+                Ok(Some(more)) if counts && more > 0 => self.shared.adjust(more as i64),
                 Ok(Some(_)) => {}
-                _ if counts => self.share.add(-(len as i64)),
+                _ if counts => self.shared.adjust(-(len as i64)),
                 _ => {}
             }
             if counts {
-                self.share.settle(len);
+                self.shared.settle(len);
             }
             match stored {
-                Err(error) if counts && is_full(&error) => self.fill_up(),
+                Err(error) if counts && is_full(&error) => self.note_disk_full(),
                 stored => return stored.map(drop),
             }
         }
@@ -308,10 +308,10 @@ impl Cache {
     }
 
     /// A version was used: the others go before it.
-    pub fn used(&self, file: &CacheFile) {
+    pub fn touch(&self, file: &CacheFile) {
         eviction::touch(&file.data);
         // As it looks from now on.
-        self.verified.note(file);
+        self.verified.record(file);
     }
 }
 
@@ -330,7 +330,7 @@ impl OpenVersions {
 }
 
 /// Whether nothing was ever kept there: what is kept is in folders.
-fn is_new(folder: &Path) -> bool {
+fn is_empty(folder: &Path) -> bool {
     let is_folder = |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|it| it.path().is_dir());
     fs::read_dir(folder).is_ok_and(|entries| !entries.into_iter().any(is_folder))
 }

@@ -30,9 +30,9 @@ pub(super) struct SafeOpener {
 impl SafeOpener {
     /// Makes a file in the folder, looks at it, and removes it. Some file systems have one owner
     /// and one mode for all files, and some map root to another user.
-    pub fn learn(folder: &Path) -> Self {
-        let path = aside(&folder.join("owner"));
-        let made = new().open(&path).and_then(|file| file.metadata());
+    pub fn probe(folder: &Path) -> Self {
+        let path = temporary_path(&folder.join("owner"));
+        let made = create_options().open(&path).and_then(|file| file.metadata());
         let _ = fs::remove_file(&path);
         // A full disk has no room for it.
         let usual = || (rustix::process::geteuid().as_raw(), 0);
@@ -45,7 +45,7 @@ impl SafeOpener {
     /// cannot be found out, too many files are open say, an error.
     pub fn open(&self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
         // Before it is opened: who opens a fifo may wait for ever.
-        let may = match self.look(path) {
+        let may = match self.may_use(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             looked => looked?,
         };
@@ -57,7 +57,7 @@ impl SafeOpener {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
-        let is_ours = self.is_ours(&file.metadata()?);
+        let is_ours = self.is_trusted(&file.metadata()?);
         Ok(is_ours.then_some(file))
     }
 
@@ -73,8 +73,8 @@ impl SafeOpener {
             if let Some(file) = self.open(path, OpenOptions::new().read(true).write(true))? {
                 return Ok(file);
             }
-            self.clear(path)?;
-            match new().open(path) {
+            self.remove_untrusted(path)?;
+            match create_options().open(path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => return made,
             }
@@ -85,34 +85,34 @@ impl SafeOpener {
     /// Puts a file in place, written aside first: whoever opens it finds all of it, or what was
     /// there before.
     pub fn replace(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-        let aside = aside(path);
-        let written = new().open(&aside).and_then(|mut file| {
+        let temporary = temporary_path(path);
+        let written = create_options().open(&temporary).and_then(|mut file| {
             parts.iter().try_for_each(|part| file.write_all(part))?;
-            fs::rename(&aside, path)
+            fs::rename(&temporary, path)
         });
         if written.is_err() {
-            let _ = fs::remove_file(&aside);
+            let _ = fs::remove_file(&temporary);
         }
         written
     }
 
     /// Whether what is there may be used; a folder is an error, and stays.
-    fn look(&self, path: &Path) -> io::Result<bool> {
+    fn may_use(&self, path: &Path) -> io::Result<bool> {
         let found = fs::symlink_metadata(path)?;
         match found.is_dir() {
             true => Err(io::ErrorKind::IsADirectory.into()),
-            false => Ok(self.is_ours(&found)),
+            false => Ok(self.is_trusted(&found)),
         }
     }
 
-    fn is_ours(&self, found: &Metadata) -> bool {
+    fn is_trusted(&self, found: &Metadata) -> bool {
         let others = found.mode() & OTHERS_WRITE & !self.others;
         found.is_file() && found.nlink() == 1 && found.uid() == self.owner && others == 0
     }
 
     /// Removes what must not be used.
-    fn clear(&self, path: &Path) -> io::Result<()> {
-        match self.look(path) {
+    fn remove_untrusted(&self, path: &Path) -> io::Result<()> {
+        match self.may_use(path) {
             Ok(false) => fs::remove_file(path),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -121,7 +121,7 @@ impl SafeOpener {
 }
 
 /// What makes a file of the cache.
-fn new() -> OpenOptions {
+fn create_options() -> OpenOptions {
     let mut new = OpenOptions::new();
     new.read(true).write(true).create_new(true).mode(MODE);
     new
@@ -129,12 +129,12 @@ fn new() -> OpenOptions {
 
 /// A name for what is written before it takes the place of this file. No two are the same in one
 /// process; what a dead one with the same number has left goes.
-fn aside(path: &Path) -> PathBuf {
+fn temporary_path(path: &Path) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("names-{}-{next}", std::process::id()));
-    let _ = fs::remove_file(&aside);
-    aside
+    let temporary = path.with_extension(format!("names-{}-{next}", std::process::id()));
+    let _ = fs::remove_file(&temporary);
+    temporary
 }
 
 #[cfg(test)]
@@ -143,14 +143,14 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn only_a_plain_file_of_this_user_with_one_name_is_opened() {
+    fn only_a_regular_file_of_this_user_with_one_link_is_opened() {
         let dir = tempfile::tempdir().expect("folder");
         let at = |name: &str| dir.path().join(name);
-        let plain = SafeOpener::learn(dir.path());
+        let opener = SafeOpener::probe(dir.path());
         assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0, "nothing is left");
-        let is_opened = |name: &str| plain.open_to_read(&at(name)).expect("is known").is_some();
+        let is_opened = |name: &str| opener.open_to_read(&at(name)).expect("is known").is_some();
         for name in ["good", "linked", "open to all"] {
-            plain.replace(&at(name), &[b"a", b"b"]).expect("writes");
+            opener.replace(&at(name), &[b"a", b"b"]).expect("writes");
             assert!(is_opened(name) && fs::read(at(name)).expect("reads") == b"ab");
         }
         symlink("good", at("link")).expect("links");
@@ -160,22 +160,22 @@ mod tests {
             assert!(!is_opened(name), "{name}");
         }
         fs::create_dir(at("folder")).expect("makes");
-        let folder = plain.open_to_read(&at("folder")).expect_err("is no file");
+        let folder = opener.open_to_read(&at("folder")).expect_err("is no file");
         assert_eq!(folder.kind(), io::ErrorKind::IsADirectory);
-        assert!(plain.open_or_make(&at("folder")).is_err() && at("folder").exists());
+        assert!(opener.open_or_make(&at("folder")).is_err() && at("folder").exists());
     }
 
     #[test]
-    fn what_is_in_the_place_of_a_lock_goes_and_where_it_leads_stays() {
+    fn a_symlink_in_place_of_a_lock_file_is_removed_and_its_target_stays() {
         let dir = tempfile::tempdir().expect("folder");
         let (lock, outside) = (dir.path().join("lock"), dir.path().join("outside"));
-        let plain = SafeOpener::learn(dir.path());
+        let opener = SafeOpener::probe(dir.path());
         fs::write(&outside, b"of somebody").expect("writes");
         symlink(&outside, &lock).expect("links");
-        let mut made = plain.open_or_make(&lock).expect("is made");
+        let mut made = opener.open_or_make(&lock).expect("is made");
         made.write_all(b"x").expect("writes");
         assert_eq!(fs::read(&outside).expect("reads"), b"of somebody");
-        let again = plain.open_or_make(&lock).expect("is there");
+        let again = opener.open_or_make(&lock).expect("is there");
         assert_eq!(again.metadata().expect("is there").ino(), made.metadata().expect("is").ino());
     }
 }

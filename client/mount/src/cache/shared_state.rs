@@ -35,16 +35,16 @@ const UNCOUNTED: [u8; BOOT_BYTES] = [0; BOOT_BYTES];
 /// One mount's part in a cache.
 pub struct SharedState {
     /// The place of this mount, locked for as long as it is in.
-    _own: File,
+    _own_lock: File,
     /// The places of the others.
-    places: Mutex<Vec<File>>,
+    other_locks: Mutex<Vec<File>>,
     total: Mutex<File>,
     /// All that was ever taken here, and what of it is written or was given up.
-    taken: AtomicU64,
+    reserved: AtomicU64,
     settled: AtomicU64,
-    turn: Mutex<File>,
+    names_lock: Mutex<File>,
     /// Whether what is kept has to be counted.
-    pub uncounted: bool,
+    pub needs_count: bool,
 }
 
 /// Nobody else is in, and nobody comes in, until this is dropped.
@@ -55,55 +55,55 @@ pub struct NameLock<'a>(MutexGuard<'a, File>);
 
 impl SharedState {
     /// Comes in; none when as many are in as may be.
-    pub fn join(folder: &Path, plain: SafeOpener) -> io::Result<Option<Self>> {
+    pub fn join(folder: &Path, opener: SafeOpener) -> io::Result<Option<Self>> {
         // Nobody removes what another mount has just made in the place of something damaged.
-        let making = File::open(folder)?;
-        let _ = within(LOCK_WAIT_MAX, || lock(&making).then_some(()));
-        let open = |name: &str| plain.open_or_make(&folder.join(name));
+        let folder_lock = File::open(folder)?;
+        let _ = retry_within(LOCK_WAIT_MAX, || lock(&folder_lock).then_some(()));
+        let open = |name: &str| opener.open_or_make(&folder.join(name));
         let mut files = vec![open("lock")?];
         for place in 1..MOUNTS_MAX {
             files.push(open(&format!("lock.{place}"))?);
         }
-        let (total, turn) = (open("bytes")?, open("turn")?);
-        drop(making);
-        let found = within(JOIN_WAIT_MAX, || files.iter().position(lock));
-        let Some(own) = found else { return Ok(None) };
-        let _own = files.swap_remove(own);
-        let mut share = Self {
-            _own,
-            places: Mutex::new(files),
+        let (total, names_lock) = (open("bytes")?, open("turn")?);
+        drop(folder_lock);
+        let found = retry_within(JOIN_WAIT_MAX, || files.iter().position(lock));
+        let Some(own_lock) = found else { return Ok(None) };
+        let _own_lock = files.swap_remove(own_lock);
+        let mut shared = Self {
+            _own_lock,
+            other_locks: Mutex::new(files),
             total: Mutex::new(total),
-            taken: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             settled: AtomicU64::new(0),
-            turn: Mutex::new(turn),
-            uncounted: false,
+            names_lock: Mutex::new(names_lock),
+            needs_count: false,
         };
-        share.uncounted = share.begin();
-        Ok(Some(share))
+        shared.needs_count = shared.check_boot();
+        Ok(Some(shared))
     }
 
     /// Whether the number is of another boot, which may have ended before it was written. It is
     /// of no boot until somebody has counted: who begins may not get that far.
-    fn begin(&self) -> bool {
+    fn check_boot(&self) -> bool {
         // One that was ended before it had counted may have brought something: who is the only one
         // counts that too.
-        let alone = self.alone();
-        self.locked(|total| {
+        let alone = self.try_exclusive();
+        self.with_total(|total| {
             let boot = read_boot(total);
-            let uncounted = !is_this(&boot);
-            if uncounted && (boot != UNCOUNTED || alone.is_some()) {
+            let needs_count = !is_this_boot(&boot);
+            if needs_count && (boot != UNCOUNTED || alone.is_some()) {
                 let _ = total.write_all_at(&UNCOUNTED, 0);
                 let _ = total.write_all_at(&[0; 8], TOTAL_AT);
             }
-            uncounted
+            needs_count
         })
     }
 
     /// So much was there when it was counted; what comes is in the number. Who counts as the
     /// second finds it done.
-    pub fn counted(&self, bytes: u64) {
-        self.locked(|total| {
-            if !is_this(&read_boot(total)) {
+    pub fn set_counted(&self, bytes: u64) {
+        self.with_total(|total| {
+            if !is_this_boot(&read_boot(total)) {
                 let sum = read_total(total).saturating_add(bytes);
                 let written = total.write_all_at(&sum.to_le_bytes(), TOTAL_AT);
                 let _ = written.and_then(|()| total.write_all_at(&boot_id(), 0));
@@ -112,19 +112,19 @@ impl SharedState {
     }
 
     /// Whether this mount is the only one, which it stays as long as the answer is kept.
-    pub fn alone(&self) -> Option<ExclusiveUse<'_>> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = places.iter().take_while(|file| lock(file)).count();
-        let all = taken == places.len();
-        let alone = ExclusiveUse(places);
+    pub fn try_exclusive(&self) -> Option<ExclusiveUse<'_>> {
+        let other_locks = self.other_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let locked = other_locks.iter().take_while(|file| lock(file)).count();
+        let all = locked == other_locks.len();
+        let alone = ExclusiveUse(other_locks);
         all.then_some(alone)
     }
 
     /// Waits until names are this process's.
-    pub fn turn(&self) -> io::Result<NameLock<'_>> {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        match within(LOCK_WAIT_MAX, || lock(&turn).then_some(())) {
-            Some(()) => Ok(NameLock(turn)),
+    pub fn lock_names(&self) -> io::Result<NameLock<'_>> {
+        let names_lock = self.names_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        match retry_within(LOCK_WAIT_MAX, || lock(&names_lock).then_some(())) {
+            Some(()) => Ok(NameLock(names_lock)),
             None => Err(io::ErrorKind::TimedOut.into()),
         }
     }
@@ -136,10 +136,10 @@ impl SharedState {
 
     /// Counts so many more as kept, if that is not too much. They are on their way to the disk
     /// until they are `settle`d.
-    pub fn take(&self, bytes: u64, most: u64) -> bool {
-        self.change(|total| {
+    pub fn reserve(&self, bytes: u64, most: u64) -> bool {
+        self.update_total(|total| {
             let sum = Some(total.saturating_add(bytes)).filter(|sum| *sum <= most)?;
-            self.taken.fetch_add(bytes, Ordering::Relaxed);
+            self.reserved.fetch_add(bytes, Ordering::Relaxed);
             Some(sum)
         })
     }
@@ -155,18 +155,20 @@ impl SharedState {
     }
 
     /// Counts so many more or fewer.
-    pub fn add(&self, bytes: i64) {
-        self.change(|total| Some(total.saturating_add_signed(bytes)));
+    pub fn adjust(&self, bytes: i64) {
+        self.update_total(|total| Some(total.saturating_add_signed(bytes)));
     }
 
     /// So many were found, by a look that began when so much was `settled`. What was on its way
     /// then, or has been taken since, may not have been there to be found, and counts.
-    pub fn found(&self, bytes: u64, settled: u64) {
-        self.change(|_| Some(bytes + self.taken.load(Ordering::Relaxed).saturating_sub(settled)));
+    pub fn correct(&self, bytes: u64, settled: u64) {
+        self.update_total(|_| {
+            Some(bytes + self.reserved.load(Ordering::Relaxed).saturating_sub(settled))
+        });
     }
 
-    fn change(&self, to: impl FnOnce(u64) -> Option<u64>) -> bool {
-        self.locked(|total| {
+    fn update_total(&self, to: impl FnOnce(u64) -> Option<u64>) -> bool {
+        self.with_total(|total| {
             let new = to(read_total(total));
             if let Some(new) = new {
                 let _ = total.write_all_at(&new.to_le_bytes(), TOTAL_AT);
@@ -175,10 +177,10 @@ impl SharedState {
         })
     }
 
-    fn locked<T>(&self, work: impl FnOnce(&File) -> T) -> T {
+    fn with_total<T>(&self, work: impl FnOnce(&File) -> T) -> T {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         // Without the lock another's number may be lost; the next count finds it.
-        let locked = within(LOCK_WAIT_MAX, || lock(&total).then_some(()));
+        let locked = retry_within(LOCK_WAIT_MAX, || lock(&total).then_some(()));
         let done = work(&total);
         if locked.is_some() {
             unlock(&total);
@@ -216,7 +218,7 @@ fn read_boot(total: &File) -> [u8; BOOT_BYTES] {
 }
 
 /// Whether it is this boot; one that has no name is none.
-fn is_this(boot: &[u8; BOOT_BYTES]) -> bool {
+fn is_this_boot(boot: &[u8; BOOT_BYTES]) -> bool {
     *boot == boot_id() && *boot != UNCOUNTED
 }
 
@@ -227,7 +229,7 @@ fn read_total(total: &File) -> u64 {
 }
 
 /// Tries until there is something, or it takes too long.
-fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+fn retry_within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
         match attempt() {
@@ -243,45 +245,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_count_together_and_one_is_alone_only_when_it_is() {
+    fn mounts_share_one_byte_count_and_exclusive_use_needs_all_other_locks() {
         let dir = tempfile::tempdir().expect("folder");
-        let plain = SafeOpener::learn(dir.path());
+        let opener = SafeOpener::probe(dir.path());
         let join =
-            || SharedState::join(dir.path(), plain).expect("joins").expect("there is a place");
+            || SharedState::join(dir.path(), opener).expect("joins").expect("there is a place");
         let one = join();
-        assert!(one.uncounted && one.alone().is_some());
-        assert!(join().uncounted, "who began it has not counted yet");
-        one.counted(0);
-        one.counted(5);
+        assert!(one.needs_count && one.try_exclusive().is_some());
+        assert!(join().needs_count, "who began it has not counted yet");
+        one.set_counted(0);
+        one.set_counted(5);
         assert_eq!(one.bytes(), 0, "it was counted already");
         let two = join();
-        assert!(!two.uncounted, "it was counted in this boot");
-        assert!(one.alone().is_none() && two.alone().is_none());
-        assert!(one.take(60, 100) && !two.take(50, 100) && two.take(40, 100));
-        one.add(-70);
+        assert!(!two.needs_count, "it was counted in this boot");
+        assert!(one.try_exclusive().is_none() && two.try_exclusive().is_none());
+        assert!(one.reserve(60, 100) && !two.reserve(50, 100) && two.reserve(40, 100));
+        one.adjust(-70);
         assert_eq!((one.bytes(), two.bytes()), (30, 30));
-        two.add(-70);
+        two.adjust(-70);
         assert_eq!(one.bytes(), 0);
         // What is on its way to the disk cannot be found there yet, and counts.
         one.settle(60);
-        assert!(one.take(30, 100) && one.take(20, 100));
+        assert!(one.reserve(30, 100) && one.reserve(20, 100));
         one.settle(20);
         let settled = one.settled();
-        assert!(one.take(7, 100));
+        assert!(one.reserve(7, 100));
         one.settle(7);
-        one.found(20, settled);
+        one.correct(20, settled);
         assert_eq!(one.bytes(), 20 + 30 + 7, "found, on its way, and taken since");
         one.settle(30);
-        one.found(50, one.settled());
+        one.correct(50, one.settled());
         assert_eq!(one.bytes(), 50, "nothing is on its way");
         // A turn ends with whoever has it.
-        drop(one.turn().expect("is free"));
-        drop(two.turn().expect("is free"));
+        drop(one.lock_names().expect("is free"));
+        drop(two.lock_names().expect("is free"));
         drop(two);
-        let alone = one.alone().expect("the other is gone");
+        let alone = one.try_exclusive().expect("the other is gone");
         let came = std::thread::scope(|scope| {
             let late =
-                scope.spawn(|| SharedState::join(dir.path(), plain).expect("joins").is_some());
+                scope.spawn(|| SharedState::join(dir.path(), opener).expect("joins").is_some());
             std::thread::sleep(Duration::from_millis(50));
             let waits = !late.is_finished();
             drop(alone);

@@ -23,7 +23,7 @@ pub(super) struct PageRuns<'a> {
 
 impl<'a> PageRuns<'a> {
     /// Looks at all bytes of a block. A page with data is told by its first bytes.
-    pub fn of(bytes: &'a [u8]) -> Self {
+    pub fn scan(bytes: &'a [u8]) -> Self {
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         for (start, page) in (0..).step_by(ZEROS.len()).zip(bytes.chunks(ZEROS.len())) {
             let (end, is_zero) = (start + page.len(), *page == ZEROS[..page.len()]);
@@ -51,17 +51,17 @@ impl<'a> PageRuns<'a> {
     pub fn write(&self, file: &File, offset: u64) -> io::Result<u64> {
         let has_zeros = self.runs.iter().any(|(_, is_zero)| *is_zero);
         // Only a block that was damaged, or that somebody else stores too, has something there.
-        let was_hole = has_zeros && is_hole(file, offset, self.byte_count());
-        let mut zeroed = 0;
+        let is_all_hole = has_zeros && is_hole(file, offset, self.byte_count());
+        let mut zero_bytes = 0;
         for (run, is_zero) in &self.runs {
             let (at, bytes) = (offset + run.start as u64, &self.bytes[run.clone()]);
-            if *is_zero && (was_hole || punch(file, at, bytes.len() as u64)) {
+            if *is_zero && (is_all_hole || punch(file, at, bytes.len() as u64)) {
                 continue;
             }
             file.write_all_at(bytes, at)?;
-            zeroed += if *is_zero { bytes.len() as u64 } else { 0 };
+            zero_bytes += if *is_zero { bytes.len() as u64 } else { 0 };
         }
-        Ok(zeroed)
+        Ok(zero_bytes)
     }
 }
 
@@ -93,10 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_pages_cover_a_block_and_one_byte_makes_data_of_a_page() {
+    fn page_runs_cover_a_block_and_one_nonzero_byte_makes_a_data_page() {
         let mut bytes = block(&[true, false, false, true, false], 5);
         bytes[2 * PAGE + 17] = 1;
-        let pages = PageRuns::of(&bytes);
+        let pages = PageRuns::scan(&bytes);
         let expected = [
             (0..PAGE, false),
             (PAGE..2 * PAGE, true),
@@ -106,12 +106,15 @@ mod tests {
         ];
         assert_eq!(pages.runs, expected);
         assert_eq!((pages.data_bytes(), pages.byte_count()), (4 * PAGE_BYTES, bytes.len() as u64));
-        assert_eq!((PageRuns::of(&[]).data_bytes(), PageRuns::of(&[0; 3]).data_bytes()), (0, 0));
-        assert_eq!(PageRuns::of(&[0, 1, 0]).data_bytes(), PAGE_BYTES);
+        assert_eq!(
+            (PageRuns::scan(&[]).data_bytes(), PageRuns::scan(&[0; 3]).data_bytes()),
+            (0, 0)
+        );
+        assert_eq!(PageRuns::scan(&[0, 1, 0]).data_bytes(), PAGE_BYTES);
     }
 
     #[test]
-    fn zeros_are_holes_whatever_was_there() {
+    fn pages_of_zeros_become_holes_over_old_data() {
         let offset = 3 * PAGE_BYTES;
         let bytes = block(&[false, true, false, false], 5);
         for is_damaged in [false, true] {
@@ -121,7 +124,7 @@ mod tests {
                 file.write_all_at(&[1; 9 * PAGE], 0).expect("writes");
             }
             let before = file.metadata().expect("is there").blocks();
-            let zeroed = PageRuns::of(&bytes).write(&file, offset).expect("writes");
+            let zero_bytes = PageRuns::scan(&bytes).write(&file, offset).expect("writes");
             let mut read = vec![1; 9 * PAGE];
             file.read_exact_at(&mut read, 0).expect("reads");
             let (head, rest) = read.split_at(offset as usize);
@@ -131,7 +134,7 @@ mod tests {
             let after = file.metadata().expect("is there").blocks();
             let pages = |count: u64| count * PAGE_BYTES / 512;
             match is_damaged {
-                _ if zeroed > 0 => assert_eq!(zeroed, 3 * PAGE_BYTES, "no holes here"),
+                _ if zero_bytes > 0 => assert_eq!(zero_bytes, 3 * PAGE_BYTES, "no holes here"),
                 true => assert_eq!(after, before - pages(3)),
                 false => assert_eq!(after, before + pages(2)),
             }

@@ -14,7 +14,12 @@ fn info(size: u64) -> FileInfo {
 }
 
 impl Cache {
-    fn created(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<Arc<CacheFile>> {
+    fn create_version(
+        &self,
+        key: &Key,
+        info: &FileInfo,
+        version: u64,
+    ) -> io::Result<Arc<CacheFile>> {
         self.create(key, info, version, |_| ()).map(|made| made.0)
     }
 }
@@ -24,7 +29,7 @@ fn content(block: u32, size: u64) -> Vec<u8> {
     (0..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).wrapping_add(block) as u8).collect()
 }
 
-fn keep(cache: &Cache, file: &CacheFile, block: u32) -> io::Result<()> {
+fn store_block(cache: &Cache, file: &CacheFile, block: u32) -> io::Result<()> {
     let bytes = content(block, file.size);
     let extent = block_extent(block, file.size);
     let digests = Digest::of_grains(extent.offset, file.size, &bytes);
@@ -33,27 +38,27 @@ fn keep(cache: &Cache, file: &CacheFile, block: u32) -> io::Result<()> {
 
 /// Keeps a block for which room can be made. Where nothing could go, it is not looked again at
 /// once.
-fn keep_soon(cache: &Cache, file: &CacheFile, block: u32) {
+fn store_when_room(cache: &Cache, file: &CacheFile, block: u32) {
     let begin = Instant::now();
-    while let Err(error) = keep(cache, file, block) {
+    while let Err(error) = store_block(cache, file, block) {
         assert!(begin.elapsed() < Duration::from_secs(10), "no room is made: {error}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-fn whole(cache: &Cache, key: u8, size: u64) -> Arc<CacheFile> {
-    let file = cache.created(&[key; 16], &info(size), 9).expect("creates");
-    (0..size.div_ceil(BLOCK_BYTES) as u32).for_each(|it| keep_soon(cache, &file, it));
+fn complete_file(cache: &Cache, key: u8, size: u64) -> Arc<CacheFile> {
+    let file = cache.create_version(&[key; 16], &info(size), 9).expect("creates");
+    (0..size.div_ceil(BLOCK_BYTES) as u32).for_each(|it| store_when_room(cache, &file, it));
     file
 }
 
 #[test]
-fn what_is_kept_is_found_again_and_looked_at_before_it_is_read() {
+fn stored_blocks_are_found_again_and_verified_before_they_are_read() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
-    keep(&cache, &file, 1).expect("keeps");
-    keep(&cache, &file, 3).expect("keeps");
+    let file = cache.create_version(&[1; 16], &info(SIZE), 9).expect("creates");
+    store_block(&cache, &file, 1).expect("keeps");
+    store_block(&cache, &file, 3).expect("keeps");
     assert!(file.read(BLOCK_BYTES - 1, 2).is_none(), "half of it is not there");
     assert_eq!(file.read(3 * BLOCK_BYTES, 77).expect("there").expect("reads"), content(3, SIZE));
     drop((file, cache));
@@ -68,10 +73,10 @@ fn what_is_kept_is_found_again_and_looked_at_before_it_is_read() {
 }
 
 #[test]
-fn a_block_that_was_damaged_is_fetched_and_never_read() {
+fn a_damaged_block_is_fetched_and_never_read() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    drop((whole(&cache, 1, SIZE), cache));
+    drop((complete_file(&cache, 1, SIZE), cache));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let file = OpenOptions::new().read(true).write(true).open(&data).expect("opens");
     // A flipped bit in the second block, and the last one cut off.
@@ -81,18 +86,18 @@ fn a_block_that_was_damaged_is_fetched_and_never_read() {
     file.set_len(3 * BLOCK_BYTES).expect("cuts");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     let file = cache.find(&[1; 16]).expect("is there");
-    assert!(!file.is_whole());
+    assert!(!file.is_complete());
     assert_eq!(file.absent(0..=3), [1, 3]);
-    keep(&cache, &file, 1).expect("keeps");
-    keep(&cache, &file, 3).expect("keeps");
-    assert!(file.is_whole() && file.back());
+    store_block(&cache, &file, 1).expect("keeps");
+    store_block(&cache, &file, 3).expect("keeps");
+    assert!(file.is_complete() && file.pin());
 }
 
 #[test]
 fn a_damaged_journal_claims_less() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    drop((whole(&cache, 1, SIZE), cache));
+    drop((complete_file(&cache, 1, SIZE), cache));
     let journal = dir.path().join("01").join(format!("{}.journal", "01".repeat(16)));
     let len = fs::metadata(&journal).expect("is there").len();
     OpenOptions::new().write(true).open(&journal).expect("opens").set_len(len - 1).expect("cuts");
@@ -103,32 +108,33 @@ fn a_damaged_journal_claims_less() {
     fs::write(&journal, b"no journal").expect("writes");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     assert!(cache.find(&[1; 16]).is_none());
-    assert!(cache.created(&[1; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
+    assert!(cache.create_version(&[1; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
 }
 
 #[test]
-fn a_file_that_is_too_large_is_refused_before_its_blocks_are_counted() {
+fn a_file_over_the_size_limit_is_refused_before_its_blocks_are_allocated() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     for size in [FILE_BYTES_MAX + 1, 1 << 60, u64::MAX] {
-        let refused = cache.created(&[1; 16], &info(size), 9).err().map(|error| error.kind());
+        let refused =
+            cache.create_version(&[1; 16], &info(size), 9).err().map(|error| error.kind());
         assert_eq!(refused, Some(io::ErrorKind::FileTooLarge));
     }
     assert_eq!(cache.find(&[1; 16]).map(|file| file.size), None, "nothing of it is left");
     // Nor is a journal believed that says so.
-    drop(whole(&cache, 2, SIZE));
+    drop(complete_file(&cache, 2, SIZE));
     let journal = dir.path().join("02").join(format!("{}.journal", "02".repeat(16)));
     let file = OpenOptions::new().write(true).open(journal).expect("opens");
-    block_journal::BlockJournal::begin(file, &info(1 << 60), &[2; 16]).expect("writes");
+    block_journal::BlockJournal::create(file, &info(1 << 60), &[2; 16]).expect("writes");
     assert!(cache.find(&[2; 16]).is_none());
-    assert!(cache.created(&[2; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
+    assert!(cache.create_version(&[2; 16], &info(SIZE), 9).is_ok(), "it is begun anew");
 }
 
 #[test]
-fn what_cannot_be_opened_just_now_is_not_removed() {
+fn a_version_that_cannot_be_opened_now_is_not_removed() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    drop((whole(&cache, 1, 12 * BLOCK_BYTES), cache));
+    drop((complete_file(&cache, 1, 12 * BLOCK_BYTES), cache));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let (journal, aside) = (data.with_extension("journal"), dir.path().join("aside"));
     // Too many open files cannot be had for this test alone: a folder cannot be opened either.
@@ -137,120 +143,120 @@ fn what_cannot_be_opened_just_now_is_not_removed() {
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     let key = [1; 16];
     assert!(cache.find(&key).is_none());
-    let file = cache.created(&key, &info(12 * BLOCK_BYTES), 9).expect("readers get it");
-    assert!(!file.keeps() && data.exists(), "it has no place, and nothing went for it");
+    let file = cache.create_version(&key, &info(12 * BLOCK_BYTES), 9).expect("readers get it");
+    assert!(!file.is_storable() && data.exists(), "it has no place, and nothing went for it");
     drop(file);
     assert!(!cache.evict_oldest(BLOCK_BYTES) && data.exists(), "nor for want of room");
     fs::remove_dir(&journal).expect("removes");
     fs::rename(&aside, &journal).expect("renames");
     let file = cache.find(&key).expect("is there");
-    assert!(file.is_whole(), "it was good all the time");
+    assert!(file.is_complete(), "it was good all the time");
 }
 
 #[test]
-fn the_least_recently_used_goes_and_what_is_in_use_stays() {
+fn eviction_takes_the_least_recently_used_version_and_never_one_in_use() {
     let dir = tempfile::tempdir().expect("folder");
     let four = 4 * (BLOCK_BYTES + NOTES_BYTES);
     let cache = Cache::open(dir.path(), four).expect("opens");
-    let held = whole(&cache, 1, BLOCK_BYTES);
-    drop(whole(&cache, 2, BLOCK_BYTES));
-    drop(whole(&cache, 3, BLOCK_BYTES));
-    drop(whole(&cache, 4, BLOCK_BYTES));
+    let in_use = complete_file(&cache, 1, BLOCK_BYTES);
+    drop(complete_file(&cache, 2, BLOCK_BYTES));
+    drop(complete_file(&cache, 3, BLOCK_BYTES));
+    drop(complete_file(&cache, 4, BLOCK_BYTES));
     cache.find(&[2; 16]).expect("is there");
-    drop(whole(&cache, 5, BLOCK_BYTES));
+    drop(complete_file(&cache, 5, BLOCK_BYTES));
     assert!(cache.find(&[3; 16]).is_none(), "it was used longest ago");
     assert!(cache.find(&[2; 16]).is_some() && cache.find(&[4; 16]).is_some());
-    assert_eq!(held.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
-    keep(&cache, &held, 0).expect("is there");
+    assert_eq!(in_use.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
+    store_block(&cache, &in_use, 0).expect("is there");
     let (bytes, most, gone) = cache.usage();
     assert_eq!((bytes, most, gone), (four, four, 1));
 }
 
 #[test]
-fn of_a_file_larger_than_the_cache_the_oldest_blocks_go_unless_the_kernel_reads_it() {
+fn a_file_larger_than_the_cache_loses_its_oldest_blocks_unless_it_is_pinned() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 2 * BLOCK_BYTES + NOTES_BYTES).expect("opens");
-    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
+    let file = cache.create_version(&[1; 16], &info(SIZE), 9).expect("creates");
     for block in 0..3 {
-        keep(&cache, &file, block).expect("keeps");
+        store_block(&cache, &file, block).expect("keeps");
     }
     assert_eq!(file.absent(0..=3), [0, 3]);
     assert!(file.read(0, 1).is_none(), "a hole is no content");
     assert_eq!(file.read(BLOCK_BYTES, 3).expect("there").expect("reads"), content(1, SIZE)[..3]);
-    keep(&cache, &file, 0).expect("keeps");
+    store_block(&cache, &file, 0).expect("keeps");
     assert_eq!(file.read(0, 9).expect("there").expect("reads"), content(0, SIZE)[..9]);
-    let small = cache.created(&[2; 16], &info(0), 9).expect("creates");
-    assert!(small.back(), "an empty file is whole");
+    let small = cache.create_version(&[2; 16], &info(0), 9).expect("creates");
+    assert!(small.pin(), "an empty file is whole");
     drop((file, small));
-    let backed = whole(&cache, 3, 2 * BLOCK_BYTES);
-    assert!(backed.back());
-    let other = cache.created(&[4; 16], &info(BLOCK_BYTES), 9).expect("creates");
-    assert!(keep(&cache, &other, 0).is_err(), "there is no room, and none is taken");
+    let backed = complete_file(&cache, 3, 2 * BLOCK_BYTES);
+    assert!(backed.pin());
+    let other = cache.create_version(&[4; 16], &info(BLOCK_BYTES), 9).expect("creates");
+    assert!(store_block(&cache, &other, 0).is_err(), "there is no room, and none is taken");
     assert_eq!(backed.punch(), None);
-    backed.unback();
+    backed.unpin();
     assert_eq!(backed.punch(), Some(BLOCK_BYTES));
-    assert!(!backed.back());
+    assert!(!backed.pin());
 }
 
 #[test]
-fn who_opens_a_file_of_an_earlier_mount_does_not_wait_until_it_is_hashed() {
+fn opening_a_file_of_an_earlier_mount_does_not_wait_for_its_hash() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = whole(&cache, 1, SIZE);
-    assert!(file.back_verified(), "it came in this run");
-    file.unback();
+    let file = complete_file(&cache, 1, SIZE);
+    assert!(file.pin_if_verified(), "it came in this run");
+    file.unpin();
     drop((file, cache));
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     let file = cache.find(&[1; 16]).expect("is there");
-    assert!(!file.back_verified() && (0..=3).all(|block| !file.has(block)), "nothing was hashed");
+    assert!(!file.pin_if_verified() && (0..=3).all(|block| !file.has(block)), "nothing was hashed");
     assert_eq!(file.punch(), Some(BLOCK_BYTES), "nor is it held");
-    keep(&cache, &file, 0).expect("keeps");
-    assert!(file.absent(0..=3).is_empty() && file.back_verified(), "it was read meanwhile");
+    store_block(&cache, &file, 0).expect("keeps");
+    assert!(file.absent(0..=3).is_empty() && file.pin_if_verified(), "it was read meanwhile");
     assert_eq!(file.punch(), None);
 }
 
 #[test]
-fn a_new_version_leaves_the_old_to_its_readers() {
+fn readers_of_a_replaced_version_keep_it() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let old = whole(&cache, 1, BLOCK_BYTES);
-    let new = cache.created(&[1; 16], &info(BLOCK_BYTES), 10).expect("creates");
+    let old = complete_file(&cache, 1, BLOCK_BYTES);
+    let new = cache.create_version(&[1; 16], &info(BLOCK_BYTES), 10).expect("creates");
     assert_eq!(new.absent(0..=0), [0], "nothing of the old one is in the new one");
     assert_eq!(old.read(0, 5).expect("there").expect("reads"), content(0, BLOCK_BYTES)[..5]);
     assert_eq!(cache.find(&[1; 16]).expect("is there").version, 10);
-    keep(&cache, &old, 0).expect("is there");
+    store_block(&cache, &old, 0).expect("is there");
     assert_eq!(cache.usage().0, NOTES_BYTES, "what was replaced does not count");
 }
 
 #[test]
-fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
+fn two_mounts_share_blocks_and_neither_evicts_a_version_in_use_by_the_other() {
     let dir = tempfile::tempdir().expect("folder");
     let open = || Cache::open(dir.path(), 4 * BLOCK_BYTES + 2 * NOTES_BYTES).expect("opens");
     let (one, two) = (open(), open());
-    let mine = one.created(&[1; 16], &info(SIZE), 9).expect("creates");
+    let mine = one.create_version(&[1; 16], &info(SIZE), 9).expect("creates");
     let theirs = two.find(&[1; 16]).expect("is there");
     assert_eq!(theirs.absent(0..=3), [0, 1, 2, 3]);
-    keep(&one, &mine, 1).expect("keeps");
-    keep(&one, &mine, 2).expect("keeps");
+    store_block(&one, &mine, 1).expect("keeps");
+    store_block(&one, &mine, 2).expect("keeps");
     assert_eq!(theirs.absent(0..=3), [0, 3], "it need not be brought twice");
     assert_eq!(theirs.read(BLOCK_BYTES, 9).expect("there").expect("reads"), content(1, SIZE)[..9]);
     // The same version begun by both is one.
-    let again = two.created(&[1; 16], &info(SIZE), 9).expect("is there");
+    let again = two.create_version(&[1; 16], &info(SIZE), 9).expect("is there");
     assert!(again.absent(1..=2).is_empty());
     let both = 2 * BLOCK_BYTES + NOTES_BYTES;
     assert_eq!((one.usage().0, two.usage().0), (both, both));
     // The cache fills up: what the other uses stays, and no hole is made under it.
-    let other = whole(&two, 2, 2 * BLOCK_BYTES);
-    assert!(keep(&two, &other, 0).is_ok());
-    let more = two.created(&[3; 16], &info(BLOCK_BYTES), 9).expect("creates");
-    assert!(keep(&two, &more, 0).is_err(), "all is in use");
-    assert!(keep(&one, &mine, 0).is_err(), "nor is anything punched while two are in");
+    let other = complete_file(&two, 2, 2 * BLOCK_BYTES);
+    assert!(store_block(&two, &other, 0).is_ok());
+    let more = two.create_version(&[3; 16], &info(BLOCK_BYTES), 9).expect("creates");
+    assert!(store_block(&two, &more, 0).is_err(), "all is in use");
+    assert!(store_block(&one, &mine, 0).is_err(), "nor is anything punched while two are in");
     for file in [&mine, &theirs] {
         let bytes = file.read(2 * BLOCK_BYTES, 7).expect("there").expect("reads");
         assert_eq!(bytes, content(2, SIZE)[..7]);
     }
     drop(other);
-    keep_soon(&two, &more, 0);
+    store_when_room(&two, &more, 0);
     assert!(one.find(&[2; 16]).is_none());
     drop((two, theirs, again, more));
     drop(mine);
@@ -258,12 +264,12 @@ fn what_one_mount_brings_another_finds_and_neither_takes_what_the_other_uses() {
 }
 
 #[test]
-fn a_ninth_mount_is_refused_and_the_count_outlives_them() {
+fn a_ninth_mount_is_refused_and_the_byte_count_outlives_the_mounts() {
     let dir = tempfile::tempdir().expect("folder");
     let eight: Vec<Cache> =
         (0..MOUNTS_MAX).map(|_| Cache::open(dir.path(), 1 << 30).expect("opens")).collect();
     assert!(Cache::open(dir.path(), 1 << 30).is_err());
-    drop(whole(&eight[3], 1, BLOCK_BYTES + 5));
+    drop(complete_file(&eight[3], 1, BLOCK_BYTES + 5));
     drop(eight);
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     assert_eq!(cache.usage().0, BLOCK_BYTES + 4096 + NOTES_BYTES, "as the disk has it");
@@ -276,19 +282,19 @@ fn a_ninth_mount_is_refused_and_the_count_outlives_them() {
 }
 
 #[test]
-fn what_is_kept_in_a_new_cache_is_counted_once_however_late_it_is_looked() {
+fn blocks_of_a_new_cache_are_counted_once_even_by_a_late_scan() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    drop(whole(&cache, 1, BLOCK_BYTES + 5));
+    drop(complete_file(&cache, 1, BLOCK_BYTES + 5));
     cache.count();
     assert_eq!(cache.usage().0, BLOCK_BYTES + 4096 + NOTES_BYTES);
 }
 
 #[test]
-fn a_mount_that_fails_before_it_has_counted_leaves_that_to_the_next() {
+fn a_mount_that_fails_before_counting_leaves_the_count_to_the_next_mount() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    drop((whole(&cache, 1, BLOCK_BYTES + 5), cache));
+    drop((complete_file(&cache, 1, BLOCK_BYTES + 5), cache));
     // The number is of another boot.
     let total = OpenOptions::new().write(true).open(dir.path().join("bytes")).expect("opens");
     total.write_all_at(b"another boot", 0).expect("writes");
@@ -311,16 +317,16 @@ fn a_mount_that_fails_before_it_has_counted_leaves_that_to_the_next() {
 }
 
 #[test]
-fn notes_of_what_came_again_and_again_are_written_anew() {
+fn a_journal_with_many_superseded_records_is_compacted() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = cache.created(&[1; 16], &info(2 * BLOCK_BYTES), 9).expect("creates");
+    let file = cache.create_version(&[1; 16], &info(2 * BLOCK_BYTES), 9).expect("creates");
     for _ in 0..100 {
-        keep(&cache, &file, 0).expect("keeps");
-        keep(&cache, &file, 1).expect("keeps");
+        store_block(&cache, &file, 0).expect("keeps");
+        store_block(&cache, &file, 1).expect("keeps");
         assert_eq!([file.punch(), file.punch()], [Some(BLOCK_BYTES); 2]);
     }
-    keep(&cache, &file, 1).expect("keeps");
+    store_block(&cache, &file, 1).expect("keeps");
     drop(file);
     let journal = dir.path().join("01").join(format!("{}.journal", "01".repeat(16)));
     let len = || fs::metadata(&journal).expect("is there").len();
@@ -334,17 +340,17 @@ fn notes_of_what_came_again_and_again_are_written_anew() {
     assert!(len() < before / 50, "{} of {before}", len());
     assert_eq!(used - cache.usage().0, before.next_multiple_of(NOTES_BYTES) - NOTES_BYTES);
     assert_eq!(file.absent(0..=1), [0]);
-    keep(&cache, &file, 0).expect("keeps");
+    store_block(&cache, &file, 0).expect("keeps");
     drop(file);
-    assert!(cache.find(&[1; 16]).expect("is there").is_whole());
+    assert!(cache.find(&[1; 16]).expect("is there").is_complete());
 }
 
 #[test]
-fn room_is_made_of_what_is_there_and_not_of_old_notes() {
+fn eviction_frees_blocks_on_disk_and_ignores_old_journal_records() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 64 * BLOCK_BYTES).expect("opens");
     let large = 12 * BLOCK_BYTES;
-    drop(whole(&cache, 1, large));
+    drop(complete_file(&cache, 1, large));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let journal = data.with_extension("journal");
     let of = |path: &Path| fs::metadata(path).map_or(0, |found| found.blocks() * 512);
@@ -360,7 +366,7 @@ fn room_is_made_of_what_is_there_and_not_of_old_notes() {
 }
 
 #[test]
-fn all_that_is_in_the_cache_counts_and_what_was_left_aside_goes() {
+fn all_files_of_the_cache_count_and_stale_temporary_files_are_removed() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     let taken = || {
@@ -369,9 +375,9 @@ fn all_that_is_in_the_cache_counts_and_what_was_left_aside_goes() {
         let files = parts.flat_map(|it| fs::read_dir(it).expect("lists")).flatten();
         files.map(|it| it.metadata().expect("is there").blocks() * 512).sum::<u64>()
     };
-    (0..20).for_each(|key| drop(whole(&cache, key, 5)));
-    drop(whole(&cache, 20, 30 * BLOCK_BYTES));
-    cache.keep_names(&[21; 16], b"names").expect("keeps");
+    (0..20).for_each(|key| drop(complete_file(&cache, key, 5)));
+    drop(complete_file(&cache, 20, 30 * BLOCK_BYTES));
+    cache.store_names(&[21; 16], b"names").expect("keeps");
     assert_eq!(cache.usage().0, taken(), "notes count as they come");
     let large = 30 * BLOCK_BYTES + 2 * NOTES_BYTES;
     assert_eq!(taken(), 20 * (4096 + NOTES_BYTES) + large + 4096, "those of a large one grow");
@@ -393,15 +399,15 @@ fn all_that_is_in_the_cache_counts_and_what_was_left_aside_goes() {
 }
 
 #[test]
-fn what_was_verified_whole_is_not_hashed_again_unless_somebody_touched_it() {
+fn a_verified_version_is_not_hashed_again_unless_its_file_was_touched() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = whole(&cache, 1, SIZE);
-    cache.used(&file);
+    let file = complete_file(&cache, 1, SIZE);
+    cache.touch(&file);
     drop(file);
     let file = cache.find(&[1; 16]).expect("is there");
     assert!((0..=3).all(|block| file.has(block)), "it is only claimed");
-    cache.used(&file);
+    cache.touch(&file);
     drop(file);
     // Another mount punches it, and its notes stay.
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
@@ -411,17 +417,17 @@ fn what_was_verified_whole_is_not_hashed_again_unless_somebody_touched_it() {
     let file = cache.find(&[1; 16]).expect("is there");
     assert!((0..=3).all(|block| !file.has(block)), "it was touched");
     assert_eq!(file.absent(0..=3), [1]);
-    cache.used(&file);
+    cache.touch(&file);
     drop(file);
     let file = cache.find(&[1; 16]).expect("is there");
     assert!(!file.has(0), "not all of it is verified, and nothing is remembered");
 }
 
 #[test]
-fn data_that_is_too_long_is_cut_unless_another_mount_uses_it() {
+fn data_beyond_the_size_of_the_version_is_truncated_unless_another_mount_uses_it() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let used = whole(&cache, 1, SIZE);
+    let used = complete_file(&cache, 1, SIZE);
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let long = |by: u64| {
         let file = OpenOptions::new().append(true).open(&data).expect("opens");
@@ -432,23 +438,23 @@ fn data_that_is_too_long_is_cut_unless_another_mount_uses_it() {
     assert!(other.find(&[1; 16]).is_none(), "it is not cut under its user, nor is it used");
     drop(used);
     let file = other.find(&[1; 16]).expect("is there");
-    assert!(file.is_whole() && file.back(), "all of it is good");
+    assert!(file.is_complete() && file.pin(), "all of it is good");
     assert_eq!(file.data().metadata().expect("is there").len(), SIZE, "the kernel reads to there");
     drop(file);
-    drop(whole(&cache, 2, 0));
+    drop(complete_file(&cache, 2, 0));
     let empty = dir.path().join("02").join(format!("{}.data", "02".repeat(16)));
     fs::write(&empty, b"a tail").expect("writes");
-    assert!(cache.find(&[2; 16]).expect("is there").back_verified());
+    assert!(cache.find(&[2; 16]).expect("is there").pin_if_verified());
     assert_eq!(fs::metadata(&empty).expect("is there").len(), 0);
 }
 
 #[test]
-fn what_is_kept_under_one_key_is_not_found_under_another() {
+fn files_stored_under_one_key_are_not_found_under_another() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    (1..=2).for_each(|key| drop(whole(&cache, key, SIZE)));
-    (1..=2).for_each(|key| cache.keep_names(&[key; 16], &[key; 99]).expect("keeps"));
-    (1..=2).for_each(|key| cache.keep_beside("root", &[key; 16], &[key]).expect("keeps"));
+    (1..=2).for_each(|key| drop(complete_file(&cache, key, SIZE)));
+    (1..=2).for_each(|key| cache.store_names(&[key; 16], &[key; 99]).expect("keeps"));
+    (1..=2).for_each(|key| cache.store_source_fact("root", &[key; 16], &[key]).expect("keeps"));
     let of = |key: &str| dir.path().join(key).join(key.repeat(16));
     let swap = |one: &Path, other: &Path| {
         let aside = dir.path().join("aside");
@@ -463,21 +469,21 @@ fn what_is_kept_under_one_key_is_not_found_under_another() {
     swap(&beside("01"), &beside("02"));
     for key in [[1; 16], [2; 16]] {
         assert!(cache.find(&key).is_none());
-        assert_eq!((cache.names(&key), cache.beside("root", &key)), (None, None));
+        assert_eq!((cache.load_names(&key), cache.load_source_fact("root", &key)), (None, None));
     }
     // What is told again takes the place of what was damaged.
-    cache.keep_names(&[1; 16], &[1; 99]).expect("keeps");
+    cache.store_names(&[1; 16], &[1; 99]).expect("keeps");
     let names = of("01").with_extension("names");
     let mut bytes = fs::read(&names).expect("reads");
     *bytes.last_mut().expect("there are some") ^= 1;
     fs::write(&names, bytes).expect("writes");
-    assert_eq!(cache.names(&[1; 16]), None);
-    cache.keep_names(&[1; 16], &[1; 99]).expect("keeps");
-    assert_eq!(cache.names(&[1; 16]), Some(vec![1; 99]));
+    assert_eq!(cache.load_names(&[1; 16]), None);
+    cache.store_names(&[1; 16], &[1; 99]).expect("keeps");
+    assert_eq!(cache.load_names(&[1; 16]), Some(vec![1; 99]));
 }
 
 /// Keeps a block that is zeros but for a page in its middle, or but for nothing.
-fn keep_sparse(cache: &Cache, file: &CacheFile, block: u32, data: bool) -> Vec<u8> {
+fn store_sparse(cache: &Cache, file: &CacheFile, block: u32, data: bool) -> Vec<u8> {
     let extent = block_extent(block, file.size);
     let mut bytes = vec![0; extent.len as usize];
     if data {
@@ -489,15 +495,15 @@ fn keep_sparse(cache: &Cache, file: &CacheFile, block: u32, data: bool) -> Vec<u
 }
 
 #[test]
-fn zeros_take_no_room_are_counted_so_and_are_found_again() {
+fn zero_pages_are_holes_that_take_no_space_and_are_found_again() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
+    let file = cache.create_version(&[1; 16], &info(SIZE), 9).expect("creates");
     let kept: Vec<Vec<u8>> =
-        (0..=3).map(|block| keep_sparse(&cache, &file, block, block == 1)).collect();
+        (0..=3).map(|block| store_sparse(&cache, &file, block, block == 1)).collect();
     assert_eq!(cache.usage().0, PAGE_BYTES + NOTES_BYTES, "one page has data");
     assert_eq!(file.data().metadata().expect("is there").blocks() * 512, PAGE_BYTES);
-    assert!(file.back_verified(), "the kernel may read it");
+    assert!(file.pin_if_verified(), "the kernel may read it");
     drop((file, cache));
     fs::remove_file(dir.path().join("bytes")).expect("removes");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
@@ -513,11 +519,11 @@ fn zeros_take_no_room_are_counted_so_and_are_found_again() {
 }
 
 #[test]
-fn a_hole_that_was_damaged_is_a_hole_again() {
+fn storing_zeros_over_damaged_bytes_punches_the_hole_again() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
-    let file = cache.created(&[1; 16], &info(SIZE), 9).expect("creates");
-    (0..=3).for_each(|block| drop(keep_sparse(&cache, &file, block, false)));
+    let file = cache.create_version(&[1; 16], &info(SIZE), 9).expect("creates");
+    (0..=3).for_each(|block| drop(store_sparse(&cache, &file, block, false)));
     drop((file, cache));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let damaged = OpenOptions::new().write(true).open(&data).expect("opens");
@@ -525,17 +531,17 @@ fn a_hole_that_was_damaged_is_a_hole_again() {
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     let file = cache.find(&[1; 16]).expect("is there");
     assert_eq!(file.absent(0..=3), [2]);
-    let zeros = keep_sparse(&cache, &file, 2, false);
+    let zeros = store_sparse(&cache, &file, 2, false);
     let read = file.read(2 * BLOCK_BYTES, zeros.len()).expect("there").expect("reads");
-    assert!(read == zeros && file.is_whole());
+    assert!(read == zeros && file.is_complete());
     assert_eq!(fs::metadata(&data).expect("is there").blocks(), 0);
 }
 
 #[test]
-fn notes_of_holes_are_bounded_by_the_size_of_the_cache() {
+fn journal_records_of_holes_are_bounded_by_the_size_of_the_cache() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 2 * NOTES_BYTES).expect("opens");
-    let file = cache.created(&[1; 16], &info(200 * BLOCK_BYTES), 9).expect("creates");
+    let file = cache.create_version(&[1; 16], &info(200 * BLOCK_BYTES), 9).expect("creates");
     let zeros = vec![0; BLOCK_BYTES as usize];
     let kept = (0..200).take_while(|block| {
         let extent = block_extent(*block, file.size);

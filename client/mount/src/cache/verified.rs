@@ -20,39 +20,39 @@ pub(super) struct VerifiedVersions(Mutex<Stamps>);
 
 #[derive(Default)]
 struct Stamps {
-    looks: HashMap<Key, FileStamp>,
+    stamps: HashMap<Key, FileStamp>,
     order: VecDeque<Key>,
 }
 
 impl VerifiedVersions {
     /// Remembers a version, if all of it is verified. Its user holds a lock on it, so nobody
     /// changes it meanwhile.
-    pub fn note(&self, file: &CacheFile) {
-        let look = look(file).filter(|_| file.is_verified());
+    pub fn record(&self, file: &CacheFile) {
+        let stamp = stamp(file).filter(|_| file.is_fully_verified());
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(look) = look else {
-            state.looks.remove(&file.key);
+        let Some(stamp) = stamp else {
+            state.stamps.remove(&file.key);
             return;
         };
-        if state.looks.insert(file.key, look).is_none() {
+        if state.stamps.insert(file.key, stamp).is_none() {
             state.order.push_back(file.key);
         }
         while state.order.len() > VERIFIED_MAX {
             let oldest = state.order.pop_front();
-            oldest.and_then(|key| state.looks.remove(&key));
+            oldest.and_then(|key| state.stamps.remove(&key));
         }
     }
 
     /// Whether it is one of them, untouched. Asked by who has just locked it.
-    pub fn has(&self, file: &CacheFile) -> bool {
+    pub fn contains(&self, file: &CacheFile) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = state.looks.get(&file.key).copied();
+        let known = state.stamps.get(&file.key).copied();
         drop(state);
-        known.is_some() && known == look(file)
+        known.is_some() && known == stamp(file)
     }
 }
 
-fn look(file: &CacheFile) -> Option<FileStamp> {
+fn stamp(file: &CacheFile) -> Option<FileStamp> {
     let found = file.data.metadata().ok()?;
     let changed = (found.ctime(), found.ctime_nsec());
     Some((file.version, found.ino(), found.blocks(), changed))
